@@ -1,0 +1,1 @@
+"""Settings, the flow and the command line."""

@@ -1,0 +1,1 @@
+"""The way of one puzzle: problem, prompt, rollout, advantage, loss, gradient, checkpoint."""

@@ -1,0 +1,56 @@
+"""The lossless BPE tokenizer of the home-made base model: text <-> token ids, data path stage 2.
+
+Byte-level, so any text survives a round trip. A digit and a verdict word are never merged with anything;
+all else may merge, so the constant phrases of a prompt become a few tokens.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+PAD_TOKEN: Final = "<|pad|>"
+EOS_TOKEN: Final = "<|endoftext|>"
+NUM_BYTES: Final = 256
+_ALONE: Final = r"\p{N}| no\b| yes\b"
+
+
+def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer fitted to `texts`; the same texts give the same tokenizer.
+
+    Args:
+        texts: Prompts and responses as the model will see them.
+        vocab_size: At most this many tokens, special ones included; at least 258.
+
+    Raises:
+        ValueError: If the vocabulary has no room for every byte and the two special tokens.
+    """
+    if vocab_size < NUM_BYTES + 2:
+        raise ValueError(
+            f"vocab_size {vocab_size} is below {NUM_BYTES + 2}: a lossless tokenizer needs every "
+            "byte, pad and eos"
+        )
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_ALONE), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[PAD_TOKEN, EOS_TOKEN],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        pad_token=PAD_TOKEN,
+        eos_token=EOS_TOKEN,
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+    )

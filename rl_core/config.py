@@ -1,0 +1,295 @@
+"""Every setting of a run: its default, its bound and its unit (the flow validates once, at the start).
+
+Defaults are those of a full TinyZero reproduction on one GPU; presets (`flows/conf/preset/`) hold only
+what differs. Models are frozen: nothing changes a setting in mid-run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
+
+
+class Section(BaseModel):
+    """A frozen group of settings that knows all its keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class StorageConfig(Section):
+    """Where files go."""
+
+    root: Path = Path("outputs")
+    """Folder of data sets, runs and cached models."""
+    min_free_gib: float = Field(1.0, ge=0)
+    """Preflight refuses to start with less free disk than this."""
+
+
+class CountdownConfig(Section):
+    """The Countdown problem family: combine all numbers, each once, to make the target."""
+
+    name: Literal["countdown"] = "countdown"
+    min_operands: int = Field(3, ge=2, le=6)
+    max_operands: int = Field(4, ge=2, le=6)
+    min_number: int = Field(1, ge=1)
+    max_number: int = Field(99, ge=1, le=999)
+    min_target: int = Field(10, ge=1)
+    max_target: int = Field(99, ge=1, le=9999)
+    prompt_template: Literal["base", "qwen-instruct", "chat"] = "base"
+    answer_from: Literal["anywhere", "last_line"] = "anywhere"
+    format_score: float = Field(0.1, ge=0, le=1)
+    """Score of a response with an answer that is not correct."""
+    full_score: float = Field(1.0, gt=0)
+    """Score of a correct response."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> CountdownConfig:
+        for low, high in (
+            ("min_operands", "max_operands"),
+            ("min_number", "max_number"),
+            ("min_target", "max_target"),
+        ):
+            if getattr(self, low) > getattr(self, high):
+                raise ValueError(
+                    f"env.{low}={getattr(self, low)} is above env.{high}={getattr(self, high)}: swap or widen them"
+                )
+        return self
+
+
+class Gsm8kConfig(Section):
+    """The GSM8K problem family: grade-school word problems with a numeric answer."""
+
+    name: Literal["gsm8k"] = "gsm8k"
+    source: str = "openai/gsm8k"
+    """A Hugging Face data set (config `main`), or a folder with train and test as JSONL or parquet."""
+    prompt_template: Literal["chat", "think"] = "chat"
+    answer_from: Literal["strict", "lenient"] = "strict"
+    """`strict`: the last `#### x`; `lenient`: the last number."""
+    format_score: float = Field(0.0, ge=0, le=1)
+    full_score: float = Field(1.0, gt=0)
+
+
+EnvConfig = Annotated[CountdownConfig | Gsm8kConfig, Field(discriminator="name")]
+
+
+class DataConfig(Section):
+    """The data set and how it is fed."""
+
+    name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Folder under `<storage.root>/data`; by default the env's name and a hash of what made it."""
+    train_size: int = Field(327_680, ge=1)
+    """Rows of the train split (ignored by env=gsm8k)."""
+    test_size: int = Field(1_024, ge=1)
+    """Rows of the test split (ignored by env=gsm8k)."""
+    seed: int = Field(0, ge=0)
+    """Seed of the generated problems: independent of the run's seed, so that runs share their data."""
+    train_batch_size: int = Field(256, ge=1)
+    """Prompts per step; with `algorithm.group_size` n, n times as many rollouts."""
+    max_prompt_length: int = Field(256, ge=1)
+    """Longest prompt, in tokens; a longer one fails validation."""
+    max_response_length: int = Field(1_024, ge=1)
+    """Longest response, in tokens; a longer one is cut."""
+
+
+class ModelConfig(Section):
+    """The model that is trained."""
+
+    path: str | None = None
+    """A local folder or a Hugging Face name; by default the home-made base model (`base_model`)."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Compute type of learner and rollout; master weights and optimizer state stay float32."""
+
+
+class BaseModelConfig(Section):
+    """The home-made base model: a small Qwen2 warm-started on search traces (used if `model.path` is unset)."""
+
+    vocab_size: int = Field(512, ge=300, le=8_192)
+    hidden_size: int = Field(128, ge=32)
+    intermediate_size: int = Field(256, ge=32)
+    num_layers: int = Field(4, ge=1)
+    num_heads: int = Field(2, ge=1)
+    steps: int = Field(900, ge=1)
+    batch_size: int = Field(64, ge=1)
+    lr: float = Field(1e-3, gt=0)
+    warmup_steps: int = Field(50, ge=0)
+    give_up_prob: float = Field(0.6, ge=0, le=1)
+    """Chance that a demonstration stops after a failed attempt and guesses."""
+    max_response_tokens: int = Field(128, ge=16)
+    seed: int = Field(0, ge=0)
+    num_threads: int = Field(2, ge=1)
+
+
+class AlgorithmConfig(Section):
+    """How rewards become advantages."""
+
+    estimator: Literal[
+        "gae", "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"
+    ] = "gae"
+    gamma: float = Field(1.0, gt=0, le=1)
+    gae_lambda: float = Field(1.0, ge=0, le=1)
+    group_size: int = Field(1, ge=1)
+    """Rollouts per prompt; the group estimators need at least 2."""
+    kl_mode: Literal["reward", "loss", "none"] = "reward"
+    """KL to the reference as a penalty in the reward, as a term of the loss, or not at all."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    kl_coef: float = Field(0.001, ge=0)
+    kl_controller: Literal["fixed", "adaptive"] = "fixed"
+    kl_target: float = Field(6.0, gt=0)
+    """Adaptive controller: wished KL per response, in nats."""
+    kl_horizon: int = Field(10_000, ge=1)
+    """Adaptive controller: rollouts over which the coefficient may double."""
+    outcome_gate: bool = True
+    """Group estimators: a group whose responses all fail gets no advantage from format credit."""
+
+
+class ActorConfig(Section):
+    """The policy's update."""
+
+    lr: float = Field(1e-6, gt=0)
+    warmup_steps: int = Field(0, ge=0)
+    weight_decay: float = Field(0.0, ge=0)
+    mini_batch_size: int = Field(128, ge=1)
+    """Prompts per optimizer step."""
+    micro_batch_tokens: int = Field(16_384, ge=1)
+    """Padded tokens per forward pass; changes memory and speed, never the result."""
+    ppo_epochs: int = Field(1, ge=1)
+    clip_eps_low: float = Field(0.2, gt=0, lt=1)
+    clip_eps_high: float = Field(0.2, gt=0)
+    entropy_coef: float = Field(0.001, ge=0)
+    grad_clip: float = Field(1.0, gt=0)
+    loss_aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = (
+        "token-mean"
+    )
+
+
+class CriticConfig(Section):
+    """The value model's update (estimator `gae` only)."""
+
+    lr: float = Field(1e-5, gt=0)
+    warmup_steps: int = Field(0, ge=0)
+    """First steps of the run in which only the critic learns."""
+    weight_decay: float = Field(0.0, ge=0)
+    value_clip: float = Field(0.5, gt=0)
+    grad_clip: float = Field(1.0, gt=0)
+
+
+class RolloutConfig(Section):
+    """Generation of responses."""
+
+    engine: Literal["vllm", "hf"] = "vllm"
+    num_engines: int = Field(1, ge=1)
+    """Rollout actors; the batch is split evenly between them."""
+    temperature: float = Field(1.0, gt=0, le=2)
+    top_p: float = Field(1.0, gt=0, le=1)
+    kv_cache_mib: int = Field(128, ge=16)
+    """KV cache of a CPU engine."""
+    gpu_memory_utilization: float = Field(0.4, gt=0, lt=1)
+    """Share of the card that a GPU engine may use beside the learner."""
+    max_num_seqs: int = Field(256, ge=1)
+    """Responses that the engine generates at a time."""
+
+
+class ResourcesConfig(Section):
+    """What Ray may use."""
+
+    ray_address: str | None = None
+    """A running cluster's address; by default a private one-machine Ray is started and stopped with the run."""
+    learner_threads: int = Field(2, ge=1)
+    rollout_threads: int = Field(1, ge=1)
+    """Threads of each rollout actor."""
+    learner_gpus: float = Field(0.0, ge=0)
+    rollout_gpus: float = Field(0.0, ge=0)
+
+
+class TrainerConfig(Section):
+    """The loop."""
+
+    total_epochs: int = Field(15, ge=1)
+    total_steps: int | None = Field(None, ge=1)
+    """Stops earlier than `total_epochs` would, where set."""
+    save_freq: int = Field(100, ge=1)
+    """Steps between checkpoints; the last step is always saved."""
+    test_freq: int = Field(100, ge=1)
+    """Steps between greedy evaluations on the test split; they choose `best`."""
+    test_problems: int = Field(1_024, ge=1)
+    """Test problems used by those evaluations (the first so many)."""
+    logger: tuple[Literal["console", "wandb"], ...] = ("console",)
+    wandb_project: str = "countdown-train"
+    wandb_mode: Literal["offline", "online"] = "offline"
+
+
+class CheckpointsConfig(Section):
+    """Which checkpoints stay."""
+
+    quota_bytes: int = Field(20_000_000_000, ge=1)
+    """Bytes that all checkpoints of one run may take; latest and best always stay."""
+    keep_last: int = Field(2, ge=0)
+    """Newest checkpoints kept beside latest and best, quota permitting."""
+
+
+class EvaluationConfig(Section):
+    """The evaluation after training, of base and trained model alike."""
+
+    samples_per_problem: int = Field(4, ge=1)
+    """Samples for pass@k, k in 1, 2, 4, ... up to this."""
+    temperature: float = Field(1.0, gt=0, le=2)
+    max_problems: int | None = Field(None, ge=1)
+    seed: int = Field(0, ge=0)
+
+
+class RetryConfig(Section):
+    """Retries of the train step after an out-of-memory error."""
+
+    max_retries: int = Field(2, ge=0)
+    delay_s: float = Field(5.0, ge=0)
+
+
+class RunConfig(Section):
+    """One run, from puzzles to report."""
+
+    preset: str = "quickstart"
+    run_id: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run's folder; an existing one is continued. By default a time stamp and a word."""
+    seed: int = Field(0, ge=0)
+    storage: StorageConfig = StorageConfig()
+    env: EnvConfig = CountdownConfig()
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    base_model: BaseModelConfig = BaseModelConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    actor: ActorConfig = ActorConfig()
+    critic: CriticConfig = CriticConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    resources: ResourcesConfig = ResourcesConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    checkpoints: CheckpointsConfig = CheckpointsConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    retry: RetryConfig = RetryConfig()
+
+    @model_validator(mode="after")
+    def _possible(self) -> RunConfig:
+        batch, mini = self.data.train_batch_size, self.actor.mini_batch_size
+        if mini > batch or batch % mini:
+            raise ValueError(
+                f"actor.mini_batch_size={mini} must divide data.train_batch_size={batch}: with a mini-batch that is not "
+                f"filled, gradients would be scaled by {min(batch, batch % mini or batch) / mini:.3g}"
+            )
+        if self.algorithm.estimator in GROUP_ESTIMATORS and self.algorithm.group_size < 2:
+            raise ValueError(
+                f"algorithm.estimator={self.algorithm.estimator} compares responses to one prompt: "
+                f"algorithm.group_size={self.algorithm.group_size} must be at least 2"
+            )
+        if self.rollout.top_p < 1:
+            raise ValueError(
+                f"rollout.top_p={self.rollout.top_p} renormalises the sampled distribution, so log-probs of the learner "
+                "would not match: use 1.0"
+            )
+        if self.env.name == "countdown" and self.data.train_batch_size > self.data.train_size:
+            raise ValueError(
+                f"data.train_batch_size={batch} is above data.train_size={self.data.train_size}: no step could be filled"
+            )
+        return self

@@ -1,0 +1,1 @@
+"""Problem families: where problems come from and how responses are scored."""

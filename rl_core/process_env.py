@@ -1,0 +1,68 @@
+"""Environment of every process of a run: quiet libraries, no telemetry, bounded threads.
+
+Set before torch, vLLM, Ray or Prefect are imported, and handed to Ray as its runtime environment.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+
+_QUIET = {
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "WANDB_SILENT": "true",
+}
+_ENGINE = {
+    "GOMP_SPINCOUNT": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}
+_CPU_ONLY = {"TORCH_COMPILE_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+
+
+def process_environment(*, num_threads: int, on_gpu: bool, offline: bool) -> dict[str, str]:
+    """Returns the variables of one process that runs torch or vLLM.
+
+    Args:
+        num_threads: OpenMP threads. Idle ones must not spin: on a busy machine that costs tenfold.
+        on_gpu: whether the process computes on a GPU; torch.compile is switched off on the CPU only.
+        offline: whether Hugging Face libraries may not reach the hub (the model is a local folder).
+    """
+    variables = {
+        **_QUIET,
+        **_ENGINE,
+        "OMP_NUM_THREADS": str(num_threads),
+        "MKL_NUM_THREADS": str(num_threads),
+    }
+    if not on_gpu:
+        variables |= _CPU_ONLY
+    if offline:
+        variables |= {"HF_HUB_OFFLINE": "1"}
+    return variables
+
+
+def apply_defaults() -> None:
+    """Sets the quiet defaults in this process, without overriding what the user set."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+
+
+def hide_cuda_only_packages() -> None:
+    """Hides torchvision from transformers and vLLM where torch is a CPU build and torchvision is not.
+
+    torchvision has no CPU build for this torch: a CUDA build beside torch+cpu breaks `import vllm`.
+    """
+    if importlib.util.find_spec("torch") is None:
+        return
+    import torch
+
+    if torch.version.cuda is None:
+        for package in ("torchvision", "torchaudio", "torchcodec"):
+            sys.modules.setdefault(package, None)  # type: ignore[arg-type]  # None blocks an import

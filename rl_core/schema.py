@@ -1,0 +1,97 @@
+"""Arrow schemas of everything that lands on disk as parquet."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+_MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string())])
+_EXTRA_INFO = pa.struct(
+    [
+        ("split", pa.string()),
+        ("index", pa.int64()),
+        ("num_solutions", pa.int64()),
+        ("solution", pa.string()),
+    ]
+)
+
+COUNTDOWN_DATASET = pa.schema(
+    [
+        ("nums", pa.list_(pa.int64())),
+        ("target", pa.int64()),
+        ("data_source", pa.string()),
+        ("prompt", pa.list_(_MESSAGE)),
+        ("ability", pa.string()),
+        (
+            "reward_model",
+            pa.struct(
+                [
+                    ("style", pa.string()),
+                    (
+                        "ground_truth",
+                        pa.struct([("target", pa.int64()), ("numbers", pa.list_(pa.int64()))]),
+                    ),
+                ]
+            ),
+        ),
+        ("extra_info", _EXTRA_INFO),
+    ]
+)
+
+GSM8K_DATASET = pa.schema(
+    [
+        ("data_source", pa.string()),
+        ("prompt", pa.list_(_MESSAGE)),
+        ("ability", pa.string()),
+        ("reward_model", pa.struct([("style", pa.string()), ("ground_truth", pa.string())])),
+        ("extra_info", _EXTRA_INFO),
+    ]
+)
+
+ROLLOUTS = pa.schema(
+    [
+        ("run_id", pa.string()),
+        ("step", pa.int64()),
+        ("epoch", pa.int64()),
+        ("prompt_index", pa.int64()),
+        ("data_source", pa.string()),
+        ("group_id", pa.int64()),
+        ("sample_index", pa.int64()),
+        ("policy_version", pa.int64()),
+        ("prompt", pa.string()),
+        ("response", pa.string()),
+        ("answer", pa.string()),
+        ("verdict", pa.string()),
+        ("score", pa.float64()),
+        ("reward", pa.float64()),
+        ("advantage_mean", pa.float64()),
+        ("value_mean", pa.float64()),
+        ("prompt_tokens", pa.int64()),
+        ("response_tokens", pa.int64()),
+        ("finish_reason", pa.string()),
+        ("logprob_sum", pa.float64()),
+        ("logprob_gap_mean", pa.float64()),
+        ("ref_kl", pa.float64()),
+        ("generated_at", pa.timestamp("us", tz="UTC")),
+    ]
+)
+
+EVALUATION = pa.schema(
+    [
+        ("run_id", pa.string()),
+        ("model", pa.string()),
+        ("step", pa.int64()),
+        ("prompt_index", pa.int64()),
+        ("data_source", pa.string()),
+        ("num_solutions", pa.int64()),
+        ("mode", pa.string()),
+        ("sample_index", pa.int64()),
+        ("prompt", pa.string()),
+        ("response", pa.string()),
+        ("answer", pa.string()),
+        ("verdict", pa.string()),
+        ("score", pa.float64()),
+        ("response_tokens", pa.int64()),
+        ("finish_reason", pa.string()),
+    ]
+)
+"""`model` is `base` or `step_000100`; `mode` is `greedy` or `sampled`."""

@@ -1,0 +1,91 @@
+"""The vocabulary of the data path: what each stage hands to the next.
+
+Legend: B responses, T response tokens (right-padded), L prompt + response, V vocabulary.
+
+Worked example, one puzzle with two tokens of answer and B = 1, P = 3 prompt tokens, T = 2, L = 5:
+    prompt_ids [17, 4, 9], response_ids [8, 2] ->
+    input_ids [[17, 4, 9, 8, 2]], prompt_lengths [3], response_mask [[True, True]].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Message(TypedDict):
+    """One chat message, as in the `prompt` column."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One row of a data set, ready to be asked and scored."""
+
+    index: int
+    """Row number within its split."""
+    data_source: str
+    """`countdown` or `openai/gsm8k`: chooses the scorer."""
+    messages: tuple[Message, ...]
+    ground_truth: Mapping[str, Any] | str
+    """Countdown: {"target": int, "numbers": list[int]}; GSM8K: the number as text."""
+    num_solutions: int
+    """Difficulty label; 0 where unknown."""
+
+
+@dataclass(frozen=True)
+class ScoredText:
+    """A scorer's verdict on one response, whatever the env."""
+
+    score: float
+    verdict: str
+    """`correct`, `wrong_value`, `no_answer`, ...; `correct` alone counts as accuracy."""
+    answer: str | None
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How an engine samples. `temperature` 0 is greedy."""
+
+    max_tokens: int
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One response to generate."""
+
+    prompt_ids: tuple[int, ...]
+    seed: int
+    """Same seed, prompt and weights: same response, alone or in a batch."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What an engine returns for one request."""
+
+    response_ids: npt.NDArray[np.int64]
+    """int64 [T], with the end-of-sequence token where one was sampled."""
+    logprobs: npt.NDArray[np.float32]
+    """float32 [T], natural log, of the sampled tokens under the distribution sampled from (after temperature)."""
+    finish_reason: Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A prompt, its response and its score: one row of the rollout log."""
+
+    problem: Problem
+    group_id: int
+    sample_index: int
+    prompt_text: str
+    prompt_ids: tuple[int, ...]
+    completion: Completion
+    response_text: str
+    scored: ScoredText
