@@ -1,6 +1,6 @@
-"""Every setting of a run: its default, its bound and its unit (the flow validates once, at the start).
+"""Every setting of a run: its default, its bound and its unit, validated once at the start.
 
-Defaults are those of a full TinyZero reproduction on one GPU; presets (`flows/conf/preset/`) hold only
+Defaults are those of a TinyZero reproduction on one GPU; presets (`flows/conf/preset/`) hold only
 what differs. Models are frozen: nothing changes a setting in mid-run.
 """
 
@@ -48,15 +48,10 @@ class CountdownConfig(Section):
 
     @model_validator(mode="after")
     def _ordered(self) -> CountdownConfig:
-        for low, high in (
-            ("min_operands", "max_operands"),
-            ("min_number", "max_number"),
-            ("min_target", "max_target"),
-        ):
-            if getattr(self, low) > getattr(self, high):
-                raise ValueError(
-                    f"env.{low}={getattr(self, low)} is above env.{high}={getattr(self, high)}: swap or widen them"
-                )
+        for what in ("operands", "number", "target"):
+            low, high = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
+            if low > high:
+                raise ValueError(f"env.min_{what}={low} is above env.max_{what}={high}: swap them")
         return self
 
 
@@ -65,7 +60,7 @@ class Gsm8kConfig(Section):
 
     name: Literal["gsm8k"] = "gsm8k"
     source: str = "openai/gsm8k"
-    """A Hugging Face data set (config `main`), or a folder with train and test as JSONL or parquet."""
+    """A Hugging Face data set (config `main`), or a folder of train and test JSONL or parquet."""
     prompt_template: Literal["chat", "think"] = "chat"
     answer_from: Literal["strict", "lenient"] = "strict"
     """`strict`: the last `#### x`; `lenient`: the last number."""
@@ -105,7 +100,7 @@ class ModelConfig(Section):
 
 
 class BaseModelConfig(Section):
-    """The home-made base model: a small Qwen2 warm-started on search traces (used if `model.path` is unset)."""
+    """The home-made base model, a small Qwen2 warm-started on search traces (without `model.path`)."""
 
     vocab_size: int = Field(512, ge=300, le=8_192)
     hidden_size: int = Field(128, ge=32)
@@ -197,7 +192,7 @@ class ResourcesConfig(Section):
     """What Ray may use."""
 
     ray_address: str | None = None
-    """A running cluster's address; by default a private one-machine Ray is started and stopped with the run."""
+    """A running cluster; by default a private one-machine Ray lives as long as the run."""
     learner_threads: int = Field(2, ge=1)
     rollout_threads: int = Field(1, ge=1)
     """Threads of each rollout actor."""
@@ -253,7 +248,7 @@ class RunConfig(Section):
 
     preset: str = "quickstart"
     run_id: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """Name of the run's folder; an existing one is continued. By default a time stamp and a word."""
+    """Name of the run's folder; an existing one is continued. By default a time and a word."""
     seed: int = Field(0, ge=0)
     storage: StorageConfig = StorageConfig()
     env: EnvConfig = CountdownConfig()
@@ -275,21 +270,23 @@ class RunConfig(Section):
         batch, mini = self.data.train_batch_size, self.actor.mini_batch_size
         if mini > batch or batch % mini:
             raise ValueError(
-                f"actor.mini_batch_size={mini} must divide data.train_batch_size={batch}: with a mini-batch that is not "
-                f"filled, gradients would be scaled by {min(batch, batch % mini or batch) / mini:.3g}"
+                f"actor.mini_batch_size={mini} must divide data.train_batch_size={batch}: "
+                f"a mini-batch left unfilled would scale gradients by {(batch % mini) / mini:.3g}"
             )
-        if self.algorithm.estimator in GROUP_ESTIMATORS and self.algorithm.group_size < 2:
+        estimator, group_size = self.algorithm.estimator, self.algorithm.group_size
+        if estimator in GROUP_ESTIMATORS and group_size < 2:
             raise ValueError(
-                f"algorithm.estimator={self.algorithm.estimator} compares responses to one prompt: "
-                f"algorithm.group_size={self.algorithm.group_size} must be at least 2"
+                f"algorithm.estimator={estimator} compares responses to one prompt: "
+                f"algorithm.group_size={group_size} must be at least 2"
             )
         if self.rollout.top_p < 1:
             raise ValueError(
-                f"rollout.top_p={self.rollout.top_p} renormalises the sampled distribution, so log-probs of the learner "
-                "would not match: use 1.0"
+                f"rollout.top_p={self.rollout.top_p} renormalises what is sampled, "
+                "so the learner's log-probs would not match: use 1.0"
             )
-        if self.env.name == "countdown" and self.data.train_batch_size > self.data.train_size:
+        if self.env.name == "countdown" and batch > self.data.train_size:
             raise ValueError(
-                f"data.train_batch_size={batch} is above data.train_size={self.data.train_size}: no step could be filled"
+                f"data.train_batch_size={batch} is above data.train_size={self.data.train_size}: "
+                "no step could be filled"
             )
         return self

@@ -73,7 +73,7 @@ class Completion:
     response_ids: npt.NDArray[np.int64]
     """int64 [T], with the end-of-sequence token where one was sampled."""
     logprobs: npt.NDArray[np.float32]
-    """float32 [T], natural log, of the sampled tokens under the distribution sampled from (after temperature)."""
+    """float32 [T], natural log, of the sampled tokens, after temperature."""
     finish_reason: Literal["stop", "length"]
 
 
