@@ -81,7 +81,7 @@ class DataConfig(Section):
     test_size: int = Field(1_024, ge=1)
     """Rows of the test split (ignored by env=gsm8k)."""
     seed: int = Field(0, ge=0)
-    """Seed of the generated problems: independent of the run's seed, so that runs share their data."""
+    """Seed of the generated problems, apart from the run's seed so that runs share their data."""
     train_batch_size: int = Field(256, ge=1)
     """Prompts per step; with `algorithm.group_size` n, n times as many rollouts."""
     max_prompt_length: int = Field(256, ge=1)
@@ -100,7 +100,7 @@ class ModelConfig(Section):
 
 
 class BaseModelConfig(Section):
-    """The home-made base model, a small Qwen2 warm-started on search traces (without `model.path`)."""
+    """The home-made base model, a small Qwen2 warm-started on search traces."""
 
     vocab_size: int = Field(512, ge=300, le=8_192)
     hidden_size: int = Field(128, ge=32)
