@@ -1,0 +1,160 @@
+"""Files and folders that are either whole or absent: temporary sibling, fsync, rename.
+
+Everything that lands in `storage.root` goes through here, so a reader (DuckDB, a resume, a person) never
+sees half a file, whatever killed the writer. Temporaries are siblings whose name starts with `.tmp-`,
+folders on their way out start with `.trash-`: both are safe to delete when their writer is dead.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+TEMPORARY_PREFIX = ".tmp-"
+TRASH_PREFIX = ".trash-"
+_FILE_MODE = 0o644
+_FOLDER_MODE = 0o755
+
+
+def write_text_atomically(path: Path, text: str) -> None:
+    """Writes a UTF-8 file, or leaves what was there before; see `write_bytes_atomically`."""
+    write_bytes_atomically(path, text.encode())
+
+
+def write_bytes_atomically(path: Path, data: bytes) -> None:
+    """Writes a file, or leaves what was there before; see `new_file`."""
+    with new_file(path) as temporary:
+        temporary.write_bytes(data)
+
+
+@contextmanager
+def new_file(final: Path) -> Iterator[Path]:
+    """Yields the path of a temporary sibling to write; at the end it is fsynced and becomes `final`.
+
+    A file that exists is replaced in one step. On any exception the temporary vanishes and the old file
+    stands. Parent folders are made.
+
+    Args:
+        final: the file to make, readable by everybody (mode 0644).
+    """
+    temporary = _temporary_sibling(final)
+    try:
+        yield temporary
+        _make_durable(temporary, _FILE_MODE)
+        temporary.replace(final)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync(final.parent)
+
+
+@contextmanager
+def new_folder(final: Path) -> Iterator[Path]:
+    """Yields an empty temporary sibling folder to fill; at the end it becomes `final`.
+
+    On any exception the temporary vanishes and what was at `final` stands. Parent folders are made.
+
+    Args:
+        final: the folder to make; one that exists is replaced.
+    """
+    temporary = _temporary_sibling(final)
+    try:
+        temporary.mkdir()
+        yield temporary
+        replace_folder(temporary, final)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def replace_folder(temporary: Path, final: Path) -> None:
+    """Makes a finished folder durable (every file, every folder) and renames it to `final`.
+
+    Folders cannot be exchanged in one portable step: where `final` exists it is moved aside first, so for
+    an instant neither is there, but never half of one.
+
+    Args:
+        temporary: the finished folder, on the same file system as `final`.
+        final: where it goes.
+    """
+    for parent, _, files in os.walk(temporary, topdown=False):
+        for name in files:
+            _make_durable(Path(parent, name), _FILE_MODE)
+        _make_durable(Path(parent), _FOLDER_MODE)
+    trash = _move_to_trash(final) if final.exists() else None
+    try:
+        temporary.rename(final)
+    except OSError:
+        if trash is not None:
+            trash.rename(final)
+        raise
+    _sync(final.parent)
+    if trash is not None:
+        shutil.rmtree(trash, ignore_errors=True)
+
+
+def remove_folder(folder: Path) -> None:
+    """Deletes a folder so that half of it is never found under its name: renamed first, then removed."""
+    trash = _move_to_trash(folder)
+    _sync(folder.parent)
+    shutil.rmtree(trash)
+
+
+def sweep_leftovers(folder: Path) -> list[str]:
+    """Deletes what dead writers left directly in a folder, and returns the names.
+
+    Only for folders that have one writer at a time, and only while it is not writing.
+    """
+    if not folder.is_dir():
+        return []
+    leftovers = sorted(
+        path for path in folder.iterdir() if path.name.startswith((TEMPORARY_PREFIX, TRASH_PREFIX))
+    )
+    for path in leftovers:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    return [path.name for path in leftovers]
+
+
+def replace_symlink(link: Path, target: str) -> None:
+    """Points `link` at `target` (a name relative to the link's folder) in one step."""
+    temporary = _temporary_sibling(link)
+    try:
+        temporary.symlink_to(target)
+        temporary.replace(link)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync(link.parent)
+
+
+def _temporary_sibling(final: Path) -> Path:
+    """Returns an unused hidden path beside `final`, in an existing folder."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    return final.with_name(f"{TEMPORARY_PREFIX}{final.name}-{secrets.token_hex(4)}")
+
+
+def _move_to_trash(folder: Path) -> Path:
+    """Renames a folder to a hidden sibling and returns that path."""
+    return folder.rename(folder.with_name(f"{TRASH_PREFIX}{folder.name}-{secrets.token_hex(4)}"))
+
+
+def _make_durable(path: Path, mode: int) -> None:
+    """Sets the mode (libraries that use temporary files leave 0600) and flushes to the disk."""
+    path.chmod(mode)
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    """Flushes a file's or a folder's own data to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
