@@ -1,8 +1,8 @@
 """Files and folders that are either whole or absent: temporary sibling, fsync, rename.
 
-Everything that lands in `storage.root` goes through here, so a reader (DuckDB, a resume, a person) never
-sees half a file, whatever killed the writer. Temporaries are siblings whose name starts with `.tmp-`,
-folders on their way out start with `.trash-`: both are safe to delete when their writer is dead.
+Everything that lands in `storage.root` goes through here, so a reader (DuckDB, a resume, a person)
+never sees half a file, whatever killed the writer. Temporaries are siblings whose name starts with
+`.tmp-`, folders on their way out start with `.trash-`: safe to delete once their writer is dead.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def write_bytes_atomically(path: Path, data: bytes) -> None:
 
 @contextmanager
 def new_file(final: Path) -> Iterator[Path]:
-    """Yields the path of a temporary sibling to write; at the end it is fsynced and becomes `final`.
+    """Yields a temporary sibling path to write; at the end it is fsynced and becomes `final`.
 
-    A file that exists is replaced in one step. On any exception the temporary vanishes and the old file
-    stands. Parent folders are made.
+    A file that exists is replaced in one step. On any exception the temporary vanishes and the old
+    file stands. Parent folders are made.
 
     Args:
         final: the file to make, readable by everybody (mode 0644).
@@ -74,8 +74,8 @@ def new_folder(final: Path) -> Iterator[Path]:
 def replace_folder(temporary: Path, final: Path) -> None:
     """Makes a finished folder durable (every file, every folder) and renames it to `final`.
 
-    Folders cannot be exchanged in one portable step: where `final` exists it is moved aside first, so for
-    an instant neither is there, but never half of one.
+    Folders cannot be exchanged in one portable step: where `final` exists it is moved aside first,
+    so for an instant neither is there, but never half of one.
 
     Args:
         temporary: the finished folder, on the same file system as `final`.
@@ -98,7 +98,7 @@ def replace_folder(temporary: Path, final: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Deletes a folder so that half of it is never found under its name: renamed first, then removed."""
+    """Deletes a folder, renamed first, so that half of it is never found under its name."""
     trash = _move_to_trash(folder)
     _sync(folder.parent)
     shutil.rmtree(trash)

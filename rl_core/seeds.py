@@ -1,4 +1,4 @@
-"""Seeds derived from what they are for, so that results depend on neither order, batch nor machine."""
+"""Seeds derived from what they are for: results depend on neither order, batch nor machine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import json
 def seed_of(*parts: int | str) -> int:
     """Returns a seed in [0, 2**63) that is the same on every machine and in every process.
 
-    `hash()` is salted per process and sums of counters collide (1 + 2 = 2 + 1); a digest of the parts as
-    JSON does neither.
+    `hash()` is salted per process and sums of counters collide (1 + 2 = 2 + 1); a digest of the
+    parts as JSON does neither.
 
     Args:
         parts: what the seed is for, for example run seed, step, prompt index and sample index.
