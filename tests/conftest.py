@@ -1,0 +1,68 @@
+"""Process environment of the test session, and a tiny model folder that any test may load."""
+
+from __future__ import annotations
+
+import os
+
+from rl_core.process_env import apply_defaults, hide_cuda_only_packages, process_environment
+
+os.environ.update(process_environment(num_threads=1, on_gpu=False, offline=True))
+apply_defaults()
+hide_cuda_only_packages()
+
+from pathlib import Path  # noqa: E402  # nothing may import torch before the environment is set
+
+import pytest  # noqa: E402
+
+
+def build_tiny_model(folder: Path, *, seed: int = 0) -> None:
+    """Writes a random Qwen2 (90k parameters, tied embeddings, heads of 32) and a byte-level tokenizer."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    specials = ["<|pad|>", "<|endoftext|>"]
+    tokens = specials + sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(
+        models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=[])
+    )
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=specials[0],
+        eos_token=specials[1],
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+    ).save_pretrained(folder)
+
+    config = Qwen2Config(
+        vocab_size=len(tokens),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=1024,
+        initializer_range=0.1,  # the default gives near-uniform logits: greedy would be a coin toss
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=1,
+        dtype="float32",
+    )
+    state = torch.random.get_rng_state()
+    torch.manual_seed(seed)
+    model = Qwen2ForCausalLM(config)
+    torch.random.set_rng_state(state)
+    model.generation_config.eos_token_id = 1
+    model.generation_config.pad_token_id = 0
+    model.save_pretrained(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random 90k-parameter Qwen2 and its byte-level tokenizer: read only, please."""
+    folder = tmp_path_factory.mktemp("tiny_model")
+    build_tiny_model(folder)
+    return folder
