@@ -1,0 +1,127 @@
+"""The loop: rollout -> reward -> values, advantages -> update -> sync -> test -> log -> save."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rl_core.checkpoints import save_with_room
+from rl_core.collection import PromptedProblem, build_requests, reward_metrics, score_completions
+from rl_core.config import RunConfig
+from rl_core.data_order import batch_indices, steps_per_epoch, total_steps
+from rl_core.types import GenerationRequest, SamplingSettings
+
+if TYPE_CHECKING:
+    from rl_core.tracking import RunFolder
+    from rl_core.workers import Workers
+
+
+@dataclass
+class StepClock:
+    """Seconds spent in each phase of a step, as `timing_s/<phase>`."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Adds the time of the block to `phase`."""
+        start = time.perf_counter()
+        yield
+        name = f"timing_s/{phase}"
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class TrainInputs:
+    """What the loop reads besides the settings."""
+
+    train: Sequence[PromptedProblem]
+    test: Sequence[PromptedProblem]
+    decode: Callable[[Sequence[int]], str]
+
+
+def train(
+    config: RunConfig,
+    inputs: TrainInputs,
+    *,
+    workers: Workers,
+    run: RunFolder,
+    start_step: int,
+    on_step: Callable[[int, int, dict[str, float]], None],
+    should_stop: Callable[[], bool],
+) -> int:
+    """Trains from `start_step` to the end, or until asked to stop, and returns the last step done.
+
+    Args:
+        config: the run's settings.
+        inputs: problems with their prompts, and the tokenizer's decoder.
+        workers: the learner and the rollout engines, holding the weights of `start_step`.
+        run: where metrics, rollouts and checkpoints land.
+        start_step: 0 for a new run, else the step of the checkpoint that `workers` resumed from.
+        on_step: called with (step, last step, metrics) after each step; step 0 is the first test.
+        should_stop: asked after each step; True saves a checkpoint and returns.
+    """
+    last_step = total_steps(config, len(inputs.train))
+    batch_size, group_size = config.data.train_batch_size, config.algorithm.group_size
+    sampling = SamplingSettings(config.data.max_response_length, config.rollout.temperature)
+    if start_step == 0:
+        tested = test_greedily(config, inputs, workers)
+        run.metrics.append(0, tested)
+        on_step(0, last_step, tested)
+    for step in range(start_step + 1, last_step + 1):
+        clock = StepClock()
+        with clock("step"):
+            chosen = batch_indices(
+                seed=config.seed, step=step, num_problems=len(inputs.train), batch_size=batch_size
+            )
+            asked = [inputs.train[i] for i in chosen]
+            requests = build_requests(asked, group_size=group_size, seed=config.seed, step=step)
+            with clock("gen"):
+                completions = workers.generate(requests, sampling)
+            with clock("reward"):
+                rollouts = score_completions(
+                    asked, completions, group_size=group_size, env=config.env, decode=inputs.decode
+                )
+            metrics = reward_metrics(rollouts)
+            learned, per_rollout = workers.learn(rollouts, step)
+            with clock("sync"):
+                workers.sync_weights()
+            metrics |= learned
+        if step % config.trainer.test_freq == 0 or step == last_step:
+            with clock("testing"):
+                metrics |= test_greedily(config, inputs, workers)
+        stopping = should_stop()
+        epoch = (step - 1) // steps_per_epoch(len(inputs.train), batch_size)
+        tokens = sum(len(rollout.completion.response_ids) for rollout in rollouts)
+        metrics["rollout/tokens_per_s"] = tokens / clock.seconds["timing_s/gen"]
+        metrics |= clock.seconds | {"epoch": epoch}
+        # Logs first: no checkpoint lies ahead of them, and a resume cuts what lies ahead of it.
+        run.rollouts.write(step, epoch, rollouts, per_rollout)
+        run.metrics.append(step, metrics)
+        if step % config.trainer.save_freq == 0 or step == last_step or stopping:
+            save_with_room(config, run, step, workers.save, metrics.get("val/accuracy"))
+        on_step(step, last_step, metrics)
+        if stopping:
+            return step
+    return max(start_step, last_step)
+
+
+def test_greedily(config: RunConfig, inputs: TrainInputs, workers: Workers) -> dict[str, float]:
+    """Returns `val/*` of the current weights: one greedy response to each test problem."""
+    problems = inputs.test[: config.trainer.test_problems]
+    requests = [GenerationRequest(item.prompt_ids, seed=0) for item in problems]
+    greedy = SamplingSettings(config.data.max_response_length, temperature=0.0)
+    completions = workers.generate(requests, greedy)
+    rollouts = score_completions(
+        problems, completions, group_size=1, env=config.env, decode=inputs.decode
+    )
+    return {
+        "val/accuracy": float(np.mean([r.scored.verdict == "correct" for r in rollouts])),
+        "val/score": float(np.mean([r.scored.score for r in rollouts])),
+        "val/response_length/mean": float(np.mean([len(c.response_ids) for c in completions])),
+    }
