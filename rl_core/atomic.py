@@ -107,7 +107,7 @@ def remove_folder(folder: Path) -> None:
 def sweep_leftovers(folder: Path) -> list[str]:
     """Deletes what dead writers left directly in a folder, and returns the names.
 
-    Only for folders that have one writer at a time, and only while it is not writing.
+    Only for folders that have one writer at a time (by a lock, say), called by that writer.
     """
     if not folder.is_dir():
         return []
