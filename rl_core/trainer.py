@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rl_core.checkpoints import save_with_room
+from rl_core.checkpoints import make_room, save_checkpoint
 from rl_core.collection import PromptedProblem, build_requests, reward_metrics, score_completions
 from rl_core.config import RunConfig
 from rl_core.data_order import batch_indices, steps_per_epoch, total_steps
@@ -19,6 +20,8 @@ from rl_core.types import GenerationRequest, SamplingSettings
 if TYPE_CHECKING:
     from rl_core.tracking import RunFolder
     from rl_core.workers import Workers
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -104,7 +107,7 @@ def train(
         run.rollouts.write(step, epoch, rollouts, per_rollout)
         run.metrics.append(step, metrics)
         if step % config.trainer.save_freq == 0 or step == last_step or stopping:
-            save_with_room(config, run, step, workers.save, metrics.get("val/accuracy"))
+            save(config, run, step, workers, accuracy=metrics.get("val/accuracy"))
         on_step(step, last_step, metrics)
         if stopping:
             return step
@@ -125,3 +128,15 @@ def test_greedily(config: RunConfig, inputs: TrainInputs, workers: Workers) -> d
         "val/score": float(np.mean([r.scored.score for r in rollouts])),
         "val/response_length/mean": float(np.mean([len(c.response_ids) for c in completions])),
     }
+
+
+def save(
+    config: RunConfig, run: RunFolder, step: int, workers: Workers, *, accuracy: float | None
+) -> None:
+    """Saves a checkpoint, making room first; a full disk costs the checkpoint, not the run."""
+    kept = config.checkpoints
+    try:
+        make_room(run.path, None, keep_last=kept.keep_last, quota_bytes=kept.quota_bytes)
+        save_checkpoint(run.path, step, workers.save, accuracy)
+    except OSError as error:
+        _logger.error("step %d was not saved (%s): training goes on", step, error)
