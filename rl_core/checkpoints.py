@@ -1,6 +1,6 @@
 """A CHECKPOINT: saved whole or not at all, found again from the disk, pruned to a quota.
 
-    checkpoints/step_000100/  a Hugging Face model folder; `trainer/` in it holds what a resume needs
+    checkpoints/step_000100/  a Hugging Face model folder; `trainer/` in it is for a resume
     checkpoints/step_000100/checkpoint.json  the manifest: step, accuracy, each file's size and hash
     checkpoints/latest, best  relative symlinks, for people and `from_pretrained`
 
@@ -11,46 +11,26 @@ step holds is up to the caller; nothing here loads a model.
 
 from __future__ import annotations
 
+import errno
 import fcntl
-import hashlib
 import logging
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import TYPE_CHECKING
 
 from rl_core.atomic import new_folder, remove_folder, replace_symlink, sweep_leftovers
+from rl_core.config import RunConfig
+from rl_core.manifest import Manifest, find_damage, read_manifest, write_manifest
 
-MANIFEST = "checkpoint.json"
+if TYPE_CHECKING:
+    from rl_core.tracking import RunFolder
+
 _STEP_FOLDER = re.compile(r"step_(\d{6,})")
 _logger = logging.getLogger(__name__)
-
-
-class ManifestFile(BaseModel):
-    """One file of a checkpoint, as it was written."""
-
-    model_config = ConfigDict(frozen=True)
-    path: str
-    """Relative to the checkpoint's folder, with forward slashes."""
-    bytes: int
-    sha256: str
-
-
-class Manifest(BaseModel):
-    """The content of `checkpoint.json`."""
-
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
-    step: int = Field(ge=0)
-    accuracy: float | None
-    """Held-out greedy accuracy that chooses `best`; None where it was not measured."""
-    created_at: str
-    total_bytes: int
-    files: tuple[ManifestFile, ...]
 
 
 @dataclass(frozen=True)
@@ -85,7 +65,8 @@ def save_checkpoint(
         run_folder: `runs/<run_id>`.
         step: a checkpoint of the same step is replaced.
         write: fills the folder it is given.
-        accuracy: see `Manifest.accuracy`; `best` moves only to a strictly higher one.
+        accuracy: held-out greedy accuracy; `best` moves only to a strictly higher one, and None
+            (not measured) is below all.
 
     Raises:
         OSError: the disk is full or fails; nothing of this save is left.
@@ -97,10 +78,38 @@ def save_checkpoint(
         if swept:
             _logger.warning("removed what an interrupted save left: %s", ", ".join(swept))
         with new_folder(final) as temporary:
-            write(temporary)
-            _write_manifest(temporary, step, accuracy)
+            with _disk_full_as_os_error(temporary):
+                write(temporary)
+            write_manifest(temporary, step, accuracy)
         _move_pointers(run_folder)
     return final
+
+
+def save_with_room(
+    config: RunConfig,
+    run: RunFolder,
+    step: int,
+    write: Callable[[Path], None],
+    accuracy: float | None,
+) -> Path | None:
+    """Makes room, saves, and returns the checkpoint's folder; None if the disk did not let it.
+
+    A failed save costs that checkpoint and never the run: the log says so, and a resume would start
+    from the last good one.
+    """
+    settings = config.checkpoints
+    try:
+        make_room(run.path, None, keep_last=settings.keep_last, quota_bytes=settings.quota_bytes)
+        return save_checkpoint(run.path, step, write, accuracy)
+    except OSError as error:
+        before = list_checkpoints(run.path)
+        _logger.error(
+            "step %d could not be saved (%s): training goes on; a resume would start from %s",
+            step,
+            str(error).strip().splitlines()[-1],  # an actor's error brings its traceback
+            before[-1].path.name if before else "the beginning",
+        )
+        return None
 
 
 def list_checkpoints(run_folder: Path) -> list[Checkpoint]:
@@ -108,7 +117,7 @@ def list_checkpoints(run_folder: Path) -> list[Checkpoint]:
     return [
         _as_checkpoint(path, manifest)
         for path in _step_folders(run_folder)
-        if isinstance(manifest := _read_manifest(path), Manifest)
+        if isinstance(manifest := read_manifest(path), Manifest)
     ]
 
 
@@ -120,7 +129,7 @@ def latest(run_folder: Path) -> Checkpoint | None:
     for path in reversed(_step_folders(run_folder)):
         damage = find_damage(path)
         if damage is None:
-            manifest = _read_manifest(path)
+            manifest = read_manifest(path)
             assert isinstance(manifest, Manifest)
             return _as_checkpoint(path, manifest)
         _logger.warning("checkpoint %s is damaged (%s): using the one before it", path.name, damage)
@@ -137,17 +146,6 @@ def best(run_folder: Path) -> Checkpoint | None:
         key=lambda c: float("-inf") if c.accuracy is None else c.accuracy,
         default=None,
     )
-
-
-def find_damage(checkpoint: Path) -> str | None:
-    """Returns what is wrong with a checkpoint's folder in words, or None if every byte is right."""
-    manifest = _read_manifest(checkpoint)
-    if isinstance(manifest, str):
-        return manifest
-    for file in manifest.files:
-        if _sha256(checkpoint / file.path) != file.sha256:
-            return f"{file.path} has other content than was saved"
-    return None
 
 
 def plan_pruning(
@@ -298,42 +296,22 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _write_manifest(folder: Path, step: int, accuracy: float | None) -> None:
-    """Writes the manifest of all files that are in the folder."""
-    files = tuple(
-        ManifestFile(
-            path=path.relative_to(folder).as_posix(),
-            bytes=path.stat().st_size,
-            sha256=_sha256(path),
-        )
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    )
-    manifest = Manifest(
-        step=step,
-        accuracy=accuracy,
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        total_bytes=sum(file.bytes for file in files),
-        files=files,
-    )
-    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n")
+@contextmanager
+def _disk_full_as_os_error(folder: Path) -> Iterator[None]:
+    """Turns what libraries raise on a full disk into the OSError that it is.
 
-
-def _read_manifest(checkpoint: Path) -> Manifest | str:
-    """Returns the manifest if it can be read and every file has its size, else what is wrong."""
+    safetensors raises its own type with the system's message, torch.save a RuntimeError about file
+    positions without a word of the disk: there the free space tells.
+    """
     try:
-        manifest = Manifest.model_validate_json((checkpoint / MANIFEST).read_bytes())
-    except OSError as error:
-        return f"{MANIFEST} cannot be read: {error.strerror}"
-    except ValidationError:
-        return f"{MANIFEST} is not a manifest"
-    for file in manifest.files:
-        path = checkpoint / file.path
-        if not path.is_file():
-            return f"{file.path} is missing"
-        if path.stat().st_size != file.bytes:
-            return f"{file.path} has {path.stat().st_size} bytes instead of {file.bytes}"
-    return manifest
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        no_space = "No space left on device"
+        if no_space in str(error) or shutil.disk_usage(folder).free < 2**20:
+            raise OSError(errno.ENOSPC, no_space, str(folder)) from error
+        raise
 
 
 def _as_checkpoint(path: Path, manifest: Manifest) -> Checkpoint:
@@ -354,11 +332,6 @@ def _move_pointers(run_folder: Path) -> None:
         link = _checkpoints_folder(run_folder) / name
         if not link.is_symlink() or link.readlink() != Path(checkpoint.path.name):
             replace_symlink(link, checkpoint.path.name)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _gigabytes(num_bytes: int) -> str:

@@ -1,0 +1,87 @@
+"""A checkpoint's manifest: what was written, to the byte, so that damage is seen before loading."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+MANIFEST = "checkpoint.json"
+
+
+class ManifestFile(BaseModel):
+    """One file of a checkpoint, as it was written."""
+
+    model_config = ConfigDict(frozen=True)
+    path: str
+    """Relative to the checkpoint's folder, with forward slashes."""
+    bytes: int
+    sha256: str
+
+
+class Manifest(BaseModel):
+    """The content of `checkpoint.json`."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+    step: int = Field(ge=0)
+    accuracy: float | None
+    """Held-out greedy accuracy that chooses `best`; None where it was not measured."""
+    created_at: str
+    total_bytes: int
+    files: tuple[ManifestFile, ...]
+
+
+def write_manifest(folder: Path, step: int, accuracy: float | None) -> None:
+    """Writes the manifest of all files that are in the folder."""
+    files = tuple(
+        ManifestFile(
+            path=path.relative_to(folder).as_posix(),
+            bytes=path.stat().st_size,
+            sha256=_sha256(path),
+        )
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    )
+    manifest = Manifest(
+        step=step,
+        accuracy=accuracy,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        total_bytes=sum(file.bytes for file in files),
+        files=files,
+    )
+    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n")
+
+
+def read_manifest(checkpoint: Path) -> Manifest | str:
+    """Returns the manifest if it can be read and every file has its size, else what is wrong."""
+    try:
+        manifest = Manifest.model_validate_json((checkpoint / MANIFEST).read_bytes())
+    except OSError as error:
+        return f"{MANIFEST} cannot be read: {error.strerror}"
+    except ValidationError:
+        return f"{MANIFEST} is not a manifest"
+    for file in manifest.files:
+        path = checkpoint / file.path
+        if not path.is_file():
+            return f"{file.path} is missing"
+        if path.stat().st_size != file.bytes:
+            return f"{file.path} has {path.stat().st_size} bytes instead of {file.bytes}"
+    return manifest
+
+
+def find_damage(checkpoint: Path) -> str | None:
+    """Returns what is wrong with a checkpoint's folder in words, or None if every byte is right."""
+    manifest = read_manifest(checkpoint)
+    if isinstance(manifest, str):
+        return manifest
+    for file in manifest.files:
+        if _sha256(checkpoint / file.path) != file.sha256:
+            return f"{file.path} has other content than was saved"
+    return None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
