@@ -1,0 +1,26 @@
+-- one row per rollout: a response that training sampled, with its score and what became of it.
+select
+    run_id,
+    step,
+    epoch,
+    prompt_index,
+    data_source,
+    group_id,
+    sample_index,
+    policy_version,
+    prompt,
+    response,
+    answer,
+    verdict,
+    score,
+    reward,
+    advantage_mean,
+    value_mean,
+    prompt_tokens,
+    response_tokens,
+    finish_reason,
+    logprob_sum,
+    logprob_gap_mean,
+    ref_kl,
+    generated_at
+from rollout_rows

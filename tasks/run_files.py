@@ -1,0 +1,133 @@
+"""Finds what runs have written so far, as Arrow tables of raw lines and records for `tasks/sql.py`.
+
+It is not a parser: files may be half-written while a run works, so text is handed on as it lies and
+the views of `sql/views` pick out what is whole.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+_METRIC_LINES = pa.schema(
+    [("run_id", pa.string()), ("line_number", pa.int64()), ("line", pa.string())]
+)
+_RUN_RECORDS = pa.schema(
+    [("run_id", pa.string()), ("folder", pa.string()), ("record", pa.string())]
+)
+_CHECKPOINT_RECORDS = pa.schema(
+    [
+        ("run_id", pa.string()),
+        ("name", pa.string()),
+        ("folder", pa.string()),
+        ("record", pa.string()),
+        ("is_latest", pa.bool_()),
+        ("is_best", pa.bool_()),
+    ]
+)
+
+
+def find_runs(root: Path, run: str | None = None) -> list[Path]:
+    """Returns the folders of all runs, or of one run, oldest first.
+
+    Args:
+        root: `storage.root`; it need not exist yet.
+        run: a run id, or `latest` for the run started last.
+
+    Raises:
+        ValueError: `run` names no run.
+    """
+    folder = root / "runs"
+    runs = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    runs.sort(key=lambda path: (_started_at(path), path.name))
+    if run is None:
+        return runs
+    if run == "latest":
+        if not runs:
+            raise ValueError(f"no run in {folder} yet: start one with `countdown-train run`")
+        return runs[-1:]
+    found = [path for path in runs if path.name == run]
+    if not found:
+        close = difflib.get_close_matches(run, [path.name for path in runs], n=1, cutoff=0.3)
+        hint = f"did you mean {close[0]!r}?" if close else "`countdown-train runs` lists all"
+        raise ValueError(f"no run {run!r} in {folder}: {hint}")
+    return found
+
+
+def parquet_files(runs: Sequence[Path], folder: str) -> list[Path]:
+    """Returns each run's finished parquet files in a folder; unfinished ones have other names."""
+    return [
+        file
+        for run in runs
+        for file in sorted((run / folder).glob("*.parquet"))
+        if not file.name.startswith(".")
+    ]
+
+
+def metric_lines(runs: Sequence[Path]) -> pa.Table:
+    """Returns one row per line of each run's metrics.jsonl; the last may be half-written."""
+    rows = [
+        {"run_id": run.name, "line_number": number, "line": line}
+        for run in runs
+        for number, line in enumerate(_text(run / "metrics.jsonl").split("\n"))
+    ]
+    return pa.Table.from_pylist(rows, schema=_METRIC_LINES)
+
+
+def run_records(runs: Sequence[Path]) -> pa.Table:
+    """Returns one row per run: its run.json as text, `{}` where it is not there yet."""
+    rows = [
+        {"run_id": run.name, "folder": str(run), "record": _text(run / "run.json") or "{}"}
+        for run in runs
+    ]
+    return pa.Table.from_pylist(rows, schema=_RUN_RECORDS)
+
+
+def checkpoint_records(runs: Sequence[Path]) -> pa.Table:
+    """Returns one row per checkpoint: its manifest as text, and which pointers name it."""
+    rows = []
+    for run in runs:
+        folder = run / "checkpoints"
+        latest, best = _text(folder / "latest").strip(), _text(folder / "best").strip()
+        for manifest in sorted(folder.glob("step_*/checkpoint.json")):
+            name = manifest.parent.name
+            rows.append(
+                {
+                    "run_id": run.name,
+                    "name": name,
+                    "folder": str(manifest.parent),
+                    "record": _text(manifest),
+                    "is_latest": name == latest,
+                    "is_best": name == best,
+                }
+            )
+    return pa.Table.from_pylist(rows, schema=_CHECKPOINT_RECORDS)
+
+
+def bytes_by_kind(run: Path) -> dict[str, int]:
+    """Returns where a run's disk went: bytes per top-level folder or file of it, largest first."""
+    sizes: dict[str, int] = {}
+    for path in run.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            kind = path.relative_to(run).parts[0]
+            sizes[kind] = sizes.get(kind, 0) + path.stat().st_size
+    return dict(sorted(sizes.items(), key=lambda item: -item[1]))
+
+
+def _started_at(run: Path) -> str:
+    try:
+        return str(json.loads(_text(run / "run.json") or "{}").get("started_at") or "")
+    except json.JSONDecodeError:
+        return ""
+
+
+def _text(file: Path) -> str:
+    """A file's text, empty where it is absent (or was pruned a moment ago)."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return ""
