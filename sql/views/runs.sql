@@ -2,15 +2,15 @@
 select
     run_id,
     folder,
-    record ->> 'preset' as preset,
-    record ->> 'status' as status,
-    record ->> 'reason' as reason,
-    record -> 'timings_s' as timings_s,
     cast(record ->> 'steps' as bigint) as steps,
     cast(record ->> 'accuracy_before' as double) as accuracy_before,
     cast(record ->> 'accuracy_after' as double) as accuracy_after,
     cast(record ->> 'started_at' as timestamptz) as started_at,
     cast(record ->> 'finished_at' as timestamptz) as finished_at,
+    record ->> 'preset' as preset,
+    record ->> 'status' as status,
+    record ->> 'reason' as reason,
+    record -> 'timings_s' as timings_s,
     json_array_length(record, '$.attempts') as attempts
 from run_records
 where json_valid(record)
