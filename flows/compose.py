@@ -1,0 +1,240 @@
+"""Settings: preset and KEY=VALUE overrides -> one validated `RunConfig` (the only hydra import).
+
+Hydra reads and merges; the models in `rl_core.config` decide. Every mistake becomes one line.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from rl_core.config import CountdownConfig, Gsm8kConfig, RunConfig
+
+PresetName = Literal[
+    "quickstart",
+    "tinyzero-0.5b-24gb",
+    "tinyzero-3b",
+    "tinyzero-3b-instruct",
+    "gsm8k-grpo-7b",
+    "gsm8k-ppo-0.5b",
+]
+"""The files of `conf/preset`: a Literal, so that Prefect's form offers them as a list."""
+
+DEFAULT_PRESET: Final = "quickstart"
+_CONF: Final = Path(__file__).parent / "conf"
+_ENVS: Final = {"countdown": CountdownConfig, "gsm8k": Gsm8kConfig}
+_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "preset": get_args(PresetName),
+    "env": tuple(_ENVS),
+}
+
+
+class SettingsError(ValueError):
+    """A mistake in the settings, in one line: key, value, limit or nearest valid key."""
+
+
+def compose(overrides: Sequence[str] = ()) -> RunConfig:
+    """Returns the settings of a run.
+
+    Args:
+        overrides: `KEY=VALUE`, `preset=NAME`, `env=NAME` in Hydra's grammar; lists as `[a,b]`.
+
+    Raises:
+        SettingsError: unknown key or choice, wrong type, out of range, impossible combination.
+    """
+    parsed = _parse(overrides)
+    chosen = {item.key_or_group: _choice(item) for item in parsed if item.key_or_group in _CHOICES}
+    values = [item for item in parsed if item.key_or_group not in _CHOICES]
+    groups = [f"{group}={name}" for group, name in chosen.items()]
+    known = tuple(_leaves(_merge(groups)))
+    for item in values:
+        _check_key(item.key_or_group, known)
+    settings = _merge([*groups, *(str(item.input_line) for item in values)])
+    settings["preset"] = chosen.get("preset", DEFAULT_PRESET)
+    return _validate(settings, {item.key_or_group: _text(item) for item in values})
+
+
+def to_yaml(config: RunConfig) -> str:
+    """Returns the resolved settings as YAML, in the order of the models."""
+    return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
+
+
+def _parse(overrides: Sequence[str]) -> list[Override]:
+    """Returns the overrides, each a plain KEY=VALUE that is given once."""
+    parser = OverridesParser.create()
+    parsed: dict[str, Override] = {}
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip() or not value.strip():
+            raise SettingsError(f"{text!r} is not KEY=VALUE (null is the value that unsets)")
+        try:
+            item = parser.parse_override(text)
+        except HydraException:
+            raise SettingsError(
+                f"{text!r} cannot be read: put special characters in quotes, {key}=\"'...'\""
+            ) from None
+        if item.type != OverrideType.CHANGE or item.package is not None:
+            raise SettingsError(f"{text!r} must be a plain KEY=VALUE, without + ~ or @")
+        if item.is_sweep_override():
+            raise SettingsError(
+                f"{text!r} names several values: one run takes one, a list is [a,b]"
+            )
+        if item.key_or_group in parsed:
+            raise SettingsError(f"{item.key_or_group} is given twice: {text!r} too")
+        parsed[item.key_or_group] = item
+    return list(parsed.values())
+
+
+def _choice(item: Override) -> str:
+    """Returns the chosen name of a group, if there is such a one."""
+    group, name, names = item.key_or_group, _text(item), _CHOICES[item.key_or_group]
+    if name not in names:
+        raise SettingsError(
+            f"unknown {group} {name!r}{_nearest(name, names)} (there are: {', '.join(names)})"
+        )
+    return name
+
+
+def _text(item: Override) -> str:
+    """Returns the value as the user wrote it, without quotes around it."""
+    value = item.value()
+    raw = str(item.input_line).partition("=")[2].strip()
+    return value if isinstance(value, str) else raw
+
+
+def _merge(overrides: Sequence[str]) -> dict[str, Any]:
+    """Returns Hydra's composition as plain values."""
+    store = ConfigStore.instance()
+    defaults = ["_self_", {"env": "countdown"}, {"preset": DEFAULT_PRESET}]
+    base = RunConfig().model_dump(mode="json", exclude={"env", "preset"})
+    store.store(name="countdown_train", node={"defaults": defaults, **base})
+    for name, model in _ENVS.items():
+        store.store(group="env", name=name, node=model().model_dump(mode="json"))
+    with initialize_config_dir(config_dir=str(_CONF), version_base="1.3"):
+        try:
+            config = hydra_compose("countdown_train", overrides=list(overrides))
+            plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise SettingsError(_one_line(str(error))) from None
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
+    """Yields the dotted keys that a user may set."""
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        elif prefix + key != "env.name":
+            yield prefix + key
+
+
+def _check_key(key: str, known: Sequence[str]) -> None:
+    if key in known:
+        return
+    if key == "env.name":
+        raise SettingsError(f"env.name is chosen by env=NAME (there are: {', '.join(_ENVS)})")
+    if any(name.startswith(f"{key}.") for name in known):
+        raise SettingsError(f"{key!r} is a group of settings: write {key}.NAME=VALUE")
+    raise SettingsError(f"unknown setting {key!r}{_nearest(key, known)}")
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    """Returns `; did you mean X?`: X shares the last part of its key, or most of its letters."""
+
+    def likeness(candidate: str) -> tuple[float, float]:
+        whole = difflib.SequenceMatcher(None, name, candidate).ratio()
+        last = name.rpartition(".")[2], candidate.rpartition(".")[2]
+        return max(whole, difflib.SequenceMatcher(None, *last).ratio()), whole
+
+    best = max(names, key=likeness)
+    return f"; did you mean {best}?" if likeness(best)[0] >= 0.5 else ""
+
+
+def _validate(settings: dict[str, Any], given: Mapping[str, str]) -> RunConfig:
+    """Returns the models, or one line about the first mistake.
+
+    Args:
+        settings: merged, not yet checked.
+        given: what the user wrote per key. Hydra reads `run_id=007` as a number: where the setting
+            is a text, the text stands.
+    """
+    try:
+        return RunConfig.model_validate(settings)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)
+    misread = [item for item in wrong if item["type"] == "string_type" and _key(item) in given]
+    if not misread:
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise SettingsError(_explain(wrong[0]) + more)
+    for item in misread:
+        _put(settings, _key(item), given[_key(item)])
+    return _validate(settings, {k: v for k, v in given.items() if k not in map(_key, misread)})
+
+
+def _put(settings: dict[str, Any], key: str, value: str) -> None:
+    *path, last = key.split(".")
+    for part in path:
+        settings = settings[part]
+    settings[last] = value
+
+
+def _key(error: ErrorDetails) -> str:
+    """Returns the dotted key: without the union's tag and the index in a list."""
+    parts = [part for part in error["loc"] if isinstance(part, str)]
+    if len(parts) > 2 and parts[0] == "env" and parts[1] in _ENVS:
+        del parts[1]
+    return ".".join(parts)
+
+
+_LIMITS: Final = {
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "string_type": "must be a text",
+    "string_pattern_mismatch": "must match {pattern}",
+    "tuple_type": "must be a list, [a,b]",
+    "path_type": "must be a path",
+    "literal_error": "must be {expected}",
+}
+
+
+def _explain(error: ErrorDetails) -> str:
+    """Returns `key=value: limit` for one of pydantic's errors, or our own validator's words."""
+    if error["type"] == "value_error":
+        return _one_line(error["msg"].removeprefix("Value error, "))
+    key, value = _key(error), error["input"]
+    if error["type"] == "extra_forbidden":
+        return f"unknown setting {key!r}"
+    limit = _LIMITS.get(error["type"])
+    context = error.get("ctx", {})
+    said = limit.format(**context) if limit is not None else _one_line(error["msg"])
+    if error["type"] == "literal_error" and isinstance(value, str):
+        said += _nearest(value, context["expected"].replace(" or ", ", ").strip("'").split("', '"))
+    return f"{key}={value}: {said}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import yaml
+
+import flows
+from flows.compose import PresetName, SettingsError, compose, to_yaml
+from rl_core.config import CountdownConfig, RunConfig
+
+PRESETS = get_args(PresetName)
+CONF = Path(flows.__file__).parent / "conf"
+
+
+def test_the_literal_lists_exactly_the_preset_files() -> None:
+    assert sorted(PRESETS) == sorted(path.stem for path in (CONF / "preset").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_composes_and_names_itself(preset: str) -> None:
+    assert compose([f"preset={preset}"]).preset == preset
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_holds_differences_only_and_says_for_what_hardware(preset: str) -> None:
+    """No value of a preset repeats the model's default (of the env the preset chooses)."""
+    path = CONF / "preset" / f"{preset}.yaml"
+    text = path.read_text()
+    assert text.startswith("# @package _global_\n# ")
+    assert "GPU" in text or "CPU" in text
+    config = compose([f"preset={preset}"])
+    defaults = RunConfig(env=type(config.env)()).model_dump(mode="json")
+    for section, values in yaml.safe_load(text).items():
+        if section == "defaults":
+            continue
+        for key, value in values.items():
+            assert defaults[section][key] != value, f"{section}.{key}={value} is the default"
+
+
+def test_defaults_are_those_of_the_diary() -> None:
+    config = RunConfig()
+    assert (config.actor.lr, config.critic.lr) == (1e-6, 1e-5)
+    assert (config.rollout.temperature, config.rollout.top_p) == (1.0, 1.0)
+    assert (config.actor.grad_clip, config.critic.grad_clip, config.actor.ppo_epochs) == (1, 1, 1)
+    assert (config.data.train_batch_size, config.actor.mini_batch_size) == (256, 128)
+    assert (config.data.max_response_length, config.data.max_prompt_length) == (1024, 256)
+    assert (config.trainer.save_freq, config.trainer.test_freq) == (100, 100)
+    assert config.trainer.total_epochs == 15
+    assert (config.data.train_size, config.data.test_size) == (327_680, 1_024)
+    assert (config.algorithm.gamma, config.algorithm.gae_lambda) == (1.0, 1.0)
+    assert (config.actor.clip_eps_low, config.actor.clip_eps_high) == (0.2, 0.2)
+    assert (config.critic.value_clip, config.actor.entropy_coef) == (0.5, 0.001)
+    assert (config.algorithm.kl_mode, config.algorithm.kl_estimator) == ("reward", "k1")
+    assert config.algorithm.kl_coef == 0.001
+
+
+def test_quickstart_is_the_default_and_is_small() -> None:
+    config = compose()
+    assert config.preset == "quickstart"
+    assert isinstance(config.env, CountdownConfig)
+    assert (config.env.min_operands, config.env.max_operands) == (3, 3)
+    assert (config.env.min_number, config.env.max_number) == (1, 20)
+    assert (config.data.train_size, config.data.test_size) == (20_000, 512)
+    assert config.model.path is None
+    assert config.rollout.engine == "vllm"
+
+
+def test_an_override_wins_over_the_preset() -> None:
+    config = compose(["actor.lr=3e-5", "preset=quickstart", "env.max_number=30"])
+    assert config.actor.lr == 3e-5
+    assert config.env.model_dump()["max_number"] == 30
+    assert config.data.train_size == 20_000
+
+
+def test_the_env_of_a_preset_replaces_the_other_env() -> None:
+    config = compose(["preset=gsm8k-grpo-7b", "env.answer_from=lenient"])
+    assert config.env.name == "gsm8k"
+    assert config.env.answer_from == "lenient"
+
+
+def test_texts_stay_as_written_and_null_unsets() -> None:
+    assert compose(["run_id=007"]).run_id == "007"
+    assert compose(["run_id=1e5"]).run_id == "1e5"
+    assert compose(["model.path=123"]).model.path == "123"
+    assert compose(["storage.root=/a folder/b"]).storage.root == Path("/a folder/b")
+    assert compose(["storage.root='a(b)'"]).storage.root == Path("a(b)")
+    assert compose(["trainer.total_steps=null"]).trainer.total_steps is None
+    assert compose(["trainer.logger=[console,wandb]"]).trainer.logger == ("console", "wandb")
+
+
+def test_yaml_holds_every_setting_and_reads_back_equal() -> None:
+    config = compose(["preset=tinyzero-3b", "seed=7"])
+    assert RunConfig.model_validate(yaml.safe_load(to_yaml(config))) == config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["lr=abc"], ["unknown setting 'lr'", "did you mean actor.lr?"]),
+        (["data.trainbatchsize=3"], ["'data.trainbatchsize'", "data.train_batch_size"]),
+        (["preset=nope"], ["unknown preset 'nope'", "quickstart"]),
+        (["preset=tinyzero-3b-instrukt"], ["did you mean tinyzero-3b-instruct?"]),
+        (["env=gsm8"], ["unknown env 'gsm8'", "did you mean gsm8k?"]),
+        (["env=gsm8k", "env.min_operands=3"], ["unknown setting 'env.min_operands'"]),
+        (["env.name=gsm8k"], ["env=NAME"]),
+        (["seed=abc"], ["seed=abc", "whole number"]),
+        (["seed=1.5"], ["seed=1.5", "whole number"]),
+        (["actor.lr=fast"], ["actor.lr=fast", "a number"]),
+        (["actor.lr=nan"], ["actor.lr=nan", "finite"]),
+        (["algorithm.outcome_gate=maybe"], ["algorithm.outcome_gate=maybe", "true or false"]),
+        (["data.train_size=0"], ["data.train_size=0", "at least 1"]),
+        (["rollout.temperature=3"], ["rollout.temperature=3", "at most 2"]),
+        (["actor.lr=0"], ["actor.lr=0", "above 0"]),
+        (["rollout.gpu_memory_utilization=1"], ["must be below 1"]),
+        (["env.min_operands=9"], ["env.min_operands=9", "at most 6"]),
+        (["env.min_operands=6"], ["env.min_operands=6", "env.max_operands=3"]),
+        (["algorithm.estimator=grpp"], ["algorithm.estimator=grpp", "did you mean grpo?"]),
+        (["algorithm.estimator=grpo"], ["algorithm.group_size=1", "at least 2"]),
+        (["actor.mini_batch_size=100"], ["actor.mini_batch_size=100", "0.56"]),
+        (["data.train_batch_size=32"], ["mini_batch_size=128", "train_batch_size=32", "0.25"]),
+        (["rollout.top_p=0.9"], ["rollout.top_p=0.9", "1.0"]),
+        (["run_id=a/b"], ["run_id=a/b", "match"]),
+        (["storage=here"], ["'storage' is a group"]),
+        (["storage.root=null"], ["storage.root=None", "path"]),
+        (["trainer.logger=wandb"], ["trainer.logger=wandb", "[a,b]"]),
+        (["foo"], ["'foo' is not KEY=VALUE"]),
+        (["=1"], ["'=1' is not KEY=VALUE"]),
+        (["seed="], ["'seed=' is not KEY=VALUE"]),
+        (["+new=1"], ["'+new=1'", "plain KEY=VALUE"]),
+        (["seed=1,2"], ["'seed=1,2'", "several values"]),
+        (["seed=1", "seed=2"], ["seed is given twice"]),
+        (["storage.root=a(b"], ["'storage.root=a(b'", "quotes"]),
+        (["storage.root=${nothing}"], ["nothing"]),
+        (["storage.root=???"], ["root"]),
+    ],
+)
+def test_every_mistake_is_one_line_that_helps(overrides: list[str], words: list[str]) -> None:
+    with pytest.raises(SettingsError) as caught:
+        compose(overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert [word for word in words if word not in message] == []
+
+
+def test_composing_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    compose(["seed=1"])
+    assert list(tmp_path.iterdir()) == []
+    assert Path.cwd() == tmp_path
