@@ -1,0 +1,39 @@
+-- one row per run and evaluated model: greedy accuracy with its 95% (Wilson) interval, score, format.
+-- Ask it whether training helped, and by more than chance.
+with greedy as (
+    select
+        run_id,
+        model,
+        any_value(step) as step,
+        count(*) as problems,
+        count(*) filter (where verdict = 'correct') / count(*) as accuracy,
+        avg(score) as mean_score,
+        count(*) filter (where verdict != 'no_answer') / count(*) as answered_share,
+        avg(response_tokens) as mean_response_tokens
+    from evaluations
+    where mode = 'greedy'
+    group by run_id, model
+),
+
+margins as (
+    select
+        *,
+        (accuracy + 1.96 ** 2 / (2 * problems)) / (1 + 1.96 ** 2 / problems) as centre,
+        1.96 * sqrt(accuracy * (1 - accuracy) / problems + 1.96 ** 2 / (4 * problems ** 2))
+        / (1 + 1.96 ** 2 / problems) as margin
+    from greedy
+)
+
+select
+    run_id,
+    model,
+    step,
+    problems,
+    accuracy,
+    centre - margin as accuracy_low,
+    centre + margin as accuracy_high,
+    mean_score,
+    answered_share,
+    mean_response_tokens
+from margins
+order by run_id asc, model != 'base', model asc

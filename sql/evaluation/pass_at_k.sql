@@ -1,0 +1,45 @@
+-- one row per run, evaluated model and k: the chance that one of k samples is correct, unbiased.
+-- Ask it what sampling more often would buy, and whether training narrowed what the model can find.
+with problems as (
+    select
+        run_id,
+        model,
+        prompt_index,
+        count(*) as samples,
+        count(*) filter (where verdict = 'correct') as solved
+    from evaluations
+    where mode = 'sampled'
+    group by run_id, model, prompt_index
+),
+
+powers as (
+    select cast(2 ** exponents.exponent as bigint) as k
+    from range(0, 16) as exponents (exponent)
+),
+
+-- 1 - C(samples - solved, k) / C(samples, k), as a product of k factors
+chances as (
+    select
+        problems.run_id,
+        problems.model,
+        problems.prompt_index,
+        powers.k,
+        1 - product(greatest(problems.samples - problems.solved - draws.draw, 0) / (problems.samples - draws.draw))
+            as chance
+    from problems
+    inner join powers on problems.samples >= powers.k
+    cross join unnest(range(powers.k)) as draws (draw)
+    group by problems.run_id, problems.model, problems.prompt_index, powers.k
+)
+
+select
+    run_id,
+    model,
+    k,
+    count(*) as problems,
+    avg(chance) as pass_at_k,
+    greatest(avg(chance) - 1.96 * coalesce(stddev_samp(chance), 0) / sqrt(count(*)), 0) as low,
+    least(avg(chance) + 1.96 * coalesce(stddev_samp(chance), 0) / sqrt(count(*)), 1) as high
+from chances
+group by run_id, model, k
+order by run_id asc, model != 'base', model asc, k asc

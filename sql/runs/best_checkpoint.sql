@@ -1,0 +1,27 @@
+-- one row per run: of the checkpoints on disk, the one of the highest test accuracy (the first of equals).
+-- Ask it which folder to load; pruning may have deleted a better one, `tested_best` tells.
+with tests as (
+    select
+        run_id,
+        max(value) as tested_best,
+        arg_min(value, step) as accuracy_at_start
+    from metrics
+    where metric = 'val/accuracy'
+    group by run_id
+)
+
+select
+    checkpoints.run_id,
+    checkpoints.step,
+    checkpoints.accuracy,
+    tests.accuracy_at_start,
+    tests.tested_best,
+    checkpoints.is_latest,
+    checkpoints.total_bytes,
+    checkpoints.folder
+from checkpoints
+left join tests on checkpoints.run_id = tests.run_id
+where checkpoints.accuracy is not null
+qualify
+    row_number() over (partition by checkpoints.run_id order by checkpoints.accuracy desc, checkpoints.step asc) = 1
+order by checkpoints.run_id asc
