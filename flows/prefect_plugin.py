@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @register_hook
-def setup_environment(ctx: HookContext) -> None:
+def setup_environment(*, ctx: HookContext) -> None:
     """Teaches the client bare deployment names, in the process of `prefect deployment` only."""
     if Path(sys.argv[0]).stem == "prefect" and "deployment" in sys.argv:
         accept_bare_names()
@@ -33,7 +33,7 @@ def accept_bare_names() -> None:
     async def by_any_name(client: PrefectClient, name: str) -> DeploymentResponse:
         return await by_full_name(client, await _full_name(client, name))
 
-    PrefectClient.read_deployment_by_name = by_any_name  # type: ignore[method-assign]  # its purpose
+    setattr(PrefectClient, "read_deployment_by_name", by_any_name)  # noqa: B010  # mypy: a method
 
 
 async def _full_name(client: PrefectClient, name: str) -> str:
