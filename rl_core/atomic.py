@@ -7,6 +7,7 @@ never sees half a file, whatever killed the writer. Temporaries are siblings who
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
@@ -132,6 +133,19 @@ def replace_symlink(link: Path, target: str) -> None:
         temporary.unlink(missing_ok=True)
         raise
     _sync(link.parent)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds a folder's lock (a file in it), so that two processes do not write there at a time.
+
+    Another holder is waited for; the kernel frees the lock of a process that dies. The folder is
+    made.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _temporary_sibling(final: Path) -> Path:

@@ -12,7 +12,6 @@ step holds is up to the caller; nothing here loads a model.
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import re
 import shutil
@@ -20,14 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rl_core.atomic import new_folder, remove_folder, replace_symlink, sweep_leftovers
-from rl_core.config import RunConfig
+from rl_core.atomic import locked, new_folder, remove_folder, replace_symlink, sweep_leftovers
 from rl_core.manifest import Manifest, find_damage, read_manifest, write_manifest
-
-if TYPE_CHECKING:
-    from rl_core.tracking import RunFolder
 
 _STEP_FOLDER = re.compile(r"step_(\d{6,})")
 _logger = logging.getLogger(__name__)
@@ -73,7 +67,7 @@ def save_checkpoint(
     """
     folder = _checkpoints_folder(run_folder)
     final = folder / f"step_{step:06d}"
-    with _locked(folder):
+    with locked(folder):
         swept = sweep_leftovers(folder)
         if swept:
             _logger.warning("removed what an interrupted save left: %s", ", ".join(swept))
@@ -83,33 +77,6 @@ def save_checkpoint(
             write_manifest(temporary, step, accuracy)
         _move_pointers(run_folder)
     return final
-
-
-def save_with_room(
-    config: RunConfig,
-    run: RunFolder,
-    step: int,
-    write: Callable[[Path], None],
-    accuracy: float | None,
-) -> Path | None:
-    """Makes room, saves, and returns the checkpoint's folder; None if the disk did not let it.
-
-    A failed save costs that checkpoint and never the run: the log says so, and a resume would start
-    from the last good one.
-    """
-    settings = config.checkpoints
-    try:
-        make_room(run.path, None, keep_last=settings.keep_last, quota_bytes=settings.quota_bytes)
-        return save_checkpoint(run.path, step, write, accuracy)
-    except OSError as error:
-        before = list_checkpoints(run.path)
-        _logger.error(
-            "step %d could not be saved (%s): training goes on; a resume would start from %s",
-            step,
-            str(error).strip().splitlines()[-1],  # an actor's error brings its traceback
-            before[-1].path.name if before else "the beginning",
-        )
-        return None
 
 
 def list_checkpoints(run_folder: Path) -> list[Checkpoint]:
@@ -211,7 +178,7 @@ def prune(
         return []
     if dry_run:
         return _plan(run_folder, keep_last, quota_bytes)
-    with _locked(folder):
+    with locked(folder):
         sweep_leftovers(folder)
         decisions = _plan(run_folder, keep_last, quota_bytes)
         if decisions:
@@ -285,15 +252,6 @@ def _step_folders(run_folder: Path) -> list[Path]:
         (path for path in paths if _STEP_FOLDER.fullmatch(path.name)),
         key=lambda path: int(path.name.removeprefix("step_")),
     )
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Holds the folder's lock: a person's prune waits for a save. The kernel frees it at death."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 @contextmanager
