@@ -24,7 +24,7 @@ _ENGINE = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
-_CPU_ONLY = {"TORCH_COMPILE_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+_CPU_ONLY = {"TORCH_COMPILE_DISABLE": "1"}
 
 
 def process_environment(*, num_threads: int, on_gpu: bool, offline: bool) -> dict[str, str]:
@@ -32,7 +32,7 @@ def process_environment(*, num_threads: int, on_gpu: bool, offline: bool) -> dic
 
     Args:
         num_threads: OpenMP threads. Idle ones must not spin: on a busy machine that costs tenfold.
-        on_gpu: whether the process computes on a GPU; torch.compile is switched off on the CPU only.
+        on_gpu: whether the process computes on a GPU; torch.compile is switched off on CPUs only.
         offline: whether Hugging Face libraries may not reach the hub (the model is a local folder).
     """
     variables = {
@@ -55,7 +55,7 @@ def apply_defaults() -> None:
 
 
 def hide_cuda_only_packages() -> None:
-    """Hides torchvision from transformers and vLLM where torch is a CPU build and torchvision is not.
+    """Hides torchvision from transformers and vLLM where torch is a CPU build and it is not.
 
     torchvision has no CPU build for this torch: a CUDA build beside torch+cpu breaks `import vllm`.
     """

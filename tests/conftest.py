@@ -16,7 +16,7 @@ import pytest  # noqa: E402
 
 
 def build_tiny_model(folder: Path, *, seed: int = 0) -> None:
-    """Writes a random Qwen2 (90k parameters, tied embeddings, heads of 32) and a byte-level tokenizer."""
+    """Writes a random Qwen2 (90k parameters, tied, heads of 32) and a byte-level tokenizer."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -62,7 +62,7 @@ def build_tiny_model(folder: Path, *, seed: int = 0) -> None:
 
 @pytest.fixture(scope="session")
 def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a random 90k-parameter Qwen2 and its byte-level tokenizer: read only, please."""
+    """A folder with a random 90k-parameter Qwen2 and a byte-level tokenizer: read only, please."""
     folder = tmp_path_factory.mktemp("tiny_model")
     build_tiny_model(folder)
     return folder

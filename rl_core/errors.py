@@ -1,0 +1,68 @@
+"""Errors that cross process borders: raised in a Ray actor, read by whoever decides on a retry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_MEMORY_WORDS = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "no available memory for the cache blocks",
+)
+
+
+class OutOfMemory(RuntimeError):  # noqa: N818  # OutOfMemoryError is torch's and Ray's
+    """A phase of the step did not fit into memory (the card's or the machine's): worth a retry."""
+
+    def __init__(self, phase: str, detail: str) -> None:
+        super().__init__(f"out of memory in {phase}: {detail}")
+        self.phase = phase
+        self.detail = detail
+
+    def __reduce__(self) -> tuple[type[OutOfMemory], tuple[str, str]]:
+        """Rebuilds from both fields: an exception's default pickle would pass the message alone."""
+        return type(self), (self.phase, self.detail)
+
+
+class WorkerDied(RuntimeError):  # noqa: N818  # as OutOfMemory
+    """A process of the run is gone, without an exception of its own to tell why."""
+
+    def __init__(self, worker: str, detail: str) -> None:
+        super().__init__(f"{worker} died: {detail}")
+        self.worker = worker
+        self.detail = detail
+
+    def __reduce__(self) -> tuple[type[WorkerDied], tuple[str, str]]:
+        """Rebuilds from both fields, as `OutOfMemory` does."""
+        return type(self), (self.worker, self.detail)
+
+
+@contextmanager
+def out_of_memory_as(phase: str) -> Iterator[None]:
+    """Turns any library's out-of-memory error within the block into `OutOfMemory(phase)`.
+
+    torch has an exception of its own on a card and a bare RuntimeError on the CPU, vLLM a
+    ValueError, Python a MemoryError. They are told by name and message, so that this module loads
+    none of these libraries.
+    """
+    try:
+        yield
+    except OutOfMemory:
+        raise
+    except (RuntimeError, ValueError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        lines = str(error).strip().splitlines()
+        raise OutOfMemory(phase, lines[0] if lines else type(error).__name__) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Says whether `error` is one of the forms that running out of memory takes."""
+    if isinstance(error, MemoryError) or any(
+        kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__
+    ):
+        return True
+    message = str(error).lower()
+    return any(words in message for words in _MEMORY_WORDS)

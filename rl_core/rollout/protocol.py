@@ -1,0 +1,42 @@
+"""What the loop asks of a rollout engine (stage 3), whichever library generates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from rl_core.types import Completion, GenerationRequest, SamplingSettings
+
+if TYPE_CHECKING:
+    import torch
+
+
+class RolloutEngine(Protocol):
+    """Generates responses with weights that the learner replaces between steps."""
+
+    def generate(
+        self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
+    ) -> list[Completion]:
+        """Returns one completion per request, in their order.
+
+        A response ends after an end-of-sequence token of the model's generation config (it is the
+        last of `response_ids` and has a log-prob) or after `sampling.max_tokens`. The same prompt
+        and seed give the same response under the same weights, alone or in a batch.
+        """
+        ...
+
+    def update_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Replaces all weights in place, and forgets whatever was computed with the old ones.
+
+        Args:
+            weights: every tensor of the model under its Hugging Face name, on any device, in any
+                float type. With tied embeddings `lm_head.weight` may be left out.
+
+        Raises:
+            ValueError: tensors are missing, unknown, or of another shape.
+        """
+        ...
+
+    def close(self) -> None:
+        """Frees the model's memory; the engine cannot be used afterwards."""
+        ...

@@ -1,0 +1,246 @@
+"""Both engines against transformers: its generate and full forward passes, on real weights."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rl_core.rollout.protocol import RolloutEngine
+from rl_core.types import Completion, GenerationRequest, SamplingSettings
+
+EOS = 1
+GREEDY = SamplingSettings(max_tokens=24, temperature=0.0)
+PROMPT_LENGTHS = (1, 7, 40, 127, 128, 129, 300)
+"""Around and above vLLM's blocks of 128 tokens: a stale prefix cache shows in no shorter prompt."""
+
+
+def make_vllm(path: Path) -> RolloutEngine:
+    from rl_core.rollout.vllm_engine import VllmEngine
+
+    return VllmEngine(
+        path,
+        dtype="float32",
+        max_model_len=512,
+        max_num_seqs=16,
+        kv_cache_mib=32,
+        gpu_memory_utilization=0.4,
+        on_gpu=False,
+    )
+
+
+def make_hf(path: Path) -> RolloutEngine:
+    from rl_core.rollout.hf_engine import HfEngine
+
+    return HfEngine(path, dtype="float32", max_num_seqs=16, on_gpu=False)
+
+
+ENGINES: dict[str, Callable[[Path], RolloutEngine]] = {"vllm": make_vllm, "hf": make_hf}
+
+
+@pytest.fixture(scope="module", params=list(ENGINES))
+def any_engine(request: pytest.FixtureRequest, tiny_model_path: Path) -> Iterator[RolloutEngine]:
+    engine = ENGINES[request.param](tiny_model_path)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def reference(tiny_model_path: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(tiny_model_path, dtype=torch.float32).eval()
+
+
+@pytest.fixture
+def engine(any_engine: RolloutEngine, reference: Any) -> RolloutEngine:
+    """The engine with the folder's weights, whatever the last test left in it."""
+    any_engine.update_weights(reference.state_dict())
+    return any_engine
+
+
+def prompts(seed: int = 0) -> list[tuple[int, ...]]:
+    rng = random.Random(seed)
+    return [tuple(rng.randrange(2, 258) for _ in range(length)) for length in PROMPT_LENGTHS]
+
+
+def ask(
+    engine: RolloutEngine, asked: Sequence[Sequence[int]], sampling: SamplingSettings = GREEDY
+) -> list[Completion]:
+    return engine.generate(
+        [GenerationRequest(tuple(p), seed) for seed, p in enumerate(asked)], sampling
+    )
+
+
+def perturb(model: Any, seed: int, only: str = "") -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if only in name:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
+
+
+@torch.no_grad()
+def logprobs_of(
+    model: Any, prompt: Sequence[int], response: np.ndarray, temperature: float = 1.0
+) -> np.ndarray:
+    """The response's log-probs from one forward pass over all of it, without any cache."""
+    ids = torch.tensor([[*prompt, *response.tolist()]])
+    logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1] / temperature
+    return logits.log_softmax(-1).gather(1, torch.tensor(response)[:, None])[:, 0].numpy()
+
+
+def assert_greedy_as(model: Any, engine: RolloutEngine) -> None:
+    for prompt, completion in zip(prompts(), ask(engine, prompts()), strict=True):
+        generated = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            do_sample=False,
+            max_new_tokens=GREEDY.max_tokens,
+        )[0, len(prompt) :]
+        assert completion.response_ids.tolist() == generated.tolist()
+        assert completion.logprobs.dtype == np.float32
+        np.testing.assert_allclose(
+            completion.logprobs, logprobs_of(model, prompt, completion.response_ids), atol=1e-3
+        )
+
+
+def test_greedy_tokens_are_those_of_transformers_after_each_weight_update(
+    engine: RolloutEngine, reference: Any
+) -> None:
+    assert_greedy_as(reference, engine)
+    seen = {tuple(c.response_ids) for c in ask(engine, prompts())}
+    for update in range(4):
+        perturb(reference, update)
+        engine.update_weights(reference.state_dict())
+        assert_greedy_as(reference, engine)
+        new = {tuple(c.response_ids) for c in ask(engine, prompts())}
+        assert not new & seen, "an update that changes no response would prove nothing"
+        seen |= new
+
+
+def test_an_update_of_the_tied_embeddings_reaches_the_output_layer(
+    engine: RolloutEngine, reference: Any
+) -> None:
+    before = [tuple(c.response_ids) for c in ask(engine, prompts())]
+    perturb(reference, 5, only="embed_tokens")
+    weights = {n: t for n, t in reference.state_dict().items() if n != "lm_head.weight"}
+    engine.update_weights(weights)
+    assert_greedy_as(reference, engine)
+    assert before != [tuple(c.response_ids) for c in ask(engine, prompts())]
+
+
+@pytest.mark.parametrize("name", list(ENGINES))
+def test_an_untied_output_layer_is_updated_too(name: str, reference: Any, tmp_path: Path) -> None:
+    reference.config.tie_word_embeddings = False
+    reference.lm_head.weight = torch.nn.Parameter(reference.lm_head.weight.detach().clone())
+    reference.save_pretrained(tmp_path)
+    untied = AutoModelForCausalLM.from_pretrained(tmp_path)
+    engine = ENGINES[name](tmp_path)
+    perturb(untied, 6, only="lm_head")
+    assert not torch.equal(untied.lm_head.weight, untied.model.embed_tokens.weight)
+    engine.update_weights(untied.state_dict())
+    assert_greedy_as(untied, engine)
+    engine.close()
+
+
+def test_a_seed_gives_the_same_sample_alone_and_in_a_batch(engine: RolloutEngine) -> None:
+    sampling = SamplingSettings(max_tokens=16, temperature=1.0)
+    # More requests than max_num_seqs: some wait, others share their batch with finished ones.
+    requests = [GenerationRequest(p, 100 + i) for i, p in enumerate(prompts() * 6)]
+    batch = engine.generate(requests, sampling)
+    again = engine.generate(requests[::-1], sampling)[::-1]
+    for i, request in enumerate(requests):
+        assert batch[i].response_ids.tolist() == again[i].response_ids.tolist()
+        if i % 5 == 0:
+            alone = engine.generate([request], sampling)[0]
+            assert batch[i].response_ids.tolist() == alone.response_ids.tolist()
+            np.testing.assert_allclose(batch[i].logprobs, alone.logprobs, atol=1e-4)
+    same_prompt = [tuple(c.response_ids) for r, c in zip(requests, batch, strict=True)]
+    assert len(set(same_prompt)) > len(requests) * 0.9, "other seeds must give other samples"
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+def test_logprobs_are_those_of_the_tempered_distribution(
+    engine: RolloutEngine, reference: Any, temperature: float
+) -> None:
+    sampled = ask(engine, prompts(), SamplingSettings(max_tokens=12, temperature=temperature))
+    for prompt, completion in zip(prompts(), sampled, strict=True):
+        expected = logprobs_of(reference, prompt, completion.response_ids, temperature)
+        np.testing.assert_allclose(completion.logprobs, expected, atol=1e-3)
+
+
+def test_samples_follow_the_models_distribution(engine: RolloutEngine, reference: Any) -> None:
+    prompt, draws, temperature = prompts()[1], 3_000, 0.6
+    sampling = SamplingSettings(max_tokens=1, temperature=temperature)
+    requests = [GenerationRequest(prompt, seed) for seed in range(draws)]
+    tokens = [int(c.response_ids[0]) for c in engine.generate(requests, sampling)]
+    with torch.no_grad():
+        logits = reference(input_ids=torch.tensor([prompt])).logits[0, -1] / temperature
+    probs = logits.softmax(-1).double().numpy()
+    counts = np.bincount(tokens, minlength=len(probs))
+    common = probs * draws >= 5
+    statistic = (((counts - probs * draws) ** 2) / (probs * draws))[common].sum()
+    degrees = int(common.sum()) - 1
+    assert degrees > 20
+    assert abs(statistic - degrees) < 4 * np.sqrt(2 * degrees)
+
+
+def test_a_response_ends_with_the_models_eos_or_at_the_limit(engine: RolloutEngine) -> None:
+    limit = 150
+    completions = ask(engine, [prompts()[1]] * 24, SamplingSettings(limit, temperature=1.0))
+    assert {c.finish_reason for c in completions} == {"stop", "length"}
+    for completion in completions:
+        ids = completion.response_ids.tolist()
+        assert len(ids) == len(completion.logprobs)
+        if completion.finish_reason == "stop":
+            assert ids.index(EOS) == len(ids) - 1
+        else:
+            assert EOS not in ids
+            assert len(ids) == limit
+
+
+def test_no_request_gives_no_completion(engine: RolloutEngine) -> None:
+    assert engine.generate([], GREEDY) == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda w: w.pop("model.layers.0.self_attn.q_proj.weight"), "1 of 26 .*missing.*q_proj"),
+        (lambda w: w.update({"model.extra": torch.zeros(1)}), "unknown: model.extra"),
+        (lambda w: w.update({"model.norm.weight": torch.zeros(3)}), r"\(3,\) instead of \(64,\)"),
+    ],
+)
+def test_a_partial_or_foreign_update_is_refused_and_changes_nothing(
+    engine: RolloutEngine, reference: Any, damage: Callable[[dict[str, Any]], Any], message: str
+) -> None:
+    weights = {
+        n: torch.zeros_like(t) for n, t in reference.state_dict().items() if n != "lm_head.weight"
+    }
+    damage(weights)
+    with pytest.raises(ValueError, match=message):
+        engine.update_weights(weights)
+    assert_greedy_as(reference, engine)
+
+
+def test_building_a_vllm_engine_leaves_random_state_and_threads_alone(
+    tiny_model_path: Path,
+) -> None:
+    torch.manual_seed(7)
+    np.random.seed(7)  # the global state is what is tested
+    random.seed(7)
+    expected = (torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random())
+    torch.manual_seed(7)
+    np.random.seed(7)
+    random.seed(7)
+    engine = make_vllm(tiny_model_path)
+    assert (torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random()) == expected
+    torch.set_num_threads(2)
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+    engine.close()
