@@ -88,11 +88,11 @@ def run_records(runs: Sequence[Path]) -> pa.Table:
 
 
 def checkpoint_records(runs: Sequence[Path]) -> pa.Table:
-    """Returns one row per checkpoint: its manifest as text, and which pointers name it."""
+    """Returns one row per checkpoint: its manifest as text, and which links point to it."""
     rows = []
     for run in runs:
         folder = run / "checkpoints"
-        latest, best = _text(folder / "latest").strip(), _text(folder / "best").strip()
+        latest, best = (folder / "latest").resolve().name, (folder / "best").resolve().name
         for manifest in sorted(folder.glob("step_*/checkpoint.json")):
             name = manifest.parent.name
             rows.append(
