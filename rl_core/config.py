@@ -156,6 +156,8 @@ class ActorConfig(Section):
     clip_eps_high: float = Field(0.2, gt=0)
     entropy_coef: float = Field(0.001, ge=0)
     grad_clip: float = Field(1.0, gt=0)
+    importance_cap: float | None = Field(2.0, ge=1)
+    """Largest weight of a token that rollout and learner see differently; null: no correction."""
     loss_aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = (
         "token-mean"
     )

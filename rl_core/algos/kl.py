@@ -1,0 +1,67 @@
+"""Distance to the reference policy: per-token KL estimates and the coefficient's controllers.
+
+Legend: B responses, T response tokens. All log-probs are natural logs at the sampled tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+KlEstimator = Literal["k1", "k2", "k3"]
+
+_MAX_LOG_RATIO = 20.0
+_MAX_K3 = 10.0
+_MAX_CONTROLLER_ERROR = 0.2
+
+
+def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KlEstimator) -> Tensor:
+    """Returns a per-token estimate of KL(policy || reference), shaped as the inputs.
+
+    With d = logprobs - ref_logprobs: k1 = d (unbiased, may be negative; its gradient as a loss is 0
+    in expectation), k2 = d^2 / 2, k3 = exp(-d) - 1 + d (unbiased, never negative). k3 clamps d to
+    [-20, 20] and its value to [-10, 10], as verl does: one odd token must not drown a batch.
+
+    Args:
+        logprobs: float, any shape; carries gradient.
+        ref_logprobs: float, the same shape; a constant.
+        estimator: `k1`, `k2` or `k3`.
+
+    Source: Schulman 2020, "Approximating KL Divergence".
+    """
+    difference = logprobs - ref_logprobs
+    if estimator == "k1":
+        return difference
+    if estimator == "k2":
+        return difference.square() / 2
+    difference = difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    return (torch.expm1(-difference) + difference).clamp(-_MAX_K3, _MAX_K3)
+
+
+def fixed_kl_coef(
+    kl_coef: float, kl: float, *, target: float, horizon: int, num_rollouts: int
+) -> float:
+    """Returns the coefficient as it is; takes what `adaptive_kl_coef` takes."""
+    return kl_coef
+
+
+def adaptive_kl_coef(
+    kl_coef: float, kl: float, *, target: float, horizon: int, num_rollouts: int
+) -> float:
+    """Returns the next step's KL coefficient: larger after too much KL, smaller after too little.
+
+    coef (1 + clip(kl / target - 1, -0.2, 0.2) num_rollouts / horizon).
+
+    Args:
+        kl_coef: this step's coefficient.
+        kl: this step's KL per response, in nats.
+        target: wished KL per response, in nats.
+        horizon: rollouts over which the coefficient may change by a fifth.
+        num_rollouts: rollouts of this step.
+
+    Source: Ziegler et al. 2019 (arXiv:1909.08593), section 2.2.
+    """
+    error = min(max(kl / target - 1.0, -_MAX_CONTROLLER_ERROR), _MAX_CONTROLLER_ERROR)
+    return kl_coef * (1.0 + error * num_rollouts / horizon)

@@ -1,0 +1,143 @@
+"""Losses of actor and critic; each returns this micro-batch's share of the mini-batch's loss.
+
+Legend: B responses, T response tokens (right-padded). `response_mask` is bool [B, T]; nothing
+outside it matters. Denominators are counted over the whole mini-batch, so the shares (losses,
+gradients and metrics alike) of its micro-batches add up to those of the unsplit mini-batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rl_core.algos.masking import Aggregation, Denominators, aggregate, masked_sum
+
+_MAX_LOG_RATIO = 20.0
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """A share of the policy loss; all are scalars, `loss` alone carries gradient."""
+
+    loss: Tensor
+    clip_frac: Tensor
+    """Share of tokens whose clipped term is the larger one: they get no gradient."""
+    approx_kl: Tensor
+    """Mean of old_logprobs - logprobs, nats per token: how far the policy has moved."""
+
+
+@dataclass(frozen=True)
+class ValueLoss:
+    """A share of the value loss; all are scalars, `loss` alone carries gradient."""
+
+    loss: Tensor
+    clip_frac: Tensor
+    """Share of tokens whose clipped error is the larger one."""
+    prediction_mean: Tensor
+
+
+def ppo_policy_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    *,
+    clip_eps_low: float,
+    clip_eps_high: float,
+    aggregation: Aggregation,
+    denominators: Denominators,
+    importance_weights: Tensor | None = None,
+) -> PolicyLoss:
+    """Returns the clipped surrogate loss: max(-A r, -A clip(r, 1 - low, 1 + high)) per token.
+
+    r = exp(logprobs - old_logprobs), the log-ratio clamped to [-20, 20] against overflow.
+
+    Args:
+        logprobs: float [B, T], of the current policy; carries gradient.
+        old_logprobs: float [B, T], before the step's first update.
+        advantages: float [B, T].
+        response_mask: bool [B, T].
+        clip_eps_low: how far below 1 the ratio still counts.
+        clip_eps_high: how far above 1 (clip-higher: more than low).
+        aggregation: how tokens are averaged.
+        denominators: of the whole mini-batch.
+        importance_weights: float [B, T], constants that multiply each token's loss, see
+            `truncated_importance_weights`; 1 if absent.
+
+    Source: PPO (arXiv:1707.06347), equation 7; clip-higher: DAPO (arXiv:2503.14476), equation 10.
+    """
+    log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)
+    ratio = log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
+    plain = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - clip_eps_low, 1 + clip_eps_high)
+    per_token = torch.maximum(plain, clipped)
+    if importance_weights is not None:
+        per_token = per_token * importance_weights
+    with torch.no_grad():
+        is_clipped = (clipped > plain).to(logprobs.dtype)
+        clip_frac = masked_sum(is_clipped, response_mask) / denominators.num_tokens
+        approx_kl = -log_ratio.sum() / denominators.num_tokens
+    loss = aggregate(per_token, response_mask, aggregation, denominators)
+    return PolicyLoss(loss=loss, clip_frac=clip_frac, approx_kl=approx_kl)
+
+
+def clipped_value_loss(
+    values: Tensor,
+    old_values: Tensor,
+    returns: Tensor,
+    response_mask: Tensor,
+    *,
+    value_clip: float,
+    denominators: Denominators,
+) -> ValueLoss:
+    """Returns the clipped value loss: half the token mean of the larger of two squared errors.
+
+    One error is of the value, the other of the value kept within `value_clip` of the old one.
+
+    Args:
+        values: float [B, T], of the current critic; carries gradient.
+        old_values: float [B, T], before the step's first update.
+        returns: float [B, T], the targets.
+        response_mask: bool [B, T].
+        value_clip: largest rewarded change of a value.
+        denominators: of the whole mini-batch.
+
+    Source: OpenAI baselines' PPO2; Engstrom et al. 2020 (arXiv:2005.12729), section 3.
+    """
+    values, old_values, returns = (
+        torch.where(response_mask, x, 0.0) for x in (values, old_values, returns)
+    )
+    near_old = torch.clamp(values, old_values - value_clip, old_values + value_clip)
+    plain = (values - returns).square()
+    clipped = (near_old - returns).square()
+    loss = masked_sum(torch.maximum(plain, clipped), response_mask) / (2 * denominators.num_tokens)
+    with torch.no_grad():
+        is_clipped = (clipped > plain).to(values.dtype)
+        clip_frac = masked_sum(is_clipped, response_mask) / denominators.num_tokens
+        prediction_mean = masked_sum(values, response_mask) / denominators.num_tokens
+    return ValueLoss(loss=loss, clip_frac=clip_frac, prediction_mean=prediction_mean)
+
+
+def truncated_importance_weights(
+    old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor, *, cap: float
+) -> Tensor:
+    """Returns min(exp(old_logprobs - rollout_logprobs), cap) per token, float [B, T], 0 outside.
+
+    Corrects for tokens that were sampled by an engine whose probabilities differ from the learner's
+    (kernels, dtype). Constants: no gradient flows.
+
+    Args:
+        old_logprobs: float [B, T], recomputed by the learner.
+        rollout_logprobs: float [B, T], as the engine returned them.
+        response_mask: bool [B, T].
+        cap: largest weight; bounds the variance.
+
+    Source: Ionides 2008; Yao et al. 2025, "Your efficient RL framework secretly brings you
+        off-policy RL training".
+    """
+    with torch.no_grad():
+        log_ratio = torch.where(response_mask, old_logprobs - rollout_logprobs, 0.0)
+        weights = log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp().clamp(max=cap)
+        return torch.where(response_mask, weights, 0.0)

@@ -1,0 +1,96 @@
+"""Means, whitening and loss aggregation over the real tokens of a right-padded batch.
+
+Legend: B responses, T response tokens. Masks are bool, True at the tokens of a response; what a
+tensor holds elsewhere (NaN included) never matters, and results are 0 there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
+
+
+@dataclass(frozen=True)
+class Denominators:
+    """What a loss is divided by: counted over a mini-batch, used by each micro-batch of it."""
+
+    num_tokens: int
+    """Tokens under the mask."""
+    num_sequences: int
+    """Responses with at least one token under the mask."""
+
+
+def count_denominators(mask: Tensor) -> Denominators:
+    """Returns the denominators of a mini-batch.
+
+    Args:
+        mask: bool [B, T].
+
+    Raises:
+        ValueError: if the mask is empty, since no mean exists then.
+    """
+    num_tokens = int(mask.sum())
+    if num_tokens == 0:
+        raise ValueError("the mini-batch holds no response token: a loss over it is not defined")
+    return Denominators(num_tokens=num_tokens, num_sequences=int(mask.any(dim=-1).sum()))
+
+
+def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """Returns the sum of the values under the mask.
+
+    Args:
+        values: float [B, T]; gradient flows to the values under the mask only.
+        mask: bool [B, T].
+        dim: dimension to sum over; all of them by default.
+    """
+    kept = torch.where(mask, values, 0.0)
+    return kept.sum() if dim is None else kept.sum(dim=dim)
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Returns the mean of the values under the mask, a scalar; 0 for an empty mask."""
+    return masked_sum(values, mask) / mask.sum().clamp(min=1)
+
+
+def whiten(values: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
+    """Returns the values shifted and scaled to mean 0 and variance 1 over the mask, float [B, T].
+
+    Convention: Bessel-corrected variance, eps under the root (verl, TRL). A single value becomes 0.
+
+    Args:
+        values: float [B, T].
+        mask: bool [B, T].
+        eps: added to the variance.
+    """
+    centred = torch.where(mask, values - masked_mean(values, mask), 0.0)
+    variance = centred.square().sum() / (mask.sum() - 1).clamp(min=1)
+    return centred * torch.rsqrt(variance + eps)
+
+
+def aggregate(
+    per_token: Tensor, mask: Tensor, aggregation: Aggregation, denominators: Denominators
+) -> Tensor:
+    """Returns this part's share of a loss over the whole mini-batch, a scalar.
+
+    The shares of the parts of a mini-batch add up to its loss, however it was split, because the
+    denominators are the mini-batch's and not the part's.
+
+    Args:
+        per_token: float [B, T]; carries gradient.
+        mask: bool [B, T].
+        aggregation: `token-mean` weighs tokens alike (DAPO); `seq-mean-token-sum` sums a response's
+            tokens and averages over responses (Dr.GRPO up to a constant); `seq-mean-token-mean`
+            averages within a response, then over responses (GRPO).
+        denominators: of the whole mini-batch.
+    """
+    if aggregation == "token-mean":
+        return masked_sum(per_token, mask) / denominators.num_tokens
+    per_sequence = masked_sum(per_token, mask, dim=-1)
+    if aggregation == "seq-mean-token-mean":
+        per_sequence = per_sequence / mask.sum(dim=-1).clamp(min=1)
+    return per_sequence.sum() / denominators.num_sequences

@@ -1,0 +1,172 @@
+"""Ragged rollouts -> one padded batch -> mini-batches of whole groups -> micro-batches by budget.
+
+Legend: B responses, T response tokens, L prompt + response tokens.
+
+Layout: each row is [prompt | response | padding], padded on the right only. Under causal attention
+no real token then sees padding, positions are simply 0..L-1, and neither an attention mask nor
+position ids are needed. [B, T] tensors hold the response from column 0 on, right-padded with 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_core.types import Rollout
+
+
+@dataclass(frozen=True)
+class TrainBatch:
+    """The rollouts of a step, or some of them, as tensors of one device."""
+
+    input_ids: Tensor
+    """int64 [B, L]: prompt, response, then padding."""
+    prompt_lengths: Tensor
+    """int64 [B], tokens, at least 1."""
+    response_lengths: Tensor
+    """int64 [B], tokens, at least 1."""
+    rollout_logprobs: Tensor
+    """float32 [B, T], as the engine returned them."""
+    rewards: Tensor
+    """float32 [B], the scorer's."""
+    group_ids: Tensor
+    """int64 [B], equal for responses to one prompt."""
+    correct: Tensor
+    """bool [B]: the verdict was `correct`."""
+    truncated: Tensor
+    """bool [B]: generation stopped at the length limit."""
+
+    def __len__(self) -> int:
+        return int(self.input_ids.shape[0])
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens of prompt and response together, int64 [B]."""
+        return self.prompt_lengths + self.response_lengths
+
+    @property
+    def response_mask(self) -> Tensor:
+        """Real response tokens, bool [B, T]."""
+        columns = torch.arange(self.rollout_logprobs.shape[1], device=self.input_ids.device)
+        return columns < self.response_lengths.unsqueeze(-1)
+
+    @property
+    def attention_mask(self) -> Tensor:
+        """Real tokens of prompt and response, bool [B, L]."""
+        columns = torch.arange(self.input_ids.shape[1], device=self.input_ids.device)
+        return columns < self.lengths.unsqueeze(-1)
+
+    def predictor_index(self) -> Tensor:
+        """Returns where, in the flattened [B * L], the predictors of the response tokens stand.
+
+        The state before a token predicts it (and has its value), so the first stands at the last
+        token of the prompt. int64 [N], N being the number of response tokens, row after row.
+        """
+        rows, columns = self.response_mask.nonzero(as_tuple=True)
+        return rows * self.input_ids.shape[1] + self.prompt_lengths[rows] - 1 + columns
+
+    def response_ids(self) -> Tensor:
+        """Returns the response tokens row after row, int64 [N]."""
+        return self.input_ids.flatten()[self.predictor_index() + 1]
+
+    def select(self, rows: Tensor) -> TrainBatch:
+        """Returns the given rows (int64 [b]), trimmed to the longest of them."""
+        rows = rows.to(self.input_ids.device)
+        prompt_lengths, response_lengths = self.prompt_lengths[rows], self.response_lengths[rows]
+        num_columns = int((prompt_lengths + response_lengths).max())
+        return TrainBatch(
+            input_ids=self.input_ids[rows, :num_columns],
+            prompt_lengths=prompt_lengths,
+            response_lengths=response_lengths,
+            rollout_logprobs=self.rollout_logprobs[rows, : int(response_lengths.max())],
+            rewards=self.rewards[rows],
+            group_ids=self.group_ids[rows],
+            correct=self.correct[rows],
+            truncated=self.truncated[rows],
+        )
+
+    def to(self, device: torch.device) -> TrainBatch:
+        """Returns the batch on a device."""
+        return TrainBatch(
+            **{name: x.to(device, non_blocking=True) for name, x in vars(self).items()}
+        )
+
+
+def collate(rollouts: Sequence[Rollout], pad_id: int) -> TrainBatch:
+    """Returns the rollouts as one batch, in their order, on the CPU.
+
+    Args:
+        rollouts: at least one.
+        pad_id: token that fills up the rows; nothing depends on it.
+
+    Raises:
+        ValueError: for a rollout without a prompt or response token: it could teach nothing.
+    """
+    if not rollouts:
+        raise ValueError("a batch needs at least one rollout")
+    for rollout in rollouts:
+        if not len(rollout.prompt_ids) or not len(rollout.completion.response_ids):
+            raise ValueError(
+                f"problem {rollout.problem.index}, sample {rollout.sample_index}: a rollout needs "
+                f"at least one prompt and one response token, got {len(rollout.prompt_ids)} and "
+                f"{len(rollout.completion.response_ids)}"
+            )
+    prompt_lengths = np.array([len(r.prompt_ids) for r in rollouts], dtype=np.int64)
+    response_lengths = np.array([len(r.completion.response_ids) for r in rollouts], dtype=np.int64)
+    shape = len(rollouts), int((prompt_lengths + response_lengths).max())
+    input_ids = np.full(shape, pad_id, dtype=np.int64)
+    logprobs = np.zeros((len(rollouts), int(response_lengths.max())), dtype=np.float32)
+    for row, rollout in enumerate(rollouts):
+        prompt, response = prompt_lengths[row], response_lengths[row]
+        input_ids[row, :prompt] = rollout.prompt_ids
+        input_ids[row, prompt : prompt + response] = rollout.completion.response_ids
+        logprobs[row, :response] = rollout.completion.logprobs
+    return TrainBatch(
+        input_ids=torch.from_numpy(input_ids),
+        prompt_lengths=torch.from_numpy(prompt_lengths),
+        response_lengths=torch.from_numpy(response_lengths),
+        rollout_logprobs=torch.from_numpy(logprobs),
+        rewards=torch.tensor([r.scored.score for r in rollouts], dtype=torch.float32),
+        group_ids=torch.tensor([r.group_id for r in rollouts], dtype=torch.int64),
+        correct=torch.tensor([r.scored.verdict == "correct" for r in rollouts]),
+        truncated=torch.tensor([r.completion.finish_reason == "length" for r in rollouts]),
+    )
+
+
+def micro_batches(lengths: Tensor, budget_tokens: int) -> list[Tensor]:
+    """Returns rows (int64 [b] each) of micro-batches under a budget of padded tokens.
+
+    Rows of like length stand together, longest first, so that little is padding; each row is in
+    exactly one micro-batch. A row longer than the budget stands alone: rows cannot be cut.
+
+    Args:
+        lengths: int64 [B], tokens of each row.
+        budget_tokens: most tokens of a micro-batch, its padding to its longest row included.
+    """
+    order = torch.argsort(lengths, descending=True, stable=True).cpu()
+    parts, start = [], 0
+    while start < len(order):
+        width = max(int(lengths[order[start]]), 1)
+        end = start + max(budget_tokens // width, 1)
+        parts.append(order[start:end])
+        start = end
+    return parts
+
+
+def mini_batches(group_ids: Tensor, num_groups: int) -> list[Tensor]:
+    """Returns rows (int64 [b] each, ascending) of mini-batches of whole groups, in their order.
+
+    Args:
+        group_ids: int64 [B]; the rows of a group need not be neighbours.
+        num_groups: groups per mini-batch; the last one may hold fewer.
+    """
+    seen: dict[int, int] = {}
+    ranks = torch.tensor([seen.setdefault(g, len(seen)) for g in group_ids.tolist()])
+    return [
+        torch.nonzero((ranks >= first) & (ranks < first + num_groups)).squeeze(-1)
+        for first in range(0, len(seen), num_groups)
+    ]

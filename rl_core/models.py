@@ -1,0 +1,210 @@
+"""Actor, critic and reference: how they are loaded, and their forward passes over a batch.
+
+Weights are float32 always; with dtype bfloat16 the forward passes run under autocast. Modules stay
+in eval mode: dropout would make the ratio of new to old policy differ from 1 before any update.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from pathlib import Path
+from typing import cast
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from rl_core.algos.logprobs import token_logprobs, token_logprobs_and_entropy
+from rl_core.batch import TrainBatch
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+)
+_PROBE_TOKENS = 4
+
+
+class Critic(nn.Module):
+    """A backbone and a linear head that starts at value 0 everywhere."""
+
+    def __init__(self, backbone: nn.Module, hidden_size: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = nn.Linear(hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+
+def load_actor(path: Path, device: torch.device) -> transformers.PreTrainedModel:
+    """Returns the causal LM of a folder: float32 weights, SDPA attention, eval mode.
+
+    Args:
+        path: a local folder in the Hugging Face layout.
+        device: where it shall live.
+
+    Raises:
+        ValueError: if the folder holds no model, or one whose logits are not simply its output
+            embedding times its last hidden state (soft-capped, scaled or biased logits).
+    """
+    if not (path / "config.json").is_file():
+        raise ValueError(f"model.path={path}: no such model (a folder with config.json is needed)")
+    transformers.utils.logging.disable_progress_bar()  # the terminal is the trainer's
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
+    )
+    model.config.use_cache = False
+    model.to(device).eval()
+    _check_plain_logits(model, path)
+    return model
+
+
+def make_critic(actor: transformers.PreTrainedModel) -> Critic:
+    """Returns a critic whose backbone is a copy of the actor's, with a value head of zeros."""
+    backbone = copy.deepcopy(actor.get_decoder())
+    critic = Critic(backbone, actor.config.get_text_config().hidden_size)
+    return critic.to(next(actor.parameters()).device).eval()
+
+
+@torch.no_grad()
+def _check_plain_logits(model: transformers.PreTrainedModel, path: Path) -> None:
+    """Log-probs are computed from hidden states: refuse a model for which that would be wrong."""
+    ids = torch.arange(_PROBE_TOKENS, device=model.device).unsqueeze(0)
+    expected = model(input_ids=ids, use_cache=False).logits
+    hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+    actual = hidden @ model.get_output_embeddings().weight.T
+    if not torch.allclose(actual, expected, rtol=1e-3, atol=1e-3):
+        raise ValueError(
+            f"model.path={path}: its logits are transformed after the output embedding "
+            f"({type(model).__name__}), which log-probs from hidden states do not support"
+        )
+
+
+class _SelectRows(torch.autograd.Function):
+    """index_select for distinct rows: its backward copies, where torch's would add row by row."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.shape = x.shape  # type: ignore[attr-defined]  # torch lets a context carry anything
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors  # type: ignore[attr-defined]  # set by save_for_backward
+        full = grads[0].new_zeros(ctx.shape)  # type: ignore[attr-defined]  # set in forward
+        return full.index_copy_(0, index, grads[0]), None
+
+
+def _response_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
+    """Returns the hidden states that predict the response tokens, [N, H], row after row."""
+    hidden = backbone(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    return cast("Tensor", _SelectRows.apply(flat, batch.predictor_index()))  # type: ignore[no-untyped-call]  # torch leaves apply untyped
+
+
+def _pad(per_token: Tensor, response_mask: Tensor) -> Tensor:
+    """Returns [N] as [B, T], 0 outside the mask; differentiable."""
+    return per_token.new_zeros(response_mask.shape).masked_scatter(response_mask, per_token)
+
+
+def response_logprobs(
+    model: transformers.PreTrainedModel,
+    batch: TrainBatch,
+    *,
+    temperature: float,
+    compute_dtype: torch.dtype,
+) -> Tensor:
+    """Returns the log-probs of the response tokens under the tempered policy, float32 [B, T].
+
+    Args:
+        model: a causal LM.
+        batch: B rows.
+        temperature: of the distribution that was sampled from.
+        compute_dtype: float32, or bfloat16 for autocast.
+    """
+    hidden, head = _actor_states(model, batch, compute_dtype)
+    logprobs = token_logprobs(
+        hidden, head, batch.response_ids(), temperature=temperature, compute_dtype=compute_dtype
+    )
+    return _pad(logprobs, batch.response_mask)
+
+
+def response_logprobs_and_entropy(
+    model: transformers.PreTrainedModel,
+    batch: TrainBatch,
+    *,
+    temperature: float,
+    compute_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Returns log-probs and entropies at the response tokens, each float32 [B, T].
+
+    Takes what `response_logprobs` takes.
+    """
+    hidden, head = _actor_states(model, batch, compute_dtype)
+    logprobs, entropy = token_logprobs_and_entropy(
+        hidden, head, batch.response_ids(), temperature=temperature, compute_dtype=compute_dtype
+    )
+    return _pad(logprobs, batch.response_mask), _pad(entropy, batch.response_mask)
+
+
+def _actor_states(
+    model: transformers.PreTrainedModel, batch: TrainBatch, compute_dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    with _autocast(batch, compute_dtype):
+        return _response_states(model.get_decoder(), batch), model.get_output_embeddings().weight
+
+
+def response_values(critic: Critic, batch: TrainBatch, *, compute_dtype: torch.dtype) -> Tensor:
+    """Returns the values of the states before each response token, float32 [B, T].
+
+    Args:
+        critic: backbone and head.
+        batch: B rows.
+        compute_dtype: float32, or bfloat16 for autocast (the head is float32 always).
+    """
+    with _autocast(batch, compute_dtype):
+        hidden = _response_states(critic.backbone, batch)
+    return _pad(critic.head(hidden.float()).squeeze(-1), batch.response_mask)
+
+
+def _autocast(batch: TrainBatch, compute_dtype: torch.dtype) -> torch.autocast:
+    return torch.autocast(
+        batch.input_ids.device.type,
+        dtype=torch.bfloat16,
+        enabled=compute_dtype == torch.bfloat16,
+    )
+
+
+def complete_weights(model: transformers.PreTrainedModel) -> dict[str, Tensor]:
+    """Returns every weight once under its Hugging Face name, detached, on the model's device.
+
+    A tied output embedding is left out (it IS the input embedding): loaders tie it again.
+    """
+    weights: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict().items():
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            weights[name] = tensor.detach()
+    return weights
+
+
+def save_actor(model: transformers.PreTrainedModel, tokenizer_from: Path, folder: Path) -> None:
+    """Writes the model as a folder that transformers and vLLM load as it lies, tokenizer included.
+
+    Args:
+        model: weights are written as they are, in float32.
+        tokenizer_from: the folder whose tokenizer files are copied.
+        folder: is made if missing.
+    """
+    model.save_pretrained(folder)
+    for name in _TOKENIZER_FILES:
+        if (tokenizer_from / name).is_file():
+            shutil.copyfile(tokenizer_from / name, folder / name)
