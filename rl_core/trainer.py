@@ -91,7 +91,7 @@ def train(
                     asked, completions, group_size=group_size, env=config.env, decode=inputs.decode
                 )
             metrics = reward_metrics(rollouts)
-            learned, per_rollout = workers.learn(rollouts, step)
+            learned, per_rollout = workers.learn(rollouts)
             with clock("sync"):
                 workers.sync_weights()
             metrics |= learned

@@ -20,6 +20,7 @@ from rl_core.stopping import StopSignals
 from rl_core.tracking import RunFolder
 from rl_core.trainer import TrainInputs, train
 from rl_core.types import Problem
+from rl_core.wandb_tracker import WandbTracker
 from rl_core.workers import Workers
 from tasks.progress import TrainingProgress
 
@@ -76,16 +77,28 @@ def train_model(
     )
     resume_from = checkpoint.path if checkpoint else None
     with (
-        Workers.start(config, model_path, resume_from=resume_from) as workers,
+        WandbTracker(config, run.path) as wandb,
+        Workers.start(
+            config,
+            model_path,
+            resume_from=resume_from,
+            log_folder=run.path / "workers",
+            report=logger.info,
+        ) as workers,
         StopSignals() as stop,
     ):
+
+        def tell(step: int, last_step: int, metrics: dict[str, float]) -> None:
+            on_step(step, last_step, metrics)
+            wandb.on_step(step, last_step, metrics)
+
         return train(
             config,
             inputs,
             workers=workers,
             run=run,
             start_step=start_step,
-            on_step=on_step,
+            on_step=tell,
             should_stop=stop.requested,
         )
 
