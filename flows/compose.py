@@ -46,24 +46,27 @@ class SettingsError(ValueError):
     """A mistake in the settings, in one line: key, value, limit or nearest valid key."""
 
 
-def compose(overrides: Sequence[str] = ()) -> RunConfig:
+def compose(overrides: Sequence[str] = (), *, base: RunConfig | None = None) -> RunConfig:
     """Returns the settings of a run.
 
     Args:
         overrides: `KEY=VALUE`, `preset=NAME`, `env=NAME` in Hydra's grammar; lists as `[a,b]`.
+        base: settings of an existing run, to change instead of a preset's; its preset and env stay.
 
     Raises:
         SettingsError: unknown key or choice, wrong type, out of range, impossible combination.
     """
     parsed = _parse(overrides)
     chosen = {item.key_or_group: _choice(item) for item in parsed if item.key_or_group in _CHOICES}
+    if base is not None and chosen:
+        raise SettingsError(f"{next(iter(chosen))} cannot change: these are settings of a run")
     values = [item for item in parsed if item.key_or_group not in _CHOICES]
     groups = [f"{group}={name}" for group, name in chosen.items()]
-    known = tuple(_leaves(_merge(groups)))
+    known = tuple(_leaves(_merge(groups, base)))
     for item in values:
         _check_key(item.key_or_group, known)
-    settings = _merge([*groups, *(str(item.input_line) for item in values)])
-    settings["preset"] = chosen.get("preset", DEFAULT_PRESET)
+    settings = _merge([*groups, *(str(item.input_line) for item in values)], base)
+    settings["preset"] = base.preset if base else chosen.get("preset", DEFAULT_PRESET)
     return _validate(settings, {item.key_or_group: _text(item) for item in values})
 
 
@@ -115,14 +118,18 @@ def _text(item: Override) -> str:
     return value if isinstance(value, str) else raw
 
 
-def _merge(overrides: Sequence[str]) -> dict[str, Any]:
+def _merge(overrides: Sequence[str], base: RunConfig | None) -> dict[str, Any]:
     """Returns Hydra's composition as plain values."""
     store = ConfigStore.instance()
-    defaults = ["_self_", {"env": "countdown"}, {"preset": DEFAULT_PRESET}]
-    base = RunConfig().model_dump(mode="json", exclude={"env", "preset"})
-    store.store(name="countdown_train", node={"defaults": defaults, **base})
     for name, model in _ENVS.items():
         store.store(group="env", name=name, node=model().model_dump(mode="json"))
+    if base is None:
+        groups = ["_self_", {"env": "countdown"}, {"preset": DEFAULT_PRESET}]
+        node = RunConfig().model_dump(mode="json", exclude={"env", "preset"})
+        store.store(name="countdown_train", node={"defaults": groups, **node})
+    else:
+        node = base.model_dump(mode="json", exclude={"preset"})
+        store.store(name="countdown_train", node=node)
     with initialize_config_dir(config_dir=str(_CONF), version_base="1.3"):
         try:
             config = hydra_compose("countdown_train", overrides=list(overrides))

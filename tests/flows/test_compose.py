@@ -149,3 +149,15 @@ def test_composing_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     compose(["seed=1"])
     assert list(tmp_path.iterdir()) == []
     assert Path.cwd() == tmp_path
+
+
+def test_the_settings_of_a_run_can_be_changed_but_not_its_preset() -> None:
+    run = compose(["preset=gsm8k-ppo-0.5b", "run_id=mine"])
+    changed = compose(["checkpoints.keep_last=0", "env.answer_from=lenient"], base=run)
+    assert changed.run_id == "mine"
+    assert changed.preset == "gsm8k-ppo-0.5b"
+    assert changed.checkpoints.keep_last == 0
+    assert changed.env.answer_from == "lenient"
+    assert compose([], base=run) == run
+    with pytest.raises(SettingsError, match="preset cannot change"):
+        compose(["preset=quickstart"], base=run)

@@ -1,0 +1,93 @@
+"""Which run this is, and what became of it: `run.json` from the flow's side."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import yaml
+from prefect.exceptions import TerminationSignal
+
+from rl_core.config import RunConfig
+from rl_core.tracking import RunFolder, new_run_id, utc_now
+
+Stage = Callable[[str], AbstractContextManager[None]]
+
+_logger = logging.getLogger(__name__)
+
+
+def choose_run(config: RunConfig, flow_run_id: str | None) -> RunConfig:
+    """Returns the settings with `run_id` filled in.
+
+    A run_id that was given stands. Else a retry of the same flow run goes on with its own run; else
+    the latest run of exactly these settings is continued, if it was interrupted; else the run is
+    new.
+
+    Args:
+        config: the run's settings.
+        flow_run_id: a name that all attempts of one flow run share; None outside of a flow run.
+    """
+    if config.run_id is not None:
+        return config
+    new = re.sub(r"[^A-Za-z0-9._-]+", "-", flow_run_id) if flow_run_id else new_run_id()
+    if not (config.storage.root / "runs" / new).exists():
+        interrupted = _interrupted_run(config)
+        if interrupted is not None:
+            _logger.info("continuing %s, interrupted with the same settings", interrupted)
+            new = interrupted
+    return config.model_copy(update={"run_id": new})
+
+
+def _interrupted_run(config: RunConfig) -> str | None:
+    """Returns the latest run of these settings, if it was interrupted."""
+    same = []
+    for folder in (config.storage.root / "runs").glob("*/"):
+        try:
+            settings = yaml.safe_load((folder / "config.yaml").read_text())
+            record = RunFolder(folder).read()
+            equal = RunConfig.model_validate({**settings, "run_id": None}) == config
+        except (OSError, ValueError, TypeError, yaml.YAMLError):
+            continue  # what lies there is no run of today's settings
+        if equal:
+            same.append(record)
+    latest = max(same, key=lambda record: record.started_at, default=None)
+    return latest.run_id if latest is not None and latest.status == "interrupted" else None
+
+
+@contextmanager
+def recorded(run: RunFolder) -> Iterator[Stage]:
+    """Yields a timer of stages; at the end `run.json` says what became of the run, and why.
+
+    A continued run's stages add up.
+    """
+
+    @contextmanager
+    def stage(name: str) -> Iterator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            before = run.read().timings_s.get(name, 0.0)
+            run.update(timings_s={name: round(before + time.monotonic() - start, 3)})
+
+    with run.log_to_file():
+        try:
+            yield stage
+        except (KeyboardInterrupt, TerminationSignal) as signal:
+            name = "Ctrl-C" if isinstance(signal, KeyboardInterrupt) else "SIGTERM"
+            reason = f"stopped by {name}; the same command, or run_id={run.run_id}, resumes"
+            _close(run, "interrupted", reason)
+            raise
+        except BaseException as error:
+            _close(run, "failed", f"{type(error).__name__}: {error}")
+            error.add_note(f"log: {run.path / 'log.txt'}")
+            raise
+        _close(run, "finished", None)
+
+
+def _close(run: RunFolder, status: str, reason: str | None) -> None:
+    _logger.info("run %s %s%s", run.run_id, status, f": {reason}" if reason else "")
+    run.update(status=status, reason=reason, finished_at=utc_now())

@@ -1,0 +1,152 @@
+"""Base model: the folder that training starts from, named by `model.path` or home-made and cached.
+
+Not the training itself: `rl_core/warm_start.py` makes the home-made model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from prefect import task
+from prefect.artifacts import create_table_artifact
+from prefect.context import TaskRunContext
+
+from rl_core.config import CountdownConfig, RunConfig
+from rl_core.dataset import read_problems
+from rl_core.envs.countdown import render_prompt
+
+if TYPE_CHECKING:
+    from rl_core.warm_start import WarmStartReport
+
+RECIPE_VERSION: Final = 1
+"""Part of the cache key: raise it when the same settings would make another model."""
+_LOG_INTERVAL_S: Final = 10.0
+
+OnStep = Callable[[int, int, float], None]
+_logger = logging.getLogger(__name__)
+
+
+def base_model(config: RunConfig, data: Path) -> Path:
+    """Returns the folder of the base model; makes or fetches it where it is not there yet.
+
+    Args:
+        config: `model.path` names a local folder or a model of the Hugging Face hub; without it the
+            home-made model is used, made from the train split on the first call.
+        data: folder of the data set.
+    """
+    if config.model.path is not None:
+        local = Path(config.model.path).expanduser()
+        return local if local.is_dir() else _from_hub(config.model.path)
+    folder = home_made_folder(config, data)
+    if not is_complete(folder):
+        _warm_start(config, data, folder)
+    for gate in _read_report(folder)["failed_gates"]:
+        _logger.warning("the home-made base model is weak (raise base_model.steps): %s", gate)
+    return folder
+
+
+def home_made_folder(config: RunConfig, data: Path) -> Path:
+    """Returns where the home-made model of these settings lies, there or not."""
+    settings = {
+        "base_model": config.base_model.model_dump(mode="json", exclude={"num_threads"}),
+        "env": config.env.model_dump(mode="json"),
+        "data": data.name,
+        "recipe": RECIPE_VERSION,
+    }
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    return config.storage.root / "models" / f"{config.env.name}-{digest[:12]}"
+
+
+def is_complete(folder: Path) -> bool:
+    """Says whether a home-made model lies there; folders appear whole, so one file tells."""
+    return (folder / "warm_start.json").is_file()
+
+
+def _cache_key(_: TaskRunContext, inputs: dict[str, Any]) -> str:
+    config, data = inputs["config"], inputs["data"]
+    folder = config.model.path or home_made_folder(config, data).resolve()
+    return f"base-model-{hashlib.sha256(str(folder).encode()).hexdigest()}"
+
+
+@task(
+    name="base-model",
+    task_run_name="make or find the base model",
+    persist_result=True,
+    cache_key_fn=_cache_key,
+)
+def base_model_task(config: RunConfig, data: Path) -> Path:
+    """Makes or finds the base model in a flow run, with its gates as a table artifact."""
+    folder = base_model(config, data)
+    if config.model.path is None:
+        create_table_artifact(
+            [
+                {"measure": name, "value": str(value)}
+                for name, value in _read_report(folder).items()
+            ],
+            key="base-model",
+            description=f"What the warm start made, measured on held-out problems ({folder}).",
+        )
+    return folder
+
+
+def cached_base_model(config: RunConfig, data: Path) -> Path:
+    """Runs the task: cached where the settings are unchanged and the folder is still there."""
+    is_there = config.model.path is None and is_complete(home_made_folder(config, data))
+    return base_model_task.with_options(refresh_cache=not is_there)(config, data)
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
+    return Path(snapshot_download(name, allow_patterns=patterns))
+
+
+def _warm_start(config: RunConfig, data: Path, folder: Path) -> WarmStartReport:
+    from rl_core.warm_start import make_base_model
+
+    env = config.env
+    assert isinstance(env, CountdownConfig)  # preflight
+    train, test = (read_problems(data / f"{split}.parquet") for split in ("train", "test"))
+    _logger.info("warm-starting the home-made base model: %d steps", config.base_model.steps)
+    report = make_base_model(
+        config.base_model,
+        prompts=[problem.messages[0]["content"] for problem in train],
+        problems=[_numbers_and_target(problem.ground_truth) for problem in train],
+        holdout=[_numbers_and_target(problem.ground_truth) for problem in test],
+        render_prompt=partial(render_prompt, env.prompt_template),
+        folder=folder,
+        on_step=_log_steps(),
+    )
+    _logger.info("base model: %s", {k: v for k, v in asdict(report).items() if k != "failed_gates"})
+    return report
+
+
+def _numbers_and_target(truth: Any) -> tuple[tuple[int, ...], int]:
+    return tuple(truth["numbers"]), truth["target"]
+
+
+def _log_steps() -> OnStep:
+    """Returns a callback that logs a line every `_LOG_INTERVAL_S`."""
+    logged_at = time.monotonic()
+
+    def on_step(step: int, last_step: int, loss: float) -> None:
+        nonlocal logged_at
+        if time.monotonic() - logged_at >= _LOG_INTERVAL_S:
+            logged_at = time.monotonic()
+            _logger.info("warm start %d/%d · loss %.3f", step, last_step, loss)
+
+    return on_step
+
+
+def _read_report(folder: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((folder / "warm_start.json").read_text())
+    return report
