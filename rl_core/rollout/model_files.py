@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 _NAMES_SHOWN = 3
@@ -71,3 +72,18 @@ def stop_token_ids(model_path: Path) -> tuple[int, ...]:
             "responses would never end; add it"
         )
     return (stop,) if isinstance(stop, int) else tuple(stop)
+
+
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Returns all tensors of a Hugging Face folder's safetensors files, on the CPU.
+
+    Raises:
+        ValueError: the folder holds no safetensors file.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"{folder} holds no *.safetensors file: give a saved model's folder")
+    weights: dict[str, torch.Tensor] = {}
+    for file in files:
+        weights |= load_file(file)
+    return weights

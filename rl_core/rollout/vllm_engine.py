@@ -79,11 +79,15 @@ class VllmEngine:
         self._shapes = weight_shapes(model_path)
         self._stop_token_ids = stop_token_ids(model_path)
         _inspect_in_process(model_path)
-        device_options: dict[str, Any] = (
-            {"gpu_memory_utilization": gpu_memory_utilization}
-            if on_gpu
-            else {"kv_cache_memory_bytes": kv_cache_mib * 2**20, "enforce_eager": True}
-        )
+        cpu_options = {
+            "kv_cache_memory_bytes": kv_cache_mib * 2**20,
+            "enforce_eager": True,
+            # After part of a prompt vLLM turns the request's random generator back, which a
+            # generator of the CPU cannot do: prompts are read whole, or in the next step.
+            "enable_chunked_prefill": False,
+        }
+        gpu_options = {"gpu_memory_utilization": gpu_memory_utilization}
+        device_options: dict[str, Any] = gpu_options if on_gpu else cpu_options
         with _torch_untouched(on_gpu=on_gpu):
             self._llm = LLM(
                 str(model_path),

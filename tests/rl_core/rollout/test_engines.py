@@ -28,8 +28,8 @@ def make_vllm(path: Path) -> RolloutEngine:
         path,
         dtype="float32",
         max_model_len=512,
-        max_num_seqs=16,
-        kv_cache_mib=32,
+        max_num_seqs=64,
+        kv_cache_mib=8,
         gpu_memory_utilization=0.4,
         on_gpu=False,
     )
@@ -162,6 +162,23 @@ def test_a_seed_gives_the_same_sample_alone_and_in_a_batch(engine: RolloutEngine
             np.testing.assert_allclose(batch[i].logprobs, alone.logprobs, atol=1e-4)
     same_prompt = [tuple(c.response_ids) for r, c in zip(requests, batch, strict=True)]
     assert len(set(same_prompt)) > len(requests) * 0.9, "other seeds must give other samples"
+
+
+def test_prompts_above_the_budget_of_one_pass_and_a_full_cache_change_no_sample(
+    engine: RolloutEngine,
+) -> None:
+    # 60 x 380 tokens are more than vLLM reads in a pass; and as each response crosses into
+    # another block (at 384), the KV cache of 128 blocks is full: some are thrown out, begun anew.
+    sampling = SamplingSettings(max_tokens=40, temperature=1.0)
+    rng = random.Random(3)
+    requests = [
+        GenerationRequest(tuple(rng.randrange(2, 258) for _ in range(380)), seed)
+        for seed in range(60)
+    ]
+    batch = engine.generate(requests, sampling)
+    for i in range(0, len(requests), 10):
+        alone = engine.generate(requests[i : i + 1], sampling)[0]
+        assert batch[i].response_ids.tolist() == alone.response_ids.tolist()
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
