@@ -1,0 +1,169 @@
+"""Gathers what a report shows, from the run's folder alone: its records and saved queries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from rl_core.tracking import RunFolder, RunRecord
+from tasks import run_files, sql
+
+_MOST_POINTS = 120
+"""Steps of a stacked chart are summed up into at most this many columns."""
+_SAMPLES = {"correct": 3}
+"""Samples shown of a verdict; of all others `_SAMPLES_OF_OTHERS`."""
+_SAMPLES_OF_OTHERS = 1
+_LONGEST_SAMPLE = 4_000
+"""Characters of a sample's response that are shown."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One rollout to read: its response cut in three around the answer."""
+
+    step: int
+    verdict: str
+    score: float
+    prompt: str
+    before: str
+    answer: str
+    after: str
+    is_cut: bool
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """Everything on the page, as rows of saved queries and plain values."""
+
+    record: RunRecord
+    settings: str
+    """config.yaml, as it lies."""
+    minutes: float | None
+    """Wall time; of a run still going, up to its last logged step."""
+    before: float | None
+    """Greedy test accuracy of the base model: of the evaluation, else of the first test."""
+    after: float | None
+    """The same of the trained model: of the evaluation, else of the last test."""
+    base: Row | None
+    """The base model's row of `evaluation_summary`; None before the evaluation."""
+    trained: Row | None
+    """The newest trained model's."""
+    gain: Row | None
+    curve: pl.DataFrame
+    verdicts: pl.DataFrame
+    by_num_solutions: list[Row]
+    pass_at_k: list[Row]
+    evaluation_verdicts: list[Row]
+    best_checkpoint: Row | None
+    samples: list[Sample]
+    stages: list[Row]
+    phases: list[Row]
+    disk: dict[str, int]
+
+
+def gather(run: Path) -> ReportData:
+    """Returns what there is to report of a run, finished or not.
+
+    Args:
+        run: `<storage.root>/runs/<run_id>`.
+
+    Raises:
+        ValueError: there is no run at that path.
+    """
+    record = RunFolder(run).read()
+    root = run.parent.parent
+
+    def ask(query: str, **arguments: sql.Value) -> pl.DataFrame:
+        return sql.ask(query, arguments, root=root, run=run.name)
+
+    curve = ask("learning_curve")
+    steps = _last_step(curve)
+    models = ask("evaluation_summary").to_dicts()
+    trained = [row for row in models if row["model"] != "base"][-1:]
+    newest = trained[0]["model"] if trained else None
+    shown_models = {"base", newest}
+    base = next((row for row in models if row["model"] == "base"), None)
+    overview = ask("runs_overview").row(0, named=True)
+    settings = run / "config.yaml"
+    return ReportData(
+        record=record,
+        settings=settings.read_text(encoding="utf-8") if settings.exists() else "",
+        minutes=overview["minutes"],
+        before=base["accuracy"] if base else overview["accuracy_before"],
+        after=trained[0]["accuracy"] if trained else overview["accuracy_after"],
+        base=base,
+        trained=trained[0] if trained else None,
+        gain=_last([row for row in ask("gain_over_base").to_dicts() if row["model"] == newest]),
+        curve=curve,
+        verdicts=ask("verdict_shares_by_step", steps_per_row=max(1, -(-steps // _MOST_POINTS))),
+        by_num_solutions=_of_models(ask("accuracy_by_num_solutions"), shown_models),
+        pass_at_k=_of_models(ask("pass_at_k"), shown_models),
+        evaluation_verdicts=_of_models(ask("evaluation_verdicts"), shown_models),
+        best_checkpoint=_last(ask("best_checkpoint").to_dicts()),
+        samples=_samples(run, from_step=max(1, steps - steps // 5)),
+        stages=ask("time_by_stage").to_dicts(),
+        phases=ask("time_by_phase").to_dicts(),
+        disk=run_files.bytes_by_kind(run),
+    )
+
+
+def _samples(run: Path, *, from_step: int) -> list[Sample]:
+    """A few rollouts of each verdict, from the end of training, the most frequent verdict first."""
+    root, name = run.parent.parent, run.name
+    counts = sql.run_query(
+        "select verdict from rollouts where step >= $from_step "
+        "group by verdict order by verdict != 'correct', count(*) desc, verdict",
+        {"from_step": from_step},
+        root=root,
+        run=name,
+    )
+    samples: list[Sample] = []
+    for verdict in counts["verdict"]:
+        limit = _SAMPLES.get(verdict, _SAMPLES_OF_OTHERS)
+        arguments: Row = {"verdict": verdict, "from_step": from_step, "limit": limit}
+        rows = sql.ask("samples_of_a_verdict", arguments, root=root, run=name)
+        samples += [_as_sample(row) for row in rows.to_dicts()]
+    return samples
+
+
+def _as_sample(row: Row) -> Sample:
+    response, answer = row["response"] or "", row["answer"]
+    start, end = _find_answer(response, answer) if answer else (len(response), len(response))
+    first = max(0, end - _LONGEST_SAMPLE)
+    return Sample(
+        step=row["step"],
+        verdict=row["verdict"],
+        score=row["score"],
+        prompt=row["prompt"] or "",
+        before=response[min(first, start) : start],
+        answer=response[start:end],
+        after=response[end : end + _LONGEST_SAMPLE],
+        is_cut=len(response) > _LONGEST_SAMPLE,
+    )
+
+
+def _find_answer(response: str, answer: str) -> tuple[int, int]:
+    """Where the scored answer stands: inside the last answer tag, else its last occurrence."""
+    closing = response.rfind("</answer>")
+    opening = response.rfind("<answer>", 0, max(closing, 0))
+    if 0 <= opening < closing:
+        return opening + len("<answer>"), closing
+    start = response.rfind(answer)
+    return (start, start + len(answer)) if start >= 0 else (len(response), len(response))
+
+
+def _of_models(frame: pl.DataFrame, models: set[str | None]) -> list[Row]:
+    return [row for row in frame.to_dicts() if row["model"] in models]
+
+
+def _last(rows: list[Row]) -> Row | None:
+    return rows[-1] if rows else None
+
+
+def _last_step(curve: pl.DataFrame) -> int:
+    return int(curve["step"].max() or 0) if curve.height else 0  # type: ignore[arg-type]  # an int column
