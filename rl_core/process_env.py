@@ -1,11 +1,12 @@
 """Environment of every process of a run: quiet libraries, no telemetry, bounded threads.
 
-Set before torch, vLLM, Ray or Prefect are imported, and handed to Ray as its runtime environment.
+Set before torch, vLLM, Ray or Prefect are imported: `apply_defaults` by whoever starts a run,
+`process_environment` by each Ray actor for itself.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import os
 import sys
 
@@ -13,6 +14,7 @@ _QUIET = {
     "DO_NOT_TRACK": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_NO_USAGE_STATS": "1",
@@ -21,7 +23,6 @@ _QUIET = {
 }
 _ENGINE = {
     "GOMP_SPINCOUNT": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
 _CPU_ONLY = {"TORCH_COMPILE_DISABLE": "1"}
@@ -58,11 +59,18 @@ def hide_cuda_only_packages() -> None:
     """Hides torchvision from transformers and vLLM where torch is a CPU build and it is not.
 
     torchvision has no CPU build for this torch: a CUDA build beside torch+cpu breaks `import vllm`.
+    Versions are read without importing anything, so this costs nothing where torch is not needed.
     """
-    if importlib.util.find_spec("torch") is None:
+    if not _installed_version("torch").endswith("+cpu"):
         return
-    import torch
+    for package in ("torchvision", "torchaudio", "torchcodec"):
+        version = _installed_version(package)
+        if version and not version.endswith("+cpu"):
+            sys.modules.setdefault(package, None)  # type: ignore[arg-type]  # None blocks imports
 
-    if torch.version.cuda is None:
-        for package in ("torchvision", "torchaudio", "torchcodec"):
-            sys.modules.setdefault(package, None)  # type: ignore[arg-type]  # None blocks an import
+
+def _installed_version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -28,9 +28,13 @@ from tasks.progress import TrainingProgress
 def load_inputs(config: RunConfig, data: Path, model_path: Path) -> TrainInputs:
     """Returns both splits with their prompts tokenized, and the tokenizer's decoder."""
     tokenizer = load_tokenizer(str(model_path))
+    chat = config.env.prompt_template == "chat"
 
     def prompted(problems: Sequence[Problem]) -> list[PromptedProblem]:
-        return [PromptedProblem(p, *encode_prompt(p.messages, tokenizer)) for p in problems]
+        return [
+            PromptedProblem(p, *encode_prompt(p.messages, tokenizer, chat_template=chat))
+            for p in problems
+        ]
 
     def decode(ids: Sequence[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=True))

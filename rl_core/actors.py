@@ -1,0 +1,146 @@
+"""What runs inside the Ray actors: one learner, or one rollout engine, per process.
+
+Plain classes, no Ray here. Nothing heavy is imported before the process's environment is set.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rl_core.config import RunConfig
+from rl_core.errors import out_of_memory_as
+from rl_core.process_env import apply_defaults, hide_cuda_only_packages
+from rl_core.types import Completion, GenerationRequest, Rollout, SamplingSettings
+
+if TYPE_CHECKING:
+    import torch
+
+    from rl_core.learner import Learner
+    from rl_core.rollout.protocol import RolloutEngine
+
+PAD_ID = 0
+"""Fills up the learner's rows; masked everywhere, so any token will do."""
+
+
+def prepare_process(environment: Mapping[str, str], log_file: Path) -> None:
+    """Sets this process's environment and sends its output to `log_file`.
+
+    The file descriptors are replaced, not `sys.stdout`: C++ libraries and crash dumps write there.
+    """
+    os.environ.update(environment)
+    apply_defaults()
+    hide_cuda_only_packages()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+class LearnerActor:
+    """The learner's process."""
+
+    def __init__(self, environment: Mapping[str, str], log_file: Path) -> None:
+        prepare_process(environment, log_file)
+        self._learner: Learner
+
+    def load(self, config: RunConfig, model_path: Path, resume_from: Path | None) -> None:
+        """Loads the models; apart from the constructor, so that errors arrive as what they are."""
+        with out_of_memory_as("load_learner"):
+            from rl_core.learner import Learner
+
+            self._learner = Learner(config, model_path, resume_from)
+            self._sent_dtype = config.model.dtype
+
+    def learn(self, rollouts: Sequence[Rollout]) -> tuple[dict[str, float], dict[str, list[float]]]:
+        """Returns the metrics of one step and the rollout log's columns, a number per rollout."""
+        from rl_core.batch import collate
+        from rl_core.preparation import rollout_columns
+
+        with out_of_memory_as("prepare"):
+            prepared, metrics = self._learner.prepare(collate(rollouts, PAD_ID))
+        with out_of_memory_as("update"):
+            metrics |= self._learner.update(prepared)
+        return metrics, rollout_columns(prepared)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Returns all weights, on the CPU, in the type in which the engines compute."""
+        import torch
+
+        dtype = getattr(torch, self._sent_dtype)
+        with out_of_memory_as("weights"):
+            return {n: t.to("cpu", dtype) for n, t in self._learner.weights().items()}
+
+    def save(self, folder: Path) -> None:
+        """Writes a checkpoint into `folder`."""
+        with out_of_memory_as("save"):
+            self._learner.save(folder)
+
+
+class RolloutActor:
+    """A rollout engine's process."""
+
+    def __init__(self, environment: Mapping[str, str], log_file: Path) -> None:
+        prepare_process(environment, log_file)
+        self._engine: RolloutEngine
+
+    def load(self, config: RunConfig, model_path: Path) -> None:
+        """Builds the engine named by `rollout.engine`."""
+        with out_of_memory_as("load_engine"):
+            self._engine = ENGINES[config.rollout.engine](config, model_path)
+
+    def generate(
+        self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
+    ) -> list[Completion]:
+        """Returns one completion per request, in their order."""
+        with out_of_memory_as("gen"):
+            return self._engine.generate(requests, sampling)
+
+    def update_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Replaces all weights by the learner's."""
+        with out_of_memory_as("sync"):
+            self._engine.update_weights(weights)
+
+    def load_weights(self, folder: Path) -> None:
+        """Replaces all weights by those of a saved model."""
+        from rl_core.rollout.model_files import read_weights
+
+        with out_of_memory_as("sync"):
+            self._engine.update_weights(read_weights(folder))
+
+
+def _vllm_engine(config: RunConfig, model_path: Path) -> RolloutEngine:
+    from rl_core.rollout.vllm_engine import VllmEngine
+
+    return VllmEngine(
+        model_path,
+        dtype=config.model.dtype,
+        max_model_len=config.data.max_prompt_length + config.data.max_response_length,
+        max_num_seqs=config.rollout.max_num_seqs,
+        kv_cache_mib=config.rollout.kv_cache_mib,
+        gpu_memory_utilization=config.rollout.gpu_memory_utilization,
+        on_gpu=config.resources.rollout_gpus > 0,
+    )
+
+
+def _hf_engine(config: RunConfig, model_path: Path) -> RolloutEngine:
+    from rl_core.rollout.hf_engine import HfEngine
+
+    return HfEngine(
+        model_path,
+        dtype=config.model.dtype,
+        max_num_seqs=config.rollout.max_num_seqs,
+        on_gpu=config.resources.rollout_gpus > 0,
+    )
+
+
+ENGINES: dict[str, Callable[[RunConfig, Path], RolloutEngine]] = {
+    "vllm": _vllm_engine,
+    "hf": _hf_engine,
+}
+"""Builders by `rollout.engine`."""
