@@ -12,7 +12,12 @@ hide_cuda_only_packages()
 
 from pathlib import Path  # noqa: E402  # nothing may import torch before the environment is set
 
+import hypothesis  # noqa: E402
 import pytest  # noqa: E402
+
+# Other work on the machine makes single examples slow: time is measured in benchmarks/, not here.
+hypothesis.settings.register_profile("suite", deadline=None)
+hypothesis.settings.load_profile("suite")
 
 
 def build_tiny_model(folder: Path, *, seed: int = 0) -> None:

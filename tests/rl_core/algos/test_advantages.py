@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rl_core.algos import advantages as adv
+from rl_core.algos.masking import whiten
+
+NAN = float("nan")
+TOLERANCE = {"atol": 1e-6, "rtol": 1e-6}
+GroupEstimator = Callable[[Tensor, Tensor, Tensor], Tensor]
+CENTRED: list[GroupEstimator] = [
+    adv.grpo_advantages,
+    adv.dr_grpo_advantages,
+    adv.rloo_advantages,
+]
+
+
+def lengths_to_mask(lengths: list[int]) -> Tensor:
+    return torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(-1)
+
+
+def assert_equal_under_mask(actual: Tensor, expected: Tensor, mask: Tensor) -> None:
+    torch.testing.assert_close(actual[mask], expected[mask], **TOLERANCE)
+    assert (actual[~mask] == 0).all()
+
+
+# --- GAE
+
+
+def test_gae_by_hand() -> None:
+    # gamma 1/2, lambda 1/2. Row 0: deltas 1 + 3 - 4 = 0, 2 + 1 - 6 = -3, 8 - 2 = 6;
+    # A2 = 6, A1 = -3 + 6/4 = -1.5, A0 = 0 - 1.5/4 = -0.375. Row 1: A0 = 5 - 1 = 4.
+    rewards = torch.tensor([[1.0, 2.0, 8.0], [5.0, NAN, NAN]])
+    values = torch.tensor([[4.0, 6.0, 2.0], [1.0, NAN, NAN]])
+    mask = lengths_to_mask([3, 1])
+    advantages, returns = adv.generalized_advantages(
+        rewards, values, mask, gamma=0.5, gae_lambda=0.5
+    )
+    assert advantages.tolist() == [[-0.375, -1.5, 6.0], [4.0, 0.0, 0.0]]
+    assert returns.tolist() == [[3.625, 4.5, 8.0], [5.0, 0.0, 0.0]]
+
+
+def slow_gae(rewards: list[float], values: list[float], gamma: float, lam: float) -> list[float]:
+    """The definition: A_t is the sum over k of (gamma lambda)^k delta_{t+k}."""
+    after = [*values[1:], 0.0]
+    deltas = [r + gamma * n - v for r, n, v in zip(rewards, after, values, strict=True)]
+    return [
+        sum((gamma * lam) ** (k - t) * deltas[k] for k in range(t, len(deltas)))
+        for t in range(len(deltas))
+    ]
+
+
+@given(
+    data=st.data(),
+    lengths=st.lists(st.integers(1, 7), min_size=1, max_size=5),
+    gamma=st.floats(0.5, 1),
+    lam=st.floats(0, 1),
+)
+def test_gae_equals_the_slow_sum_and_skips_holes(
+    data: st.DataObject, lengths: list[int], gamma: float, lam: float
+) -> None:
+    width = max(lengths) + 2
+    # Each response's tokens lie anywhere in its row, in order: a hole is as if it were not there.
+    columns = [
+        sorted(data.draw(st.permutations(range(width)), label="columns")[:length])
+        for length in lengths
+    ]
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
+    rewards, values = (
+        torch.randn(len(lengths), width, dtype=torch.float64, generator=generator) for _ in range(2)
+    )
+    mask = torch.zeros(rewards.shape, dtype=torch.bool)
+    for row, chosen in enumerate(columns):
+        mask[row, chosen] = True
+    advantages, returns = adv.generalized_advantages(
+        rewards, values, mask, gamma=gamma, gae_lambda=lam
+    )
+    for row, chosen in enumerate(columns):
+        expected = slow_gae(rewards[row, chosen].tolist(), values[row, chosen].tolist(), gamma, lam)
+        assert advantages[row, chosen].tolist() == pytest.approx(expected, abs=1e-9)
+    torch.testing.assert_close(returns[mask], (advantages + values)[mask])
+    assert (advantages[~mask] == 0).all()
+    assert (returns[~mask] == 0).all()
+
+
+def test_with_gamma_and_lambda_1_returns_do_not_depend_on_the_critic() -> None:
+    rewards, mask = torch.randn(3, 6, dtype=torch.float64), lengths_to_mask([6, 2, 4])
+    both = [
+        adv.generalized_advantages(rewards, values, mask, gamma=1.0, gae_lambda=1.0)[1]
+        for values in torch.randn(2, 3, 6, dtype=torch.float64)
+    ]
+    torch.testing.assert_close(both[0], both[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "gamma", "gae_lambda"),
+    [("gae_gamma1_lam1", 1.0, 1.0), ("gae_gamma0.99_lam0.95", 0.99, 0.95)],
+)
+def test_gae_agrees_with_verl(
+    golden: dict[str, Tensor], name: str, gamma: float, gae_lambda: float
+) -> None:
+    mask = golden["in.response_mask"]
+    advantages, returns = adv.generalized_advantages(
+        golden["in.dense_rewards"], golden["in.values"], mask, gamma=gamma, gae_lambda=gae_lambda
+    )
+    assert_equal_under_mask(
+        whiten(advantages, mask), golden[f"out.{name}.advantages_whitened"], mask
+    )
+    assert_equal_under_mask(returns, golden[f"out.{name}.returns"], mask)
+
+
+# --- critic-free
+
+REWARDS = torch.tensor([1.0, 0.0, 0.1, 0.1, 5.0, 2.0, 0.1])
+GROUPS = torch.tensor([7, 7, 3, 3, 9, 7, 3])
+MASK = lengths_to_mask([2, 1, 1, 1, 1, 1, 1])
+
+
+def first_tokens(advantages: Tensor) -> list[float]:
+    return advantages[:, 0].tolist()
+
+
+def test_group_estimators_by_hand() -> None:
+    # Group 7 holds 1, 0, 2: mean 1, std 1. Group 3 has no spread, group 9 one response.
+    centred = [0.0, -1.0, 0.0, 0.0, 0.0, 1.0, 0.0]
+    assert first_tokens(adv.dr_grpo_advantages(REWARDS, GROUPS, MASK)) == centred
+    assert first_tokens(adv.grpo_advantages(REWARDS, GROUPS, MASK)) == pytest.approx(
+        [x / (1 + 1e-6) for x in centred]
+    )
+    # The others' mean: for reward 2 it is 1/2, for reward 0 it is 3/2.
+    assert first_tokens(adv.rloo_advantages(REWARDS, GROUPS, MASK)) == pytest.approx(
+        [0.0, -1.5, 0.0, 0.0, 0.0, 1.5, 0.0]
+    )
+
+
+def test_every_token_of_a_response_has_its_advantage_and_padding_none() -> None:
+    result = adv.dr_grpo_advantages(
+        torch.tensor([3.0, 1.0]), torch.tensor([0, 0]), lengths_to_mask([1, 3])
+    )
+    assert result.tolist() == [[1.0, 0.0, 0.0], [-1.0, -1.0, -1.0]]
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 7])
+def test_equal_float32_rewards_give_exactly_no_advantage(size: int) -> None:
+    rewards = torch.full((size,), 0.1)
+    mask = torch.ones(size, 2, dtype=torch.bool)
+    result = adv.grpo_advantages(rewards, torch.zeros(size, dtype=torch.int64), mask)
+    assert (result == 0).all()
+
+
+def slow_group(rewards: list[float], groups: list[int], kind: str) -> list[float]:
+    result = []
+    for i, reward in enumerate(rewards):
+        group = [r for r, g in zip(rewards, groups, strict=True) if g == groups[i]]
+        others = [r for j, r in enumerate(rewards) if groups[j] == groups[i] and j != i]
+        mean = sum(group) / len(group)
+        if len(group) == 1:
+            result.append(0.0)
+        elif kind == "rloo":
+            result.append(reward - sum(others) / len(others))
+        elif kind == "dr_grpo":
+            result.append(reward - mean)
+        else:
+            std = math.sqrt(sum((r - mean) ** 2 for r in group) / (len(group) - 1))
+            result.append((reward - mean) / (std + 1e-6))
+    return result
+
+
+@given(
+    st.lists(st.tuples(st.integers(-20, 20), st.integers(0, 4)), min_size=1, max_size=20),
+)
+def test_group_estimators_equal_the_slow_loop_in_any_order(rows: list[tuple[int, int]]) -> None:
+    rewards, groups = [r / 10 for r, _ in rows], [g for _, g in rows]
+    mask = torch.ones(len(rows), 1, dtype=torch.bool)
+    for estimator, kind in zip(CENTRED, ["grpo", "dr_grpo", "rloo"], strict=True):
+        result = estimator(torch.tensor(rewards).double(), torch.tensor(groups), mask)
+        # float32 rewards: a group of equal tenths must not be blown up by 1 / 1e-6.
+        expected = slow_group(torch.tensor(rewards).tolist(), groups, kind)
+        assert first_tokens(result) == pytest.approx(expected, abs=1e-4)
+
+
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=12), st.floats(-3, 3))
+def test_group_advantages_sum_to_0_and_ignore_a_shift(numbers: list[float], shift: float) -> None:
+    rewards = torch.tensor(numbers, dtype=torch.float64)
+    groups = torch.zeros(len(numbers), dtype=torch.int64)
+    mask = torch.ones(len(numbers), 1, dtype=torch.bool)
+    for estimator in CENTRED[1:]:
+        result = estimator(rewards, groups, mask)
+        assert result.sum().item() == pytest.approx(0.0, abs=1e-9)
+        torch.testing.assert_close(estimator(rewards + shift, groups, mask), result)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline"])
+def test_group_estimators_agree_with_verl(golden: dict[str, Tensor], name: str) -> None:
+    mask = golden["in.response_mask"]
+    rewards = adv.response_sums(golden["in.token_rewards"], mask)
+    estimator: GroupEstimator = getattr(adv, f"{name}_advantages")
+    result = estimator(rewards, golden["in.group_index"], mask)
+    assert_equal_under_mask(result, golden[f"out.{name}.advantages"], mask)
+
+
+def test_reinforce_plus_plus_agrees_with_verl(golden: dict[str, Tensor]) -> None:
+    mask, rewards = golden["in.response_mask"], golden["in.dense_rewards"]
+    returns = adv.discounted_returns(rewards, mask, gamma=1.0)
+    assert_equal_under_mask(returns, golden["out.reinforce_plus_plus.returns"], mask)
+    advantages = adv.reinforce_plus_plus_advantages(rewards, mask, gamma=1.0)
+    assert_equal_under_mask(advantages, golden["out.reinforce_plus_plus.advantages"], mask)
+
+
+def test_discounted_returns_by_hand() -> None:
+    rewards = torch.tensor([[1.0, 0.0, 4.0], [0.0, 2.0, NAN]])
+    returns = adv.discounted_returns(rewards, lengths_to_mask([3, 2]), gamma=0.5)
+    assert returns.tolist() == [[2.0, 2.0, 4.0], [1.0, 2.0, 0.0]]
+
+
+@pytest.mark.parametrize("estimator", [*CENTRED, adv.reinforce_plus_plus_baseline_advantages])
+def test_more_padding_changes_nothing(estimator: GroupEstimator) -> None:
+    rewards, groups = torch.tensor([1.0, 0.0, 0.5, 0.5]), torch.tensor([0, 0, 1, 1])
+    mask = lengths_to_mask([3, 1, 2, 2])
+    padded = torch.nn.functional.pad(mask, (0, 4))
+    result = estimator(rewards, groups, padded)
+    assert result[:, :3].tolist() == estimator(rewards, groups, mask).tolist()
+    assert (result[:, 3:] == 0).all()
+
+
+# --- gate, spread, token rewards
+
+
+def test_gate_closes_groups_without_a_correct_response() -> None:
+    correct = torch.tensor([False, True, False, False, False])
+    groups = torch.tensor([4, 4, 2, 2, 8])
+    assert adv.outcome_gate(correct, groups).tolist() == [True, True, False, False, False]
+
+
+def test_gate_keeps_format_credit_from_becoming_an_advantage() -> None:
+    rewards = torch.tensor([0.1, 0.0, 1.0, 0.1])
+    groups, correct = torch.tensor([0, 0, 1, 1]), torch.tensor([False, False, True, False])
+    mask = torch.ones(4, 1, dtype=torch.bool)
+    ungated = adv.grpo_advantages(rewards, groups, mask)
+    assert first_tokens(ungated)[0] > 0.7  # what the gate is for
+    gated = mask & adv.outcome_gate(correct, groups).unsqueeze(-1)
+    result = adv.grpo_advantages(rewards, groups, gated)
+    assert result[:2].tolist() == [[0.0], [0.0]]
+    torch.testing.assert_close(result[2:], ungated[2:])
+
+
+def test_zero_spread_fraction_by_hand() -> None:
+    rewards = torch.tensor([0.1, 0.1, -1.0, 2.0, 5.0])
+    groups = torch.tensor([1, 1, 0, 0, 6])
+    assert adv.zero_spread_fraction(rewards, groups) == pytest.approx(2 / 3)
+
+
+def test_rewards_stand_at_the_last_token_and_sum_up_again() -> None:
+    rewards, mask = torch.tensor([2.0, -1.0]), lengths_to_mask([3, 1])
+    placed = adv.end_rewards(rewards, mask)
+    assert placed.tolist() == [[0.0, 0.0, 2.0], [-1.0, 0.0, 0.0]]
+    assert adv.response_sums(placed, mask).tolist() == [2.0, -1.0]

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from rl_core.algos.logprobs import token_logprobs, token_logprobs_and_entropy
+
+TOKENS, HIDDEN, VOCAB = 37, 16, 50
+
+
+def inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(TOKENS, HIDDEN, generator=generator).to(dtype)
+    weight = (torch.randn(VOCAB, HIDDEN, generator=generator) / 2).to(dtype)
+    targets = torch.randint(VOCAB, (TOKENS,), generator=generator)
+    return hidden.requires_grad_(), weight.requires_grad_(), targets
+
+
+def plain(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> list[Tensor]:
+    """All logits at once, by torch's own softmax and autograd."""
+    logprobs = ((hidden @ weight.T).float() / temperature).log_softmax(-1)
+    chosen = logprobs[torch.arange(len(targets)), targets]
+    return [chosen, -(logprobs.exp() * logprobs).sum(-1)]
+
+
+def test_by_hand() -> None:
+    # Logits 0 and 2 ln 3 at temperature 2: probabilities 1/4 and 3/4.
+    weight = torch.tensor([[0.0], [2 * math.log(3)]])
+    logprobs, entropy = token_logprobs_and_entropy(
+        torch.ones(2, 1), weight, torch.tensor([0, 1]), temperature=2.0
+    )
+    assert logprobs.tolist() == pytest.approx([math.log(0.25), math.log(0.75)])
+    expected = -0.25 * math.log(0.25) - 0.75 * math.log(0.75)
+    assert entropy.tolist() == pytest.approx([expected] * 2)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("chunk_tokens", [1, 8, 37, 1_000])
+def test_values_and_gradients_equal_the_plain_way(temperature: float, chunk_tokens: int) -> None:
+    hidden, weight, targets = inputs()
+    weights = torch.randn(2, TOKENS, generator=torch.Generator().manual_seed(5))
+    expected = plain(hidden, weight, targets, temperature)
+    actual = token_logprobs_and_entropy(
+        hidden, weight, targets, temperature=temperature, chunk_tokens=chunk_tokens
+    )
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    # Logprob alone, entropy alone, and both: three paths of the backward pass.
+    for choice in ([1.0, 0.0], [0.0, 1.0], [1.0, -0.3]):
+        used = [i for i in (0, 1) if choice[i]]
+        grads = [
+            torch.autograd.grad(
+                [choice[i] * (weights[i] * results[i]).sum() for i in used],
+                [hidden, weight],
+                retain_graph=True,
+            )
+            for results in (actual, expected)
+        ]
+        for one, other in zip(*grads, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_without_entropy_the_log_probs_are_the_same() -> None:
+    hidden, weight, targets = inputs()
+    both, _ = token_logprobs_and_entropy(hidden, weight, targets, temperature=0.9, chunk_tokens=8)
+    alone = token_logprobs(hidden, weight, targets, temperature=0.9, chunk_tokens=8)
+    assert torch.equal(both, alone)
+    grads = [torch.autograd.grad(x.sum(), [hidden, weight]) for x in (both, alone)]
+    for one, other in zip(*grads, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_frozen_head_leaves_the_gradient_of_the_states_right() -> None:
+    hidden, weight, targets = inputs()
+    frozen = weight.detach()
+    logprobs = token_logprobs(hidden, frozen, targets, temperature=1.0, chunk_tokens=8)
+    (grad,) = torch.autograd.grad(logprobs.sum(), [hidden])
+    (expected,) = torch.autograd.grad(plain(hidden, frozen, targets, 1.0)[0].sum(), [hidden])
+    torch.testing.assert_close(grad, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_bfloat16_products_keep_a_float32_softmax_and_float32_gradients() -> None:
+    hidden, weight, targets = inputs()
+    logprobs, entropy = token_logprobs_and_entropy(
+        hidden, weight, targets, temperature=1.0, compute_dtype=torch.bfloat16
+    )
+    expected = plain(hidden.bfloat16(), weight.bfloat16(), targets, 1.0)
+    torch.testing.assert_close(logprobs, expected[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(entropy, expected[1], atol=1e-5, rtol=1e-5)
+    (logprobs.sum() + entropy.sum()).backward()
+    reference, reference_weight, _ = inputs()
+    sum(x.sum() for x in plain(reference, reference_weight, targets, 1.0)).backward()  # type: ignore[union-attr]
+    for one, other in ((hidden.grad, reference.grad), (weight.grad, reference_weight.grad)):
+        assert one is not None
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one, other, atol=0.05, rtol=0.05)
+
+
+def test_under_autocast_the_dtype_asked_for_is_used() -> None:
+    hidden, weight, targets = inputs()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = token_logprobs(hidden, weight, targets, temperature=1.0)
+    outside = token_logprobs(hidden, weight, targets, temperature=1.0)
+    assert torch.equal(inside, outside)
+
+
+def largest_allocation(chunk_tokens: int) -> int:
+    """Bytes of the largest tensor made in a forward and backward pass over 1,024 x 1,024 logits."""
+    hidden, weight = (torch.randn(1_024, 8).requires_grad_() for _ in range(2))
+    targets = torch.zeros(1_024, dtype=torch.int64)
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        logprobs, entropy = token_logprobs_and_entropy(
+            hidden, weight, targets, temperature=1.0, chunk_tokens=chunk_tokens
+        )
+        (logprobs.sum() + entropy.sum()).backward()
+    return max(event.self_cpu_memory_usage for event in profile.events() or [])
+
+
+def test_logits_of_all_tokens_never_exist_at_once() -> None:
+    assert largest_allocation(chunk_tokens=1_024) == 4 * 2**20  # the measure sees them
+    assert largest_allocation(chunk_tokens=64) <= 2**18

@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rl_core.algos.losses import (
+    PolicyLoss,
+    clipped_value_loss,
+    ppo_policy_loss,
+    truncated_importance_weights,
+)
+from rl_core.algos.masking import Aggregation, count_denominators
+
+NAN = float("nan")
+CLIP: dict[str, Any] = {"clip_eps_low": 0.2, "clip_eps_high": 0.2}
+AGGREGATIONS: list[Aggregation] = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
+
+
+def test_policy_loss_by_hand() -> None:
+    # Ratios 1.5, 0.5, 1.5, 0.5 with advantages 2, 2, -2, -2 and clips at 0.8 and 1.3:
+    # losses -2.6 (clipped), -1, 3, 1.6 (clipped); the fifth token is padding.
+    ratios = torch.tensor([[1.5, 0.5], [1.5, 0.5]])
+    logprobs = torch.cat([ratios.log(), torch.full((2, 1), NAN)], dim=1).requires_grad_()
+    mask = torch.tensor([[True, True, False], [True, True, False]])
+    result = ppo_policy_loss(
+        logprobs,
+        torch.zeros(2, 3),
+        torch.tensor([[2.0, 2.0, NAN], [-2.0, -2.0, NAN]]),
+        mask,
+        clip_eps_low=0.2,
+        clip_eps_high=0.3,
+        aggregation="token-mean",
+        denominators=count_denominators(mask),
+    )
+    assert result.loss.item() == pytest.approx((-2.6 - 1.0 + 3.0 + 1.6) / 4)
+    assert result.clip_frac.item() == 0.5
+    assert result.approx_kl.item() == pytest.approx(-math.log(0.75) * 2 / 4)
+    result.loss.backward()
+    # A clipped token has no gradient; else it is -A ratio / 4.
+    expected = torch.tensor([[0.0, -0.25, 0.0], [0.75, 0.0, 0.0]])
+    torch.testing.assert_close(logprobs.grad, expected)
+
+
+def golden_loss(
+    golden: dict[str, Tensor],
+    aggregation: Aggregation,
+    rows: slice = slice(None),
+    **settings: Any,
+) -> tuple[PolicyLoss, Tensor]:
+    """The loss of some rows of verl's inputs, as a share of the whole, and its gradient."""
+    mask = golden["in.response_mask"]
+    logprobs = golden["in.logprobs"][rows].clone().requires_grad_()
+    result = ppo_policy_loss(
+        logprobs,
+        golden["in.old_logprobs"][rows],
+        golden["in.advantages"][rows],
+        mask[rows],
+        aggregation=aggregation,
+        denominators=count_denominators(mask),
+        **(CLIP | settings),
+    )
+    result.loss.backward()
+    assert logprobs.grad is not None
+    return result, logprobs.grad
+
+
+def golden_cases() -> list[tuple[str, Aggregation, dict[str, Any]]]:
+    cases: list[tuple[str, Aggregation, dict[str, Any]]] = [
+        (f"ppo.{aggregation}", aggregation, {}) for aggregation in AGGREGATIONS
+    ]
+    cases.append(("clip_higher.token-mean", "token-mean", {"clip_eps_high": 0.28}))
+    cases.append(("tis.token-mean", "token-mean", {"importance_weights": None}))
+    return cases
+
+
+@pytest.mark.parametrize(("name", "aggregation", "settings"), golden_cases())
+def test_policy_loss_and_gradient_agree_with_verl(
+    golden: dict[str, Tensor], name: str, aggregation: Aggregation, settings: dict[str, Any]
+) -> None:
+    if "importance_weights" in settings:
+        settings = {"importance_weights": golden["in.importance_weights"]}
+    result, grad = golden_loss(golden, aggregation, **settings)
+    for actual, key in (
+        (result.loss, "loss"),
+        (result.clip_frac, "pg_clipfrac"),
+        (result.approx_kl, "ppo_kl"),
+        (grad, "grad_logprobs"),
+    ):
+        torch.testing.assert_close(actual, golden[f"out.{name}.{key}"], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("cut", [1, 7, 23])
+def test_shares_of_a_split_add_up(
+    golden: dict[str, Tensor], aggregation: Aggregation, cut: int
+) -> None:
+    whole, grad = golden_loss(golden, aggregation)
+    head, head_grad = golden_loss(golden, aggregation, slice(None, cut))
+    tail, tail_grad = golden_loss(golden, aggregation, slice(cut, None))
+    torch.testing.assert_close(head.loss + tail.loss, whole.loss)
+    torch.testing.assert_close(head.clip_frac + tail.clip_frac, whole.clip_frac)
+    torch.testing.assert_close(head.approx_kl + tail.approx_kl, whole.approx_kl)
+    torch.testing.assert_close(torch.cat([head_grad, tail_grad]), grad)
+
+
+def slow_policy_loss(
+    logprobs: list[float], old: list[float], advantages: list[float], low: float, high: float
+) -> float:
+    total = 0.0
+    for new, before, advantage in zip(logprobs, old, advantages, strict=True):
+        ratio = math.exp(new - before)
+        clipped = min(max(ratio, 1 - low), 1 + high)
+        total += -min(ratio * advantage, clipped * advantage)
+    return total / len(logprobs)
+
+
+_token = st.tuples(st.floats(-6, 0), st.floats(-6, 0), st.floats(-3, 3))
+
+
+@given(st.lists(_token, min_size=1, max_size=12), st.floats(0.01, 0.5), st.floats(0.01, 0.5))
+def test_policy_loss_equals_the_slow_loop(
+    tokens: list[tuple[float, float, float]], low: float, high: float
+) -> None:
+    columns = torch.tensor(tokens, dtype=torch.float64).T.unsqueeze(1)
+    mask = torch.ones(columns[0].shape, dtype=torch.bool)
+    result = ppo_policy_loss(
+        columns[0],
+        columns[1],
+        columns[2],
+        mask,
+        clip_eps_low=low,
+        clip_eps_high=high,
+        aggregation="token-mean",
+        denominators=count_denominators(mask),
+    )
+    new, old, advantages = (list(column) for column in zip(*tokens, strict=True))
+    expected = slow_policy_loss(new, old, advantages, low, high)
+    assert result.loss.item() == pytest.approx(expected, abs=1e-9)
+
+
+def test_on_policy_the_gradient_is_the_policy_gradient() -> None:
+    logprobs = torch.randn(3, 5, dtype=torch.float64).requires_grad_()
+    advantages = torch.randn(3, 5, dtype=torch.float64)
+    mask = torch.arange(5) < torch.tensor([[5], [2], [4]])
+    result = ppo_policy_loss(
+        logprobs,
+        logprobs.detach(),
+        advantages,
+        mask,
+        aggregation="token-mean",
+        denominators=count_denominators(mask),
+        **CLIP,
+    )
+    result.loss.backward()
+    assert result.clip_frac.item() == 0.0
+    assert result.approx_kl.item() == 0.0
+    torch.testing.assert_close(logprobs.grad, torch.where(mask, -advantages, 0.0) / 11)
+
+
+def test_an_extreme_ratio_stays_finite() -> None:
+    logprobs = torch.tensor([[0.0, -400.0]]).requires_grad_()
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    result = ppo_policy_loss(
+        logprobs,
+        torch.tensor([[-400.0, 0.0]]),
+        torch.tensor([[-1.0, -1.0]]),
+        mask,
+        aggregation="token-mean",
+        denominators=count_denominators(mask),
+        **CLIP,
+    )
+    result.loss.backward()
+    assert torch.isfinite(result.loss)
+    assert logprobs.grad is not None
+    assert torch.isfinite(logprobs.grad).all()
+
+
+def test_value_loss_by_hand() -> None:
+    # Value 2 after 1, target 1.2, clip 0.5: kept at 1.5; errors 0.64 and 0.09: the larger counts.
+    # Value 0.4 after 1, target 0: kept at 0.5; errors 0.16 and 0.25: the clipped one is larger.
+    values = torch.tensor([[2.0, 0.4, NAN]], requires_grad=True)
+    mask = torch.tensor([[True, True, False]])
+    result = clipped_value_loss(
+        values,
+        torch.tensor([[1.0, 1.0, NAN]]),
+        torch.tensor([[1.2, 0.0, NAN]]),
+        mask,
+        value_clip=0.5,
+        denominators=count_denominators(mask),
+    )
+    assert result.loss.item() == pytest.approx((0.64 + 0.25) / 4)
+    assert result.clip_frac.item() == 0.5
+    assert result.prediction_mean.item() == pytest.approx(1.2)
+    result.loss.backward()
+    torch.testing.assert_close(values.grad, torch.tensor([[0.4, 0.0, 0.0]]))
+
+
+def test_value_loss_and_gradient_agree_with_verl(golden: dict[str, Tensor]) -> None:
+    mask = golden["in.response_mask"]
+    values = golden["in.values"].clone().requires_grad_()
+    result = clipped_value_loss(
+        values,
+        golden["in.old_values"],
+        golden["in.value_returns"],
+        mask,
+        value_clip=0.5,
+        denominators=count_denominators(mask),
+    )
+    result.loss.backward()
+    for actual, key in (
+        (result.loss, "loss"),
+        (result.clip_frac, "clipfrac"),
+        (values.grad, "grad_values"),
+    ):
+        torch.testing.assert_close(actual, golden[f"out.value.{key}"], atol=1e-6, rtol=1e-6)
+
+
+def test_importance_weights_by_hand_are_capped_constants() -> None:
+    old = torch.tensor([[math.log(0.5), math.log(0.9), NAN]], requires_grad=True)
+    rollout = torch.tensor([[math.log(0.4), math.log(0.1), NAN]])
+    mask = torch.tensor([[True, True, False]])
+    weights = truncated_importance_weights(old, rollout, mask, cap=2.0)
+    assert weights.tolist() == [[pytest.approx(1.25), 2.0, 0.0]]
+    assert not weights.requires_grad
+
+
+def test_importance_weights_are_1_where_rollout_and_learner_agree() -> None:
+    logprobs = torch.randn(2, 4)
+    mask = torch.ones(2, 4, dtype=torch.bool)
+    assert (truncated_importance_weights(logprobs, logprobs, mask, cap=1.0) == 1).all()
