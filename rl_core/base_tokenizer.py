@@ -1,11 +1,12 @@
 """The lossless BPE tokenizer of the home-made base model: text <-> token ids, data path stage 2.
 
-Byte-level, so any text survives a round trip. A digit and a verdict word are never merged with anything;
-all else may merge, so the constant phrases of a prompt become a few tokens.
+Byte-level, so any text survives a round trip. A digit and a verdict word never merge with anything;
+all else may, so the constant phrases of a prompt become a few tokens.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Final
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -14,6 +15,9 @@ from transformers import PreTrainedTokenizerFast
 PAD_TOKEN: Final = "<|pad|>"
 EOS_TOKEN: Final = "<|endoftext|>"
 NUM_BYTES: Final = 256
+_NOT_QWEN2: Final = {"AutoTokenizer": [None, None]}
+"""In a `qwen2` folder AutoTokenizer (transformers 5) ignores `tokenizer_class` and builds Qwen's own
+splitting and NFC around our merges, unless an `auto_map` is there."""
 _ALONE: Final = r"\p{N}| no\b| yes\b"
 
 
@@ -53,4 +57,5 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedToken
         eos_token=EOS_TOKEN,
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
+        auto_map=_NOT_QWEN2,
     )

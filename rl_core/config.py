@@ -102,17 +102,19 @@ class ModelConfig(Section):
 class BaseModelConfig(Section):
     """The home-made base model, a small Qwen2 warm-started on search traces."""
 
-    vocab_size: int = Field(512, ge=300, le=8_192)
+    vocab_size: int = Field(640, ge=300, le=8_192)
+    """At most: a corpus of `base` prompts is down to one token per constant phrase at about 583."""
     hidden_size: int = Field(128, ge=32)
     intermediate_size: int = Field(256, ge=32)
     num_layers: int = Field(4, ge=1)
     num_heads: int = Field(2, ge=1)
-    steps: int = Field(900, ge=1)
-    batch_size: int = Field(64, ge=1)
-    lr: float = Field(1e-3, gt=0)
+    steps: int = Field(600, ge=1)
+    batch_size: int = Field(32, ge=1)
+    lr: float = Field(0.02, gt=0)
+    """Peak, for the matrices (Muon); embedding, biases and norms take 0.15 of it (AdamW)."""
     warmup_steps: int = Field(50, ge=0)
-    give_up_prob: float = Field(0.6, ge=0, le=1)
-    """Chance that a demonstration stops after a failed attempt and guesses."""
+    give_up_prob: float = Field(0.55, ge=0, le=1)
+    """Chance that the model stops searching after a "no" and guesses."""
     max_response_tokens: int = Field(128, ge=16)
     seed: int = Field(0, ge=0)
     num_threads: int = Field(2, ge=1)

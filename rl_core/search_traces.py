@@ -1,13 +1,15 @@
 """Search traces for the home-made base model: data path stage 0, before any rollout exists.
 
-Not a solver of its own and not part of the reward: a writer of worked examples. A trace tries each number
-z as the LAST operand. It notes what the other two would have to make, target first, then makes it:
+Not a solver of its own and not part of the reward: a writer of worked examples. A trace tries each
+number z as the LAST operand. It notes what the other two have to make, target first, and makes it:
 
     44 9 -35 +53 : 5 3 +8 no *15 no -2 no
 
-reads: "44 and 9: 44-9=35 or 44+9=53 is needed; 5 and 3: 5+3=8 no, 5*3=15 no, 5-3=2 no". No z comes twice.
-After a "no" a trace may give up and answer `(5+3)+9`, which is known to be wrong by then.
+reads: "44 and 9: 44-9=35 or 44+9=53 is needed; 5 and 3: 5+3=8 no, 5*3=15 no, 5-3=2 no". No z comes
+twice. After a "no" a trace may give up and answer `(5+3)+9`, which is known to be wrong by then.
 """
+
+from __future__ import annotations
 
 import random
 import re
@@ -16,8 +18,6 @@ from dataclasses import dataclass
 from typing import Final
 
 NUM_OPERANDS: Final = 3
-PRODUCT_LIMIT: Final = 400
-"""Largest "target times z" that is worth writing down: 20 * 20."""
 ANSWER_OPEN: Final = "</think>\n<answer>"
 ANSWER_CLOSE: Final = "</answer>"
 
@@ -76,19 +76,23 @@ class TraceCheck:
 def needed_values(target: int, z: int) -> list[tuple[str, int]]:
     """What the other two numbers must make, each as (operation on target and z, value).
 
-    The difference is unsigned: below the target it is completed by `w + z`, above it by `z - w`.
+    The difference is unsigned: with z below the target `w + z` completes it, above it `z - w`.
+    "w / z" is left out: it costs 5 tokens and an eighth of the lessons, and saves 1 problem in 80.
     """
     needs = [("-", abs(target - z)), ("+", target + z)]
     if target % z == 0:
         needs.append(("/", target // z))
-    if z > 1 and target * z <= PRODUCT_LIMIT:
-        needs.append(("*", target * z))
     return needs
 
 
-def pair_values(x: int, y: int) -> list[tuple[str, int]]:
-    """What two numbers, the larger first, can make without negative or fractional values."""
+def pair_values(x: int, y: int, *, largest: int) -> list[tuple[str, int]]:
+    """What two numbers, the larger first, can make without negative or fractional values.
+
+    A product above `largest`, the largest value needed, is not worth writing.
+    """
     values = [("+", x + y), ("*", x * y), ("-", x - y)]
+    if x * y > largest:
+        del values[1]
     if y > 1 and x % y == 0:
         values.append(("/", x // y))
     return values
@@ -98,7 +102,7 @@ def complete_expression(pair: str, need: str, *, z: int, target: int) -> str:
     """The answer that undoes a need: `44 9 -35` asks for a pair worth 35, then 35 + 9 is 44."""
     if need == "-":
         return f"{pair}+{z}" if target >= z else f"{z}-{pair}"
-    return f"{pair}{ {'+': '-', '/': '*', '*': '/'}[need] }{z}"
+    return f"{pair}{ {'+': '-', '/': '*'}[need] }{z}"
 
 
 def write_trace(
@@ -127,16 +131,17 @@ def write_trace(
         listed = "".join(f" {op}{value}" for op, value in needs)
         parts.append(f"\n{target} {z}{listed} : {x} {y}")
         answer = f"({x}+{y})+{z}"
-        for op, value in pair_values(x, y):
+        results = pair_values(x, y, largest=target + z)
+        for op, value in results:
             need = next((need for need, needed in needs if needed == value), None)
             if need is not None:
                 parts.append(f" {op}{value} yes")
                 answer = complete_expression(f"({x}{op}{y})", need, z=z, target=target)
                 return Trace(_finish(parts, answer), solved=True, exhausted=False)
             parts.append(f" {op}{value} no")
-            # Giving up after the last "no" of all would read the same as having searched it all.
             if rng.random() < give_up_prob:
-                return Trace(_finish(parts, answer), solved=False, exhausted=False)
+                last = z == order[-1] and (op, value) == results[-1]
+                return Trace(_finish(parts, answer), solved=False, exhausted=last)
     return Trace(_finish(parts, answer), solved=False, exhausted=True)
 
 
@@ -159,7 +164,7 @@ def is_covered(numbers: Sequence[int], target: int) -> bool:
 
 
 def check_response(response: str) -> TraceCheck:
-    """Count true equations, right verdicts and attempts in a response, trusting nothing but its text."""
+    """What a response did: true equations, right verdicts and attempts, from its text alone."""
     equations = true_equations = verdicts = right_verdicts = 0
     last_operands: list[int] = []
     for attempt in _ATTEMPT.finditer(response):

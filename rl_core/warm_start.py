@@ -1,0 +1,405 @@
+"""The home-made base model: a small Qwen2 fitted to search traces, data path stage 0.
+
+Not the trainer: it makes, once, what `model.path` otherwise names. The corpus is of mixed quality:
+it searches and calculates well but mostly gives up early, which is what reinforcement learning
+finds to improve.
+
+Legend: B responses, L prompt + response (right-padded), V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from rl_core.atomic import new_folder
+from rl_core.base_tokenizer import train_tokenizer
+from rl_core.config import BaseModelConfig
+from rl_core.envs.countdown import score_response
+from rl_core.muon import Muon
+from rl_core.search_traces import (
+    ANSWER_OPEN,
+    Trace,
+    check_problem,
+    check_response,
+    is_covered,
+    write_trace,
+)
+
+NumbersAndTarget = tuple[tuple[int, ...], int]
+PromptRenderer = Callable[[Sequence[int], int], str]
+
+GATE_FLOORS: Final = {"format_share": 0.9, "arithmetic_share": 0.95, "judging_share": 0.9}
+GATE_CEILINGS: Final = {"repetition_share": 0.05}
+REPORT_NAME: Final = "warm_start.json"
+
+_CORPUS_GIVE_UP_PROB: Final = 0.1
+"""Giving up is rarer in the traces than in the model: weights on the choice make up for it, so that
+deep searches, which are rare at `give_up_prob`, are still seen often."""
+_ADAMW_LR_SHARE: Final = 0.15
+_TOKENIZER_TEXTS: Final = 2_000
+_GATE_BATCH: Final = 128
+_MICRO_BATCHES: Final = 2
+_GRAD_CLIP: Final = 1.0
+_INITIALIZER_RANGE: Final = 0.06
+_IGNORED: Final = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStartReport:
+    """What the warm start made, measured on held-out problems with greedy decoding.
+
+    Attributes:
+        num_parameters: Weights of the model, tied embeddings counted once.
+        vocab_size: Tokens of the tokenizer.
+        seconds: Wall time of everything, gates included.
+        final_loss: Mean training loss of the last twentieth of the steps, in nats per token.
+        coverage: Share of held-out problems which a search that never gives up solves.
+        format_share: Share of responses with a well-formed answer of the given numbers.
+        arithmetic_share: Share of the results written that are true.
+        judging_share: Share of "yes" and "no" that agree with the numbers written.
+        repetition_share: Share of responses that try a number twice.
+        accuracy: Share of responses that are correct.
+        mean_attempts: Numbers tried per response.
+        mean_verdicts: "yes" and "no" per response: how long a search lasts.
+        mean_prompt_tokens: Tokens per prompt.
+        mean_response_tokens: Tokens per response, end included.
+        failed_gates: One sentence per gate missed; empty if all is well.
+    """
+
+    num_parameters: int
+    vocab_size: int
+    seconds: float
+    final_loss: float
+    coverage: float
+    format_share: float
+    arithmetic_share: float
+    judging_share: float
+    repetition_share: float
+    accuracy: float
+    mean_attempts: float
+    mean_verdicts: float
+    mean_prompt_tokens: float
+    mean_response_tokens: float
+    failed_gates: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Example:
+    """Token ids of prompt and response, and the loss weight of each id."""
+
+    ids: list[int]
+    weights: list[float]
+
+
+def make_base_model(
+    settings: BaseModelConfig,
+    *,
+    prompts: Sequence[str],
+    problems: Sequence[NumbersAndTarget],
+    holdout: Sequence[NumbersAndTarget],
+    render_prompt: PromptRenderer,
+    folder: Path,
+    on_step: Callable[[int, int, float], None],
+) -> WarmStartReport:
+    """Trains tokenizer and model, measures the gates and writes a Hugging Face folder.
+
+    The same arguments give the same weights on one machine. Torch's global random state and thread
+    count are left as they were.
+
+    Args:
+        settings: Size, steps and learning rate.
+        prompts: Texts for the tokenizer beside the traces.
+        problems: (numbers, target) of the train split.
+        holdout: (numbers, target) of the test split: for the gates only.
+        render_prompt: The prompt text of (numbers, target).
+        folder: Where the model goes, whole or not at all.
+        on_step: Called after each step with (steps done, steps in all, loss).
+
+    Returns:
+        The measured gates, as also written to `warm_start.json`.
+
+    Raises:
+        ValueError: If the problems are not of three positive numbers each, or there are none.
+    """
+    started = time.monotonic()
+    if not problems or not holdout:
+        raise ValueError(
+            f"{len(problems)} train and {len(holdout)} test problems: the home-made base model "
+            "needs some of both"
+        )
+    for numbers, target in (*problems, *holdout):
+        check_problem(numbers, target)
+    with _own_torch_state(settings):
+        rng = random.Random(settings.seed)
+        tokenizer = _fit_tokenizer(settings, prompts, problems, rng)
+        model = _new_model(settings, tokenizer)
+        final_loss = _fit(model, tokenizer, settings, problems, render_prompt, rng, on_step)
+        gates = measure_gates(
+            model, tokenizer, holdout, render_prompt, max_tokens=settings.max_response_tokens
+        )
+        report = WarmStartReport(
+            num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+            vocab_size=len(tokenizer),
+            seconds=round(time.monotonic() - started, 1),
+            final_loss=final_loss,
+            failed_gates=failed_gates(gates),
+            **gates,
+        )
+        with new_folder(folder) as temporary:
+            model.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+            (temporary / REPORT_NAME).write_text(json.dumps(asdict(report), indent=2) + "\n")
+    return report
+
+
+def measure_gates(
+    model: Qwen2ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    problems: Sequence[NumbersAndTarget],
+    render_prompt: PromptRenderer,
+    *,
+    max_tokens: int,
+) -> dict[str, float]:
+    """Returns the measured fields of a `WarmStartReport`, from one greedy response per problem."""
+    responses = _greedy_responses(
+        model, tokenizer, [render_prompt(*problem) for problem in problems], max_tokens=max_tokens
+    )
+    texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
+    verdicts = [
+        score_response(text, numbers, target).verdict
+        for text, (numbers, target) in zip(texts, problems, strict=True)
+    ]
+    checks = [check_response(text) for text in texts]
+    equations = sum(check.num_equations for check in checks)
+    judged = sum(check.num_verdicts for check in checks)
+    count = len(problems)
+    prompt_ids = tokenizer([render_prompt(*problem) for problem in problems])["input_ids"]
+    return {
+        "coverage": sum(is_covered(*problem) for problem in problems) / count,
+        "format_share": sum(v in ("correct", "wrong_value") for v in verdicts) / count,
+        "arithmetic_share": sum(c.num_true_equations for c in checks) / max(equations, 1),
+        "judging_share": sum(c.num_right_verdicts for c in checks) / max(judged, 1),
+        "repetition_share": sum(check.repeats for check in checks) / count,
+        "accuracy": verdicts.count("correct") / count,
+        "mean_attempts": sum(check.num_attempts for check in checks) / count,
+        "mean_verdicts": judged / count,
+        "mean_prompt_tokens": sum(map(len, prompt_ids)) / count,
+        "mean_response_tokens": sum(map(len, responses)) / count,
+    }
+
+
+def failed_gates(gates: dict[str, float]) -> tuple[str, ...]:
+    """Returns one sentence per gate that is missed."""
+    low = [
+        f"{name} is {gates[name]:.3f}, below {floor}"
+        for name, floor in GATE_FLOORS.items()
+        if gates[name] < floor
+    ]
+    high = [
+        f"{name} is {gates[name]:.3f}, above {ceiling}"
+        for name, ceiling in GATE_CEILINGS.items()
+        if gates[name] > ceiling
+    ]
+    return (*low, *high)
+
+
+@contextmanager
+def _own_torch_state(settings: BaseModelConfig) -> Iterator[None]:
+    """Seeds torch and sets its threads for a while; restores both."""
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        torch.set_num_threads(settings.num_threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+def _fit_tokenizer(
+    settings: BaseModelConfig,
+    prompts: Sequence[str],
+    problems: Sequence[NumbersAndTarget],
+    rng: random.Random,
+) -> PreTrainedTokenizerFast:
+    """Fits the tokenizer to as many traces as prompts."""
+    texts = list(prompts[:_TOKENIZER_TEXTS])
+    texts += [
+        write_trace(*rng.choice(problems), give_up_prob=_CORPUS_GIVE_UP_PROB, rng=rng).text
+        for _ in texts
+    ]
+    return train_tokenizer(texts, vocab_size=settings.vocab_size)
+
+
+def _new_model(settings: BaseModelConfig, tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=settings.hidden_size,
+        intermediate_size=settings.intermediate_size,
+        num_hidden_layers=settings.num_layers,
+        num_attention_heads=settings.num_heads,
+        num_key_value_heads=settings.num_heads,
+        max_position_embeddings=1024,
+        # 1 / sqrt(hidden_size) and not 0.02, which is for models ten times wider.
+        initializer_range=_INITIALIZER_RANGE,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        attn_implementation="sdpa",
+        dtype="float32",
+    )
+    model = Qwen2ForCausalLM(config)
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    return model
+
+
+def _fit(
+    model: Qwen2ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    settings: BaseModelConfig,
+    problems: Sequence[NumbersAndTarget],
+    render_prompt: PromptRenderer,
+    rng: random.Random,
+    on_step: Callable[[int, int, float], None],
+) -> float:
+    """Trains in place: Muon on the matrices, AdamW on embedding, biases and norms; a mean loss."""
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    held = {id(matrix) for matrix in matrices}
+    muon = Muon(matrices)
+    adamw = torch.optim.AdamW(
+        [p for p in model.parameters() if id(p) not in held], betas=(0.9, 0.95), weight_decay=0.0
+    )
+    losses: list[float] = []
+    model.train()
+    for step in range(settings.steps):
+        examples = [
+            _example(rng.choice(problems), tokenizer, render_prompt, settings.give_up_prob, rng)
+            for _ in range(settings.batch_size)
+        ]
+        losses.append(_backward(model, examples, tokenizer.pad_token_id))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), _GRAD_CLIP)
+        lr = settings.lr * _schedule(step, settings)
+        muon.step(lr=lr)
+        adamw.param_groups[0]["lr"] = lr * _ADAMW_LR_SHARE
+        adamw.step()
+        model.zero_grad()
+        on_step(step + 1, settings.steps, losses[-1])
+    model.eval()
+    tail = losses[-math.ceil(len(losses) / 20) :]
+    return sum(tail) / len(tail)
+
+
+def _schedule(step: int, settings: BaseModelConfig) -> float:
+    """Returns the share of the learning rate: linear warm-up, then half a cosine down to 0."""
+    if step < settings.warmup_steps:
+        return (step + 1) / settings.warmup_steps
+    left = max(settings.steps - settings.warmup_steps, 1)
+    return 0.5 * (1 + math.cos(math.pi * (step - settings.warmup_steps) / left))
+
+
+def _example(
+    problem: NumbersAndTarget,
+    tokenizer: PreTrainedTokenizerFast,
+    render_prompt: PromptRenderer,
+    give_up_prob: float,
+    rng: random.Random,
+) -> _Example:
+    """Returns one fresh trace as ids; prompt and response are tokenized apart, as in a rollout."""
+    trace = write_trace(*problem, give_up_prob=_CORPUS_GIVE_UP_PROB, rng=rng)
+    prompt = tokenizer.encode(render_prompt(*problem))
+    response = [*tokenizer.encode(trace.text), tokenizer.eos_token_id]
+    weights = response_weights(response, trace, tokenizer, give_up_prob=give_up_prob)
+    return _Example(prompt + response, [_IGNORED] * len(prompt) + weights)
+
+
+def response_weights(
+    response: Sequence[int],
+    trace: Trace,
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    give_up_prob: float,
+) -> list[float]:
+    """Returns 1 per token, but after each "no" the ratio of wanted to written odds.
+
+    With them the model learns to give up with `give_up_prob`, though the traces seldom do. The last
+    "no" of an exhausted search leaves no choice: weight 1.
+    """
+    no, give_up = tokenizer.encode(" no")[0], tokenizer.encode(ANSWER_OPEN + "(")[0]
+    choices = [index for index in range(1, len(response)) if response[index - 1] == no]
+    if trace.exhausted:
+        choices.pop()
+    weights = [1.0] * len(response)
+    for index in choices:
+        gave_up = response[index] == give_up
+        weights[index] = (
+            give_up_prob / _CORPUS_GIVE_UP_PROB
+            if gave_up
+            else (1 - give_up_prob) / (1 - _CORPUS_GIVE_UP_PROB)
+        )
+    return weights
+
+
+def _backward(model: Qwen2ForCausalLM, examples: Sequence[_Example], pad_id: int) -> float:
+    """Adds the gradient of the weighted mean loss; the batch is cut by length to save padding."""
+    by_length = sorted(examples, key=lambda example: len(example.ids))
+    size = math.ceil(len(by_length) / _MICRO_BATCHES)
+    total = sum(sum(example.weights) for example in examples)
+    loss_sum = 0.0
+    for start in range(0, len(by_length), size):
+        ids, weights = _pad(by_length[start : start + size], pad_id)
+        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
+        learned = weights[:, 1:] > 0
+        losses = functional.cross_entropy(
+            model.lm_head(hidden[learned]), ids[:, 1:][learned], reduction="none"
+        )
+        loss = (losses * weights[:, 1:][learned]).sum() / total
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        loss_sum += loss.item()
+    return loss_sum
+
+
+def _pad(examples: Sequence[_Example], pad_id: int) -> tuple[Tensor, Tensor]:
+    """Returns ids int64 [B, L] and loss weights float32 [B, L], right-padded."""
+    length = max(len(example.ids) for example in examples)
+    ids = torch.tensor([e.ids + [pad_id] * (length - len(e.ids)) for e in examples])
+    weights = torch.tensor([e.weights + [_IGNORED] * (length - len(e.weights)) for e in examples])
+    return ids, weights
+
+
+@torch.inference_mode()
+def _greedy_responses(
+    model: Qwen2ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: Sequence[str],
+    *,
+    max_tokens: int,
+) -> list[list[int]]:
+    """Returns response ids, eos included, without padding."""
+    responses: list[list[int]] = []
+    for start in range(0, len(prompts), _GATE_BATCH):
+        batch: Any = tokenizer(
+            list(prompts[start : start + _GATE_BATCH]),
+            return_tensors="pt",
+            padding=True,
+            padding_side="left",
+        )
+        output = model.generate(**batch, max_new_tokens=max_tokens, do_sample=False)
+        for row in output[:, batch["input_ids"].shape[1] :].tolist():
+            end = row.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in row else None
+            responses.append(row[:end])
+    return responses

@@ -1,0 +1,170 @@
+"""Traces: written out by hand, and true by an independent check with fractions."""
+
+from __future__ import annotations
+
+import random
+import re
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl_core.envs.countdown import score_response
+from rl_core.search_traces import (
+    check_response,
+    complete_expression,
+    is_covered,
+    needed_values,
+    pair_values,
+    write_trace,
+)
+
+numbers_lists = st.lists(st.integers(1, 99), min_size=3, max_size=3)
+targets = st.integers(10, 99)
+seeds = st.integers(0, 2**32)
+
+
+class FixedOrder(random.Random):
+    """Tries numbers in ascending order; gives up at the chosen "no" (counted from 1), if any."""
+
+    def __init__(self, give_up_at: int = 0) -> None:
+        super().__init__(0)
+        self._left = give_up_at
+
+    def sample(self, population, k):  # type: ignore[no-untyped-def, override]
+        return sorted(population)[:k]
+
+    def random(self) -> float:
+        self._left -= 1
+        return 0.0 if self._left == 0 else 1.0
+
+
+def written(numbers, target, give_up_at=0):
+    return write_trace(numbers, target, give_up_prob=0.5, rng=FixedOrder(give_up_at))
+
+
+def test_a_search_that_finds_nothing_by_hand():
+    trace = written((4, 6, 7), 45)
+    # z=4: 7+6=13, 7*6=42, 7-6=1 against 41 and 49. z=6: 7+4=11, 7*4=28, 7-4=3 against 39 and 51.
+    # z=7: 6+4=10, 6*4=24, 6-4=2 against 38 and 52.
+    assert trace.text == (
+        "\n45 4 -41 +49 : 7 6 +13 no *42 no -1 no"
+        "\n45 6 -39 +51 : 7 4 +11 no *28 no -3 no"
+        "\n45 7 -38 +52 : 6 4 +10 no *24 no -2 no"
+        "</think>\n<answer>(6+4)+7</answer>"
+    )
+    assert (trace.solved, trace.exhausted) == (False, True)
+
+
+def test_a_product_and_a_sum_by_hand():
+    trace = written((5, 9, 3), 32)
+    # z=3: 32-3=29, 32+3=35; 9+5=14, 9*5=45 is above 35 (not written), 9-5=4.
+    # z=5: 32-5=27, 32+5=37; 9+3=12, 9*3=27: a hit, completed by +5.
+    assert trace.text == (
+        "\n32 3 -29 +35 : 9 5 +14 no -4 no"
+        "\n32 5 -27 +37 : 9 3 +12 no *27 yes"
+        "</think>\n<answer>(9*3)+5</answer>"
+    )
+    assert (trace.solved, trace.exhausted) == (True, False)
+    assert score_response(trace.text, (5, 9, 3), 32).verdict == "correct"
+
+
+def test_giving_up_by_hand():
+    trace = written((5, 9, 3), 32, give_up_at=2)
+    assert trace.text == ("\n32 3 -29 +35 : 9 5 +14 no -4 no</think>\n<answer>(9+5)+3</answer>")
+    assert (trace.solved, trace.exhausted) == (False, False)
+
+
+def test_giving_up_at_the_very_last_no_is_having_searched_it_all():
+    assert written((4, 6, 7), 45, give_up_at=9).exhausted
+    assert not written((4, 6, 7), 45, give_up_at=8).exhausted
+
+
+def test_needs_and_pair_values_by_hand():
+    assert needed_values(24, 6) == [("-", 18), ("+", 30), ("/", 4)]
+    assert needed_values(12, 20) == [("-", 8), ("+", 32)]
+    assert pair_values(12, 4, largest=100) == [("+", 16), ("*", 48), ("-", 8), ("/", 3)]
+    assert pair_values(12, 1, largest=100) == [("+", 13), ("*", 12), ("-", 11)]
+    assert pair_values(12, 9, largest=100) == [("+", 21), ("-", 3)]
+
+
+@pytest.mark.parametrize(
+    ("need", "z", "target", "expression"),
+    [
+        ("-", 9, 44, "(5+3)+9"),
+        ("-", 20, 12, "20-(5+3)"),
+        ("+", 9, 44, "(5+3)-9"),
+        ("/", 4, 24, "(5+3)*4"),
+    ],
+)
+def test_answers_by_hand(need, z, target, expression):
+    assert complete_expression("(5+3)", need, z=z, target=target) == expression
+
+
+def value_of(expression: str) -> Fraction:
+    """Evaluates our own well-formed text exactly, by another way than rl_core's parser."""
+    return eval(re.sub(r"(\d+)", r"Fraction(\1)", expression), {"Fraction": Fraction})
+
+
+@settings(deadline=None)
+@given(numbers_lists, targets, st.sampled_from([0.0, 0.3, 1.0]), seeds)
+def test_everything_written_is_true(numbers, target, give_up_prob, seed):
+    trace = write_trace(numbers, target, give_up_prob=give_up_prob, rng=random.Random(seed))
+
+    check = check_response(trace.text)
+    assert (
+        check.num_equations == check.num_true_equations == len(re.findall(r" [-+*/]\d", trace.text))
+    )
+    assert check.num_verdicts == check.num_right_verdicts == len(re.findall(" yes| no", trace.text))
+    assert not check.repeats
+    assert check.num_attempts == trace.text.count(" : ") <= 3
+
+    answer = trace.text.split("<answer>")[1].removesuffix("</answer>")
+    assert sorted(int(n) for n in re.findall(r"\d+", answer)) == sorted(numbers)
+    assert (value_of(answer) == target) == trace.solved == (" yes" in trace.text)
+    verdict = score_response(trace.text, numbers, target).verdict
+    assert verdict == ("correct" if trace.solved else "wrong_value")
+
+
+@settings(deadline=None)
+@given(numbers_lists, targets, seeds)
+def test_order_does_not_decide_what_a_full_search_finds(numbers, target, seed):
+    trace = write_trace(numbers, target, give_up_prob=0.0, rng=random.Random(seed))
+    assert trace.solved == is_covered(numbers, target)
+    assert trace.solved != trace.exhausted
+
+
+def test_same_seed_same_trace():
+    first, second = (
+        write_trace((3, 5, 9), 44, give_up_prob=0.3, rng=random.Random(7)) for _ in range(2)
+    )
+    assert first == second
+
+
+def test_check_counts_what_is_false():
+    # Seven results: 45-9=35, 5*3=16 and 40-5=36 are false. Two wrong verdicts: 8 is not needed and
+    # 36 is.
+    check = check_response("\n45 9 -35 +54 : 5 3 +8 yes *16 no\n45 9 -36 : 40 5 -35 no -36 no")
+    assert (check.num_equations, check.num_true_equations) == (7, 4)
+    assert (check.num_verdicts, check.num_right_verdicts) == (4, 2)
+    assert check.last_operands == (9, 9)
+    assert check.repeats
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_any_text_can_be_checked(text):
+    check = check_response(text)
+    assert check.num_true_equations <= check.num_equations
+
+
+def test_division_by_zero_is_only_a_false_equation():
+    check = check_response("\n7 0 -7 /7 : 5 3 +8 no")
+    assert (check.num_equations, check.num_true_equations) == (3, 2)
+
+
+@pytest.mark.parametrize("numbers", [(1, 2), (1, 2, 3, 4), (0, 2, 3)])
+def test_other_problems_are_refused_with_the_remedy(numbers):
+    with pytest.raises(ValueError, match=r"3 positive numbers.*set model\.path"):
+        write_trace(numbers, 20, give_up_prob=0.0, rng=random.Random(0))
