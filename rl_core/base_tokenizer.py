@@ -16,8 +16,8 @@ PAD_TOKEN: Final = "<|pad|>"
 EOS_TOKEN: Final = "<|endoftext|>"
 NUM_BYTES: Final = 256
 _NOT_QWEN2: Final = {"AutoTokenizer": [None, None]}
-"""In a `qwen2` folder AutoTokenizer (transformers 5) ignores `tokenizer_class` and builds Qwen's own
-splitting and NFC around our merges, unless an `auto_map` is there."""
+"""In a `qwen2` folder AutoTokenizer (transformers 5) ignores `tokenizer_class` and builds Qwen's
+own splitting and NFC around our merges, unless an `auto_map` is there."""
 _ALONE: Final = r"\p{N}| no\b| yes\b"
 
 

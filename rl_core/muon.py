@@ -18,7 +18,7 @@ _NEWTON_SCHULZ: Final = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """Returns matrices with the same singular vectors and singular values near 1 (about 0.7 to 1.2).
+    """Returns the matrices with singular values near 1 (about 0.7 to 1.2), vectors as they were.
 
     Args:
         matrices: float32 [N, rows, columns], rows <= columns.
