@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from flows import cli_sql, stages
-from flows.errors import BadInputError, RunFailedError
+from flows.errors import BadInputError, RunFailedError, one_line
 from rl_core.process_env import apply_defaults
 
 FINE: Final = 0
@@ -59,7 +59,7 @@ def run_command(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on
     except Exception as error:  # noqa: BLE001  # whatever it is, a person reads one line
-        return _say(f"{type(error).__name__}: {error}", FAILED)
+        return _say(one_line(error), FAILED)
     return FINE
 
 

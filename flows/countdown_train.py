@@ -65,7 +65,7 @@ def countdown_train(
         with stage("evaluate"):
             evaluate_task(config, run, data, model_path)
         with stage("report"):
-            report_task(config, run)
+            report_task(run)
     return run.read().model_dump(mode="json")
 
 

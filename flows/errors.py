@@ -9,3 +9,12 @@ class BadInputError(ValueError):
 
 class RunFailedError(RuntimeError):
     """The run ended badly: exit code 1."""
+
+
+_LONGEST = 400
+
+
+def one_line(error: BaseException) -> str:
+    """Returns an error's type and message in one line, cut where it is very long."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 import yaml
 from prefect.exceptions import TerminationSignal
 
+from flows.errors import one_line
 from rl_core.config import RunConfig
 from rl_core.tracking import RunFolder, new_run_id, utc_now
 
@@ -82,7 +83,8 @@ def recorded(run: RunFolder) -> Iterator[Stage]:
             _close(run, "interrupted", reason)
             raise
         except BaseException as error:
-            _close(run, "failed", f"{type(error).__name__}: {error}")
+            _logger.exception("the error in full:")
+            _close(run, "failed", one_line(error))
             error.add_note(f"log: {run.path / 'log.txt'}")
             raise
         _close(run, "finished", None)

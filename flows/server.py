@@ -7,13 +7,12 @@ them; and it makes us import the server's code.
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import httpx
 
@@ -31,53 +30,51 @@ _SERVER_ENVIRONMENT = {
 }
 
 
-@contextmanager
-def prefect_api() -> Iterator[PrefectApi]:
-    """Yields the API that runs report to: the configured one, else a private one for the block.
+def start_private_server() -> PrivateServer | None:
+    """Starts a server for this process, which stops with it; None where an API is configured.
 
-    The private server keeps its records where Prefect keeps them (PREFECT_HOME), so a server that
-    is started later shows these runs.
+    It keeps its records where Prefect keeps them (PREFECT_HOME), so a server that is started later
+    shows these runs.
     """
     from prefect.settings import get_current_settings
 
     if get_current_settings().api.url is not None:
-        yield PrefectApi(None, "")
-        return
+        return None
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "uvicorn", *_APP, "--port", str(port)],
-        env={**os.environ, **_SERVER_ENVIRONMENT},
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        yield PrefectApi(process, f"http://127.0.0.1:{port}/api")
-    finally:
-        process.terminate()
+    return PrivateServer(port)
+
+
+class PrivateServer:
+    """A Prefect server on a loopback port: `connect` before the first flow run."""
+
+    def __init__(self, port: int) -> None:
+        self._url = f"http://127.0.0.1:{port}/api"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "uvicorn", *_APP, "--port", str(port)],
+            env={**os.environ, **_SERVER_ENVIRONMENT},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        # At exit, and not sooner: Prefect sends its last logs and events just before.
+        atexit.register(self.stop)
+
+    def stop(self) -> None:
+        """Stops the server and waits until it is gone."""
+        self._process.terminate()
         try:
-            process.wait(_STOP_TIMEOUT_S)
+            self._process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-class PrefectApi:
-    """The API of one command: `connect` before the first flow run."""
-
-    def __init__(self, process: subprocess.Popen[bytes] | None, url: str) -> None:
-        self._process = process
-        self._url = url
+            self._process.kill()
+            self._process.wait()
 
     def connect(self) -> None:
-        """Waits for the private server and points this process at it; else does nothing.
+        """Waits until the server answers and points this process at it.
 
         Raises:
             RuntimeError: it died, or does not answer.
         """
-        if self._process is None:
-            return
         deadline = time.monotonic() + STARTUP_TIMEOUT_S
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
-from flows.errors import BadInputError, RunFailedError
+from flows.errors import BadInputError, RunFailedError, one_line
 
 if TYPE_CHECKING:
     from flows.compose import PresetName
@@ -25,12 +25,14 @@ _logger = logging.getLogger(__name__)
 def run(overrides: Sequence[str]) -> None:
     """Runs the whole pipeline as one Prefect flow run, and shows what became of it."""
     config = _ready(overrides)
-    from flows.server import prefect_api
+    from flows.server import start_private_server
 
-    with prefect_api() as api, _shown():
+    server = start_private_server()
+    with _shown(links=server is None):
         from flows.countdown_train import countdown_train
 
-        api.connect()
+        if server is not None:
+            server.connect()
         others = tuple(text for text in overrides if not text.startswith("preset="))
         record = countdown_train(preset=cast("PresetName", config.preset), overrides=others)
     from flows.summary import show_summary
@@ -41,7 +43,7 @@ def run(overrides: Sequence[str]) -> None:
 def generate(overrides: Sequence[str]) -> None:
     """Makes the data set, unless it is there."""
     config = _ready(overrides)
-    from tasks.generate import generate as generate_dataset
+    from tasks.generate import generate_dataset
 
     with _shown():
         _print(generate_dataset(config))
@@ -199,8 +201,8 @@ def _existing_run(overrides: Sequence[str]) -> tuple[RunConfig, RunFolder]:
 def _prepared(config: RunConfig) -> tuple[Path, Path]:
     """Returns the folders of data set and base model, made and validated."""
     from tasks.base_model import base_model
-    from tasks.generate import generate as generate_dataset
-    from tasks.validate import validate as validate_dataset
+    from tasks.generate import generate_dataset
+    from tasks.validate import validate_dataset
 
     data = generate_dataset(config)
     model_path = base_model(config, data)
@@ -216,19 +218,18 @@ def _data_and_model(run: RunFolder) -> tuple[Path, Path]:
 
 
 @contextmanager
-def _shown() -> Iterator[None]:
-    """Shows progress meanwhile; an error becomes `RunFailedError`, with its notes as a second line."""
-    from flows.terminal import progress_on_stderr
+def _shown(*, links: bool = False) -> Iterator[None]:
+    """Shows progress meanwhile; an error becomes `RunFailedError`, its notes the second line."""
+    from flows.terminal import progress_on_stdout
 
-    with progress_on_stderr():
+    with progress_on_stdout(links=links):
         try:
             yield
         except (BadInputError, RunFailedError):
             raise
         except Exception as error:
-            first = " ".join(f"{type(error).__name__}: {error}".split())
             notes = " ".join(getattr(error, "__notes__", ()))
-            raise RunFailedError(f"{first}\n{notes}") from error
+            raise RunFailedError(f"{one_line(error)}\n{notes}") from error
 
 
 def _print(what: object) -> None:

@@ -11,23 +11,35 @@ from contextlib import contextmanager
 from tqdm import tqdm
 
 _LOGGERS = ("rl_core", "tasks", "flows", "prefect.flow_runs", "prefect.task_runs")
+_WIDTH = 300
 
 
 class _LineHandler(logging.Handler):
-    """Writes `12:01:02 train: message` past tqdm's bar; tracebacks go to log.txt and the UI."""
+    """Writes `12:01:02 train: message` past tqdm's bar."""
+
+    def __init__(self, *, links: bool) -> None:
+        super().__init__(logging.INFO)
+        self._links = links
 
     def emit(self, record: logging.LogRecord) -> None:
         task = getattr(record, "task_run_name", None)
-        text = record.getMessage().split("\n", 1)[0]
+        text = record.getMessage().split("\n", 1)[0][:_WIDTH]
+        is_link = text.startswith("View at ")
+        if record.levelno >= logging.ERROR or (is_link and not self._links):
+            return  # the command ends by saying the error, once
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         line = f"{time.strftime('%H:%M:%S')} {f'{task}: ' if task else ''}{level}{text}"
-        tqdm.write(line, file=sys.stderr)
+        tqdm.write(line, file=sys.stdout)
 
 
 @contextmanager
-def progress_on_stderr() -> Iterator[None]:
-    """Shows what our loggers and Prefect's run loggers say, from INFO up, within the block."""
-    handler = _LineHandler(logging.INFO)
+def progress_on_stdout(*, links: bool) -> Iterator[None]:
+    """Shows what our loggers and Prefect's run loggers say, from INFO up, within the block.
+
+    Args:
+        links: whether to show Prefect's links into its UI: those of a private server lead nowhere.
+    """
+    handler = _LineHandler(links=links)
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

