@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rl_core.checkpoints import save_checkpoint
+from rl_core.config import RunConfig
+from rl_core.evaluation import read_rows, wilson_interval
+from rl_core.prompts import load_tokenizer
+from rl_core.schema import COUNTDOWN_DATASET
+from rl_core.tracking import RunFolder
+from rl_core.types import Completion, GenerationRequest, SamplingSettings
+from tasks.evaluate import difficulty_table, evaluate_run, evaluate_with, summary_table
+from tests.conftest import build_tiny_model
+
+PROBLEMS = [
+    ([1, 2, 3], 6, "1 + 2 + 3", 1),
+    ([2, 3, 4], 14, "2 + 3 * 4", 2),
+    ([5, 6, 7], 18, "5 + 6 + 7", 3),
+    ([9, 8, 1], 17, "9 * 1 + 8", 5),
+]
+
+
+def write_data(folder: Path) -> Path:
+    folder.mkdir()
+    rows = [
+        {
+            "nums": nums,
+            "target": target,
+            "data_source": "countdown",
+            "prompt": [{"role": "user", "content": f"Use {nums} to make {target}.\n<think>"}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": {"target": target, "numbers": nums}},
+            "extra_info": {
+                "split": "test",
+                "index": index,
+                "num_solutions": num_solutions,
+                "solution": solution,
+            },
+        }
+        for index, (nums, target, solution, num_solutions) in enumerate(PROBLEMS)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, COUNTDOWN_DATASET), folder / "test.parquet")
+    return folder
+
+
+def settings(root: Path, **changes: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "run_id": "r",
+            "storage": {"root": root},
+            "data": {"max_response_length": 16},
+            "evaluation": {"samples_per_problem": 2},
+            "rollout": {"engine": "hf"},
+        }
+        | changes
+    )
+
+
+def finished_run(config: RunConfig, checkpoint: Path) -> RunFolder:
+    run = RunFolder.create(config)
+
+    def write(folder: Path) -> None:
+        shutil.copytree(checkpoint, folder, dirs_exist_ok=True)
+
+    save_checkpoint(run.path, 7, write, 0.5)
+    return run
+
+
+class KnowingEngines:
+    """Engines whose base model solves the first problem alone, and whose checkpoint solves all.
+
+    Sampled, either model gives every second sample without an answer.
+    """
+
+    def __init__(self, model_path: Path) -> None:
+        self._tokenizer = load_tokenizer(str(model_path))
+        self.num_known = 1
+        self.calls = 0
+        self.loaded: list[str] = []
+
+    def load_weights(self, folder: Path) -> None:
+        self.loaded.append(folder.name)
+        self.num_known = len(PROBLEMS)
+
+    def generate(
+        self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
+    ) -> list[Completion]:
+        self.calls += 1
+        completions = []
+        for i, request in enumerate(requests):
+            prompt = self._tokenizer.decode(request.prompt_ids)
+            known = {
+                f"Use {nums} to make {target}.\n<think>": solution
+                for nums, target, solution, _ in PROBLEMS[: self.num_known]
+            }
+            text = f"<answer>{known.get(str(prompt), '1 + 1')}</answer>"
+            if sampling.temperature > 0 and i % 2:
+                text = "I do not know"
+            ids = self._tokenizer.encode(text, add_special_tokens=False)
+            completions.append(Completion(np.array(ids), np.zeros(len(ids), np.float32), "stop"))
+        return completions
+
+
+def test_both_models_are_scored_on_disk_and_in_the_runs_record(
+    tmp_path: Path, tiny_model_path: Path
+) -> None:
+    data = write_data(tmp_path / "data")
+    config = settings(tmp_path / "out")
+    run = finished_run(config, tiny_model_path)
+    engines = KnowingEngines(tiny_model_path)
+    before, after = evaluate_with(engines, config, run, data, tiny_model_path)
+    assert engines.loaded == ["step_000007"]
+
+    assert (before.model, before.step, before.accuracy.value) == ("base", 0, 0.25)
+    assert (after.model, after.step, after.accuracy.value) == ("step_000007", 7, 1.0)
+    assert before.score_mean == pytest.approx((1 + 3 * 0.1) / 4)
+    assert {k: v.value for k, v in after.pass_at_k.items()} == {1: 0.5, 2: 1.0}
+    record = run.read()
+    assert (record.accuracy_before, record.accuracy_after) == (0.25, 1.0)
+
+    rows = read_rows(run.path / "eval" / "base.parquet")
+    assert {(r["run_id"], r["model"], r["step"]) for r in rows} == {("r", "base", 0)}
+    greedy = [r for r in rows if r["mode"] == "greedy"]
+    assert [r["verdict"] for r in greedy] == ["correct", *["wrong_numbers"] * 3]
+    assert greedy[0]["answer"] == "1 + 2 + 3"
+    assert greedy[0]["prompt"] == "Use [1, 2, 3] to make 6.\n<think>"
+    assert len(rows) == 4 + 4 * 2
+    trained = read_rows(run.path / "eval" / "step_000007.parquet")
+    assert [r["verdict"] for r in trained if r["mode"] == "sampled"] == ["correct", "no_answer"] * 4
+
+    low, high = wilson_interval(1, 4)
+    assert summary_table([before, after])[0] == {
+        "model": "base",
+        "problems": 4,
+        "accuracy": f"0.250 ({low:.3f} to {high:.3f})",
+        "score": "0.325",
+        "format": "1.000",
+        "pass@1": f"0.125 ({before.pass_at_k[1].low:.3f} to {before.pass_at_k[1].high:.3f})",
+        "pass@2": f"0.250 ({before.pass_at_k[2].low:.3f} to {before.pass_at_k[2].high:.3f})",
+        "tokens": f"{(len('<answer>1 + 2 + 3</answer>') + 3 * len('<answer>1 + 1</answer>')) / 4}",
+    }
+    by_difficulty = difficulty_table([before, after])
+    assert [(row["solutions"], row["problems"]) for row in by_difficulty] == [
+        ("1", 1),
+        ("2-3", 2),
+        ("4-7", 1),
+    ]
+    assert [row["base"][:5] for row in by_difficulty] == ["1.000", "0.000", "0.000"]
+    assert [row["step_000007"][:5] for row in by_difficulty] == ["1.000"] * 3
+
+
+def test_the_base_model_is_asked_once_per_model_data_and_settings(
+    tmp_path: Path, tiny_model_path: Path
+) -> None:
+    data = write_data(tmp_path / "data")
+    model_path = tmp_path / "model"
+    shutil.copytree(tiny_model_path, model_path)
+
+    def calls(**changes: Any) -> int:
+        config = settings(tmp_path / "out", **changes)
+        run = finished_run(config, tiny_model_path)
+        engines = KnowingEngines(model_path)
+        before, _ = evaluate_with(engines, config, run, data, model_path)
+        assert before.accuracy.value == 0.25
+        rows = read_rows(run.path / "eval" / "base.parquet")
+        assert {row["run_id"] for row in rows} == {run.run_id}
+        return engines.calls
+
+    assert calls() == 4
+    assert calls(run_id="another", seed=1) == 2
+    assert calls(data={"max_response_length": 17}) == 4
+    assert calls(evaluation={"samples_per_problem": 2, "seed": 1}) == 4
+    (model_path / "model.safetensors").touch()
+    assert calls() == 4
+    assert calls() == 2
+
+
+def test_fewer_problems_and_no_checkpoint(
+    tmp_path: Path, tiny_model_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = write_data(tmp_path / "data")
+    config = settings(tmp_path / "out", evaluation={"samples_per_problem": 1, "max_problems": 2})
+    run = RunFolder.create(config)
+    engines = KnowingEngines(tiny_model_path)
+    (before,) = evaluate_with(engines, config, run, data, tiny_model_path)
+    assert (before.num_problems, before.accuracy.value) == (2, 0.5)
+    assert engines.loaded == []
+    assert "r has no checkpoint: only the base model was evaluated" in caplog.text
+    record = json.loads((run.path / "run.json").read_text())
+    assert (record["accuracy_before"], record["accuracy_after"]) == (0.5, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["hf", "vllm"])
+def test_real_engines_answer_with_the_base_then_with_the_checkpoint(
+    tmp_path: Path, tiny_model_path: Path, engine: str
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    data = write_data(tmp_path / "data")
+    trained = tmp_path / "trained"
+    build_tiny_model(trained, seed=1)
+    config = settings(tmp_path / "out", rollout={"engine": engine, "kv_cache_mib": 16})
+    run = finished_run(config, trained)
+    evaluate_run(config, run, data, tiny_model_path)
+
+    tokenizer = load_tokenizer(str(tiny_model_path))
+    responses = {}
+    for name, folder in (("base", tiny_model_path), ("step_000007", trained)):
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        rows = [
+            r for r in read_rows(run.path / "eval" / f"{name}.parquet") if r["mode"] == "greedy"
+        ]
+        for row in rows:
+            prompt = torch.tensor([tokenizer.encode(row["prompt"], add_special_tokens=False)])
+            ids = model.generate(prompt, max_new_tokens=16, do_sample=False)[0, prompt.shape[1] :]
+            assert row["response"] == tokenizer.decode(ids, skip_special_tokens=True)
+        responses[name] = [row["response"] for row in rows]
+    assert responses["base"] != responses["step_000007"]
