@@ -1,58 +1,71 @@
-"""Real disks that fill up and real processes that die, for the tests of what lands on disk."""
+"""Hand-made rollouts: no engine is needed to test what comes after one."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from typing import Literal
 
+import numpy as np
 import pytest
 
-DISK_BYTES = 2 * 2**20
+from rl_core.types import Completion, Problem, Rollout, ScoredText
+
+MakeRollout = Callable[..., Rollout]
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MiB. Mounting needs root: where that is refused, the test fails."""
-    folder = tmp_path / "small_disk"
-    folder.mkdir()
-    options = ["-t", "tmpfs", "-o", f"size={DISK_BYTES}"]
-    subprocess.run(["mount", *options, "none", str(folder)], check=True)
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+def _make_rollout(
+    prompt_ids: Sequence[int],
+    response_ids: Sequence[int],
+    *,
+    logprobs: Sequence[float] | None = None,
+    score: float = 0.0,
+    verdict: str = "wrong_value",
+    group_id: int = 0,
+    finish_reason: Literal["stop", "length"] = "stop",
+) -> Rollout:
+    if logprobs is None:
+        logprobs = [-1.0] * len(response_ids)
+    return Rollout(
+        problem=Problem(group_id, "countdown", (), {}, 0),
+        group_id=group_id,
+        sample_index=0,
+        prompt_text="",
+        prompt_ids=tuple(prompt_ids),
+        completion=Completion(
+            np.array(response_ids, dtype=np.int64),
+            np.array(logprobs, dtype=np.float32),
+            finish_reason,
+        ),
+        response_text="",
+        scored=ScoredText(score, verdict, None),
+    )
 
 
-def leave_free(disk: Path, num_bytes: int) -> None:
-    """Fills a small disk with ballast until so many bytes are free."""
-    ballast = disk / "ballast"
-    ballast.unlink(missing_ok=True)
-    stats = os.statvfs(disk)
-    ballast.write_bytes(b"\0" * (stats.f_bavail * stats.f_frsize - num_bytes))
+@pytest.fixture(scope="session")
+def make_rollout() -> MakeRollout:
+    return _make_rollout
 
 
-def run_and_kill_at_event(action: Callable[[], object], event_number: int) -> bool:
-    """Runs an action in a child that SIGKILLs itself at its n-th system event, and tells if it did.
+@pytest.fixture(scope="session")
+def random_rollouts() -> Callable[..., list[Rollout]]:
+    """`random_rollouts(number, group_size=, seed=)`: lengths, tokens and scores at random."""
 
-    Events are what Python audits: each open, mkdir, chmod, rename, symlink, unlink and listing.
-    """
-    child = os.fork()
-    if child == 0:
-        seen = 0
+    def make(number: int, *, group_size: int = 1, seed: int = 0) -> list[Rollout]:
+        rng = np.random.default_rng(seed)
+        rollouts = []
+        for row in range(number):
+            correct = bool(rng.random() < 0.4)
+            length = int(rng.integers(1, 13))
+            rollouts.append(
+                _make_rollout(
+                    rng.integers(2, 258, int(rng.integers(1, 7))).tolist(),
+                    rng.integers(2, 258, length).tolist(),
+                    logprobs=rng.uniform(-8, -3, length).tolist(),
+                    score=1.0 if correct else float(rng.choice([0.0, 0.1])),
+                    verdict="correct" if correct else "wrong_value",
+                    group_id=row // group_size,
+                )
+            )
+        return rollouts
 
-        def count(event: str, _: tuple[object, ...]) -> None:
-            nonlocal seen
-            if event == "open" or event.startswith(("os.", "shutil.")):
-                seen += 1
-                if seen == event_number:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(count)
-        try:
-            action()
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status)
+    return make

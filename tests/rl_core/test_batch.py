@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl_core.batch import TrainBatch, collate, micro_batches, mini_batches
+from rl_core.types import Rollout
+
+
+@pytest.fixture
+def batch(make_rollout: Callable[..., Rollout]) -> TrainBatch:
+    return collate(
+        [
+            make_rollout([17, 4, 9], [8, 2], logprobs=[-0.5, -0.25], score=0.1, group_id=5),
+            make_rollout([6], [7], score=1.0, verdict="correct", group_id=4),
+            make_rollout([3, 3], [1, 5, 6], group_id=5, finish_reason="length"),
+        ],
+        pad_id=99,
+    )
+
+
+def test_collate_by_hand(batch: TrainBatch) -> None:
+    assert batch.input_ids.tolist() == [[17, 4, 9, 8, 2], [6, 7, 99, 99, 99], [3, 3, 1, 5, 6]]
+    assert batch.prompt_lengths.tolist() == [3, 1, 2]
+    assert batch.response_lengths.tolist() == [2, 1, 3]
+    assert batch.lengths.tolist() == [5, 2, 5]
+    assert batch.rollout_logprobs.tolist() == [[-0.5, -0.25, 0], [-1, 0, 0], [-1, -1, -1]]
+    assert batch.rewards.tolist() == pytest.approx([0.1, 1.0, 0.0])
+    assert batch.group_ids.tolist() == [5, 4, 5]
+    assert batch.correct.tolist() == [False, True, False]
+    assert batch.truncated.tolist() == [False, False, True]
+
+
+def test_masks_by_hand(batch: TrainBatch) -> None:
+    assert batch.response_mask.int().tolist() == [[1, 1, 0], [1, 0, 0], [1, 1, 1]]
+    assert batch.attention_mask.int().tolist() == [
+        [1, 1, 1, 1, 1],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 1, 1],
+    ]
+
+
+def test_each_response_token_stands_right_after_its_predictor(batch: TrainBatch) -> None:
+    assert batch.response_ids().tolist() == [8, 2, 7, 1, 5, 6]
+    flat = batch.input_ids.flatten()
+    assert flat[batch.predictor_index()].tolist() == [9, 8, 6, 3, 1, 5]
+
+
+def test_select_takes_rows_in_order_and_trims_to_the_longest(batch: TrainBatch) -> None:
+    chosen = batch.select(torch.tensor([1]))
+    assert chosen.input_ids.tolist() == [[6, 7]]
+    assert chosen.rollout_logprobs.tolist() == [[-1.0]]
+    reordered = batch.select(torch.tensor([2, 0]))
+    assert reordered.response_ids().tolist() == [1, 5, 6, 8, 2]
+    assert reordered.truncated.tolist() == [True, False]
+    assert reordered.group_ids.tolist() == [5, 5]
+
+
+def test_rollouts_that_teach_nothing_are_refused(make_rollout: Callable[..., Rollout]) -> None:
+    with pytest.raises(ValueError, match="at least one rollout"):
+        collate([], pad_id=0)
+    for prompt, response in (([], [1]), ([1], [])):
+        with pytest.raises(ValueError, match="one prompt and one response token, got"):
+            collate([make_rollout(prompt, response)], pad_id=0)
+
+
+def test_micro_batches_by_hand() -> None:
+    # 6 tokens hold a row of 5; then two rows of 3; then one of 2 beside one of 1.
+    parts = micro_batches(torch.tensor([3, 1, 5, 2, 3]), budget_tokens=6)
+    assert [part.tolist() for part in parts] == [[2], [0, 4], [3, 1]]
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 200))
+def test_micro_batches_hold_each_row_once_within_the_budget(
+    lengths: list[int], budget: int
+) -> None:
+    parts = [part.tolist() for part in micro_batches(torch.tensor(lengths), budget)]
+    assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
+    for part in parts:
+        width = max(lengths[row] for row in part)
+        assert len(part) == 1 or len(part) * width <= budget
+    in_order = [lengths[row] for part in parts for row in part]
+    assert in_order == sorted(lengths, reverse=True)
+
+
+def test_mini_batches_keep_groups_whole_and_in_order() -> None:
+    group_ids = torch.tensor([9, 2, 9, 7, 2, 5])
+    parts = [part.tolist() for part in mini_batches(group_ids, 2)]
+    assert parts == [[0, 1, 2, 4], [3, 5]]
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(1, 6))
+def test_no_group_is_split_between_mini_batches(groups: list[int], num_groups: int) -> None:
+    parts = [part.tolist() for part in mini_batches(torch.tensor(groups), num_groups)]
+    assert sorted(row for part in parts for row in part) == list(range(len(groups)))
+    members = [{groups[row] for row in part} for part in parts]
+    assert sum(len(m) for m in members) == len(set(groups))
+    assert all(len(m) == num_groups for m in members[:-1])
+    assert 1 <= len(members[-1]) <= num_groups
