@@ -17,7 +17,7 @@ _SAMPLES = {"correct": 3}
 """Samples shown of a verdict; of all others `_SAMPLES_OF_OTHERS`."""
 _SAMPLES_OF_OTHERS = 1
 _LONGEST_SAMPLE = 4_000
-"""Characters of a sample's response that are shown."""
+"""Characters of a sample's response that are shown, before and after its answer."""
 
 Row = dict[str, Any]
 
@@ -82,7 +82,9 @@ def gather(run: Path) -> ReportData:
         return sql.ask(query, arguments, root=root, run=run.name)
 
     curve = ask("learning_curve")
-    steps = _last_step(curve)
+    steps_per_row = max(1, -(-_last_step(curve) // _MOST_POINTS))
+    verdicts = ask("verdict_shares_by_step", steps_per_row=steps_per_row)
+    rollout_steps = _last_step(verdicts)
     models = ask("evaluation_summary").to_dicts()
     trained = [row for row in models if row["model"] != "base"][-1:]
     newest = trained[0]["model"] if trained else None
@@ -100,12 +102,12 @@ def gather(run: Path) -> ReportData:
         trained=trained[0] if trained else None,
         gain=_last([row for row in ask("gain_over_base").to_dicts() if row["model"] == newest]),
         curve=curve,
-        verdicts=ask("verdict_shares_by_step", steps_per_row=max(1, -(-steps // _MOST_POINTS))),
+        verdicts=verdicts,
         by_num_solutions=_of_models(ask("accuracy_by_num_solutions"), shown_models),
         pass_at_k=_of_models(ask("pass_at_k"), shown_models),
         evaluation_verdicts=_of_models(ask("evaluation_verdicts"), shown_models),
         best_checkpoint=_last(ask("best_checkpoint").to_dicts()),
-        samples=_samples(run, from_step=max(1, steps - steps // 5)),
+        samples=_samples(run, from_step=max(1, rollout_steps - rollout_steps // 5)),
         stages=ask("time_by_stage").to_dicts(),
         phases=ask("time_by_phase").to_dicts(),
         disk=run_files.bytes_by_kind(run),
@@ -132,29 +134,39 @@ def _samples(run: Path, *, from_step: int) -> list[Sample]:
 
 
 def _as_sample(row: Row) -> Sample:
-    response, answer = row["response"] or "", row["answer"]
-    start, end = _find_answer(response, answer) if answer else (len(response), len(response))
-    first = max(0, end - _LONGEST_SAMPLE)
+    response = row["response"] or ""
+    before, answer, after = cut_around_answer(response, row["answer"])
     return Sample(
         step=row["step"],
         verdict=row["verdict"],
         score=row["score"],
         prompt=row["prompt"] or "",
-        before=response[min(first, start) : start],
-        answer=response[start:end],
-        after=response[end : end + _LONGEST_SAMPLE],
-        is_cut=len(response) > _LONGEST_SAMPLE,
+        before=before,
+        answer=answer,
+        after=after,
+        is_cut=len(before) + len(answer) + len(after) < len(response),
     )
 
 
-def _find_answer(response: str, answer: str) -> tuple[int, int]:
-    """Where the scored answer stands: inside the last answer tag, else its last occurrence."""
+def cut_around_answer(response: str, answer: str | None) -> tuple[str, str, str]:
+    """Returns what comes before the scored answer, the answer, and what comes after it.
+
+    The answer stands in the last answer tag, else where its text occurs last; without one, all is
+    `before`. Of a long response only the part around the answer is returned.
+    """
     closing = response.rfind("</answer>")
     opening = response.rfind("<answer>", 0, max(closing, 0))
-    if 0 <= opening < closing:
-        return opening + len("<answer>"), closing
-    start = response.rfind(answer)
-    return (start, start + len(answer)) if start >= 0 else (len(response), len(response))
+    found = response.rfind(answer) if answer else -1
+    start = end = len(response)
+    if answer and opening >= 0:
+        start, end = opening + len("<answer>"), closing
+    elif answer and found >= 0:
+        start, end = found, found + len(answer)
+    return (
+        response[max(0, start - _LONGEST_SAMPLE) : start],
+        response[start:end],
+        response[end : end + _LONGEST_SAMPLE],
+    )
 
 
 def _of_models(frame: pl.DataFrame, models: set[str | None]) -> list[Row]:
@@ -165,5 +177,5 @@ def _last(rows: list[Row]) -> Row | None:
     return rows[-1] if rows else None
 
 
-def _last_step(curve: pl.DataFrame) -> int:
-    return int(curve["step"].max() or 0) if curve.height else 0  # type: ignore[arg-type]  # an int column
+def _last_step(frame: pl.DataFrame) -> int:
+    return int(frame["step"].max() or 0)  # type: ignore[arg-type]  # an int column, or empty

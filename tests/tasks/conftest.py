@@ -186,12 +186,21 @@ def _write_beta(run: Path) -> None:
     (run / "run.json").write_text(json.dumps(record))
 
 
-@pytest.fixture
-def two_runs(tmp_path: Path) -> Path:
-    """A storage root with the finished run `alpha` and the run `beta`, which is being written."""
-    root = tmp_path / "outputs"
+def _write_two_runs(root: Path) -> Path:
     for name, write in (("alpha", _write_alpha), ("beta", _write_beta)):
         run = root / "runs" / name
         run.mkdir(parents=True)
         write(run)
     return root
+
+
+@pytest.fixture
+def two_runs(tmp_path: Path) -> Path:
+    """A storage root with the finished run `alpha` and the run `beta`, which is being written."""
+    return _write_two_runs(tmp_path / "outputs")
+
+
+@pytest.fixture(scope="session")
+def shared_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, once for all tests that leave the runs' logs as they are."""
+    return _write_two_runs(tmp_path_factory.mktemp("shared") / "outputs")

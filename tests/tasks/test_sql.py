@@ -157,6 +157,13 @@ ANSWERS: dict[str, tuple[dict[str, Any], list[str], list[tuple[Any, ...]]]] = {
             ("step_000003", 3, "lost", 12, "correct", "wrong_value"),
         ],
     ),
+    "gain_over_base": (
+        {},
+        ["model", "problems", "won", "lost", "gain", "gain_low", "gain_high"],
+        [  # (won - lost -+ 1.96 sqrt(won + lost - (won - lost)^2 / n)) / n
+            ("step_000003", 4, 2, 1, 0.25, -0.56257, 1.06257)
+        ],
+    ),
     "evaluation_verdicts": (
         {},
         ["model", "verdict", "responses", "share"],
@@ -194,9 +201,9 @@ def rounded(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("name", sorted(query.name for query in sql.list_queries()))
-def test_saved_question_gives_the_hand_computed_answer(name: str, two_runs: Path) -> None:
+def test_saved_question_gives_the_hand_computed_answer(name: str, shared_runs: Path) -> None:
     arguments, columns, rows = ANSWERS[name]
-    answer = sql.ask(name, arguments, root=two_runs).select(columns)
+    answer = sql.ask(name, arguments, root=shared_runs).select(columns)
     assert rounded(answer.rows()) == rounded(rows)
 
 
@@ -217,14 +224,16 @@ def test_there_are_the_questions_that_the_diary_asked() -> None:
     }
 
 
-def test_one_run_by_name_or_latest(two_runs: Path) -> None:
+def test_one_run_by_name_or_latest(shared_runs: Path) -> None:
     def runs(run: str | None) -> list[str]:
-        return sql.run_query("select run_id from runs", root=two_runs, run=run)["run_id"].to_list()
+        return sql.run_query("select run_id from runs", root=shared_runs, run=run)[
+            "run_id"
+        ].to_list()
 
     assert runs(None) == [A, B]
     assert runs("alpha") == [A]
     assert runs("latest") == [B]
-    counted = sql.run_query("select count(*) from rollouts", root=two_runs, run="latest")
+    counted = sql.run_query("select count(*) from rollouts", root=shared_runs, run="latest")
     assert counted.item() == 1
     with pytest.raises(ValueError, match=r"no run 'alhpa' in .*: did you mean 'alpha'\?"):
         runs("alhpa")
@@ -243,19 +252,19 @@ def test_without_any_run_all_views_are_empty_with_their_columns(tmp_path: Path) 
         sql.run_query("from runs", root=tmp_path, run="latest")
 
 
-def test_unknown_names_suggest_the_nearest(two_runs: Path) -> None:
+def test_unknown_names_suggest_the_nearest(shared_runs: Path) -> None:
     with pytest.raises(ValueError, match=r"'learning_curv': did you mean 'learning_curve'\?"):
-        sql.ask("learning_curv", root=two_runs)
+        sql.ask("learning_curv", root=shared_runs)
     with pytest.raises(ValueError, match=r"no parameter 'limt': did you mean 'limit'\?"):
-        sql.ask("longest_responses", {"limt": "3"}, root=two_runs)
+        sql.ask("longest_responses", {"limt": "3"}, root=shared_runs)
     with pytest.raises(ValueError, match="parameter limit=many does not read as int"):
-        sql.ask("longest_responses", {"limit": "many"}, root=two_runs)
+        sql.ask("longest_responses", {"limit": "many"}, root=shared_runs)
 
 
-def test_parameters_are_values_never_sql(two_runs: Path) -> None:
+def test_parameters_are_values_never_sql(shared_runs: Path) -> None:
     hostile = "correct' or 1=1 --"
-    assert sql.ask("samples_of_a_verdict", {"verdict": hostile}, root=two_runs).is_empty()
-    shifted = sql.run_query("select $days + 1 as n", {"days": 2}, root=two_runs)
+    assert sql.ask("samples_of_a_verdict", {"verdict": hostile}, root=shared_runs).is_empty()
+    shifted = sql.run_query("select $days + 1 as n", {"days": 2}, root=shared_runs)
     assert shifted["n"].to_list() == [3]
 
 
@@ -275,18 +284,18 @@ def test_parameters_are_values_never_sql(two_runs: Path) -> None:
         "select * from read_parquet('{secret}')",
         "from '{secret}'",
         "select * from glob('/*')",
-        "select * from two_runs",  # a Python variable
+        "select * from shared_runs",  # a Python variable
         "select nonsense from runs",
         "selec 1",
     ],
 )
 def test_only_a_select_over_the_views_is_answered(
-    statement: str, two_runs: Path, tmp_path: Path
+    statement: str, shared_runs: Path, tmp_path: Path
 ) -> None:
     out, secret = tmp_path / "out.csv", tmp_path / "secret.parquet"
     pq.write_table(pa.table({"x": [1]}), secret)
     with pytest.raises(ValueError, match=r".") as caught:
-        sql.run_query(statement.format(out=out, secret=secret), root=two_runs)
+        sql.run_query(statement.format(out=out, secret=secret), root=shared_runs)
     assert "\n" not in str(caught.value)
     assert not out.exists()
 
@@ -367,8 +376,8 @@ def test_a_truncated_split_is_named(splits: tuple[Path, Path], tmp_path: Path) -
         sql.run_check(check, train=train, test=test)
 
 
-def test_output_formats_hold_the_same_rows(two_runs: Path) -> None:
-    frame = sql.ask("longest_responses", {"limit": 2}, root=two_runs)
+def test_output_formats_hold_the_same_rows(shared_runs: Path) -> None:
+    frame = sql.ask("longest_responses", {"limit": 2}, root=shared_runs)
     as_csv = list(csv.DictReader(io.StringIO(render(frame, "csv", width=80).decode())))
     assert [row["response_tokens"] for row in as_csv] == ["64", "50"]
     assert json.loads(render(frame, "json", width=80)) == frame.to_dicts()
