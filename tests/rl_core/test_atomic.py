@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,13 @@ from rl_core.atomic import (
     write_bytes_atomically,
     write_text_atomically,
 )
-from tests.rl_core.conftest import leave_free, run_and_kill_at_event
+from tests.rl_core.faults import leave_free, mounted_small_disk, run_and_kill_at_event
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with mounted_small_disk(tmp_path) as folder:
+        yield folder
 
 
 def names(folder: Path) -> list[str]:

@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,13 @@ from rl_core.checkpoints import (
     prune,
     save_checkpoint,
 )
-from tests.rl_core.conftest import leave_free, run_and_kill_at_event
+from tests.rl_core.faults import leave_free, mounted_small_disk, run_and_kill_at_event
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with mounted_small_disk(tmp_path) as folder:
+        yield folder
 
 
 def writer(*, size: int = 1_000, fill: bytes = b"w") -> Callable[[Path], None]:
@@ -246,10 +252,10 @@ def test_a_disk_that_fills_at_any_page_of_a_save_costs_only_that_save(small_disk
     assert saved == sorted(saved)
 
 
-def test_a_save_killed_at_any_system_event_is_whole_or_absent(tmp_path: Path) -> None:
+def test_a_save_killed_at_any_system_event_is_whole_or_absent(small_disk: Path) -> None:
     outcomes = []
     for event_number in itertools.count(1):
-        run = tmp_path / str(event_number)
+        run = small_disk / str(event_number)
         save_checkpoint(run, 1, writer(), 0.5)
         killed = run_and_kill_at_event(
             lambda run=run: save_checkpoint(run, 2, writer(), 0.9),  # type: ignore[misc]
@@ -265,6 +271,7 @@ def test_a_save_killed_at_any_system_event_is_whole_or_absent(tmp_path: Path) ->
         highest = best(run)
         assert highest is not None
         assert pointers(run) == ("step_000003", highest.path.name)
+        shutil.rmtree(run)
         if not killed:
             break
     assert outcomes == sorted(outcomes)
@@ -301,9 +308,9 @@ save_checkpoint(Path({str(tmp_path)!r}), 2, write, 0.9)
     assert pointers(tmp_path) == ("step_000002", "step_000002")
 
 
-def test_a_prune_killed_at_any_system_event_leaves_only_whole_checkpoints(tmp_path: Path) -> None:
+def test_a_prune_killed_at_any_system_event_leaves_only_whole_checkpoints(small_disk: Path) -> None:
     for event_number in itertools.count(1):
-        run = tmp_path / str(event_number)
+        run = small_disk / str(event_number)
         for step, accuracy in ((1, 0.1), (2, 0.9), (3, 0.2)):
             save_checkpoint(run, step, writer(), accuracy)
         killed = run_and_kill_at_event(
@@ -317,6 +324,7 @@ def test_a_prune_killed_at_any_system_event_leaves_only_whole_checkpoints(tmp_pa
         prune(run, keep_last=0, quota_bytes=10)
         assert steps(run) == [2, 3]
         assert hidden(run) == []
+        shutil.rmtree(run)
         if not killed:
             break
     assert event_number > 20

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,13 @@ from rl_core.config import ModelConfig, RunConfig, StorageConfig
 from rl_core.schema import ROLLOUTS
 from rl_core.tracking import MetricsLog, RolloutLog, RunFolder, new_run_id
 from rl_core.types import Completion, Problem, Rollout, ScoredText
-from tests.rl_core.conftest import leave_free, run_and_kill_at_event
+from tests.rl_core.faults import leave_free, mounted_small_disk, run_and_kill_at_event
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with mounted_small_disk(tmp_path) as folder:
+        yield folder
 
 
 def config_in(root: Path, **changes: Any) -> RunConfig:

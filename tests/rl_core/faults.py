@@ -1,0 +1,59 @@
+"""Real disks that fill up and real processes that die, for the tests of what lands on disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+DISK_BYTES = 2 * 2**20
+
+
+@contextmanager
+def mounted_small_disk(parent: Path) -> Iterator[Path]:
+    """Yields a file system of 2 MiB. Mounting needs root: where that is refused, the test fails."""
+    folder = parent / "small_disk"
+    folder.mkdir()
+    options = ["-t", "tmpfs", "-o", f"size={DISK_BYTES}"]
+    subprocess.run(["mount", *options, "none", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def leave_free(disk: Path, num_bytes: int) -> None:
+    """Fills a small disk with ballast until so many bytes are free."""
+    ballast = disk / "ballast"
+    ballast.unlink(missing_ok=True)
+    stats = os.statvfs(disk)
+    ballast.write_bytes(b"\0" * (stats.f_bavail * stats.f_frsize - num_bytes))
+
+
+def run_and_kill_at_event(action: Callable[[], object], event_number: int) -> bool:
+    """Runs an action in a child that SIGKILLs itself at its n-th system event, and tells if it did.
+
+    Events are what Python audits: each open, mkdir, chmod, rename, symlink, unlink and listing.
+    """
+    child = os.fork()
+    if child == 0:
+        seen = 0
+
+        def count(event: str, _: tuple[object, ...]) -> None:
+            nonlocal seen
+            if event == "open" or event.startswith(("os.", "shutil.")):
+                seen += 1
+                if seen == event_number:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(count)
+        try:
+            action()
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status)
