@@ -1,0 +1,381 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from rl_core.algos.masking import masked_sum
+from rl_core.batch import TrainBatch, collate
+from rl_core.config import RunConfig
+from rl_core.learner import STATE_FOLDER, Learner
+from rl_core.models import response_logprobs
+from rl_core.preparation import assemble
+from rl_core.types import Rollout
+
+MakeBatch = Callable[..., TrainBatch]
+
+
+def settings(**sections: dict[str, Any]) -> RunConfig:
+    """Small settings: 8 prompts per step in two mini-batches, micro-batches of 32 padded tokens."""
+    defaults: dict[str, dict[str, Any]] = {
+        "data": {"train_batch_size": 8},
+        "actor": {"mini_batch_size": 4, "micro_batch_tokens": 32, "lr": 1e-3},
+        "critic": {"lr": 1e-3},
+        "algorithm": {"kl_coef": 0.05},
+    }
+    names = defaults.keys() | sections.keys()
+    return RunConfig.model_validate(
+        {name: defaults.get(name, {}) | sections.get(name, {}) for name in names}
+    )
+
+
+@pytest.fixture
+def make_batch(random_rollouts: Callable[..., list[Rollout]]) -> MakeBatch:
+    def make(seed: int = 0, *, pad_id: int = 0, group_size: int = 1) -> TrainBatch:
+        return collate(random_rollouts(8, group_size=group_size, seed=seed), pad_id)
+
+    return make
+
+
+def without_timings(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: x for name, x in metrics.items() if not name.startswith("timing_s/")}
+
+
+def all_weights(learner: Learner) -> dict[str, Tensor]:
+    weights = {f"actor.{name}": x.clone() for name, x in learner.weights().items()}
+    if learner._critic is not None:
+        weights |= {f"critic.{k}": x.clone() for k, x in learner._critic.state_dict().items()}
+    return weights
+
+
+def assert_bitwise_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+def gradient(learner: Learner, batch: TrainBatch, which: str) -> Tensor:
+    """The gradient of one mini-batch holding the whole batch, flattened, in float64."""
+    prepared, _ = learner.prepare(batch)
+    loss = learner._actor_loss if which == "actor" else learner._critic_loss
+    model = learner._actor if which == "actor" else learner._critic
+    assert model is not None
+    learner._accumulate(prepared, loss)
+    return torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("which", ["actor", "critic"])
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
+def test_splitting_into_micro_batches_changes_no_gradient(
+    tiny_model_path: Path, make_batch: MakeBatch, which: str, aggregation: str
+) -> None:
+    gradients = []
+    for micro_batch_tokens in (1, 23, 50, 10_000):
+        actor = {"micro_batch_tokens": micro_batch_tokens, "loss_aggregation": aggregation}
+        config = settings(
+            actor=actor | {"mini_batch_size": 8, "entropy_coef": 0.01},
+            algorithm={"kl_mode": "loss", "kl_estimator": "k3", "kl_coef": 0.1},
+        )
+        gradients.append(gradient(Learner(config, tiny_model_path), make_batch(), which))
+    unsplit = gradients.pop()
+    assert unsplit.norm() > 1e-3
+    for split in gradients:
+        assert (split - unsplit).norm() / unsplit.norm() < 1e-6
+
+
+def test_what_fills_up_the_rows_changes_nothing(
+    tiny_model_path: Path, make_batch: MakeBatch
+) -> None:
+    results = []
+    for pad_id in (0, 200):
+        learner = Learner(settings(), tiny_model_path)
+        metrics, columns = learner.learn(make_batch(pad_id=pad_id))
+        results.append((without_timings(metrics), columns, all_weights(learner)))
+    assert results[0][:2] == results[1][:2]
+    assert_bitwise_equal(results[0][2], results[1][2])
+
+
+def test_the_same_seed_and_batches_give_the_same_bits(
+    tiny_model_path: Path, make_batch: MakeBatch
+) -> None:
+    weights = []
+    for _ in range(2):
+        learner = Learner(settings(), tiny_model_path)
+        for step in range(2):
+            learner.learn(make_batch(step))
+        weights.append(all_weights(learner))
+    assert_bitwise_equal(*weights)
+
+
+def test_before_any_update_the_ratio_is_1_and_the_reference_is_the_policy(
+    tiny_model_path: Path, make_batch: MakeBatch
+) -> None:
+    learner = Learner(settings(actor={"mini_batch_size": 8}), tiny_model_path)
+    metrics, columns = learner.learn(make_batch())
+    assert metrics["actor/ppo_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["actor/pg_clipfrac"] == 0.0
+    assert metrics["critic/kl"] == 0.0
+    assert columns["ref_kl"] == [0.0] * 8
+    after, _ = learner.learn(make_batch())
+    assert abs(after["critic/kl"]) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "sections"),
+    [
+        (
+            "gae",
+            {
+                "algorithm": {"kl_controller": "adaptive", "kl_coef": 0.05, "kl_target": 0.5},
+                "actor": {"ppo_epochs": 2, "warmup_steps": 3},
+                "critic": {"warmup_steps": 1},
+            },
+        ),
+        ("grpo", {"algorithm": {"estimator": "grpo", "group_size": 2, "kl_mode": "loss"}}),
+    ],
+)
+def test_saving_and_resuming_equals_no_stop_bit_for_bit(
+    tiny_model_path: Path,
+    tmp_path: Path,
+    make_batch: MakeBatch,
+    name: str,
+    sections: dict[str, dict[str, Any]],
+) -> None:
+    config = settings(**sections)
+    group_size = config.algorithm.group_size
+    learner = Learner(config, tiny_model_path)
+    for step in range(2):
+        learner.learn(make_batch(step, group_size=group_size))
+    learner.save(tmp_path)
+    torch.manual_seed(123)  # whatever happened in between
+    resumed = Learner(config, tiny_model_path, resume_from=tmp_path)
+    assert resumed.steps_done == 2
+    assert_bitwise_equal(all_weights(learner), all_weights(resumed))
+    for step in range(2, 4):
+        batch = make_batch(step, group_size=group_size)
+        expected, expected_columns = learner.learn(batch)
+        actual, columns = resumed.learn(batch)
+        assert without_timings(actual) == without_timings(expected)
+        np.testing.assert_array_equal(list(columns.values()), list(expected_columns.values()))
+    assert_bitwise_equal(all_weights(learner), all_weights(resumed))
+
+
+def test_a_checkpoint_is_a_model_folder_and_holds_no_pickle(
+    tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch
+) -> None:
+    learner = Learner(settings(), tiny_model_path)
+    learner.learn(make_batch())
+    learner.save(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    for key, tensor in learner.weights().items():
+        assert torch.equal(loaded.state_dict()[key], tensor)
+    suffixes = {file.suffix for file in tmp_path.rglob("*") if file.is_file()}
+    assert suffixes <= {".json", ".safetensors", ".jinja", ".txt"}
+
+
+def test_what_cannot_be_resumed_is_one_clear_line(
+    tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch
+) -> None:
+    critic_free = settings(algorithm={"estimator": "grpo", "group_size": 2})
+    learner = Learner(critic_free, tiny_model_path)
+    learner.save(tmp_path)
+    with pytest.raises(ValueError, match="saved without a critic"):
+        Learner(settings(), tiny_model_path, resume_from=tmp_path)
+    (tmp_path / STATE_FOLDER / "learner.json").unlink()
+    with pytest.raises(ValueError, match="nothing to resume from") as error:
+        Learner(critic_free, tiny_model_path, resume_from=tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_metrics_have_verls_names(tiny_model_path: Path, make_batch: MakeBatch) -> None:
+    metrics, _ = Learner(settings(), tiny_model_path).learn(make_batch())
+    actor = {
+        f"actor/{x}"
+        for x in ["entropy_loss", "pg_loss", "pg_clipfrac", "ppo_kl", "grad_norm", "lr"]
+    }
+    critic = {
+        f"critic/{x}"
+        for x in [
+            "kl",
+            "kl_coeff",
+            "vf_loss",
+            "vf_clipfrac",
+            "vpred_mean",
+            "grad_norm",
+            "lr",
+            "vf_explained_var",
+        ]
+    }
+    spread = {
+        f"{x}/{y}"
+        for x in (
+            *(f"critic/{z}" for z in ("score", "rewards", "advantages", "returns", "values")),
+            "response_length",
+            "prompt_length",
+            "global_seqlen",
+        )
+        for y in ("mean", "max", "min")
+    }
+    others = {"response_length/clip_ratio", "prompt_length/clip_ratio"}
+    others |= {"rollout/logprob_gap_mean", "rollout/logprob_gap_max"}
+    phases = "old_log_prob ref values adv update_critic update_actor"
+    assert set(metrics) == actor | critic | spread | others | {
+        f"timing_s/{phase}" for phase in phases.split()
+    }
+    assert all(np.isfinite(x) for x in metrics.values())
+    assert metrics["actor/lr"] == 1e-3
+
+
+def test_without_gae_there_is_no_critic_and_without_kl_no_reference(
+    tiny_model_path: Path, make_batch: MakeBatch
+) -> None:
+    config = settings(algorithm={"estimator": "grpo", "group_size": 2, "kl_mode": "none"})
+    learner = Learner(config, tiny_model_path)
+    metrics, _ = learner.learn(make_batch(group_size=2))
+    assert learner._critic is None
+    assert learner._reference is None
+    assert "group/zero_spread_frac" in metrics
+    absent = {"critic/kl", "critic/vf_loss", "critic/values/mean", "timing_s/ref"}
+    assert not absent & set(metrics)
+
+
+def test_during_critic_warm_up_the_actor_stands_still(
+    tiny_model_path: Path, make_batch: MakeBatch
+) -> None:
+    learner = Learner(settings(critic={"warmup_steps": 1}), tiny_model_path)
+    before = all_weights(learner)
+    metrics, _ = learner.learn(make_batch())
+    moved = {name for name, x in all_weights(learner).items() if not torch.equal(x, before[name])}
+    assert moved
+    assert all(name.startswith("critic.") for name in moved)
+    assert "actor/pg_loss" not in metrics
+    metrics, _ = learner.learn(make_batch(1))
+    assert "actor/pg_loss" in metrics
+    assert not torch.equal(
+        learner.weights()["model.norm.weight"], before["actor.model.norm.weight"]
+    )
+
+
+def test_the_adaptive_controller_follows_the_kl(
+    tiny_model_path: Path, make_batch: MakeBatch
+) -> None:
+    algorithm = {"kl_controller": "adaptive", "kl_coef": 0.1, "kl_target": 6.0, "kl_horizon": 80}
+    learner = Learner(settings(algorithm=algorithm), tiny_model_path)
+    learner.learn(make_batch())
+    # At first the KL is 0, far under its target: a fifth of 8 / 80 less.
+    metrics, _ = learner.learn(make_batch(1))
+    assert metrics["critic/kl_coeff"] == pytest.approx(0.1 * 0.98)
+
+
+def test_positive_advantages_raise_the_log_prob_and_negative_ones_lower_it(
+    tiny_model_path: Path, make_batch: MakeBatch
+) -> None:
+    learner = Learner(settings(actor={"mini_batch_size": 8}), tiny_model_path)
+    batch = make_batch()
+    prepared, _ = learner.prepare(batch)
+    signs = torch.tensor([1.0, -1.0] * 4).unsqueeze(-1)
+    prepared.advantages.copy_(torch.where(batch.response_mask, signs, 0.0))
+
+    def sums() -> Tensor:
+        with torch.no_grad():
+            logprobs = response_logprobs(
+                learner._actor, batch, temperature=1.0, compute_dtype=torch.float32
+            )
+        return masked_sum(logprobs, batch.response_mask, dim=-1)
+
+    before = sums()
+    learner.update(prepared)
+    change = (sums() - before) * signs.squeeze(-1)
+    assert (change > 0).all()
+
+
+def test_prepare_changes_nothing_and_agrees_with_the_formulas(
+    tiny_model_path: Path, make_batch: MakeBatch
+) -> None:
+    learner = Learner(settings(), tiny_model_path)
+    batch, before = make_batch(), all_weights(learner)
+    prepared, metrics = learner.prepare(batch)
+    again, metrics_again = learner.prepare(batch)
+    assert without_timings(metrics) == without_timings(metrics_again)
+    assert_bitwise_equal(before, all_weights(learner))
+    # Micro-batches sort by length: each result must be back in its own row.
+    for row in range(len(batch)):
+        alone, _ = learner.prepare(batch.select(torch.tensor([row])))
+        length = int(batch.response_lengths[row])
+        torch.testing.assert_close(
+            prepared.old_logprobs[row, :length], alone.old_logprobs[0], atol=1e-5, rtol=1e-5
+        )
+    expected = assemble(
+        batch,
+        old_logprobs=again.old_logprobs,
+        ref_logprobs=again.ref_logprobs,
+        values=again.values,
+        algorithm=settings().algorithm,
+        kl_coef=0.05,
+        importance_cap=2.0,
+    )
+    assert torch.equal(expected.advantages, prepared.advantages)
+
+
+def test_bfloat16_trains_float32_weights(tiny_model_path: Path, make_batch: MakeBatch) -> None:
+    learner = Learner(settings(model={"dtype": "bfloat16"}), tiny_model_path)
+    before = all_weights(learner)
+    metrics, _ = learner.learn(make_batch())
+    after = all_weights(learner)
+    assert {x.dtype for x in after.values()} == {torch.float32}
+    assert not torch.equal(after["actor.model.norm.weight"], before["actor.model.norm.weight"])
+    reference = Learner(settings(), tiny_model_path).prepare(make_batch())[1]
+    assert metrics["rollout/logprob_gap_mean"] == pytest.approx(
+        reference["rollout/logprob_gap_mean"], rel=0.05
+    )
+
+
+def test_a_missing_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no such model"):
+        Learner(settings(), tmp_path / "nope")
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo"])
+def test_a_bandit_is_learned(
+    tiny_model_path: Path, make_rollout: Callable[..., Rollout], estimator: str
+) -> None:
+    """One prompt, one token of answer, reward for one of 258 tokens: its probability must rise."""
+    lucky, prompt = 65, [70, 71, 72]
+    config = settings(
+        data={"train_batch_size": 32},
+        actor={"mini_batch_size": 16, "micro_batch_tokens": 1_000, "lr": 2e-3},
+        algorithm={"estimator": estimator, "group_size": 4, "kl_coef": 0.001},
+    )
+    learner = Learner(config, tiny_model_path)
+    generator = torch.Generator().manual_seed(0)
+
+    def distribution() -> Tensor:
+        with torch.no_grad():
+            return learner._actor(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+
+    before = distribution()[lucky].exp().item()
+    assert before < 0.05
+    for _ in range(20):
+        logprobs = distribution()
+        # Half of the samples are uniform, so that the lucky token is ever seen.
+        probs = 0.5 * logprobs.exp() + 0.5 / len(logprobs)
+        probs[lucky] += 0.1
+        tokens = torch.multinomial(probs, 128, replacement=True, generator=generator).tolist()
+        rollouts = [
+            make_rollout(
+                prompt,
+                [token],
+                logprobs=[logprobs[token].item()],
+                score=float(token == lucky),
+                verdict="correct" if token == lucky else "wrong_value",
+                group_id=row // 4,
+            )
+            for row, token in enumerate(tokens)
+        ]
+        learner.learn(collate(rollouts, 0))
+    assert distribution()[lucky].exp().item() > max(0.5, 10 * before)

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from rl_core.optimization import Optimized
+
+
+def make(
+    *, lr: float = 0.1, warmup_steps: int = 0, grad_clip: float = 100.0, weight_decay: float = 0.0
+) -> tuple[nn.Linear, Optimized]:
+    model = nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[1.0, -2.0]]))
+    optimized = Optimized(
+        model,
+        lr=lr,
+        warmup_steps=warmup_steps,
+        weight_decay=weight_decay,
+        grad_clip=grad_clip,
+    )
+    return model, optimized
+
+
+def set_grad(model: nn.Linear, values: list[float]) -> None:
+    model.weight.grad = torch.tensor([values])
+
+
+def test_first_update_by_hand() -> None:
+    # AdamW's first step moves each weight by lr against the gradient's sign, after decay lr * wd.
+    model, optimized = make(weight_decay=0.5)
+    set_grad(model, [3.0, -4.0])
+    assert optimized.update().item() == pytest.approx(5.0)
+    expected = [1.0 * 0.95 - 0.1, -2.0 * 0.95 + 0.1]
+    assert model.weight[0].tolist() == pytest.approx(expected)
+    assert model.weight.grad is None
+
+
+def test_the_gradient_is_clipped_and_its_norm_before_that_returned() -> None:
+    model, optimized = make(grad_clip=1.0)
+    set_grad(model, [3.0, -4.0])
+    assert optimized.update().item() == pytest.approx(5.0)
+    moments = optimized.state_tensors("x")["x.weight.exp_avg"]
+    assert moments[0].tolist() == pytest.approx([0.06, -0.08])  # (1 - beta1) of the unit vector
+
+
+def test_a_gradient_that_is_not_finite_is_thrown_away() -> None:
+    model, optimized = make()
+    before = model.weight.detach().clone()
+    set_grad(model, [float("inf"), 1.0])
+    assert not torch.isfinite(optimized.update())
+    assert torch.equal(model.weight, before)
+    assert model.weight.grad is None
+    set_grad(model, [1.0, 1.0])
+    optimized.update()
+    assert torch.isfinite(model.weight).all()
+    assert not torch.equal(model.weight, before)
+
+
+def test_warm_up_is_linear_then_constant() -> None:
+    _, optimized = make(lr=0.8, warmup_steps=4)
+    rates = []
+    for _ in range(6):
+        rates.append(optimized.lr)
+        optimized.end_step()
+    assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
+    assert make(lr=0.8)[1].lr == 0.8
+
+
+def test_a_restored_optimizer_continues_bit_for_bit() -> None:
+    def advance(model: nn.Linear, optimized: Optimized, first: int) -> None:
+        for step in range(first, first + 3):
+            set_grad(model, [1.0 / (step + 1), step - 2.5])
+            optimized.update()
+            optimized.end_step()
+
+    model, optimized = make(warmup_steps=5)
+    advance(model, optimized, 0)
+    tensors = {name: x.clone() for name, x in optimized.state_tensors("actor").items()}
+    schedule = json.loads(json.dumps(optimized.schedule_state()))
+    resumed_model, resumed = make(warmup_steps=5)
+    with torch.no_grad():
+        resumed_model.weight.copy_(model.weight)
+    resumed.restore("actor", tensors, schedule)
+    assert resumed.lr == optimized.lr
+    advance(model, optimized, 3)
+    advance(resumed_model, resumed, 3)
+    assert torch.equal(model.weight, resumed_model.weight)
+    assert resumed.lr == optimized.lr
