@@ -147,7 +147,8 @@ def micro_batches(lengths: Tensor, budget_tokens: int) -> list[Tensor]:
         lengths: int64 [B], tokens of each row.
         budget_tokens: most tokens of a micro-batch, its padding to its longest row included.
     """
-    order = torch.argsort(lengths, descending=True, stable=True).cpu()
+    lengths = lengths.cpu()
+    order = torch.argsort(lengths, descending=True, stable=True)
     parts, start = [], 0
     while start < len(order):
         width = max(int(lengths[order[start]]), 1)

@@ -57,6 +57,24 @@ def test_log_probs_and_entropy_equal_transformers_row_by_row(
     assert torch.equal(models.response_logprobs(actor, batch, **settings), logprobs)
 
 
+def test_gradients_equal_transformers_row_by_row(tiny_model_path: Path, batch: TrainBatch) -> None:
+    weights = torch.randn(batch.response_mask.shape, generator=torch.Generator().manual_seed(0))
+    ours, theirs = (models.load_actor(tiny_model_path, CPU) for _ in range(2))
+    logprobs, entropy = models.response_logprobs_and_entropy(
+        ours, batch, temperature=1.0, compute_dtype=torch.float32
+    )
+    (weights * (logprobs + 0.1 * entropy)).sum().backward()
+    for row, (ids, prompt_length) in enumerate(rows_of(batch)):
+        full = theirs(torch.tensor([ids])).logits[0, prompt_length - 1 : -1].log_softmax(-1)
+        chosen = full.gather(-1, torch.tensor([ids[prompt_length:]]).T).squeeze(-1)
+        spread = -(full.exp() * full).sum(-1)
+        (weights[row, : len(chosen)] * (chosen + 0.1 * spread)).sum().backward()
+    expected = dict(theirs.named_parameters())
+    for name, parameter in ours.named_parameters():
+        assert parameter.grad is not None, name
+        torch.testing.assert_close(parameter.grad, expected[name].grad, atol=1e-5, rtol=1e-4)
+
+
 def test_padding_its_amount_and_its_side_change_nothing(
     actor: transformers.PreTrainedModel, batch: TrainBatch
 ) -> None:
