@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prefect import task
@@ -25,16 +25,19 @@ class Report:
     """An SVG data URI; None before the first step."""
 
 
-def write_report(run_folder: Path) -> Report:
+def write_report(run_folder: Path, *, is_last_stage: bool = False) -> Report:
     """Writes `report.html` into a run's folder, from what lies there, and returns it.
 
     Args:
         run_folder: `<storage.root>/runs/<run_id>`.
+        is_last_stage: the run ends with this report, so `running` is shown as `finished`.
 
     Raises:
         ValueError: there is no run at that path.
     """
     data = gather(run_folder)
+    if is_last_stage:
+        data = replace(data, record=data.record.model_copy(update={"status": "finished"}))
     html = run_folder / "report.html"
     write_text_atomically(html, render_html(data))
     return Report(html, render_markdown(data), learning_curve_uri(data))
@@ -42,8 +45,8 @@ def write_report(run_folder: Path) -> Report:
 
 @task(name="report", task_run_name="write report.html")
 def report_task(run: RunFolder) -> Path:
-    """Writes the report and shows it in the UI: artifacts `report` and `learning-curve`."""
-    report = write_report(run.path)
+    """Writes the report that ends a run; artifacts `report` and `learning-curve` show it."""
+    report = write_report(run.path, is_last_stage=True)
     create_markdown_artifact(report.markdown, key="report", description=str(report.html))
     if report.learning_curve_uri:
         create_image_artifact(

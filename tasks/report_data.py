@@ -43,8 +43,8 @@ class ReportData:
     record: RunRecord
     settings: str
     """config.yaml, as it lies."""
-    minutes: float | None
-    """Wall time; of a run still going, up to its last logged step."""
+    seconds: float | None
+    """Wall time of the stages done; before the end of training, up to its last logged step."""
     before: float | None
     """Greedy test accuracy of the base model: of the evaluation, else of the first test."""
     after: float | None
@@ -95,7 +95,7 @@ def gather(run: Path) -> ReportData:
     return ReportData(
         record=record,
         settings=settings.read_text(encoding="utf-8") if settings.exists() else "",
-        minutes=overview["minutes"],
+        seconds=_seconds(record, overview),
         before=base["accuracy"] if base else overview["accuracy_before"],
         after=trained[0]["accuracy"] if trained else overview["accuracy_after"],
         base=base,
@@ -167,6 +167,12 @@ def cut_around_answer(response: str, answer: str | None) -> tuple[str, str, str]
         response[start:end],
         response[end : end + _LONGEST_SAMPLE],
     )
+
+
+def _seconds(record: RunRecord, overview: Row) -> float | None:
+    if "train" in record.timings_s:
+        return sum(record.timings_s.values())  # not the clock: a continued run had nights off
+    return None if overview["minutes"] is None else 60 * overview["minutes"]
 
 
 def _of_models(frame: pl.DataFrame, models: set[str | None]) -> list[Row]:

@@ -17,6 +17,8 @@ from tasks.sql import Query
 FORMATS = ("table", "csv", "json", "parquet")
 _LONG_TEXT = 40
 """Cells up to this many characters are never shortened."""
+_MOST_RECORDS = 10
+"""Up to this many rows with a text longer than a line are shown one below the other."""
 _LEAST_TEXT = 12
 """Columns of longer text are narrowed to this many characters at most."""
 
@@ -55,7 +57,10 @@ def render_queries(queries: Sequence[Query], *, width: int) -> str:
 
 
 def _table(frame: pl.DataFrame, width: int) -> bytes:
-    """A table whose long texts share what room the short columns leave."""
+    """A table whose long texts share what room the short columns leave; few long texts in full."""
+    longest = max((len(str(value)) for row in frame.iter_rows() for value in row), default=0)
+    if frame.height <= _MOST_RECORDS and longest > width:
+        return _records(frame, width)
     cells = {name: [_cell(value) for value in frame[name]] for name in frame.columns}
     widths = {
         name: max([len(name), *(len(cell) for cell in column)]) for name, column in cells.items()
@@ -78,6 +83,20 @@ def _table(frame: pl.DataFrame, width: int) -> bytes:
     printed = _print(table, max(width, natural + 2 * len(widths)))
     rows = "no rows" if frame.is_empty() else f"{frame.height} row{'s' if frame.height > 1 else ''}"
     return f"{printed}({rows})\n".encode()
+
+
+def _records(frame: pl.DataFrame, width: int) -> bytes:
+    """One block per row, one line per value, long texts below each other: for reading responses."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for number, row in enumerate(frame.iter_rows(named=True), start=1):
+        table.add_row(Text(f"-- {number} --"), "")
+        for name, value in row.items():
+            lines = [_cell(line) for line in str(value).splitlines()] or [""]
+            text = "\n".join(lines) if isinstance(value, str) else _cell(value)
+            table.add_row(Text(name), Text(text))
+    return f"{_print(table, width)}({frame.height} rows)\n".encode()
 
 
 def _cell(value: object) -> str:

@@ -1,17 +1,13 @@
 -- one row per run, evaluated model and range of solution counts: greedy accuracy beside the base model's.
 -- Ask it whether training helped on hard problems (few solutions) or on easy ones only.
+-- Ranges double (1, 2-3, 4-7, ...), so they are the same for every data set.
 with greedy as (
     select
         run_id,
         model,
         verdict,
-        case
-            when num_solutions <= 2 then cast(num_solutions as varchar)
-            when num_solutions <= 4 then '3-4'
-            when num_solutions <= 8 then '5-8'
-            else '9+'
-        end as solutions,
-        num_solutions
+        num_solutions,
+        if(num_solutions = 0, 0, 1 << (length(bin(num_solutions)) - 1)) as fewest
     from evaluations
     where mode = 'greedy'
 ),
@@ -20,12 +16,16 @@ shares as (
     select
         run_id,
         model,
-        solutions,
-        min(num_solutions) as fewest,
+        fewest,
+        case
+            when fewest = 0 then 'unknown'
+            when fewest = 1 then '1'
+            else concat(fewest, '-', 2 * fewest - 1)
+        end as solutions,
         count(*) as problems,
         count(*) filter (where verdict = 'correct') / count(*) as accuracy
     from greedy
-    group by run_id, model, solutions
+    group by run_id, model, fewest
 )
 
 select

@@ -8,7 +8,7 @@ with greedy as (
         count(*) as problems,
         count(*) filter (where verdict = 'correct') / count(*) as accuracy,
         avg(score) as mean_score,
-        count(*) filter (where verdict != 'no_answer') / count(*) as answered_share,
+        count(*) filter (where verdict not in ('no_answer', 'bad_syntax', 'too_long')) / count(*) as format_share,
         avg(response_tokens) as mean_response_tokens
     from evaluations
     where mode = 'greedy'
@@ -18,9 +18,9 @@ with greedy as (
 margins as (
     select
         *,
-        (accuracy + 1.96 ** 2 / (2 * problems)) / (1 + 1.96 ** 2 / problems) as centre,
-        1.96 * sqrt(accuracy * (1 - accuracy) / problems + 1.96 ** 2 / (4 * problems ** 2))
-        / (1 + 1.96 ** 2 / problems) as margin
+        (accuracy + 1.959964 ** 2 / (2 * problems)) / (1 + 1.959964 ** 2 / problems) as centre,
+        1.959964 * sqrt(accuracy * (1 - accuracy) / problems + 1.959964 ** 2 / (4 * problems ** 2))
+        / (1 + 1.959964 ** 2 / problems) as margin
     from greedy
 )
 
@@ -33,7 +33,7 @@ select
     centre - margin as accuracy_low,
     centre + margin as accuracy_high,
     mean_score,
-    answered_share,
+    format_share,
     mean_response_tokens
 from margins
 order by run_id asc, model != 'base', model asc

@@ -31,7 +31,7 @@ select
     won,
     lost,
     (won - lost) / problems as gain,
-    (won - lost - 1.96 * sqrt(won + lost - (won - lost) ** 2 / problems)) / problems as gain_low,
-    (won - lost + 1.96 * sqrt(won + lost - (won - lost) ** 2 / problems)) / problems as gain_high
+    (won - lost - 1.959964 * sqrt(won + lost - (won - lost) ** 2 / problems)) / problems as gain_low,
+    (won - lost + 1.959964 * sqrt(won + lost - (won - lost) ** 2 / problems)) / problems as gain_high
 from paired
 order by run_id asc, model asc

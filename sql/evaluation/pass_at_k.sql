@@ -38,8 +38,8 @@ select
     k,
     count(*) as problems,
     avg(chance) as pass_at_k,
-    greatest(avg(chance) - 1.96 * coalesce(stddev_samp(chance), 0) / sqrt(count(*)), 0) as low,
-    least(avg(chance) + 1.96 * coalesce(stddev_samp(chance), 0) / sqrt(count(*)), 1) as high
+    greatest(avg(chance) - 1.959964 * coalesce(stddev_samp(chance), 0) / sqrt(count(*)), 0) as low,
+    least(avg(chance) + 1.959964 * coalesce(stddev_samp(chance), 0) / sqrt(count(*)), 1) as high
 from chances
 group by run_id, model, k
 order by run_id asc, model != 'base', model asc, k asc

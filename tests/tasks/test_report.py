@@ -47,10 +47,10 @@ def test_page_tells_the_numbers_of_the_run(alpha: tuple[Report, str]) -> None:
     assert "0.250 95%: 0.046 to 0.699 → 0.500 95%: 0.150 to 0.850" in text
     # won 2, lost 1 of 4: (1 -+ 1.96 sqrt(3 - 1/4)) / 4
     assert "gain +0.250 (95%: -0.563 to +1.063), 2 problems won and 1 lost of 4" in text
-    assert "preset quickstart steps 3 wall time 10 min 30 s" in text
+    assert "preset quickstart steps 3 wall time 5 min 00 s" in text
     assert "best checkpoint step 2, test accuracy 0.500" in text
     assert "base 0.250 0.275 0.500 25 step_000003 0.500 0.550 1.000 25" in text
-    assert "1 2 0.000 0.500 +0.500 3-4 1 0.000 1.000 +1.000 9+ 1 1.000 0.000 -1.000" in text
+    assert "1 2 0.000 0.500 +0.500 2-3 1 0.000 1.000 +1.000 8-15 1 1.000 0.000 -1.000" in text
     assert "base 2 0.417 0.000 1.000" in text
     assert "train 3 min 00 s evaluate 1 min 00 s generate 1 min 00 s" in text
     assert "gen 6.0 s update_actor 3.0 s" in text
@@ -176,9 +176,9 @@ def test_markdown_has_headline_and_tables_but_no_model_text(alpha: tuple[Report,
     markdown = alpha[0].markdown
     assert markdown.startswith("# alpha: finished\n")
     assert "**Greedy accuracy 0.250 → 0.500**, gain +0.250" in markdown
-    assert "\npreset quickstart · 3 steps · 10 min 30 s\n" in markdown
+    assert "\npreset quickstart · 3 steps · 5 min 00 s\n" in markdown
     assert "\n| solutions | problems | before | after | gain |\n|---|---:|" in markdown
-    assert "\n| 9+ | 1 | 1.000 | 0.000 | -1.000 |\n" in markdown
+    assert "\n| 8-15 | 1 | 1.000 | 0.000 | -1.000 |\n" in markdown
     assert "\n| step_000003 | 4 | 1.000 | 1.000 to 1.000 |\n" in markdown
     assert "\n| train | 3 min 00 s |\n" in markdown
     assert "response" not in markdown
@@ -189,9 +189,16 @@ def test_a_run_that_is_still_going_is_reported_as_far_as_it_is(two_runs: Path) -
     text = text_of(report.html.read_text())
     assert text.startswith("beta running")
     assert "0.125 before → 0.125 after" in text
+    assert "wall time 30.0 s" in text
     assert "not evaluated yet" in text
     assert "wrong_value score 0.1 step 1" in text
     assert report.learning_curve_uri is not None
+
+
+def test_the_last_stage_of_a_run_calls_it_finished(two_runs: Path) -> None:
+    report = write_report(two_runs / "runs" / "beta", is_last_stage=True)
+    assert text_of(report.html.read_text()).startswith("beta finished")
+    assert report.markdown.startswith("# beta: finished")
 
 
 def test_a_run_without_a_step_is_reported_too(tmp_path: Path) -> None:

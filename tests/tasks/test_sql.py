@@ -14,6 +14,7 @@ import pytest
 
 from rl_core.checkpoints import save_checkpoint
 from rl_core.config import RunConfig, StorageConfig
+from rl_core.evaluation import summarise
 from rl_core.schema import EVALUATION, ROLLOUTS
 from rl_core.tracking import RunFolder
 from rl_core.types import Completion, Problem, Rollout, ScoredText
@@ -132,8 +133,8 @@ ANSWERS: dict[str, tuple[dict[str, Any], list[str], list[tuple[Any, ...]]]] = {
         ["model", "solutions", "problems", "base_accuracy", "accuracy", "gain"],
         [
             ("step_000003", "1", 2, 0.0, 0.5, 0.5),
-            ("step_000003", "3-4", 1, 0.0, 1.0, 1.0),
-            ("step_000003", "9+", 1, 1.0, 0.0, -1.0),
+            ("step_000003", "2-3", 1, 0.0, 1.0, 1.0),
+            ("step_000003", "8-15", 1, 1.0, 0.0, -1.0),
         ],
     ),
     "pass_at_k": (
@@ -212,6 +213,36 @@ def test_header_says_what_a_row_is_and_what_to_ask(query: sql.Query, tmp_path: P
     assert query.description.startswith("one row per ")
     assert "Ask it " in query.description
     assert sql.ask(query.name, root=tmp_path / "nothing").is_empty()
+
+
+def test_evaluation_in_sql_agrees_with_the_evaluation_itself(shared_runs: Path) -> None:
+    rows = sql.run_query("from evaluations where model = 'base'", root=shared_runs).to_dicts()
+    rows[0]["num_solutions"] = 0
+    expected = summarise(rows, seed=0)
+    summary = sql.ask("evaluation_summary", root=shared_runs).row(0, named=True)
+    estimate = expected.accuracy
+    assert summary["accuracy"] == estimate.value
+    assert summary["accuracy_low"] == pytest.approx(estimate.low, abs=1e-6)
+    assert summary["accuracy_high"] == pytest.approx(estimate.high, abs=1e-6)
+    assert summary["format_share"] == expected.format_share
+    assert summary["mean_score"] == pytest.approx(expected.score_mean)
+    passes = sql.ask("pass_at_k", root=shared_runs).filter(pl.col("model") == "base")
+    assert dict(passes.select("k", "pass_at_k").iter_rows()) == pytest.approx(
+        {k: value.value for k, value in expected.pass_at_k.items()}
+    )
+
+
+@pytest.mark.parametrize("counts", [[0, 1, 2, 3], [4, 7, 8, 15], [16, 31, 32, 1000]])
+def test_ranges_of_solutions_are_those_of_the_evaluation(counts: list[int], two_runs: Path) -> None:
+    for file in (two_runs / "runs" / A / "eval").glob("*.parquet"):
+        rows = pl.read_parquet(file).with_columns(
+            num_solutions=pl.col("prompt_index").replace_strict(dict(enumerate(counts)))
+        )
+        rows.write_parquet(file)
+    base = rows.filter(pl.col("model") == "base").to_dicts()
+    buckets = [(b.label, b.num_problems) for b in summarise(base, seed=0).by_num_solutions]
+    answer = sql.ask("accuracy_by_num_solutions", root=two_runs)
+    assert answer.select("solutions", "problems").rows() == buckets
 
 
 def test_there_are_the_questions_that_the_diary_asked() -> None:
@@ -389,9 +420,9 @@ def test_output_formats_hold_the_same_rows(shared_runs: Path) -> None:
 def test_table_fits_the_terminal_and_defuses_model_text() -> None:
     frame = pl.DataFrame(
         {
-            "share": [0.123456, None],
-            "text": ["\x1b[31mred\n" + "x" * 300, "[bold]short[/bold]"],
-            "other": ["y" * 300, "z"],
+            "share": [0.123456, None] + [0.0] * 10,
+            "text": ["\x1b[31mred\n" + "x" * 300, "[bold]short[/bold]"] + [""] * 10,
+            "other": ["y" * 300, "z"] + [""] * 10,
         }
     )
     lines = render(frame, "table", width=60).decode().splitlines()
@@ -400,7 +431,16 @@ def test_table_fits_the_terminal_and_defuses_model_text() -> None:
     assert "\\x1b[31mred⏎xx" in lines[1]
     assert "\x1b" not in "".join(lines)
     assert lines[2].split()[:2] == ["-", "[bold]short[/bold]"]
-    assert lines[-1] == "(2 rows)"
+    assert lines[-1] == "(12 rows)"
+
+
+def test_few_long_texts_are_shown_in_full() -> None:
+    frame = pl.DataFrame({"step": [3], "response": ["\x1b[31m1 + 2\n" + "word " * 50]})
+    lines = render(frame, "table", width=60).decode().splitlines()
+    assert max(len(line) for line in lines) <= 60
+    assert lines[1].split() == ["step", "3"]
+    assert lines[2].split(maxsplit=1) == ["response", "\\x1b[31m1 + 2"]
+    assert " ".join(lines).split().count("word") == 50
 
 
 def test_table_of_nothing_still_names_its_columns() -> None:
