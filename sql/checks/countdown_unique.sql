@@ -1,0 +1,29 @@
+-- one row per problem, in any order of its numbers, that a split holds more than once.
+-- Proves that no problem counts twice.
+with problems as (
+    select
+        'train' as split,
+        list_sort(nums) as numbers,
+        target,
+        extra_info.index
+    from train
+    union all
+    select
+        'test' as split,
+        list_sort(nums) as numbers,
+        target,
+        extra_info.index
+    from test
+)
+
+select
+    split,
+    numbers,
+    target,
+    count(*) as num_rows,
+    min(index) as first_index,
+    max(index) as last_index
+from problems
+group by split, numbers, target
+having count(*) > 1
+order by split, first_index
