@@ -1,0 +1,113 @@
+"""Reads GSM8K's questions and answers from a local folder or the Hugging Face hub (stage 1).
+
+Not the prompt and not the score (`envs.gsm8k`): only where the two splits come from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+SPLITS = ("train", "test")
+HUB_CONFIG = "main"
+
+
+def find_source(source: str) -> dict[str, list[Path]]:
+    """Returns the files of each split.
+
+    Args:
+        source: a folder that holds `train` and `test` as .jsonl or .parquet (or shards
+            `train-*.parquet`), itself or in `main/`; else a data set of the hub, which is fetched
+            unless it is in the local cache.
+
+    Raises:
+        ValueError: a split is missing, or the hub does not give the data set.
+    """
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        folder = _from_hub(source)
+    found: dict[str, list[Path]] = {}
+    for split in SPLITS:
+        names = (f"{split}.jsonl", f"{split}.parquet", f"{split}-*.parquet")
+        candidates = [
+            sorted(place.glob(name)) for place in (folder, folder / HUB_CONFIG) for name in names
+        ]
+        files = next((files for files in candidates if files), None)
+        if files is None:
+            raise ValueError(
+                f"env.source={source}: no {split}.jsonl or {split}.parquet in {folder}; give a "
+                "folder with both splits"
+            )
+        found[split] = files
+    return found
+
+
+def read_rows(files: list[Path]) -> list[tuple[str, str]]:
+    """Returns the (question, answer) pairs of one split, in order.
+
+    Raises:
+        ValueError: a file cannot be read, or a row lacks one of the two as text.
+    """
+    rows: list[tuple[str, str]] = []
+    for file in files:
+        try:
+            records = _read_parquet(file) if file.suffix == ".parquet" else _read_jsonl(file)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{file}: not readable ({str(error).splitlines()[0]})") from error
+        for number, record in enumerate(records, start=1):
+            pair = record.get("question"), record.get("answer")
+            if not (isinstance(pair[0], str) and isinstance(pair[1], str)):
+                raise ValueError(f"{file}: row {number} lacks `question` or `answer` as text")
+            rows.append((pair[0], pair[1]))
+    return rows
+
+
+def source_digest(files: Mapping[str, list[Path]]) -> str:
+    """Returns a hash of the files' bytes, so that a changed copy is noticed."""
+    digest = hashlib.sha256()
+    for split in sorted(files):
+        for file in files[split]:
+            digest.update(split.encode() + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _read_parquet(file: Path) -> list[dict[str, Any]]:
+    records: list[dict[str, Any]] = pq.read_table(file).to_pylist()
+    return records
+
+
+def _read_jsonl(file: Path) -> list[dict[str, Any]]:
+    lines = file.read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines if line.strip()]
+    if not all(isinstance(record, dict) for record in records):
+        raise ValueError("every line must be a JSON object")
+    return records
+
+
+def _from_hub(source: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if source.startswith((".", "/", "~")) or source.count("/") > 1:
+        raise ValueError(f"env.source={source} is not a folder: check the path")
+    for cached_only in (True, False):
+        try:
+            return Path(
+                snapshot_download(
+                    source,
+                    repo_type="dataset",
+                    allow_patterns=[f"{HUB_CONFIG}/*.parquet"],
+                    local_files_only=cached_only,
+                )
+            )
+        except (OSError, ValueError, HfHubHTTPError) as error:
+            reason = error
+    raise ValueError(
+        f"env.source={source} is no folder, and the hub did not give it "
+        f"({type(reason).__name__}): give a folder with train and test as .jsonl or .parquet"
+    )

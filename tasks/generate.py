@@ -1,0 +1,75 @@
+"""Generate: the data set that the settings describe, made once and reused by content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+from prefect.context import TaskRunContext
+
+from rl_core.config import RunConfig
+from rl_core.dataset import dataset_name, generator_settings, is_ready, write_dataset
+
+_logger = logging.getLogger(__name__)
+
+
+def dataset_folder(config: RunConfig) -> Path:
+    """Returns where the data set of these settings lies, there or not."""
+    return config.storage.root / "data" / dataset_name(config.env, config.data)
+
+
+def generate_dataset(config: RunConfig) -> Path:
+    """Returns the folder of the data set; makes it where it is not there, or not complete.
+
+    Raises:
+        ValueError: the folder was made by other settings, or the settings cannot be met.
+        DatasetError: a file of it is truncated or damaged.
+    """
+    folder = dataset_folder(config)
+    if is_ready(config.env, config.data, folder):
+        _logger.info("data set %s is there and verified", folder)
+        return folder
+    started = time.monotonic()
+    write_dataset(config.env, config.data, folder)
+    _logger.info("data set %s made in %.1f s", folder, time.monotonic() - started)
+    return folder
+
+
+def _cache_key(_: TaskRunContext, inputs: dict[str, Any]) -> str:
+    config: RunConfig = inputs["config"]
+    wanted = {
+        "settings": generator_settings(config.env, config.data),
+        "folder": str(dataset_folder(config).resolve()),
+    }
+    return f"generate-{hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()}"
+
+
+@task(
+    name="generate",
+    task_run_name="make or find the data set",
+    persist_result=True,
+    cache_key_fn=_cache_key,
+)
+def generate_task(config: RunConfig) -> Path:
+    """Makes or finds the data set in a flow run."""
+    return generate_dataset(config)
+
+
+def cached_dataset(config: RunConfig) -> Path:
+    """Runs the task in a flow: cached where the settings are unchanged and the files verify.
+
+    A cache hit alone would return the path of a folder that somebody has deleted since.
+    """
+    return generate_task.with_options(refresh_cache=not _verifies(config))(config)
+
+
+def _verifies(config: RunConfig) -> bool:
+    try:
+        return is_ready(config.env, config.data, dataset_folder(config))
+    except ValueError:
+        return False  # the task itself says what is wrong
