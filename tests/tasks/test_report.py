@@ -279,7 +279,7 @@ def test_task_shows_the_report_in_the_prefect_ui(two_runs: Path) -> None:
         async with get_client() as client:
             return {a.key: (a.type, a.data) for a in await client.read_artifacts()}
 
-    with prefect_test_harness():
+    with prefect_test_harness(server_startup_timeout=120):
         page = report_task(RunFolder(two_runs / "runs" / "alpha"))
         artifacts = asyncio.run(read())
     assert page == two_runs / "runs" / "alpha" / "report.html"
