@@ -81,8 +81,7 @@ def _table(frame: pl.DataFrame, width: int) -> bytes:
         )
     natural = sum(min(size, room) if name in long else size for name, size in widths.items())
     printed = _print(table, max(width, natural + 2 * len(widths)))
-    rows = "no rows" if frame.is_empty() else f"{frame.height} row{'s' if frame.height > 1 else ''}"
-    return f"{printed}({rows})\n".encode()
+    return f"{printed}{_count(frame)}\n".encode()
 
 
 def _records(frame: pl.DataFrame, width: int) -> bytes:
@@ -96,7 +95,7 @@ def _records(frame: pl.DataFrame, width: int) -> bytes:
             lines = [_cell(line) for line in str(value).splitlines()] or [""]
             text = "\n".join(lines) if isinstance(value, str) else _cell(value)
             table.add_row(Text(name), Text(text))
-    return f"{_print(table, width)}({frame.height} rows)\n".encode()
+    return f"{_print(table, width)}{_count(frame)}\n".encode()
 
 
 def _cell(value: object) -> str:
@@ -111,6 +110,10 @@ def _cell(value: object) -> str:
         value = value.to_list()
     text = str(value).replace("\n", "⏎")
     return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
+
+
+def _count(frame: pl.DataFrame) -> str:
+    return f"({frame.height or 'no'} row{'' if frame.height == 1 else 's'})"
 
 
 def _shorten(text: str, room: int) -> str:

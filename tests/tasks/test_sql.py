@@ -439,6 +439,7 @@ def test_few_long_texts_are_shown_in_full() -> None:
     lines = render(frame, "table", width=60).decode().splitlines()
     assert max(len(line) for line in lines) <= 60
     assert lines[1].split() == ["step", "3"]
+    assert lines[-1] == "(1 row)"
     assert lines[2].split(maxsplit=1) == ["response", "\\x1b[31m1 + 2"]
     assert " ".join(lines).split().count("word") == 50
 
