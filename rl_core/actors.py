@@ -57,11 +57,15 @@ class LearnerActor:
             self._learner = Learner(config, model_path, resume_from)
             self._sent_dtype = config.model.dtype
 
-    def learn(self, rollouts: Sequence[Rollout]) -> tuple[dict[str, float], dict[str, list[float]]]:
-        """Returns the metrics of one step and the rollout log's columns, a number per rollout."""
+    def learn(
+        self, rollouts: Sequence[Rollout], step: int
+    ) -> tuple[dict[str, float], dict[str, list[float]]]:
+        """Returns the metrics of `step` and the rollout log's columns, a number per rollout."""
         from rl_core.batch import collate
         from rl_core.preparation import rollout_columns
 
+        done = self._learner.steps_done
+        assert step == done + 1, f"step {step} asked of a learner that has done {done}"
         with out_of_memory_as("prepare"):
             prepared, metrics = self._learner.prepare(collate(rollouts, PAD_ID))
         with out_of_memory_as("update"):

@@ -9,7 +9,9 @@ _MEMORY_WORDS = (
     "out of memory",
     "can't allocate memory",
     "cannot allocate memory",
-    "no available memory for the cache blocks",
+    "no available memory for the cache blocks",  # vLLM on a card
+    "less than requested memory for kv",  # vLLM on the CPU
+    "less than desired gpu memory utilization",
 )
 
 

@@ -11,6 +11,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -104,13 +105,16 @@ class Workers:
         )
         return [completion for part in completions for completion in part]
 
-    def learn(self, rollouts: Sequence[Rollout]) -> tuple[dict[str, float], dict[str, list[float]]]:
-        """Trains one step on `rollouts`.
+    def learn(
+        self, rollouts: Sequence[Rollout], step: int
+    ) -> tuple[dict[str, float], dict[str, list[float]]]:
+        """Trains on the rollouts of `step` (counted from 1, the first that is not yet learned).
 
         Returns:
             The step's metrics, and the rollout log's columns with one number per rollout.
         """
-        metrics, columns = self._result("learner", self._learner.learn.remote(list(rollouts)))
+        pending = self._learner.learn.remote(list(rollouts), step).future()
+        metrics, columns = self._result("learner", pending)
         return metrics, columns
 
     def sync_weights(self) -> None:
@@ -125,7 +129,7 @@ class Workers:
 
     def save(self, folder: Path) -> None:
         """Writes the learner's checkpoint into `folder`."""
-        self._result("learner", self._learner.save.remote(folder.resolve()))
+        self._result("learner", self._learner.save.remote(folder.resolve()).future())
 
     def _spawn(self, name: str, actor: type, num_threads: int, num_gpus: float) -> Any:
         environment = process_environment(
@@ -145,25 +149,27 @@ class Workers:
         model_path = model_path.resolve()
         resume_from = resume_from.resolve() if resume_from else None
         loading = {
-            engine.load.remote(config, resume_from or model_path): f"engine_{i}"
+            engine.load.remote(config, resume_from or model_path).future(): f"engine_{i}"
             for i, engine in enumerate(self._engines)
         }
         if self._learner is not None:
-            loading[self._learner.load.remote(config, model_path, resume_from)] = "learner"
-        while loading:
-            (ready, *_), _ = ray.wait(list(loading), num_returns=1)
-            name = loading.pop(ready)
-            self._result(name, ready)
-            report(f"{name} is ready")
+            loading[self._learner.load.remote(config, model_path, resume_from).future()] = "learner"
+        for ready in as_completed(loading):
+            self._result(loading[ready], ready)
+            report(f"{loading[ready]} is ready")
 
     def _all_engines(self, pending: Iterator[Any]) -> list[Any]:
-        started = list(pending)
+        started = [result.future() for result in pending]
         return [self._result(f"engine_{i}", result) for i, result in enumerate(started)]
 
-    def _result(self, name: str, pending: Any) -> Any:
-        """Waits for a worker's result, and turns Ray's errors into ours."""
+    def _result(self, name: str, pending: Future[Any]) -> Any:
+        """Waits for a worker's result, and turns Ray's errors into ours.
+
+        Through a future, because inside `ray.get` an exception raised by a signal handler is lost
+        or replaced: Prefect's cancellation, for one.
+        """
         try:
-            return ray.get(pending)
+            return pending.result()
         except RayTaskError as error:
             if isinstance(error.cause, OutOfMemory | ValueError | WorkerDied):
                 raise error.cause from error

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+
+from rl_core.errors import OutOfMemory, WorkerDied, out_of_memory_as
+
+
+def test_errors_survive_pickling_with_their_fields() -> None:
+    error = pickle.loads(pickle.dumps(OutOfMemory("update", "2 GiB")))
+    assert (type(error), error.phase, error.detail) == (OutOfMemory, "update", "2 GiB")
+    assert str(error) == "out of memory in update: 2 GiB"
+    died = pickle.loads(pickle.dumps(WorkerDied("engine_1", "killed")))
+    assert (type(died), died.worker, str(died)) == (
+        WorkerDied,
+        "engine_1",
+        "engine_1 died: killed",
+    )
+
+
+def too_much_for_torch() -> None:
+    torch.empty(2**59, dtype=torch.int8)
+
+
+def too_much_for_python() -> None:
+    bytearray(2**62)
+
+
+def too_much_for_a_card() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.64 GiB.\nGPU 0 has ...")
+
+
+@pytest.mark.parametrize("fail", [too_much_for_torch, too_much_for_python, too_much_for_a_card])
+def test_any_librarys_out_of_memory_becomes_ours_with_its_phase(fail) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(OutOfMemory) as caught, out_of_memory_as("prepare"):
+        fail()
+    assert caught.value.phase == "prepare"
+    assert caught.value.detail
+    assert "\n" not in caught.value.detail
+
+
+def test_the_innermost_phase_is_kept() -> None:
+    with (
+        pytest.raises(OutOfMemory) as caught,
+        out_of_memory_as("step"),
+        out_of_memory_as("update"),
+    ):
+        raise MemoryError
+    assert caught.value.phase == "update"
+
+
+@pytest.mark.parametrize("error", [ValueError("lr=abc"), RuntimeError("shape mismatch"), KeyError])
+def test_other_errors_pass_as_they_are(error: type[Exception] | Exception) -> None:
+    kind = error if isinstance(error, type) else type(error)
+    with pytest.raises(kind), out_of_memory_as("update"):
+        raise error
