@@ -155,7 +155,7 @@ def run_query(
         for view in VIEWS:
             select = (SQL_FOLDER / "views" / f"{view}.sql").read_text(encoding="utf-8")
             connection.execute(f"create view {view} as {select}")
-        return _select(connection, sql, parameters or {})
+        return _select(connection, sql, parameters or {}, VIEWS)
 
 
 def run_check(
@@ -181,7 +181,7 @@ def run_check(
         connection.create_function(
             "evaluates_to", _evaluates_to, ["VARCHAR", "BIGINT[]", "BIGINT"], "BOOLEAN"
         )
-        return _select(connection, query.sql, query.bind(parameters or {}))
+        return _select(connection, query.sql, query.bind(parameters or {}), tuple(tables))
 
 
 def _evaluates_to(solution: str, nums: Sequence[int], target: int) -> bool:
@@ -216,7 +216,10 @@ def _connection(
 
 
 def _select(
-    connection: duckdb.DuckDBPyConnection, sql: str, parameters: Mapping[str, Value]
+    connection: duckdb.DuckDBPyConnection,
+    sql: str,
+    parameters: Mapping[str, Value],
+    tables: Sequence[str],
 ) -> pl.DataFrame:
     try:
         statements = connection.extract_statements(sql)
@@ -227,7 +230,7 @@ def _select(
         return pl.DataFrame(relation.to_arrow_table())
     except duckdb.Error as error:
         message = " ".join(str(error).split("\n\nLINE ")[0].split())
-        raise ValueError(f"{message} (views: {', '.join(VIEWS)})") from error
+        raise ValueError(f"{message} (there are: {', '.join(tables)})") from error
 
 
 def _dataset(files: Sequence[Path], columns: pa.Schema | None = None) -> pa.Table | pads.Dataset:
