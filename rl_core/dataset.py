@@ -119,8 +119,8 @@ def is_ready(env: CountdownConfig | Gsm8kConfig, data: DataConfig, folder: Path)
         made_from = (pq.read_metadata(paths[0]).metadata or {}).get(_SOURCE, b"").decode()
         if made_from != source_digest(find_source(env.source)):
             raise ValueError(
-                f"{folder} was made from another copy of env.source={env.source}: delete the folder "
-                "or choose another data.name"
+                f"{folder} was made from another copy of env.source={env.source}: delete the "
+                "folder or choose another data.name"
             )
     return True
 
@@ -163,6 +163,22 @@ def read_problems(path: Path) -> list[Problem]:
     return problems
 
 
+def verify_file(path: Path) -> dict[bytes, bytes]:
+    """Reads one split whole, and returns its key-value metadata.
+
+    Raises:
+        DatasetError: the file is missing or damaged, or its rows are not those of its own hash.
+    """
+    table = _read_table(path)
+    metadata: dict[bytes, bytes] = table.schema.metadata or {}
+    if _CONTENT in metadata and metadata[_CONTENT].decode() != content_hash(table):
+        raise DatasetError(
+            f"{path}: the rows are not those that were written (changed or damaged): delete the "
+            "folder and run again"
+        )
+    return metadata
+
+
 def content_hash(table: pa.Table) -> str:
     """Returns the sha256 of a table's names, types and values, whatever its chunks."""
     digest = hashlib.sha256()
@@ -176,8 +192,7 @@ def content_hash(table: pa.Table) -> str:
 
 
 def _check_file(path: Path, settings: dict[str, Any]) -> None:
-    table = _read_table(path)
-    metadata = table.schema.metadata or {}
+    metadata = verify_file(path)
     if _SETTINGS not in metadata:
         raise ValueError(f"{path} does not say what made it: delete it or choose another data.name")
     made_by = json.loads(metadata[_SETTINGS])
@@ -186,11 +201,6 @@ def _check_file(path: Path, settings: dict[str, Any]) -> None:
         raise ValueError(
             f"{path} was made by other settings ({changed[0][0]} differs): delete the folder or "
             "choose another data.name"
-        )
-    if metadata.get(_CONTENT, b"").decode() != content_hash(table):
-        raise DatasetError(
-            f"{path}: the rows are not those that were written (changed or damaged): delete the "
-            "folder and run again"
         )
 
 
