@@ -43,7 +43,7 @@ def main() -> NoReturn:
 
 def run_command(arguments: Sequence[str]) -> int:
     """Runs one command and returns its exit code; says on stderr what went wrong."""
-    options = _parser().parse_args(arguments)
+    options = _parse(arguments)
     from flows.compose import SettingsError
 
     command: Callable[[argparse.Namespace], None] = options.command
@@ -106,13 +106,24 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, help_text in _STAGES.items():
         stage = commands.add_parser(name, help=help_text, description=help_text)
-        stage.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+        stage.add_argument("words", nargs="*", metavar="KEY=VALUE")
         stage.set_defaults(command=_with_overrides(stages.COMMANDS[name]))
     cli_sql.add_parser(commands)
     return parser
 
 
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Returns the options; words may stand before and after them, which argparse alone refuses."""
+    parser = _parser()
+    options, more = parser.parse_known_args(arguments)
+    unknown = [word for word in more if word.startswith("-")]
+    if unknown:
+        parser.error(f"unknown option {unknown[0]}")
+    options.words += more
+    return options
+
+
 def _with_overrides(
     stage: Callable[[Sequence[str]], None],
 ) -> Callable[[argparse.Namespace], None]:
-    return lambda options: stage(options.overrides)
+    return lambda options: stage(options.words)

@@ -115,17 +115,12 @@ def report(overrides: Sequence[str]) -> None:
 
 def preflight(overrides: Sequence[str]) -> None:
     """Says what was checked, and fails where something would stop a run."""
-    from rich.console import Console
-    from rich.table import Table
-
     from flows.compose import compose
     from tasks.preflight import preflight as look
 
     findings = look(compose(overrides))
-    table = Table("check", "", "found", "what to do", box=None, pad_edge=False)
     for finding in findings:
-        table.add_row(finding.check, finding.level, finding.message, finding.remedy)
-    Console(highlight=False).print(table)
+        _print(f"{finding.level:8} {finding.check:8} {finding}")
     if any(finding.level == "fatal" for finding in findings):
         raise BadInputError("preflight found what would stop a run")
 

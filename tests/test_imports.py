@@ -1,0 +1,75 @@
+"""What an import loads is a promise: envs and settings stay light, commands answer at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+HEAVY = ("torch", "transformers", "vllm", "ray", "prefect", "wandb", "duckdb", "hydra", "polars")
+
+
+def loaded_by(code: str) -> set[str]:
+    """The heavy packages in `sys.modules` after `code`, in a fresh interpreter."""
+    report = f"\nimport sys; print('LOADED', *(m for m in {HEAVY!r} if m in sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code + report],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=120,
+    )
+    return set(done.stdout.rpartition("LOADED")[2].split())
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "rl_core.config",
+        "rl_core.types",
+        "rl_core.schema",
+        "rl_core.envs.countdown",
+        "rl_core.envs.gsm8k",
+        "rl_core.envs.scoring",
+        "rl_core.tracking",
+        "rl_core.checkpoints",
+        "rl_core.errors",
+    ],
+)
+def test_the_light_modules_load_nothing_heavy(module: str) -> None:
+    assert loaded_by(f"import {module}") == set()
+
+
+def test_settings_load_hydra_only() -> None:
+    assert loaded_by("from flows.compose import compose; compose(['seed=1'])") == {"hydra"}
+
+
+def test_algorithms_load_torch_only() -> None:
+    assert loaded_by("import rl_core.algos.advantages, rl_core.algos.losses") == {"torch"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "allowed"),
+    [
+        (["config"], {"hydra"}),
+        (["sql", "--list"], {"hydra", "polars", "duckdb"}),
+        (["runs"], {"hydra", "polars", "duckdb"}),
+        (["preflight"], {"hydra", "prefect"}),
+    ],
+)
+def test_quick_commands_load_no_engine(
+    arguments: list[str], allowed: set[str], tmp_path: Path
+) -> None:
+    command = [*arguments, f"storage.root={tmp_path}"]
+    assert loaded_by(f"from flows.cli import run_command; run_command({command!r})") <= allowed
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = "from flows.cli import run_command\ntry: run_command(['-h'])\nexcept SystemExit: pass"
+    assert loaded_by(code) == set()
