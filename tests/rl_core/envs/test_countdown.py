@@ -1,0 +1,290 @@
+"""Prompts byte for byte, the reward verdict by verdict, and TinyZero's scorer as the peer."""
+
+from __future__ import annotations
+
+import re
+import time
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl_core.envs.countdown import render_messages, render_prompt, score_response
+
+BASE = (
+    "A conversation between User and Assistant. The user asks a question, and the Ass"
+    "istant solves it. The assistant first thinks about the reasoning process in the "
+    "mind and then provides the user with the answer.\nUser: Using the numbers [19, 36"
+    ", 55, 7], create an equation that equals 65. You can use basic arithmetic operat"
+    "ions (+, -, *, /) and each number can only be used once. Show your work in <thin"
+    "k> </think> tags. And return the final answer in <answer> </answer> tags, for ex"
+    "ample <answer> (1 + 2) / 3 </answer>.\nAssistant: Let me solve this step by step."
+    "\n<think>"
+)
+QWEN = (
+    "<|im_start|>system\nYou are a helpful assistant. You first thinks about the reaso"
+    "ning process in the mind and then provides the user with the answer.<|im_end|>\n<"
+    "|im_start|>user\n Using the numbers [19, 36, 55, 7], create an equation that equa"
+    "ls 65. You can use basic arithmetic operations (+, -, *, /) and each number can "
+    "only be used once. Show your work in <think> </think> tags. And return the final"
+    " answer in <answer> </answer> tags, for example <answer> (1 + 2) / 3 </answer>.<"
+    "|im_end|>\n<|im_start|>assistant\nLet me solve this step by step.\n<think>"
+)
+
+
+def test_base_and_qwen_prompts_are_byte_exact() -> None:
+    assert render_prompt("base", [19, 36, 55, 7], 65) == BASE
+    assert render_prompt("qwen-instruct", (19, 36, 55, 7), 65) == QWEN
+    assert render_messages("base", [19, 36, 55, 7], 65) == [{"role": "user", "content": BASE}]
+    assert render_messages("qwen-instruct", [19, 36, 55, 7], 65)[0]["content"] == QWEN
+
+
+def test_chat_messages_hold_the_same_system_and_question() -> None:
+    system, user = render_messages("chat", [19, 36, 55, 7], 65)
+    assert (system["role"], user["role"]) == ("system", "user")
+    assert f"<|im_start|>system\n{system['content']}<|im_end|>" in QWEN
+    assert f"<|im_start|>user\n {user['content']}<|im_end|>" in QWEN
+    with pytest.raises(ValueError, match="chat"):
+        render_prompt("chat", [1, 2], 3)
+
+
+def score(response: str, numbers: Any = (2, 3, 4), target: int = 14, **options: Any) -> Any:
+    return score_response(response, numbers, target, **options)
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict", "value"),
+    [
+        ("2 + 3 * 4", "correct", 14),
+        ("(4*3)+2", "correct", 14),
+        ("-(2 - 4 * 3) + 4", "wrong_numbers", None),
+        ("2 * 3 + 4", "wrong_value", 10),
+        ("2 / 3 + 4", "wrong_value", Fraction(14, 3)),
+        ("2 / (3 + 4) * 0", "wrong_numbers", None),
+        ("2 + 3", "wrong_numbers", None),
+        ("2 + 3 + 4 + 4", "wrong_numbers", None),
+        ("23 - 4", "wrong_numbers", None),
+        ("14", "wrong_numbers", None),
+        ("2 ** 3 + 4", "bad_syntax", None),
+        ("2 + 3 * 4 = 14", "bad_syntax", None),
+        ("2 + 3 \u00d7 4", "bad_syntax", None),
+        ("hello", "bad_syntax", None),
+        ("2 + 3 * 4" + " " * 248, "too_long", None),
+        ("(" * 33 + "2 + 3 * 4" + ")" * 33, "too_long", None),
+    ],
+)
+def test_verdicts(answer: str, verdict: str, value: Any) -> None:
+    scored = score(f"<think>so</think><answer>{answer}</answer>")
+    assert (scored.verdict, scored.value) == (verdict, value)
+    assert scored.score == (1.0 if verdict == "correct" else 0.1)
+    assert scored.answer == answer.strip()
+
+
+def test_division_by_zero_comes_after_wrong_numbers() -> None:
+    response = "<answer>5 / (3 - 3)</answer>"
+    assert score(response, [5, 3, 3], 5).verdict == "division_by_zero"
+    assert score(response, [5, 3, 4], 5).verdict == "wrong_numbers"
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "",
+        "14",
+        "<answer>2 + 3 * 4",
+        "2 + 3 * 4</answer>",
+        "</answer>2 + 3 * 4<answer>",
+        "<answer></answer>",
+        "<answer> \n\t</answer>",
+        "<answer>\u00a0</answer>",
+        "<ANSWER>2 + 3 * 4</ANSWER>",
+        "<answer>2 + 3 * 4</answer><answer> </answer>",
+    ],
+)
+def test_no_answer_scores_nothing(response: str) -> None:
+    scored = score(response)
+    assert (scored.score, scored.verdict) == (0.0, "no_answer")
+    assert (scored.answer, scored.value) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        ("<answer>2*3+4</answer> no, <answer>2+3*4</answer>", "2+3*4"),
+        ("<answer>2+3*4</answer> and <answer>", "2+3*4"),
+        ("<answer> I mean <answer>2+3*4</answer>", "2+3*4"),
+        ("<answer>2\n+\n3*4</answer>", "2\n+\n3*4"),
+        ("<answer>2+3*4</answer>\nthat is it.", "2+3*4"),
+    ],
+)
+def test_anywhere_takes_the_last_closed_answer(response: str, answer: str) -> None:
+    scored = score(response)
+    assert (scored.verdict, scored.answer) == ("correct", answer)
+
+
+@pytest.mark.parametrize(
+    ("response", "verdict"),
+    [
+        ("so\n<answer>2+3*4</answer>", "correct"),
+        ("<answer>2+3*4</answer>", "correct"),
+        ("<answer>2+3*4</answer>\n", "no_answer"),
+        ("<answer>2+3*4</answer>\nthat is it.", "no_answer"),
+        ("<answer>2\n+3*4</answer>", "no_answer"),
+        ("<answer>\n2+3*4</answer>", "no_answer"),
+        ("<answer>2*3+4</answer>\n<answer>2+3*4</answer> done", "correct"),
+        ("<answer>2*3+4</answer>\r<answer>2+3*4</answer>", "correct"),
+    ],
+)
+def test_last_line_sees_only_the_last_line(response: str, verdict: str) -> None:
+    assert score(response, answer_from="last_line").verdict == verdict
+
+
+def test_scores_are_settings() -> None:
+    assert score("<answer>2+3*4</answer>", full_score=5.0).score == 5.0
+    assert score("<answer>2</answer>", format_score=0.25).score == 0.25
+    assert score("nothing", format_score=0.25).score == 0.0
+    with pytest.raises(ValueError, match="answer_from='first'"):
+        score("<answer>1</answer>", answer_from="first")
+
+
+@pytest.mark.parametrize("mode", ["anywhere", "last_line"])
+@pytest.mark.parametrize(
+    "response",
+    [
+        "<answer>" * 100_000,
+        "</answer>" * 100_000,
+        "<answer>" * 100_000 + "</answer>",
+        "<answer" * 100_000 + "</answer" * 100_000,
+        "<" * 1_000_000,
+        "<answer>" + "(" * 1_000_000 + "</answer>",
+        "<answer>" + "9**9" * 100_000 + "</answer>",
+        "<answer>" + "1" * 1_000_000 + "</answer>",
+        "\n" * 1_000_000,
+    ],
+    ids=lambda text: text[:16],
+)
+def test_hostile_responses_cost_linear_time(response: str, mode: Any) -> None:
+    start = time.process_time()
+    assert score(response, answer_from=mode).verdict in ("no_answer", "too_long", "bad_syntax")
+    assert time.process_time() - start < 0.5
+
+
+def tinyzero_score(response: str, numbers: list[int], target: int) -> float:
+    """What TinyZero's scorer gives: last line, last match, same integers, eval."""
+    matches = re.findall(r"<answer>(.*?)</answer>", response.split("\n")[-1])
+    if not matches:
+        return 0.0
+    answer = matches[-1].strip()
+    if sorted(int(digits) for digits in re.findall(r"\d+", answer)) != sorted(numbers):
+        return 0.1
+    try:
+        if not re.match(r"^[\d+\-*/().\s]+$", answer):
+            return 0.1
+        value = eval(answer, {"__builtins__": None}, {})
+        return 1.0 if abs(value - target) < 1e-5 else 0.1
+    except (ArithmeticError, SyntaxError, TypeError):
+        return 0.1
+
+
+@pytest.mark.parametrize(
+    ("answer", "numbers", "target", "verdict"),
+    [
+        ("2**3", [2, 3], 8, "bad_syntax"),
+        ("7//2", [7, 2], 3, "bad_syntax"),
+        ("29.5*2", [29, 5, 2], 59, "bad_syntax"),
+        ("3--5", [3, 5], 8, "bad_syntax"),
+        ("2*-3+20", [2, 3, 20], 14, "bad_syntax"),
+        ("+3+5", [3, 5], 8, "bad_syntax"),
+        ("8 + 1/999999", [8, 1, 999999], 8, "wrong_value"),
+    ],
+)
+def test_where_tinyzero_differs(answer: str, numbers: list[int], target: int, verdict: str) -> None:
+    response = f"so\n<answer>{answer}</answer>"
+    scored = score(response, numbers, target, answer_from="last_line")
+    assert (scored.verdict, scored.score) == (verdict, 0.1)
+    assert tinyzero_score(response, numbers, target) == 1.0
+
+
+def test_power_towers_return_at_once() -> None:
+    start = time.process_time()
+    assert score("<answer>9**9**9</answer>", [9, 9, 9], 9).verdict == "bad_syntax"
+    assert time.process_time() - start < 0.1
+
+
+def test_where_tinyzero_reads_another_answer() -> None:
+    nested = "<answer>I try <answer>2+3*4</answer>"
+    assert tinyzero_score(nested, [2, 3, 4], 14) == 0.1
+    assert score(nested, answer_from="last_line").score == 1.0
+    blank = "<answer> </answer>"
+    assert tinyzero_score(blank, [2, 3, 4], 14) == 0.1
+    assert score(blank, answer_from="last_line").score == 0.0
+
+
+plain_expressions = st.recursive(
+    st.integers(1, 30).map(str),
+    lambda inner: st.tuples(
+        inner, st.sampled_from([" + ", " - ", " * ", " / ", "+", "*"]), inner
+    ).map(lambda parts: "(" + "".join(parts) + ")"),
+    max_leaves=5,
+)
+
+
+@given(
+    plain_expressions,
+    st.sampled_from(["{}", "so we get\n{}", "\n\n{} done", "{}\n", "no answer"]),
+    st.integers(-1, 1),
+    st.booleans(),
+)
+def test_equals_tinyzero_on_ordinary_completions(
+    expression: str, frame: str, off: int, drop_number: bool
+) -> None:
+    numbers = [int(digits) for digits in re.findall(r"\d+", expression)]
+    value = eval(expression) if not _divides_by_zero(expression) else 0
+    target = round(value) + off
+    response = frame.format(f"<answer> {expression} </answer>")
+    given_numbers = numbers[1:] if drop_number else numbers
+    ours = score(response, given_numbers, target, answer_from="last_line")
+    assert ours.score == tinyzero_score(response, given_numbers, target)
+
+
+def _divides_by_zero(expression: str) -> bool:
+    try:
+        eval(expression)
+    except ZeroDivisionError:
+        return True
+    return False
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from(["<answer>", "</answer>", "\n", "1", "+", "(", ")", "-", "/0", " "]),
+            st.text(st.characters(exclude_categories=()), max_size=5),
+        ),
+        max_size=30,
+    ).map("".join),
+    st.sampled_from(["anywhere", "last_line"]),
+)
+def test_any_text_is_scored_the_same_twice(response: str, mode: Any) -> None:
+    first, second = (score(response, answer_from=mode) for _ in range(2))
+    assert first == second
+    assert first.score == {"no_answer": 0.0, "correct": 1.0}.get(first.verdict, 0.1)
+    assert (first.value is not None) == (first.verdict in ("correct", "wrong_value"))
+
+
+@given(st.text(alphabet="<answer>/\n1+", max_size=80))
+def test_the_answer_is_what_a_slow_search_finds(response: str) -> None:
+    """Oracle: of all (opening, closing) pairs, the last closing one and its nearest opening."""
+    closings = [i for i in range(len(response)) if response.startswith("</answer>", i)]
+    found = None
+    if closings:
+        openings = [
+            i
+            for i in range(len(response))
+            if response.startswith("<answer>", i) and i + len("<answer>") <= closings[-1]
+        ]
+        if openings:
+            found = response[openings[-1] + len("<answer>") : closings[-1]].strip() or None
+    assert score(response).answer == found

@@ -1,0 +1,149 @@
+"""GSM8K numbers as people write them, and the two ways to find one."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl_core.envs.gsm8k import extract_truth, render_messages, score_response
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["18", "18.", "18.00", "$18", "$18.00", "018", "18 eggs", "18%", "18,", "$18.", "18.0 dollars"],
+)
+def test_eighteen_as_people_write_it(written: str) -> None:
+    for mode in ("strict", "lenient"):
+        scored = score_response(f"So she has\n#### {written}", "18", answer_from=mode)
+        assert (scored.verdict, scored.score) == ("correct", 1.0), mode
+
+
+@pytest.mark.parametrize(
+    ("written", "truth", "right"),
+    [
+        ("1,800", "1800", True),
+        ("$1,800.00", "1800", True),
+        ("1800", "1,800", True),
+        ("1,234,567", "1234567", True),
+        ("1,80", "180", False),
+        ("-5", "-5", True),
+        ("-$5", "-5", True),
+        ("$-5", "-5", True),
+        ("5", "-5", False),
+        ("0.5", "0.50", True),
+        (".5", "0.5", True),
+        ("18.01", "18", False),
+        ("180", "18", False),
+        ("1.8e1", "18", False),
+        ("9" * 5000, "18", False),
+        ("9" * 5000, "9" * 64, False),
+    ],
+)
+def test_numbers(written: str, truth: str, right: bool) -> None:
+    scored = score_response(f"#### {written}", truth, format_score=0.25)
+    assert scored.verdict == ("correct" if right else "wrong_value")
+    assert scored.score == (1.0 if right else 0.25)
+
+
+@pytest.mark.parametrize(
+    ("response", "strict", "lenient"),
+    [
+        ("#### 18", "18", "18"),
+        ("####18", "18", "18"),
+        ("####\n18", "18", "18"),
+        ("#### 17, no\n#### 18", "18", "18"),
+        ("#### 18\nthat is 3 more", "18", "3"),
+        ("the answer is 18", None, "18"),
+        ("#### eighteen", None, None),
+        ("#### eighteen, or 18", None, "18"),
+        ("20 - 2 = 18.", None, "18"),
+        ("20-2", None, "2"),
+        ("(20)-2", None, "2"),
+        ("x = -2", None, "-2"),
+        ("1, 2, 18", None, "18"),
+        ("", None, None),
+        ("#### ", None, None),
+        ("####１８", None, None),  # noqa: RUF001  # full-width digits are the case
+    ],
+)
+def test_which_number_is_taken(response: str, strict: str | None, lenient: str | None) -> None:
+    for mode, expected in (("strict", strict), ("lenient", lenient)):
+        scored = score_response(response, "18", answer_from=mode, format_score=0.1)
+        assert scored.answer == expected
+        if expected is None:
+            assert (scored.verdict, scored.score) == ("no_answer", 0.0)
+        else:
+            assert scored.score == (1.0 if expected == "18" else 0.1)
+
+
+def test_truth_is_the_text_after_the_hashes_without_commas() -> None:
+    assert extract_truth("She sells 9 * 2 = <<9*2=18>>18.\n#### 18") == "18"
+    assert extract_truth("#### 1,800") == "1800"
+    assert extract_truth("#### -3") == "-3"
+    for bad in ("18", "#### many", "####"):
+        with pytest.raises(ValueError, match="must end with '#### <number>'"):
+            extract_truth(bad)
+
+
+def test_bad_calls_are_refused() -> None:
+    with pytest.raises(ValueError, match="answer_from='first'"):
+        score_response("#### 1", "1", answer_from="first")  # type: ignore[arg-type]  # the case
+    with pytest.raises(ValueError, match="'many' is not a number"):
+        score_response("#### 1", "many")
+
+
+def test_prompts_hold_the_question_and_ask_for_the_hashes() -> None:
+    question = "A {strange} question: 2 + 2?"
+    (chat,) = render_messages("chat", question)
+    (think,) = render_messages("think", question)
+    assert chat == {
+        "role": "user",
+        "content": question
+        + ' Let\'s think step by step and output the final answer after "####".',
+    }
+    assert f"\nUser: {question} Show your work in <think> </think> tags." in think["content"]
+    assert think["content"].endswith("\nAssistant: Let me solve this step by step.\n<think>")
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "####" * 100000,
+        "#### " * 100000,
+        "####" + " " * 300000,
+        "1,111," * 100000,
+        "1" * 500000,
+        "1." * 200000,
+        "-$" * 200000,
+        "111,111," * 50000 + "1111",
+    ],
+    ids=lambda text: text[:8],
+)
+@pytest.mark.parametrize("mode", ["strict", "lenient"])
+def test_hostile_responses_cost_linear_time(response: str, mode: Any) -> None:
+    start = time.process_time()
+    assert score_response(response, "18", answer_from=mode).verdict != "correct"
+    assert time.process_time() - start < 1.0
+
+
+@given(
+    st.one_of(
+        st.text(st.characters(exclude_categories=())),
+        st.text(alphabet="#0123456789.,$- \n", max_size=60),
+    ),
+    st.sampled_from(["strict", "lenient"]),
+)
+def test_any_text_has_a_score(response: str, mode: Any) -> None:
+    scored = score_response(response, "18", answer_from=mode)
+    assert scored.score == (1.0 if scored.verdict == "correct" else 0.0)
+
+
+@given(st.integers(-(10**9), 10**9), st.sampled_from(["{}", "{:,}", "{}.", "{}.00", "{:,}.0"]))
+def test_every_integer_reads_as_itself(number: int, style: str) -> None:
+    written = style.format(number)
+    assert score_response(f"#### {written}", str(number)).verdict == "correct"
+    assert score_response(f"#### {written}", str(number + 1)).verdict == "wrong_value"
