@@ -18,10 +18,11 @@ _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings on a CPU are twenty lines that ask for nothing
     "WANDB_SILENT": "true",
 }
 _ENGINE = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "GOMP_SPINCOUNT": "0",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
@@ -29,7 +30,7 @@ _CPU_ONLY = {"TORCH_COMPILE_DISABLE": "1"}
 
 
 def process_environment(*, num_threads: int, on_gpu: bool, offline: bool) -> dict[str, str]:
-    """Returns the variables of one process that runs torch or vLLM.
+    """Returns the variables of one process that runs torch or vLLM, besides the quiet defaults.
 
     Args:
         num_threads: OpenMP threads. Idle ones must not spin: on a busy machine that costs tenfold.
@@ -37,7 +38,6 @@ def process_environment(*, num_threads: int, on_gpu: bool, offline: bool) -> dic
         offline: whether Hugging Face libraries may not reach the hub (the model is a local folder).
     """
     variables = {
-        **_QUIET,
         **_ENGINE,
         "OMP_NUM_THREADS": str(num_threads),
         "MKL_NUM_THREADS": str(num_threads),

@@ -7,7 +7,6 @@ engine in-process, which starts in a third of the time, half the memory, and lea
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,9 +24,6 @@ from rl_core.types import Completion, GenerationRequest, SamplingSettings
 hide_cuda_only_packages()
 
 from vllm import LLM, ModelRegistry, SamplingParams  # noqa: E402  # after the guard above
-
-# Its chat-template warm-up logs a traceback because we hand over token ids and load no tokenizer.
-logging.getLogger("vllm.renderers.base").setLevel(logging.ERROR)
 
 
 class WeightUpdates:

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rl_core.process_env import apply_defaults, process_environment
+
+
+def test_a_cpu_process_compiles_nothing_and_its_idle_threads_sleep() -> None:
+    variables = process_environment(num_threads=3, on_gpu=False, offline=True)
+    assert variables["OMP_NUM_THREADS"] == "3"
+    assert variables["GOMP_SPINCOUNT"] == "0"
+    assert variables["TORCH_COMPILE_DISABLE"] == "1"
+    assert variables["HF_HUB_OFFLINE"] == "1"
+    # vLLM would take this legacy variable in place of rollout.kv_cache_mib.
+    assert "VLLM_CPU_KVCACHE_SPACE" not in variables
+
+
+def test_a_gpu_process_may_compile_and_an_online_one_may_ask_the_hub() -> None:
+    variables = process_environment(num_threads=1, on_gpu=True, offline=False)
+    assert "TORCH_COMPILE_DISABLE" not in variables
+    assert "HF_HUB_OFFLINE" not in variables
+
+
+def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    monkeypatch.delenv("DO_NOT_TRACK", raising=False)
+    apply_defaults()
+    assert os.environ["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    assert os.environ["DO_NOT_TRACK"] == "1"
+
+
+def test_threads_reach_torch_and_the_driver_side_loads_none_of_it() -> None:
+    program = (
+        "import os, sys\n"
+        "from rl_core.process_env import *\n"
+        "apply_defaults(); hide_cuda_only_packages()\n"
+        "import rl_core.actors\n"
+        "heavy = {'torch', 'vllm', 'transformers'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "os.environ.update(process_environment(num_threads=1, on_gpu=False, offline=True))\n"
+        "import torch\n"
+        "print(torch.get_num_threads())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={n: v for n, v in os.environ.items() if not n.endswith("_NUM_THREADS")}
+        | {"PYTHONPATH": str(Path.cwd())},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "1\n"
