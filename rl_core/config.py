@@ -119,6 +119,15 @@ class BaseModelConfig(Section):
     seed: int = Field(0, ge=0)
     num_threads: int = Field(2, ge=1)
 
+    @model_validator(mode="after")
+    def _heads_fit(self) -> BaseModelConfig:
+        if self.hidden_size % (32 * self.num_heads):
+            raise ValueError(
+                f"base_model.hidden_size={self.hidden_size} over base_model.num_heads="
+                f"{self.num_heads} must be a multiple of 32: vLLM on a CPU knows no other head"
+            )
+        return self
+
 
 class AlgorithmConfig(Section):
     """How rewards become advantages."""
