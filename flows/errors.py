@@ -15,6 +15,13 @@ _LONGEST = 400
 
 
 def one_line(error: BaseException) -> str:
-    """Returns an error's type and message in one line, cut where it is very long."""
+    """Returns an error's type and message in one line, cut where it is very long.
+
+    An error that Ray brings from another process has that process's traceback as its message; its
+    `cause` is the error itself.
+    """
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, BaseException):
+        error = cause
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

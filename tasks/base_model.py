@@ -104,11 +104,14 @@ def cached_base_model(config: RunConfig, data: Path) -> Path:
 
 
 def _warm_start(config: RunConfig, data: Path, folder: Path) -> WarmStartReport:
+    from transformers.utils.logging import disable_progress_bar
+
     from rl_core.warm_start import make_base_model
 
     env = config.env
     assert isinstance(env, CountdownConfig)  # preflight
     train, test = (read_problems(data / f"{split}.parquet") for split in ("train", "test"))
+    disable_progress_bar()  # of saving one small file
     _logger.info("warm-starting the home-made base model: %d steps", config.base_model.steps)
     report = make_base_model(
         config.base_model,
