@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pytest
 
+from rl_core.config import RunConfig
 from rl_core.types import Completion, Problem, Rollout, ScoredText
+
+if TYPE_CHECKING:
+    from rl_core.batch import TrainBatch
 
 MakeRollout = Callable[..., Rollout]
 
@@ -69,3 +73,33 @@ def random_rollouts() -> Callable[..., list[Rollout]]:
         return rollouts
 
     return make
+
+
+@pytest.fixture(scope="session")
+def make_batch(random_rollouts: Callable[..., list[Rollout]]) -> Callable[..., TrainBatch]:
+    """`make_batch(seed, pad_id=, group_size=)`: 8 random rollouts as a batch."""
+    from rl_core.batch import collate  # here, so that tests without tensors load no torch
+
+    def make(seed: int = 0, *, pad_id: int = 0, group_size: int = 1) -> TrainBatch:
+        return collate(random_rollouts(8, group_size=group_size, seed=seed), pad_id)
+
+    return make
+
+
+def _small_settings(**sections: dict[str, Any]) -> RunConfig:
+    """Small settings: 8 prompts per step in two mini-batches, micro-batches of 32 padded tokens."""
+    defaults: dict[str, dict[str, Any]] = {
+        "data": {"train_batch_size": 8},
+        "actor": {"mini_batch_size": 4, "micro_batch_tokens": 32, "lr": 1e-3},
+        "critic": {"lr": 1e-3},
+        "algorithm": {"kl_coef": 0.05},
+    }
+    names = defaults.keys() | sections.keys()
+    return RunConfig.model_validate(
+        {name: defaults.get(name, {}) | sections.get(name, {}) for name in names}
+    )
+
+
+@pytest.fixture(scope="session")
+def settings() -> Callable[..., RunConfig]:
+    return _small_settings

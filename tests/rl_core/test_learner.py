@@ -14,33 +14,13 @@ from rl_core.algos.masking import masked_sum
 from rl_core.batch import TrainBatch, collate
 from rl_core.config import RunConfig
 from rl_core.learner import STATE_FOLDER, Learner
+from rl_core.learner_state import read_state
 from rl_core.models import response_logprobs
 from rl_core.preparation import assemble
 from rl_core.types import Rollout
 
 MakeBatch = Callable[..., TrainBatch]
-
-
-def settings(**sections: dict[str, Any]) -> RunConfig:
-    """Small settings: 8 prompts per step in two mini-batches, micro-batches of 32 padded tokens."""
-    defaults: dict[str, dict[str, Any]] = {
-        "data": {"train_batch_size": 8},
-        "actor": {"mini_batch_size": 4, "micro_batch_tokens": 32, "lr": 1e-3},
-        "critic": {"lr": 1e-3},
-        "algorithm": {"kl_coef": 0.05},
-    }
-    names = defaults.keys() | sections.keys()
-    return RunConfig.model_validate(
-        {name: defaults.get(name, {}) | sections.get(name, {}) for name in names}
-    )
-
-
-@pytest.fixture
-def make_batch(random_rollouts: Callable[..., list[Rollout]]) -> MakeBatch:
-    def make(seed: int = 0, *, pad_id: int = 0, group_size: int = 1) -> TrainBatch:
-        return collate(random_rollouts(8, group_size=group_size, seed=seed), pad_id)
-
-    return make
+MakeSettings = Callable[..., RunConfig]
 
 
 def without_timings(metrics: dict[str, float]) -> dict[str, float]:
@@ -59,37 +39,8 @@ def assert_bitwise_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> No
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
-def gradient(learner: Learner, batch: TrainBatch, which: str) -> Tensor:
-    """The gradient of one mini-batch holding the whole batch, flattened, in float64."""
-    prepared, _ = learner.prepare(batch)
-    loss = learner._actor_loss if which == "actor" else learner._critic_loss
-    model = learner._actor if which == "actor" else learner._critic
-    assert model is not None
-    learner._accumulate(prepared, loss)
-    return torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
-
-
-@pytest.mark.parametrize("which", ["actor", "critic"])
-@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
-def test_splitting_into_micro_batches_changes_no_gradient(
-    tiny_model_path: Path, make_batch: MakeBatch, which: str, aggregation: str
-) -> None:
-    gradients = []
-    for micro_batch_tokens in (1, 23, 50, 10_000):
-        actor = {"micro_batch_tokens": micro_batch_tokens, "loss_aggregation": aggregation}
-        config = settings(
-            actor=actor | {"mini_batch_size": 8, "entropy_coef": 0.01},
-            algorithm={"kl_mode": "loss", "kl_estimator": "k3", "kl_coef": 0.1},
-        )
-        gradients.append(gradient(Learner(config, tiny_model_path), make_batch(), which))
-    unsplit = gradients.pop()
-    assert unsplit.norm() > 1e-3
-    for split in gradients:
-        assert (split - unsplit).norm() / unsplit.norm() < 1e-6
-
-
 def test_what_fills_up_the_rows_changes_nothing(
-    tiny_model_path: Path, make_batch: MakeBatch
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
 ) -> None:
     results = []
     for pad_id in (0, 200):
@@ -101,7 +52,7 @@ def test_what_fills_up_the_rows_changes_nothing(
 
 
 def test_the_same_seed_and_batches_give_the_same_bits(
-    tiny_model_path: Path, make_batch: MakeBatch
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
 ) -> None:
     weights = []
     for _ in range(2):
@@ -113,7 +64,7 @@ def test_the_same_seed_and_batches_give_the_same_bits(
 
 
 def test_before_any_update_the_ratio_is_1_and_the_reference_is_the_policy(
-    tiny_model_path: Path, make_batch: MakeBatch
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
 ) -> None:
     learner = Learner(settings(actor={"mini_batch_size": 8}), tiny_model_path)
     metrics, columns = learner.learn(make_batch())
@@ -145,6 +96,7 @@ def test_saving_and_resuming_equals_no_stop_bit_for_bit(
     make_batch: MakeBatch,
     name: str,
     sections: dict[str, dict[str, Any]],
+    settings: MakeSettings,
 ) -> None:
     config = settings(**sections)
     group_size = config.algorithm.group_size
@@ -166,7 +118,7 @@ def test_saving_and_resuming_equals_no_stop_bit_for_bit(
 
 
 def test_a_checkpoint_is_a_model_folder_and_holds_no_pickle(
-    tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch
+    tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch, settings: MakeSettings
 ) -> None:
     learner = Learner(settings(), tiny_model_path)
     learner.learn(make_batch())
@@ -179,7 +131,7 @@ def test_a_checkpoint_is_a_model_folder_and_holds_no_pickle(
 
 
 def test_what_cannot_be_resumed_is_one_clear_line(
-    tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch
+    tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch, settings: MakeSettings
 ) -> None:
     critic_free = settings(algorithm={"estimator": "grpo", "group_size": 2})
     learner = Learner(critic_free, tiny_model_path)
@@ -192,7 +144,9 @@ def test_what_cannot_be_resumed_is_one_clear_line(
     assert "\n" not in str(error.value)
 
 
-def test_metrics_have_verls_names(tiny_model_path: Path, make_batch: MakeBatch) -> None:
+def test_metrics_have_verls_names(
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
     metrics, _ = Learner(settings(), tiny_model_path).learn(make_batch())
     actor = {
         "actor/entropy_loss",
@@ -232,7 +186,7 @@ def test_metrics_have_verls_names(tiny_model_path: Path, make_batch: MakeBatch) 
 
 
 def test_without_gae_there_is_no_critic_and_without_kl_no_reference(
-    tiny_model_path: Path, make_batch: MakeBatch
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
 ) -> None:
     config = settings(algorithm={"estimator": "grpo", "group_size": 2, "kl_mode": "none"})
     learner = Learner(config, tiny_model_path)
@@ -245,7 +199,7 @@ def test_without_gae_there_is_no_critic_and_without_kl_no_reference(
 
 
 def test_during_critic_warm_up_the_actor_stands_still(
-    tiny_model_path: Path, make_batch: MakeBatch
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
 ) -> None:
     learner = Learner(settings(critic={"warmup_steps": 1}), tiny_model_path)
     before = all_weights(learner)
@@ -261,8 +215,22 @@ def test_during_critic_warm_up_the_actor_stands_still(
     )
 
 
+def test_each_epoch_updates_once_per_mini_batch_and_the_schedule_once_per_step(
+    tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    learner = Learner(settings(actor={"ppo_epochs": 3, "warmup_steps": 4}), tiny_model_path)
+    rates = [learner.learn(make_batch(step))[0]["actor/lr"] for step in range(2)]
+    assert rates == pytest.approx([0.25e-3, 0.5e-3])
+    learner.save_state(tmp_path)
+    tensors, numbers = read_state(tmp_path)
+    updates = {name: x.item() for name, x in tensors.items() if name.endswith(".step")}
+    assert set(updates.values()) == {2 * 3 * 2}  # steps, epochs, mini-batches
+    assert {name.split(".")[0] for name in updates} == {"actor", "critic"}
+    assert numbers["steps_done"] == 2
+
+
 def test_the_adaptive_controller_follows_the_kl(
-    tiny_model_path: Path, make_batch: MakeBatch
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
 ) -> None:
     algorithm = {"kl_controller": "adaptive", "kl_coef": 0.1, "kl_target": 6.0, "kl_horizon": 80}
     learner = Learner(settings(algorithm=algorithm), tiny_model_path)
@@ -273,7 +241,7 @@ def test_the_adaptive_controller_follows_the_kl(
 
 
 def test_positive_advantages_raise_the_log_prob_and_negative_ones_lower_it(
-    tiny_model_path: Path, make_batch: MakeBatch
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
 ) -> None:
     learner = Learner(settings(actor={"mini_batch_size": 8}), tiny_model_path)
     batch = make_batch()
@@ -295,7 +263,7 @@ def test_positive_advantages_raise_the_log_prob_and_negative_ones_lower_it(
 
 
 def test_prepare_changes_nothing_and_agrees_with_the_formulas(
-    tiny_model_path: Path, make_batch: MakeBatch
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
 ) -> None:
     learner = Learner(settings(), tiny_model_path)
     batch, before = make_batch(), all_weights(learner)
@@ -322,7 +290,9 @@ def test_prepare_changes_nothing_and_agrees_with_the_formulas(
     assert torch.equal(expected.advantages, prepared.advantages)
 
 
-def test_bfloat16_trains_float32_weights(tiny_model_path: Path, make_batch: MakeBatch) -> None:
+def test_bfloat16_trains_float32_weights(
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
     learner = Learner(settings(model={"dtype": "bfloat16"}), tiny_model_path)
     before = all_weights(learner)
     metrics, _ = learner.learn(make_batch())
@@ -335,14 +305,17 @@ def test_bfloat16_trains_float32_weights(tiny_model_path: Path, make_batch: Make
     )
 
 
-def test_a_missing_model_is_named(tmp_path: Path) -> None:
+def test_a_missing_model_is_named(tmp_path: Path, settings: MakeSettings) -> None:
     with pytest.raises(ValueError, match="no such model"):
         Learner(settings(), tmp_path / "nope")
 
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
 def test_a_bandit_is_learned(
-    tiny_model_path: Path, make_rollout: Callable[..., Rollout], estimator: str
+    tiny_model_path: Path,
+    make_rollout: Callable[..., Rollout],
+    estimator: str,
+    settings: MakeSettings,
 ) -> None:
     """One prompt, one token of answer, reward for one of 258 tokens: its probability must rise."""
     lucky, prompt = 65, [70, 71, 72]
