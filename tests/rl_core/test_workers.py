@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 import uuid
@@ -214,6 +215,13 @@ DRIVER = """
 """
 
 
+@pytest.fixture
+def short_temp_dir() -> Iterator[str]:
+    """Removed even after a SIGKILL, which leaves Ray's folder; pytest's own is too long for it."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        yield folder
+
+
 @pytest.mark.parametrize(
     ("handler", "number", "expected_code"),
     [
@@ -224,12 +232,17 @@ DRIVER = """
     ],
 )
 def test_a_signal_in_mid_generation_leaves_no_process(
-    handler: str, number: signal.Signals, expected_code: int, tiny_model_path: Path
+    handler: str,
+    number: signal.Signals,
+    expected_code: int,
+    tiny_model_path: Path,
+    short_temp_dir: str,
 ) -> None:
     value = uuid.uuid4().hex
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(DRIVER), str(tiny_model_path), handler],
-        env={**os.environ, "TEST_DRIVER_MARKER": value, "PYTHONPATH": str(Path.cwd())},
+        env={**os.environ, "TEST_DRIVER_MARKER": value, "TMPDIR": short_temp_dir}
+        | {"PYTHONPATH": str(Path.cwd())},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
