@@ -59,7 +59,7 @@ def countdown_train(
         run.update(model=str(model_path), data=str(data))
         with stage("train"):
             # Called, not submitted: a submitted task hears no Ctrl-C and no cancellation.
-            run.update(steps=_retried_train(config, run)(config, run, data, model_path))
+            _retried_train(config, run)(config, run, data, model_path)
         with stage("prune"):
             prune_task(config, run)
         with stage("evaluate"):

@@ -92,4 +92,5 @@ def recorded(run: RunFolder) -> Iterator[Stage]:
 
 def _close(run: RunFolder, status: str, reason: str | None) -> None:
     _logger.info("run %s %s%s", run.run_id, status, f": {reason}" if reason else "")
-    run.update(status=status, reason=reason, finished_at=utc_now())
+    steps = [row["step"] for row in run.metrics.read()]
+    run.update(status=status, reason=reason, finished_at=utc_now(), steps=max(steps, default=0))

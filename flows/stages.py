@@ -72,7 +72,7 @@ def train(overrides: Sequence[str]) -> None:
                 data, model_path = _prepared(config)
             run.update(model=str(model_path), data=str(data))
             with stage("train"):
-                steps = train_model(
+                train_model(
                     config,
                     run,
                     data=data,
@@ -80,7 +80,6 @@ def train(overrides: Sequence[str]) -> None:
                     on_step=progress.on_step,
                     logger=_logger,
                 )
-            run.update(steps=steps)
     _print(run.path)
 
 
