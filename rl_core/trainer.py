@@ -91,7 +91,7 @@ def train(
                     asked, completions, group_size=group_size, env=config.env, decode=inputs.decode
                 )
             metrics = reward_metrics(rollouts)
-            learned, per_rollout = workers.learn(rollouts)
+            learned, per_rollout = workers.learn(rollouts, step)
             with clock("sync"):
                 workers.sync_weights()
             metrics |= learned
@@ -139,4 +139,6 @@ def save(
         make_room(run.path, None, keep_last=kept.keep_last, quota_bytes=kept.quota_bytes)
         save_checkpoint(run.path, step, workers.save, accuracy)
     except OSError as error:
-        _logger.error("step %d was not saved (%s): training goes on", step, error)
+        # An error of another process carries its whole traceback: the last line says what it is.
+        reason = str(error).strip().splitlines()[-1]
+        _logger.error("step %d was not saved (%s): training goes on", step, reason)

@@ -1,0 +1,108 @@
+"""The loop with real Ray workers: a stopped and resumed run equals an undisturbed one."""
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+from safetensors.torch import load_file
+
+from rl_core.checkpoints import latest
+from rl_core.collection import PromptedProblem
+from rl_core.config import RunConfig
+from rl_core.prompts import encode_prompt, load_tokenizer
+from rl_core.tracking import RunFolder
+from rl_core.trainer import TrainInputs, train
+from rl_core.types import Problem
+from rl_core.workers import Workers
+
+STEPS = 4
+NOT_COMPARED = ("timing_s/", "timing_per_token_ms/", "rollout/tokens_per_s", "time", "mfu/")
+
+
+def settings(root: Path, run_id: str, engine: str) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "run_id": run_id,
+            "storage": {"root": root},
+            "data": {"train_batch_size": 4, "max_prompt_length": 64, "max_response_length": 12},
+            "actor": {"mini_batch_size": 2, "lr": 1e-3},
+            "critic": {"lr": 1e-3},
+            "rollout": {"engine": engine, "kv_cache_mib": 16, "max_num_seqs": 8},
+            "resources": {"learner_threads": 1},
+            "trainer": {"total_steps": STEPS, "save_freq": 2, "test_freq": 2, "test_problems": 3},
+        }
+    )
+
+
+def inputs(model_path: Path) -> TrainInputs:
+    tokenizer = load_tokenizer(str(model_path))
+
+    def prompted(index: int) -> PromptedProblem:
+        problem = Problem(
+            index=index,
+            data_source="countdown",
+            messages=({"role": "user", "content": f"make {index + 10}: <think>"},),
+            ground_truth={"target": index + 10, "numbers": [1, 2, index]},
+            num_solutions=1,
+        )
+        return PromptedProblem(
+            problem, *encode_prompt(problem.messages, tokenizer, chat_template=False)
+        )
+
+    return TrainInputs(
+        train=[prompted(i) for i in range(10)],
+        test=[prompted(i) for i in range(20, 25)],
+        decode=lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
+    )
+
+
+def train_until(config: RunConfig, model_path: Path, stop_after: int | None = None) -> RunFolder:
+    run = RunFolder.create(config)
+    checkpoint = latest(run.path)
+    start_step = checkpoint.step if checkpoint else 0
+    run.cut_after(start_step)
+    done: list[int] = []
+    resume_from = checkpoint.path if checkpoint else None
+    with Workers.start(config, model_path, resume_from=resume_from) as workers:
+        last = train(
+            config,
+            inputs(model_path),
+            workers=workers,
+            run=run,
+            start_step=start_step,
+            on_step=lambda step, last_step, metrics: done.append(step),
+            should_stop=lambda: stop_after is not None and done[-1] + 1 >= stop_after,
+        )
+    assert last == (stop_after or STEPS)
+    return run
+
+
+def comparable(run: RunFolder) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith(NOT_COMPARED)} for row in rows]
+
+
+def rollouts(run: RunFolder) -> pl.DataFrame:
+    frame = pl.read_parquet(run.path / "rollouts" / "*.parquet")
+    return frame.drop("run_id", "generated_at").sort("step", "group_id", "sample_index")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["hf", "vllm"])
+def test_a_run_stopped_and_resumed_equals_an_undisturbed_one(engine, tmp_path, tiny_model_path):
+    whole = train_until(settings(tmp_path, "whole", engine), tiny_model_path)
+    halves = settings(tmp_path, "halves", engine)
+    train_until(halves, tiny_model_path, stop_after=3)
+    resumed = train_until(halves, tiny_model_path)
+
+    assert [row["step"] for row in comparable(whole)] == list(range(STEPS + 1))
+    assert comparable(resumed) == comparable(whole)
+    assert rollouts(resumed).equals(rollouts(whole))
+    assert rollouts(whole)["step"].value_counts().sort("step")["count"].to_list() == [4] * STEPS
+    expected = load_file(whole.path / "checkpoints/latest/model.safetensors")
+    got = load_file(resumed.path / "checkpoints/latest/model.safetensors")
+    assert expected.keys() == got.keys()
+    assert all(expected[name].equal(got[name]) for name in expected)
+    before = load_file(tiny_model_path / "model.safetensors")
+    assert any(not before[name].equal(got[name]) for name in before)
