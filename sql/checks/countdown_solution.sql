@@ -29,6 +29,6 @@ select
     num_solutions
 from problems
 where
-    evaluates_to(solution, nums, target) is distinct from true
+    evaluates_to(solution, list_filter(nums, lambda n: n is not null), target) is distinct from true
     or (num_solutions >= 1) is distinct from true
 order by split, index
