@@ -22,7 +22,6 @@ where something stands below the line, a chain upside down. This file fixes the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 from functools import cache
 from math import prod
 from typing import Any, TypeAlias
@@ -96,8 +95,7 @@ def form_text(form: Form) -> str:
 
     No minus sign stands in front: of a negative sum or product the opposite is written.
     """
-    text, _ = _text_and_value(form)
-    return text
+    return _text_and_value(form)[0]
 
 
 def _form_at(index: int, positions: Positions, numbers: Sequence[int]) -> tuple[Form, int]:
@@ -174,24 +172,37 @@ def _is_null(form: Form) -> bool:
     return bool(tuple(mirrored) == members)
 
 
-def _text_and_value(form: Form) -> tuple[str, Fraction]:
-    """Returns the text of the absolute value, and the value."""
+def _text_and_value(form: Form) -> tuple[str, int, int]:
+    """Returns the text of the absolute value, and the value as numerator and positive denominator.
+
+    Not reduced: only the sign is wanted, and Fraction would take most of the generation's time.
+    """
     kind, members = form
     if kind == _NUMBER:
-        return str(members), Fraction(members)
-    parts = [(inner, *_text_and_value(inner), power) for inner, power in members]
-    if kind == _SUM:
-        signed = [(text, value * sign) for _, text, value, sign in parts]
-        total = sum((value for _, value in signed), Fraction(0))
-        direction = -1 if total < 0 else 1
-        plus = [text for text, value in signed if value * direction >= 0]
-        minus = [text for text, value in signed if value * direction < 0]
-        return " - ".join([" + ".join(plus), *minus]), total
-    above, below = ([p for p in parts if p[3] == power] for power in (1, -1))
-    texts = [
-        [f"({t})" if inner[0] == _SUM else t for inner, t, _, _ in half] for half in (above, below)
-    ]
-    value = prod((p[2] for p in above), start=Fraction(1)) / prod(
-        (p[2] for p in below), start=Fraction(1)
-    )
-    return " / ".join([" * ".join(texts[0]), *texts[1]]), value
+        return str(members), members, 1
+    return _sum_text(members) if kind == _SUM else _product_text(members)
+
+
+def _sum_text(members: Sequence[tuple[Form, int]]) -> tuple[str, int, int]:
+    total, common = 0, 1
+    signed: list[tuple[str, int]] = []
+    for term, sign in members:
+        text, num, den = _text_and_value(term)
+        total, common = total * den + sign * num * common, common * den
+        signed.append((text, sign * num))
+    direction = -1 if total < 0 else 1
+    plus = [text for text, num in signed if num * direction >= 0]
+    minus = [text for text, num in signed if num * direction < 0]
+    return " - ".join([" + ".join(plus), *minus]), total, common
+
+
+def _product_text(members: Sequence[tuple[Form, int]]) -> tuple[str, int, int]:
+    over, under = 1, 1
+    above: list[str] = []
+    below: list[str] = []
+    for factor, exponent in members:
+        text, num, den = _text_and_value(factor)
+        (above if exponent > 0 else below).append(f"({text})" if factor[0] == _SUM else text)
+        over, under = (over * num, under * den) if exponent > 0 else (over * den, under * num)
+    text = " / ".join([" * ".join(above), *below])
+    return (text, over, under) if under > 0 else (text, -over, -under)
