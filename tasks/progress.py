@@ -13,6 +13,9 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.exceptions import PrefectException
 from tqdm import tqdm
 
+Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
+"""A logger, or the one that Prefect wraps for a flow or task run."""
+
 ARTIFACT_INTERVAL_S = 2.0
 LOG_INTERVAL_S = 30.0
 
@@ -45,7 +48,7 @@ class TrainingProgress:
         as_artifact: whether a Prefect run is there to hold the artifact.
     """
 
-    def __init__(self, logger: logging.Logger, *, as_artifact: bool) -> None:
+    def __init__(self, logger: Log, *, as_artifact: bool) -> None:
         self._logger = logger
         self._as_artifact = as_artifact
         self._artifact_id: UUID | None = None

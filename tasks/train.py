@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from rl_core.trainer import TrainInputs, train
 from rl_core.types import Problem
 from rl_core.wandb_tracker import WandbTracker
 from rl_core.workers import Workers
-from tasks.progress import TrainingProgress
+from tasks.progress import Log, TrainingProgress
 
 
 def load_inputs(config: RunConfig, data: Path, model_path: Path) -> TrainInputs:
@@ -53,7 +52,7 @@ def train_model(
     data: Path,
     model_path: Path,
     on_step: Callable[[int, int, dict[str, float]], None],
-    logger: logging.Logger,
+    logger: Log,
 ) -> int:
     """Trains, from the run's latest checkpoint where it has one, and returns the last step done.
 
@@ -111,7 +110,6 @@ def train_model(
 def train_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) -> int:
     """Trains inside a flow run: progress artifact, retries by the flow's condition."""
     logger = get_run_logger()
-    assert isinstance(logger, logging.LoggerAdapter)
     with TrainingProgress(logger, as_artifact=TaskRunContext.get() is not None) as progress:
         return train_model(
             config, run, data=data, model_path=model_path, on_step=progress.on_step, logger=logger
