@@ -106,7 +106,7 @@ def train_model(
         )
 
 
-@task(name="train")
+@task(name="train", task_run_name="train")
 def train_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) -> int:
     """Trains inside a flow run: progress artifact, retries by the flow's condition."""
     logger = get_run_logger()
