@@ -241,7 +241,10 @@ def test_files_of_another_kind_are_refused_in_words(tmp_path: Path) -> None:
 
 
 def test_content_hash_ignores_chunks_and_sees_every_value() -> None:
-    rows = [{"a": [1, 2], "b": {"c": "x", "d": None}}, {"a": [], "b": {"c": "yz", "d": 4}}]
+    rows: list[dict[str, Any]] = [
+        {"a": [1, 2], "b": {"c": "x", "d": None}},
+        {"a": [], "b": {"c": "yz", "d": 4}},
+    ]
     schema = pa.schema(
         [
             ("a", pa.list_(pa.int64())),
@@ -255,7 +258,7 @@ def test_content_hash_ignores_chunks_and_sees_every_value() -> None:
         )
 
     assert digest(rows) == digest(rows[:1], rows[1:])
-    changes = [
+    changes: list[list[dict[str, Any]]] = [
         [{"a": [1], "b": rows[0]["b"]}, {"a": [2], "b": rows[1]["b"]}],
         [{"a": [1, 2], "b": {"c": "xy", "d": None}}, {"a": [], "b": {"c": "z", "d": 4}}],
         [{"a": [1, 2], "b": {"c": "x", "d": 0}}, rows[1]],
