@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -25,24 +25,17 @@ from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rl_core.atomic import new_folder
+from rl_core.base_gates import (
+    NumbersAndTarget,
+    PromptRenderer,
+    failed_gates,
+    measure_gates,
+)
 from rl_core.base_tokenizer import train_tokenizer
 from rl_core.config import BaseModelConfig
-from rl_core.envs.countdown import score_response
 from rl_core.muon import Muon
-from rl_core.search_traces import (
-    ANSWER_OPEN,
-    Trace,
-    check_problem,
-    check_response,
-    is_covered,
-    write_trace,
-)
+from rl_core.search_traces import ANSWER_OPEN, Trace, check_problem, write_trace
 
-NumbersAndTarget = tuple[tuple[int, ...], int]
-PromptRenderer = Callable[[Sequence[int], int], str]
-
-GATE_FLOORS: Final = {"format_share": 0.9, "arithmetic_share": 0.95, "judging_share": 0.9}
-GATE_CEILINGS: Final = {"repetition_share": 0.05}
 REPORT_NAME: Final = "warm_start.json"
 
 _CORPUS_GIVE_UP_PROB: Final = 0.1
@@ -50,7 +43,7 @@ _CORPUS_GIVE_UP_PROB: Final = 0.1
 deep searches, which are rare at `give_up_prob`, are still seen often."""
 _ADAMW_LR_SHARE: Final = 0.15
 _TOKENIZER_TEXTS: Final = 2_000
-_GATE_BATCH: Final = 128
+_GATE_PROBLEMS: Final = 256
 _MICRO_BATCHES: Final = 2
 _GRAD_CLIP: Final = 1.0
 _INITIALIZER_RANGE: Final = 0.06
@@ -123,7 +116,7 @@ def make_base_model(
         settings: Size, steps and learning rate.
         prompts: Texts for the tokenizer beside the traces.
         problems: (numbers, target) of the train split.
-        holdout: (numbers, target) of the test split: for the gates only.
+        holdout: (numbers, target) of the test split: the gates are measured on the first 256.
         render_prompt: The prompt text of (numbers, target).
         folder: Where the model goes, whole or not at all.
         on_step: Called after each step with (steps done, steps in all, loss).
@@ -148,7 +141,11 @@ def make_base_model(
         model = _new_model(settings, tokenizer)
         final_loss = _fit(model, tokenizer, settings, problems, render_prompt, rng, on_step)
         gates = measure_gates(
-            model, tokenizer, holdout, render_prompt, max_tokens=settings.max_response_tokens
+            model,
+            tokenizer,
+            holdout[:_GATE_PROBLEMS],
+            render_prompt,
+            max_tokens=settings.max_response_tokens,
         )
         report = WarmStartReport(
             num_parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -163,57 +160,6 @@ def make_base_model(
             tokenizer.save_pretrained(temporary)
             (temporary / REPORT_NAME).write_text(json.dumps(asdict(report), indent=2) + "\n")
     return report
-
-
-def measure_gates(
-    model: Qwen2ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    problems: Sequence[NumbersAndTarget],
-    render_prompt: PromptRenderer,
-    *,
-    max_tokens: int,
-) -> dict[str, float]:
-    """Returns the measured fields of a `WarmStartReport`, from one greedy response per problem."""
-    responses = _greedy_responses(
-        model, tokenizer, [render_prompt(*problem) for problem in problems], max_tokens=max_tokens
-    )
-    texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
-    verdicts = [
-        score_response(text, numbers, target).verdict
-        for text, (numbers, target) in zip(texts, problems, strict=True)
-    ]
-    checks = [check_response(text) for text in texts]
-    equations = sum(check.num_equations for check in checks)
-    judged = sum(check.num_verdicts for check in checks)
-    count = len(problems)
-    prompt_ids = tokenizer([render_prompt(*problem) for problem in problems])["input_ids"]
-    return {
-        "coverage": sum(is_covered(*problem) for problem in problems) / count,
-        "format_share": sum(v in ("correct", "wrong_value") for v in verdicts) / count,
-        "arithmetic_share": sum(c.num_true_equations for c in checks) / max(equations, 1),
-        "judging_share": sum(c.num_right_verdicts for c in checks) / max(judged, 1),
-        "repetition_share": sum(check.repeats for check in checks) / count,
-        "accuracy": verdicts.count("correct") / count,
-        "mean_attempts": sum(check.num_attempts for check in checks) / count,
-        "mean_verdicts": judged / count,
-        "mean_prompt_tokens": sum(map(len, prompt_ids)) / count,
-        "mean_response_tokens": sum(map(len, responses)) / count,
-    }
-
-
-def failed_gates(gates: dict[str, float]) -> tuple[str, ...]:
-    """Returns one sentence per gate that is missed."""
-    low = [
-        f"{name} is {gates[name]:.3f}, below {floor}"
-        for name, floor in GATE_FLOORS.items()
-        if gates[name] < floor
-    ]
-    high = [
-        f"{name} is {gates[name]:.3f}, above {ceiling}"
-        for name, ceiling in GATE_CEILINGS.items()
-        if gates[name] > ceiling
-    ]
-    return (*low, *high)
 
 
 @contextmanager
@@ -379,27 +325,3 @@ def _pad(examples: Sequence[_Example], pad_id: int) -> tuple[Tensor, Tensor]:
     ids = torch.tensor([e.ids + [pad_id] * (length - len(e.ids)) for e in examples])
     weights = torch.tensor([e.weights + [_IGNORED] * (length - len(e.weights)) for e in examples])
     return ids, weights
-
-
-@torch.inference_mode()
-def _greedy_responses(
-    model: Qwen2ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    prompts: Sequence[str],
-    *,
-    max_tokens: int,
-) -> list[list[int]]:
-    """Returns response ids, eos included, without padding."""
-    responses: list[list[int]] = []
-    for start in range(0, len(prompts), _GATE_BATCH):
-        batch: Any = tokenizer(
-            list(prompts[start : start + _GATE_BATCH]),
-            return_tensors="pt",
-            padding=True,
-            padding_side="left",
-        )
-        output = model.generate(**batch, max_new_tokens=max_tokens, do_sample=False)
-        for row in output[:, batch["input_ids"].shape[1] :].tolist():
-            end = row.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in row else None
-            responses.append(row[:end])
-    return responses

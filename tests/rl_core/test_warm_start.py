@@ -10,17 +10,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from rl_core.base_gates import failed_gates
 from rl_core.base_tokenizer import train_tokenizer
 from rl_core.config import BaseModelConfig
 from rl_core.envs.countdown import render_messages
 from rl_core.muon import Muon, orthogonalise
 from rl_core.search_traces import Trace, is_covered
-from rl_core.warm_start import (
-    WarmStartReport,
-    failed_gates,
-    make_base_model,
-    response_weights,
-)
+from rl_core.warm_start import WarmStartReport, make_base_model, response_weights
 
 TINY = BaseModelConfig(
     vocab_size=600,
