@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rl_core import dataset
 from rl_core.config import CountdownConfig, DataConfig, Gsm8kConfig
 from rl_core.dataset import (
     DatasetError,
@@ -171,7 +170,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         if path.name == "test.parquet":
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(dataset.pq, "write_table", disk_full)
+    monkeypatch.setattr(pq, "write_table", disk_full)
     with pytest.raises(OSError, match="No space left"):
         write_dataset(ENV, DATA, tmp_path / "data" / "small")
     assert list((tmp_path / "data").iterdir()) == []
