@@ -147,7 +147,7 @@ class AlgorithmConfig(Section):
     kl_target: float = Field(6.0, gt=0)
     """Adaptive controller: wished KL per response, in nats."""
     kl_horizon: int = Field(10_000, ge=1)
-    """Adaptive controller: rollouts over which the coefficient may double."""
+    """Adaptive controller: the more rollouts, the slower the coefficient follows."""
     outcome_gate: bool = True
     """Group estimators: a group whose responses all fail gets no advantage from format credit."""
 
@@ -291,6 +291,11 @@ class RunConfig(Section):
             raise ValueError(
                 f"algorithm.estimator={estimator} compares responses to one prompt: "
                 f"algorithm.group_size={group_size} must be at least 2"
+            )
+        if self.algorithm.kl_mode == "loss" and self.algorithm.kl_estimator == "k1":
+            raise ValueError(
+                "algorithm.kl_estimator=k1 has no gradient on average, so as a loss it would not "
+                "hold the policy: use k2 or k3, or algorithm.kl_mode=reward"
             )
         if self.rollout.top_p < 1:
             raise ValueError(
