@@ -1,0 +1,163 @@
+"""The main job as a person runs it: stopped, resumed, finished, and broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+PROGRAM = [sys.executable, "-c", "from flows.cli import main; main()"]
+LIMIT_S = 600
+NUM_STEPS = 40
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+class Place:
+    """A folder with a storage root and a PREFECT_HOME of its own."""
+
+    def __init__(self, folder: Path, overrides: list[str]) -> None:
+        self.root = folder / "out"
+        self.home = folder / "prefect"
+        self.arguments = ["run", *overrides, f"storage.root={self.root}"]
+
+    def start(self, *more: str) -> subprocess.Popen[str]:
+        environment = {k: v for k, v in os.environ.items() if k != "PREFECT_API_URL"}
+        environment |= {
+            "PYTHONPATH": str(ROOT),
+            "PREFECT_HOME": str(self.home),
+            "PREFECT_RESULTS_LOCAL_STORAGE_PATH": str(self.home / "storage"),
+        }
+        return subprocess.Popen(
+            [*PROGRAM, *self.arguments, *more],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *more: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(*more)
+        out, err = process.communicate(timeout=LIMIT_S)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def folder(self) -> Path:
+        (folder,) = (self.root / "runs").iterdir()
+        return folder
+
+    def record(self) -> dict[str, Any]:
+        record: dict[str, Any] = json.loads((self.folder() / "run.json").read_text())
+        return record
+
+    def steps(self) -> list[int]:
+        files = list((self.root / "runs").glob("*/metrics.jsonl"))
+        lines = files[0].read_text().splitlines() if files else []
+        return [json.loads(line)["step"] for line in lines]
+
+    def processes(self) -> list[str]:
+        """Command lines of living processes that inherited this place's PREFECT_HOME."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("PREFECT_HOME") == str(self.home):
+                    found.append(" ".join(process.cmdline())[:200])
+            except (psutil.Error, OSError):
+                continue
+        return found
+
+
+def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, tiny_overrides: list[str]) -> Place:
+    steps = f"trainer.total_steps={NUM_STEPS}"
+    return Place(tmp_path_factory.mktemp("run"), [*tiny_overrides, steps])
+
+
+def stop(place: Place, process: subprocess.Popen[str], kill: Callable[[], None]) -> str:
+    """Sends a signal in mid-training and returns stderr, once all is gone."""
+    before = len(place.steps())
+    wait_for(lambda: len(place.steps()) > max(before, 2), process)
+    sent_at = time.monotonic()
+    kill()
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - sent_at < 30
+    assert process.returncode == 1
+    assert place.processes() == []
+    record = place.record()
+    assert record["status"] == "interrupted"
+    assert f"run_id={record['run_id']}" in record["reason"]
+    assert 0 < record["steps"] < NUM_STEPS
+    assert "Traceback" not in err
+    return err
+
+
+def test_sigterm_stops_a_run_and_the_same_command_resumes_it(place: Place) -> None:
+    process = place.start()
+    err = stop(place, process, lambda: os.kill(process.pid, signal.SIGTERM))
+    assert err == "countdown-train: interrupted\n"
+
+
+def test_ctrl_c_reaches_the_whole_group_and_stops_it_too(place: Place) -> None:
+    """As in a terminal, where every process of the foreground group gets the signal."""
+    process = place.start()
+    err = stop(place, process, lambda: os.killpg(process.pid, signal.SIGINT))
+    assert err == "countdown-train: interrupted\n"
+    assert len(place.record()["attempts"]) == 2
+
+
+def test_the_resumed_run_finishes_with_every_step_once(place: Place) -> None:
+    done = place.run()
+    assert done.returncode == 0, done.stderr
+    assert "continuing" in done.stdout
+    assert "training goes on after step" in done.stdout
+    assert done.stdout.count("Cached") == 1  # the data set; a given model.path is not cached
+    record = place.record()
+    assert (record["status"], record["steps"]) == ("finished", NUM_STEPS)
+    assert place.steps() == list(range(NUM_STEPS + 1))
+    assert [attempt["reason"] for attempt in record["attempts"]] == [
+        "started",
+        "continued",
+        "continued",
+    ]
+    assert 0 <= record["accuracy_before"] <= 1
+    assert 0 <= record["accuracy_after"] <= 1
+    stages = ["generate", "base_model", "validate", "train", "prune", "evaluate", "report"]
+    assert sorted(record["timings_s"]) == sorted(stages)
+    assert place.processes() == []
+    folder = place.folder()
+    assert (folder / "report.html").is_file()
+    assert len(list((folder / "rollouts").glob("*.parquet"))) == NUM_STEPS
+    for line in ("accuracy before", "accuracy after", "try next", str(folder / "report.html")):
+        assert line in done.stdout
+
+
+def test_a_truncated_data_set_fails_the_run_in_two_lines(place: Place) -> None:
+    (file,) = place.root.glob("data/*/train.parquet")
+    file.write_bytes(file.read_bytes()[:1000])
+    done = place.run("run_id=broken")
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 2
+    assert "train.parquet" in done.stderr
+    assert "log.txt" in done.stderr
+    record = json.loads((place.root / "runs" / "broken" / "run.json").read_text())
+    assert record["status"] == "failed"
+    assert "train.parquet" in record["reason"]
+    assert "Traceback" in (place.root / "runs" / "broken" / "log.txt").read_text()
