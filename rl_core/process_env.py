@@ -10,8 +10,9 @@ import importlib.metadata
 import os
 import sys
 
-_QUIET = {
+_DEFAULTS = {
     "DO_NOT_TRACK": "1",
+    "GOMP_SPINCOUNT": "0",  # a thread that spins for its partner costs tenfold on a busy machine
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -23,17 +24,16 @@ _QUIET = {
 }
 _ENGINE = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    "GOMP_SPINCOUNT": "0",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
 _CPU_ONLY = {"TORCH_COMPILE_DISABLE": "1"}
 
 
 def process_environment(*, num_threads: int, on_gpu: bool, offline: bool) -> dict[str, str]:
-    """Returns the variables of one process that runs torch or vLLM, besides the quiet defaults.
+    """Returns the variables of one process that runs torch or vLLM, besides the defaults.
 
     Args:
-        num_threads: OpenMP threads. Idle ones must not spin: on a busy machine that costs tenfold.
+        num_threads: OpenMP threads.
         on_gpu: whether the process computes on a GPU; torch.compile is switched off on CPUs only.
         offline: whether Hugging Face libraries may not reach the hub (the model is a local folder).
     """
@@ -50,8 +50,8 @@ def process_environment(*, num_threads: int, on_gpu: bool, offline: bool) -> dic
 
 
 def apply_defaults() -> None:
-    """Sets the quiet defaults in this process, without overriding what the user set."""
-    for name, value in _QUIET.items():
+    """Sets the defaults in this process, without overriding what the user set."""
+    for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
 
 
