@@ -9,11 +9,13 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 BIN := .venv/bin
-GPU ?=
+GPU ?= $(if $(wildcard .venv/.built-gpu),1,)
 EXTRA := $(if $(GPU),gpu,cpu)
 STAMP := .venv/.built-$(EXTRA)
 TORCH_FIND_LINKS ?= $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
-WHEELS := $(if $(TORCH_FIND_LINKS),--find-links $(TORCH_FIND_LINKS),$(if $(GPU),,--extra-index-url https://download.pytorch.org/whl/cpu))
+CPU_WHEELS := $(if $(TORCH_FIND_LINKS),--find-links $(TORCH_FIND_LINKS),--extra-index-url https://download.pytorch.org/whl/cpu)
+# CUDA's vLLM and torch need other versions of these than the CPU builds.
+UNPINNED := $(if $(GPU),apache-tvm-ffi|torch|triton,none)
 
 # Compiled at install: importing vLLM takes 7 s instead of 22, in every process.
 export UV_COMPILE_BYTECODE := 1
@@ -28,7 +30,8 @@ env: $(STAMP) ## .venv with everything pinned in constraints.txt
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt uv
-	$(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt $(WHEELS) --editable '.[$(EXTRA),dev]'
+	grep -vE '^($(UNPINNED))==' constraints.txt > .venv/constraints.txt
+	$(BIN)/uv pip install --python $(BIN)/python --constraint .venv/constraints.txt $(if $(GPU),,$(CPU_WHEELS)) --editable '.[$(EXTRA),dev]'
 	rm -f .venv/.built-*
 	touch $(STAMP)
 
