@@ -7,7 +7,7 @@ Not here: what a stage does (`tasks/`), and how the command line shows it (`flow
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from rl_core.process_env import hide_cuda_only_packages
 
@@ -16,7 +16,6 @@ hide_cuda_only_packages()
 from prefect import Task, flow  # noqa: E402  # transformers and vLLM come with the tasks below
 from prefect.client.schemas.objects import State, TaskRun  # noqa: E402
 from prefect.context import FlowRunContext  # noqa: E402
-from pydantic import Field  # noqa: E402
 
 from flows.compose import PresetName, compose  # noqa: E402
 from flows.run_record import choose_run, recorded  # noqa: E402
@@ -35,12 +34,13 @@ from tasks.validate import validate_task  # noqa: E402
 
 @flow(name="countdown-train")
 def countdown_train(
-    preset: Annotated[PresetName, Field(description="Named settings to start from")] = "quickstart",
-    overrides: Annotated[
-        tuple[str, ...], Field(description="KEY=VALUE each, as on the command line")
-    ] = (),
+    preset: PresetName = "quickstart", overrides: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """Trains a model on verifiable puzzles, from an empty folder to a report.
+
+    Args:
+        preset: Named settings to start from.
+        overrides: KEY=VALUE each, as on the command line.
 
     Returns:
         The run's record, as in `run.json`.

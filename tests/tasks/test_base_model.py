@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prefect import flow
+
+from rl_core.config import (
+    BaseModelConfig,
+    CountdownConfig,
+    DataConfig,
+    ModelConfig,
+    RunConfig,
+    StorageConfig,
+)
+from tasks.base_model import (
+    base_model,
+    base_model_task,
+    cached_base_model,
+    home_made_folder,
+    is_complete,
+)
+from tasks.generate import generate_dataset
+
+ENV = CountdownConfig(min_operands=3, max_operands=3, max_number=20)
+SMALL = BaseModelConfig(
+    hidden_size=32,
+    num_heads=1,
+    intermediate_size=32,
+    num_layers=1,
+    steps=2,
+    batch_size=2,
+    warmup_steps=1,
+    max_response_tokens=16,
+    num_threads=1,
+)
+
+
+def settings(root: Path, **changes: object) -> RunConfig:
+    sections = {
+        "storage": StorageConfig(root=root),
+        "env": ENV,
+        "data": DataConfig(train_size=300, test_size=4),
+        "base_model": SMALL,
+    }
+    return RunConfig.model_validate(sections | changes)
+
+
+def test_a_local_folder_is_taken_as_it_is(tmp_path: Path, tiny_model_path: Path) -> None:
+    config = settings(tmp_path, model=ModelConfig(path=str(tiny_model_path)))
+    assert base_model(config, tmp_path / "unused") == tiny_model_path.resolve()
+    assert not (tmp_path / "models").exists()
+
+
+def test_the_folder_depends_on_what_the_model_depends_on_and_on_nothing_else(
+    tmp_path: Path,
+) -> None:
+    here = home_made_folder(settings(tmp_path))
+    assert here.parent == tmp_path / "models"
+
+    def moved(**changes: object) -> bool:
+        return home_made_folder(settings(tmp_path, **changes)) != here
+
+    assert moved(base_model=SMALL.model_copy(update={"steps": 3}))
+    assert moved(base_model=SMALL.model_copy(update={"seed": 1}))
+    assert moved(env=ENV.model_copy(update={"max_number": 21}))
+    assert moved(env=ENV.model_copy(update={"prompt_template": "qwen-instruct"}))
+    assert moved(data=DataConfig(train_size=300, test_size=4, seed=1))
+    assert not moved(base_model=SMALL.model_copy(update={"num_threads": 2}))
+    assert not moved(env=ENV.model_copy(update={"format_score": 0.2}))
+    assert not moved(seed=1)
+
+
+@pytest.fixture
+def prefect_server(tmp_path: Path) -> Iterator[None]:
+    from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
+    from prefect.testing.utilities import prefect_test_harness
+
+    with (
+        temporary_settings({PREFECT_LOCAL_STORAGE_PATH: tmp_path / "results"}),
+        prefect_test_harness(server_startup_timeout=120),
+    ):
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+def test_it_is_made_once_cached_then_and_made_again_where_it_was_deleted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="tasks.base_model")
+    config = settings(tmp_path)
+    data = generate_dataset(config)
+
+    @flow
+    def twice() -> list[str]:
+        folder = cached_base_model(config, data)
+        state = base_model_task(config, data, return_state=True)
+        assert state.result() == folder
+        return [str(state.name), str(folder)]
+
+    state, folder = twice()
+    assert state == "Cached"
+    assert is_complete(Path(folder))
+    report = json.loads((Path(folder) / "warm_start.json").read_text())
+    assert report["failed_gates"], "two steps of training teach nothing"
+    assert caplog.text.count("raise base_model.steps") == len(report["failed_gates"])
+
+    made_at = (Path(folder) / "warm_start.json").stat().st_mtime_ns
+    twice()
+    assert (Path(folder) / "warm_start.json").stat().st_mtime_ns == made_at
+    shutil.rmtree(folder)
+    twice()
+    assert is_complete(Path(folder))
