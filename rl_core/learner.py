@@ -29,6 +29,7 @@ from rl_core.preparation import (
     kl_per_response,
     rollout_columns,
 )
+from rl_core.threads import MicroBatchThreads
 
 STATE_FOLDER = "trainer"
 """Inside a checkpoint: what transformers does not need and a resume does."""
@@ -58,6 +59,8 @@ class Learner:
         self._config = config
         self._model_path = model_path
         self._device = torch.device("cuda" if config.resources.learner_gpus else "cpu")
+        on_cpu = self._device.type == "cpu"
+        self._threads = MicroBatchThreads(config.resources.learner_threads if on_cpu else 1)
         actor = models.load_actor(resume_from or model_path, self._device)
         self._reference = None
         if config.algorithm.kl_mode != "none" and config.algorithm.kl_coef > 0:
@@ -167,8 +170,9 @@ class Learner:
     def _evaluate(self, batch: TrainBatch, forward: Callable[[TrainBatch], Tensor]) -> Tensor:
         """Returns `forward` over the batch, float32 [B, T], computed by micro-batches."""
         results = torch.zeros_like(batch.rollout_logprobs)
-        for rows in micro_batches(batch.lengths, self._config.actor.micro_batch_tokens):
-            part = forward(batch.select(rows))
+        parts = micro_batches(batch.lengths, self._config.actor.micro_batch_tokens)
+        computed = self._threads.map(lambda rows: forward(batch.select(rows)), parts)
+        for rows, part in zip(parts, computed, strict=True):
             results[rows.to(self._device), : part.shape[1]] = part
         return results
 
@@ -180,7 +184,7 @@ class Learner:
         lr, updates = optimized.lr, []
         for _ in range(actor.ppo_epochs):
             for rows in mini_batches(prepared.batch.group_ids, actor.mini_batch_size):
-                shares = self._accumulate(prepared.select(rows), micro_loss)
+                shares = self._accumulate(prepared.select(rows), optimized, micro_loss)
                 shares["grad_norm"] = optimized.update()
                 updates.append(shares)
         optimized.end_step()
@@ -190,16 +194,21 @@ class Learner:
         }
         return means | {"lr": lr}
 
-    def _accumulate(self, mini: Prepared, micro_loss: MicroLoss) -> dict[str, Tensor]:
+    def _accumulate(
+        self, mini: Prepared, optimized: Optimized, micro_loss: MicroLoss
+    ) -> dict[str, Tensor]:
         """Adds a mini-batch's gradient to the weights' `.grad`; returns its metrics, scalars."""
         denominators = count_denominators(mini.batch.response_mask)
-        totals: dict[str, Tensor] = {}
-        for rows in micro_batches(mini.batch.lengths, self._config.actor.micro_batch_tokens):
+
+        def loss_and_shares(rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             shares = micro_loss(mini.select(rows), denominators)
-            shares.pop("loss").backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            for name, share in shares.items():
-                totals[name] = totals.get(name, 0.0) + share.detach()
-        return totals
+            return shares.pop("loss"), {name: share.detach() for name, share in shares.items()}
+
+        parts = micro_batches(mini.batch.lengths, self._config.actor.micro_batch_tokens)
+        computed = self._threads.accumulate(optimized.parameters, loss_and_shares, parts)
+        return {
+            name: torch.stack([shares[name] for shares in computed]).sum() for name in computed[0]
+        }
 
     def _actor_loss(self, micro: Prepared, denominators: Denominators) -> dict[str, Tensor]:
         actor, algorithm = self._config.actor, self._config.algorithm

@@ -31,9 +31,9 @@ class Optimized:
     ) -> None:
         self.model = model
         self._grad_clip = grad_clip
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(
-            self._parameters, lr=lr, weight_decay=weight_decay, fused=True
+            self.parameters, lr=lr, weight_decay=weight_decay, fused=True
         )
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer, lambda step: min(1.0, (step + 1) / max(warmup_steps, 1))
@@ -49,7 +49,7 @@ class Optimized:
 
         A gradient that is not finite is thrown away: one bad micro-batch must not end a run.
         """
-        norm = nn.utils.clip_grad_norm_(self._parameters, self._grad_clip, foreach=True)
+        norm = nn.utils.clip_grad_norm_(self.parameters, self._grad_clip, foreach=True)
         if torch.isfinite(norm):
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)

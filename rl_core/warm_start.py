@@ -35,6 +35,7 @@ from rl_core.base_tokenizer import train_tokenizer
 from rl_core.config import BaseModelConfig
 from rl_core.muon import Muon
 from rl_core.search_traces import ANSWER_OPEN, Trace, check_problem, write_trace
+from rl_core.threads import MicroBatchThreads
 
 REPORT_NAME: Final = "warm_start.json"
 
@@ -44,7 +45,7 @@ deep searches, which are rare at `give_up_prob`, are still seen often."""
 _ADAMW_LR_SHARE: Final = 0.15
 _TOKENIZER_TEXTS: Final = 2_000
 _GATE_PROBLEMS: Final = 256
-_MICRO_BATCHES: Final = 2
+_MICRO_BATCHES: Final = 4
 _GRAD_CLIP: Final = 1.0
 _INITIALIZER_RANGE: Final = 0.06
 _IGNORED: Final = 0.0
@@ -164,11 +165,11 @@ def make_base_model(
 
 @contextmanager
 def _own_torch_state(settings: BaseModelConfig) -> Iterator[None]:
-    """Seeds torch and sets its threads for a while; restores both."""
+    """Seeds torch and keeps it to one thread for a while; restores both."""
     threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        torch.set_num_threads(settings.num_threads)
+        torch.set_num_threads(1)
         try:
             yield
         finally:
@@ -230,6 +231,7 @@ def _fit(
     adamw = torch.optim.AdamW(
         [p for p in model.parameters() if id(p) not in held], betas=(0.9, 0.95), weight_decay=0.0
     )
+    threads = MicroBatchThreads(settings.num_threads)
     losses: list[float] = []
     model.train()
     for step in range(settings.steps):
@@ -237,7 +239,7 @@ def _fit(
             _example(rng.choice(problems), tokenizer, render_prompt, settings.give_up_prob, rng)
             for _ in range(settings.batch_size)
         ]
-        losses.append(_backward(model, examples, tokenizer.pad_token_id))
+        losses.append(_backward(model, examples, tokenizer.pad_token_id, threads))
         torch.nn.utils.clip_grad_norm_(model.parameters(), _GRAD_CLIP)
         lr = settings.lr * _schedule(step, settings)
         muon.step(lr=lr)
@@ -300,23 +302,29 @@ def response_weights(
     return weights
 
 
-def _backward(model: Qwen2ForCausalLM, examples: Sequence[_Example], pad_id: int) -> float:
+def _backward(
+    model: Qwen2ForCausalLM,
+    examples: Sequence[_Example],
+    pad_id: int,
+    threads: MicroBatchThreads,
+) -> float:
     """Adds the gradient of the weighted mean loss; the batch is cut by length to save padding."""
-    by_length = sorted(examples, key=lambda example: len(example.ids))
+    by_length = sorted(examples, key=lambda example: len(example.ids), reverse=True)
     size = math.ceil(len(by_length) / _MICRO_BATCHES)
+    parts = [by_length[start : start + size] for start in range(0, len(by_length), size)]
     total = sum(sum(example.weights) for example in examples)
-    loss_sum = 0.0
-    for start in range(0, len(by_length), size):
-        ids, weights = _pad(by_length[start : start + size], pad_id)
+
+    def micro_loss(part: Sequence[_Example]) -> tuple[Tensor, float]:
+        ids, weights = _pad(part, pad_id)
         hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
         learned = weights[:, 1:] > 0
         losses = functional.cross_entropy(
             model.lm_head(hidden[learned]), ids[:, 1:][learned], reduction="none"
         )
         loss = (losses * weights[:, 1:][learned]).sum() / total
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        loss_sum += loss.item()
-    return loss_sum
+        return loss, loss.item()
+
+    return sum(threads.accumulate(list(model.parameters()), micro_loss, parts))
 
 
 def _pad(examples: Sequence[_Example], pad_id: int) -> tuple[Tensor, Tensor]:

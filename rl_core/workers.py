@@ -132,8 +132,10 @@ class Workers:
         self._result("learner", self._learner.save.remote(folder.resolve()).future())
 
     def _spawn(self, name: str, actor: type, num_threads: int, num_gpus: float) -> Any:
+        # On a CPU the learner's threads are its own, a micro-batch each: torch gets one of them.
+        torch_threads = 1 if actor is LearnerActor and num_gpus == 0 else num_threads
         environment = process_environment(
-            num_threads=num_threads, on_gpu=num_gpus > 0, offline=True
+            num_threads=torch_threads, on_gpu=num_gpus > 0, offline=True
         )
         remote = ray.remote(num_cpus=num_threads, num_gpus=num_gpus, max_restarts=0)(actor)
         return remote.remote(environment, self._log_folder / f"{name}.log")
