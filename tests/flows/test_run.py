@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = [sys.executable, "-c", "from flows.cli import main; main()"]
 LIMIT_S = 600
-NUM_STEPS = 40
+NUM_STEPS = 15
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
