@@ -173,7 +173,7 @@ class Workers:
         try:
             return pending.result()
         except RayTaskError as error:
-            if isinstance(error.cause, OutOfMemory | ValueError | WorkerDied):
+            if isinstance(error.cause, Exception):  # its own message is a whole traceback
                 raise error.cause from error
             raise
         except OutOfMemoryError as error:

@@ -87,7 +87,17 @@ def test_before_any_update_the_ratio_is_1_and_the_reference_is_the_policy(
                 "critic": {"warmup_steps": 1},
             },
         ),
-        ("grpo", {"algorithm": {"estimator": "grpo", "group_size": 2, "kl_mode": "loss"}}),
+        (
+            "grpo",
+            {
+                "algorithm": {
+                    "estimator": "grpo",
+                    "group_size": 2,
+                    "kl_mode": "loss",
+                    "kl_estimator": "k3",
+                }
+            },
+        ),
     ],
 )
 def test_saving_and_resuming_equals_no_stop_bit_for_bit(

@@ -26,7 +26,8 @@ def gradient(learner: Learner, batch: TrainBatch, which: str) -> Tensor:
     loss = learner._actor_loss if which == "actor" else learner._critic_loss
     model = learner._actor if which == "actor" else learner._critic
     assert model is not None
-    learner._accumulate(prepared, loss)
+    optimized = learner._actor_optimized if which == "actor" else learner._critic_optimized
+    learner._accumulate(prepared, optimized, loss)
     return torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
 
 
