@@ -21,7 +21,7 @@ from flows.compose import PresetName, compose  # noqa: E402
 from flows.run_record import choose_run, recorded  # noqa: E402
 from rl_core.config import RunConfig  # noqa: E402
 from rl_core.errors import OutOfMemory, WorkerDied  # noqa: E402
-from rl_core.tracking import RunFolder  # noqa: E402
+from rl_core.tracking import RunFolder, utc_now  # noqa: E402
 from tasks.base_model import cached_base_model  # noqa: E402
 from tasks.evaluate import evaluate_task  # noqa: E402
 from tasks.generate import cached_dataset  # noqa: E402
@@ -59,11 +59,13 @@ def countdown_train(
         run.update(model=str(model_path), data=str(data))
         with stage("train"):
             # Called, not submitted: a submitted task hears no Ctrl-C and no cancellation.
-            _retried_train(config, run)(config, run, data, model_path)
+            steps = _retried_train(config, run)(config, run, data, model_path)
+            run.update(steps=steps)
         with stage("prune"):
             prune_task(config, run)
         with stage("evaluate"):
             evaluate_task(config, run, data, model_path)
+        run.update(status="finished", finished_at=utc_now())  # or its report would say "running"
         with stage("report"):
             report_task(run)
     return run.read().model_dump(mode="json")

@@ -107,7 +107,7 @@ class BaseModelConfig(Section):
     hidden_size: int = Field(128, ge=32)
     intermediate_size: int = Field(256, ge=32)
     num_layers: int = Field(4, ge=1)
-    num_heads: int = Field(2, ge=1)
+    num_heads: int = Field(4, ge=1)
     steps: int = Field(600, ge=1)
     batch_size: int = Field(32, ge=1)
     lr: float = Field(0.02, gt=0)

@@ -13,6 +13,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from rl_core.threads import MicroBatchThreads
+
 NEWTON_SCHULZ_STEPS: Final = 5
 _NEWTON_SCHULZ: Final = (3.4445, -4.7750, 2.0315)
 
@@ -28,8 +30,9 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     a, b, c = _NEWTON_SCHULZ
     result: Tensor = matrices / (matrices.flatten(1).norm(dim=1)[:, None, None] + 1e-7)
     for _ in range(NEWTON_SCHULZ_STEPS):
-        gram = result @ result.mT
-        result = a * result + (b * gram + c * gram @ gram) @ result
+        gram = torch.bmm(result, result.mT)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        result = torch.baddbmm(result, polynomial, result, beta=a)
     return result
 
 
@@ -49,14 +52,22 @@ class Muon:
         self._means = {id(matrix): torch.zeros_like(matrix) for matrix in matrices}
 
     @torch.no_grad()
-    def step(self, *, lr: float) -> None:
-        """Moves each matrix by `lr * sqrt(max(1, rows / columns))` along its orthogonal update."""
-        for matrices in self._by_shape.values():
-            updates = orthogonalise(torch.stack([self._wide_momentum(m) for m in matrices]))
+    def step(self, *, lr: float, threads: MicroBatchThreads) -> None:
+        """Moves each matrix by `lr * sqrt(max(1, rows / columns))` along its orthogonal update.
+
+        Args:
+            lr: learning rate of this step.
+            threads: a shape each is computed on them.
+        """
+        groups = list(self._by_shape.values())
+        for matrices, updates in zip(groups, threads.map(self._updates, groups), strict=True):
             for matrix, update in zip(matrices, updates, strict=True):
                 rows, columns = matrix.shape
                 scale = max(1.0, rows / columns) ** 0.5
                 matrix.sub_(update if rows <= columns else update.mT, alpha=lr * scale)
+
+    def _updates(self, matrices: Sequence[torch.nn.Parameter]) -> Tensor:
+        return orthogonalise(torch.stack([self._wide_momentum(m) for m in matrices]))
 
     def _wide_momentum(self, matrix: torch.nn.Parameter) -> Tensor:
         """Updates the running mean; returns its look-ahead, turned so that rows <= columns."""

@@ -3,10 +3,12 @@
 Not a solver of its own and not part of the reward: a writer of worked examples. A trace tries each
 number z as the LAST operand. It notes what the other two have to make, target first, and makes it:
 
-    44 9 -35 +53 : 5 3 +8 no *15 no -2 no
+    44 9 +53 -35 : 5 3 +8 no -2 no *15 no
 
-reads: "44 and 9: 44-9=35 or 44+9=53 is needed; 5 and 3: 5+3=8 no, 5*3=15 no, 5-3=2 no". No z comes
-twice. After a "no" a trace may give up and answer `(5+3)+9`, which is known to be wrong by then.
+reads: "44 and 9: 44+9=53 or 44-9=35 is needed; 5 and 3: 5+3=8 no, 5-3=2 no, 5*3=15 no". Each z comes
+once, in the order of the prompt: nothing in a search is left to chance but giving up. Sums before
+differences everywhere, so that both lists are one lesson: a small model learns it in half the time.
+After a "no" a trace may give up and answer `(5+3)+9`, which is known to be wrong by then.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class TraceCheck:
     """What one response did, counted from its own text.
 
     Attributes:
-        num_equations: Results written ("44-9=35" is written "44 9 -35").
+        num_equations: Results written ("44-9=35" is written "44 9 ... -35").
         num_true_equations: Those which are arithmetically true.
         num_verdicts: "yes" and "no" written.
         num_right_verdicts: Those which agree with the numbers written before them in the attempt.
@@ -79,7 +81,7 @@ def needed_values(target: int, z: int) -> list[tuple[str, int]]:
     The difference is unsigned: with z below the target `w + z` completes it, above it `z - w`.
     "w / z" is left out: it costs 5 tokens and an eighth of the lessons, and saves 1 problem in 80.
     """
-    needs = [("-", abs(target - z)), ("+", target + z)]
+    needs = [("+", target + z), ("-", abs(target - z))]
     if target % z == 0:
         needs.append(("/", target // z))
     return needs
@@ -90,16 +92,16 @@ def pair_values(x: int, y: int, *, largest: int) -> list[tuple[str, int]]:
 
     A product above `largest`, the largest value needed, is not worth writing.
     """
-    values = [("+", x + y), ("*", x * y), ("-", x - y)]
-    if x * y > largest:
-        del values[1]
+    values = [("+", x + y), ("-", x - y)]
+    if x * y <= largest:
+        values.append(("*", x * y))
     if y > 1 and x % y == 0:
         values.append(("/", x // y))
     return values
 
 
 def complete_expression(pair: str, need: str, *, z: int, target: int) -> str:
-    """The answer that undoes a need: `44 9 -35` asks for a pair worth 35, then 35 + 9 is 44."""
+    """The answer that undoes a need: `-35` of 44 and 9 asks for a pair worth 35; 35 + 9 is 44."""
     if need == "-":
         return f"{pair}+{z}" if target >= z else f"{z}-{pair}"
     return f"{pair}{ {'+': '-', '/': '*'}[need] }{z}"
@@ -114,14 +116,14 @@ def write_trace(
         numbers: Three positive integers.
         target: A positive integer.
         give_up_prob: Chance of giving up after each "no" [0, 1].
-        rng: Decides the order of the numbers and the giving up.
+        rng: Decides the giving up.
 
     Raises:
         ValueError: If there are not exactly three positive numbers.
     """
     check_problem(numbers, target)
     parts: list[str] = []
-    order = rng.sample(sorted(set(numbers)), len(set(numbers)))
+    order = list(dict.fromkeys(numbers))
     answer = ""
     for z in order:
         rest = list(numbers)

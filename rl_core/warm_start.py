@@ -235,14 +235,12 @@ def _fit(
     losses: list[float] = []
     model.train()
     for step in range(settings.steps):
-        examples = [
-            _example(rng.choice(problems), tokenizer, render_prompt, settings.give_up_prob, rng)
-            for _ in range(settings.batch_size)
-        ]
+        chosen = rng.choices(problems, k=settings.batch_size)
+        examples = _examples(chosen, tokenizer, render_prompt, settings.give_up_prob, rng)
         losses.append(_backward(model, examples, tokenizer.pad_token_id, threads))
         torch.nn.utils.clip_grad_norm_(model.parameters(), _GRAD_CLIP)
         lr = settings.lr * _schedule(step, settings)
-        muon.step(lr=lr)
+        muon.step(lr=lr, threads=threads)
         adamw.param_groups[0]["lr"] = lr * _ADAMW_LR_SHARE
         adamw.step()
         model.zero_grad()
@@ -260,40 +258,46 @@ def _schedule(step: int, settings: BaseModelConfig) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - settings.warmup_steps) / left))
 
 
-def _example(
-    problem: NumbersAndTarget,
+def _examples(
+    problems: Sequence[NumbersAndTarget],
     tokenizer: PreTrainedTokenizerFast,
     render_prompt: PromptRenderer,
     give_up_prob: float,
     rng: random.Random,
-) -> _Example:
-    """Returns one fresh trace as ids; prompt and response are tokenized apart, as in a rollout."""
-    trace = write_trace(*problem, give_up_prob=_CORPUS_GIVE_UP_PROB, rng=rng)
-    prompt = tokenizer.encode(render_prompt(*problem))
-    response = [*tokenizer.encode(trace.text), tokenizer.eos_token_id]
-    weights = response_weights(response, trace, tokenizer, give_up_prob=give_up_prob)
-    return _Example(prompt + response, [_IGNORED] * len(prompt) + weights)
+) -> list[_Example]:
+    """Returns fresh traces as ids; prompt and response are tokenized apart, as in a rollout."""
+    traces = [
+        write_trace(*problem, give_up_prob=_CORPUS_GIVE_UP_PROB, rng=rng) for problem in problems
+    ]
+    texts = [render_prompt(*problem) for problem in problems] + [trace.text for trace in traces]
+    # One call: the constants that the weights look for, the prompts, the responses.
+    [no, *_], [give_up, *_], *ids = tokenizer([" no", ANSWER_OPEN + "(", *texts])["input_ids"]
+    examples = []
+    for prompt, response, trace in zip(
+        ids[: len(traces)], ids[len(traces) :], traces, strict=True
+    ):
+        response.append(tokenizer.eos_token_id)
+        weights = response_weights(
+            response, trace, no_id=no, give_up_id=give_up, give_up_prob=give_up_prob
+        )
+        examples.append(_Example(prompt + response, [_IGNORED] * len(prompt) + weights))
+    return examples
 
 
 def response_weights(
-    response: Sequence[int],
-    trace: Trace,
-    tokenizer: PreTrainedTokenizerFast,
-    *,
-    give_up_prob: float,
+    response: Sequence[int], trace: Trace, *, no_id: int, give_up_id: int, give_up_prob: float
 ) -> list[float]:
     """Returns 1 per token, but after each "no" the ratio of wanted to written odds.
 
     With them the model learns to give up with `give_up_prob`, though the traces seldom do. The last
     "no" of an exhausted search leaves no choice: weight 1.
     """
-    no, give_up = tokenizer.encode(" no")[0], tokenizer.encode(ANSWER_OPEN + "(")[0]
-    choices = [index for index in range(1, len(response)) if response[index - 1] == no]
+    choices = [index for index in range(1, len(response)) if response[index - 1] == no_id]
     if trace.exhausted:
         choices.pop()
     weights = [1.0] * len(response)
     for index in choices:
-        gave_up = response[index] == give_up
+        gave_up = response[index] == give_up_id
         weights[index] = (
             give_up_prob / _CORPUS_GIVE_UP_PROB
             if gave_up

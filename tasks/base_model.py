@@ -26,7 +26,7 @@ from rl_core.envs.countdown import render_prompt
 if TYPE_CHECKING:
     from rl_core.warm_start import WarmStartReport
 
-RECIPE_VERSION: Final = 1
+RECIPE_VERSION: Final = 2
 """Part of the cache key: raise it when the same settings would make another model."""
 _LOG_INTERVAL_S: Final = 10.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from fractions import Fraction
@@ -25,15 +26,12 @@ targets = st.integers(10, 99)
 seeds = st.integers(0, 2**32)
 
 
-class FixedOrder(random.Random):
-    """Tries numbers in ascending order; gives up at the chosen "no" (counted from 1), if any."""
+class GivesUp(random.Random):
+    """Gives up at the chosen "no" (counted from 1), if any."""
 
-    def __init__(self, give_up_at: int = 0) -> None:
+    def __init__(self, at: int = 0) -> None:
         super().__init__(0)
-        self._left = give_up_at
-
-    def sample(self, population, k):  # type: ignore[no-untyped-def, override]
-        return sorted(population)[:k]
+        self._left = at
 
     def random(self) -> float:
         self._left -= 1
@@ -41,38 +39,44 @@ class FixedOrder(random.Random):
 
 
 def written(numbers, target, give_up_at=0):
-    return write_trace(numbers, target, give_up_prob=0.5, rng=FixedOrder(give_up_at))
+    return write_trace(numbers, target, give_up_prob=0.5, rng=GivesUp(give_up_at))
 
 
 def test_a_search_that_finds_nothing_by_hand():
     trace = written((4, 6, 7), 45)
-    # z=4: 7+6=13, 7*6=42, 7-6=1 against 41 and 49. z=6: 7+4=11, 7*4=28, 7-4=3 against 39 and 51.
-    # z=7: 6+4=10, 6*4=24, 6-4=2 against 38 and 52.
+    # z=4: 7+6=13, 7-6=1, 7*6=42 against 49 and 41. z=6: 7+4=11, 7-4=3, 7*4=28 against 51 and 39.
+    # z=7: 6+4=10, 6-4=2, 6*4=24 against 52 and 38.
     assert trace.text == (
-        "\n45 4 -41 +49 : 7 6 +13 no *42 no -1 no"
-        "\n45 6 -39 +51 : 7 4 +11 no *28 no -3 no"
-        "\n45 7 -38 +52 : 6 4 +10 no *24 no -2 no"
+        "\n45 4 +49 -41 : 7 6 +13 no -1 no *42 no"
+        "\n45 6 +51 -39 : 7 4 +11 no -3 no *28 no"
+        "\n45 7 +52 -38 : 6 4 +10 no -2 no *24 no"
         "</think>\n<answer>(6+4)+7</answer>"
     )
     assert (trace.solved, trace.exhausted) == (False, True)
 
 
 def test_a_product_and_a_sum_by_hand():
-    trace = written((5, 9, 3), 32)
-    # z=3: 32-3=29, 32+3=35; 9+5=14, 9*5=45 is above 35 (not written), 9-5=4.
-    # z=5: 32-5=27, 32+5=37; 9+3=12, 9*3=27: a hit, completed by +5.
+    trace = written((3, 5, 9), 32)
+    # z=3: 32+3=35, 32-3=29; 9+5=14, 9-5=4, 9*5=45 is above 35 (not written).
+    # z=5: 32+5=37, 32-5=27; 9+3=12, 9-3=6, 9*3=27: a hit, completed by +5.
     assert trace.text == (
-        "\n32 3 -29 +35 : 9 5 +14 no -4 no"
-        "\n32 5 -27 +37 : 9 3 +12 no *27 yes"
+        "\n32 3 +35 -29 : 9 5 +14 no -4 no"
+        "\n32 5 +37 -27 : 9 3 +12 no -6 no *27 yes"
         "</think>\n<answer>(9*3)+5</answer>"
     )
     assert (trace.solved, trace.exhausted) == (True, False)
-    assert score_response(trace.text, (5, 9, 3), 32).verdict == "correct"
+    assert score_response(trace.text, (3, 5, 9), 32).verdict == "correct"
+
+
+def test_the_prompts_order_is_the_order_of_trying():
+    assert written((9, 4, 9), 1000).text.count("\n1000 ") == 2
+    tries = check_response(written((7, 4, 6), 45).text).last_operands
+    assert tries == (7, 4, 6)
 
 
 def test_giving_up_by_hand():
-    trace = written((5, 9, 3), 32, give_up_at=2)
-    assert trace.text == ("\n32 3 -29 +35 : 9 5 +14 no -4 no</think>\n<answer>(9+5)+3</answer>")
+    trace = written((3, 5, 9), 32, give_up_at=2)
+    assert trace.text == ("\n32 3 +35 -29 : 9 5 +14 no -4 no</think>\n<answer>(9+5)+3</answer>")
     assert (trace.solved, trace.exhausted) == (False, False)
 
 
@@ -82,10 +86,10 @@ def test_giving_up_at_the_very_last_no_is_having_searched_it_all():
 
 
 def test_needs_and_pair_values_by_hand():
-    assert needed_values(24, 6) == [("-", 18), ("+", 30), ("/", 4)]
-    assert needed_values(12, 20) == [("-", 8), ("+", 32)]
-    assert pair_values(12, 4, largest=100) == [("+", 16), ("*", 48), ("-", 8), ("/", 3)]
-    assert pair_values(12, 1, largest=100) == [("+", 13), ("*", 12), ("-", 11)]
+    assert needed_values(24, 6) == [("+", 30), ("-", 18), ("/", 4)]
+    assert needed_values(12, 20) == [("+", 32), ("-", 8)]
+    assert pair_values(12, 4, largest=100) == [("+", 16), ("-", 8), ("*", 48), ("/", 3)]
+    assert pair_values(12, 1, largest=100) == [("+", 13), ("-", 11), ("*", 12)]
     assert pair_values(12, 9, largest=100) == [("+", 21), ("-", 3)]
 
 
@@ -128,11 +132,12 @@ def test_everything_written_is_true(numbers, target, give_up_prob, seed):
 
 
 @settings(deadline=None)
-@given(numbers_lists, targets, seeds)
-def test_order_does_not_decide_what_a_full_search_finds(numbers, target, seed):
-    trace = write_trace(numbers, target, give_up_prob=0.0, rng=random.Random(seed))
-    assert trace.solved == is_covered(numbers, target)
-    assert trace.solved != trace.exhausted
+@given(numbers_lists, targets)
+def test_order_does_not_decide_what_a_full_search_finds(numbers, target):
+    for order in itertools.permutations(numbers):
+        trace = written(order, target)
+        assert trace.solved == is_covered(numbers, target)
+        assert trace.solved != trace.exhausted
 
 
 def test_same_seed_same_trace():

@@ -16,6 +16,7 @@ from rl_core.config import BaseModelConfig
 from rl_core.envs.countdown import render_messages
 from rl_core.muon import Muon, orthogonalise
 from rl_core.search_traces import Trace, is_covered
+from rl_core.threads import MicroBatchThreads
 from rl_core.warm_start import WarmStartReport, make_base_model, response_weights
 
 TINY = BaseModelConfig(
@@ -166,7 +167,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def test_weights_turn_a_tenth_of_giving_up_into_six_tenths(tokenizer, exhausted, last):
     trace = Trace(" +8 no *1 no</think>\n<answer>(5", solved=False, exhausted=exhausted)
     response = tokenizer.encode(trace.text)
-    weights = response_weights(response, trace, tokenizer, give_up_prob=0.6)
+    no_id, give_up_id = (tokenizer.encode(text)[0] for text in (" no", "</think>\n<answer>("))
+    weights = response_weights(
+        response, trace, no_id=no_id, give_up_id=give_up_id, give_up_prob=0.6
+    )
     by_token = [(tokenizer.decode([i]), w) for i, w in zip(response, weights, strict=True)]
     # Continuing: 0.4 / 0.9. Giving up: 0.6 / 0.1, unless there was nothing left to do.
     assert by_token[3] == (" no", 1.0)
@@ -198,7 +202,7 @@ def test_muon_moves_along_the_gradient_by_hand():
     # The first update is along the gradient's sign; 4 rows of 1 column scale it by sqrt(4) = 2.
     tall = torch.nn.Parameter(torch.zeros(4, 1))
     tall.grad = torch.tensor([[5.0], [0.0], [0.0], [0.0]])
-    Muon([tall]).step(lr=0.1)
+    Muon([tall]).step(lr=0.1, threads=MicroBatchThreads(1))
     size = orthogonalise(torch.tensor([[[1.0, 0.0, 0.0, 0.0]]]))[0, 0, 0].item()
     assert tall[:, 0].tolist() == pytest.approx([-0.2 * size, 0.0, 0.0, 0.0], rel=1e-4)
     assert 0.65 < size < 1.25
