@@ -5,9 +5,9 @@ number z as the LAST operand. It notes what the other two have to make, target f
 
     44 9 +53 -35 : 5 3 +8 no -2 no *15 no
 
-reads: "44 and 9: 44+9=53 or 44-9=35 is needed; 5 and 3: 5+3=8 no, 5-3=2 no, 5*3=15 no". Each z comes
-once, in the order of the prompt: nothing in a search is left to chance but giving up. Sums before
-differences everywhere, so that both lists are one lesson: a small model learns it in half the time.
+reads: "44 and 9: 44+9=53 or 44-9=35 is needed; 5 and 3: 5+3=8 no, 5-3=2 no, 5*3=15 no". Each z
+comes once, in the prompt's order: nothing in a search is left to chance but giving up. Sums come
+before differences in both lists, which are one lesson then: it is learned in half the time.
 After a "no" a trace may give up and answer `(5+3)+9`, which is known to be wrong by then.
 """
 

@@ -38,7 +38,9 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
             for signum in (signal.SIGINT, signal.SIGTERM):
-                self._before[signum] = signal.signal(signum, self._on_signal)
+                # A shell's `... &` and nohup start a process with SIGINT ignored: so it stays.
+                if signal.getsignal(signum) is not signal.SIG_IGN:
+                    self._before[signum] = signal.signal(signum, self._on_signal)
             self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_alarm)
         return self
 

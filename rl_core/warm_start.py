@@ -273,9 +273,7 @@ def _examples(
     # One call: the constants that the weights look for, the prompts, the responses.
     [no, *_], [give_up, *_], *ids = tokenizer([" no", ANSWER_OPEN + "(", *texts])["input_ids"]
     examples = []
-    for prompt, response, trace in zip(
-        ids[: len(traces)], ids[len(traces) :], traces, strict=True
-    ):
+    for prompt, response, trace in zip(ids[: len(traces)], ids[len(traces) :], traces, strict=True):
         response.append(tokenizer.eos_token_id)
         weights = response_weights(
             response, trace, no_id=no, give_up_id=give_up, give_up_prob=give_up_prob

@@ -198,14 +198,18 @@ def _ray_session(config: RunConfig, model_path: Path, *, learner: bool) -> Itera
     """
     apply_defaults()
     temp_dir = Path(tempfile.mkdtemp(prefix="rl-", dir=_short_temp_root()))
-    daemons: list[psutil.Process] = []
     with _stopping_signals() as put_back:
         try:
-            ray.init(**_init_options(config, model_path, temp_dir, learner=learner))
+            try:
+                ray.init(**_init_options(config, model_path, temp_dir, learner=learner))
+            except SystemExit:  # a SIGTERM while Ray starts, caught by Ray's own handler
+                put_back()
+                signal.raise_signal(signal.SIGTERM)
+                raise
             put_back()
-            daemons = [p for p in psutil.Process().children() if _mentions(p, temp_dir)]
             yield temp_dir
         finally:
+            daemons = [p for p in psutil.Process().children() if _mentions(p, temp_dir)]
             family = [process for daemon in daemons for process in _family(daemon)]
             ray.shutdown()
             # A worker notices a moment later that its raylet is gone; one deep in C++ may not.

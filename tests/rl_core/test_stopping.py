@@ -1,9 +1,11 @@
 """Real signals to a real process: what a person's Ctrl-C does to the loop."""
 
+import signal
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -29,10 +31,15 @@ assert signal.getsignal(signal.SIGTERM) is old_handler
 """
 
 
-def run_loop(signals: list[int], *, grace: float, step: float) -> list[str]:
+def run_loop(
+    signals: list[int], *, grace: float, step: float, before: Callable[[], object] | None = None
+) -> list[str]:
     code = LOOP.replace("GRACE", str(grace)).replace("STEP", str(step))
     process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=before,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
@@ -57,3 +64,11 @@ def test_a_step_longer_than_the_grace_is_abandoned():
 
 def test_a_second_ctrl_c_does_not_wait():
     assert run_loop([2, 2], grace=30, step=30) == ["KeyboardInterrupt"]
+
+
+def test_a_background_process_keeps_ignoring_ctrl_c_and_hears_sigterm():
+    def ignore() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    stopped = run_loop([2, 2, 15], grace=10, step=0.3, before=ignore)
+    assert stopped == ["saved", "RuntimeError handed on 15"]

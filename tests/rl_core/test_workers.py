@@ -11,7 +11,9 @@ import textwrap
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -222,6 +224,28 @@ def short_temp_dir() -> Iterator[str]:
         yield folder
 
 
+@contextmanager
+def driver_process(model: Path, handler: str, temp_dir: str) -> Iterator[tuple[Any, str]]:
+    """Runs DRIVER; yields the process, and the marker that all its descendants inherit."""
+    value = uuid.uuid4().hex
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(DRIVER), str(model), handler],
+        env={**os.environ, "TEST_DRIVER_MARKER": value, "TMPDIR": temp_dir}
+        | {"PYTHONPATH": str(Path.cwd())},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as driver:
+        yield driver, value
+
+
+def wait_until_none_is_left(value: str, *, deadline: float) -> None:
+    while left := processes_with("TEST_DRIVER_MARKER", value):
+        assert time.monotonic() < deadline, [" ".join(p.cmdline()) for p in left]
+        time.sleep(0.1)
+
+
 @pytest.mark.parametrize(
     ("handler", "number", "expected_code"),
     [
@@ -238,17 +262,7 @@ def test_a_signal_in_mid_generation_leaves_no_process(
     tiny_model_path: Path,
     short_temp_dir: str,
 ) -> None:
-    value = uuid.uuid4().hex
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(DRIVER), str(tiny_model_path), handler],
-        env={**os.environ, "TEST_DRIVER_MARKER": value, "TMPDIR": short_temp_dir}
-        | {"PYTHONPATH": str(Path.cwd())},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    ) as driver:
-        assert driver.stdout is not None
+    with driver_process(tiny_model_path, handler, short_temp_dir) as (driver, value):
         assert driver.stdout.readline() == "generating\n"
         time.sleep(1)
         assert len(processes_with("TEST_DRIVER_MARKER", value)) > 3
@@ -258,6 +272,19 @@ def test_a_signal_in_mid_generation_leaves_no_process(
             driver.send_signal(number)
         deadline = time.monotonic() + 30
         assert driver.wait(timeout=30) == expected_code
-        while left := processes_with("TEST_DRIVER_MARKER", value):
-            assert time.monotonic() < deadline, [" ".join(p.cmdline()) for p in left]
-            time.sleep(0.1)
+        wait_until_none_is_left(value, deadline=deadline)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 1.0])
+def test_a_sigterm_while_ray_starts_reaches_our_own_handler(
+    delay_s: float, tiny_model_path: Path, short_temp_dir: str
+) -> None:
+    with driver_process(tiny_model_path, "own handler", short_temp_dir) as (driver, value):
+        while len(processes_with("TEST_DRIVER_MARKER", value)) == 1:  # until Ray's first process
+            assert driver.poll() is None
+            time.sleep(0.05)
+        time.sleep(delay_s)
+        driver.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 30
+        assert driver.wait(timeout=30) == 7
+        wait_until_none_is_left(value, deadline=deadline)
