@@ -22,6 +22,7 @@ from typing import Final
 NUM_OPERANDS: Final = 3
 ANSWER_OPEN: Final = "</think>\n<answer>"
 ANSWER_CLOSE: Final = "</answer>"
+VERDICTS: Final = (" no", " yes")
 
 _ATTEMPT: Final = re.compile(
     r"\n(?P<target>\d+) (?P<z>\d+)(?P<needs>(?: [-+*/]\d+)+) : (?P<x>\d+) (?P<y>\d+)"

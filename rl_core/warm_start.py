@@ -34,7 +34,7 @@ from rl_core.base_gates import (
 from rl_core.base_tokenizer import train_tokenizer
 from rl_core.config import BaseModelConfig
 from rl_core.muon import Muon
-from rl_core.search_traces import ANSWER_OPEN, Trace, check_problem, write_trace
+from rl_core.search_traces import ANSWER_OPEN, VERDICTS, Trace, check_problem, write_trace
 from rl_core.threads import MicroBatchThreads
 
 REPORT_NAME: Final = "warm_start.json"
@@ -42,6 +42,8 @@ REPORT_NAME: Final = "warm_start.json"
 _CORPUS_GIVE_UP_PROB: Final = 0.1
 """Giving up is rarer in the traces than in the model: weights on the choice make up for it, so that
 deep searches, which are rare at `give_up_prob`, are still seen often."""
+_VERDICT_WEIGHT: Final = 3.0
+"""Judging is what is learned last, from one token in eight."""
 _ADAMW_LR_SHARE: Final = 0.15
 _TOKENIZER_TEXTS: Final = 2_000
 _GATE_PROBLEMS: Final = 256
@@ -271,29 +273,36 @@ def _examples(
     ]
     texts = [render_prompt(*problem) for problem in problems] + [trace.text for trace in traces]
     # One call: the constants that the weights look for, the prompts, the responses.
-    [no, *_], [give_up, *_], *ids = tokenizer([" no", ANSWER_OPEN + "(", *texts])["input_ids"]
+    encoded = tokenizer([*VERDICTS, ANSWER_OPEN + "(", *texts])["input_ids"]
+    [no, *_], [yes, *_], [give_up, *_], *ids = encoded
     examples = []
     for prompt, response, trace in zip(ids[: len(traces)], ids[len(traces) :], traces, strict=True):
         response.append(tokenizer.eos_token_id)
         weights = response_weights(
-            response, trace, no_id=no, give_up_id=give_up, give_up_prob=give_up_prob
+            response, trace, no_id=no, yes_id=yes, give_up_id=give_up, give_up_prob=give_up_prob
         )
         examples.append(_Example(prompt + response, [_IGNORED] * len(prompt) + weights))
     return examples
 
 
 def response_weights(
-    response: Sequence[int], trace: Trace, *, no_id: int, give_up_id: int, give_up_prob: float
+    response: Sequence[int],
+    trace: Trace,
+    *,
+    no_id: int,
+    yes_id: int,
+    give_up_id: int,
+    give_up_prob: float,
 ) -> list[float]:
-    """Returns 1 per token, but after each "no" the ratio of wanted to written odds.
+    """Returns 1 per token, 3 per verdict, and after a "no" the ratio of wanted to written odds.
 
-    With them the model learns to give up with `give_up_prob`, though the traces seldom do. The last
-    "no" of an exhausted search leaves no choice: weight 1.
+    With the latter the model learns to give up with `give_up_prob`, though the traces seldom do.
+    The last "no" of an exhausted search leaves no choice: weight 1.
     """
     choices = [index for index in range(1, len(response)) if response[index - 1] == no_id]
     if trace.exhausted:
         choices.pop()
-    weights = [1.0] * len(response)
+    weights = [_VERDICT_WEIGHT if token in (no_id, yes_id) else 1.0 for token in response]
     for index in choices:
         gave_up = response[index] == give_up_id
         weights[index] = (

@@ -167,16 +167,18 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def test_weights_turn_a_tenth_of_giving_up_into_six_tenths(tokenizer, exhausted, last):
     trace = Trace(" +8 no *1 no</think>\n<answer>(5", solved=False, exhausted=exhausted)
     response = tokenizer.encode(trace.text)
-    no_id, give_up_id = (tokenizer.encode(text)[0] for text in (" no", "</think>\n<answer>("))
+    no_id, yes_id, give_up_id = (
+        tokenizer.encode(text)[0] for text in (" no", " yes", "</think>\n<answer>(")
+    )
     weights = response_weights(
-        response, trace, no_id=no_id, give_up_id=give_up_id, give_up_prob=0.6
+        response, trace, no_id=no_id, yes_id=yes_id, give_up_id=give_up_id, give_up_prob=0.6
     )
     by_token = [(tokenizer.decode([i]), w) for i, w in zip(response, weights, strict=True)]
     # Continuing: 0.4 / 0.9. Giving up: 0.6 / 0.1, unless there was nothing left to do.
-    assert by_token[3] == (" no", 1.0)
+    assert by_token[3] == (" no", 3.0)
     assert by_token[4] == (" *", pytest.approx(0.4 / 0.9))
     assert by_token[6:] == [
-        (" no", 1.0), ("</think>\n<answer>(", pytest.approx(last)), ("5", 1.0)
+        (" no", 3.0), ("</think>\n<answer>(", pytest.approx(last)), ("5", 1.0)
     ]  # fmt: skip
 
 
