@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from rl_core.process_env import apply_defaults, hide_cuda_only_packages, process_environment
 
 os.environ.update(process_environment(num_threads=1, on_gpu=False, offline=True))
 apply_defaults()
 hide_cuda_only_packages()
+# CI may start us in the background, where SIGINT is ignored: the processes that tests interrupt
+# would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from pathlib import Path  # noqa: E402  # nothing may import torch before the environment is set
 

@@ -237,7 +237,10 @@ def driver_process(model: Path, handler: str, temp_dir: str) -> Iterator[tuple[A
         text=True,
         start_new_session=True,
     ) as driver:
-        yield driver, value
+        try:
+            yield driver, value
+        finally:
+            driver.kill()  # or a failed test would wait for it for ever
 
 
 def wait_until_none_is_left(value: str, *, deadline: float) -> None:
