@@ -108,7 +108,7 @@ class BaseModelConfig(Section):
     intermediate_size: int = Field(256, ge=32)
     num_layers: int = Field(4, ge=1)
     num_heads: int = Field(4, ge=1)
-    steps: int = Field(700, ge=1)
+    steps: int = Field(900, ge=1)
     batch_size: int = Field(32, ge=1)
     lr: float = Field(0.02, gt=0)
     """Peak, for the matrices (Muon); embedding, biases and norms take 0.15 of it (AdamW)."""
