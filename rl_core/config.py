@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+LrSchedule = Literal["constant", "linear", "cosine"]
 GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
 
 
@@ -156,6 +157,8 @@ class ActorConfig(Section):
     """The policy's update."""
 
     lr: float = Field(1e-6, gt=0)
+    lr_schedule: LrSchedule = "constant"
+    """After the warm-up; `linear` and `cosine` fall to 0 at `trainer.total_steps`."""
     warmup_steps: int = Field(0, ge=0)
     weight_decay: float = Field(0.0, ge=0)
     mini_batch_size: int = Field(128, ge=1)
@@ -163,6 +166,8 @@ class ActorConfig(Section):
     micro_batch_tokens: int = Field(16_384, ge=1)
     """Padded tokens per forward pass; changes memory and speed, never the result."""
     ppo_epochs: int = Field(1, ge=1)
+    policy_loss: Literal["ppo", "gspo", "cispo"] = "ppo"
+    """`gspo` has one ratio per response, and wants clips of about 3e-4; `cispo` clips weights."""
     clip_eps_low: float = Field(0.2, gt=0, lt=1)
     clip_eps_high: float = Field(0.2, gt=0)
     entropy_coef: float = Field(0.001, ge=0)
@@ -178,6 +183,7 @@ class CriticConfig(Section):
     """The value model's update (estimator `gae` only)."""
 
     lr: float = Field(1e-5, gt=0)
+    lr_schedule: LrSchedule = "constant"
     warmup_steps: int = Field(0, ge=0)
     """First steps of the run in which only the critic learns."""
     weight_decay: float = Field(0.0, ge=0)
@@ -297,6 +303,12 @@ class RunConfig(Section):
                 "algorithm.kl_estimator=k1 has no gradient on average, so as a loss it would not "
                 "hold the policy: use k2 or k3, or algorithm.kl_mode=reward"
             )
+        for name, section in (("actor", self.actor), ("critic", self.critic)):
+            if section.lr_schedule != "constant" and self.trainer.total_steps is None:
+                raise ValueError(
+                    f"{name}.lr_schedule={section.lr_schedule} ends with the run: "
+                    "trainer.total_steps must say when that is"
+                )
         if self.rollout.top_p < 1:
             raise ValueError(
                 f"rollout.top_p={self.rollout.top_p} renormalises what is sampled, "

@@ -16,7 +16,12 @@ from torch import Tensor
 
 from rl_core import models
 from rl_core.algos.kl import adaptive_kl_coef, fixed_kl_coef, kl_estimate
-from rl_core.algos.losses import clipped_value_loss, ppo_policy_loss
+from rl_core.algos.losses import (
+    cispo_policy_loss,
+    clipped_value_loss,
+    gspo_policy_loss,
+    ppo_policy_loss,
+)
 from rl_core.algos.masking import Denominators, aggregate, count_denominators
 from rl_core.batch import TrainBatch, micro_batches, mini_batches
 from rl_core.config import RunConfig
@@ -33,6 +38,7 @@ from rl_core.threads import MicroBatchThreads
 
 STATE_FOLDER = "trainer"
 """Inside a checkpoint: what transformers does not need and a resume does."""
+_POLICY_LOSSES = {"ppo": ppo_policy_loss, "gspo": gspo_policy_loss, "cispo": cispo_policy_loss}
 _KL_CONTROLLERS = {"fixed": fixed_kl_coef, "adaptive": adaptive_kl_coef}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -65,13 +71,17 @@ class Learner:
         self._reference = None
         if config.algorithm.kl_mode != "none" and config.algorithm.kl_coef > 0:
             self._reference = models.load_actor(model_path, self._device).requires_grad_(False)
+        # Decays alone need it, and the settings make sure that they have it.
+        num_steps = config.trainer.total_steps or 0
         self._critic: models.Critic | None = None
         if config.algorithm.estimator == "gae":
             self._critic = models.make_critic(actor)
             self._critic_optimized = Optimized(
                 self._critic,
                 lr=config.critic.lr,
+                schedule=config.critic.lr_schedule,
                 warmup_steps=0,
+                num_steps=num_steps,
                 weight_decay=config.critic.weight_decay,
                 grad_clip=config.critic.grad_clip,
             )
@@ -79,7 +89,9 @@ class Learner:
         self._actor_optimized = Optimized(
             actor,
             lr=config.actor.lr,
+            schedule=config.actor.lr_schedule,
             warmup_steps=config.actor.warmup_steps,
+            num_steps=num_steps - (config.critic.warmup_steps if self._critic else 0),
             weight_decay=config.actor.weight_decay,
             grad_clip=config.actor.grad_clip,
         )
@@ -214,7 +226,7 @@ class Learner:
         actor, algorithm = self._config.actor, self._config.algorithm
         mask = micro.batch.response_mask
         logprobs, entropy = self._logprobs_and_entropy(self._actor, micro.batch)
-        policy = ppo_policy_loss(
+        policy = _POLICY_LOSSES[actor.policy_loss](
             logprobs,
             micro.old_logprobs,
             micro.advantages,

@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rl_core.config import LrSchedule
+
+_DECAYS: dict[LrSchedule, Callable[[float], float]] = {
+    "constant": lambda progress: 1.0,
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+}
+
+
+def lr_factor(step: int, *, schedule: LrSchedule, warmup_steps: int, num_steps: int) -> float:
+    """Returns what the learning rate is multiplied by.
+
+    Args:
+        step: training step, from 0; past the last one a decay has ended at 0.
+        schedule: how it falls after the warm-up.
+        warmup_steps: first steps: step k of them has (k + 1) / warmup_steps.
+        num_steps: at which a decay reaches 0, so the last step still learns.
+    """
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    progress = (step - warmup_steps) / max(num_steps - warmup_steps, 1)
+    return _DECAYS[schedule](min(progress, 1.0))
+
 
 class Optimized:
-    """A model, its optimizer and its schedule (constant after a linear warm-up).
+    """A model, its optimizer and its schedule.
 
     Args:
         model: all parameters that require gradient are optimized.
         lr: learning rate after the warm-up.
-        warmup_steps: training steps until `lr` is reached: step k of them runs at k / warmup_steps.
+        schedule: what becomes of `lr` after the warm-up, see `lr_factor`.
+        warmup_steps: training steps until `lr` is reached, linearly.
+        num_steps: training steps in all.
         weight_decay: of AdamW, decoupled.
         grad_clip: largest norm of the whole gradient.
     """
@@ -25,7 +52,9 @@ class Optimized:
         model: nn.Module,
         *,
         lr: float,
+        schedule: LrSchedule,
         warmup_steps: int,
+        num_steps: int,
         weight_decay: float,
         grad_clip: float,
     ) -> None:
@@ -36,7 +65,8 @@ class Optimized:
             self.parameters, lr=lr, weight_decay=weight_decay, fused=True
         )
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
-            self._optimizer, lambda step: min(1.0, (step + 1) / max(warmup_steps, 1))
+            self._optimizer,
+            partial(lr_factor, schedule=schedule, warmup_steps=warmup_steps, num_steps=num_steps),
         )
 
     @property

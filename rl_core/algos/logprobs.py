@@ -1,19 +1,24 @@
-"""Log-probs and entropy of tokens from hidden states, without the logits of all tokens in memory.
+"""Log-probs and entropy of tokens from hidden states, without the logits in memory.
 
 Legend: N tokens, H hidden size, V vocabulary. The plain way keeps several [N, V] float32 tensors
-for the backward pass (8 x 1,024 tokens of a 152k vocabulary: 4.64 GiB each); here logits exist for
-one chunk of tokens at a time and are computed again in the backward pass.
+for the backward pass (8 x 1,024 tokens of a 152k vocabulary: 4.64 GiB each). Here logits exist for
+one block of words at a time, under a softmax that is normalised on the way, and are computed again
+in the backward pass. Blocks of words, not of tokens: each row of the head's gradient is then
+written once, where blocks of tokens would add the whole of it up again and again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-CHUNK_TOKENS = 1_024
-"""Tokens whose logits exist at a time."""
+_BLOCK_LOGITS = 2**22
+"""In one block: 16 MiB of float32."""
+_FEWEST_WORDS = 256
+"""In one block, however many tokens there are: thinner matrix products are slow."""
 
 
 def token_logprobs(
@@ -23,7 +28,7 @@ def token_logprobs(
     *,
     temperature: float,
     compute_dtype: torch.dtype | None = None,
-    chunk_tokens: int = CHUNK_TOKENS,
+    block_words: int | None = None,
 ) -> Tensor:
     """Returns the log-probs of the targets, float32 [N].
 
@@ -33,10 +38,10 @@ def token_logprobs(
         targets: int64 [N], token ids.
         temperature: logits are divided by it.
         compute_dtype: of the matrix products, hidden's own by default; softmax is always float32.
-        chunk_tokens: tokens whose logits exist at a time.
+        block_words: words whose logits exist at a time; by default as many as make 16 MiB.
     """
     logprobs, _ = _apply(
-        hidden, head_weight, targets, temperature, compute_dtype, chunk_tokens, with_entropy=False
+        hidden, head_weight, targets, temperature, compute_dtype, block_words, with_entropy=False
     )
     return logprobs
 
@@ -48,14 +53,14 @@ def token_logprobs_and_entropy(
     *,
     temperature: float,
     compute_dtype: torch.dtype | None = None,
-    chunk_tokens: int = CHUNK_TOKENS,
+    block_words: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns the log-probs of the targets and the entropies in nats, each float32 [N].
 
     Takes what `token_logprobs` takes; both results carry gradient.
     """
     return _apply(
-        hidden, head_weight, targets, temperature, compute_dtype, chunk_tokens, with_entropy=True
+        hidden, head_weight, targets, temperature, compute_dtype, block_words, with_entropy=True
     )
 
 
@@ -65,28 +70,53 @@ def _apply(
     targets: Tensor,
     temperature: float,
     compute_dtype: torch.dtype | None,
-    chunk_tokens: int,
+    block_words: int | None,
     *,
     with_entropy: bool,
 ) -> tuple[Tensor, Tensor]:
     dtype = hidden.dtype if compute_dtype is None else compute_dtype
-    result = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]  # torch leaves apply untyped
-        hidden.to(dtype), head_weight.to(dtype), targets, temperature, chunk_tokens, with_entropy
+    words = block_words or max(_BLOCK_LOGITS // max(len(hidden), 1), _FEWEST_WORDS)
+    # The states are divided, once, instead of all logits.
+    scaled = hidden if temperature == 1.0 else hidden / temperature
+    result = _BlockwiseLogprobs.apply(  # type: ignore[no-untyped-call]  # torch leaves apply untyped
+        scaled.to(dtype), head_weight, targets, words, with_entropy
     )
     return cast("tuple[Tensor, Tensor]", result)
 
 
-def _scaled_logits(hidden: Tensor, head_weight: Tensor, temperature: float) -> Tensor:
-    """Returns a chunk's logits over the temperature, float32 [n, V], in a fresh buffer."""
-    logits = torch.mm(hidden, head_weight.T).float()
-    return logits if temperature == 1.0 else logits.div_(temperature)
+def _blocks(
+    hidden: Tensor, head_weight: Tensor, words: int
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yields (first word, weights in hidden's dtype [v, H], float32 logits [N, v]) block by block.
+
+    The logits may be overwritten; their memory is used again for the next block.
+    """
+    num_tokens, num_words = len(hidden), len(head_weight)
+    memory = hidden.new_empty(num_tokens * min(words, num_words), dtype=torch.float32)
+    for first in range(0, num_words, words):
+        weight = head_weight[first : first + words].to(hidden.dtype)
+        logits = memory[: num_tokens * len(weight)].view(num_tokens, len(weight))
+        if hidden.dtype == torch.float32:
+            torch.mm(hidden, weight.T, out=logits)
+        else:
+            logits.copy_(torch.mm(hidden, weight.T))
+        yield first, weight, logits
 
 
-class _ChunkedLogprobs(torch.autograd.Function):
-    """Walks over the tokens in chunks; keeps two numbers per token and recomputes the logits.
+def _position(targets: Tensor, first: int, num_words: int) -> tuple[Tensor, Tensor]:
+    """Returns the targets' columns in a block, int64 [N, 1], and which of them are in it, [N]."""
+    columns = targets - first
+    inside = (columns >= 0) & (columns < num_words)
+    return columns.clamp(0, num_words - 1).unsqueeze(-1), inside
 
-    With z the scaled logits, p their softmax, y the target and E the entropy:
+
+class _BlockwiseLogprobs(torch.autograd.Function):
+    """Keeps two numbers per token and recomputes the logits.
+
+    With z the logits, p their softmax, y the target and E the entropy:
     d logprob / dz = onehot(y) - p, and d E / dz = -p (log p + E).
+
+    Source: Milakov and Gimelshein 2018 (arXiv:1805.02867), algorithm 3, for the running softmax.
     """
 
     @staticmethod
@@ -95,85 +125,90 @@ class _ChunkedLogprobs(torch.autograd.Function):
         hidden: Tensor,
         head_weight: Tensor,
         targets: Tensor,
-        temperature: float,
-        chunk_tokens: int,
+        words: int,
         with_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
-        num_tokens = hidden.shape[0]
-        logprobs, log_sums, entropies = (
-            torch.zeros(num_tokens, dtype=torch.float32, device=hidden.device) for _ in range(3)
+        chosen, total, moment = (
+            torch.zeros(len(hidden), dtype=torch.float32, device=hidden.device) for _ in range(3)
         )
+        # Of the words so far, with d = logit - highest: total = sum exp(d), moment = sum d exp(d).
+        highest = torch.full_like(total, torch.finfo(torch.float32).min)
         with torch.autocast(hidden.device.type, enabled=False):
-            for start in range(0, num_tokens, chunk_tokens):
-                part = slice(start, start + chunk_tokens)
-                logits = _scaled_logits(hidden[part], head_weight, temperature)
-                log_sum = torch.logsumexp(logits, dim=-1)
-                chosen = logits.gather(-1, targets[part].unsqueeze(-1)).squeeze(-1)
-                log_sums[part] = log_sum
-                logprobs[part] = chosen - log_sum
+            for first, weight, logits in _blocks(hidden, head_weight, words):
+                columns, inside = _position(targets, first, len(weight))
+                chosen = torch.where(inside, logits.gather(-1, columns).squeeze(-1), chosen)
+                new_highest = torch.maximum(highest, logits.amax(dim=-1))
+                shift = highest - new_highest
+                moment, total = (moment + shift * total) * shift.exp(), total * shift.exp()
+                highest = new_highest
+                logits.sub_(highest.unsqueeze(-1))
                 if with_entropy:
-                    probs = torch.sub(logits, log_sum.unsqueeze(-1)).exp_()
-                    entropies[part] = log_sum - torch.linalg.vecdot(probs, logits)
+                    exps = logits.exp()
+                    moment += logits.mul_(exps).sum(dim=-1)
+                else:
+                    exps = logits.exp_()
+                total += exps.sum(dim=-1)
+        log_total = total.log()
+        log_sums, entropies = highest + log_total, log_total - moment / total
         ctx.save_for_backward(hidden, head_weight, targets, log_sums, entropies)
-        ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
+        ctx.words = words
         ctx.set_materialize_grads(False)
         if not with_entropy:
             ctx.mark_non_differentiable(entropies)
-        return logprobs, entropies
+        return chosen - log_sums, entropies
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, head_weight, targets, log_sums, entropies = ctx.saved_tensors
         logprob_grad, entropy_grad = grads
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
-        hidden_grad = torch.empty_like(hidden) if needs_hidden else None
-        weight_grad = torch.zeros_like(head_weight, dtype=torch.float32) if needs_weight else None
+        hidden_grad = torch.zeros_like(hidden, dtype=torch.float32) if needs_hidden else None
+        weight_grad = torch.empty_like(head_weight) if needs_weight else None
         with torch.autocast(hidden.device.type, enabled=False):
-            for start in range(0, hidden.shape[0], ctx.chunk_tokens):
-                part = slice(start, start + ctx.chunk_tokens)
-                logits = _scaled_logits(hidden[part], head_weight, ctx.temperature)
-                logits_grad = _logits_grad(
-                    logits.sub_(log_sums[part].unsqueeze(-1)),
-                    targets[part],
-                    entropies[part],
-                    None if logprob_grad is None else logprob_grad[part],
-                    None if entropy_grad is None else entropy_grad[part],
-                )
-                logits_grad = logits_grad.div_(ctx.temperature).to(hidden.dtype)
+            for first, weight, logits in _blocks(hidden, head_weight, ctx.words):
+                grad = _logits_grad(
+                    logits.sub_(log_sums.unsqueeze(-1)),
+                    _position(targets, first, len(weight)),
+                    entropies,
+                    logprob_grad,
+                    entropy_grad,
+                ).to(hidden.dtype)
                 if hidden_grad is not None:
-                    torch.mm(logits_grad, head_weight, out=hidden_grad[part])
+                    _add_product(hidden_grad, grad, weight)
                 if weight_grad is not None:
-                    _add_product(weight_grad, logits_grad, hidden[part])
-        if weight_grad is not None:
-            weight_grad = weight_grad.to(head_weight.dtype)
-        return hidden_grad, weight_grad, None, None, None, None
+                    rows = weight_grad[first : first + len(weight)]
+                    rows.copy_(torch.mm(grad.T, hidden))
+        if hidden_grad is not None:
+            hidden_grad = hidden_grad.to(hidden.dtype)
+        return hidden_grad, weight_grad, None, None, None
 
 
-def _add_product(total: Tensor, logits_grad: Tensor, hidden: Tensor) -> None:
-    """Adds logits_grad^T hidden to the float32 total, in place."""
-    if hidden.dtype == total.dtype:
-        total.addmm_(logits_grad.T, hidden)
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Adds the matrix product to the float32 total, in place."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
     else:
-        total.add_(torch.mm(logits_grad.T, hidden))
+        total.add_(torch.mm(left, right))
 
 
 def _logits_grad(
     all_logprobs: Tensor,
-    targets: Tensor,
+    position: tuple[Tensor, Tensor],
     entropies: Tensor,
     logprob_grad: Tensor | None,
     entropy_grad: Tensor | None,
 ) -> Tensor:
-    """Returns the gradient of the scaled logits, float32 [n, V], given their log-softmax."""
-    grad = all_logprobs.exp().neg_()
+    """Returns the gradient of a block's logits, float32 [N, v], in the memory of its log-probs."""
     if entropy_grad is None:
         assert logprob_grad is not None, "backward runs only if one result has a gradient"
-        grad.mul_(logprob_grad.unsqueeze(-1))
+        grad = all_logprobs.exp_().mul_(-logprob_grad.unsqueeze(-1))
     else:
-        factor = all_logprobs.add_(entropies.unsqueeze(-1)).mul_(entropy_grad.unsqueeze(-1))
+        probs = all_logprobs.exp()
+        grad = all_logprobs.add_(entropies.unsqueeze(-1)).mul_(-entropy_grad.unsqueeze(-1))
         if logprob_grad is not None:
-            factor.add_(logprob_grad.unsqueeze(-1))
-        grad.mul_(factor)
+            grad.sub_(logprob_grad.unsqueeze(-1))
+        grad.mul_(probs)
     if logprob_grad is not None:
-        grad.scatter_add_(-1, targets.unsqueeze(-1), logprob_grad.unsqueeze(-1))
+        columns, inside = position
+        grad.scatter_add_(-1, columns, torch.where(inside, logprob_grad, 0.0).unsqueeze(-1))
     return grad

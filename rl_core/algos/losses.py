@@ -23,7 +23,7 @@ class PolicyLoss:
 
     loss: Tensor
     clip_frac: Tensor
-    """Share of tokens whose clipped term is the larger one: they get no gradient."""
+    """Share of tokens where the clip counts."""
     approx_kl: Tensor
     """Mean of old_logprobs - logprobs, nats per token: how far the policy has moved."""
 
@@ -69,18 +69,136 @@ def ppo_policy_loss(
     Source: PPO (arXiv:1707.06347), equation 7; clip-higher: DAPO (arXiv:2503.14476), equation 10.
     """
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)
-    ratio = log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
+    ratio = _exp(log_ratio)
     plain = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - clip_eps_low, 1 + clip_eps_high)
-    per_token = torch.maximum(plain, clipped)
+    return _policy_loss(
+        torch.maximum(plain, clipped),
+        clipped > plain,
+        log_ratio,
+        response_mask,
+        aggregation,
+        denominators,
+        importance_weights,
+    )
+
+
+def gspo_policy_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    *,
+    clip_eps_low: float,
+    clip_eps_high: float,
+    aggregation: Aggregation,
+    denominators: Denominators,
+    importance_weights: Tensor | None = None,
+) -> PolicyLoss:
+    """Returns the clipped surrogate loss with one ratio per response, the geometric mean.
+
+    s = exp(mean over the response's tokens of logprobs - old_logprobs); each token's gradient is
+    that of s A logprobs (the variant GSPO-token). Useful clips are far narrower than PPO's: 3e-4
+    and 4e-4 in the paper.
+
+    Args:
+        logprobs: float [B, T], of the current policy; carries gradient.
+        old_logprobs: float [B, T], before the step's first update.
+        advantages: float [B, T].
+        response_mask: bool [B, T].
+        clip_eps_low: how far below 1 the ratio still counts.
+        clip_eps_high: how far above 1.
+        aggregation: how tokens are averaged; `seq-mean-token-mean` in the paper.
+        denominators: of the whole mini-batch.
+        importance_weights: float [B, T], constants that multiply each token's loss; 1 if absent.
+
+    Source: GSPO (arXiv:2507.18071), sections 4.1 and 4.3.
+    """
+    log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)
+    lengths = response_mask.sum(dim=-1, keepdim=True).clamp(min=1)
+    sequence_log_ratio = (log_ratio.sum(dim=-1, keepdim=True) / lengths).detach()
+    # Worth the sequence's ratio, with the gradient of the token's own log-prob.
+    ratio = _exp(sequence_log_ratio + log_ratio - log_ratio.detach())
+    plain = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - clip_eps_low, 1 + clip_eps_high)
+    return _policy_loss(
+        torch.maximum(plain, clipped),
+        clipped > plain,
+        log_ratio,
+        response_mask,
+        aggregation,
+        denominators,
+        importance_weights,
+    )
+
+
+def cispo_policy_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    *,
+    clip_eps_low: float,
+    clip_eps_high: float,
+    aggregation: Aggregation,
+    denominators: Denominators,
+    importance_weights: Tensor | None = None,
+) -> PolicyLoss:
+    """Returns -A c logprobs per token, c being the clipped ratio as a constant.
+
+    No token loses its gradient by being clipped; only its weight is bounded.
+
+    Args:
+        logprobs: float [B, T], of the current policy; carries gradient.
+        old_logprobs: float [B, T], before the step's first update.
+        advantages: float [B, T].
+        response_mask: bool [B, T].
+        clip_eps_low: how far below 1 the weight may be.
+        clip_eps_high: how far above 1.
+        aggregation: how tokens are averaged.
+        denominators: of the whole mini-batch.
+        importance_weights: float [B, T], constants that multiply each token's loss; 1 if absent.
+
+    Source: MiniMax-M1 (arXiv:2506.13585), section 3.1.
+    """
+    log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)
+    ratio = _exp(log_ratio.detach())
+    weight = ratio.clamp(1 - clip_eps_low, 1 + clip_eps_high)
+    return _policy_loss(
+        -advantages * weight * torch.where(response_mask, logprobs, 0.0),
+        ratio != weight,
+        log_ratio,
+        response_mask,
+        aggregation,
+        denominators,
+        importance_weights,
+    )
+
+
+def _exp(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
+
+
+def _policy_loss(
+    per_token: Tensor,
+    is_clipped: Tensor,
+    log_ratio: Tensor,
+    response_mask: Tensor,
+    aggregation: Aggregation,
+    denominators: Denominators,
+    importance_weights: Tensor | None,
+) -> PolicyLoss:
+    """Returns the aggregated loss of the tokens, [B, T], with its metrics."""
     if importance_weights is not None:
         per_token = per_token * importance_weights
     with torch.no_grad():
-        is_clipped = (clipped > plain).to(logprobs.dtype)
-        clip_frac = masked_sum(is_clipped, response_mask) / denominators.num_tokens
-        approx_kl = -log_ratio.sum() / denominators.num_tokens
-    loss = aggregate(per_token, response_mask, aggregation, denominators)
-    return PolicyLoss(loss=loss, clip_frac=clip_frac, approx_kl=approx_kl)
+        clip_frac = masked_sum(is_clipped.to(log_ratio.dtype), response_mask)
+        approx_kl = -log_ratio.sum()
+    return PolicyLoss(
+        loss=aggregate(per_token, response_mask, aggregation, denominators),
+        clip_frac=clip_frac / denominators.num_tokens,
+        approx_kl=approx_kl / denominators.num_tokens,
+    )
 
 
 def clipped_value_loss(

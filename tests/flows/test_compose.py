@@ -121,6 +121,10 @@ def test_yaml_holds_every_setting_and_reads_back_equal() -> None:
         (["actor.mini_batch_size=100"], ["actor.mini_batch_size=100", "0.56"]),
         (["data.train_batch_size=32"], ["mini_batch_size=128", "train_batch_size=32", "0.25"]),
         (["rollout.top_p=0.9"], ["rollout.top_p=0.9", "1.0"]),
+        (
+            ["preset=tinyzero-3b", "critic.lr_schedule=cosine"],
+            ["critic.lr_schedule=cosine", "trainer.total_steps"],
+        ),
         (["run_id=a/b"], ["run_id=a/b", "match"]),
         (["storage=here"], ["'storage' is a group"]),
         (["storage.root=null"], ["storage.root=None", "path"]),

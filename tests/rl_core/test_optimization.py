@@ -6,11 +6,18 @@ import pytest
 import torch
 from torch import nn
 
+from rl_core.config import LrSchedule
 from rl_core.optimization import Optimized
 
 
 def make(
-    *, lr: float = 0.1, warmup_steps: int = 0, grad_clip: float = 100.0, weight_decay: float = 0.0
+    *,
+    lr: float = 0.1,
+    schedule: LrSchedule = "constant",
+    warmup_steps: int = 0,
+    num_steps: int = 100,
+    grad_clip: float = 100.0,
+    weight_decay: float = 0.0,
 ) -> tuple[nn.Linear, Optimized]:
     model = nn.Linear(2, 1, bias=False)
     with torch.no_grad():
@@ -18,7 +25,9 @@ def make(
     optimized = Optimized(
         model,
         lr=lr,
+        schedule=schedule,
         warmup_steps=warmup_steps,
+        num_steps=num_steps,
         weight_decay=weight_decay,
         grad_clip=grad_clip,
     )
@@ -60,14 +69,26 @@ def test_a_gradient_that_is_not_finite_is_thrown_away() -> None:
     assert not torch.equal(model.weight, before)
 
 
-def test_warm_up_is_linear_then_constant() -> None:
-    _, optimized = make(lr=0.8, warmup_steps=4)
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [0.4, 0.8, 0.8, 0.8, 0.8, 0.8, 0.8]),
+        ("linear", [0.4, 0.8, 0.8, 0.6, 0.4, 0.2, 0.0]),
+        # cos(0), cos(pi / 4), cos(pi / 2), ...
+        ("cosine", [0.4, 0.8, 0.8, 0.4 + 0.4 * 0.5**0.5, 0.4, 0.4 - 0.4 * 0.5**0.5, 0.0]),
+    ],
+)
+def test_after_a_linear_warm_up_the_rate_falls_to_0_at_the_end(
+    schedule: LrSchedule, expected: list[float]
+) -> None:
+    _, optimized = make(lr=0.8, schedule=schedule, warmup_steps=2, num_steps=6)
     rates = []
-    for _ in range(6):
+    for _ in expected:
         rates.append(optimized.lr)
         optimized.end_step()
-    assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
-    assert make(lr=0.8)[1].lr == 0.8
+    assert rates == pytest.approx(expected, abs=1e-12)
+    assert optimized.lr == pytest.approx(expected[-1])
+    assert make(lr=0.8, schedule=schedule)[1].lr == 0.8
 
 
 def test_a_restored_optimizer_continues_bit_for_bit() -> None:
@@ -77,11 +98,11 @@ def test_a_restored_optimizer_continues_bit_for_bit() -> None:
             optimized.update()
             optimized.end_step()
 
-    model, optimized = make(warmup_steps=5)
+    model, optimized = make(schedule="cosine", warmup_steps=4, num_steps=8)
     advance(model, optimized, 0)
     tensors = {name: x.clone() for name, x in optimized.state_tensors("actor").items()}
     schedule = json.loads(json.dumps(optimized.schedule_state()))
-    resumed_model, resumed = make(warmup_steps=5)
+    resumed_model, resumed = make(schedule="cosine", warmup_steps=4, num_steps=8)
     with torch.no_grad():
         resumed_model.weight.copy_(model.weight)
     resumed.restore("actor", tensors, schedule)

@@ -38,13 +38,13 @@ def test_by_hand() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("chunk_tokens", [1, 8, 37, 1_000])
-def test_values_and_gradients_equal_the_plain_way(temperature: float, chunk_tokens: int) -> None:
+@pytest.mark.parametrize("block_words", [1, 8, 50, 1_000])
+def test_values_and_gradients_equal_the_plain_way(temperature: float, block_words: int) -> None:
     hidden, weight, targets = inputs()
     weights = torch.randn(2, TOKENS, generator=torch.Generator().manual_seed(5))
     expected = plain(hidden, weight, targets, temperature)
     actual = token_logprobs_and_entropy(
-        hidden, weight, targets, temperature=temperature, chunk_tokens=chunk_tokens
+        hidden, weight, targets, temperature=temperature, block_words=block_words
     )
     for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
@@ -65,8 +65,8 @@ def test_values_and_gradients_equal_the_plain_way(temperature: float, chunk_toke
 
 def test_without_entropy_the_log_probs_are_the_same() -> None:
     hidden, weight, targets = inputs()
-    both, _ = token_logprobs_and_entropy(hidden, weight, targets, temperature=0.9, chunk_tokens=8)
-    alone = token_logprobs(hidden, weight, targets, temperature=0.9, chunk_tokens=8)
+    both, _ = token_logprobs_and_entropy(hidden, weight, targets, temperature=0.9, block_words=8)
+    alone = token_logprobs(hidden, weight, targets, temperature=0.9, block_words=8)
     assert torch.equal(both, alone)
     grads = [torch.autograd.grad(x.sum(), [hidden, weight]) for x in (both, alone)]
     for one, other in zip(*grads, strict=True):
@@ -76,7 +76,7 @@ def test_without_entropy_the_log_probs_are_the_same() -> None:
 def test_a_frozen_head_leaves_the_gradient_of_the_states_right() -> None:
     hidden, weight, targets = inputs()
     frozen = weight.detach()
-    logprobs = token_logprobs(hidden, frozen, targets, temperature=1.0, chunk_tokens=8)
+    logprobs = token_logprobs(hidden, frozen, targets, temperature=1.0, block_words=8)
     (grad,) = torch.autograd.grad(logprobs.sum(), [hidden])
     (expected,) = torch.autograd.grad(plain(hidden, frozen, targets, 1.0)[0].sum(), [hidden])
     torch.testing.assert_close(grad, expected, atol=1e-5, rtol=1e-5)
@@ -107,20 +107,36 @@ def test_under_autocast_the_dtype_asked_for_is_used() -> None:
     assert torch.equal(inside, outside)
 
 
-def largest_allocation(chunk_tokens: int) -> int:
-    """Bytes of the largest tensor made in a forward and backward pass over 1,024 x 1,024 logits."""
-    hidden, weight = (torch.randn(1_024, 8).requires_grad_() for _ in range(2))
+def largest_allocation(block_words: int | None) -> int:
+    """Bytes of the largest tensor of a forward and backward pass over 1,024 x 8,192 logits."""
+    hidden, weight = (torch.randn(n, 8).requires_grad_() for n in (1_024, 8_192))
     targets = torch.zeros(1_024, dtype=torch.int64)
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profile:
         logprobs, entropy = token_logprobs_and_entropy(
-            hidden, weight, targets, temperature=1.0, chunk_tokens=chunk_tokens
+            hidden, weight, targets, temperature=1.0, block_words=block_words
         )
         (logprobs.sum() + entropy.sum()).backward()
     return max(event.self_cpu_memory_usage for event in profile.events() or [])
 
 
-def test_logits_of_all_tokens_never_exist_at_once() -> None:
-    assert largest_allocation(chunk_tokens=1_024) == 4 * 2**20  # the measure sees them
-    assert largest_allocation(chunk_tokens=64) <= 2**18
+def test_all_logits_never_exist_at_once() -> None:
+    assert largest_allocation(block_words=8_192) == 2**25  # the measure sees them
+    assert largest_allocation(block_words=64) <= 2**18
+    assert largest_allocation(block_words=None) == 2**24
+
+
+def test_logits_of_any_size_neither_overflow_nor_vanish() -> None:
+    # The largest logit comes in the last block, so all sums before it are scaled down to it.
+    weight = torch.tensor([[-128.0], [0.0], [127.0], [128.0]])
+    hidden, targets = torch.ones(4, 1), torch.arange(4)
+    logprobs, entropy = token_logprobs_and_entropy(
+        hidden, weight, targets, temperature=1.0, block_words=1
+    )
+    last = -math.log(1 + math.exp(-1))
+    expected = [last - 256, last - 128, last - 1, last]
+    assert logprobs.tolist() == pytest.approx(expected, abs=2e-5)
+    share = math.exp(last)
+    nats = -share * last - (1 - share) * (last - 1)
+    assert entropy.tolist() == pytest.approx([nats] * 4, abs=2e-5)

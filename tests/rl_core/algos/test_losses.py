@@ -11,7 +11,9 @@ from torch import Tensor
 
 from rl_core.algos.losses import (
     PolicyLoss,
+    cispo_policy_loss,
     clipped_value_loss,
+    gspo_policy_loss,
     ppo_policy_loss,
     truncated_importance_weights,
 )
@@ -19,6 +21,7 @@ from rl_core.algos.masking import Aggregation, count_denominators
 
 NAN = float("nan")
 CLIP: dict[str, Any] = {"clip_eps_low": 0.2, "clip_eps_high": 0.2}
+LOSSES = {"ppo": ppo_policy_loss, "gspo": gspo_policy_loss, "cispo": cispo_policy_loss}
 AGGREGATIONS: list[Aggregation] = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
 
 
@@ -51,12 +54,13 @@ def golden_loss(
     golden: dict[str, Tensor],
     aggregation: Aggregation,
     rows: slice = slice(None),
+    kind: str = "ppo",
     **settings: Any,
 ) -> tuple[PolicyLoss, Tensor]:
     """The loss of some rows of verl's inputs, as a share of the whole, and its gradient."""
     mask = golden["in.response_mask"]
     logprobs = golden["in.logprobs"][rows].clone().requires_grad_()
-    result = ppo_policy_loss(
+    result = LOSSES[kind](
         logprobs,
         golden["in.old_logprobs"][rows],
         golden["in.advantages"][rows],
@@ -76,6 +80,9 @@ def golden_cases() -> list[tuple[str, Aggregation, dict[str, Any]]]:
     ]
     cases.append(("clip_higher.token-mean", "token-mean", {"clip_eps_high": 0.28}))
     cases.append(("tis.token-mean", "token-mean", {"importance_weights": None}))
+    narrow = {"clip_eps_low": 3e-4, "clip_eps_high": 4e-4}
+    cases.append(("gspo.seq-mean-token-mean", "seq-mean-token-mean", {"kind": "gspo"} | narrow))
+    cases.append(("cispo.token-mean", "token-mean", {"kind": "cispo"}))
     return cases
 
 
@@ -95,41 +102,97 @@ def test_policy_loss_and_gradient_agree_with_verl(
         torch.testing.assert_close(actual, golden[f"out.{name}.{key}"], atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("kind", LOSSES)
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("cut", [1, 7, 23])
 def test_shares_of_a_split_add_up(
-    golden: dict[str, Tensor], aggregation: Aggregation, cut: int
+    golden: dict[str, Tensor], aggregation: Aggregation, cut: int, kind: str
 ) -> None:
-    whole, grad = golden_loss(golden, aggregation)
-    head, head_grad = golden_loss(golden, aggregation, slice(None, cut))
-    tail, tail_grad = golden_loss(golden, aggregation, slice(cut, None))
+    whole, grad = golden_loss(golden, aggregation, kind=kind)
+    head, head_grad = golden_loss(golden, aggregation, slice(None, cut), kind=kind)
+    tail, tail_grad = golden_loss(golden, aggregation, slice(cut, None), kind=kind)
     torch.testing.assert_close(head.loss + tail.loss, whole.loss)
     torch.testing.assert_close(head.clip_frac + tail.clip_frac, whole.clip_frac)
     torch.testing.assert_close(head.approx_kl + tail.approx_kl, whole.approx_kl)
     torch.testing.assert_close(torch.cat([head_grad, tail_grad]), grad)
 
 
+def test_gspo_by_hand() -> None:
+    # Token ratios 2 and 0.5, so the response's is 1; 2 and 8, so it is 4, clipped to 1.3 for a good
+    # response and not for a bad one.
+    ratios = torch.tensor([[2.0, 0.5], [2.0, 8.0], [2.0, 8.0]])
+    logprobs = torch.cat([ratios.log(), torch.full((3, 1), NAN)], dim=1).requires_grad_()
+    mask = torch.tensor([[True, True, False]] * 3)
+    result = gspo_policy_loss(
+        logprobs,
+        torch.zeros(3, 3),
+        torch.tensor([[3.0, 3.0, NAN], [2.0, 2.0, NAN], [-2.0, -2.0, NAN]]),
+        mask,
+        clip_eps_low=0.2,
+        clip_eps_high=0.3,
+        aggregation="token-mean",
+        denominators=count_denominators(mask),
+    )
+    assert result.loss.item() == pytest.approx((-3.0 * 2 - 2.6 * 2 + 8.0 * 2) / 6)
+    assert result.clip_frac.item() == pytest.approx(2 / 6)
+    result.loss.backward()
+    # -A s / 6 at each token of a response that is not clipped.
+    expected = torch.tensor([[-0.5, -0.5, 0.0], [0.0, 0.0, 0.0], [8 / 6, 8 / 6, 0.0]])
+    torch.testing.assert_close(logprobs.grad, expected)
+
+
+def test_cispo_by_hand() -> None:
+    # Ratios 2 (weight 1.3), 1 and 0.5 (weight 0.8); log-probs log 2, 0, log 0.5; advantages 2.
+    logprobs = torch.tensor([[2.0, 1.0, 0.5, NAN]]).log().requires_grad_()
+    mask = torch.tensor([[True, True, True, False]])
+    result = cispo_policy_loss(
+        logprobs,
+        torch.zeros(1, 4),
+        torch.tensor([[2.0, 2.0, 2.0, NAN]]),
+        mask,
+        clip_eps_low=0.2,
+        clip_eps_high=0.3,
+        aggregation="token-mean",
+        denominators=count_denominators(mask),
+    )
+    assert result.loss.item() == pytest.approx(-2 * (1.3 - 0.8) * math.log(2) / 3)
+    assert result.clip_frac.item() == pytest.approx(2 / 3)
+    result.loss.backward()
+    # Clipped tokens keep their gradient, with the clipped weight: -A c / 3.
+    expected = torch.tensor([[-2 * 1.3 / 3, -2 / 3, -2 * 0.8 / 3, 0.0]])
+    torch.testing.assert_close(logprobs.grad, expected)
+
+
+def _clip(ratio: float, low: float, high: float) -> float:
+    return min(max(ratio, 1 - low), 1 + high)
+
+
 def slow_policy_loss(
-    logprobs: list[float], old: list[float], advantages: list[float], low: float, high: float
+    kind: str, tokens: list[tuple[float, float, float]], low: float, high: float
 ) -> float:
+    """The loss of one response whose tokens are (log-prob, old log-prob, advantage)."""
+    sequence_ratio = math.exp(sum(new - old for new, old, _ in tokens) / len(tokens))
     total = 0.0
-    for new, before, advantage in zip(logprobs, old, advantages, strict=True):
-        ratio = math.exp(new - before)
-        clipped = min(max(ratio, 1 - low), 1 + high)
-        total += -min(ratio * advantage, clipped * advantage)
-    return total / len(logprobs)
+    for new, old, advantage in tokens:
+        ratio = sequence_ratio if kind == "gspo" else math.exp(new - old)
+        if kind == "cispo":
+            total -= _clip(ratio, low, high) * advantage * new
+        else:
+            total -= min(ratio * advantage, _clip(ratio, low, high) * advantage)
+    return total / len(tokens)
 
 
 _token = st.tuples(st.floats(-6, 0), st.floats(-6, 0), st.floats(-3, 3))
 
 
+@pytest.mark.parametrize("kind", LOSSES)
 @given(st.lists(_token, min_size=1, max_size=12), st.floats(0.01, 0.5), st.floats(0.01, 0.5))
-def test_policy_loss_equals_the_slow_loop(
-    tokens: list[tuple[float, float, float]], low: float, high: float
+def test_policy_losses_equal_the_slow_loop(
+    kind: str, tokens: list[tuple[float, float, float]], low: float, high: float
 ) -> None:
     columns = torch.tensor(tokens, dtype=torch.float64).T.unsqueeze(1)
     mask = torch.ones(columns[0].shape, dtype=torch.bool)
-    result = ppo_policy_loss(
+    result = LOSSES[kind](
         columns[0],
         columns[1],
         columns[2],
@@ -139,16 +202,16 @@ def test_policy_loss_equals_the_slow_loop(
         aggregation="token-mean",
         denominators=count_denominators(mask),
     )
-    new, old, advantages = (list(column) for column in zip(*tokens, strict=True))
-    expected = slow_policy_loss(new, old, advantages, low, high)
+    expected = slow_policy_loss(kind, tokens, low, high)
     assert result.loss.item() == pytest.approx(expected, abs=1e-9)
 
 
-def test_on_policy_the_gradient_is_the_policy_gradient() -> None:
+@pytest.mark.parametrize("kind", LOSSES)
+def test_on_policy_the_gradient_is_the_policy_gradient(kind: str) -> None:
     logprobs = torch.randn(3, 5, dtype=torch.float64).requires_grad_()
     advantages = torch.randn(3, 5, dtype=torch.float64)
     mask = torch.arange(5) < torch.tensor([[5], [2], [4]])
-    result = ppo_policy_loss(
+    result = LOSSES[kind](
         logprobs,
         logprobs.detach(),
         advantages,
@@ -163,10 +226,11 @@ def test_on_policy_the_gradient_is_the_policy_gradient() -> None:
     torch.testing.assert_close(logprobs.grad, torch.where(mask, -advantages, 0.0) / 11)
 
 
-def test_an_extreme_ratio_stays_finite() -> None:
+@pytest.mark.parametrize("kind", LOSSES)
+def test_an_extreme_ratio_stays_finite(kind: str) -> None:
     logprobs = torch.tensor([[0.0, -400.0]]).requires_grad_()
     mask = torch.ones(1, 2, dtype=torch.bool)
-    result = ppo_policy_loss(
+    result = LOSSES[kind](
         logprobs,
         torch.tensor([[-400.0, 0.0]]),
         torch.tensor([[-1.0, -1.0]]),
