@@ -15,8 +15,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-_BLOCK_LOGITS = 2**22
-"""In one block: 16 MiB of float32."""
+from rl_core.algos.products import product, product_operand
+
+_BLOCK_LOGITS = 2**21
+"""In one block: 8 MiB of float32."""
 _FEWEST_WORDS = 256
 """In one block, however many tokens there are: thinner matrix products are slow."""
 
@@ -38,7 +40,7 @@ def token_logprobs(
         targets: int64 [N], token ids.
         temperature: logits are divided by it.
         compute_dtype: of the matrix products, hidden's own by default; softmax is always float32.
-        block_words: words whose logits exist at a time; by default as many as make 16 MiB.
+        block_words: words whose logits exist at a time; by default as many as make 8 MiB.
     """
     logprobs, _ = _apply(
         hidden, head_weight, targets, temperature, compute_dtype, block_words, with_entropy=False
@@ -87,20 +89,14 @@ def _apply(
 def _blocks(
     hidden: Tensor, head_weight: Tensor, words: int
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yields (first word, weights in hidden's dtype [v, H], float32 logits [N, v]) block by block.
+    """Yields (first word, weights [v, H], float32 logits [N, v]) block by block.
 
-    The logits may be overwritten; their memory is used again for the next block.
+    The weights are a `product_operand` of hidden's dtype; the logits may be overwritten.
     """
-    num_tokens, num_words = len(hidden), len(head_weight)
-    memory = hidden.new_empty(num_tokens * min(words, num_words), dtype=torch.float32)
-    for first in range(0, num_words, words):
-        weight = head_weight[first : first + words].to(hidden.dtype)
-        logits = memory[: num_tokens * len(weight)].view(num_tokens, len(weight))
-        if hidden.dtype == torch.float32:
-            torch.mm(hidden, weight.T, out=logits)
-        else:
-            logits.copy_(torch.mm(hidden, weight.T))
-        yield first, weight, logits
+    states = product_operand(hidden)
+    for first in range(0, len(head_weight), words):
+        weight = product_operand(head_weight[first : first + words].to(hidden.dtype))
+        yield first, weight, product(states, weight).float()
 
 
 def _position(targets: Tensor, first: int, num_words: int) -> tuple[Tensor, Tensor]:
@@ -162,6 +158,7 @@ class _BlockwiseLogprobs(torch.autograd.Function):
         hidden, head_weight, targets, log_sums, entropies = ctx.saved_tensors
         logprob_grad, entropy_grad = grads
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+        states = product_operand(hidden)
         hidden_grad = torch.zeros_like(hidden, dtype=torch.float32) if needs_hidden else None
         weight_grad = torch.empty_like(head_weight) if needs_weight else None
         with torch.autocast(hidden.device.type, enabled=False):
@@ -172,23 +169,15 @@ class _BlockwiseLogprobs(torch.autograd.Function):
                     entropies,
                     logprob_grad,
                     entropy_grad,
-                ).to(hidden.dtype)
+                ).to(states.dtype)
                 if hidden_grad is not None:
-                    _add_product(hidden_grad, grad, weight)
+                    hidden_grad.add_(product(grad, weight.T))
                 if weight_grad is not None:
                     rows = weight_grad[first : first + len(weight)]
-                    rows.copy_(torch.mm(grad.T, hidden))
+                    rows.copy_(product(grad.T, states.T))
         if hidden_grad is not None:
             hidden_grad = hidden_grad.to(hidden.dtype)
         return hidden_grad, weight_grad, None, None, None
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Adds the matrix product to the float32 total, in place."""
-    if left.dtype == total.dtype:
-        total.addmm_(left, right)
-    else:
-        total.add_(torch.mm(left, right))
 
 
 def _logits_grad(
