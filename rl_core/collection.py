@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rl_core.config import CountdownConfig, Gsm8kConfig
+from rl_core.config import CountdownConfig, Gsm8kConfig, RunConfig
 from rl_core.envs.scoring import score
 from rl_core.seeds import seed_of
-from rl_core.types import Completion, GenerationRequest, Problem, Rollout
+from rl_core.types import (
+    Completion,
+    GenerationRequest,
+    Problem,
+    Rollout,
+    SamplingSettings,
+)
 
 
 @dataclass(frozen=True)
@@ -21,6 +28,99 @@ class PromptedProblem:
     problem: Problem
     prompt_text: str
     prompt_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The rollouts that a step learns from, and what was seen on the way."""
+
+    rollouts: list[Rollout]
+    """`group_size` per problem of the batch, group after group."""
+    metrics: dict[str, float]
+    """Of the batch's own problems: replacing groups does not flatter the accuracy."""
+    num_tokens: int
+    """Response tokens that were generated, those of replaced groups included."""
+
+
+def collect(
+    config: RunConfig,
+    problems: Sequence[PromptedProblem],
+    chosen: Sequence[int],
+    step: int,
+    *,
+    generate: Callable[[Sequence[GenerationRequest], SamplingSettings], list[Completion]],
+    decode: Callable[[Sequence[int]], str],
+    clock: Callable[[str], AbstractContextManager[None]],
+) -> Collected:
+    """Returns the scored rollouts of a step.
+
+    Where `algorithm.resample_rounds` says so, groups whose scores are all equal, which teach
+    nothing, are replaced by groups of other problems (DAPO, arXiv:2503.14476, section 3.2). These
+    depend on (seed, step) alone; groups that no round could replace stay, so the batch is full.
+
+    Args:
+        config: the run's settings.
+        problems: all training problems.
+        chosen: the step's problems, as positions.
+        step: counted from 1.
+        generate: returns one completion per request.
+        decode: token ids without special tokens to text.
+        clock: times `gen` and `reward`.
+    """
+    group_size = config.algorithm.group_size
+    sampling = SamplingSettings(config.data.max_response_length, config.rollout.temperature)
+
+    def ask(asked: Sequence[PromptedProblem]) -> list[Rollout]:
+        requests = build_requests(asked, group_size=group_size, seed=config.seed, step=step)
+        with clock("gen"):
+            completions = generate(requests, sampling)
+        with clock("reward"):
+            return score_completions(
+                asked, completions, group_size=group_size, env=config.env, decode=decode
+            )
+
+    rollouts = ask([problems[i] for i in chosen])
+    metrics, num_tokens = reward_metrics(rollouts), _num_tokens(rollouts)
+    replaced = 0
+    others = _other_problems(config, step, len(problems), chosen)
+    for _ in range(config.algorithm.resample_rounds):
+        flat = [g for g in range(len(chosen)) if not _has_spread(rollouts, g, group_size)]
+        drawn, others = others[: len(flat)], others[len(flat) :]
+        if not drawn:
+            break
+        fresh = ask([problems[i] for i in drawn])
+        num_tokens += _num_tokens(fresh)
+        useful = [g for g in range(len(drawn)) if _has_spread(fresh, g, group_size)]
+        for old, new in zip(flat, useful, strict=False):
+            rollouts[old * group_size : (old + 1) * group_size] = [
+                replace(rollout, group_id=old)
+                for rollout in fresh[new * group_size : (new + 1) * group_size]
+            ]
+        replaced += len(useful)
+    if config.algorithm.resample_rounds:
+        metrics["group/replaced_frac"] = replaced / len(chosen)
+    return Collected(rollouts, metrics, num_tokens)
+
+
+def _num_tokens(rollouts: Sequence[Rollout]) -> int:
+    return sum(len(rollout.completion.response_ids) for rollout in rollouts)
+
+
+def _has_spread(rollouts: Sequence[Rollout], group: int, group_size: int) -> bool:
+    """Returns whether the scores of a group, by its position, differ."""
+    members = rollouts[group * group_size : (group + 1) * group_size]
+    return len({rollout.scored.score for rollout in members}) > 1
+
+
+def _other_problems(
+    config: RunConfig, step: int, num_problems: int, chosen: Sequence[int]
+) -> list[int]:
+    """Returns the positions of all problems that are not in the batch, in this step's order."""
+    if not config.algorithm.resample_rounds:
+        return []
+    order = np.random.default_rng([config.seed, step, 1]).permutation(num_problems)
+    taken = set(chosen)
+    return [int(i) for i in order if int(i) not in taken]
 
 
 def build_requests(

@@ -98,6 +98,8 @@ class ModelConfig(Section):
     """A local folder or a Hugging Face name; by default the home-made base model (`base_model`)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute type of learner and rollout; master weights and optimizer state stay float32."""
+    gradient_checkpointing: bool = False
+    """Keeps one activation per layer and computes the rest again: less memory, a third slower."""
 
 
 class BaseModelConfig(Section):
@@ -149,6 +151,8 @@ class AlgorithmConfig(Section):
     """Adaptive controller: wished KL per response, in nats."""
     kl_horizon: int = Field(10_000, ge=1)
     """Adaptive controller: the more rollouts, the slower the coefficient follows."""
+    resample_rounds: int = Field(0, ge=0)
+    """Group estimators: rounds, at most, that replace groups without spread by other problems'."""
     outcome_gate: bool = True
     """Group estimators: a group whose responses all fail gets no advantage from format credit."""
 
@@ -297,6 +301,11 @@ class RunConfig(Section):
             raise ValueError(
                 f"algorithm.estimator={estimator} compares responses to one prompt: "
                 f"algorithm.group_size={group_size} must be at least 2"
+            )
+        if estimator not in GROUP_ESTIMATORS and self.algorithm.resample_rounds:
+            raise ValueError(
+                f"algorithm.resample_rounds={self.algorithm.resample_rounds} replaces groups "
+                f"without spread, which algorithm.estimator={estimator} does not know: use 0"
             )
         if self.algorithm.kl_mode == "loss" and self.algorithm.kl_estimator == "k1":
             raise ValueError(

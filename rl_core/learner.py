@@ -21,6 +21,7 @@ from rl_core.algos.losses import (
     clipped_value_loss,
     gspo_policy_loss,
     ppo_policy_loss,
+    truncated_importance_weights,
 )
 from rl_core.algos.masking import Denominators, aggregate, count_denominators
 from rl_core.batch import TrainBatch, micro_batches, mini_batches
@@ -32,6 +33,7 @@ from rl_core.preparation import (
     assemble,
     batch_metrics,
     kl_per_response,
+    policy_metrics,
     rollout_columns,
 )
 from rl_core.threads import MicroBatchThreads
@@ -43,7 +45,8 @@ _KL_CONTROLLERS = {"fixed": fixed_kl_coef, "adaptive": adaptive_kl_coef}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 MicroLoss = Callable[[Prepared, Denominators], dict[str, Tensor]]
-"""A micro-batch's shares of `loss` (with gradient) and of metrics, by name."""
+"""A micro-batch's shares of `loss` (with gradient) and of metrics, by name; the actor's `logprobs`
+[b, T] beside them."""
 
 
 class Learner:
@@ -68,6 +71,8 @@ class Learner:
         on_cpu = self._device.type == "cpu"
         self._threads = MicroBatchThreads(config.resources.learner_threads if on_cpu else 1)
         actor = models.load_actor(resume_from or model_path, self._device)
+        if config.model.gradient_checkpointing:
+            models.checkpoint_gradients(actor)
         self._reference = None
         if config.algorithm.kl_mode != "none" and config.algorithm.kl_coef > 0:
             self._reference = models.load_actor(model_path, self._device).requires_grad_(False)
@@ -123,9 +128,10 @@ class Learner:
         """
         batch = batch.to(self._device)
         algorithm, seconds = self._config.algorithm, dict[str, float]()
-        ref_logprobs = values = None
-        with self._timed("old_log_prob", seconds):
-            old_logprobs = self._evaluate(batch, partial(self._logprobs, self._actor))
+        old_logprobs = ref_logprobs = values = None
+        if not self._next_update_is_on_policy():
+            with self._timed("old_log_prob", seconds):
+                old_logprobs = self._evaluate(batch, partial(self._logprobs, self._actor))
         if self._reference is not None:
             with self._timed("ref", seconds):
                 ref_logprobs = self._evaluate(batch, partial(self._logprobs, self._reference))
@@ -140,12 +146,10 @@ class Learner:
                 values=values,
                 algorithm=algorithm,
                 kl_coef=self._kl_coef,
-                importance_cap=self._config.actor.importance_cap,
             )
             metrics = batch_metrics(
                 prepared,
                 algorithm=algorithm,
-                kl_coef=self._kl_coef,
                 max_prompt_length=self._config.data.max_prompt_length,
             )
         return prepared, metrics | seconds
@@ -160,13 +164,29 @@ class Learner:
             with self._timed("update_critic", metrics):
                 moved = self._run_epochs(prepared, self._critic_optimized, self._critic_loss)
             metrics |= {f"critic/{name}": value for name, value in moved.items()}
-        if self._critic is None or self.steps_done >= self._config.critic.warmup_steps:
+        actor_learns = self._actor_learns()
+        if actor_learns:
             with self._timed("update_actor", metrics):
                 moved = self._run_epochs(prepared, self._actor_optimized, self._actor_loss)
             metrics |= {f"actor/{name}": value for name, value in moved.items()}
+        metrics |= policy_metrics(prepared, kl_coef=self._kl_coef)
+        if actor_learns:
             self._kl_coef = self._next_kl_coef(prepared)
         self.steps_done += 1
         return metrics
+
+    def _actor_learns(self) -> bool:
+        return self._critic is None or self.steps_done >= self._config.critic.warmup_steps
+
+    def _next_update_is_on_policy(self) -> bool:
+        """Whether the step's log-probs can be those of its only update, so that a pass is saved.
+
+        Not where they are needed before it, for a KL penalty in the reward.
+        """
+        actor, batch_size = self._config.actor, self._config.data.train_batch_size
+        has_one_update = actor.ppo_epochs == 1 and actor.mini_batch_size == batch_size
+        in_reward = self._reference is not None and self._config.algorithm.kl_mode == "reward"
+        return has_one_update and not in_reward and self._actor_learns()
 
     def _next_kl_coef(self, prepared: Prepared) -> float:
         algorithm = self._config.algorithm
@@ -196,7 +216,8 @@ class Learner:
         lr, updates = optimized.lr, []
         for _ in range(actor.ppo_epochs):
             for rows in mini_batches(prepared.batch.group_ids, actor.mini_batch_size):
-                shares = self._accumulate(prepared.select(rows), optimized, micro_loss)
+                mini = prepared if prepared.is_on_policy else prepared.select(rows)
+                shares = self._accumulate(mini, optimized, micro_loss)
                 shares["grad_norm"] = optimized.update()
                 updates.append(shares)
         optimized.end_step()
@@ -214,6 +235,9 @@ class Learner:
 
         def loss_and_shares(rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             shares = micro_loss(mini.select(rows), denominators)
+            logprobs = shares.pop("logprobs", None)
+            if mini.is_on_policy and logprobs is not None:
+                mini.old_logprobs[rows.to(self._device), : logprobs.shape[1]] = logprobs.detach()
             return shares.pop("loss"), {name: share.detach() for name, share in shares.items()}
 
         parts = micro_batches(mini.batch.lengths, self._config.actor.micro_batch_tokens)
@@ -226,16 +250,22 @@ class Learner:
         actor, algorithm = self._config.actor, self._config.algorithm
         mask = micro.batch.response_mask
         logprobs, entropy = self._logprobs_and_entropy(self._actor, micro.batch)
+        old_logprobs = logprobs.detach() if micro.is_on_policy else micro.old_logprobs
+        weights = None
+        if actor.importance_cap is not None:
+            weights = truncated_importance_weights(
+                old_logprobs, micro.batch.rollout_logprobs, mask, cap=actor.importance_cap
+            )
         policy = _POLICY_LOSSES[actor.policy_loss](
             logprobs,
-            micro.old_logprobs,
+            old_logprobs,
             micro.advantages,
             mask,
             clip_eps_low=actor.clip_eps_low,
             clip_eps_high=actor.clip_eps_high,
             aggregation=actor.loss_aggregation,
             denominators=denominators,
-            importance_weights=micro.importance_weights,
+            importance_weights=weights,
         )
         entropy_loss = aggregate(entropy, mask, actor.loss_aggregation, denominators)
         loss = policy.loss
@@ -246,6 +276,7 @@ class Learner:
             "pg_clipfrac": policy.clip_frac,
             "ppo_kl": policy.approx_kl,
             "entropy_loss": entropy_loss,
+            "logprobs": logprobs,
         }
         if algorithm.kl_mode == "loss" and micro.ref_logprobs is not None:
             kl = kl_estimate(logprobs, micro.ref_logprobs, algorithm.kl_estimator)

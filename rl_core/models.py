@@ -14,6 +14,7 @@ from typing import cast
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rl_core.algos.logprobs import token_logprobs, token_logprobs_and_entropy
 from rl_core.batch import TrainBatch
@@ -65,11 +66,30 @@ def load_actor(path: Path, device: torch.device) -> transformers.PreTrainedModel
     return model
 
 
+def checkpoint_gradients(model: transformers.PreTrainedModel) -> None:
+    """Makes each layer keep its input alone and compute the rest again in the backward pass.
+
+    Args:
+        model: in eval mode; all that is inside its layers stays so, and with it dropout off.
+
+    Raises:
+        ValueError: if the architecture has no layers that can do that.
+    """
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if not layers:
+        raise ValueError(
+            f"model.gradient_checkpointing=true: {type(model).__name__} does not support it"
+        )
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in layers:
+        layer.training = True  # transformers asks for it; not .train(), which goes on inside
+
+
 def make_critic(actor: transformers.PreTrainedModel) -> Critic:
     """Returns a critic whose backbone is a copy of the actor's, with a value head of zeros."""
     backbone = copy.deepcopy(actor.get_decoder())
     critic = Critic(backbone, actor.config.get_text_config().hidden_size)
-    return critic.to(next(actor.parameters()).device).eval()
+    return critic.to(next(actor.parameters()).device)
 
 
 @torch.no_grad()

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from rl_core.algos import advantages as adv
-from rl_core.algos.kl import kl_estimate
-from rl_core.algos.losses import truncated_importance_weights
+from rl_core.algos.kl import KlEstimator, kl_estimate
 from rl_core.algos.masking import masked_mean, masked_sum, whiten
 from rl_core.batch import TrainBatch
 from rl_core.config import GROUP_ESTIMATORS, AlgorithmConfig
@@ -32,17 +31,23 @@ class Prepared:
 
     batch: TrainBatch
     old_logprobs: Tensor
-    """Of the policy before the step's first update."""
+    """Of the policy before the step's first update; where `is_on_policy`, 0 until that has run."""
+    is_on_policy: bool
+    """The step has one update, whose own forward pass fills `old_logprobs`: the ratio is 1."""
     token_rewards: Tensor
     """The score at the last token, less the KL penalty (`kl_mode=reward`)."""
     advantages: Tensor
-    importance_weights: Tensor | None
-    """Truncated weights for the gap between rollout and learner; None where switched off."""
     ref_logprobs: Tensor | None
-    kl: Tensor | None
-    """Per-token estimate of the KL to the reference."""
+    kl_estimator: KlEstimator
     values: Tensor | None
     returns: Tensor | None
+
+    @property
+    def kl(self) -> Tensor | None:
+        """Per-token estimate of the KL to the reference, of the policy before the update."""
+        if self.ref_logprobs is None:
+            return None
+        return kl_estimate(self.old_logprobs, self.ref_logprobs, self.kl_estimator)
 
     def select(self, rows: Tensor) -> Prepared:
         """Returns the given rows (int64 [b]), trimmed to the longest of them."""
@@ -59,11 +64,11 @@ class Prepared:
         return Prepared(
             batch=batch,
             old_logprobs=cut(self.old_logprobs),
+            is_on_policy=self.is_on_policy,
             token_rewards=cut(self.token_rewards),
             advantages=cut(self.advantages),
-            importance_weights=cut_optional(self.importance_weights),
             ref_logprobs=cut_optional(self.ref_logprobs),
-            kl=cut_optional(self.kl),
+            kl_estimator=self.kl_estimator,
             values=cut_optional(self.values),
             returns=cut_optional(self.returns),
         )
@@ -72,45 +77,40 @@ class Prepared:
 def assemble(
     batch: TrainBatch,
     *,
-    old_logprobs: Tensor,
+    old_logprobs: Tensor | None,
     ref_logprobs: Tensor | None,
     values: Tensor | None,
     algorithm: AlgorithmConfig,
     kl_coef: float,
-    importance_cap: float | None,
 ) -> Prepared:
     """Returns the batch with token rewards and advantages.
 
     Args:
         batch: B rollouts; groups must be whole.
-        old_logprobs: float32 [B, T].
+        old_logprobs: float32 [B, T]; None to take those of the step's only update, which a KL
+            penalty in the reward does not allow.
         ref_logprobs: float32 [B, T]; None if no KL is wanted.
         values: float32 [B, T]; needed by estimator `gae` alone.
         algorithm: estimator, discounts and kind of KL.
         kl_coef: this step's KL coefficient.
-        importance_cap: largest truncated importance weight; None for no correction.
     """
     mask = batch.response_mask
-    kl = None
-    if ref_logprobs is not None:
-        kl = kl_estimate(old_logprobs, ref_logprobs, algorithm.kl_estimator)
     token_rewards = adv.end_rewards(batch.rewards, mask)
-    if kl is not None and algorithm.kl_mode == "reward":
+    if ref_logprobs is not None and algorithm.kl_mode == "reward":
+        assert old_logprobs is not None, "the penalty is needed before the update"
+        kl = kl_estimate(old_logprobs, ref_logprobs, algorithm.kl_estimator)
         token_rewards = token_rewards - kl_coef * torch.where(mask, kl, 0.0)
     advantages, returns = _advantages(batch, token_rewards, values, algorithm)
-    weights = None
-    if importance_cap is not None:
-        weights = truncated_importance_weights(
-            old_logprobs, batch.rollout_logprobs, mask, cap=importance_cap
-        )
     return Prepared(
         batch=batch,
-        old_logprobs=old_logprobs,
+        old_logprobs=(
+            torch.zeros_like(batch.rollout_logprobs) if old_logprobs is None else old_logprobs
+        ),
+        is_on_policy=old_logprobs is None,
         token_rewards=token_rewards,
         advantages=advantages,
-        importance_weights=weights,
         ref_logprobs=ref_logprobs,
-        kl=kl,
+        kl_estimator=algorithm.kl_estimator,
         values=values,
         returns=returns,
     )
@@ -137,24 +137,23 @@ def _advantages(
 
 def kl_per_response(prepared: Prepared) -> float:
     """Returns the mean over responses of their summed KL, in nats; 0 without a reference."""
-    if prepared.kl is None:
+    kl = prepared.kl
+    if kl is None:
         return 0.0
-    return float(masked_sum(prepared.kl, prepared.batch.response_mask, dim=-1).mean())
+    return float(masked_sum(kl, prepared.batch.response_mask, dim=-1).mean())
 
 
 def batch_metrics(
-    prepared: Prepared, *, algorithm: AlgorithmConfig, kl_coef: float, max_prompt_length: int
+    prepared: Prepared, *, algorithm: AlgorithmConfig, max_prompt_length: int
 ) -> dict[str, float]:
     """Returns what a prepared batch says about the step, under verl's names.
 
     Args:
         prepared: the step's whole batch.
         algorithm: whether there are groups.
-        kl_coef: this step's KL coefficient.
         max_prompt_length: tokens, for the share of prompts that fill it.
     """
     batch, mask = prepared.batch, prepared.batch.response_mask
-    gap = torch.where(mask, (prepared.old_logprobs - batch.rollout_logprobs).abs(), 0.0)
     metrics = {
         **_three("critic/score", batch.rewards),
         **_three("critic/rewards", adv.response_sums(prepared.token_rewards, mask)),
@@ -166,14 +165,9 @@ def batch_metrics(
             (batch.prompt_lengths >= max_prompt_length).float().mean()
         ),
         **_three("global_seqlen", batch.lengths.sum(dim=0, keepdim=True).float()),
-        "rollout/logprob_gap_mean": float(masked_mean(gap, mask)),
-        "rollout/logprob_gap_max": float(gap.max()),
     }
     if algorithm.estimator in GROUP_ESTIMATORS:
         metrics["group/zero_spread_frac"] = adv.zero_spread_fraction(batch.rewards, batch.group_ids)
-    if prepared.kl is not None:
-        per_response = masked_sum(prepared.kl, mask, dim=-1) / batch.response_lengths
-        metrics |= {"critic/kl": float(per_response.mean()), "critic/kl_coeff": kl_coef}
     if prepared.values is not None and prepared.returns is not None:
         values, returns = prepared.values[mask], prepared.returns[mask]
         unexplained = (returns - values).var(unbiased=False)
@@ -184,6 +178,26 @@ def batch_metrics(
                 1.0 - unexplained / (returns.var(unbiased=False) + 1e-5)
             ),
         }
+    return metrics
+
+
+def policy_metrics(prepared: Prepared, *, kl_coef: float) -> dict[str, float]:
+    """Returns how far the policy stood from the engines' and from the reference, once it is known.
+
+    Args:
+        prepared: the step's whole batch, `old_logprobs` filled.
+        kl_coef: this step's KL coefficient.
+    """
+    batch, mask = prepared.batch, prepared.batch.response_mask
+    gap = torch.where(mask, (prepared.old_logprobs - batch.rollout_logprobs).abs(), 0.0)
+    metrics = {
+        "rollout/logprob_gap_mean": float(masked_mean(gap, mask)),
+        "rollout/logprob_gap_max": float(gap.max()),
+    }
+    kl = prepared.kl
+    if kl is not None:
+        per_response = masked_sum(kl, mask, dim=-1) / batch.response_lengths
+        metrics |= {"critic/kl": float(per_response.mean()), "critic/kl_coeff": kl_coef}
     return metrics
 
 

@@ -125,6 +125,7 @@ def test_yaml_holds_every_setting_and_reads_back_equal() -> None:
             ["preset=tinyzero-3b", "critic.lr_schedule=cosine"],
             ["critic.lr_schedule=cosine", "trainer.total_steps"],
         ),
+        (["algorithm.resample_rounds=2"], ["algorithm.resample_rounds=2", "gae"]),
         (["run_id=a/b"], ["run_id=a/b", "match"]),
         (["storage=here"], ["'storage' is a group"]),
         (["storage.root=null"], ["storage.root=None", "path"]),

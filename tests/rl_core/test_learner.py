@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rl_core.algos.masking import masked_sum
 from rl_core.batch import TrainBatch, collate
@@ -74,6 +75,68 @@ def test_before_any_update_the_ratio_is_1_and_the_reference_is_the_policy(
     assert columns["ref_kl"] == [0.0] * 8
     after, _ = learner.learn(make_batch())
     assert abs(after["critic/kl"]) > 1e-4
+
+
+@pytest.mark.parametrize("kl_mode", ["loss", "none"])
+def test_one_update_needs_no_log_probs_from_before_it(
+    tiny_model_path: Path,
+    make_batch: MakeBatch,
+    settings: MakeSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    kl_mode: str,
+) -> None:
+    config = settings(
+        actor={"mini_batch_size": 8},
+        algorithm={
+            "estimator": "grpo",
+            "group_size": 2,
+            "kl_mode": kl_mode,
+            "kl_estimator": "k3",
+            "kl_controller": "adaptive",
+        },
+        data={"train_batch_size": 8},
+    )
+
+    def run(steps: int) -> tuple[list[Any], dict[str, Tensor]]:
+        learner = Learner(config, tiny_model_path)
+        learned = [learner.learn(make_batch(step, group_size=2)) for step in range(steps)]
+        return learned, all_weights(learner)
+
+    saved, weights = run(3)
+    assert all("timing_s/old_log_prob" not in metrics for metrics, _ in saved)
+    assert all(metrics["actor/ppo_kl"] == 0.0 for metrics, _ in saved)
+    monkeypatch.setattr(Learner, "_next_update_is_on_policy", lambda self: False)
+    recomputed, expected = run(3)
+    assert all("timing_s/old_log_prob" in metrics for metrics, _ in recomputed)
+    assert_bitwise_equal(weights, expected)
+    for (actual, columns), (reference, reference_columns) in zip(saved, recomputed, strict=True):
+        assert without_timings(actual) == without_timings(reference)
+        np.testing.assert_array_equal(list(columns.values()), list(reference_columns.values()))
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"actor": {"mini_batch_size": 8, "ppo_epochs": 2}, "algorithm": {"kl_mode": "none"}},
+        {"actor": {"mini_batch_size": 4}, "algorithm": {"kl_mode": "none"}},
+        {"actor": {"mini_batch_size": 8}, "algorithm": {"kl_mode": "reward"}},
+        {
+            "actor": {"mini_batch_size": 8},
+            "algorithm": {"kl_mode": "none"},
+            "critic": {"warmup_steps": 1},
+        },
+    ],
+)
+def test_log_probs_are_recomputed_where_the_update_comes_too_late_or_more_than_once(
+    tiny_model_path: Path,
+    make_batch: MakeBatch,
+    settings: MakeSettings,
+    sections: dict[str, dict[str, Any]],
+) -> None:
+    metrics, _ = Learner(settings(**sections), tiny_model_path).learn(make_batch())
+    assert "timing_s/old_log_prob" in metrics
+    assert metrics["rollout/logprob_gap_mean"] > 0
 
 
 @pytest.mark.parametrize(
@@ -295,7 +358,6 @@ def test_prepare_changes_nothing_and_agrees_with_the_formulas(
         values=again.values,
         algorithm=settings().algorithm,
         kl_coef=0.05,
-        importance_cap=2.0,
     )
     assert torch.equal(expected.advantages, prepared.advantages)
 
@@ -309,10 +371,26 @@ def test_bfloat16_trains_float32_weights(
     after = all_weights(learner)
     assert {x.dtype for x in after.values()} == {torch.float32}
     assert not torch.equal(after["actor.model.norm.weight"], before["actor.model.norm.weight"])
-    reference = Learner(settings(), tiny_model_path).prepare(make_batch())[1]
+    reference, _ = Learner(settings(), tiny_model_path).learn(make_batch())
     assert metrics["rollout/logprob_gap_mean"] == pytest.approx(
         reference["rollout/logprob_gap_mean"], rel=0.05
     )
+
+
+def test_gradient_checkpointing_of_actor_and_critic_changes_no_bit(
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    weights = []
+    for checkpointed in (False, True):
+        config = settings(model={"gradient_checkpointing": checkpointed})
+        learner = Learner(config, tiny_model_path)
+        learner.learn(make_batch())
+        weights.append(all_weights(learner))
+        assert learner._critic is not None
+        for model in (learner._actor, learner._critic):
+            layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+            assert {m.training and m.gradient_checkpointing for m in layers} == {checkpointed}
+    assert_bitwise_equal(*weights)
 
 
 def test_a_missing_model_is_named(tmp_path: Path, settings: MakeSettings) -> None:

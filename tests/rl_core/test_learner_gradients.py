@@ -59,7 +59,6 @@ def slow_actor_gradient(folder: Path, prepared: Prepared, rows: list[int]) -> Te
     actor = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     batch = prepared.batch
     assert prepared.ref_logprobs is not None
-    assert prepared.importance_weights is not None
     num_tokens = int(batch.response_lengths[rows].sum())
     loss = torch.zeros(())
     for row in rows:
@@ -74,7 +73,8 @@ def slow_actor_gradient(folder: Path, prepared: Prepared, rows: list[int]) -> Te
             surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
             gap = logprob - prepared.ref_logprobs[row, t]
             entropy = -(predicted.exp() * predicted).sum()
-            loss = loss - surrogate * prepared.importance_weights[row, t]
+            engine_gap = prepared.old_logprobs[row, t] - batch.rollout_logprobs[row, t]
+            loss = loss - surrogate * engine_gap.exp().clamp(max=2.0)
             loss = loss + 0.1 * ((-gap).exp() - 1 + gap) - 0.05 * entropy
     (loss / num_tokens).backward()
     return torch.cat([p.grad.flatten() for p in actor.parameters()])
@@ -113,12 +113,11 @@ def test_each_mini_batch_moves_along_the_gradient_of_its_own_loss(
     prepared, _ = learner.prepare(make_batch())
     # As after some updates: ratios near 1 and beyond the clip, a reference and a gap of their own.
     mask, generator = prepared.batch.response_mask, torch.Generator().manual_seed(0)
-    old, ref, weights = torch.randn((3, *mask.shape), generator=generator) * 0.2
+    old, ref, gap = torch.randn((3, *mask.shape), generator=generator) * 0.2
     prepared.old_logprobs.add_(torch.where(mask, old, 0.0))
     assert prepared.ref_logprobs is not None
     prepared.ref_logprobs.add_(torch.where(mask, ref, 0.0))
-    assert prepared.importance_weights is not None
-    prepared.importance_weights.mul_(1 + weights)
+    prepared.batch.rollout_logprobs.copy_(torch.where(mask, prepared.old_logprobs + 3 * gap, 0.0))
     halves = [[0, 1, 2, 3], [4, 5, 6, 7]]
     actor = [slow_actor_gradient(tiny_model_path, prepared, rows) for rows in halves]
     critic = [slow_critic_gradient(learner, prepared, rows) for rows in halves]

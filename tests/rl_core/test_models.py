@@ -57,6 +57,41 @@ def test_log_probs_and_entropy_equal_transformers_row_by_row(
     assert torch.equal(models.response_logprobs(actor, batch, **settings), logprobs)
 
 
+def test_checkpointed_gradients_are_the_same_from_less_memory(
+    tiny_model_path: Path, batch: TrainBatch
+) -> None:
+    results = []
+    for checkpointed in (False, True):
+        model = models.load_actor(tiny_model_path, CPU)
+        if checkpointed:
+            models.checkpoint_gradients(model)
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Tensor, kept: dict[int, int] = kept) -> Tensor:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            logprobs = models.response_logprobs(
+                model, batch, temperature=1.0, compute_dtype=torch.float32
+            )
+        logprobs.sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        results.append((logprobs.detach(), grads, sum(kept.values())))
+    (plain, plain_grads, plain_bytes), (other, other_grads, other_bytes) = results
+    assert torch.equal(plain, other)
+    assert all(torch.equal(x, y) for x, y in zip(plain_grads, other_grads, strict=True))
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    assert other_bytes - weights < (plain_bytes - weights) / 2
+
+
+def test_a_model_without_checkpointing_layers_is_refused(tiny_model_path: Path) -> None:
+    model = models.load_actor(tiny_model_path, CPU)
+    model.model.layers = torch.nn.ModuleList()
+    with pytest.raises(ValueError, match="gradient_checkpointing"):
+        models.checkpoint_gradients(model)
+
+
 def test_gradients_equal_transformers_row_by_row(tiny_model_path: Path, batch: TrainBatch) -> None:
     weights = torch.randn(batch.response_mask.shape, generator=torch.Generator().manual_seed(0))
     ours, theirs = (models.load_actor(tiny_model_path, CPU) for _ in range(2))

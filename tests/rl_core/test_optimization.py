@@ -81,10 +81,12 @@ def test_a_gradient_that_is_not_finite_is_thrown_away() -> None:
 def test_after_a_linear_warm_up_the_rate_falls_to_0_at_the_end(
     schedule: LrSchedule, expected: list[float]
 ) -> None:
-    _, optimized = make(lr=0.8, schedule=schedule, warmup_steps=2, num_steps=6)
+    model, optimized = make(lr=0.8, schedule=schedule, warmup_steps=2, num_steps=6)
     rates = []
     for _ in expected:
         rates.append(optimized.lr)
+        set_grad(model, [1.0, 1.0])
+        optimized.update()
         optimized.end_step()
     assert rates == pytest.approx(expected, abs=1e-12)
     assert optimized.lr == pytest.approx(expected[-1])

@@ -15,6 +15,7 @@ from rl_core.preparation import (
     assemble,
     batch_metrics,
     kl_per_response,
+    policy_metrics,
     rollout_columns,
 )
 from rl_core.types import Rollout
@@ -40,7 +41,6 @@ def prepare(
     *,
     ref: Tensor | None = REF,
     values: Tensor | None = VALUES,
-    cap: float | None = 2.0,
     **algorithm: Any,
 ) -> Prepared:
     width = batch.rollout_logprobs.shape[1]
@@ -51,7 +51,6 @@ def prepare(
         values=None if values is None else values[:, :width],
         algorithm=AlgorithmConfig.model_validate(algorithm),
         kl_coef=0.1,
-        importance_cap=cap,
     )
 
 
@@ -81,14 +80,6 @@ def test_gae_returns_are_the_rewards_to_go_and_advantages_are_whitened(batch: Tr
     raw = torch.tensor([1.05 - 0.5, 1.1 - 0.25, -0.1 - 1.0])
     expected = (raw - raw.mean()) / raw.std()
     torch.testing.assert_close(prepared.advantages[batch.response_mask], expected)
-
-
-def test_importance_weights_correct_the_gap_between_rollout_and_learner(batch: TrainBatch) -> None:
-    prepared = prepare(batch)
-    assert prepared.importance_weights is not None
-    expected = torch.tensor([[math.exp(0.1), 1.0], [math.exp(-1.0), 0.0]])
-    torch.testing.assert_close(prepared.importance_weights, expected)
-    assert prepare(batch, cap=None).importance_weights is None
 
 
 @pytest.mark.parametrize(
@@ -131,7 +122,6 @@ def test_the_gate_closes_groups_that_all_fail(
             values=None,
             algorithm=AlgorithmConfig.model_validate(settings | {"outcome_gate": gate}),
             kl_coef=0.0,
-            importance_cap=None,
         ).advantages.flatten()
         for gate in (True, False)
     )
@@ -142,7 +132,9 @@ def test_the_gate_closes_groups_that_all_fail(
 
 def test_metrics_by_hand(batch: TrainBatch) -> None:
     algorithm = AlgorithmConfig()
-    metrics = batch_metrics(prepare(batch), algorithm=algorithm, kl_coef=0.1, max_prompt_length=2)
+    prepared = prepare(batch)
+    metrics = batch_metrics(prepared, algorithm=algorithm, max_prompt_length=2)
+    metrics |= policy_metrics(prepared, kl_coef=0.1)
     expected = {
         "critic/score/mean": 0.55,
         "critic/rewards/max": 1.05,
@@ -174,7 +166,6 @@ def test_groups_without_spread_are_counted(make_rollout: Callable[..., Rollout])
     metrics = batch_metrics(
         prepared,
         algorithm=AlgorithmConfig(estimator="grpo"),
-        kl_coef=0.1,
         max_prompt_length=9,
     )
     assert metrics["group/zero_spread_frac"] == 1.0

@@ -1,0 +1,209 @@
+"""How many bytes a run needs in each phase, worked out before anything is loaded.
+
+Not measured, and not torch: shapes and settings alone. Learner and engine are separate processes,
+which share a card or a machine's memory; a process itself (torch, CUDA) comes on top.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_core.config import RunConfig
+
+_FLOAT32 = 4
+_LOGIT_BLOCK = 2**21 * _FLOAT32
+"""See algos/logprobs.py: blocks of so many logits."""
+_LIVE_BLOCKS = 4
+"""Logits, their exponentials, and what an operation makes of them."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What a decoder with gated MLPs and grouped attention (Qwen2, Llama) needs memory for."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    vocab_size: int
+    tied: bool
+    """Input and output embedding are one tensor."""
+    attention_bias: bool
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
+        """Returns the shape that a Hugging Face `config.json` describes.
+
+        Raises:
+            ValueError: if it describes no such decoder.
+        """
+        try:
+            heads = int(config["num_attention_heads"])
+            hidden = int(config["hidden_size"])
+            return cls(
+                hidden_size=hidden,
+                intermediate_size=int(config["intermediate_size"]),
+                num_layers=int(config["num_hidden_layers"]),
+                num_heads=heads,
+                num_kv_heads=int(config.get("num_key_value_heads") or heads),
+                head_size=int(config.get("head_dim") or hidden // heads),
+                vocab_size=int(config["vocab_size"]),
+                tied=bool(config.get("tie_word_embeddings", False)),
+                attention_bias=bool(
+                    config.get("attention_bias", config.get("model_type") == "qwen2")
+                ),
+            )
+        except KeyError as error:
+            raise ValueError(f"config.json has no {error}: its memory cannot be planned") from None
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> ModelShape:
+        """Returns the shape of a model folder, see `from_config`."""
+        return cls.from_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+
+    @property
+    def _query_size(self) -> int:
+        return self.num_heads * self.head_size
+
+    @property
+    def _kv_size(self) -> int:
+        return self.num_kv_heads * self.head_size
+
+    @property
+    def num_layer_parameters(self) -> int:
+        """Parameters of one layer."""
+        projected = self._query_size + 2 * self._kv_size
+        attention = self.hidden_size * (projected + self._query_size)
+        bias = projected if self.attention_bias else 0
+        return (
+            attention
+            + bias
+            + 3 * self.hidden_size * self.intermediate_size
+            + (2 * self.hidden_size)
+        )
+
+    @property
+    def num_backbone_parameters(self) -> int:
+        """Parameters without an output embedding: a critic's, but for its head."""
+        layers = self.num_layers * self.num_layer_parameters
+        return self.vocab_size * self.hidden_size + layers + self.hidden_size
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the causal LM, a tied embedding once."""
+        head = 0 if self.tied else self.vocab_size * self.hidden_size
+        return self.num_backbone_parameters + head
+
+    def activation_bytes(self, num_tokens: int, *, dtype: str, checkpointed: bool) -> int:
+        """Returns what a forward pass keeps for its backward pass.
+
+        Under autocast norms keep float32, and bfloat16 copies of the weights are kept as well.
+
+        Args:
+            num_tokens: of the micro-batch, padding included.
+            dtype: of the products, float32 or bfloat16.
+            checkpointed: whether a layer keeps its input alone (and one at a time, the rest).
+        """
+        hidden, width = self.hidden_size, _FLOAT32 if dtype == "float32" else 2
+        inside = 4 * self.intermediate_size + 2 * (self._query_size + self._kv_size)
+        if dtype == "float32":
+            per_token = _FLOAT32 * (inside + 6 * hidden + self.num_heads + 2)
+            weights = 0
+        else:
+            in_float32 = 4 * hidden + self.num_heads + 2
+            per_token = width * (inside + 5 * hidden) + _FLOAT32 * in_float32
+            weights = width * self.num_layer_parameters
+        layer = num_tokens * per_token + weights
+        if checkpointed:
+            return self.num_layers * num_tokens * hidden * _FLOAT32 + layer
+        return self.num_layers * layer
+
+    def plain_logits_bytes(self, num_tokens: int) -> int:
+        """Returns one float32 tensor of all logits; the plain way keeps several of these."""
+        return num_tokens * self.vocab_size * _FLOAT32
+
+
+@dataclass(frozen=True)
+class PhaseMemory:
+    """The peak of one phase, in bytes by what they are for."""
+
+    phase: str
+    process: str
+    """`learner` or `engine`."""
+    parts: Mapping[str, int]
+
+    @property
+    def total_bytes(self) -> int:
+        """The sum of the parts."""
+        return sum(self.parts.values())
+
+
+def memory_plan(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
+    """Returns the learner's phases in their order, then the engine's.
+
+    Args:
+        shape: of the actor; critic and reference have the same backbone.
+        config: the run's settings.
+    """
+    return [*_learner_phases(shape, config), _engine_phase(shape, config)]
+
+
+def micro_batch_tokens(config: RunConfig) -> int:
+    """Returns the padded tokens of the largest micro-batch that the settings allow."""
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    num_rows = config.data.train_batch_size * config.algorithm.group_size
+    return min(max(config.actor.micro_batch_tokens, longest), num_rows * longest)
+
+
+def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
+    actor = shape.num_parameters
+    critic = shape.num_backbone_parameters + shape.hidden_size + 1
+    has_critic = config.algorithm.estimator == "gae"
+    has_reference = config.algorithm.kl_mode != "none" and config.algorithm.kl_coef > 0
+    trained = actor + (critic if has_critic else 0)
+    resident = {
+        "weights": _FLOAT32 * (trained + (actor if has_reference else 0)),
+        "optimizer": 2 * _FLOAT32 * trained,
+    }
+    on_gpu = config.resources.learner_gpus > 0
+    threads = 1 if on_gpu else config.resources.learner_threads
+    tokens = micro_batch_tokens(config)
+    kept = shape.activation_bytes(
+        tokens, dtype=config.model.dtype, checkpointed=config.model.gradient_checkpointing
+    )
+    # The widest moment of a layer: an MLP's gate, up, activation and product, or their gradients.
+    passing = tokens * _FLOAT32 * (4 * shape.intermediate_size + 4 * shape.hidden_size)
+
+    def update(phase: str, num_parameters: int, logits: int) -> PhaseMemory:
+        # Each thread has the gradient of its own micro-batch before it is added.
+        gradients = 1 if threads == 1 else 1 + threads
+        parts = {
+            "gradients": gradients * _FLOAT32 * num_parameters,
+            "activations": threads * (kept + passing),
+            "logits": threads * logits,
+        }
+        return PhaseMemory(phase, "learner", resident | parts)
+
+    block = _LIVE_BLOCKS * _LOGIT_BLOCK
+    forward = {"activations": threads * passing, "logits": threads * block}
+    phases = [PhaseMemory("log_probs", "learner", resident | forward)]
+    if has_critic:
+        phases.append(update("update_critic", critic, 0))
+    phases.append(update("update_actor", actor, block))
+    return phases
+
+
+def _engine_phase(shape: ModelShape, config: RunConfig) -> PhaseMemory:
+    width = _FLOAT32 if config.model.dtype == "float32" else 2
+    weights = width * shape.num_parameters
+    # In place, but all new weights are there before the first is written.
+    parts = {"weights": weights, "incoming_weights": weights}
+    if config.resources.rollout_gpus == 0:
+        parts["kv_cache"] = config.rollout.kv_cache_mib * 2**20
+    return PhaseMemory("gen", "engine", parts)
