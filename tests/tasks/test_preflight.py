@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def level(findings: list[Finding], check: str) -> str:
 def test_all_is_well_on_this_machine(tmp_path: Path) -> None:
     findings = preflight(small(tmp_path / "new"))
     assert {f.check: f.level for f in findings} == dict.fromkeys(
-        ("disk", "engine", "device", "model"), "ok"
+        ("disk", "engine", "device", "model", "memory"), "ok"
     )
     assert list((tmp_path / "new").iterdir()) == []
     refuse_fatal(findings)
@@ -103,3 +104,48 @@ def test_an_engine_that_is_not_installed_is_fatal(
     monkeypatch.setattr(module, "_version", lambda name: None)
     with pytest.raises(PreflightError, match=r"rollout\.engine=vllm or Ray is not installed"):
         refuse_fatal(preflight(small(tmp_path)))
+
+
+def memory(config: RunConfig) -> Finding:
+    (found,) = [finding for finding in preflight(config) if finding.check == "memory"]
+    return found
+
+
+def test_a_run_that_does_not_fit_is_a_warning_with_the_knobs_that_help(tmp_path: Path) -> None:
+    # A layer keeps about 5 kB per token: 3,000,000 tokens in 4 layers are 60 GB at least.
+    data = {"train_batch_size": 8_192, "max_prompt_length": 200, "max_response_length": 200}
+    actor = {"mini_batch_size": 8_192, "micro_batch_tokens": 3_000_000}
+    found = memory(small(tmp_path, data=data, actor=actor))
+    assert found.level == "warning"
+    assert "update_actor" in found.message
+    assert "actor.micro_batch_tokens" in found.remedy
+    assert "train_batch_size" not in found.remedy
+
+
+def test_the_plan_names_the_logits_that_are_never_held(tmp_path: Path) -> None:
+    config = {
+        "model_type": "qwen2",
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "vocab_size": 151_936,
+        "tie_word_embeddings": True,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    diary = small(
+        tmp_path,
+        model=ModelConfig(path=str(tmp_path)),
+        actor={"micro_batch_tokens": 8 * 1_024},
+        resources=ResourcesConfig(learner_gpus=0.5, rollout_gpus=0.5),
+    )
+    found = memory(diary)
+    assert found.level == "ok"  # how much of the card is free is not known here
+    assert "all logits of 8,192 tokens, never held at once, would take 4.64 GiB" in found.message
+
+
+def test_a_model_of_another_kind_has_no_plan(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    found = preflight(small(tmp_path, model=ModelConfig(path=str(tmp_path))))
+    assert [finding for finding in found if finding.check == "memory"] == []
