@@ -153,6 +153,8 @@ class AlgorithmConfig(Section):
     """Adaptive controller: the more rollouts, the slower the coefficient follows."""
     resample_rounds: int = Field(0, ge=0)
     """Group estimators: rounds, at most, that replace groups without spread by other problems'."""
+    mask_truncated: bool = False
+    """Responses cut off at the length limit teach nothing (overlong filtering)."""
     outcome_gate: bool = True
     """Group estimators: a group whose responses all fail gets no advantage from format credit."""
 

@@ -231,7 +231,9 @@ class Learner:
         self, mini: Prepared, optimized: Optimized, micro_loss: MicroLoss
     ) -> dict[str, Tensor]:
         """Adds a mini-batch's gradient to the weights' `.grad`; returns its metrics, scalars."""
-        denominators = count_denominators(mini.batch.response_mask)
+        mask = mini.loss_mask
+        # Where all responses are masked nothing is learned, and any denominator will do.
+        denominators = count_denominators(mask if bool(mask.any()) else mini.batch.response_mask)
 
         def loss_and_shares(rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             shares = micro_loss(mini.select(rows), denominators)
@@ -248,7 +250,7 @@ class Learner:
 
     def _actor_loss(self, micro: Prepared, denominators: Denominators) -> dict[str, Tensor]:
         actor, algorithm = self._config.actor, self._config.algorithm
-        mask = micro.batch.response_mask
+        mask = micro.loss_mask
         logprobs, entropy = self._logprobs_and_entropy(self._actor, micro.batch)
         old_logprobs = logprobs.detach() if micro.is_on_policy else micro.old_logprobs
         weights = None
@@ -292,7 +294,7 @@ class Learner:
             self._values(self._critic, micro.batch),
             micro.values,
             micro.returns,
-            micro.batch.response_mask,
+            micro.loss_mask,
             value_clip=self._config.critic.value_clip,
             denominators=denominators,
         )

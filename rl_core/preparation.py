@@ -30,6 +30,8 @@ class Prepared:
     """A batch with all that its update needs; all tensors are constants, float32 [B, T]."""
 
     batch: TrainBatch
+    loss_mask: Tensor
+    """Response tokens that are learned from, bool [B, T]: all, unless `mask_truncated`."""
     old_logprobs: Tensor
     """Of the policy before the step's first update; where `is_on_policy`, 0 until that has run."""
     is_on_policy: bool
@@ -63,6 +65,7 @@ class Prepared:
 
         return Prepared(
             batch=batch,
+            loss_mask=cut(self.loss_mask),
             old_logprobs=cut(self.old_logprobs),
             is_on_policy=self.is_on_policy,
             token_rewards=cut(self.token_rewards),
@@ -101,8 +104,11 @@ def assemble(
         kl = kl_estimate(old_logprobs, ref_logprobs, algorithm.kl_estimator)
         token_rewards = token_rewards - kl_coef * torch.where(mask, kl, 0.0)
     advantages, returns = _advantages(batch, token_rewards, values, algorithm)
+    # In the loss alone: a response cut off still counts in its group's mean.
+    is_learned = ~batch.truncated if algorithm.mask_truncated else torch.ones_like(batch.truncated)
     return Prepared(
         batch=batch,
+        loss_mask=mask & is_learned.unsqueeze(-1),
         old_logprobs=(
             torch.zeros_like(batch.rollout_logprobs) if old_logprobs is None else old_logprobs
         ),

@@ -101,16 +101,7 @@ def gspo_policy_loss(
     that of s A logprobs (the variant GSPO-token). Useful clips are far narrower than PPO's: 3e-4
     and 4e-4 in the paper.
 
-    Args:
-        logprobs: float [B, T], of the current policy; carries gradient.
-        old_logprobs: float [B, T], before the step's first update.
-        advantages: float [B, T].
-        response_mask: bool [B, T].
-        clip_eps_low: how far below 1 the ratio still counts.
-        clip_eps_high: how far above 1.
-        aggregation: how tokens are averaged; `seq-mean-token-mean` in the paper.
-        denominators: of the whole mini-batch.
-        importance_weights: float [B, T], constants that multiply each token's loss; 1 if absent.
+    Takes what `ppo_policy_loss` takes.
 
     Source: GSPO (arXiv:2507.18071), sections 4.1 and 4.3.
     """
@@ -148,16 +139,7 @@ def cispo_policy_loss(
 
     No token loses its gradient by being clipped; only its weight is bounded.
 
-    Args:
-        logprobs: float [B, T], of the current policy; carries gradient.
-        old_logprobs: float [B, T], before the step's first update.
-        advantages: float [B, T].
-        response_mask: bool [B, T].
-        clip_eps_low: how far below 1 the weight may be.
-        clip_eps_high: how far above 1.
-        aggregation: how tokens are averaged.
-        denominators: of the whole mini-batch.
-        importance_weights: float [B, T], constants that multiply each token's loss; 1 if absent.
+    Takes what `ppo_policy_loss` takes.
 
     Source: MiniMax-M1 (arXiv:2506.13585), section 3.1.
     """

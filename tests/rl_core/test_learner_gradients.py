@@ -22,11 +22,15 @@ MakeSettings = Callable[..., RunConfig]
 
 def gradient(learner: Learner, batch: TrainBatch, which: str) -> Tensor:
     """The gradient of one mini-batch holding the whole batch, flattened, in float64."""
-    prepared, _ = learner.prepare(batch)
+    return accumulated(learner, learner.prepare(batch)[0], which)
+
+
+def accumulated(learner: Learner, prepared: Prepared, which: str) -> Tensor:
     loss = learner._actor_loss if which == "actor" else learner._critic_loss
     model = learner._actor if which == "actor" else learner._critic
     assert model is not None
     optimized = learner._actor_optimized if which == "actor" else learner._critic_optimized
+    model.zero_grad()
     learner._accumulate(prepared, optimized, loss)
     return torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
 
@@ -52,6 +56,32 @@ def test_splitting_into_micro_batches_changes_no_gradient(
     assert unsplit.norm() > 1e-3
     for split in gradients:
         assert (split - unsplit).norm() / unsplit.norm() < 1e-6
+
+
+@pytest.mark.parametrize("which", ["actor", "critic"])
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
+def test_responses_cut_off_teach_nothing_where_they_are_masked(
+    tiny_model_path: Path,
+    make_batch: MakeBatch,
+    which: str,
+    aggregation: str,
+    settings: MakeSettings,
+) -> None:
+    config = settings(
+        actor={"mini_batch_size": 8, "loss_aggregation": aggregation, "entropy_coef": 0.01},
+        algorithm={"kl_mode": "none", "mask_truncated": True},
+    )
+    batch = make_batch()
+    batch.truncated[[1, 4, 5]] = True
+    learner = Learner(config, tiny_model_path)
+    prepared, _ = learner.prepare(batch)
+    whole = accumulated(learner, prepared, which)
+    others = accumulated(learner, prepared.select(torch.tensor([0, 2, 3, 6, 7])), which)
+    assert whole.norm() > 1e-3
+    assert (whole - others).norm() / whole.norm() < 1e-6
+    batch.truncated[:] = True
+    prepared, _ = learner.prepare(batch)
+    assert accumulated(learner, prepared, which).norm() == 0.0
 
 
 def slow_actor_gradient(folder: Path, prepared: Prepared, rows: list[int]) -> Tensor:
