@@ -60,6 +60,15 @@ class TrainBatch:
         columns = torch.arange(self.input_ids.shape[1], device=self.input_ids.device)
         return columns < self.lengths.unsqueeze(-1)
 
+    def prompts(self) -> tuple[Tensor, Tensor]:
+        """Returns where the G prompts of the batch stand, and whose prompt is which.
+
+        A row of each group, int64 [G], and the place of each row's group among them, int64 [B].
+        """
+        groups, prompt_of_row = torch.unique(self.group_ids, return_inverse=True)
+        rows = torch.arange(len(self), device=self.group_ids.device)
+        return torch.empty_like(groups).scatter_(0, prompt_of_row, rows), prompt_of_row
+
     def predictor_index(self) -> Tensor:
         """Returns where, in the flattened [B * L], the predictors of the response tokens stand.
 
@@ -104,10 +113,12 @@ def collate(rollouts: Sequence[Rollout], pad_id: int) -> TrainBatch:
         pad_id: token that fills up the rows; nothing depends on it.
 
     Raises:
-        ValueError: for a rollout without a prompt or response token: it could teach nothing.
+        ValueError: for a rollout without a prompt or response token: it could teach nothing; for a
+            group of different prompts.
     """
     if not rollouts:
         raise ValueError("a batch needs at least one rollout")
+    prompts: dict[int, tuple[int, ...]] = {}
     for rollout in rollouts:
         if not len(rollout.prompt_ids) or not len(rollout.completion.response_ids):
             raise ValueError(
@@ -115,6 +126,8 @@ def collate(rollouts: Sequence[Rollout], pad_id: int) -> TrainBatch:
                 f"at least one prompt and one response token, got {len(rollout.prompt_ids)} and "
                 f"{len(rollout.completion.response_ids)}"
             )
+        if prompts.setdefault(rollout.group_id, rollout.prompt_ids) != rollout.prompt_ids:
+            raise ValueError(f"group {rollout.group_id}: its responses have different prompts")
     prompt_lengths = np.array([len(r.prompt_ids) for r in rollouts], dtype=np.int64)
     response_lengths = np.array([len(r.completion.response_ids) for r in rollouts], dtype=np.int64)
     shape = len(rollouts), int((prompt_lengths + response_lengths).max())
@@ -137,25 +150,69 @@ def collate(rollouts: Sequence[Rollout], pad_id: int) -> TrainBatch:
     )
 
 
-def micro_batches(lengths: Tensor, budget_tokens: int) -> list[Tensor]:
+def micro_batches(batch: TrainBatch, budget_tokens: int, *, share_prompts: bool) -> list[Tensor]:
     """Returns rows (int64 [b] each) of micro-batches under a budget of padded tokens.
 
-    Rows of like length stand together, longest first, so that little is padding; each row is in
+    Rows of like length stand together, longest first, so that little is padding. Where prompts are
+    shared, groups may stand together instead, if that makes fewer tokens in all. Each row is in
     exactly one micro-batch. A row longer than the budget stands alone: rows cannot be cut.
 
     Args:
-        lengths: int64 [B], tokens of each row.
-        budget_tokens: most tokens of a micro-batch, its padding to its longest row included.
+        batch: B rows.
+        budget_tokens: most tokens of a micro-batch, padding included.
+        share_prompts: whether a group's prompt is computed once per micro-batch.
     """
-    lengths = lengths.cpu()
-    order = torch.argsort(lengths, descending=True, stable=True)
-    parts, start = [], 0
-    while start < len(order):
-        width = max(int(lengths[order[start]]), 1)
-        end = start + max(budget_tokens // width, 1)
-        parts.append(order[start:end])
-        start = end
-    return parts
+    columns = (batch.prompt_lengths, batch.response_lengths, batch.group_ids)
+    rows = list(zip(range(len(batch)), *(x.tolist() for x in columns), strict=True))
+    rows.sort(key=lambda row: -row[1] - row[2])
+    parts, num_tokens = _packed(rows, budget_tokens, share_prompts=share_prompts)
+    if share_prompts:
+        place: dict[int, int] = {}
+        for row in rows:
+            place.setdefault(row[3], len(place))
+        by_group = sorted(rows, key=lambda row: place[row[3]])
+        shared, fewer_tokens = _packed(by_group, budget_tokens, share_prompts=True)
+        if fewer_tokens < num_tokens:
+            parts = shared
+    return [torch.tensor(part) for part in parts]
+
+
+def _packed(
+    rows: Sequence[tuple[int, int, int, int]], budget_tokens: int, *, share_prompts: bool
+) -> tuple[list[list[int]], int]:
+    """Returns micro-batches of rows in their order, and the tokens computed for all of them.
+
+    Args:
+        rows: (row, prompt tokens, response tokens, group).
+        budget_tokens: where a further row would exceed it, the next micro-batch begins.
+        share_prompts: see `micro_batches`.
+    """
+    parts: list[list[int]] = []
+    sizes: list[int] = []
+    longest, groups = (0, 0, 0), set[int]()
+    for row, prompt, response, group in rows:
+        widths = (
+            max(longest[0], prompt),
+            max(longest[1], response),
+            max(longest[2], prompt + response),
+        )
+        num_rows, num_groups = (
+            len(parts[-1]) + 1 if parts else 1,
+            len(groups) + (group not in groups),
+        )
+        size = num_rows * widths[2]
+        if share_prompts and num_groups < num_rows:
+            size = num_groups * widths[0] + num_rows * widths[1]
+        if parts and size <= budget_tokens:
+            parts[-1].append(row)
+            sizes[-1] = size
+            longest = widths
+            groups.add(group)
+        else:
+            parts.append([row])
+            sizes.append(prompt + response)
+            longest, groups = (prompt, response, prompt + response), {group}
+    return parts, sum(sizes)
 
 
 def mini_batches(group_ids: Tensor, num_groups: int) -> list[Tensor]:

@@ -36,6 +36,7 @@ from rl_core.preparation import (
     policy_metrics,
     rollout_columns,
 )
+from rl_core.response_states import can_share_prompts
 from rl_core.threads import MicroBatchThreads
 
 STATE_FOLDER = "trainer"
@@ -202,11 +203,18 @@ class Learner:
     def _evaluate(self, batch: TrainBatch, forward: Callable[[TrainBatch], Tensor]) -> Tensor:
         """Returns `forward` over the batch, float32 [B, T], computed by micro-batches."""
         results = torch.zeros_like(batch.rollout_logprobs)
-        parts = micro_batches(batch.lengths, self._config.actor.micro_batch_tokens)
+        parts = self._micro_batches(batch)
         computed = self._threads.map(lambda rows: forward(batch.select(rows)), parts)
         for rows, part in zip(parts, computed, strict=True):
             results[rows.to(self._device), : part.shape[1]] = part
         return results
+
+    def _micro_batches(self, batch: TrainBatch) -> list[Tensor]:
+        return micro_batches(
+            batch,
+            self._config.actor.micro_batch_tokens,
+            share_prompts=can_share_prompts(self._actor),
+        )
 
     def _run_epochs(
         self, prepared: Prepared, optimized: Optimized, micro_loss: MicroLoss
@@ -242,7 +250,7 @@ class Learner:
                 mini.old_logprobs[rows.to(self._device), : logprobs.shape[1]] = logprobs.detach()
             return shares.pop("loss"), {name: share.detach() for name, share in shares.items()}
 
-        parts = micro_batches(mini.batch.lengths, self._config.actor.micro_batch_tokens)
+        parts = self._micro_batches(mini.batch)
         computed = self._threads.accumulate(optimized.parameters, loss_and_shares, parts)
         return {
             name: torch.stack([shares[name] for shares in computed]).sum() for name in computed[0]

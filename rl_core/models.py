@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import shutil
 from pathlib import Path
-from typing import cast
 
 import torch
 import transformers
@@ -18,6 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rl_core.algos.logprobs import token_logprobs, token_logprobs_and_entropy
 from rl_core.batch import TrainBatch
+from rl_core.response_states import response_states
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -106,29 +106,6 @@ def _check_plain_logits(model: transformers.PreTrainedModel, path: Path) -> None
         )
 
 
-class _SelectRows(torch.autograd.Function):
-    """index_select for distinct rows: its backward copies, where torch's would add row by row."""
-
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, index: Tensor) -> Tensor:
-        ctx.save_for_backward(index)
-        ctx.shape = x.shape  # type: ignore[attr-defined]  # torch lets a context carry anything
-        return x.index_select(0, index)
-
-    @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
-        (index,) = ctx.saved_tensors  # type: ignore[attr-defined]  # set by save_for_backward
-        full = grads[0].new_zeros(ctx.shape)  # type: ignore[attr-defined]  # set in forward
-        return full.index_copy_(0, index, grads[0]), None
-
-
-def _response_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
-    """Returns the hidden states that predict the response tokens, [N, H], row after row."""
-    hidden = backbone(input_ids=batch.input_ids, use_cache=False).last_hidden_state
-    flat = hidden.reshape(-1, hidden.shape[-1])
-    return cast("Tensor", _SelectRows.apply(flat, batch.predictor_index()))  # type: ignore[no-untyped-call]  # torch leaves apply untyped
-
-
 def _pad(per_token: Tensor, response_mask: Tensor) -> Tensor:
     """Returns [N] as [B, T], 0 outside the mask; differentiable."""
     return per_token.new_zeros(response_mask.shape).masked_scatter(response_mask, per_token)
@@ -178,7 +155,7 @@ def _actor_states(
     model: transformers.PreTrainedModel, batch: TrainBatch, compute_dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     with _autocast(batch, compute_dtype):
-        return _response_states(model.get_decoder(), batch), model.get_output_embeddings().weight
+        return response_states(model.get_decoder(), batch), model.get_output_embeddings().weight
 
 
 def response_values(critic: Critic, batch: TrainBatch, *, compute_dtype: torch.dtype) -> Tensor:
@@ -190,7 +167,7 @@ def response_values(critic: Critic, batch: TrainBatch, *, compute_dtype: torch.d
         compute_dtype: float32, or bfloat16 for autocast (the head is float32 always).
     """
     with _autocast(batch, compute_dtype):
-        hidden = _response_states(critic.backbone, batch)
+        hidden = response_states(critic.backbone, batch)
     return _pad(critic.head(hidden.float()).squeeze(-1), batch.response_mask)
 
 

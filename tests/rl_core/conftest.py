@@ -58,11 +58,13 @@ def random_rollouts() -> Callable[..., list[Rollout]]:
         rng = np.random.default_rng(seed)
         rollouts = []
         for row in range(number):
+            if row % group_size == 0:
+                prompt_ids = rng.integers(2, 258, int(rng.integers(1, 7))).tolist()
             correct = bool(rng.random() < 0.4)
             length = int(rng.integers(1, 13))
             rollouts.append(
                 _make_rollout(
-                    rng.integers(2, 258, int(rng.integers(1, 7))).tolist(),
+                    prompt_ids,
                     rng.integers(2, 258, length).tolist(),
                     logprobs=rng.uniform(-8, -3, length).tolist(),
                     score=1.0 if correct else float(rng.choice([0.0, 0.1])),

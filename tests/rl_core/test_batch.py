@@ -17,7 +17,7 @@ def batch(make_rollout: Callable[..., Rollout]) -> TrainBatch:
         [
             make_rollout([17, 4, 9], [8, 2], logprobs=[-0.5, -0.25], score=0.1, group_id=5),
             make_rollout([6], [7], score=1.0, verdict="correct", group_id=4),
-            make_rollout([3, 3], [1, 5, 6], group_id=5, finish_reason="length"),
+            make_rollout([3, 3], [1, 5, 6], group_id=6, finish_reason="length"),
         ],
         pad_id=99,
     )
@@ -30,7 +30,7 @@ def test_collate_by_hand(batch: TrainBatch) -> None:
     assert batch.lengths.tolist() == [5, 2, 5]
     assert batch.rollout_logprobs.tolist() == [[-0.5, -0.25, 0], [-1, 0, 0], [-1, -1, -1]]
     assert batch.rewards.tolist() == pytest.approx([0.1, 1.0, 0.0])
-    assert batch.group_ids.tolist() == [5, 4, 5]
+    assert batch.group_ids.tolist() == [5, 4, 6]
     assert batch.correct.tolist() == [False, True, False]
     assert batch.truncated.tolist() == [False, False, True]
 
@@ -57,7 +57,7 @@ def test_select_takes_rows_in_order_and_trims_to_the_longest(batch: TrainBatch) 
     reordered = batch.select(torch.tensor([2, 0]))
     assert reordered.response_ids().tolist() == [1, 5, 6, 8, 2]
     assert reordered.truncated.tolist() == [True, False]
-    assert reordered.group_ids.tolist() == [5, 5]
+    assert reordered.group_ids.tolist() == [6, 5]
 
 
 def test_rollouts_that_teach_nothing_are_refused(make_rollout: Callable[..., Rollout]) -> None:
@@ -68,23 +68,77 @@ def test_rollouts_that_teach_nothing_are_refused(make_rollout: Callable[..., Rol
             collate([make_rollout(prompt, response)], pad_id=0)
 
 
+def test_responses_of_a_group_answer_one_prompt(make_rollout: Callable[..., Rollout]) -> None:
+    rollouts = [make_rollout([1, 2], [3], group_id=7), make_rollout([1, 4], [3], group_id=7)]
+    with pytest.raises(ValueError, match="group 7: its responses have different prompts"):
+        collate(rollouts, pad_id=0)
+
+
+def sized(rows: list[tuple[int, int, int]]) -> TrainBatch:
+    """A batch of rows (prompt tokens, response tokens, group)."""
+    prompts, responses, groups = (torch.tensor(column) for column in zip(*rows, strict=True))
+    zeros = torch.zeros(len(rows))
+    return TrainBatch(
+        input_ids=torch.zeros(len(rows), int((prompts + responses).max()), dtype=torch.int64),
+        prompt_lengths=prompts,
+        response_lengths=responses,
+        rollout_logprobs=torch.zeros(len(rows), int(responses.max())),
+        rewards=zeros,
+        group_ids=groups,
+        correct=zeros.bool(),
+        truncated=zeros.bool(),
+    )
+
+
 def test_micro_batches_by_hand() -> None:
-    # 6 tokens hold a row of 5; then two rows of 3; then one of 2 beside one of 1.
-    parts = micro_batches(torch.tensor([3, 1, 5, 2, 3]), budget_tokens=6)
-    assert [part.tolist() for part in parts] == [[2], [0, 4], [3, 1]]
+    # 6 tokens hold a row of 5; then two rows of 3; then one of 2 beside one of 2.
+    batch = sized([(1, 2, 0), (1, 1, 1), (2, 3, 2), (1, 1, 3), (2, 1, 4)])
+    parts = micro_batches(batch, 6, share_prompts=True)
+    assert [part.tolist() for part in parts] == [[2], [0, 4], [1, 3]]
 
 
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 200))
+def test_micro_batches_share_prompts_by_hand() -> None:
+    # Two groups, prompts of 10. A group of one prompt and three responses of at most 4 takes 22.
+    batch = sized([(10, 4, 0), (10, 3, 1), (10, 2, 0), (10, 3, 1), (10, 1, 0)])
+    shared = micro_batches(batch, 22, share_prompts=True)
+    assert [part.tolist() for part in shared] == [[0, 2, 4], [1, 3]]
+    plain = micro_batches(batch, 28, share_prompts=False)
+    assert [part.tolist() for part in plain] == [[0, 1], [3, 2], [4]]
+
+
+def test_groups_are_torn_where_padding_would_cost_more_than_their_prompts() -> None:
+    batch = sized([(1, 20, 0), (1, 2, 0), (1, 20, 1), (1, 2, 1)])
+    parts = micro_batches(batch, 45, share_prompts=True)
+    assert [part.tolist() for part in parts] == [[0, 2], [1, 3]]
+
+
+Rows = st.lists(
+    st.tuples(st.integers(1, 9), st.lists(st.integers(1, 50), min_size=1, max_size=6)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(Rows, st.integers(1, 200), st.booleans())
 def test_micro_batches_hold_each_row_once_within_the_budget(
-    lengths: list[int], budget: int
+    groups: list[tuple[int, list[int]]], budget: int, share_prompts: bool
 ) -> None:
-    parts = [part.tolist() for part in micro_batches(torch.tensor(lengths), budget)]
-    assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
+    rows = [
+        (prompt, response, group)
+        for group, (prompt, responses) in enumerate(groups)
+        for response in responses
+    ]
+    parts = [p.tolist() for p in micro_batches(sized(rows), budget, share_prompts=share_prompts)]
+    assert sorted(row for part in parts for row in part) == list(range(len(rows)))
     for part in parts:
-        width = max(lengths[row] for row in part)
-        assert len(part) == 1 or len(part) * width <= budget
-    in_order = [lengths[row] for part in parts for row in part]
-    assert in_order == sorted(lengths, reverse=True)
+        prompts, responses, members = zip(*(rows[row] for row in part), strict=True)
+        size = len(part) * max(p + r for p, r in zip(prompts, responses, strict=True))
+        if share_prompts and len(set(members)) < len(part):
+            size = len(set(members)) * max(prompts) + len(part) * max(responses)
+        assert len(part) == 1 or size <= budget
+    if not share_prompts:
+        in_order = [sum(rows[row][:2]) for part in parts for row in part]
+        assert in_order == sorted(in_order, reverse=True)
 
 
 def test_mini_batches_keep_groups_whole_and_in_order() -> None:

@@ -35,11 +35,13 @@ def accumulated(learner: Learner, prepared: Prepared, which: str) -> Tensor:
     return torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
 
 
+@pytest.mark.parametrize("group_size", [1, 4])
 @pytest.mark.parametrize("which", ["actor", "critic"])
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
 def test_splitting_into_micro_batches_changes_no_gradient(
     tiny_model_path: Path,
     make_batch: MakeBatch,
+    group_size: int,
     which: str,
     aggregation: str,
     settings: MakeSettings,
@@ -51,7 +53,8 @@ def test_splitting_into_micro_batches_changes_no_gradient(
             actor=actor | {"mini_batch_size": 8, "entropy_coef": 0.01},
             algorithm={"kl_mode": "loss", "kl_estimator": "k3", "kl_coef": 0.1},
         )
-        gradients.append(gradient(Learner(config, tiny_model_path), make_batch(), which))
+        batch = make_batch(group_size=group_size)
+        gradients.append(gradient(Learner(config, tiny_model_path), batch, which))
     unsplit = gradients.pop()
     assert unsplit.norm() > 1e-3
     for split in gradients:

@@ -1,0 +1,100 @@
+"""Hidden states that predict response tokens; a group's prompt is computed once for all of it.
+
+Legend: B rows, G prompts, P longest prompt, T longest response, H hidden size, N response tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from rl_core.batch import TrainBatch
+
+
+def can_share_prompts(backbone: Any) -> bool:
+    """Returns whether responses may continue from the kept keys and values of their prompt.
+
+    Not where layers forget their keys to compute them again (gradient checkpointing), nor where
+    they see a window of positions or carry a state, for which padded prompts would be wrong.
+    """
+    config = backbone.config.get_text_config()
+    layer_types = getattr(config, "layer_types", None) or ["full_attention"]
+    has_window = getattr(config, "sliding_window", None) is not None
+    is_plain = set(layer_types) == {"full_attention"} and not has_window
+    return is_plain and not backbone.is_gradient_checkpointing
+
+
+def response_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
+    """Returns the states that predict the response tokens, [N, H], row after row.
+
+    Args:
+        backbone: a causal LM's decoder, without its head.
+        batch: B rows; where several are of one group and the model allows, their prompt is read
+            once and its keys and values serve them all, gradients included.
+    """
+    is_shared = len(batch.prompts()[0]) < len(batch)
+    if is_shared and can_share_prompts(backbone):
+        states = _continued_states(backbone, batch)
+        index = batch.response_mask.flatten().nonzero().squeeze(-1)
+    else:
+        states = backbone(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+        index = batch.predictor_index()
+    return _select_rows(states.flatten(0, 1), index)
+
+
+def _continued_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
+    """Returns the states before each response token, [B, T, H], from G prompts and B responses."""
+    prompt_rows, prompt_of_row = batch.prompts()
+    lengths = batch.prompt_lengths[prompt_rows]
+    longest = int(lengths.max())
+    columns = torch.arange(longest, device=lengths.device)
+    cache = transformers.DynamicCache()
+    # Behind a shorter prompt stands what its row goes on with: hidden from the responses below.
+    read = backbone(
+        input_ids=batch.input_ids[prompt_rows, :longest], past_key_values=cache, use_cache=True
+    ).last_hidden_state
+    last = torch.arange(len(prompt_rows), device=lengths.device) * longest + lengths - 1
+    states = _select_rows(read.flatten(0, 1), last).index_select(0, prompt_of_row).unsqueeze(1)
+    num_columns = batch.rollout_logprobs.shape[1] - 1
+    if num_columns == 0:
+        return states
+    for layer in cache.layers:
+        layer.keys = layer.keys.index_select(0, prompt_of_row)
+        layer.values = layer.values.index_select(0, prompt_of_row)
+    is_prompt = columns < batch.prompt_lengths.unsqueeze(-1)
+    positions = batch.prompt_lengths.unsqueeze(-1) + torch.arange(
+        num_columns, device=lengths.device
+    )
+    # Past the end of a row any token will do: nothing looks at it.
+    within = positions.clamp(max=batch.input_ids.shape[1] - 1)
+    continued = backbone(
+        input_ids=batch.input_ids.gather(1, within),
+        attention_mask=torch.cat([is_prompt, torch.ones_like(positions, dtype=torch.bool)], dim=1),
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+    ).last_hidden_state
+    return torch.cat([states, continued], dim=1)
+
+
+def _select_rows(x: Tensor, index: Tensor) -> Tensor:
+    return cast("Tensor", _SelectRows.apply(x, index))  # type: ignore[no-untyped-call]  # torch leaves apply untyped
+
+
+class _SelectRows(torch.autograd.Function):
+    """index_select for distinct rows: its backward copies, where torch's would add row by row."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.shape = x.shape  # type: ignore[attr-defined]  # torch lets a context carry anything
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors  # type: ignore[attr-defined]  # set by save_for_backward
+        full = grads[0].new_zeros(ctx.shape)  # type: ignore[attr-defined]  # set in forward
+        return full.index_copy_(0, index, grads[0]), None
