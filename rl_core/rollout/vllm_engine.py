@@ -25,6 +25,9 @@ hide_cuda_only_packages()
 
 from vllm import LLM, ModelRegistry, SamplingParams  # noqa: E402  # after the guard above
 
+_CPU_BLOCK_TOKENS = 32
+"""The fewest that vLLM's attention on a CPU takes."""
+
 
 class WeightUpdates:
     """What vLLM mixes into its worker class: the receiving end of `VllmEngine.update_weights`."""
@@ -78,6 +81,8 @@ class VllmEngine:
         cpu_options = {
             "kv_cache_memory_bytes": kv_cache_mib * 2**20,
             "enforce_eager": True,
+            # Prompts of a group share whole blocks: with the default of 128 most would share none.
+            "block_size": _CPU_BLOCK_TOKENS,
             # After part of a prompt vLLM turns the request's random generator back, which a
             # generator of the CPU cannot do: prompts are read whole, or in the next step.
             "enable_chunked_prefill": False,

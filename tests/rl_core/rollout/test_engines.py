@@ -17,8 +17,8 @@ from rl_core.types import Completion, GenerationRequest, SamplingSettings
 
 EOS = 1
 GREEDY = SamplingSettings(max_tokens=24, temperature=0.0)
-PROMPT_LENGTHS = (1, 7, 40, 127, 128, 129, 300)
-"""Around and above vLLM's blocks of 128 tokens: a stale prefix cache shows in no shorter prompt."""
+PROMPT_LENGTHS = (1, 7, 32, 33, 128, 129, 300)
+"""Around and above vLLM's blocks of 32 tokens: a stale prefix cache shows in no shorter prompt."""
 
 
 def make_vllm(path: Path) -> RolloutEngine:
