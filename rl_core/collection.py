@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -37,9 +38,10 @@ class Collected:
     rollouts: list[Rollout]
     """`group_size` per problem of the batch, group after group."""
     metrics: dict[str, float]
-    """Of the batch's own problems: replacing groups does not flatter the accuracy."""
-    num_tokens: int
-    """Response tokens that were generated, those of replaced groups included."""
+    """Of the batch's own problems: replacing groups does not flatter the accuracy.
+
+    `rollout/tokens_per_s` counts the response tokens of replaced groups too.
+    """
 
 
 def collect(
@@ -70,17 +72,23 @@ def collect(
     group_size = config.algorithm.group_size
     sampling = SamplingSettings(config.data.max_response_length, config.rollout.temperature)
 
+    num_tokens, seconds = 0, 0.0
+
     def ask(asked: Sequence[PromptedProblem]) -> list[Rollout]:
+        nonlocal num_tokens, seconds
         requests = build_requests(asked, group_size=group_size, seed=config.seed, step=step)
+        start = time.perf_counter()
         with clock("gen"):
             completions = generate(requests, sampling)
+        seconds += time.perf_counter() - start
+        num_tokens += sum(len(completion.response_ids) for completion in completions)
         with clock("reward"):
             return score_completions(
                 asked, completions, group_size=group_size, env=config.env, decode=decode
             )
 
     rollouts = ask([problems[i] for i in chosen])
-    metrics, num_tokens = reward_metrics(rollouts), _num_tokens(rollouts)
+    metrics = reward_metrics(rollouts)
     replaced = 0
     others = _other_problems(config, step, len(problems), chosen)
     for _ in range(config.algorithm.resample_rounds):
@@ -89,7 +97,6 @@ def collect(
         if not drawn:
             break
         fresh = ask([problems[i] for i in drawn])
-        num_tokens += _num_tokens(fresh)
         useful = [g for g in range(len(drawn)) if _has_spread(fresh, g, group_size)]
         for old, new in zip(flat, useful, strict=False):
             rollouts[old * group_size : (old + 1) * group_size] = [
@@ -99,11 +106,8 @@ def collect(
         replaced += len(useful)
     if config.algorithm.resample_rounds:
         metrics["group/replaced_frac"] = replaced / len(chosen)
-    return Collected(rollouts, metrics, num_tokens)
-
-
-def _num_tokens(rollouts: Sequence[Rollout]) -> int:
-    return sum(len(rollout.completion.response_ids) for rollout in rollouts)
+    metrics["rollout/tokens_per_s"] = num_tokens / seconds
+    return Collected(rollouts, metrics)
 
 
 def _has_spread(rollouts: Sequence[Rollout], group: int, group_size: int) -> bool:

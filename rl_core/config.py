@@ -211,6 +211,8 @@ class RolloutConfig(Section):
     """Share of the card that a GPU engine may use beside the learner."""
     max_num_seqs: int = Field(256, ge=1)
     """Responses that the engine generates at a time."""
+    overlap: int = Field(0, ge=0, le=1)
+    """1: the next step's rollouts are generated while the learner updates, one step off-policy."""
 
 
 class ResourcesConfig(Section):
@@ -324,6 +326,11 @@ class RunConfig(Section):
             raise ValueError(
                 f"rollout.top_p={self.rollout.top_p} renormalises what is sampled, "
                 "so the learner's log-probs would not match: use 1.0"
+            )
+        if self.rollout.overlap and self.actor.importance_cap is None:
+            raise ValueError(
+                "rollout.overlap=1 learns from the responses of an older policy: "
+                "actor.importance_cap=null must be a number, so that this is corrected"
             )
         if self.env.name == "countdown" and batch > self.data.train_size:
             raise ValueError(

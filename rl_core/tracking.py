@@ -243,22 +243,27 @@ class RolloutLog:
         epoch: int,
         rollouts: Sequence[Rollout],
         learned: Mapping[str, Sequence[float] | npt.NDArray[Any]],
+        *,
+        policy_version: int,
     ) -> Path | None:
         """Writes the rollouts of one step and returns the file.
 
         A full disk costs the file (then None) and a warning, not the run.
 
         Args:
-            step: the step they were generated in, by the weights of the step before.
+            step: the step that learned from them.
             epoch: pass over the data, from 0.
             rollouts: in the order of `learned`.
             learned: columns of `LEARNED_COLUMNS`, one number per rollout; NaN becomes null.
+            policy_version: the step whose weights generated them, 0 for the base model's.
 
         Raises:
             ValueError: `learned` holds another column, or not one number per rollout.
         """
         file = self.folder / f"step_{step:06d}.parquet"
-        table = _rollout_table(self.run_id, step, epoch, rollouts, learned)
+        table = _rollout_table(
+            self.run_id, step, epoch, rollouts, learned, policy_version=policy_version
+        )
         try:
             with new_file(file) as temporary:
                 pq.write_table(table, temporary, compression="zstd")
@@ -297,6 +302,8 @@ def _rollout_table(
     epoch: int,
     rollouts: Sequence[Rollout],
     learned: Mapping[str, Sequence[float] | npt.NDArray[Any]],
+    *,
+    policy_version: int,
 ) -> pa.Table:
     """Returns one row per rollout."""
     for name, values in learned.items():
@@ -315,7 +322,7 @@ def _rollout_table(
             "data_source": rollout.problem.data_source,
             "group_id": rollout.group_id,
             "sample_index": rollout.sample_index,
-            "policy_version": step - 1,
+            "policy_version": policy_version,
             "prompt": rollout.prompt_text,
             "response": rollout.response_text,
             "answer": rollout.scored.answer,

@@ -7,14 +7,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rl_core.checkpoints import make_room, save_checkpoint
-from rl_core.collection import PromptedProblem, collect, score_completions
+from rl_core.collection import Collected, PromptedProblem, collect, score_completions
 from rl_core.config import RunConfig
 from rl_core.data_order import batch_indices, steps_per_epoch, total_steps
+from rl_core.rollout_ahead import Clock, RolloutsAhead
 from rl_core.types import GenerationRequest, SamplingSettings
 
 if TYPE_CHECKING:
@@ -101,47 +103,65 @@ def train(
         should_stop: asked after each step; True saves a checkpoint and returns.
     """
     last_step = total_steps(config, len(inputs.train))
-    batch_size, watch_gap = config.data.train_batch_size, GapWatch(config.model.dtype)
+    watch_gap = GapWatch(config.model.dtype)
+    ahead = RolloutsAhead(partial(_collect_step, config, inputs, workers))
     if start_step == 0:
         tested = test_greedily(config, inputs, workers)
         run.metrics.append(0, tested)
         on_step(0, last_step, tested)
     for step in range(start_step + 1, last_step + 1):
         clock = StepClock()
+        saves = step % config.trainer.save_freq == 0 or step == last_step
         with clock("step"):
-            chosen = batch_indices(
-                seed=config.seed, step=step, num_problems=len(inputs.train), batch_size=batch_size
-            )
-            collected = collect(
-                config,
-                inputs.train,
-                chosen,
-                step,
-                generate=workers.generate,
-                decode=inputs.decode,
-                clock=clock,
-            )
+            collected, policy_version = ahead.take(step, clock)
+            # Not across a checkpoint: what a resume finds there must be all there is.
+            if config.rollout.overlap and not saves:
+                ahead.begin(step + 1)
             learned, per_rollout = workers.learn(collected.rollouts, step)
             with clock("sync"):
+                ahead.finish()
                 workers.sync_weights()
             metrics = collected.metrics | learned
-            watch_gap(step, metrics)
-        if step % config.trainer.test_freq == 0 or step == last_step:
-            with clock("testing"):
-                metrics |= test_greedily(config, inputs, workers)
+            if policy_version == step - 1:
+                watch_gap(step, metrics)
+            if step % config.trainer.test_freq == 0 or step == last_step:
+                with clock("testing"):
+                    metrics |= test_greedily(config, inputs, workers)
         stopping = should_stop()
-        epoch = (step - 1) // steps_per_epoch(len(inputs.train), batch_size)
-        metrics["rollout/tokens_per_s"] = collected.num_tokens / clock.seconds["timing_s/gen"]
+        epoch = (step - 1) // steps_per_epoch(len(inputs.train), config.data.train_batch_size)
         metrics |= clock.seconds | {"epoch": epoch}
         # Logs first: no checkpoint lies ahead of them, and a resume cuts what lies ahead of it.
-        run.rollouts.write(step, epoch, collected.rollouts, per_rollout)
+        run.rollouts.write(
+            step, epoch, collected.rollouts, per_rollout, policy_version=policy_version
+        )
         run.metrics.append(step, metrics)
-        if step % config.trainer.save_freq == 0 or step == last_step or stopping:
+        if saves or stopping:
             save(config, run, step, workers, accuracy=metrics.get("val/accuracy"))
         on_step(step, last_step, metrics)
         if stopping:
             return step
     return max(start_step, last_step)
+
+
+def _collect_step(
+    config: RunConfig, inputs: TrainInputs, workers: Workers, step: int, clock: Clock
+) -> Collected:
+    """Returns the rollouts of a step's own problems."""
+    chosen = batch_indices(
+        seed=config.seed,
+        step=step,
+        num_problems=len(inputs.train),
+        batch_size=config.data.train_batch_size,
+    )
+    return collect(
+        config,
+        inputs.train,
+        chosen,
+        step,
+        generate=workers.generate,
+        decode=inputs.decode,
+        clock=clock,
+    )
 
 
 def test_greedily(config: RunConfig, inputs: TrainInputs, workers: Workers) -> dict[str, float]:

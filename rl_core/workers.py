@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from contextlib import contextmanager
@@ -113,8 +114,12 @@ class Workers:
         Returns:
             The step's metrics, and the rollout log's columns with one number per rollout.
         """
+        start = time.perf_counter()
         pending = self._learner.learn.remote(list(rollouts), step).future()
         metrics, columns = self._result("learner", pending)
+        learner_s = sum(s for name, s in metrics.items() if name.startswith("timing_s/"))
+        # From process to process and into tensors: what the learner's phases leave of the call.
+        metrics["timing_s/handover"] = time.perf_counter() - start - learner_s
         return metrics, columns
 
     def sync_weights(self) -> None:

@@ -71,7 +71,7 @@ def test_without_resampling_the_batch_is_what_was_asked() -> None:
     assert [r.scored.score for r in collected.rollouts] == [1.0, 0.1, 0.0, 0.0]
     assert collected.metrics["reward/accuracy"] == 0.25
     assert "group/replaced_frac" not in collected.metrics
-    assert collected.num_tokens == 4
+    assert collected.metrics["rollout/tokens_per_s"] > 0
 
 
 def test_groups_without_spread_are_replaced_by_whole_groups_that_have_some() -> None:
@@ -89,7 +89,6 @@ def test_groups_without_spread_are_replaced_by_whole_groups_that_have_some() -> 
     assert collected.metrics["group/replaced_frac"] == pytest.approx(2 / 3)
     # The accuracy is that of the three problems of the batch: one correct of six.
     assert collected.metrics["reward/accuracy"] == pytest.approx(1 / 6)
-    assert collected.num_tokens == sum(len(asked) for asked in engine.asked)
     everyone = [index for asked in engine.asked for index in asked]
     assert all(everyone.count(index) == 2 for index in everyone)  # nobody is asked twice
 

@@ -190,6 +190,7 @@ def test_rollout_rows_hold_what_was_generated_and_learned(tmp_path: Path) -> Non
         1,
         [rollout(0, 0, [-0.5, -0.25]), rollout(1, 1, [-1.0])],
         {"reward": [1.0, 0.5], "ref_kl": np.array([0.125, np.nan], dtype=np.float32)},
+        policy_version=10,
     )
     assert file == tmp_path / "rollouts" / "step_000012.parquet"
     assert pq.read_schema(file).equals(ROLLOUTS)
@@ -204,7 +205,7 @@ def test_rollout_rows_hold_what_was_generated_and_learned(tmp_path: Path) -> Non
         "data_source": "countdown",
         "group_id": 0,
         "sample_index": 0,
-        "policy_version": 11,
+        "policy_version": 10,
         "prompt": "make 3",
         "response": "<answer>1 + 2</answer>",
         "answer": "1 + 2",
@@ -230,7 +231,7 @@ def test_learned_columns_must_fit_the_rollouts(
     tmp_path: Path, learned: dict[str, list[float]]
 ) -> None:
     with pytest.raises(ValueError, match="expected one number each, in reward, advantage_mean"):
-        RolloutLog(tmp_path, "r").write(1, 0, [rollout(0, 0, [0.0])], learned)
+        RolloutLog(tmp_path, "r").write(1, 0, [rollout(0, 0, [0.0])], learned, policy_version=0)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -239,7 +240,8 @@ def test_a_full_disk_costs_a_rollout_file_and_nothing_else(
 ) -> None:
     log = RolloutLog(small_disk / "rollouts", "r")
     leave_free(small_disk, 4096)
-    assert log.write(1, 0, [rollout(0, i, [0.0]) for i in range(20)], {}) is None
+    rollouts = [rollout(0, i, [0.0]) for i in range(20)]
+    assert log.write(1, 0, rollouts, {}, policy_version=0) is None
     assert "the rollouts of step 1 could not be written" in caplog.text
     assert list(log.folder.iterdir()) == []
 
@@ -253,7 +255,7 @@ def test_a_resume_forgets_what_lies_past_its_checkpoint(tmp_path: Path) -> None:
 
     run.metrics.append(0, {})
     for step in (1, 2, 3):
-        run.rollouts.write(step, 0, [rollout(0, 0, [0.0])], {})
+        run.rollouts.write(step, 0, [rollout(0, 0, [0.0])], {}, policy_version=step - 1)
         run.metrics.append(step, {})
     (run.rollouts.folder / ".tmp-step_000004.parquet-0a1b2c3d").write_bytes(b"PAR1")
     run.cut_after(2)

@@ -20,7 +20,7 @@ STEPS = 4
 NOT_COMPARED = ("timing_s/", "timing_per_token_ms/", "rollout/tokens_per_s", "time", "mfu/")
 
 
-def settings(root: Path, run_id: str, engine: str) -> RunConfig:
+def settings(root: Path, run_id: str, engine: str, overlap: int = 0) -> RunConfig:
     return RunConfig.model_validate(
         {
             "run_id": run_id,
@@ -28,7 +28,12 @@ def settings(root: Path, run_id: str, engine: str) -> RunConfig:
             "data": {"train_batch_size": 4, "max_prompt_length": 64, "max_response_length": 12},
             "actor": {"mini_batch_size": 2, "lr": 1e-3},
             "critic": {"lr": 1e-3},
-            "rollout": {"engine": engine, "kv_cache_mib": 16, "max_num_seqs": 8},
+            "rollout": {
+                "engine": engine,
+                "kv_cache_mib": 16,
+                "max_num_seqs": 8,
+                "overlap": overlap,
+            },
             "resources": {"learner_threads": 1},
             "trainer": {"total_steps": STEPS, "save_freq": 2, "test_freq": 2, "test_problems": 3},
         }
@@ -83,6 +88,13 @@ def comparable(run: RunFolder) -> list[dict[str, float]]:
     return [{k: v for k, v in row.items() if not k.startswith(NOT_COMPARED)} for row in rows]
 
 
+def check_timings(run: RunFolder) -> None:
+    for line in (run.path / "metrics.jsonl").read_text().splitlines()[1:]:
+        seconds = {k: v for k, v in json.loads(line).items() if k.startswith("timing_s/")}
+        step = seconds.pop("timing_s/step")
+        assert sum(seconds.values()) == pytest.approx(step, rel=0.02)
+
+
 def rollouts(run: RunFolder) -> pl.DataFrame:
     frame = pl.read_parquet(run.path / "rollouts" / "*.parquet")
     return frame.drop("run_id", "generated_at").sort("step", "group_id", "sample_index")
@@ -104,5 +116,23 @@ def test_a_run_stopped_and_resumed_equals_an_undisturbed_one(engine, tmp_path, t
     got = load_file(resumed.path / "checkpoints/latest/model.safetensors")
     assert expected.keys() == got.keys()
     assert all(expected[name].equal(got[name]) for name in expected)
+    check_timings(whole)
     before = load_file(tiny_model_path / "model.safetensors")
     assert any(not before[name].equal(got[name]) for name in before)
+
+
+@pytest.mark.slow
+def test_overlap_learns_from_the_policy_before_but_never_across_a_checkpoint(
+    tmp_path, tiny_model_path
+):
+    config = settings(tmp_path, "overlap", "hf", overlap=1)
+    run = train_until(config, tiny_model_path)
+    versions = rollouts(run).group_by("step").agg(pl.col("policy_version").unique()).sort("step")
+    # Steps 2 and 4 save: what follows a save waits for it, and what precedes it need not.
+    assert versions.rows() == [(1, [0]), (2, [0]), (3, [2]), (4, [2])]
+    gaps = {row["step"]: row.get("rollout/logprob_gap_mean") for row in comparable(run)}
+    assert max(gaps[1], gaps[3]) < 1e-5 < 1e-4 < min(gaps[2], gaps[4])
+    check_timings(run)
+    stopped = settings(tmp_path, "stopped", "hf", overlap=1)
+    train_until(stopped, tiny_model_path, stop_after=2)
+    assert comparable(train_until(stopped, tiny_model_path)) == comparable(run)

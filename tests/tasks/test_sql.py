@@ -352,7 +352,13 @@ def test_reads_what_a_run_really_writes_while_it_writes(tmp_path: Path) -> None:
     run = RunFolder.create(RunConfig(run_id="live", storage=StorageConfig(root=tmp_path)))
     metrics = run.path / "metrics.jsonl"
     for step in (1, 2):
-        run.rollouts.write(step, 0, [rollout("correct", 0), rollout("no_answer", step)], {})
+        run.rollouts.write(
+            step,
+            0,
+            [rollout("correct", 0), rollout("no_answer", step)],
+            {},
+            policy_version=step - 1,
+        )
         run.metrics.append(step, {"reward/accuracy": 0.5, "critic/kl": float("nan")})
         metrics.write_text(metrics.read_text() + '{"step": 3, "rew')
         shares = sql.ask("verdict_shares_by_step", root=tmp_path)
