@@ -15,18 +15,12 @@ import torch
 from torch import Tensor
 
 from rl_core import models
-from rl_core.algos.kl import adaptive_kl_coef, fixed_kl_coef, kl_estimate
-from rl_core.algos.losses import (
-    cispo_policy_loss,
-    clipped_value_loss,
-    gspo_policy_loss,
-    ppo_policy_loss,
-    truncated_importance_weights,
-)
-from rl_core.algos.masking import Denominators, aggregate, count_denominators
+from rl_core.algos.kl import adaptive_kl_coef, fixed_kl_coef
+from rl_core.algos.masking import Denominators, count_denominators
 from rl_core.batch import TrainBatch, micro_batches, mini_batches
 from rl_core.config import RunConfig
 from rl_core.learner_state import read_state, restore_rng, rng_tensors, write_state
+from rl_core.objectives import actor_loss, critic_loss
 from rl_core.optimization import Optimized
 from rl_core.preparation import (
     Prepared,
@@ -40,7 +34,6 @@ from rl_core.threads import MicroBatchThreads
 
 STATE_FOLDER = "trainer"
 """Inside a checkpoint: what transformers does not need and a resume does."""
-_POLICY_LOSSES = {"ppo": ppo_policy_loss, "gspo": gspo_policy_loss, "cispo": cispo_policy_loss}
 _KL_CONTROLLERS = {"fixed": fixed_kl_coef, "adaptive": adaptive_kl_coef}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -249,61 +242,25 @@ class Learner:
         }
 
     def _actor_loss(self, micro: Prepared, denominators: Denominators) -> dict[str, Tensor]:
-        actor, algorithm = self._config.actor, self._config.algorithm
-        mask = micro.loss_mask
         logprobs, entropy = self._logprobs_and_entropy(self._actor, micro.batch)
-        old_logprobs = logprobs.detach() if micro.is_on_policy else micro.old_logprobs
-        weights = None
-        if actor.importance_cap is not None:
-            weights = truncated_importance_weights(
-                old_logprobs, micro.batch.rollout_logprobs, mask, cap=actor.importance_cap
-            )
-        policy = _POLICY_LOSSES[actor.policy_loss](
+        return actor_loss(
             logprobs,
-            old_logprobs,
-            micro.advantages,
-            mask,
-            clip_eps_low=actor.clip_eps_low,
-            clip_eps_high=actor.clip_eps_high,
-            aggregation=actor.loss_aggregation,
+            entropy,
+            micro,
+            actor=self._config.actor,
+            algorithm=self._config.algorithm,
+            kl_coef=self._kl_coef,
             denominators=denominators,
-            importance_weights=weights,
         )
-        entropy_loss = aggregate(entropy, mask, actor.loss_aggregation, denominators)
-        loss = policy.loss
-        if actor.entropy_coef > 0:
-            loss = loss - actor.entropy_coef * entropy_loss
-        shares = {
-            "pg_loss": policy.loss,
-            "pg_clipfrac": policy.clip_frac,
-            "ppo_kl": policy.approx_kl,
-            "entropy_loss": entropy_loss,
-            "logprobs": logprobs,
-        }
-        if algorithm.kl_mode == "loss" and micro.ref_logprobs is not None:
-            kl = kl_estimate(logprobs, micro.ref_logprobs, algorithm.kl_estimator)
-            shares["kl_loss"] = aggregate(kl, mask, actor.loss_aggregation, denominators)
-            loss = loss + self._kl_coef * shares["kl_loss"]
-        return shares | {"loss": loss}
 
     def _critic_loss(self, micro: Prepared, denominators: Denominators) -> dict[str, Tensor]:
         assert self._critic is not None
-        assert micro.values is not None
-        assert micro.returns is not None
-        value = clipped_value_loss(
+        return critic_loss(
             self._values(self._critic, micro.batch),
-            micro.values,
-            micro.returns,
-            micro.loss_mask,
+            micro,
             value_clip=self._config.critic.value_clip,
             denominators=denominators,
         )
-        return {
-            "loss": value.loss,
-            "vf_loss": value.loss,
-            "vf_clipfrac": value.clip_frac,
-            "vpred_mean": value.prediction_mean,
-        }
 
     def weights(self) -> dict[str, Tensor]:
         """Returns the actor's weights for the rollout engines, see `models.complete_weights`."""
