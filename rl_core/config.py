@@ -100,6 +100,13 @@ class ModelConfig(Section):
     """Compute type of learner and rollout; master weights and optimizer state stay float32."""
     gradient_checkpointing: bool = False
     """Keeps one activation per layer and computes the rest again: less memory, a third slower."""
+    lora_rank: int = Field(0, ge=0)
+    """Rank of the adapters that learn in place of the weights, 0 to train the weights themselves.
+
+    On every linear layer of actor and critic; learning rates want to be about ten times as high.
+    """
+    lora_alpha: float = Field(16.0, gt=0)
+    """What adapters add is scaled by `lora_alpha / lora_rank`."""
 
 
 class BaseModelConfig(Section):

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import transformers
 from torch import Tensor
 
 from rl_core import models
@@ -20,6 +21,7 @@ from rl_core.algos.masking import Denominators, count_denominators
 from rl_core.batch import TrainBatch, micro_batches, mini_batches
 from rl_core.config import RunConfig
 from rl_core.learner_state import read_state, restore_rng, rng_tensors, write_state
+from rl_core.lora import add_adapters
 from rl_core.objectives import actor_loss, critic_loss
 from rl_core.optimization import Optimized
 from rl_core.preparation import (
@@ -63,12 +65,15 @@ class Learner:
         self._device = torch.device("cuda" if config.resources.learner_gpus else "cpu")
         on_cpu = self._device.type == "cpu"
         self._threads = MicroBatchThreads(config.resources.learner_threads if on_cpu else 1)
-        actor = models.load_actor(resume_from or model_path, self._device)
+        # With adapters, what is resumed from holds merged weights: base and adapters come apart.
+        lora_rank = config.model.lora_rank
+        folder = model_path if resume_from is None or lora_rank else resume_from
+        actor = models.load_actor(folder, self._device).requires_grad_(not lora_rank)
+        self._reference = self._make_reference(actor)
+        if lora_rank:
+            add_adapters(actor, rank=lora_rank, alpha=config.model.lora_alpha)
         if config.model.gradient_checkpointing:
             models.checkpoint_gradients(actor)
-        self._reference = None
-        if config.algorithm.kl_mode != "none" and config.algorithm.kl_coef > 0:
-            self._reference = models.load_actor(model_path, self._device).requires_grad_(False)
         # Decays alone need it, and the settings make sure that they have it.
         num_steps = config.trainer.total_steps or 0
         self._critic: models.Critic | None = None
@@ -107,6 +112,20 @@ class Learner:
         """Steps whose update is in the weights."""
         if resume_from is not None:
             self.load_state(resume_from / STATE_FOLDER)
+
+    def _make_reference(
+        self, actor: transformers.PreTrainedModel
+    ) -> transformers.PreTrainedModel | None:
+        """Returns the base model if a KL is wanted; one that is frozen anyway is not loaded twice.
+
+        Args:
+            actor: before it gets adapters.
+        """
+        if self._config.algorithm.kl_mode == "none" or self._config.algorithm.kl_coef == 0:
+            return None
+        if self._config.model.lora_rank:
+            return models.copy_sharing_frozen(actor)
+        return models.load_actor(self._model_path, self._device).requires_grad_(False)
 
     def learn(self, batch: TrainBatch) -> tuple[dict[str, float], dict[str, list[float]]]:
         """Prepares and updates; returns the step's metrics and the rollout log's columns."""
@@ -276,15 +295,18 @@ class Learner:
         models.save_actor(self._actor, self._model_path, folder)
 
     def save_state(self, folder: Path) -> None:
-        """Writes all that an exact resume needs beside the actor's weights."""
+        """Writes all that an exact resume needs beside the actor's weights (or its base's)."""
         tensors = rng_tensors() | self._actor_optimized.state_tensors("actor")
         numbers = {
             "steps_done": self.steps_done,
             "kl_coef": self._kl_coef,
+            "lora_rank": self._config.model.lora_rank,
             "actor_schedule": self._actor_optimized.schedule_state(),
         }
+        if self._config.model.lora_rank:
+            tensors |= self._actor_optimized.weight_tensors("actor_weights")
         if self._critic is not None:
-            tensors |= {f"critic_weights.{k}": x for k, x in self._critic.state_dict().items()}
+            tensors |= self._critic_optimized.weight_tensors("critic_weights")
             tensors |= self._critic_optimized.state_tensors("critic")
             numbers["critic_schedule"] = self._critic_optimized.schedule_state()
         write_state(folder, tensors, numbers)
@@ -293,18 +315,25 @@ class Learner:
         """Puts back what `save_state` wrote; the actor's weights come with its model.
 
         Raises:
-            ValueError: if there is no such state, or none of a critic where one is trained.
+            ValueError: if there is no such state, none of a critic where one is trained, or one of
+                other adapters.
         """
         tensors, numbers = read_state(folder)
+        lora_rank = self._config.model.lora_rank
+        saved_rank = numbers.get("lora_rank", 0)  # older states know no adapters
+        if saved_rank != lora_rank:
+            raise ValueError(
+                f"{folder}: saved with model.lora_rank={saved_rank}, "
+                f"so model.lora_rank={lora_rank} cannot resume it"
+            )
+        if lora_rank:
+            self._actor_optimized.restore_weights("actor_weights", tensors)
         if self._critic is not None:
             if "critic_schedule" not in numbers:
                 raise ValueError(
                     f"{folder}: saved without a critic, so algorithm.estimator=gae cannot resume it"
                 )
-            prefix = "critic_weights."
-            self._critic.load_state_dict(
-                {k.removeprefix(prefix): x for k, x in tensors.items() if k.startswith(prefix)}
-            )
+            self._critic_optimized.restore_weights("critic_weights", tensors)
             self._critic_optimized.restore("critic", tensors, numbers["critic_schedule"])
         self._actor_optimized.restore("actor", tensors, numbers["actor_schedule"])
         self._kl_coef, self.steps_done = numbers["kl_coef"], numbers["steps_done"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import shutil
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 import transformers
@@ -18,6 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rl_core.algos.logprobs import token_logprobs, token_logprobs_and_entropy
 from rl_core.batch import TrainBatch
+from rl_core.lora import merged_state
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -30,6 +31,7 @@ _TOKENIZER_FILES = (
     "chat_template.jinja",
 )
 _PROBE_TOKENS = 4
+Module = TypeVar("Module", bound=nn.Module)
 
 
 class Critic(nn.Module):
@@ -85,9 +87,18 @@ def checkpoint_gradients(model: transformers.PreTrainedModel) -> None:
         layer.training = True  # transformers asks for it; not .train(), which goes on inside
 
 
+def copy_sharing_frozen(model: Module) -> Module:
+    """Returns a copy that has its own learning weights, and the very same tensors of the others."""
+    shared = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
+    return copy.deepcopy(model, shared)
+
+
 def make_critic(actor: transformers.PreTrainedModel) -> Critic:
-    """Returns a critic whose backbone is a copy of the actor's, with a value head of zeros."""
-    backbone = copy.deepcopy(actor.get_decoder())
+    """Returns a critic whose backbone is a copy of the actor's, with a value head of zeros.
+
+    Frozen weights are not copied, see `copy_sharing_frozen`.
+    """
+    backbone = copy_sharing_frozen(actor.get_decoder())
     critic = Critic(backbone, actor.config.get_text_config().hidden_size)
     return critic.to(next(actor.parameters()).device)
 
@@ -205,11 +216,12 @@ def _autocast(batch: TrainBatch, compute_dtype: torch.dtype) -> torch.autocast:
 def complete_weights(model: transformers.PreTrainedModel) -> dict[str, Tensor]:
     """Returns every weight once under its Hugging Face name, detached, on the model's device.
 
-    A tied output embedding is left out (it IS the input embedding): loaders tie it again.
+    Adapters are merged, see `lora.py`. A tied output embedding is left out (it IS the input
+    embedding): loaders tie it again.
     """
     weights: dict[str, Tensor] = {}
     seen: set[int] = set()
-    for name, tensor in model.state_dict().items():
+    for name, tensor in merged_state(model):
         if tensor.data_ptr() not in seen:
             seen.add(tensor.data_ptr())
             weights[name] = tensor.detach()
@@ -220,11 +232,11 @@ def save_actor(model: transformers.PreTrainedModel, tokenizer_from: Path, folder
     """Writes the model as a folder that transformers and vLLM load as it lies, tokenizer included.
 
     Args:
-        model: weights are written as they are, in float32.
+        model: weights are written as they are, in float32, adapters merged.
         tokenizer_from: the folder whose tokenizer files are copied.
         folder: is made if missing.
     """
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, state_dict=complete_weights(model))
     for name in _TOKENIZER_FILES:
         if (tokenizer_from / name).is_file():
             shutil.copyfile(tokenizer_from / name, folder / name)
