@@ -195,10 +195,17 @@ class ActorConfig(Section):
 class CriticConfig(Section):
     """The value model's update (estimator `gae` only)."""
 
+    share_trunk: bool = False
+    """The critic is a value head on the actor's last hidden states, learned with it in one pass.
+
+    `actor.*` then moves the trunk, and `lr`, `weight_decay`, `grad_clip` are the head's alone.
+    """
+    loss_coef: float = Field(0.5, gt=0)
+    """With `share_trunk`: weight of the value loss beside the policy's (PPO's c1)."""
     lr: float = Field(1e-5, gt=0)
     lr_schedule: LrSchedule = "constant"
     warmup_steps: int = Field(0, ge=0)
-    """First steps of the run in which only the critic learns."""
+    """First steps of the run in which only the critic learns (of a shared trunk, its head)."""
     weight_decay: float = Field(0.0, ge=0)
     value_clip: float = Field(0.5, gt=0)
     grad_clip: float = Field(1.0, gt=0)
@@ -310,6 +317,11 @@ class RunConfig(Section):
             raise ValueError(
                 f"algorithm.estimator={estimator} compares responses to one prompt: "
                 f"algorithm.group_size={group_size} must be at least 2"
+            )
+        if self.critic.share_trunk and estimator != "gae":
+            raise ValueError(
+                f"critic.share_trunk=true wants a critic, which algorithm.estimator={estimator} "
+                "does without: use gae, or critic.share_trunk=false"
             )
         if estimator not in GROUP_ESTIMATORS and self.algorithm.resample_rounds:
             raise ValueError(

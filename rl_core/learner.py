@@ -6,22 +6,27 @@ Not here: Ray (workers.py), formulas (algos/), generation (rollout/), which chec
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import torch
-import transformers
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl_core import models
 from rl_core.algos.kl import adaptive_kl_coef, fixed_kl_coef
 from rl_core.algos.masking import Denominators, count_denominators
 from rl_core.batch import TrainBatch, micro_batches, mini_batches
 from rl_core.config import RunConfig
-from rl_core.learner_state import read_state, restore_rng, rng_tensors, write_state
-from rl_core.lora import add_adapters
+from rl_core.learner_state import (
+    check_model_settings,
+    model_settings,
+    read_state,
+    restore_rng,
+    rng_tensors,
+    write_state,
+)
 from rl_core.objectives import actor_loss, critic_loss
 from rl_core.optimization import Optimized
 from rl_core.preparation import (
@@ -65,22 +70,14 @@ class Learner:
         self._device = torch.device("cuda" if config.resources.learner_gpus else "cpu")
         on_cpu = self._device.type == "cpu"
         self._threads = MicroBatchThreads(config.resources.learner_threads if on_cpu else 1)
-        # With adapters, what is resumed from holds merged weights: base and adapters come apart.
-        lora_rank = config.model.lora_rank
-        folder = model_path if resume_from is None or lora_rank else resume_from
-        actor = models.load_actor(folder, self._device).requires_grad_(not lora_rank)
-        self._reference = self._make_reference(actor)
-        if lora_rank:
-            add_adapters(actor, rank=lora_rank, alpha=config.model.lora_alpha)
-        if config.model.gradient_checkpointing:
-            models.checkpoint_gradients(actor)
+        loaded = models.load_models(config, model_path, resume_from, self._device)
+        self._actor, self._reference, self._critic = loaded.actor, loaded.reference, loaded.critic
         # Decays alone need it, and the settings make sure that they have it.
         num_steps = config.trainer.total_steps or 0
-        self._critic: models.Critic | None = None
-        if config.algorithm.estimator == "gae":
-            self._critic = models.make_critic(actor)
+        shares_trunk = config.critic.share_trunk
+        if self._critic is not None:
             self._critic_optimized = Optimized(
-                self._critic,
+                self._critic.head if shares_trunk else self._critic,
                 lr=config.critic.lr,
                 schedule=config.critic.lr_schedule,
                 warmup_steps=0,
@@ -88,9 +85,8 @@ class Learner:
                 weight_decay=config.critic.weight_decay,
                 grad_clip=config.critic.grad_clip,
             )
-        self._actor = actor
         self._actor_optimized = Optimized(
-            actor,
+            self._actor,
             lr=config.actor.lr,
             schedule=config.actor.lr_schedule,
             warmup_steps=config.actor.warmup_steps,
@@ -106,26 +102,22 @@ class Learner:
         self._logprobs_and_entropy = partial(
             models.response_logprobs_and_entropy, temperature=temperature, compute_dtype=dtype
         )
-        self._values = partial(models.response_values, compute_dtype=dtype)
+        self._logprobs_and_values = partial(
+            models.response_logprobs_and_values, temperature=temperature, compute_dtype=dtype
+        )
+        self._all_outputs = partial(
+            models.response_logprobs_entropy_and_values,
+            temperature=temperature,
+            compute_dtype=dtype,
+        )
+        self._values = partial(
+            models.response_values, compute_dtype=dtype, backbone_learns=not shares_trunk
+        )
         self._kl_coef = config.algorithm.kl_coef
         self.steps_done = 0
         """Steps whose update is in the weights."""
         if resume_from is not None:
             self.load_state(resume_from / STATE_FOLDER)
-
-    def _make_reference(
-        self, actor: transformers.PreTrainedModel
-    ) -> transformers.PreTrainedModel | None:
-        """Returns the base model if a KL is wanted; one that is frozen anyway is not loaded twice.
-
-        Args:
-            actor: before it gets adapters.
-        """
-        if self._config.algorithm.kl_mode == "none" or self._config.algorithm.kl_coef == 0:
-            return None
-        if self._config.model.lora_rank:
-            return models.copy_sharing_frozen(actor)
-        return models.load_actor(self._model_path, self._device).requires_grad_(False)
 
     def learn(self, batch: TrainBatch) -> tuple[dict[str, float], dict[str, list[float]]]:
         """Prepares and updates; returns the step's metrics and the rollout log's columns."""
@@ -143,11 +135,14 @@ class Learner:
         old_logprobs = ref_logprobs = values = None
         if not self._next_update_is_on_policy():
             with self._timed("old_log_prob", seconds):
-                old_logprobs = self._evaluate(batch, partial(self._logprobs, self._actor))
+                if self._config.critic.share_trunk:
+                    old_logprobs, values = self._evaluate(batch, self._old_logprobs_and_values)
+                else:
+                    old_logprobs = self._evaluate(batch, partial(self._logprobs, self._actor))
         if self._reference is not None:
             with self._timed("ref", seconds):
                 ref_logprobs = self._evaluate(batch, partial(self._logprobs, self._reference))
-        if self._critic is not None:
+        if self._critic is not None and values is None:
             with self._timed("values", seconds):
                 values = self._evaluate(batch, partial(self._values, self._critic))
         with self._timed("adv", seconds):
@@ -169,18 +164,21 @@ class Learner:
     def update(self, prepared: Prepared) -> dict[str, float]:
         """Moves critic and actor along one prepared batch, returns metrics under verl's names.
 
-        The actor stands still during the first `critic.warmup_steps` steps of a run with a critic.
+        One after the other, or at once where they share a trunk. The actor stands still during the
+        first `critic.warmup_steps` steps of a run with a critic.
         """
         metrics: dict[str, float] = {}
-        if self._critic is not None:
-            with self._timed("update_critic", metrics):
-                moved = self._run_epochs(prepared, self._critic_optimized, self._critic_loss)
-            metrics |= {f"critic/{name}": value for name, value in moved.items()}
         actor_learns = self._actor_learns()
+        moved, micro_loss = {"actor": self._actor_optimized}, self._actor_loss
+        if actor_learns and self._config.critic.share_trunk:
+            moved["critic"], micro_loss = self._critic_optimized, self._joint_loss
+        elif self._critic is not None:
+            with self._timed("update_critic", metrics):
+                critic = {"critic": self._critic_optimized}
+                metrics |= self._run_epochs(prepared, critic, self._critic_loss)
         if actor_learns:
             with self._timed("update_actor", metrics):
-                moved = self._run_epochs(prepared, self._actor_optimized, self._actor_loss)
-            metrics |= {f"actor/{name}": value for name, value in moved.items()}
+                metrics |= self._run_epochs(prepared, moved, micro_loss)
         metrics |= policy_metrics(prepared, kl_coef=self._kl_coef)
         if actor_learns:
             self._kl_coef = self._next_kl_coef(prepared)
@@ -212,35 +210,52 @@ class Learner:
 
     @torch.no_grad()
     def _evaluate(self, batch: TrainBatch, forward: Callable[[TrainBatch], Tensor]) -> Tensor:
-        """Returns `forward` over the batch, float32 [B, T], computed by micro-batches."""
-        results = torch.zeros_like(batch.rollout_logprobs)
+        """Returns `forward` over the batch, float32 [..., B, T], computed by micro-batches."""
+        results: Tensor | None = None
         parts = micro_batches(batch.lengths, self._config.actor.micro_batch_tokens)
         computed = self._threads.map(lambda rows: forward(batch.select(rows)), parts)
         for rows, part in zip(parts, computed, strict=True):
-            results[rows.to(self._device), : part.shape[1]] = part
+            if results is None:
+                results = part.new_zeros(*part.shape[:-2], *batch.rollout_logprobs.shape)
+            results[..., rows.to(self._device), : part.shape[-1]] = part
+        assert results is not None, "no rows"
         return results
 
+    def _old_logprobs_and_values(self, part: TrainBatch) -> Tensor:
+        """Returns both of one pass through the shared trunk, [2, b, T]."""
+        assert self._critic is not None
+        return torch.stack(self._logprobs_and_values(self._actor, self._critic.head, part))
+
     def _run_epochs(
-        self, prepared: Prepared, optimized: Optimized, micro_loss: MicroLoss
+        self, prepared: Prepared, moved: Mapping[str, Optimized], micro_loss: MicroLoss
     ) -> dict[str, float]:
-        """Runs all updates of a step for one model; returns its metrics, averaged over updates."""
-        actor = self._config.actor
-        lr, updates = optimized.lr, []
+        """Runs all updates of a step that one loss asks for; returns metrics, means over updates.
+
+        Args:
+            prepared: the step's whole batch.
+            moved: what learns from the loss, by the name that its metrics start with.
+            micro_loss: the loss of a micro-batch.
+        """
+        actor, updates = self._config.actor, []
+        rates = {f"{name}/lr": optimized.lr for name, optimized in moved.items()}
+        parameters = [p for optimized in moved.values() for p in optimized.parameters]
         for _ in range(actor.ppo_epochs):
             for rows in mini_batches(prepared.batch.group_ids, actor.mini_batch_size):
                 mini = prepared if prepared.is_on_policy else prepared.select(rows)
-                shares = self._accumulate(mini, optimized, micro_loss)
-                shares["grad_norm"] = optimized.update()
+                shares = self._accumulate(mini, parameters, micro_loss)
+                for name, optimized in moved.items():
+                    shares[f"{name}/grad_norm"] = optimized.update()
                 updates.append(shares)
-        optimized.end_step()
+        for optimized in moved.values():
+            optimized.end_step()
         means = {
             name: float(torch.stack([shares[name] for shares in updates]).mean())
             for name in updates[0]
         }
-        return means | {"lr": lr}
+        return means | rates
 
     def _accumulate(
-        self, mini: Prepared, optimized: Optimized, micro_loss: MicroLoss
+        self, mini: Prepared, parameters: Sequence[nn.Parameter], micro_loss: MicroLoss
     ) -> dict[str, Tensor]:
         """Adds a mini-batch's gradient to the weights' `.grad`; returns its metrics, scalars."""
         mask = mini.loss_mask
@@ -255,13 +270,29 @@ class Learner:
             return shares.pop("loss"), {name: share.detach() for name, share in shares.items()}
 
         parts = micro_batches(mini.batch.lengths, self._config.actor.micro_batch_tokens)
-        computed = self._threads.accumulate(optimized.parameters, loss_and_shares, parts)
+        computed = self._threads.accumulate(parameters, loss_and_shares, parts)
         return {
             name: torch.stack([shares[name] for shares in computed]).sum() for name in computed[0]
         }
 
     def _actor_loss(self, micro: Prepared, denominators: Denominators) -> dict[str, Tensor]:
         logprobs, entropy = self._logprobs_and_entropy(self._actor, micro.batch)
+        return self._actor_objective(logprobs, entropy, micro, denominators)
+
+    def _critic_loss(self, micro: Prepared, denominators: Denominators) -> dict[str, Tensor]:
+        assert self._critic is not None
+        return self._critic_objective(self._values(self._critic, micro.batch), micro, denominators)
+
+    def _joint_loss(self, micro: Prepared, denominators: Denominators) -> dict[str, Tensor]:
+        assert self._critic is not None
+        logprobs, entropy, values = self._all_outputs(self._actor, self._critic.head, micro.batch)
+        actor = self._actor_objective(logprobs, entropy, micro, denominators)
+        critic = self._critic_objective(values, micro, denominators)
+        return actor | critic | {"loss": actor["loss"] + critic["loss"]}
+
+    def _actor_objective(
+        self, logprobs: Tensor, entropy: Tensor, micro: Prepared, denominators: Denominators
+    ) -> dict[str, Tensor]:
         return actor_loss(
             logprobs,
             entropy,
@@ -272,12 +303,15 @@ class Learner:
             denominators=denominators,
         )
 
-    def _critic_loss(self, micro: Prepared, denominators: Denominators) -> dict[str, Tensor]:
-        assert self._critic is not None
+    def _critic_objective(
+        self, values: Tensor, micro: Prepared, denominators: Denominators
+    ) -> dict[str, Tensor]:
+        critic = self._config.critic
         return critic_loss(
-            self._values(self._critic, micro.batch),
+            values,
             micro,
-            value_clip=self._config.critic.value_clip,
+            value_clip=critic.value_clip,
+            loss_coef=critic.loss_coef if critic.share_trunk else 1.0,
             denominators=denominators,
         )
 
@@ -300,7 +334,7 @@ class Learner:
         numbers = {
             "steps_done": self.steps_done,
             "kl_coef": self._kl_coef,
-            "lora_rank": self._config.model.lora_rank,
+            "settings": model_settings(self._config),
             "actor_schedule": self._actor_optimized.schedule_state(),
         }
         if self._config.model.lora_rank:
@@ -315,18 +349,12 @@ class Learner:
         """Puts back what `save_state` wrote; the actor's weights come with its model.
 
         Raises:
-            ValueError: if there is no such state, none of a critic where one is trained, or one of
-                other adapters.
+            ValueError: if there is no such state, none of a critic where one is trained, or one
+                whose adapters or critic are others.
         """
         tensors, numbers = read_state(folder)
-        lora_rank = self._config.model.lora_rank
-        saved_rank = numbers.get("lora_rank", 0)  # older states know no adapters
-        if saved_rank != lora_rank:
-            raise ValueError(
-                f"{folder}: saved with model.lora_rank={saved_rank}, "
-                f"so model.lora_rank={lora_rank} cannot resume it"
-            )
-        if lora_rank:
+        check_model_settings(folder, numbers, self._config)
+        if self._config.model.lora_rank:
             self._actor_optimized.restore_weights("actor_weights", tensors)
         if self._critic is not None:
             if "critic_schedule" not in numbers:

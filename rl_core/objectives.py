@@ -69,21 +69,26 @@ def actor_loss(
     if actor.entropy_coef > 0:
         loss = loss - actor.entropy_coef * entropy_loss
     shares = {
-        "pg_loss": policy.loss,
-        "pg_clipfrac": policy.clip_frac,
-        "ppo_kl": policy.approx_kl,
-        "entropy_loss": entropy_loss,
+        "actor/pg_loss": policy.loss,
+        "actor/pg_clipfrac": policy.clip_frac,
+        "actor/ppo_kl": policy.approx_kl,
+        "actor/entropy_loss": entropy_loss,
         "logprobs": logprobs,
     }
     if algorithm.kl_mode == "loss" and micro.ref_logprobs is not None:
         kl = kl_estimate(logprobs, micro.ref_logprobs, algorithm.kl_estimator)
-        shares["kl_loss"] = aggregate(kl, mask, actor.loss_aggregation, denominators)
-        loss = loss + kl_coef * shares["kl_loss"]
+        shares["actor/kl_loss"] = aggregate(kl, mask, actor.loss_aggregation, denominators)
+        loss = loss + kl_coef * shares["actor/kl_loss"]
     return shares | {"loss": loss}
 
 
 def critic_loss(
-    values: Tensor, micro: Prepared, *, value_clip: float, denominators: Denominators
+    values: Tensor,
+    micro: Prepared,
+    *,
+    value_clip: float,
+    loss_coef: float,
+    denominators: Denominators,
 ) -> dict[str, Tensor]:
     """Returns the critic's `loss` and metrics, scalars.
 
@@ -91,6 +96,7 @@ def critic_loss(
         values: of the critic that learns, float32 [b, T], with gradient.
         micro: b rows of a mini-batch, with old values and returns.
         value_clip: how far a value may move from the old one before it teaches nothing.
+        loss_coef: by which the loss, not its metric, is multiplied.
         denominators: of the whole mini-batch.
     """
     assert micro.values is not None
@@ -104,8 +110,8 @@ def critic_loss(
         denominators=denominators,
     )
     return {
-        "loss": value.loss,
-        "vf_loss": value.loss,
-        "vf_clipfrac": value.clip_frac,
-        "vpred_mean": value.prediction_mean,
+        "loss": loss_coef * value.loss,
+        "critic/vf_loss": value.loss,
+        "critic/vf_clipfrac": value.clip_frac,
+        "critic/vpred_mean": value.prediction_mean,
     }

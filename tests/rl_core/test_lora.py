@@ -219,13 +219,24 @@ def test_saving_and_resuming_equals_no_stop_bit_for_bit(
     assert_bitwise_equal(all_weights(learner), all_weights(resumed))
 
 
-def test_adapters_are_resumed_with_the_same_rank_alone(
-    tiny_model_path: Path, tmp_path: Path, settings: MakeSettings
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"lora_rank": 0}, "lora_rank=4, so model.lora_rank=0 cannot"),
+        ({"lora_rank": 8}, "lora_rank=4, so model.lora_rank=8 cannot"),
+        ({"lora_rank": 4}, "lora_alpha=8.0, so model.lora_alpha=16.0 cannot"),
+    ],
+)
+def test_adapters_are_resumed_as_what_they_were_alone(
+    tiny_model_path: Path,
+    tmp_path: Path,
+    settings: MakeSettings,
+    changed: dict[str, Any],
+    words: str,
 ) -> None:
     Learner(settings(model=LORA), tiny_model_path).save(tmp_path)
-    for rank in (0, 8):
-        with pytest.raises(ValueError, match=f"lora_rank=4, so model.lora_rank={rank} cannot"):
-            Learner(settings(model={"lora_rank": rank}), tiny_model_path, resume_from=tmp_path)
+    with pytest.raises(ValueError, match=words):
+        Learner(settings(model=changed), tiny_model_path, resume_from=tmp_path)
 
 
 def test_a_checkpoint_loads_as_it_lies_and_engines_get_the_same_model(

@@ -120,9 +120,11 @@ learner.learn(batch)
 (prepared, _), log_probs = peak(lambda: learner.prepare(batch))
 peaks = {"log_probs": log_probs}
 if learner._critic is not None:
-    work = lambda: learner._run_epochs(prepared, learner._critic_optimized, learner._critic_loss)
+    critic = {"critic": learner._critic_optimized}
+    work = lambda: learner._run_epochs(prepared, critic, learner._critic_loss)
     peaks["update_critic"] = peak(work)[1]
-work = lambda: learner._run_epochs(prepared, learner._actor_optimized, learner._actor_loss)
+actor = {"actor": learner._actor_optimized}
+work = lambda: learner._run_epochs(prepared, actor, learner._actor_loss)
 peaks["update_actor"] = peak(work)[1]
 print(json.dumps(peaks))
 """
