@@ -219,12 +219,24 @@ class RolloutConfig(Section):
     """Rollout actors; the batch is split evenly between them."""
     temperature: float = Field(1.0, gt=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
+    """Refused below 1: it renormalises what is sampled, and the learner does not."""
+    top_k: int = Field(-1, ge=-1)
+    """Refused above 0, as `top_p` below 1; -1 and 0 keep all words."""
     kv_cache_mib: int = Field(128, ge=16)
     """KV cache of a CPU engine."""
     gpu_memory_utilization: float = Field(0.4, gt=0, lt=1)
     """Share of the card that a GPU engine may use beside the learner."""
     max_num_seqs: int = Field(256, ge=1)
     """Responses that the engine generates at a time."""
+
+    @model_validator(mode="after")
+    def _samples_the_policy_itself(self) -> RolloutConfig:
+        why = "renormalises what is sampled, so the learner's log-probs would not match"
+        if self.top_p < 1:
+            raise ValueError(f"rollout.top_p={self.top_p} {why}: use 1.0")
+        if self.top_k > 0:
+            raise ValueError(f"rollout.top_k={self.top_k} {why}: use -1")
+        return self
 
 
 class ResourcesConfig(Section):
@@ -339,11 +351,6 @@ class RunConfig(Section):
                     f"{name}.lr_schedule={section.lr_schedule} ends with the run: "
                     "trainer.total_steps must say when that is"
                 )
-        if self.rollout.top_p < 1:
-            raise ValueError(
-                f"rollout.top_p={self.rollout.top_p} renormalises what is sampled, "
-                "so the learner's log-probs would not match: use 1.0"
-            )
         if self.env.name == "countdown" and batch > self.data.train_size:
             raise ValueError(
                 f"data.train_batch_size={batch} is above data.train_size={self.data.train_size}: "
