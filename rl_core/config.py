@@ -100,6 +100,13 @@ class ModelConfig(Section):
     """Compute type of learner and rollout; master weights and optimizer state stay float32."""
     gradient_checkpointing: bool = False
     """Keeps one activation per layer and computes the rest again: less memory, a third slower."""
+    lora_rank: int = Field(0, ge=0)
+    """Rank of the adapters that learn in place of the weights, 0 to train the weights themselves.
+
+    On every linear layer of actor and critic; learning rates want to be about ten times as high.
+    """
+    lora_alpha: float = Field(16.0, gt=0)
+    """What adapters add is scaled by `lora_alpha / lora_rank`."""
 
 
 class BaseModelConfig(Section):
@@ -188,10 +195,17 @@ class ActorConfig(Section):
 class CriticConfig(Section):
     """The value model's update (estimator `gae` only)."""
 
+    share_trunk: bool = False
+    """The critic is a value head on the actor's last hidden states, learned with it in one pass.
+
+    `actor.*` then moves the trunk, and `lr`, `weight_decay`, `grad_clip` are the head's alone.
+    """
+    loss_coef: float = Field(0.5, gt=0)
+    """With `share_trunk`: weight of the value loss beside the policy's (PPO's c1)."""
     lr: float = Field(1e-5, gt=0)
     lr_schedule: LrSchedule = "constant"
     warmup_steps: int = Field(0, ge=0)
-    """First steps of the run in which only the critic learns."""
+    """First steps of the run in which only the critic learns (of a shared trunk, its head)."""
     weight_decay: float = Field(0.0, ge=0)
     value_clip: float = Field(0.5, gt=0)
     grad_clip: float = Field(1.0, gt=0)
@@ -205,6 +219,9 @@ class RolloutConfig(Section):
     """Rollout actors; the batch is split evenly between them."""
     temperature: float = Field(1.0, gt=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
+    """Refused below 1: it renormalises what is sampled, and the learner does not."""
+    top_k: int = Field(-1, ge=-1)
+    """Refused above 0, as `top_p` below 1; -1 and 0 keep all words."""
     kv_cache_mib: int = Field(128, ge=16)
     """KV cache of a CPU engine."""
     gpu_memory_utilization: float = Field(0.4, gt=0, lt=1)
@@ -213,6 +230,15 @@ class RolloutConfig(Section):
     """Responses that the engine generates at a time."""
     overlap: int = Field(0, ge=0, le=1)
     """1: the next step's rollouts are generated while the learner updates, one step off-policy."""
+
+    @model_validator(mode="after")
+    def _samples_the_policy_itself(self) -> RolloutConfig:
+        why = "renormalises what is sampled, so the learner's log-probs would not match"
+        if self.top_p < 1:
+            raise ValueError(f"rollout.top_p={self.top_p} {why}: use 1.0")
+        if self.top_k > 0:
+            raise ValueError(f"rollout.top_k={self.top_k} {why}: use -1")
+        return self
 
 
 class ResourcesConfig(Section):
@@ -306,6 +332,11 @@ class RunConfig(Section):
                 f"algorithm.estimator={estimator} compares responses to one prompt: "
                 f"algorithm.group_size={group_size} must be at least 2"
             )
+        if self.critic.share_trunk and estimator != "gae":
+            raise ValueError(
+                f"critic.share_trunk=true wants a critic, which algorithm.estimator={estimator} "
+                "does without: use gae, or critic.share_trunk=false"
+            )
         if estimator not in GROUP_ESTIMATORS and self.algorithm.resample_rounds:
             raise ValueError(
                 f"algorithm.resample_rounds={self.algorithm.resample_rounds} replaces groups "
@@ -322,11 +353,6 @@ class RunConfig(Section):
                     f"{name}.lr_schedule={section.lr_schedule} ends with the run: "
                     "trainer.total_steps must say when that is"
                 )
-        if self.rollout.top_p < 1:
-            raise ValueError(
-                f"rollout.top_p={self.rollout.top_p} renormalises what is sampled, "
-                "so the learner's log-probs would not match: use 1.0"
-            )
         if self.rollout.overlap and self.actor.importance_cap is None:
             raise ValueError(
                 "rollout.overlap=1 learns from the responses of an older policy: "

@@ -6,27 +6,28 @@ Not here: Ray (workers.py), formulas (algos/), generation (rollout/), which chec
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl_core import models
-from rl_core.algos.kl import adaptive_kl_coef, fixed_kl_coef, kl_estimate
-from rl_core.algos.losses import (
-    cispo_policy_loss,
-    clipped_value_loss,
-    gspo_policy_loss,
-    ppo_policy_loss,
-    truncated_importance_weights,
-)
-from rl_core.algos.masking import Denominators, aggregate, count_denominators
+from rl_core.algos.kl import adaptive_kl_coef, fixed_kl_coef
+from rl_core.algos.masking import Denominators, count_denominators
 from rl_core.batch import TrainBatch, micro_batches, mini_batches
 from rl_core.config import RunConfig
-from rl_core.learner_state import read_state, restore_rng, rng_tensors, write_state
+from rl_core.learner_state import (
+    check_model_settings,
+    model_settings,
+    read_state,
+    restore_rng,
+    rng_tensors,
+    write_state,
+)
+from rl_core.objectives import actor_loss, critic_loss
 from rl_core.optimization import Optimized
 from rl_core.preparation import (
     Prepared,
@@ -41,7 +42,6 @@ from rl_core.threads import MicroBatchThreads
 
 STATE_FOLDER = "trainer"
 """Inside a checkpoint: what transformers does not need and a resume does."""
-_POLICY_LOSSES = {"ppo": ppo_policy_loss, "gspo": gspo_policy_loss, "cispo": cispo_policy_loss}
 _KL_CONTROLLERS = {"fixed": fixed_kl_coef, "adaptive": adaptive_kl_coef}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -71,19 +71,14 @@ class Learner:
         self._device = torch.device("cuda" if config.resources.learner_gpus else "cpu")
         on_cpu = self._device.type == "cpu"
         self._threads = MicroBatchThreads(config.resources.learner_threads if on_cpu else 1)
-        actor = models.load_actor(resume_from or model_path, self._device)
-        if config.model.gradient_checkpointing:
-            models.checkpoint_gradients(actor)
-        self._reference = None
-        if config.algorithm.kl_mode != "none" and config.algorithm.kl_coef > 0:
-            self._reference = models.load_actor(model_path, self._device).requires_grad_(False)
+        loaded = models.load_models(config, model_path, resume_from, self._device)
+        self._actor, self._reference, self._critic = loaded.actor, loaded.reference, loaded.critic
         # Decays alone need it, and the settings make sure that they have it.
         num_steps = config.trainer.total_steps or 0
-        self._critic: models.Critic | None = None
-        if config.algorithm.estimator == "gae":
-            self._critic = models.make_critic(actor)
+        shares_trunk = config.critic.share_trunk
+        if self._critic is not None:
             self._critic_optimized = Optimized(
-                self._critic,
+                self._critic.head if shares_trunk else self._critic,
                 lr=config.critic.lr,
                 schedule=config.critic.lr_schedule,
                 warmup_steps=0,
@@ -91,9 +86,8 @@ class Learner:
                 weight_decay=config.critic.weight_decay,
                 grad_clip=config.critic.grad_clip,
             )
-        self._actor = actor
         self._actor_optimized = Optimized(
-            actor,
+            self._actor,
             lr=config.actor.lr,
             schedule=config.actor.lr_schedule,
             warmup_steps=config.actor.warmup_steps,
@@ -109,7 +103,17 @@ class Learner:
         self._logprobs_and_entropy = partial(
             models.response_logprobs_and_entropy, temperature=temperature, compute_dtype=dtype
         )
-        self._values = partial(models.response_values, compute_dtype=dtype)
+        self._logprobs_and_values = partial(
+            models.response_logprobs_and_values, temperature=temperature, compute_dtype=dtype
+        )
+        self._all_outputs = partial(
+            models.response_logprobs_entropy_and_values,
+            temperature=temperature,
+            compute_dtype=dtype,
+        )
+        self._values = partial(
+            models.response_values, compute_dtype=dtype, backbone_learns=not shares_trunk
+        )
         self._kl_coef = config.algorithm.kl_coef
         self.steps_done = 0
         """Steps whose update is in the weights."""
@@ -132,11 +136,14 @@ class Learner:
         old_logprobs = ref_logprobs = values = None
         if not self._next_update_is_on_policy():
             with self._timed("old_log_prob", seconds):
-                old_logprobs = self._evaluate(batch, partial(self._logprobs, self._actor))
+                if self._config.critic.share_trunk:
+                    old_logprobs, values = self._evaluate(batch, self._old_logprobs_and_values)
+                else:
+                    old_logprobs = self._evaluate(batch, partial(self._logprobs, self._actor))
         if self._reference is not None:
             with self._timed("ref", seconds):
                 ref_logprobs = self._evaluate(batch, partial(self._logprobs, self._reference))
-        if self._critic is not None:
+        if self._critic is not None and values is None:
             with self._timed("values", seconds):
                 values = self._evaluate(batch, partial(self._values, self._critic))
         with self._timed("adv", seconds):
@@ -158,18 +165,21 @@ class Learner:
     def update(self, prepared: Prepared) -> dict[str, float]:
         """Moves critic and actor along one prepared batch, returns metrics under verl's names.
 
-        The actor stands still during the first `critic.warmup_steps` steps of a run with a critic.
+        One after the other, or at once where they share a trunk. The actor stands still during the
+        first `critic.warmup_steps` steps of a run with a critic.
         """
         metrics: dict[str, float] = {}
-        if self._critic is not None:
-            with self._timed("update_critic", metrics):
-                moved = self._run_epochs(prepared, self._critic_optimized, self._critic_loss)
-            metrics |= {f"critic/{name}": value for name, value in moved.items()}
         actor_learns = self._actor_learns()
+        moved, micro_loss = {"actor": self._actor_optimized}, self._actor_loss
+        if actor_learns and self._config.critic.share_trunk:
+            moved["critic"], micro_loss = self._critic_optimized, self._joint_loss
+        elif self._critic is not None:
+            with self._timed("update_critic", metrics):
+                critic = {"critic": self._critic_optimized}
+                metrics |= self._run_epochs(prepared, critic, self._critic_loss)
         if actor_learns:
             with self._timed("update_actor", metrics):
-                moved = self._run_epochs(prepared, self._actor_optimized, self._actor_loss)
-            metrics |= {f"actor/{name}": value for name, value in moved.items()}
+                metrics |= self._run_epochs(prepared, moved, micro_loss)
         metrics |= policy_metrics(prepared, kl_coef=self._kl_coef)
         if actor_learns:
             self._kl_coef = self._next_kl_coef(prepared)
@@ -201,12 +211,15 @@ class Learner:
 
     @torch.no_grad()
     def _evaluate(self, batch: TrainBatch, forward: Callable[[TrainBatch], Tensor]) -> Tensor:
-        """Returns `forward` over the batch, float32 [B, T], computed by micro-batches."""
-        results = torch.zeros_like(batch.rollout_logprobs)
+        """Returns `forward` over the batch, float32 [..., B, T], computed by micro-batches."""
+        results: Tensor | None = None
         parts = self._micro_batches(batch)
         computed = self._threads.map(lambda rows: forward(batch.select(rows)), parts)
         for rows, part in zip(parts, computed, strict=True):
-            results[rows.to(self._device), : part.shape[1]] = part
+            if results is None:
+                results = part.new_zeros(*part.shape[:-2], *batch.rollout_logprobs.shape)
+            results[..., rows.to(self._device), : part.shape[-1]] = part
+        assert results is not None, "no rows"
         return results
 
     def _micro_batches(self, batch: TrainBatch) -> list[Tensor]:
@@ -216,27 +229,41 @@ class Learner:
             share_prompts=can_share_prompts(self._actor),
         )
 
+    def _old_logprobs_and_values(self, part: TrainBatch) -> Tensor:
+        """Returns both of one pass through the shared trunk, [2, b, T]."""
+        assert self._critic is not None
+        return torch.stack(self._logprobs_and_values(self._actor, self._critic.head, part))
+
     def _run_epochs(
-        self, prepared: Prepared, optimized: Optimized, micro_loss: MicroLoss
+        self, prepared: Prepared, moved: Mapping[str, Optimized], micro_loss: MicroLoss
     ) -> dict[str, float]:
-        """Runs all updates of a step for one model; returns its metrics, averaged over updates."""
-        actor = self._config.actor
-        lr, updates = optimized.lr, []
+        """Runs all updates of a step that one loss asks for; returns metrics, means over updates.
+
+        Args:
+            prepared: the step's whole batch.
+            moved: what learns from the loss, by the name that its metrics start with.
+            micro_loss: the loss of a micro-batch.
+        """
+        actor, updates = self._config.actor, []
+        rates = {f"{name}/lr": optimized.lr for name, optimized in moved.items()}
+        parameters = [p for optimized in moved.values() for p in optimized.parameters]
         for _ in range(actor.ppo_epochs):
             for rows in mini_batches(prepared.batch.group_ids, actor.mini_batch_size):
                 mini = prepared if prepared.is_on_policy else prepared.select(rows)
-                shares = self._accumulate(mini, optimized, micro_loss)
-                shares["grad_norm"] = optimized.update()
+                shares = self._accumulate(mini, parameters, micro_loss)
+                for name, optimized in moved.items():
+                    shares[f"{name}/grad_norm"] = optimized.update()
                 updates.append(shares)
-        optimized.end_step()
+        for optimized in moved.values():
+            optimized.end_step()
         means = {
             name: float(torch.stack([shares[name] for shares in updates]).mean())
             for name in updates[0]
         }
-        return means | {"lr": lr}
+        return means | rates
 
     def _accumulate(
-        self, mini: Prepared, optimized: Optimized, micro_loss: MicroLoss
+        self, mini: Prepared, parameters: Sequence[nn.Parameter], micro_loss: MicroLoss
     ) -> dict[str, Tensor]:
         """Adds a mini-batch's gradient to the weights' `.grad`; returns its metrics, scalars."""
         mask = mini.loss_mask
@@ -251,67 +278,50 @@ class Learner:
             return shares.pop("loss"), {name: share.detach() for name, share in shares.items()}
 
         parts = self._micro_batches(mini.batch)
-        computed = self._threads.accumulate(optimized.parameters, loss_and_shares, parts)
+        computed = self._threads.accumulate(parameters, loss_and_shares, parts)
         return {
             name: torch.stack([shares[name] for shares in computed]).sum() for name in computed[0]
         }
 
     def _actor_loss(self, micro: Prepared, denominators: Denominators) -> dict[str, Tensor]:
-        actor, algorithm = self._config.actor, self._config.algorithm
-        mask = micro.loss_mask
         logprobs, entropy = self._logprobs_and_entropy(self._actor, micro.batch)
-        old_logprobs = logprobs.detach() if micro.is_on_policy else micro.old_logprobs
-        weights = None
-        if actor.importance_cap is not None:
-            weights = truncated_importance_weights(
-                old_logprobs, micro.batch.rollout_logprobs, mask, cap=actor.importance_cap
-            )
-        policy = _POLICY_LOSSES[actor.policy_loss](
-            logprobs,
-            old_logprobs,
-            micro.advantages,
-            mask,
-            clip_eps_low=actor.clip_eps_low,
-            clip_eps_high=actor.clip_eps_high,
-            aggregation=actor.loss_aggregation,
-            denominators=denominators,
-            importance_weights=weights,
-        )
-        entropy_loss = aggregate(entropy, mask, actor.loss_aggregation, denominators)
-        loss = policy.loss
-        if actor.entropy_coef > 0:
-            loss = loss - actor.entropy_coef * entropy_loss
-        shares = {
-            "pg_loss": policy.loss,
-            "pg_clipfrac": policy.clip_frac,
-            "ppo_kl": policy.approx_kl,
-            "entropy_loss": entropy_loss,
-            "logprobs": logprobs,
-        }
-        if algorithm.kl_mode == "loss" and micro.ref_logprobs is not None:
-            kl = kl_estimate(logprobs, micro.ref_logprobs, algorithm.kl_estimator)
-            shares["kl_loss"] = aggregate(kl, mask, actor.loss_aggregation, denominators)
-            loss = loss + self._kl_coef * shares["kl_loss"]
-        return shares | {"loss": loss}
+        return self._actor_objective(logprobs, entropy, micro, denominators)
 
     def _critic_loss(self, micro: Prepared, denominators: Denominators) -> dict[str, Tensor]:
         assert self._critic is not None
-        assert micro.values is not None
-        assert micro.returns is not None
-        value = clipped_value_loss(
-            self._values(self._critic, micro.batch),
-            micro.values,
-            micro.returns,
-            micro.loss_mask,
-            value_clip=self._config.critic.value_clip,
+        return self._critic_objective(self._values(self._critic, micro.batch), micro, denominators)
+
+    def _joint_loss(self, micro: Prepared, denominators: Denominators) -> dict[str, Tensor]:
+        assert self._critic is not None
+        logprobs, entropy, values = self._all_outputs(self._actor, self._critic.head, micro.batch)
+        actor = self._actor_objective(logprobs, entropy, micro, denominators)
+        critic = self._critic_objective(values, micro, denominators)
+        return actor | critic | {"loss": actor["loss"] + critic["loss"]}
+
+    def _actor_objective(
+        self, logprobs: Tensor, entropy: Tensor, micro: Prepared, denominators: Denominators
+    ) -> dict[str, Tensor]:
+        return actor_loss(
+            logprobs,
+            entropy,
+            micro,
+            actor=self._config.actor,
+            algorithm=self._config.algorithm,
+            kl_coef=self._kl_coef,
             denominators=denominators,
         )
-        return {
-            "loss": value.loss,
-            "vf_loss": value.loss,
-            "vf_clipfrac": value.clip_frac,
-            "vpred_mean": value.prediction_mean,
-        }
+
+    def _critic_objective(
+        self, values: Tensor, micro: Prepared, denominators: Denominators
+    ) -> dict[str, Tensor]:
+        critic = self._config.critic
+        return critic_loss(
+            values,
+            micro,
+            value_clip=critic.value_clip,
+            loss_coef=critic.loss_coef if critic.share_trunk else 1.0,
+            denominators=denominators,
+        )
 
     def weights(self) -> dict[str, Tensor]:
         """Returns the actor's weights for the rollout engines, see `models.complete_weights`."""
@@ -327,15 +337,18 @@ class Learner:
         models.save_actor(self._actor, self._model_path, folder)
 
     def save_state(self, folder: Path) -> None:
-        """Writes all that an exact resume needs beside the actor's weights."""
+        """Writes all that an exact resume needs beside the actor's weights (or its base's)."""
         tensors = rng_tensors() | self._actor_optimized.state_tensors("actor")
         numbers = {
             "steps_done": self.steps_done,
             "kl_coef": self._kl_coef,
+            "settings": model_settings(self._config),
             "actor_schedule": self._actor_optimized.schedule_state(),
         }
+        if self._config.model.lora_rank:
+            tensors |= self._actor_optimized.weight_tensors("actor_weights")
         if self._critic is not None:
-            tensors |= {f"critic_weights.{k}": x for k, x in self._critic.state_dict().items()}
+            tensors |= self._critic_optimized.weight_tensors("critic_weights")
             tensors |= self._critic_optimized.state_tensors("critic")
             numbers["critic_schedule"] = self._critic_optimized.schedule_state()
         write_state(folder, tensors, numbers)
@@ -344,18 +357,19 @@ class Learner:
         """Puts back what `save_state` wrote; the actor's weights come with its model.
 
         Raises:
-            ValueError: if there is no such state, or none of a critic where one is trained.
+            ValueError: if there is no such state, none of a critic where one is trained, or one
+                whose adapters or critic are others.
         """
         tensors, numbers = read_state(folder)
+        check_model_settings(folder, numbers, self._config)
+        if self._config.model.lora_rank:
+            self._actor_optimized.restore_weights("actor_weights", tensors)
         if self._critic is not None:
             if "critic_schedule" not in numbers:
                 raise ValueError(
                     f"{folder}: saved without a critic, so algorithm.estimator=gae cannot resume it"
                 )
-            prefix = "critic_weights."
-            self._critic.load_state_dict(
-                {k.removeprefix(prefix): x for k, x in tensors.items() if k.startswith(prefix)}
-            )
+            self._critic_optimized.restore_weights("critic_weights", tensors)
             self._critic_optimized.restore("critic", tensors, numbers["critic_schedule"])
         self._actor_optimized.restore("actor", tensors, numbers["actor_schedule"])
         self._kl_coef, self.steps_done = numbers["kl_coef"], numbers["steps_done"]

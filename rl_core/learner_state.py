@@ -11,9 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rl_core.config import RunConfig
+
 _TENSORS = "learner.safetensors"
 _NUMBERS = "learner.json"
 _VERSION = 1
+_OLDER_SETTINGS = {"model.lora_rank": 0, "model.lora_alpha": None, "critic.share_trunk": False}
+"""Of states written before these settings existed."""
 
 
 def rng_tensors() -> dict[str, Tensor]:
@@ -29,6 +33,31 @@ def restore_rng(tensors: Mapping[str, Tensor]) -> None:
     torch.set_rng_state(tensors["rng.cpu"])
     if "rng.cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["rng.cuda"])
+
+
+def model_settings(config: RunConfig) -> dict[str, Any]:
+    """Returns the settings that say what a state's tensors are, for its numbers' `settings`."""
+    rank = config.model.lora_rank
+    return {
+        "model.lora_rank": rank,
+        "model.lora_alpha": config.model.lora_alpha if rank else None,
+        "critic.share_trunk": config.critic.share_trunk,
+    }
+
+
+def check_model_settings(folder: Path, numbers: Mapping[str, Any], config: RunConfig) -> None:
+    """Compares the settings of a run with those that a state was written with.
+
+    Raises:
+        ValueError: if they differ, so that the state's tensors are another model's.
+    """
+    saved = numbers.get("settings", _OLDER_SETTINGS)
+    for name, value in model_settings(config).items():
+        if saved[name] != value:
+            raise ValueError(
+                f"{folder}: saved with {name}={json.dumps(saved[name])}, "
+                f"so {name}={json.dumps(value)} cannot resume it"
+            )
 
 
 def write_state(folder: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:

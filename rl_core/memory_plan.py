@@ -115,6 +115,12 @@ class ModelShape:
         head = 0 if self.tied else self.vocab_size * self.hidden_size
         return self.num_backbone_parameters + head
 
+    def num_adapter_parameters(self, rank: int) -> int:
+        """Parameters of low-rank adapters on all linear layers."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        attention = 2 * (hidden + self._query_size) + 2 * (hidden + self._kv_size)
+        return self.num_layers * rank * (attention + 3 * (hidden + inner))
+
     def activation_bytes(self, num_tokens: int, *, dtype: str, checkpointed: bool) -> int:
         """Returns what a forward pass keeps for its backward pass.
 
@@ -163,7 +169,7 @@ def memory_plan(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     """Returns the learner's phases in their order, then the engine's.
 
     Args:
-        shape: of the actor; critic and reference have the same backbone.
+        shape: of the actor without adapters; critic and reference have the same backbone.
         config: the run's settings.
     """
     return [*_learner_phases(shape, config), _engine_phase(shape, config)]
@@ -177,13 +183,19 @@ def micro_batch_tokens(config: RunConfig) -> int:
 
 
 def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
-    actor = shape.num_parameters
-    critic = shape.num_backbone_parameters + shape.hidden_size + 1
     has_critic = config.algorithm.estimator == "gae"
     has_reference = config.algorithm.kl_mode != "none" and config.algorithm.kl_coef > 0
+    rank, shares_trunk = config.model.lora_rank, config.critic.share_trunk
+    adapters = shape.num_adapter_parameters(rank)
+    # What learns; with adapters, the weights below them are there once for all models.
+    actor = adapters if rank else shape.num_parameters
+    critic = shape.hidden_size + 1
+    if not shares_trunk:
+        critic += adapters if rank else shape.num_backbone_parameters
     trained = actor + (critic if has_critic else 0)
+    frozen = shape.num_parameters if rank or has_reference else 0
     resident = {
-        "weights": _FLOAT32 * (trained + (actor if has_reference else 0)),
+        "weights": _FLOAT32 * (trained + frozen),
         "optimizer": 2 * _FLOAT32 * trained,
     }
     on_gpu = config.resources.learner_gpus > 0
@@ -208,9 +220,9 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     block = _LIVE_BLOCKS * _LOGIT_BLOCK
     forward = {"activations": threads * passing, "logits": threads * block}
     phases = [PhaseMemory("log_probs", "learner", resident | forward)]
-    if has_critic:
+    if has_critic and not shares_trunk:
         phases.append(update("update_critic", critic, 0))
-    phases.append(update("update_actor", actor, block))
+    phases.append(update("update_actor", actor + (critic if shares_trunk else 0), block))
     return phases
 
 

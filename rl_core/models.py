@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import transformers
@@ -17,6 +19,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rl_core.algos.logprobs import token_logprobs, token_logprobs_and_entropy
 from rl_core.batch import TrainBatch
+from rl_core.config import RunConfig
+from rl_core.lora import add_adapters, merged_state
 from rl_core.response_states import response_states
 
 _TOKENIZER_FILES = (
@@ -30,10 +34,11 @@ _TOKENIZER_FILES = (
     "chat_template.jinja",
 )
 _PROBE_TOKENS = 4
+Module = TypeVar("Module", bound=nn.Module)
 
 
 class Critic(nn.Module):
-    """A backbone and a linear head that starts at value 0 everywhere."""
+    """A backbone, its own or the actor's, and a linear head that starts at value 0 everywhere."""
 
     def __init__(self, backbone: nn.Module, hidden_size: int) -> None:
         super().__init__()
@@ -85,11 +90,66 @@ def checkpoint_gradients(model: transformers.PreTrainedModel) -> None:
         layer.training = True  # transformers asks for it; not .train(), which goes on inside
 
 
-def make_critic(actor: transformers.PreTrainedModel) -> Critic:
-    """Returns a critic whose backbone is a copy of the actor's, with a value head of zeros."""
-    backbone = copy.deepcopy(actor.get_decoder())
+def copy_sharing_frozen(model: Module) -> Module:
+    """Returns a copy that has its own learning weights, and the very same tensors of the others."""
+    shared = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
+    return copy.deepcopy(model, shared)
+
+
+def make_critic(actor: transformers.PreTrainedModel, *, share_trunk: bool = False) -> Critic:
+    """Returns a critic with a value head of zeros.
+
+    Args:
+        actor: what it starts from.
+        share_trunk: its backbone is the actor's; else a copy, see `copy_sharing_frozen`.
+    """
+    trunk = actor.get_decoder()
+    backbone = trunk if share_trunk else copy_sharing_frozen(trunk)
     critic = Critic(backbone, actor.config.get_text_config().hidden_size)
     return critic.to(next(actor.parameters()).device)
+
+
+@dataclass(frozen=True)
+class Models:
+    """All models of a learner, on one device."""
+
+    actor: transformers.PreTrainedModel
+    reference: transformers.PreTrainedModel | None
+    """The frozen base model, if a KL is wanted."""
+    critic: Critic | None
+    """If the estimator wants one."""
+
+
+def load_models(
+    config: RunConfig, model_path: Path, resume_from: Path | None, device: torch.device
+) -> Models:
+    """Returns the models of a run, as they are before what a learner's state holds is put back.
+
+    Args:
+        config: the run's settings.
+        model_path: folder of the base model.
+        resume_from: a checkpoint, whose actor is wanted.
+        device: where they shall live.
+
+    Raises:
+        ValueError: as `load_actor` and `checkpoint_gradients` do.
+    """
+    # With adapters, a checkpoint holds merged weights: base and adapters come apart.
+    rank = config.model.lora_rank
+    folder = model_path if resume_from is None or rank else resume_from
+    actor = load_actor(folder, device).requires_grad_(not rank)
+    reference = None
+    if config.algorithm.kl_mode != "none" and config.algorithm.kl_coef > 0:
+        reference = copy_sharing_frozen(actor) if rank else load_actor(model_path, device)
+        reference.requires_grad_(False)
+    if rank:
+        add_adapters(actor, rank=rank, alpha=config.model.lora_alpha)
+    if config.model.gradient_checkpointing:
+        checkpoint_gradients(actor)
+    critic = None
+    if config.algorithm.estimator == "gae":
+        critic = make_critic(actor, share_trunk=config.critic.share_trunk)
+    return Models(actor, reference, critic)
 
 
 @torch.no_grad()
@@ -151,6 +211,45 @@ def response_logprobs_and_entropy(
     return _pad(logprobs, batch.response_mask), _pad(entropy, batch.response_mask)
 
 
+def response_logprobs_and_values(
+    model: transformers.PreTrainedModel,
+    value_head: nn.Linear,
+    batch: TrainBatch,
+    *,
+    temperature: float,
+    compute_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Returns log-probs and values at the response tokens from one pass, each float32 [B, T].
+
+    Takes what `response_logprobs` takes, and the head of a critic that shares the trunk.
+    """
+    hidden, head = _actor_states(model, batch, compute_dtype)
+    logprobs = token_logprobs(
+        hidden, head, batch.response_ids(), temperature=temperature, compute_dtype=compute_dtype
+    )
+    return _pad(logprobs, batch.response_mask), _head_values(value_head, hidden, batch)
+
+
+def response_logprobs_entropy_and_values(
+    model: transformers.PreTrainedModel,
+    value_head: nn.Linear,
+    batch: TrainBatch,
+    *,
+    temperature: float,
+    compute_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns log-probs, entropies and values from one pass, each float32 [B, T].
+
+    Takes what `response_logprobs_and_values` takes.
+    """
+    hidden, head = _actor_states(model, batch, compute_dtype)
+    logprobs, entropy = token_logprobs_and_entropy(
+        hidden, head, batch.response_ids(), temperature=temperature, compute_dtype=compute_dtype
+    )
+    mask = batch.response_mask
+    return _pad(logprobs, mask), _pad(entropy, mask), _head_values(value_head, hidden, batch)
+
+
 def _actor_states(
     model: transformers.PreTrainedModel, batch: TrainBatch, compute_dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
@@ -158,17 +257,25 @@ def _actor_states(
         return response_states(model.get_decoder(), batch), model.get_output_embeddings().weight
 
 
-def response_values(critic: Critic, batch: TrainBatch, *, compute_dtype: torch.dtype) -> Tensor:
+def response_values(
+    critic: Critic, batch: TrainBatch, *, compute_dtype: torch.dtype, backbone_learns: bool = True
+) -> Tensor:
     """Returns the values of the states before each response token, float32 [B, T].
 
     Args:
         critic: backbone and head.
         batch: B rows.
         compute_dtype: float32, or bfloat16 for autocast (the head is float32 always).
+        backbone_learns: False keeps gradient, and the memory it needs, from the backbone.
     """
-    with _autocast(batch, compute_dtype):
+    recorded = backbone_learns and torch.is_grad_enabled()
+    with _autocast(batch, compute_dtype), torch.set_grad_enabled(recorded):
         hidden = response_states(critic.backbone, batch)
-    return _pad(critic.head(hidden.float()).squeeze(-1), batch.response_mask)
+    return _head_values(critic.head, hidden, batch)
+
+
+def _head_values(head: nn.Linear, hidden: Tensor, batch: TrainBatch) -> Tensor:
+    return _pad(head(hidden.float()).squeeze(-1), batch.response_mask)
 
 
 def _autocast(batch: TrainBatch, compute_dtype: torch.dtype) -> torch.autocast:
@@ -182,11 +289,12 @@ def _autocast(batch: TrainBatch, compute_dtype: torch.dtype) -> torch.autocast:
 def complete_weights(model: transformers.PreTrainedModel) -> dict[str, Tensor]:
     """Returns every weight once under its Hugging Face name, detached, on the model's device.
 
-    A tied output embedding is left out (it IS the input embedding): loaders tie it again.
+    Adapters are merged, see `lora.py`. A tied output embedding is left out (it IS the input
+    embedding): loaders tie it again.
     """
     weights: dict[str, Tensor] = {}
     seen: set[int] = set()
-    for name, tensor in model.state_dict().items():
+    for name, tensor in merged_state(model):
         if tensor.data_ptr() not in seen:
             seen.add(tensor.data_ptr())
             weights[name] = tensor.detach()
@@ -197,11 +305,11 @@ def save_actor(model: transformers.PreTrainedModel, tokenizer_from: Path, folder
     """Writes the model as a folder that transformers and vLLM load as it lies, tokenizer included.
 
     Args:
-        model: weights are written as they are, in float32.
+        model: weights are written as they are, in float32, adapters merged.
         tokenizer_from: the folder whose tokenizer files are copied.
         folder: is made if missing.
     """
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, state_dict=complete_weights(model))
     for name in _TOKENIZER_FILES:
         if (tokenizer_from / name).is_file():
             shutil.copyfile(tokenizer_from / name, folder / name)

@@ -97,6 +97,19 @@ class Optimized:
             for field, value in self._optimizer.state.get(parameter, {}).items()
         }
 
+    def weight_tensors(self, prefix: str) -> dict[str, Tensor]:
+        """Returns the weights that are optimized as `<prefix>.<parameter>`."""
+        return {
+            f"{prefix}.{name}": parameter.detach()
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad
+        }
+
+    def restore_weights(self, prefix: str, tensors: Mapping[str, Tensor]) -> None:
+        """Puts back what `weight_tensors` returned."""
+        for name, weight in self.weight_tensors(prefix).items():
+            weight.copy_(tensors[name])
+
     def schedule_state(self) -> dict[str, Any]:
         """Returns the schedule's state as plain numbers."""
         return dict(self._schedule.state_dict())

@@ -120,7 +120,10 @@ def test_yaml_holds_every_setting_and_reads_back_equal() -> None:
         (["algorithm.estimator=grpo"], ["algorithm.group_size=1", "at least 2"]),
         (["actor.mini_batch_size=100"], ["actor.mini_batch_size=100", "0.56"]),
         (["data.train_batch_size=32"], ["mini_batch_size=128", "train_batch_size=32", "0.25"]),
-        (["rollout.top_p=0.9"], ["rollout.top_p=0.9", "1.0"]),
+        (["rollout.top_p=0.9"], ["rollout.top_p=0.9", "renormalises", "use 1.0"]),
+        (["rollout.top_k=50"], ["rollout.top_k=50", "renormalises", "use -1"]),
+        (["preset=gsm8k-grpo-7b", "critic.share_trunk=true"], ["share_trunk=true", "grpo", "gae"]),
+        (["model.lora_rank=-1"], ["model.lora_rank=-1", "at least 0"]),
         (
             ["preset=tinyzero-3b", "critic.lr_schedule=cosine"],
             ["critic.lr_schedule=cosine", "trainer.total_steps"],

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from torch import Tensor
 
 from rl_core.batch import TrainBatch
@@ -15,6 +14,7 @@ from rl_core.config import RunConfig
 from rl_core.learner import Learner
 from rl_core.learner_state import read_state
 from rl_core.preparation import Prepared
+from tests.rl_core.learners import slow_actor_gradient, slow_critic_gradient
 
 MakeBatch = Callable[..., TrainBatch]
 MakeSettings = Callable[..., RunConfig]
@@ -31,7 +31,7 @@ def accumulated(learner: Learner, prepared: Prepared, which: str) -> Tensor:
     assert model is not None
     optimized = learner._actor_optimized if which == "actor" else learner._critic_optimized
     model.zero_grad()
-    learner._accumulate(prepared, optimized, loss)
+    learner._accumulate(prepared, optimized.parameters, loss)
     return torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
 
 
@@ -85,52 +85,6 @@ def test_responses_cut_off_teach_nothing_where_they_are_masked(
     batch.truncated[:] = True
     prepared, _ = learner.prepare(batch)
     assert accumulated(learner, prepared, which).norm() == 0.0
-
-
-def slow_actor_gradient(folder: Path, prepared: Prepared, rows: list[int]) -> Tensor:
-    """The whole actor loss of some rows (token mean), one row and one token at a time."""
-    actor = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    batch = prepared.batch
-    assert prepared.ref_logprobs is not None
-    num_tokens = int(batch.response_lengths[rows].sum())
-    loss = torch.zeros(())
-    for row in rows:
-        start, end = int(batch.prompt_lengths[row]), int(batch.lengths[row])
-        ids = batch.input_ids[row, :end]
-        full = actor(ids.unsqueeze(0)).logits[0].log_softmax(-1)
-        for t, position in enumerate(range(start, end)):
-            predicted = full[position - 1]
-            logprob = predicted[ids[position]]
-            ratio = (logprob - prepared.old_logprobs[row, t]).exp()
-            advantage = prepared.advantages[row, t]
-            surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
-            gap = logprob - prepared.ref_logprobs[row, t]
-            entropy = -(predicted.exp() * predicted).sum()
-            engine_gap = prepared.old_logprobs[row, t] - batch.rollout_logprobs[row, t]
-            loss = loss - surrogate * engine_gap.exp().clamp(max=2.0)
-            loss = loss + 0.1 * ((-gap).exp() - 1 + gap) - 0.05 * entropy
-    (loss / num_tokens).backward()
-    return torch.cat([p.grad.flatten() for p in actor.parameters()])
-
-
-def slow_critic_gradient(learner: Learner, prepared: Prepared, rows: list[int]) -> Tensor:
-    """The value loss of some rows, one row at a time."""
-    critic, batch = learner._critic, prepared.batch
-    assert critic is not None
-    assert prepared.values is not None
-    assert prepared.returns is not None
-    critic.zero_grad()
-    for row in rows:
-        start, end = int(batch.prompt_lengths[row]), int(batch.lengths[row])
-        states = critic.backbone(batch.input_ids[row : row + 1, :end]).last_hidden_state[0]
-        values = critic.head(states[start - 1 : end - 1]).squeeze(-1)
-        old, target = (x[row, : len(values)] for x in (prepared.values, prepared.returns))
-        kept = torch.maximum(torch.minimum(values, old + 0.5), old - 0.5)
-        worse = torch.maximum((values - target).square(), (kept - target).square())
-        (worse.sum() / 2 / int(batch.response_lengths[rows].sum())).backward()
-    result = torch.cat([p.grad.flatten() for p in critic.parameters() if p.grad is not None])
-    critic.zero_grad()
-    return result
 
 
 def test_each_mini_batch_moves_along_the_gradient_of_its_own_loss(

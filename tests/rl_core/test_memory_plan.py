@@ -81,6 +81,35 @@ def test_a_micro_batch_holds_its_budget_or_the_longest_row_or_all_there_is() -> 
     assert tokens(100_000, 8) == 4_000
 
 
+@pytest.mark.parametrize(
+    ("sections", "learning", "frozen"),
+    [
+        ({}, 494_032_768 + 494_032_768 + 897, 494_032_768),
+        ({"critic": {"share_trunk": True}}, 494_032_768 + 897, 494_032_768),
+        # Rank 8: 24 layers x 8 x (2 x 1,792 + 2 x 1,024 + 3 x 5,760), for the actor and the critic.
+        ({"model": {"lora_rank": 8}}, 4_399_104 + 4_399_104 + 897, 494_032_768),
+        (
+            {"model": {"lora_rank": 8}, "critic": {"share_trunk": True}},
+            4_399_104 + 897,
+            494_032_768,
+        ),
+        (
+            {"model": {"lora_rank": 8}, "algorithm": {"kl_mode": "none"}},
+            4_399_104 + 4_399_104 + 897,
+            494_032_768,
+        ),
+        ({"algorithm": {"kl_mode": "none"}}, 494_032_768 + 494_032_768 + 897, 0),
+    ],
+)
+def test_the_optimizer_holds_what_learns_and_weights_are_held_once(
+    sections: dict[str, dict[str, Any]], learning: int, frozen: int
+) -> None:
+    config = RunConfig.model_validate(sections)
+    first = memory_plan(ModelShape.from_config(QWEN_05B), config)[0]
+    assert first.parts["weights"] == 4 * (learning + frozen)
+    assert first.parts["optimizer"] == 8 * learning
+
+
 MEASURE = """
 import gc, json, re, sys
 from pathlib import Path
@@ -119,10 +148,14 @@ learner = Learner(config, model)
 learner.learn(batch)
 (prepared, _), log_probs = peak(lambda: learner.prepare(batch))
 peaks = {"log_probs": log_probs}
-if learner._critic is not None:
-    work = lambda: learner._run_epochs(prepared, learner._critic_optimized, learner._critic_loss)
+if learner._critic is not None and not config.critic.share_trunk:
+    critic = {"critic": learner._critic_optimized}
+    work = lambda: learner._run_epochs(prepared, critic, learner._critic_loss)
     peaks["update_critic"] = peak(work)[1]
-work = lambda: learner._run_epochs(prepared, learner._actor_optimized, learner._actor_loss)
+moved, micro_loss = {"actor": learner._actor_optimized}, learner._actor_loss
+if config.critic.share_trunk:
+    moved["critic"], micro_loss = learner._critic_optimized, learner._joint_loss
+work = lambda: learner._run_epochs(prepared, moved, micro_loss)
 peaks["update_actor"] = peak(work)[1]
 print(json.dumps(peaks))
 """
@@ -130,16 +163,24 @@ print(json.dumps(peaks))
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("estimator", "dtype", "threads", "checkpointed"),
+    ("estimator", "dtype", "threads", "checkpointed", "sections"),
     [
-        ("gae", "float32", 1, False),
-        ("grpo", "float32", 2, False),
-        ("gae", "bfloat16", 1, False),
-        ("gae", "float32", 1, True),
+        ("gae", "float32", 1, False, {}),
+        ("grpo", "float32", 2, False, {}),
+        ("gae", "bfloat16", 1, False, {}),
+        ("gae", "float32", 1, True, {}),
+        ("gae", "float32", 1, False, {"model": {"lora_rank": 8}}),
+        ("gae", "bfloat16", 1, True, {"model": {"lora_rank": 8}}),
+        ("gae", "float32", 2, False, {"critic": {"share_trunk": True}}),
     ],
 )
 def test_measured_peaks_are_within_a_quarter_of_the_plan(
-    tmp_path: Path, estimator: str, dtype: str, threads: int, checkpointed: bool
+    tmp_path: Path,
+    estimator: str,
+    dtype: str,
+    threads: int,
+    checkpointed: bool,
+    sections: dict[str, dict[str, Any]],
 ) -> None:
     import torch
     import transformers
@@ -167,7 +208,9 @@ def test_measured_peaks_are_within_a_quarter_of_the_plan(
                 "kl_mode": "loss",
                 "kl_estimator": "k3",
             },
-            "model": {"dtype": dtype, "gradient_checkpointing": checkpointed},
+            "model": {"dtype": dtype, "gradient_checkpointing": checkpointed}
+            | sections.get("model", {}),
+            "critic": sections.get("critic", {}),
             "resources": {"learner_threads": threads},
         }
     )

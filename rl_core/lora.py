@@ -1,0 +1,56 @@
+"""Low-rank adapters (LoRA): few weights learn, the base model's stay as they are.
+
+A linear layer with weight W computes W x + (alpha / rank) B A x, and only A [rank, in] and B
+[out, rank] learn. Outside the learner there are no adapters: engines and checkpoints get the
+merged weights W + (alpha / rank) B A, computed beside W, which adding and taking away would wear.
+
+Source: Hu et al. 2021 (arXiv:2106.09685).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import transformers
+from torch import Tensor
+
+_ADAPTER = "default"
+"""peft's name for the only adapter of a layer."""
+
+
+def add_adapters(model: transformers.PreTrainedModel, *, rank: int, alpha: float) -> None:
+    """Puts an adapter on every linear layer but the output embedding, and freezes all else.
+
+    At first B is 0, so the model computes what it did; A is drawn from torch's generator.
+
+    Args:
+        model: float32; is changed in place.
+        rank: of each adapter.
+        alpha: B A is scaled by alpha / rank.
+    """
+    import peft  # here: a run without adapters has no second to spend on it
+
+    # peft types alpha as int, and only divides by the rank.
+    settings = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear")
+    peft.inject_adapter_in_model(settings, model, adapter_name=_ADAPTER)
+    model.eval()
+
+
+@torch.no_grad()
+def merged_state(model: transformers.PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Yields `model.state_dict()` with every adapter merged, under the names of a plain model.
+
+    Layers with adapters give new tensors, all others the model's own.
+    """
+    adapted = {
+        f"{name}.base_layer.weight": layer
+        for name, layer in model.named_modules()
+        if hasattr(layer, "base_layer")
+    }
+    for name, tensor in model.state_dict().items():
+        if ".lora_A." in name or ".lora_B." in name:
+            continue
+        if name in adapted:
+            tensor = tensor + adapted[name].get_delta_weight(_ADAPTER)
+        yield name.replace(".base_layer.", "."), tensor
