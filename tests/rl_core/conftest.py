@@ -58,10 +58,10 @@ def random_rollouts() -> Callable[..., list[Rollout]]:
         rng = np.random.default_rng(seed)
         rollouts = []
         for row in range(number):
-            if row % group_size == 0:
-                prompt_ids = rng.integers(2, 258, int(rng.integers(1, 7))).tolist()
             correct = bool(rng.random() < 0.4)
             length = int(rng.integers(1, 13))
+            if row % group_size == 0:
+                prompt_ids = rng.integers(2, 258, int(rng.integers(1, 7))).tolist()
             rollouts.append(
                 _make_rollout(
                     prompt_ids,
