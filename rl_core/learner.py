@@ -5,9 +5,7 @@ Not here: Ray (workers.py), formulas (algos/), generation (rollout/), which chec
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +27,7 @@ from rl_core.learner_state import (
 )
 from rl_core.objectives import actor_loss, critic_loss
 from rl_core.optimization import Optimized
+from rl_core.phases import Utilisation, measured
 from rl_core.preparation import (
     Prepared,
     assemble,
@@ -114,6 +113,7 @@ class Learner:
         self._values = partial(
             models.response_values, compute_dtype=dtype, backbone_learns=not shares_trunk
         )
+        self._utilisation = Utilisation(config, model_path, self._device)
         self._kl_coef = config.algorithm.kl_coef
         self.steps_done = 0
         """Steps whose update is in the weights."""
@@ -132,21 +132,21 @@ class Learner:
             batch: the step's rollouts, groups whole, on any device.
         """
         batch = batch.to(self._device)
-        algorithm, seconds = self._config.algorithm, dict[str, float]()
+        algorithm, costs = self._config.algorithm, dict[str, float]()
         old_logprobs = ref_logprobs = values = None
         if not self._next_update_is_on_policy():
-            with self._timed("old_log_prob", seconds):
+            with measured("old_log_prob", self._device, costs):
                 if self._config.critic.share_trunk:
                     old_logprobs, values = self._evaluate(batch, self._old_logprobs_and_values)
                 else:
                     old_logprobs = self._evaluate(batch, partial(self._logprobs, self._actor))
         if self._reference is not None:
-            with self._timed("ref", seconds):
+            with measured("ref", self._device, costs):
                 ref_logprobs = self._evaluate(batch, partial(self._logprobs, self._reference))
         if self._critic is not None and values is None:
-            with self._timed("values", seconds):
+            with measured("values", self._device, costs):
                 values = self._evaluate(batch, partial(self._values, self._critic))
-        with self._timed("adv", seconds):
+        with measured("adv", self._device, costs):
             prepared = assemble(
                 batch,
                 old_logprobs=old_logprobs,
@@ -160,7 +160,7 @@ class Learner:
                 algorithm=algorithm,
                 max_prompt_length=self._config.data.max_prompt_length,
             )
-        return prepared, metrics | seconds
+        return prepared, metrics | costs
 
     def update(self, prepared: Prepared) -> dict[str, float]:
         """Moves critic and actor along one prepared batch, returns metrics under verl's names.
@@ -174,13 +174,14 @@ class Learner:
         if actor_learns and self._config.critic.share_trunk:
             moved["critic"], micro_loss = self._critic_optimized, self._joint_loss
         elif self._critic is not None:
-            with self._timed("update_critic", metrics):
+            with measured("update_critic", self._device, metrics):
                 critic = {"critic": self._critic_optimized}
                 metrics |= self._run_epochs(prepared, critic, self._critic_loss)
         if actor_learns:
-            with self._timed("update_actor", metrics):
+            with measured("update_actor", self._device, metrics):
                 metrics |= self._run_epochs(prepared, moved, micro_loss)
         metrics |= policy_metrics(prepared, kl_coef=self._kl_coef)
+        metrics |= self._utilisation(prepared.batch, metrics)
         if actor_learns:
             self._kl_coef = self._next_kl_coef(prepared)
         self.steps_done += 1
@@ -374,12 +375,3 @@ class Learner:
         self._actor_optimized.restore("actor", tensors, numbers["actor_schedule"])
         self._kl_coef, self.steps_done = numbers["kl_coef"], numbers["steps_done"]
         restore_rng(tensors)
-
-    @contextmanager
-    def _timed(self, phase: str, seconds: dict[str, float]) -> Iterator[None]:
-        """Notes the seconds of the block as `timing_s/<phase>`, a GPU's queue included."""
-        start = time.perf_counter()
-        yield
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        seconds[f"timing_s/{phase}"] = time.perf_counter() - start

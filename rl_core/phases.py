@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from rl_core.batch import TrainBatch
+from rl_core.config import RunConfig
 from rl_core.memory_plan import ModelShape
 from rl_core.types import Rollout
 
@@ -66,6 +68,43 @@ def per_token_ms(seconds: Mapping[str, float], rollouts: Sequence[Rollout]) -> d
         for phase, divisor in divisors.items()
         if f"timing_s/{phase}" in seconds
     }
+
+
+class Utilisation:
+    """What share of the device's measured peak the updates use (`mfu/*`).
+
+    Args:
+        config: the run's settings.
+        model_path: folder of the base model; one of unknown shape has no such figures.
+        device: of the learner.
+    """
+
+    def __init__(self, config: RunConfig, model_path: Path, device: torch.device) -> None:
+        self._epochs = config.actor.ppo_epochs
+        self._shape: ModelShape | None = None
+        with suppress(ValueError):
+            self._shape = ModelShape.from_folder(model_path)
+        dtype = torch.bfloat16 if config.model.dtype == "bfloat16" else torch.float32
+        self._peak = peak_flops(device, dtype, config.resources.learner_threads)
+
+    def __call__(self, batch: TrainBatch, seconds: Mapping[str, float]) -> dict[str, float]:
+        """Returns `mfu/actor` and `mfu/critic`, of those that were updated.
+
+        Args:
+            batch: the step's rollouts.
+            seconds: with `timing_s/update_actor` and `timing_s/update_critic`.
+        """
+        if self._shape is None:
+            return {}
+        shares = {}
+        for model, has_head in (("actor", True), ("critic", False)):
+            phase = f"timing_s/update_{model}"
+            if phase in seconds:
+                flops = self._epochs * training_flops(
+                    self._shape, batch.prompt_lengths, batch.response_lengths, has_head=has_head
+                )
+                shares[f"mfu/{model}"] = flops / (seconds[phase] * self._peak)
+        return shares
 
 
 def training_flops(

@@ -16,6 +16,7 @@ from rl_core.checkpoints import make_room, save_checkpoint
 from rl_core.collection import Collected, PromptedProblem, collect, score_completions
 from rl_core.config import RunConfig
 from rl_core.data_order import batch_indices, steps_per_epoch, total_steps
+from rl_core.phases import per_token_ms
 from rl_core.rollout_ahead import Clock, RolloutsAhead
 from rl_core.types import GenerationRequest, SamplingSettings
 
@@ -130,6 +131,7 @@ def train(
         stopping = should_stop()
         epoch = (step - 1) // steps_per_epoch(len(inputs.train), config.data.train_batch_size)
         metrics |= clock.seconds | {"epoch": epoch}
+        metrics |= per_token_ms(metrics, collected.rollouts)
         # Logs first: no checkpoint lies ahead of them, and a resume cuts what lies ahead of it.
         run.rollouts.write(
             step, epoch, collected.rollouts, per_rollout, policy_version=policy_version

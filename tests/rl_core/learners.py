@@ -11,9 +11,11 @@ from torch import Tensor
 from rl_core.learner import Learner
 from rl_core.preparation import Prepared
 
+COSTS = ("timing_s/", "memory/", "mfu/")
+
 
 def without_timings(metrics: dict[str, float]) -> dict[str, float]:
-    return {name: x for name, x in metrics.items() if not name.startswith("timing_s/")}
+    return {name: x for name, x in metrics.items() if not name.startswith(COSTS)}
 
 
 def all_weights(learner: Learner) -> dict[str, Tensor]:

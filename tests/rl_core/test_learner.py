@@ -158,8 +158,9 @@ def test_metrics_have_verls_names(
     others = {"response_length/clip_ratio", "prompt_length/clip_ratio"}
     others |= {"rollout/logprob_gap_mean", "rollout/logprob_gap_max"}
     phases = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
-    timings = {f"timing_s/{phase}" for phase in phases}
-    assert set(metrics) == actor | critic | spread | others | timings
+    costs = {f"{what}/{phase}" for what in ("timing_s", "memory/peak_gib") for phase in phases}
+    costs |= {"mfu/actor", "mfu/critic"}
+    assert set(metrics) == actor | critic | spread | others | costs
     assert all(np.isfinite(x) for x in metrics.values())
     assert metrics["actor/lr"] == 1e-3
 

@@ -17,7 +17,14 @@ from rl_core.types import Problem
 from rl_core.workers import Workers
 
 STEPS = 4
-NOT_COMPARED = ("timing_s/", "timing_per_token_ms/", "rollout/tokens_per_s", "time", "mfu/")
+NOT_COMPARED = (
+    "timing_s/",
+    "timing_per_token_ms/",
+    "rollout/tokens_per_s",
+    "time",
+    "mfu/",
+    "memory/",
+)
 
 
 def settings(root: Path, run_id: str, engine: str, overlap: int = 0) -> RunConfig:
