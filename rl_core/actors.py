@@ -129,6 +129,7 @@ def _vllm_engine(config: RunConfig, model_path: Path) -> RolloutEngine:
         kv_cache_mib=config.rollout.kv_cache_mib,
         gpu_memory_utilization=config.rollout.gpu_memory_utilization,
         on_gpu=config.resources.rollout_gpus > 0,
+        sleeps=config.rollout.sleep,
     )
 
 

@@ -226,6 +226,8 @@ class RolloutConfig(Section):
     """KV cache of a CPU engine."""
     gpu_memory_utilization: float = Field(0.4, gt=0, lt=1)
     """Share of the card that a GPU engine may use beside the learner."""
+    sleep: bool = False
+    """A vLLM engine on a GPU gives its memory back while the learner works on the same card."""
     max_num_seqs: int = Field(256, ge=1)
     """Responses that the engine generates at a time."""
     overlap: int = Field(0, ge=0, le=1)
@@ -319,13 +321,22 @@ class RunConfig(Section):
     retry: RetryConfig = RetryConfig()
 
     @model_validator(mode="after")
-    def _possible(self) -> RunConfig:
+    def _fills_its_batches(self) -> RunConfig:
         batch, mini = self.data.train_batch_size, self.actor.mini_batch_size
         if mini > batch or batch % mini:
             raise ValueError(
                 f"actor.mini_batch_size={mini} must divide data.train_batch_size={batch}: "
                 f"a mini-batch left unfilled would scale gradients by {(batch % mini) / mini:.3g}"
             )
+        if self.env.name == "countdown" and batch > self.data.train_size:
+            raise ValueError(
+                f"data.train_batch_size={batch} is above data.train_size={self.data.train_size}: "
+                "no step could be filled"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _knows_how_to_learn(self) -> RunConfig:
         estimator, group_size = self.algorithm.estimator, self.algorithm.group_size
         if estimator in GROUP_ESTIMATORS and group_size < 2:
             raise ValueError(
@@ -353,14 +364,18 @@ class RunConfig(Section):
                     f"{name}.lr_schedule={section.lr_schedule} ends with the run: "
                     "trainer.total_steps must say when that is"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _knows_when_to_generate(self) -> RunConfig:
+        if self.rollout.sleep and (self.rollout.overlap or self.resources.rollout_gpus == 0):
+            raise ValueError(
+                "rollout.sleep=true frees a GPU while the learner works: it needs "
+                "resources.rollout_gpus above 0 and rollout.overlap=0"
+            )
         if self.rollout.overlap and self.actor.importance_cap is None:
             raise ValueError(
                 "rollout.overlap=1 learns from the responses of an older policy: "
                 "actor.importance_cap=null must be a number, so that this is corrected"
-            )
-        if self.env.name == "countdown" and batch > self.data.train_size:
-            raise ValueError(
-                f"data.train_batch_size={batch} is above data.train_size={self.data.train_size}: "
-                "no step could be filled"
             )
         return self

@@ -57,6 +57,7 @@ class VllmEngine:
         kv_cache_mib: int,
         gpu_memory_utilization: float,
         on_gpu: bool,
+        sleeps: bool = False,
     ) -> None:
         """Loads the model.
 
@@ -69,6 +70,8 @@ class VllmEngine:
             kv_cache_mib: KV cache of a CPU engine, MiB.
             gpu_memory_utilization: share of the card that a GPU engine may take.
             on_gpu: whether to compute on a GPU.
+            sleeps: gives a GPU's memory back after each `generate`, and keeps the weights in the
+                machine's memory until it is asked for something again.
         """
         if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
             raise RuntimeError(
@@ -87,7 +90,10 @@ class VllmEngine:
             # generator of the CPU cannot do: prompts are read whole, or in the next step.
             "enable_chunked_prefill": False,
         }
-        gpu_options = {"gpu_memory_utilization": gpu_memory_utilization}
+        gpu_options = {
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "enable_sleep_mode": sleeps,
+        }
         device_options: dict[str, Any] = gpu_options if on_gpu else cpu_options
         with _torch_untouched(on_gpu=on_gpu):
             self._llm = LLM(
@@ -102,6 +108,7 @@ class VllmEngine:
                 disable_log_stats=True,
                 **device_options,
             )
+        self._sleeps, self._is_asleep = sleeps and on_gpu, False
 
     def generate(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
@@ -109,15 +116,20 @@ class VllmEngine:
         """Returns one completion per request; see `RolloutEngine.generate`."""
         if not requests:
             return []
+        self._wake_up()
         outputs = self._llm.generate(
             [{"prompt_token_ids": list(request.prompt_ids)} for request in requests],
             [self._params(request, sampling) for request in requests],
             use_tqdm=False,
         )
+        if self._sleeps:
+            self._llm.sleep(level=1)
+            self._is_asleep = True
         return [_completion(output.outputs[0]) for output in outputs]
 
     def update_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Replaces all weights in place; see `RolloutEngine.update_weights`."""
+        self._wake_up()
         self._llm.collective_rpc("replace_weights", args=(complete_weights(weights, self._shapes),))
         if not self._llm.reset_prefix_cache():
             raise RuntimeError(
@@ -130,6 +142,11 @@ class VllmEngine:
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm
         gc.collect()
+
+    def _wake_up(self) -> None:
+        if self._is_asleep:
+            self._llm.wake_up()
+            self._is_asleep = False
 
     def _params(self, request: GenerationRequest, sampling: SamplingSettings) -> SamplingParams:
         return SamplingParams(

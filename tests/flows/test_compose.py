@@ -122,6 +122,8 @@ def test_yaml_holds_every_setting_and_reads_back_equal() -> None:
         (["data.train_batch_size=32"], ["mini_batch_size=128", "train_batch_size=32", "0.25"]),
         (["rollout.top_p=0.9"], ["rollout.top_p=0.9", "renormalises", "use 1.0"]),
         (["rollout.top_k=50"], ["rollout.top_k=50", "renormalises", "use -1"]),
+        (["rollout.overlap=1", "actor.importance_cap=null"], ["importance_cap=null", "a number"]),
+        (["rollout.sleep=true"], ["rollout.sleep=true", "resources.rollout_gpus above 0"]),
         (["preset=gsm8k-grpo-7b", "critic.share_trunk=true"], ["share_trunk=true", "grpo", "gae"]),
         (["model.lora_rank=-1"], ["model.lora_rank=-1", "at least 0"]),
         (
