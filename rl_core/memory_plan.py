@@ -206,6 +206,9 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     )
     # The widest moment of a layer: an MLP's gate, up, activation and product, or their gradients.
     passing = tokens * _FLOAT32 * (4 * shape.intermediate_size + 4 * shape.hidden_size)
+    if rank:  # beside a product: B A x, that scaled, the sum, and peft's float32 copy of x
+        copies = 3 if config.model.dtype == "float32" else 4
+        passing += copies * tokens * _FLOAT32 * shape.intermediate_size
 
     def update(phase: str, num_parameters: int, logits: int) -> PhaseMemory:
         # Each thread has the gradient of its own micro-batch before it is added.

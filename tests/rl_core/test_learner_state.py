@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from rl_core.learner_state import read_state, restore_rng, rng_tensors, write_state
+from rl_core.config import RunConfig
+from rl_core.learner_state import (
+    check_model_settings,
+    model_settings,
+    read_state,
+    restore_rng,
+    rng_tensors,
+    write_state,
+)
 
 
 def test_state_comes_back_as_it_was_without_pickle(tmp_path: Path) -> None:
@@ -44,3 +52,18 @@ def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "learner.json").write_text(json.dumps({"version": 99}))
     with pytest.raises(ValueError, match="version is 99"):
         read_state(tmp_path)
+
+
+def test_a_state_is_for_the_adapters_and_the_critic_it_was_written_with(tmp_path: Path) -> None:
+    plain = RunConfig()
+    adapted = RunConfig.model_validate({"model": {"lora_rank": 4}})
+    shared = RunConfig.model_validate({"critic": {"share_trunk": True}})
+    for config in (plain, adapted, shared):
+        check_model_settings(tmp_path, {"settings": model_settings(config)}, config)
+    # States from before there were such settings; and an alpha that scales nothing.
+    check_model_settings(tmp_path, {}, plain)
+    check_model_settings(tmp_path, {}, RunConfig.model_validate({"model": {"lora_alpha": 3.0}}))
+    for config, name in ((adapted, "lora_rank=0"), (shared, "share_trunk=false")):
+        with pytest.raises(ValueError, match=f"saved with .*{name}, so .* cannot resume") as error:
+            check_model_settings(tmp_path, {}, config)
+        assert "\n" not in str(error.value)

@@ -169,8 +169,7 @@ print(json.dumps(peaks))
         ("grpo", "float32", 2, False, {}),
         ("gae", "bfloat16", 1, False, {}),
         ("gae", "float32", 1, True, {}),
-        ("gae", "float32", 1, False, {"model": {"lora_rank": 8}}),
-        ("gae", "bfloat16", 1, True, {"model": {"lora_rank": 8}}),
+        ("gae", "float32", 1, True, {"model": {"lora_rank": 8}}),
         ("gae", "float32", 2, False, {"critic": {"share_trunk": True}}),
     ],
 )
