@@ -80,10 +80,15 @@ class LearnerActor:
         with out_of_memory_as("weights"):
             return {n: t.to("cpu", dtype) for n, t in self._learner.weights().items()}
 
-    def save(self, folder: Path) -> None:
-        """Writes a checkpoint into `folder`."""
+    def snapshot(self) -> None:
+        """Copies what a checkpoint holds, while nothing is written."""
         with out_of_memory_as("save"):
-            self._learner.save(folder)
+            self._learner.snapshot()
+
+    def write_snapshot(self, folder: Path) -> None:
+        """Writes the last snapshot's checkpoint into `folder`, in a thread beside all the rest."""
+        with out_of_memory_as("save"):
+            self._learner.write_snapshot(folder)
 
 
 class RolloutActor:

@@ -5,11 +5,13 @@ Not here: Ray (workers.py), formulas (algos/), generation (rollout/), which chec
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +38,7 @@ from rl_core.preparation import (
     policy_metrics,
     rollout_columns,
 )
+from rl_core.snapshot import SnapshotMemory
 from rl_core.threads import MicroBatchThreads
 
 STATE_FOLDER = "trainer"
@@ -110,6 +113,8 @@ class Learner:
         )
         self._values = partial(models.response_values, compute_dtype=dtype)
         self._kl_coef = config.algorithm.kl_coef
+        self._snapshot_memory = SnapshotMemory(self._threads)
+        self._snapshot: tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]
         self.steps_done = 0
         """Steps whose update is in the weights."""
         if resume_from is not None:
@@ -311,15 +316,28 @@ class Learner:
 
     def save(self, folder: Path) -> None:
         """Writes a checkpoint: the model as it can be served, and beside it the learner's state."""
-        self.save_model(folder)
-        self.save_state(folder / STATE_FOLDER)
+        self.snapshot()
+        self.write_snapshot(folder)
 
-    def save_model(self, folder: Path) -> None:
-        """Writes the actor in the Hugging Face layout, with the base model's tokenizer."""
-        models.save_actor(self._actor, self._model_path, folder)
+    def snapshot(self) -> None:
+        """Copies all that a checkpoint holds, over the last snapshot: nobody may be writing it."""
+        weights, (state, numbers) = self.weights(), self._state()
+        assert not weights.keys() & state.keys()
+        copies = self._snapshot_memory.copy(weights | state)
+        self._snapshot = (
+            {name: copies[name] for name in weights},
+            {name: copies[name] for name in state},
+            copy.deepcopy(numbers),
+        )
 
-    def save_state(self, folder: Path) -> None:
-        """Writes all that an exact resume needs beside the actor's weights."""
+    def write_snapshot(self, folder: Path) -> None:
+        """Writes the last snapshot as a checkpoint; any other method may run meanwhile."""
+        weights, state, numbers = self._snapshot
+        models.save_actor(self._actor, weights, self._model_path, folder)
+        write_state(folder / STATE_FOLDER, state, numbers)
+
+    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Returns what an exact resume needs beside the actor's weights: tensors and numbers."""
         tensors = rng_tensors() | self._actor_optimized.state_tensors("actor")
         numbers = {
             "steps_done": self.steps_done,
@@ -330,10 +348,10 @@ class Learner:
             tensors |= {f"critic_weights.{k}": x for k, x in self._critic.state_dict().items()}
             tensors |= self._critic_optimized.state_tensors("critic")
             numbers["critic_schedule"] = self._critic_optimized.schedule_state()
-        write_state(folder, tensors, numbers)
+        return tensors, numbers
 
     def load_state(self, folder: Path) -> None:
-        """Puts back what `save_state` wrote; the actor's weights come with its model.
+        """Puts back a checkpoint's state; the actor's weights come with its model.
 
         Raises:
             ValueError: if there is no such state, or none of a critic where one is trained.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -71,15 +72,28 @@ def read_manifest(checkpoint: Path) -> Manifest | str:
     return manifest
 
 
-def find_damage(checkpoint: Path) -> str | None:
-    """Returns what is wrong with a checkpoint's folder in words, or None if every byte is right."""
+def find_damage(checkpoint: Path, *, from_disk: bool = False) -> str | None:
+    """Returns what is wrong with a checkpoint's folder in words, or None if every byte is right.
+
+    Args:
+        checkpoint: its folder.
+        from_disk: reads what the disk holds, not what the system remembers of the writing.
+    """
     manifest = read_manifest(checkpoint)
     if isinstance(manifest, str):
         return manifest
     for file in manifest.files:
+        if from_disk:
+            _drop_cached(checkpoint / file.path)
         if _sha256(checkpoint / file.path) != file.sha256:
             return f"{file.path} has other content than was saved"
     return None
+
+
+def _drop_cached(path: Path) -> None:
+    """Makes the system forget a file's content, as far as it lies on the disk."""
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _sha256(path: Path) -> str:

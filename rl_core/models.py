@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -216,15 +217,21 @@ def complete_weights(model: transformers.PreTrainedModel) -> dict[str, Tensor]:
     return weights
 
 
-def save_actor(model: transformers.PreTrainedModel, tokenizer_from: Path, folder: Path) -> None:
-    """Writes the model as a folder that transformers and vLLM load as it lies, tokenizer included.
+def save_actor(
+    model: transformers.PreTrainedModel,
+    weights: Mapping[str, Tensor],
+    tokenizer_from: Path,
+    folder: Path,
+) -> None:
+    """Writes a model as a folder that transformers and vLLM load as it lies, tokenizer included.
 
     Args:
-        model: weights are written as they are, in float32.
+        model: says what to write beside the weights; its own may change meanwhile.
+        weights: written as they are, in float32; see `complete_weights`.
         tokenizer_from: the folder whose tokenizer files are copied.
         folder: is made if missing.
     """
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, state_dict=dict(weights))
     for name in _TOKENIZER_FILES:
         if (tokenizer_from / name).is_file():
             shutil.copyfile(tokenizer_from / name, folder / name)

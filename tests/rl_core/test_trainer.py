@@ -7,6 +7,7 @@ import polars as pl
 import pytest
 from safetensors.torch import load_file
 
+from rl_core.background_save import BackgroundSave
 from rl_core.checkpoints import latest
 from rl_core.collection import PromptedProblem
 from rl_core.config import RunConfig
@@ -64,12 +65,18 @@ def train_until(config: RunConfig, model_path: Path, stop_after: int | None = No
     run.cut_after(start_step)
     done: list[int] = []
     resume_from = checkpoint.path if checkpoint else None
-    with Workers.start(config, model_path, resume_from=resume_from) as workers:
+    with (
+        Workers.start(config, model_path, resume_from=resume_from) as workers,
+        BackgroundSave(
+            config.checkpoints, run.path, workers.snapshot, workers.write_snapshot
+        ) as saves,
+    ):
         last = train(
             config,
             inputs(model_path),
             workers=workers,
             run=run,
+            saves=saves,
             start_step=start_step,
             on_step=lambda step, last_step, metrics: done.append(step),
             should_stop=lambda: stop_after is not None and done[-1] + 1 >= stop_after,
