@@ -11,11 +11,12 @@ copied, in turn: medians and, as other work on the machine disturbs all of it, t
 from __future__ import annotations
 
 import argparse
-import json
+import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from rl_core.process_env import apply_defaults
@@ -26,7 +27,7 @@ import torch  # noqa: E402  # reads its settings from the environment on import
 import transformers  # noqa: E402
 
 from rl_core.batch import TrainBatch  # noqa: E402
-from rl_core.checkpoints import list_checkpoints, save_checkpoint  # noqa: E402
+from rl_core.checkpoints import save_checkpoint  # noqa: E402
 from rl_core.config import RunConfig  # noqa: E402
 from rl_core.learner import Learner  # noqa: E402
 from rl_core.manifest import find_damage  # noqa: E402
@@ -40,8 +41,14 @@ SHAPE = {
     "vocab_size": 32_000,
     "tie_word_embeddings": True,
 }
-TARGET = 0.15
-"""Seconds of stall per GB."""
+PEER = "save_pretrained"
+ROWS = {
+    "reserve": "memory made ready, by a thread",
+    "snapshot": "snapshot: the stall, target 0.15",
+    "write": "write, hash, fsync, by a thread",
+    "verify": "read back, hash, by a thread",
+    PEER: "transformers, no fsync, a stall",
+}
 
 
 def make_model(folder: Path, gib: float) -> None:
@@ -76,47 +83,45 @@ def learner_with_state(model: Path, num_threads: int) -> Learner:
     return learner
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """Returns how long the work takes."""
-    start = time.perf_counter()
+def seconds(work: Callable[[], object]) -> tuple[float, float]:
+    """Returns how long the work takes: on the wall, and of all threads' CPU time."""
+    wall, cpu = time.perf_counter(), time.process_time()
     work()
-    return time.perf_counter() - start
+    return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def measure(root: Path, gib: float, rounds: int, num_threads: int) -> dict[str, list[float]]:
-    """Returns the seconds per GB of each round, by what was done."""
+def measure(
+    root: Path, gib: float, rounds: int, num_threads: int
+) -> dict[str, list[tuple[float, float]]]:
+    """Returns wall and CPU seconds per GB of each round, by what was done."""
     model = root / "model"
     make_model(model, gib)
     learner = learner_with_state(model, num_threads)
     peer = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    results: dict[str, list[float]] = {
-        name: [] for name in ("first snapshot", "snapshot", "write", "verify", "save_pretrained")
-    }
-    for step in range(rounds + 1):
-        stall = seconds(learner.snapshot)
-        writing = seconds(lambda s=step: save_checkpoint(root, s, learner.write_snapshot, None))  # type: ignore[misc]
-        checkpoint = list_checkpoints(root)[-1]
-        verifying = seconds(lambda c=checkpoint: find_damage(c.path, from_disk=True))  # type: ignore[misc]
-        theirs = root / f"peer_{step}"
-        plain = seconds(lambda folder=theirs: peer.save_pretrained(folder))  # type: ignore[misc]
-        gb = checkpoint.size_bytes / 1e9
-        peer_gb = sum(file.stat().st_size for file in theirs.iterdir()) / 1e9
-        results["snapshot" if step else "first snapshot"].append(stall / gb)
-        for name, per_gb in (
-            ("write", writing / gb),
-            ("verify", verifying / gb),
-            ("save_pretrained", plain / peer_gb),
-        ):
-            results[name].append(per_gb)
-        for folder in (checkpoint.path, theirs):
-            for file in folder.rglob("*.*"):
-                file.unlink()
-        print(json.dumps({"gb": round(gb, 2)} | {k: v[-1] for k, v in results.items() if v}))
+    results: dict[str, list[tuple[float, float]]] = {name: [] for name in ROWS}
+
+    def note(name: str, size_bytes: int, work: Callable[[], object]) -> None:
+        wall, cpu = (1e9 * taken / size_bytes for taken in seconds(work))
+        results[name].append((wall, cpu))
+        print(f"{name:16} {size_bytes / 1e9:6.2f} GB {wall:8.3f} s/GB {cpu:8.3f} CPU s/GB")
+
+    # Of each parameter float32 weight and two moments; a model's other files weigh nothing.
+    peer_bytes = 4 * peer.num_parameters()
+    size = 3 * peer_bytes
+    note("reserve", size, learner.reserve_snapshot)
+    for step in range(rounds):
+        checkpoint, theirs = root / f"checkpoints/step_{step:06d}", root / f"peer_{step}"
+        note("snapshot", size, learner.snapshot)
+        note("write", size, partial(save_checkpoint, root, step, learner.write_snapshot, None))
+        note("verify", size, partial(find_damage, checkpoint, from_disk=True))
+        note("save_pretrained", peer_bytes, partial(peer.save_pretrained, theirs))
+        shutil.rmtree(checkpoint)
+        shutil.rmtree(theirs)
     return results
 
 
 def main() -> None:
-    """Prints a line per round, then the table."""
+    """Prints each measurement, then the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--gib", type=float, default=1.0, help="float32 weights; a third of a save")
     parser.add_argument("--rounds", type=int, default=5)
@@ -127,20 +132,13 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as root:
         results = measure(Path(root), arguments.gib, arguments.rounds, arguments.threads)
-    peer = {of: of(results["save_pretrained"]) for of in (statistics.median, min)}
-    print(
-        f"\n{'who waits':10} {'what, s/GB':46} {'median':>7} {'ratio':>6} {'best':>7} {'ratio':>6}"
-    )
-    for name, who, words in (
-        ("first snapshot", "the loop", "first snapshot, fresh memory"),
-        ("snapshot", "the loop", f"later snapshots (target {TARGET})"),
-        ("write", "a thread", "write, hash, fsync, rename"),
-        ("verify", "a thread", "read back and compare hashes"),
-        ("save_pretrained", "its caller", "transformers, weights alone, no fsync"),
-    ):
-        median, best = statistics.median(results[name]), min(results[name])
-        ratios = median / peer[statistics.median], best / peer[min]
-        print(f"{who:10} {words:46} {median:7.3f} {ratios[0]:6.2f} {best:7.3f} {ratios[1]:6.2f}")
+    print(f"\n{'':34} {'wall s/GB, of peer':>20} {'best round, of peer':>20} {'CPU, of peer':>16}")
+    for name, words in ROWS.items():
+        figures = []
+        for of, column in ((statistics.median, 0), (min, 0), (statistics.median, 1)):
+            ours, peers = (of([row[column] for row in results[n]]) for n in (name, PEER))
+            figures.append(f"{ours:10.3f} {ours / peers:8.2f}")
+        print(f"{words:34} {'  '.join(figures)}")
 
 
 if __name__ == "__main__":

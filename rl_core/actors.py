@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,6 +57,8 @@ class LearnerActor:
 
             self._learner = Learner(config, model_path, resume_from)
             self._sent_dtype = config.model.dtype
+        # Before the first save needs it, beside the first rollouts.
+        threading.Thread(target=self._learner.reserve_snapshot, daemon=True).start()
 
     def learn(
         self, rollouts: Sequence[Rollout], step: int

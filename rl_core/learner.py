@@ -319,6 +319,14 @@ class Learner:
         self.snapshot()
         self.write_snapshot(folder)
 
+    def reserve_snapshot(self) -> None:
+        """Makes memory for snapshots ready; `prepare` and `update` may run meanwhile."""
+        tensors = self.weights() | self._actor_optimized.moments_to_come("actor")
+        if self._critic is not None:
+            tensors |= self._critic_weights()
+            tensors |= self._critic_optimized.moments_to_come("critic")
+        self._snapshot_memory.reserve(tensors)
+
     def snapshot(self) -> None:
         """Copies all that a checkpoint holds, over the last snapshot: nobody may be writing it."""
         weights, (state, numbers) = self.weights(), self._state()
@@ -345,10 +353,14 @@ class Learner:
             "actor_schedule": self._actor_optimized.schedule_state(),
         }
         if self._critic is not None:
-            tensors |= {f"critic_weights.{k}": x for k, x in self._critic.state_dict().items()}
+            tensors |= self._critic_weights()
             tensors |= self._critic_optimized.state_tensors("critic")
             numbers["critic_schedule"] = self._critic_optimized.schedule_state()
         return tensors, numbers
+
+    def _critic_weights(self) -> dict[str, Tensor]:
+        assert self._critic is not None
+        return {f"critic_weights.{name}": x for name, x in self._critic.state_dict().items()}
 
     def load_state(self, folder: Path) -> None:
         """Puts back a checkpoint's state; the actor's weights come with its model.

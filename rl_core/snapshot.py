@@ -6,6 +6,7 @@ Not the writing: learner.py knows what a checkpoint holds, background_save.py wh
 from __future__ import annotations
 
 from collections.abc import Mapping
+from threading import Lock
 from typing import Final
 
 import torch
@@ -31,6 +32,17 @@ class SnapshotMemory:
     def __init__(self, threads: MicroBatchThreads) -> None:
         self._threads = threads
         self._copies: dict[str, Tensor] = {}
+        self._lock = Lock()
+
+    def reserve(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes the page faults for copies of such tensors; a copy meanwhile waits for that.
+
+        Args:
+            tensors: read for shape, dtype and device alone.
+        """
+        with self._lock:
+            for name, tensor in tensors.items():
+                self._memory_for(name, tensor).zero_()
 
     @torch.no_grad()
     def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -39,15 +51,13 @@ class SnapshotMemory:
         Args:
             tensors: of any device; a name's shape and dtype never change.
         """
-        self._copies = {
-            name: self._copies[name] if name in self._copies else _memory_for(tensor)
-            for name, tensor in tensors.items()
-        }
+        with self._lock:
+            copies = {name: self._memory_for(name, tensor) for name, tensor in tensors.items()}
         blocks = [
             pair
             for name, tensor in tensors.items()
             for pair in zip(
-                torch.split(self._copies[name].view(-1), _BLOCK),
+                torch.split(copies[name].view(-1), _BLOCK),
                 torch.split(tensor.reshape(-1), _BLOCK),
                 strict=True,
             )
@@ -61,8 +71,11 @@ class SnapshotMemory:
             pass
         if any(tensor.is_cuda for tensor in tensors.values()):
             torch.cuda.synchronize()
-        return dict(self._copies)
+        return copies
 
-
-def _memory_for(tensor: Tensor) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    def _memory_for(self, name: str, tensor: Tensor) -> Tensor:
+        if name not in self._copies:
+            self._copies[name] = torch.empty(
+                tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda
+            )
+        return self._copies[name]

@@ -59,6 +59,18 @@ def test_the_next_copy_lies_in_the_same_memory() -> None:
         assert torch.equal(copies[name], original), name
 
 
+def test_reserved_memory_is_what_the_copies_use() -> None:
+    memory = SnapshotMemory(MicroBatchThreads(1))
+    originals = tensors()
+    memory.reserve(originals)
+    reserved = {name: copy.data_ptr() for name, copy in memory._copies.items()}
+    copies = memory.copy({name: x for name, x in originals.items() if name != "half"})
+    copies |= memory.copy(originals)  # some state appears later
+    assert {name: copy.data_ptr() for name, copy in copies.items()} == reserved
+    for name, original in originals.items():
+        assert torch.equal(copies[name], original), name
+
+
 def files(folder: Path) -> dict[str, bytes]:
     paths = [path for path in folder.rglob("*") if path.is_file()]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
@@ -96,3 +108,18 @@ def test_the_model_files_are_those_that_transformers_would_write(
     ours, theirs = files(tmp_path / "ours"), files(tmp_path / "theirs")
     assert {"config.json", "generation_config.json", "model.safetensors"} == theirs.keys()
     assert {name: ours[name] for name in theirs} == theirs
+
+
+def test_a_learner_reserves_all_but_numbers_and_random_states(
+    tiny_model_path: Path, make_batch: Callable[..., TrainBatch], settings: Callable[..., RunConfig]
+) -> None:
+    learner = Learner(settings(), tiny_model_path)
+    learner.reserve_snapshot()
+    reserved = dict(learner._snapshot_memory._copies)
+    learner.learn(make_batch())
+    learner.snapshot()
+    weights, state, _ = learner._snapshot
+    new = {name for name in weights | state if name not in reserved}
+    assert {name.split(".")[-1] for name in new} == {"step", "cpu"}
+    assert {name for name in reserved if name not in weights | state} == set()
+    assert all((weights | state)[name].shape == memory.shape for name, memory in reserved.items())
