@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/checkpoints.py [--gib 1] [--rounds 5] [--threads 2] [--folder DIR]
 
 A learner of Qwen2's shape with AdamW's state takes snapshots and writes them as a run does: into a
-temporary folder, hashed, fsynced, renamed, then read back from the disk and verified. The peer is
+temporary folder, summed, fsynced, renamed, then read back from the disk and verified. The peer is
 `save_pretrained` of the weights alone, which neither fsyncs nor verifies. Seconds per GB written or
 copied, in turn: medians and, as other work on the machine disturbs all of it, the best round.
 """
@@ -45,8 +45,8 @@ PEER = "save_pretrained"
 ROWS = {
     "reserve": "memory made ready, by a thread",
     "snapshot": "snapshot: the stall, target 0.15",
-    "write": "write, hash, fsync, by a thread",
-    "verify": "read back, hash, by a thread",
+    "write": "write, checksum, fsync, by a thread",
+    "verify": "read back, checksum, by a thread",
     PEER: "transformers, no fsync, a stall",
 }
 
@@ -132,13 +132,13 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as root:
         results = measure(Path(root), arguments.gib, arguments.rounds, arguments.threads)
-    print(f"\n{'':34} {'wall s/GB, of peer':>20} {'best round, of peer':>20} {'CPU, of peer':>16}")
+    print(f"\n{'':36} {'wall s/GB, of peer':>20} {'best round, of peer':>20} {'CPU, of peer':>16}")
     for name, words in ROWS.items():
         figures = []
         for of, column in ((statistics.median, 0), (min, 0), (statistics.median, 1)):
             ours, peers = (of([row[column] for row in results[n]]) for n in (name, PEER))
             figures.append(f"{ours:10.3f} {ours / peers:8.2f}")
-        print(f"{words:34} {'  '.join(figures)}")
+        print(f"{words:36} {'  '.join(figures)}")
 
 
 if __name__ == "__main__":
