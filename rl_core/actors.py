@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,6 +57,8 @@ class LearnerActor:
 
             self._learner = Learner(config, model_path, resume_from)
             self._sent_dtype = config.model.dtype
+        # Before the first save needs it, beside the first rollouts.
+        threading.Thread(target=self._learner.reserve_snapshot, daemon=True).start()
 
     def learn(
         self, rollouts: Sequence[Rollout], step: int
@@ -80,10 +83,15 @@ class LearnerActor:
         with out_of_memory_as("weights"):
             return {n: t.to("cpu", dtype) for n, t in self._learner.weights().items()}
 
-    def save(self, folder: Path) -> None:
-        """Writes a checkpoint into `folder`."""
+    def snapshot(self) -> None:
+        """Copies what a checkpoint holds, while nothing is written."""
         with out_of_memory_as("save"):
-            self._learner.save(folder)
+            self._learner.snapshot()
+
+    def write_snapshot(self, folder: Path) -> None:
+        """Writes the last snapshot's checkpoint into `folder`, in a thread beside all the rest."""
+        with out_of_memory_as("save"):
+            self._learner.write_snapshot(folder)
 
 
 class RolloutActor:

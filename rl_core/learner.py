@@ -5,9 +5,11 @@ Not here: Ray (workers.py), formulas (algos/), generation (rollout/), which chec
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +20,7 @@ from rl_core.algos.masking import Denominators, count_denominators
 from rl_core.batch import TrainBatch, micro_batches, mini_batches
 from rl_core.config import RunConfig
 from rl_core.learner_state import (
-    check_model_settings,
+    check_settings,
     model_settings,
     read_state,
     restore_rng,
@@ -37,6 +39,7 @@ from rl_core.preparation import (
     rollout_columns,
 )
 from rl_core.response_states import can_share_prompts
+from rl_core.snapshot import SnapshotMemory
 from rl_core.threads import MicroBatchThreads
 
 STATE_FOLDER = "trainer"
@@ -115,6 +118,8 @@ class Learner:
         )
         self._utilisation = Utilisation(config, model_path, self._device)
         self._kl_coef = config.algorithm.kl_coef
+        self._snapshot_memory = SnapshotMemory(self._threads)
+        self._snapshot: tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]
         self.steps_done = 0
         """Steps whose update is in the weights."""
         if resume_from is not None:
@@ -330,48 +335,63 @@ class Learner:
 
     def save(self, folder: Path) -> None:
         """Writes a checkpoint: the model as it can be served, and beside it the learner's state."""
-        self.save_model(folder)
-        self.save_state(folder / STATE_FOLDER)
+        self.snapshot()
+        self.write_snapshot(folder)
 
-    def save_model(self, folder: Path) -> None:
-        """Writes the actor in the Hugging Face layout, with the base model's tokenizer."""
-        models.save_actor(self._actor, self._model_path, folder)
+    def reserve_snapshot(self) -> None:
+        """Makes memory for snapshots ready; `prepare` and `update` may run meanwhile."""
+        tensors = self.weights() | self._trained_weights()
+        for name, optimized in self._optimized().items():
+            tensors |= optimized.moments_to_come(name)
+        self._snapshot_memory.reserve(tensors)
 
-    def save_state(self, folder: Path) -> None:
-        """Writes all that an exact resume needs beside the actor's weights (or its base's)."""
-        tensors = rng_tensors() | self._actor_optimized.state_tensors("actor")
-        numbers = {
+    def snapshot(self) -> None:
+        """Copies all that a checkpoint holds, over the last snapshot: nobody may be writing it."""
+        weights, state = self.weights(), self._trained_weights() | rng_tensors()
+        numbers: dict[str, Any] = {
             "steps_done": self.steps_done,
             "kl_coef": self._kl_coef,
             "settings": model_settings(self._config),
-            "actor_schedule": self._actor_optimized.schedule_state(),
         }
-        if self._config.model.lora_rank:
-            tensors |= self._actor_optimized.weight_tensors("actor_weights")
-        if self._critic is not None:
-            tensors |= self._critic_optimized.weight_tensors("critic_weights")
-            tensors |= self._critic_optimized.state_tensors("critic")
-            numbers["critic_schedule"] = self._critic_optimized.schedule_state()
-        write_state(folder, tensors, numbers)
+        for name, optimized in self._optimized().items():
+            state |= optimized.state_tensors(name)
+            numbers[f"{name}_schedule"] = copy.deepcopy(optimized.schedule_state())
+        assert not weights.keys() & state.keys()
+        copies = self._snapshot_memory.copy(weights | state)
+        copied, state = ({name: copies[name] for name in part} for part in (weights, state))
+        self._snapshot = copied, state, numbers
+
+    def write_snapshot(self, folder: Path) -> None:
+        """Writes the last snapshot as a checkpoint; any other method may run meanwhile."""
+        weights, state, numbers = self._snapshot
+        models.save_actor(self._actor, weights, self._model_path, folder)
+        write_state(folder / STATE_FOLDER, state, numbers)
+
+    def _optimized(self) -> dict[str, Optimized]:
+        critic = {} if self._critic is None else {"critic": self._critic_optimized}
+        return {"actor": self._actor_optimized} | critic
+
+    def _trained_weights(self) -> dict[str, Tensor]:
+        """Returns what learns and is not in the model that is served."""
+        return {
+            name: weight
+            for model, optimized in self._optimized().items()
+            if model == "critic" or self._config.model.lora_rank
+            for name, weight in optimized.weight_tensors(f"{model}_weights").items()
+        }
 
     def load_state(self, folder: Path) -> None:
-        """Puts back what `save_state` wrote; the actor's weights come with its model.
+        """Puts back a checkpoint's state; the actor's weights come with its model.
 
         Raises:
             ValueError: if there is no such state, none of a critic where one is trained, or one
                 whose adapters or critic are others.
         """
         tensors, numbers = read_state(folder)
-        check_model_settings(folder, numbers, self._config)
-        if self._config.model.lora_rank:
-            self._actor_optimized.restore_weights("actor_weights", tensors)
-        if self._critic is not None:
-            if "critic_schedule" not in numbers:
-                raise ValueError(
-                    f"{folder}: saved without a critic, so algorithm.estimator=gae cannot resume it"
-                )
-            self._critic_optimized.restore_weights("critic_weights", tensors)
-            self._critic_optimized.restore("critic", tensors, numbers["critic_schedule"])
-        self._actor_optimized.restore("actor", tensors, numbers["actor_schedule"])
+        check_settings(folder, numbers, self._config)
+        for name, optimized in self._optimized().items():
+            if name == "critic" or self._config.model.lora_rank:
+                optimized.restore_weights(f"{name}_weights", tensors)
+            optimized.restore(name, tensors, numbers[f"{name}_schedule"])
         self._kl_coef, self.steps_done = numbers["kl_coef"], numbers["steps_done"]
         restore_rng(tensors)

@@ -45,12 +45,17 @@ def model_settings(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def check_model_settings(folder: Path, numbers: Mapping[str, Any], config: RunConfig) -> None:
+def check_settings(folder: Path, numbers: Mapping[str, Any], config: RunConfig) -> None:
     """Compares the settings of a run with those that a state was written with.
 
     Raises:
-        ValueError: if they differ, so that the state's tensors are another model's.
+        ValueError: if they differ, so that the state's tensors are another model's, or none of a
+            critic where one is trained.
     """
+    if config.algorithm.estimator == "gae" and "critic_schedule" not in numbers:
+        raise ValueError(
+            f"{folder}: saved without a critic, so algorithm.estimator=gae cannot resume it"
+        )
     saved = numbers.get("settings", _OLDER_SETTINGS)
     for name, value in model_settings(config).items():
         if saved[name] != value:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -301,15 +302,21 @@ def complete_weights(model: transformers.PreTrainedModel) -> dict[str, Tensor]:
     return weights
 
 
-def save_actor(model: transformers.PreTrainedModel, tokenizer_from: Path, folder: Path) -> None:
-    """Writes the model as a folder that transformers and vLLM load as it lies, tokenizer included.
+def save_actor(
+    model: transformers.PreTrainedModel,
+    weights: Mapping[str, Tensor],
+    tokenizer_from: Path,
+    folder: Path,
+) -> None:
+    """Writes a model as a folder that transformers and vLLM load as it lies, tokenizer included.
 
     Args:
-        model: weights are written as they are, in float32, adapters merged.
+        model: says what to write beside the weights; its own may change meanwhile.
+        weights: written as they are, in float32; see `complete_weights`.
         tokenizer_from: the folder whose tokenizer files are copied.
         folder: is made if missing.
     """
-    model.save_pretrained(folder, state_dict=complete_weights(model))
+    model.save_pretrained(folder, state_dict=dict(weights))
     for name in _TOKENIZER_FILES:
         if (tokenizer_from / name).is_file():
             shutil.copyfile(tokenizer_from / name, folder / name)

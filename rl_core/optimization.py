@@ -110,6 +110,15 @@ class Optimized:
         for name, weight in self.weight_tensors(prefix).items():
             weight.copy_(tensors[name])
 
+    def moments_to_come(self, prefix: str) -> dict[str, Tensor]:
+        """Returns, by the names of `state_tensors`, tensors like those that updates will make."""
+        return {
+            f"{prefix}.{name}.{field}": parameter.detach()
+            for name, parameter in self.model.named_parameters()
+            for field in ("exp_avg", "exp_avg_sq")
+            if parameter.requires_grad
+        }
+
     def schedule_state(self) -> dict[str, Any]:
         """Returns the schedule's state as plain numbers."""
         return dict(self._schedule.state_dict())

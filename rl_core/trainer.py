@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rl_core.checkpoints import make_room, save_checkpoint
 from rl_core.collection import Collected, PromptedProblem, collect, score_completions
 from rl_core.config import RunConfig
 from rl_core.data_order import batch_indices, steps_per_epoch, total_steps
@@ -21,6 +20,7 @@ from rl_core.rollout_ahead import Clock, RolloutsAhead
 from rl_core.types import GenerationRequest, SamplingSettings
 
 if TYPE_CHECKING:
+    from rl_core.background_save import BackgroundSave
     from rl_core.tracking import RunFolder
     from rl_core.workers import Workers
 
@@ -88,6 +88,7 @@ def train(
     *,
     workers: Workers,
     run: RunFolder,
+    saves: BackgroundSave,
     start_step: int,
     on_step: Callable[[int, int, dict[str, float]], None],
     should_stop: Callable[[], bool],
@@ -98,7 +99,8 @@ def train(
         config: the run's settings.
         inputs: problems with their prompts, and the tokenizer's decoder.
         workers: the learner and the rollout engines, holding the weights of `start_step`.
-        run: where metrics, rollouts and checkpoints land.
+        run: where metrics and rollouts land.
+        saves: writes the checkpoints of `run`; the last is written when its block is left.
         start_step: 0 for a new run, else the step of the checkpoint that `workers` resumed from.
         on_step: called with (step, last step, metrics) after each step; step 0 is the first test.
         should_stop: asked after each step; True saves a checkpoint and returns.
@@ -112,11 +114,11 @@ def train(
         on_step(0, last_step, tested)
     for step in range(start_step + 1, last_step + 1):
         clock = StepClock()
-        saves = step % config.trainer.save_freq == 0 or step == last_step
+        is_saving = step % config.trainer.save_freq == 0 or step == last_step
         with clock("step"):
             collected, policy_version = ahead.take(step, clock)
             # Not across a checkpoint: what a resume finds there must be all there is.
-            if config.rollout.overlap and not saves:
+            if config.rollout.overlap and not is_saving:
                 ahead.begin(step + 1)
             learned, per_rollout = workers.learn(collected.rollouts, step)
             with clock("sync"):
@@ -128,7 +130,10 @@ def train(
             if step % config.trainer.test_freq == 0 or step == last_step:
                 with clock("testing"):
                     metrics |= test_greedily(config, inputs, workers)
-        stopping = should_stop()
+            stopping = should_stop()
+            if is_saving or stopping:
+                with clock("save_checkpoint"):
+                    saves.snapshot()
         epoch = (step - 1) // steps_per_epoch(len(inputs.train), config.data.train_batch_size)
         metrics |= clock.seconds | {"epoch": epoch}
         metrics |= per_token_ms(metrics, collected.rollouts)
@@ -137,8 +142,8 @@ def train(
             step, epoch, collected.rollouts, per_rollout, policy_version=policy_version
         )
         run.metrics.append(step, metrics)
-        if saves or stopping:
-            save(config, run, step, workers, accuracy=metrics.get("val/accuracy"))
+        if is_saving or stopping:
+            saves.write(step, metrics.get("val/accuracy"))
         on_step(step, last_step, metrics)
         if stopping:
             return step
@@ -180,17 +185,3 @@ def test_greedily(config: RunConfig, inputs: TrainInputs, workers: Workers) -> d
         "val/score": float(np.mean([r.scored.score for r in rollouts])),
         "val/response_length/mean": float(np.mean([len(c.response_ids) for c in completions])),
     }
-
-
-def save(
-    config: RunConfig, run: RunFolder, step: int, workers: Workers, *, accuracy: float | None
-) -> None:
-    """Saves a checkpoint, making room first; a full disk costs the checkpoint, not the run."""
-    kept = config.checkpoints
-    try:
-        make_room(run.path, None, keep_last=kept.keep_last, quota_bytes=kept.quota_bytes)
-        save_checkpoint(run.path, step, workers.save, accuracy)
-    except OSError as error:
-        # An error of another process carries its whole traceback: the last line says what it is.
-        reason = str(error).strip().splitlines()[-1]
-        _logger.error("step %d was not saved (%s): training goes on", step, reason)

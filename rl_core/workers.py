@@ -36,6 +36,8 @@ from rl_core.types import Completion, GenerationRequest, Rollout, SamplingSettin
 _LONGEST_TEMP_ROOT = 30
 """Characters: Ray's sockets lie about 75 below it, and a unix socket's path may have 107."""
 _OBJECT_STORE_BYTES = 200 * 2**20
+_WRITING = "writing"
+"""Ray's concurrency group, a thread of the actor, for what goes on beside its other calls."""
 _EXIT_TIMEOUT_S = 5.0
 _LOG_LINES_SHOWN = 3
 
@@ -132,9 +134,14 @@ class Workers:
         """Gives every engine the weights of a saved model of the same architecture."""
         self._all_engines(engine.load_weights.remote(folder.resolve()) for engine in self._engines)
 
-    def save(self, folder: Path) -> None:
-        """Writes the learner's checkpoint into `folder`."""
-        self._result("learner", self._learner.save.remote(folder.resolve()).future())
+    def snapshot(self) -> None:
+        """Has the learner copy what a checkpoint holds, over the snapshot before."""
+        self._result("learner", self._learner.snapshot.remote().future())
+
+    def write_snapshot(self, folder: Path) -> None:
+        """Writes the last snapshot's checkpoint into `folder`; the learner works on meanwhile."""
+        write = self._learner.write_snapshot.options(concurrency_group=_WRITING)
+        self._result("learner", write.remote(folder.resolve()).future())
 
     def _spawn(self, name: str, actor: type, num_threads: int, num_gpus: float) -> Any:
         # On a CPU the learner's threads are its own, a micro-batch each: torch gets one of them.
@@ -142,7 +149,12 @@ class Workers:
         environment = process_environment(
             num_threads=torch_threads, on_gpu=num_gpus > 0, offline=True
         )
-        remote = ray.remote(num_cpus=num_threads, num_gpus=num_gpus, max_restarts=0)(actor)
+        remote = ray.remote(
+            num_cpus=num_threads,
+            num_gpus=num_gpus,
+            max_restarts=0,
+            concurrency_groups={_WRITING: 1},
+        )(actor)
         return remote.remote(environment, self._log_folder / f"{name}.log")
 
     def _load(

@@ -9,6 +9,7 @@ from prefect import task
 from prefect.context import TaskRunContext
 from prefect.logging import get_run_logger
 
+from rl_core.background_save import BackgroundSave
 from rl_core.checkpoints import latest
 from rl_core.collection import PromptedProblem
 from rl_core.config import RunConfig
@@ -89,6 +90,9 @@ def train_model(
             report=logger.info,
         ) as workers,
         StopSignals() as stop,
+        BackgroundSave(
+            config.checkpoints, run.path, workers.snapshot, workers.write_snapshot
+        ) as saves,
     ):
 
         def tell(step: int, last_step: int, metrics: dict[str, float]) -> None:
@@ -100,6 +104,7 @@ def train_model(
             inputs,
             workers=workers,
             run=run,
+            saves=saves,
             start_step=start_step,
             on_step=tell,
             should_stop=stop.requested,

@@ -1,8 +1,9 @@
-"""Hand-made rollouts: no engine is needed to test what comes after one."""
+"""Hand-made rollouts, for which no engine is needed, and a disk that is soon full."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from rl_core.config import RunConfig
 from rl_core.types import Completion, Problem, Rollout, ScoredText
+from tests.rl_core.faults import mounted_small_disk
 
 if TYPE_CHECKING:
     from rl_core.batch import TrainBatch
@@ -105,3 +107,9 @@ def _small_settings(**sections: dict[str, Any]) -> RunConfig:
 @pytest.fixture(scope="session")
 def settings() -> Callable[..., RunConfig]:
     return _small_settings
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with mounted_small_disk(tmp_path) as folder:
+        yield folder

@@ -13,7 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rl_core.algos.masking import masked_sum
 from rl_core.batch import TrainBatch, collate
 from rl_core.config import RunConfig
-from rl_core.learner import Learner
+from rl_core.learner import STATE_FOLDER, Learner
 from rl_core.learner_state import read_state
 from rl_core.models import response_logprobs
 from rl_core.preparation import assemble
@@ -201,8 +201,8 @@ def test_each_epoch_updates_once_per_mini_batch_and_the_schedule_once_per_step(
     learner = Learner(settings(actor={"ppo_epochs": 3, "warmup_steps": 4}), tiny_model_path)
     rates = [learner.learn(make_batch(step))[0]["actor/lr"] for step in range(2)]
     assert rates == pytest.approx([0.25e-3, 0.5e-3])
-    learner.save_state(tmp_path)
-    tensors, numbers = read_state(tmp_path)
+    learner.save(tmp_path)
+    tensors, numbers = read_state(tmp_path / STATE_FOLDER)
     updates = {name: x.item() for name, x in tensors.items() if name.endswith(".step")}
     assert set(updates.values()) == {2 * 3 * 2}  # steps, epochs, mini-batches
     assert {name.split(".")[0] for name in updates} == {"actor", "critic"}

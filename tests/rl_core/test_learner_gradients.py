@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rl_core.batch import TrainBatch
 from rl_core.config import RunConfig
-from rl_core.learner import Learner
+from rl_core.learner import STATE_FOLDER, Learner
 from rl_core.learner_state import read_state
 from rl_core.preparation import Prepared
 from tests.rl_core.learners import slow_actor_gradient, slow_critic_gradient
@@ -114,8 +114,8 @@ def test_each_mini_batch_moves_along_the_gradient_of_its_own_loss(
         assert abs(norms[0] - norms[1]) > 1e-3
         assert metrics[f"{name}/grad_norm"] == pytest.approx(sum(norms) / 2, rel=1e-4)
     # Norms could agree by accident: the first moments, a tenth of the last gradient, could not.
-    learner.save_state(tmp_path)
-    moments = read_state(tmp_path)[0]
+    learner.save(tmp_path)
+    moments = read_state(tmp_path / STATE_FOLDER)[0]
     names = [name for name, _ in learner._actor.named_parameters()]
     # Two steps leave 0.1 g2 + 0.09 g1, each clipped to norm 1.
     clipped = [gradient / max(gradient.norm().item(), 1.0) for gradient in actor]

@@ -8,7 +8,7 @@ import torch
 
 from rl_core.config import RunConfig
 from rl_core.learner_state import (
-    check_model_settings,
+    check_settings,
     model_settings,
     read_state,
     restore_rng,
@@ -59,11 +59,15 @@ def test_a_state_is_for_the_adapters_and_the_critic_it_was_written_with(tmp_path
     adapted = RunConfig.model_validate({"model": {"lora_rank": 4}})
     shared = RunConfig.model_validate({"critic": {"share_trunk": True}})
     for config in (plain, adapted, shared):
-        check_model_settings(tmp_path, {"settings": model_settings(config)}, config)
+        check_settings(
+            tmp_path, {"settings": model_settings(config), "critic_schedule": {}}, config
+        )
     # States from before there were such settings; and an alpha that scales nothing.
-    check_model_settings(tmp_path, {}, plain)
-    check_model_settings(tmp_path, {}, RunConfig.model_validate({"model": {"lora_alpha": 3.0}}))
+    check_settings(tmp_path, {"critic_schedule": {}}, plain)
+    check_settings(
+        tmp_path, {"critic_schedule": {}}, RunConfig.model_validate({"model": {"lora_alpha": 3.0}})
+    )
     for config, name in ((adapted, "lora_rank=0"), (shared, "share_trunk=false")):
         with pytest.raises(ValueError, match=f"saved with .*{name}, so .* cannot resume") as error:
-            check_model_settings(tmp_path, {}, config)
+            check_settings(tmp_path, {"critic_schedule": {}}, config)
         assert "\n" not in str(error.value)

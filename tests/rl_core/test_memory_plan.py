@@ -146,6 +146,7 @@ torch.nn.Linear(8, 8)(torch.ones(1, 8)).sum().backward()
 base = memory("VmRSS")
 learner = Learner(config, model)
 learner.learn(batch)
+learner.snapshot()
 (prepared, _), log_probs = peak(lambda: learner.prepare(batch))
 peaks = {"log_probs": log_probs}
 if learner._critic is not None and not config.critic.share_trunk:

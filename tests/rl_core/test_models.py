@@ -185,7 +185,7 @@ def test_bfloat16_computes_near_float32_and_keeps_float32_gradients(
 def test_a_saved_actor_loads_with_transformers_as_it_was(
     actor: transformers.PreTrainedModel, tiny_model_path: Path, tmp_path: Path
 ) -> None:
-    models.save_actor(actor, tiny_model_path, tmp_path / "saved")
+    models.save_actor(actor, models.complete_weights(actor), tiny_model_path, tmp_path / "saved")
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     for name, tensor in actor.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor)

@@ -1,12 +1,15 @@
 """The loop with real Ray workers: a stopped and resumed run equals an undisturbed one."""
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import polars as pl
 import pytest
 from safetensors.torch import load_file
 
+from rl_core.background_save import BackgroundSave
 from rl_core.checkpoints import latest
 from rl_core.collection import PromptedProblem
 from rl_core.config import RunConfig
@@ -69,24 +72,42 @@ def inputs(model_path: Path) -> TrainInputs:
     )
 
 
-def train_until(config: RunConfig, model_path: Path, stop_after: int | None = None) -> RunFolder:
+def train_until(
+    config: RunConfig,
+    model_path: Path,
+    stop_after: int | None = None,
+    on_step: Callable[[int], None] = lambda step: None,
+    write: Callable[[Callable[[Path], None], Path], None] = lambda write, folder: write(folder),
+) -> RunFolder:
+    """Trains from the latest checkpoint on; `write` stands around the learner's own."""
     run = RunFolder.create(config)
     checkpoint = latest(run.path)
     start_step = checkpoint.step if checkpoint else 0
     run.cut_after(start_step)
     done: list[int] = []
     resume_from = checkpoint.path if checkpoint else None
-    with Workers.start(config, model_path, resume_from=resume_from) as workers:
+    with (
+        Workers.start(config, model_path, resume_from=resume_from) as workers,
+        BackgroundSave(
+            config.checkpoints, run.path, workers.snapshot, partial(write, workers.write_snapshot)
+        ) as saves,
+    ):
+
+        def tell(step: int, last_step: int, metrics: dict[str, float]) -> None:
+            done.append(step)
+            on_step(step)
+
         last = train(
             config,
             inputs(model_path),
             workers=workers,
             run=run,
+            saves=saves,
             start_step=start_step,
-            on_step=lambda step, last_step, metrics: done.append(step),
+            on_step=tell,
             should_stop=lambda: stop_after is not None and done[-1] + 1 >= stop_after,
         )
-    assert last == (stop_after or STEPS)
+    assert last == (stop_after or config.trainer.total_steps)
     return run
 
 

@@ -11,6 +11,7 @@ import textwrap
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -152,10 +153,26 @@ class TestOneSession:
         unsynced = workers.generate(REQUESTS, GREEDY)
         workers.sync_weights()
         synced = workers.generate(REQUESTS, GREEDY)
-        workers.save(tmp_path / "checkpoint")
+        self._learn_while_a_snapshot_is_written(workers, tmp_path / "checkpoint", sampled)
         assert tokens(unsynced) == tokens(locally(tiny_model_path))
         assert tokens(synced) == tokens(locally(tmp_path / "checkpoint"))
         assert all(a != b for a, b in zip(tokens(synced), tokens(unsynced), strict=True))
+
+    def _learn_while_a_snapshot_is_written(
+        self, workers: Workers, folder: Path, sampled: list[Completion]
+    ) -> None:
+        """The write waits at a pipe, which only this process empties, until a step is learned."""
+        folder.mkdir()
+        os.mkfifo(folder / "config.json")
+        workers.snapshot()
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(workers.write_snapshot, folder)
+            workers.learn(rollouts(sampled), step=2)
+            assert not writing.done()
+            model_config = (folder / "config.json").read_text()
+            writing.result(timeout=60)
+        (folder / "config.json").unlink()
+        (folder / "config.json").write_text(model_config)
 
     def test_an_actors_value_error_arrives_as_it_is(self, workers: Workers, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"holds no \*\.safetensors") as caught:

@@ -1,0 +1,81 @@
+"""A SNAPSHOT: tensors copied into memory of their own, so that nobody waits while they are written.
+
+Not the writing: learner.py knows what a checkpoint holds, background_save.py when it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from threading import Lock
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from rl_core.threads import MicroBatchThreads
+
+_BLOCK: Final = 2**22
+"""Elements copied at a time: an embedding alone can be a third of a model."""
+_PARTS: Final = 8
+"""Shares of a copy, so that a thread that is held up leaves its work to the others."""
+
+
+class SnapshotMemory:
+    """CPU memory for copies of named tensors, pinned for those of a GPU.
+
+    It is kept from copy to copy: the page faults of fresh memory cost several times the copying.
+
+    Args:
+        threads: copy the parts, on a CPU.
+    """
+
+    def __init__(self, threads: MicroBatchThreads) -> None:
+        self._threads = threads
+        self._copies: dict[str, Tensor] = {}
+        self._lock = Lock()
+
+    def reserve(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes the page faults for copies of such tensors; a copy meanwhile waits for that.
+
+        Args:
+            tensors: read for shape, dtype and device alone.
+        """
+        with self._lock:
+            for name, tensor in tensors.items():
+                self._memory_for(name, tensor).zero_()
+
+    @torch.no_grad()
+    def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns contiguous copies on the CPU; those returned before are overwritten.
+
+        Args:
+            tensors: of any device; a name's shape and dtype never change.
+        """
+        with self._lock:
+            copies = {name: self._memory_for(name, tensor) for name, tensor in tensors.items()}
+        blocks = [
+            pair
+            for name, tensor in tensors.items()
+            for pair in zip(
+                torch.split(copies[name].view(-1), _BLOCK),
+                torch.split(tensor.reshape(-1), _BLOCK),
+                strict=True,
+            )
+        ]
+
+        def copy_part(part: int) -> None:
+            for target, source in blocks[part::_PARTS]:
+                target.copy_(source, non_blocking=True)
+
+        for _ in self._threads.map(copy_part, range(_PARTS)):
+            pass
+        if any(tensor.is_cuda for tensor in tensors.values()):
+            torch.cuda.synchronize()
+        return copies
+
+    def _memory_for(self, name: str, tensor: Tensor) -> Tensor:
+        if name not in self._copies:
+            self._copies[name] = torch.empty(
+                tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda
+            )
+        return self._copies[name]

@@ -1,0 +1,124 @@
+"""A run killed at three random places, one of them inside a save, equals an undisturbed one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rl_core.checkpoints import latest
+from rl_core.config import RunConfig
+from rl_core.manifest import MANIFEST, find_damage
+from tests.rl_core.test_trainer import comparable, rollouts, train_until
+
+STEPS = 7
+MARKER = "TEST_CRASH_MARKER"
+
+
+def settings(root: Path, run_id: str, engine: str) -> RunConfig:
+    """All state that moves: momenta, both schedules, the KL controller, two epochs of data."""
+    return RunConfig.model_validate(
+        {
+            "run_id": run_id,
+            "storage": {"root": root},
+            "data": {"train_batch_size": 4, "max_prompt_length": 64, "max_response_length": 12},
+            "actor": {
+                "mini_batch_size": 2,
+                "lr": 1e-3,
+                "lr_schedule": "cosine",
+                "warmup_steps": 2,
+            },
+            "critic": {"lr": 1e-3, "lr_schedule": "linear"},
+            "algorithm": {
+                "kl_coef": 0.05,
+                "kl_controller": "adaptive",
+                "kl_target": 0.01,
+                "kl_horizon": 50,
+            },
+            "rollout": {"engine": engine, "kv_cache_mib": 16, "max_num_seqs": 8},
+            "resources": {"learner_threads": 1},
+            "trainer": {"total_steps": STEPS, "save_freq": 3, "test_freq": 3, "test_problems": 3},
+        }
+    )
+
+
+def crash(config: RunConfig, model: Path, place: str, step: int, delay_s: float) -> None:
+    """Runs until the run kills itself, and until the last of its processes is gone."""
+    marker = uuid.uuid4().hex
+    command = [sys.executable, "-m", "tests.rl_core.crashing_run", config.model_dump_json()]
+    command += [str(model), place, str(step), str(delay_s)]
+    # Ray's folder, which a SIGKILL leaves; pytest's own is too long for it.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temp_dir:
+        environment = {MARKER: marker, "TMPDIR": temp_dir, "PYTHONPATH": str(Path.cwd())}
+        done = subprocess.run(
+            command, env=os.environ | environment, capture_output=True, text=True, check=False
+        )
+        deadline = time.monotonic() + 30
+        while left := [p for p in psutil.process_iter() if _carries(p, marker)]:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.05)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+def _carries(process: psutil.Process, marker: str) -> bool:
+    try:
+        return process.environ().get(MARKER) == marker and process.status() != "zombie"
+    except psutil.Error:
+        return False
+
+
+def saved_files(checkpoint: Path) -> dict[str, str]:
+    """Returns the hash of each file of a checkpoint but its manifest, which holds the time."""
+    assert find_damage(checkpoint) is None
+    return {
+        path.relative_to(checkpoint).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in checkpoint.rglob("*")
+        if path.is_file() and path.name != MANIFEST
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["hf", "vllm"])
+def test_a_run_killed_at_three_random_places_equals_an_undisturbed_one(
+    engine: str, tmp_path: Path, tiny_model_path: Path
+) -> None:
+    chance = random.Random(engine)
+    config = settings(tmp_path, "killed", engine)
+    folder = tmp_path / "runs" / "killed"
+
+    crash(config, tiny_model_path, "step", chance.choice((1, 2)), chance.uniform(0, 0.3))
+    in_save = chance.choice((3, 6))
+    after = chance.choice((4, 5))
+    crashes = [("save", in_save, chance.uniform(0, 0.02)), ("step", after, chance.uniform(0, 0.3))]
+    for place, step, delay_s in sorted(crashes, key=lambda c: c[1]):
+        crash(config, tiny_model_path, place, step, delay_s)
+        if place == "save":
+            (half,) = (folder / "checkpoints").glob(f".tmp-step_{step:06d}-*")
+            assert any(half.iterdir())
+            assert not (folder / "checkpoints" / f"step_{step:06d}").exists()
+            found = latest(folder)
+            assert (found.step if found else 0) == step - 3
+    resumed = train_until(config, tiny_model_path)
+
+    whole = train_until(settings(tmp_path, "whole", engine), tiny_model_path)
+    rows = comparable(whole)
+    assert [row["step"] for row in rows] == list(range(STEPS + 1))
+    for moving in ("critic/kl_coeff", "actor/lr", "critic/lr"):
+        assert len({row[moving] for row in rows[1:]}) > STEPS // 2
+    assert comparable(resumed) == rows
+    assert rollouts(resumed).equals(rollouts(whole))
+    expected = saved_files(whole.path / "checkpoints" / "latest")
+    assert "model.safetensors" in expected
+    assert "trainer/learner.safetensors" in expected
+    assert saved_files(resumed.path / "checkpoints" / "latest") == expected
+    assert list((folder / "checkpoints").glob(".tmp-*")) == []
