@@ -146,12 +146,17 @@ def test_the_actors_rate_moves_the_trunk_and_the_critics_the_head(
         assert far == {name for name in names if not name.startswith(still)}
 
 
+PHASES = ("update_critic", "values")
+"""A shared trunk has none of its own."""
+
+
 def test_metrics_keep_their_names(
     tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
 ) -> None:
     shared, _ = Learner(settings(critic=SHARED), tiny_model_path).learn(make_batch())
     apart, _ = Learner(settings(), tiny_model_path).learn(make_batch())
-    assert set(apart) - set(shared) == {"timing_s/update_critic", "timing_s/values"}
+    costs = {f"{what}/{phase}" for what in ("timing_s", "memory/peak_gib") for phase in PHASES}
+    assert set(apart) - set(shared) == costs | {"mfu/critic"}
     assert set(shared) < set(apart)
 
 
