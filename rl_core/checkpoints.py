@@ -1,7 +1,7 @@
 """A CHECKPOINT: saved whole or not at all, found again from the disk, pruned to a quota.
 
     checkpoints/step_000100/  a Hugging Face model folder; `trainer/` in it is for a resume
-    checkpoints/step_000100/checkpoint.json  the manifest: step, accuracy, each file's size and checksum
+    checkpoints/step_000100/checkpoint.json  the manifest: step, accuracy, files with checksums
     checkpoints/latest, best  relative symlinks, for people and `from_pretrained`
 
 What exists is read from the disk each time, never remembered: the pointers are a convenience, and
