@@ -137,6 +137,8 @@ def test_a_run_stopped_and_resumed_equals_an_undisturbed_one(engine, tmp_path, t
     resumed = train_until(halves, tiny_model_path)
 
     assert [row["step"] for row in comparable(whole)] == list(range(STEPS + 1))
+    saved = [row["step"] for row in whole.metrics.read() if "timing_s/save_checkpoint" in row]
+    assert saved == [2, 4]
     assert comparable(resumed) == comparable(whole)
     assert rollouts(resumed).equals(rollouts(whole))
     assert rollouts(whole)["step"].value_counts().sort("step")["count"].to_list() == [4] * STEPS
