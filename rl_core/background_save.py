@@ -59,7 +59,9 @@ class BackgroundSave:
         self._take_snapshot()
 
     def write(self, step: int, accuracy: float | None) -> None:
-        """Begins to write the last snapshot as the checkpoint of `step`; returns at once.
+        """Begins to write the last snapshot as the checkpoint of `step`.
+
+        Returns at once, unless `kept.in_background` is off.
 
         Args:
             step: of the snapshot.
@@ -78,6 +80,8 @@ class BackgroundSave:
 
         # A daemon, not a pool's thread: a process that must end at once does not wait for it.
         Thread(target=work, name="checkpoint", daemon=True).start()
+        if not self._kept.in_background:
+            self._wait()
 
     def __enter__(self) -> BackgroundSave:
         return self

@@ -118,7 +118,9 @@ class Learner:
         )
         self._utilisation = Utilisation(config, model_path, self._device)
         self._kl_coef = config.algorithm.kl_coef
-        self._snapshot_memory = SnapshotMemory(self._threads)
+        self._snapshot_memory = SnapshotMemory(
+            self._threads, copies=config.checkpoints.in_background
+        )
         self._snapshot: tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]
         self.steps_done = 0
         """Steps whose update is in the weights."""
@@ -362,7 +364,7 @@ class Learner:
         self._snapshot = copied, state, numbers
 
     def write_snapshot(self, folder: Path) -> None:
-        """Writes the last snapshot as a checkpoint; any other method may run meanwhile."""
+        """Writes the last snapshot as a checkpoint; if a copy, beside any other method."""
         weights, state, numbers = self._snapshot
         models.save_actor(self._actor, weights, self._model_path, folder)
         write_state(folder / STATE_FOLDER, state, numbers)

@@ -199,7 +199,8 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
         "optimizer": 2 * _FLOAT32 * trained,
     }
     on_gpu = config.resources.learner_gpus > 0
-    if not on_gpu:  # beside a card it lies in the machine's memory
+    # Beside a card it lies in the machine's memory.
+    if config.checkpoints.in_background and not on_gpu:
         resident["snapshot"] = 3 * _FLOAT32 * trained
     threads = 1 if on_gpu else config.resources.learner_threads
     tokens = micro_batch_tokens(config)

@@ -27,10 +27,13 @@ class SnapshotMemory:
 
     Args:
         threads: copy the parts, on a CPU.
+        copies: False for none: where memory is short, a snapshot is the tensors themselves, which
+            must be written before they change.
     """
 
-    def __init__(self, threads: MicroBatchThreads) -> None:
+    def __init__(self, threads: MicroBatchThreads, *, copies: bool = True) -> None:
         self._threads = threads
+        self._makes_copies = copies
         self._copies: dict[str, Tensor] = {}
         self._lock = Lock()
 
@@ -40,6 +43,8 @@ class SnapshotMemory:
         Args:
             tensors: read for shape, dtype and device alone.
         """
+        if not self._makes_copies:
+            return
         with self._lock:
             for name, tensor in tensors.items():
                 self._memory_for(name, tensor).zero_()
@@ -51,6 +56,8 @@ class SnapshotMemory:
         Args:
             tensors: of any device; a name's shape and dtype never change.
         """
+        if not self._makes_copies:
+            return dict(tensors)
         with self._lock:
             copies = {name: self._memory_for(name, tensor) for name, tensor in tensors.items()}
         blocks = [

@@ -35,7 +35,7 @@ class Source:
         (folder / "number").write_text(str(self.copied))
 
 
-def saving(run: Path, source: Source, **kept: int) -> BackgroundSave:
+def saving(run: Path, source: Source, **kept: Any) -> BackgroundSave:
     return BackgroundSave(CheckpointsConfig(**kept), run, source.snapshot, source.write)
 
 
@@ -59,6 +59,15 @@ def test_training_goes_on_during_a_write_which_holds_the_state_of_its_snapshot(
     assert saved(tmp_path) == {1: "1"}
     (checkpoint,) = list_checkpoints(tmp_path)
     assert checkpoint.accuracy == 0.5
+
+
+def test_without_a_copy_training_waits_for_the_write(tmp_path: Path) -> None:
+    source = Source()
+    with saving(tmp_path, source, in_background=False) as saves:
+        source.number = 1
+        saves.snapshot()
+        saves.write(1, None)
+        assert saved(tmp_path) == {1: "1"}
 
 
 def test_a_snapshot_waits_until_the_one_before_is_written(tmp_path: Path) -> None:

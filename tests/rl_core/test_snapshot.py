@@ -46,6 +46,12 @@ def test_copies_are_equal_contiguous_and_do_not_follow_the_originals() -> None:
         assert copies["parameter"].any()
 
 
+def test_where_memory_is_short_a_copy_is_the_tensors_themselves() -> None:
+    memory, originals = SnapshotMemory(MicroBatchThreads(1), copies=False), tensors()
+    memory.reserve(originals)
+    assert all(copy is originals[name] for name, copy in memory.copy(originals).items())
+
+
 def test_the_next_copy_lies_in_the_same_memory() -> None:
     memory = SnapshotMemory(MicroBatchThreads(1))
     originals = tensors()
