@@ -1,6 +1,6 @@
 """Our step for step_time.py: learner and rollout engine in one process, without Ray.
 
-python benchmarks/ours_step.py MODEL_FOLDER VARIANT hf|vllm THREADS
+python benchmarks/ours_step.py MODEL_FOLDER VARIANT hf|vllm THREADS [MICRO_BATCH_TOKENS]
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ MICRO_BATCH_TOKENS = 2_048
 """Our best on the machines at hand."""
 
 
-def settings(variant: Variant, engine: str, num_threads: int) -> dict[str, object]:
+def settings(
+    variant: Variant, engine: str, num_threads: int, micro_batch_tokens: int
+) -> dict[str, object]:
     """Returns what a RunConfig is made of."""
     has_critic = variant.algorithm == "ppo"
     algorithm: dict[str, object] = {
@@ -73,7 +75,7 @@ def settings(variant: Variant, engine: str, num_threads: int) -> dict[str, objec
         "actor": {
             "lr": LEARNING_RATE,
             "mini_batch_size": variant.num_prompts,
-            "micro_batch_tokens": MICRO_BATCH_TOKENS,
+            "micro_batch_tokens": micro_batch_tokens,
         },
         "critic": {"lr": LEARNING_RATE},
         "rollout": {"engine": engine, "max_num_seqs": COMPLETIONS},
@@ -142,7 +144,10 @@ def run(config: RunConfig, engine: RolloutEngine, learner: Learner, decode: Any)
 def main() -> None:
     """Loads everything, then steps."""
     model_path, variant = Path(sys.argv[1]), VARIANTS[sys.argv[2]]
-    config = RunConfig.model_validate(settings(variant, sys.argv[3], int(sys.argv[4])))
+    micro_batch_tokens = int(sys.argv[5]) if len(sys.argv) > 5 else MICRO_BATCH_TOKENS
+    config = RunConfig.model_validate(
+        settings(variant, sys.argv[3], int(sys.argv[4]), micro_batch_tokens)
+    )
     engine = ENGINES[config.rollout.engine](config, model_path)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(model_path)
     run(config, engine, Learner(config, model_path), tokenizer.decode)
