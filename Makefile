@@ -5,7 +5,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-slow lint
+.PHONY: help env train test test-slow lint bench
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -50,3 +50,6 @@ lint: $(STAMP) ## ruff, mypy, import directions, SQL style
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/sqlfluff lint sql
+
+bench: $(STAMP) ## a training step beside TRL's, about ten minutes; THREADS=2 for two threads
+	CPU_WHEELS="$(CPU_WHEELS)" $(BIN)/python benchmarks/step_time.py --threads $(or $(THREADS),1)

@@ -1,0 +1,65 @@
+"""Writes the model folder of step_time.py, and measures how fast this machine multiplies.
+
+python benchmarks/step_model.py FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from workload import EOS_ID, PAD_ID, SHAPE, VOCAB_SIZE
+
+_SIDE, _ROUNDS, _REPEATS = 1_024, 5, 4
+
+
+def write_model(folder: Path) -> None:
+    """Writes a random Qwen2 and a tokenizer of one token per word."""
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(**SHAPE))
+    model.generation_config = GenerationConfig(eos_token_id=[])  # none ends a response
+    model.save_pretrained(folder)
+    vocab = {f"w{i}": i for i in range(VOCAB_SIZE)} | {"<eos>": EOS_ID, "<pad>": PAD_ID}
+    words = Tokenizer(models.WordLevel(vocab, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        eos_token="<eos>",
+        pad_token="<pad>",
+        padding_side="left",
+        model_input_names=["input_ids", "attention_mask"],
+    ).save_pretrained(folder)
+
+
+def gemm_rate(multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> float:
+    """Returns the best rate of a float32 product of 1,024 x 1,024 matrices, flops per second."""
+    a, b = torch.randn(_SIDE, _SIDE), torch.randn(_SIDE, _SIDE)
+    multiply(a, b)
+    seconds = []
+    for _ in range(_ROUNDS):
+        start = time.process_time()
+        for _ in range(_REPEATS):
+            multiply(a, b)
+        seconds.append((time.process_time() - start) / _REPEATS)
+    return 2 * _SIDE**3 / min(seconds)
+
+
+def onednn(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Returns a @ b.T through oneDNN, which torch itself does not take for float32."""
+    return torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
+
+
+def main() -> None:
+    """Prints the rates as JSON."""
+    write_model(Path(sys.argv[1]))
+    print(json.dumps({"torch": gemm_rate(torch.matmul), "onednn": gemm_rate(onednn)}))
+
+
+if __name__ == "__main__":
+    main()
