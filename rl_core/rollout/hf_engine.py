@@ -6,17 +6,17 @@ B requests of a batch, b of them still running, P longest prompt, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
-from transformers.cache_utils import DynamicLayer
 
+from rl_core.response_states import can_share_prompts
 from rl_core.rollout.model_files import complete_weights, stop_token_ids, weight_shapes
+from rl_core.rollout.shared_prompts import ATTENTION, RoomyLayer, SharedPrompts
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
-
-_ROOM_TOKENS = 128
 
 
 class HfEngine:
@@ -43,6 +43,9 @@ class HfEngine:
             model_path, dtype=getattr(torch, dtype)
         ).to(self._device)
         self._model.eval()
+        self._shares_prompts = can_share_prompts(self._model.get_decoder())
+        if self._shares_prompts:
+            self._model.set_attn_implementation(ATTENTION)
         self._shapes = weight_shapes(model_path)
         self._stop_ids = torch.tensor(stop_token_ids(model_path), device=self._device)
         self._max_num_seqs = max_num_seqs
@@ -79,8 +82,7 @@ class HfEngine:
                 for r in requests
             ]
         ).to(self._device)
-        logits, cache, attention_mask = self._read_prompts(requests)
-        position_ids = attention_mask.sum(1, keepdim=True)
+        context, logits = self._read_prompts(requests)
         rows = torch.arange(len(requests), device=self._device)
         tokens = torch.zeros_like(draws, dtype=torch.int64)
         logprobs, lengths = torch.zeros_like(draws), torch.zeros_like(rows)
@@ -96,11 +98,8 @@ class HfEngine:
             if 2 * int(ended[rows].sum()) >= len(rows):
                 kept = (~ended[rows]).nonzero().squeeze(-1)
                 rows, token = rows[kept], token[kept]
-                attention_mask, position_ids = attention_mask[kept], position_ids[kept]
-                cache.batch_select_indices(kept)
-            attention_mask = torch.cat([attention_mask, torch.ones_like(token)[:, None]], dim=1)
-            logits = self._logits(token[:, None], attention_mask, position_ids, cache)
-            position_ids = position_ids + 1
+                context.keep(kept)
+            logits = self._next_logits(token, context)
         return [
             Completion(
                 response_ids=row_tokens[:length],
@@ -116,10 +115,8 @@ class HfEngine:
             )
         ]
 
-    def _read_prompts(
-        self, requests: Sequence[GenerationRequest]
-    ) -> tuple[torch.Tensor, DynamicCache, torch.Tensor]:
-        """Reads each distinct prompt once; returns logits [B, V], keys and values, and mask [B, P].
+    def _read_prompts(self, requests: Sequence[GenerationRequest]) -> tuple[_Context, torch.Tensor]:
+        """Reads each distinct prompt once; returns what follows must know, and logits [B, V].
 
         Prompts are padded on the left with token 0, masked.
         """
@@ -131,74 +128,69 @@ class HfEngine:
         for prompt, place in places.items():
             input_ids[place, longest - len(prompt) :] = torch.tensor(prompt)
             mask[place, longest - len(prompt) :] = 1
-        input_ids, mask = input_ids.to(self._device), mask.to(self._device)
+        mask = mask.to(self._device)
         cache = DynamicCache(config=self._model.config)
-        cache.layers = [_with_room(layer) for layer in cache.layers]
-        logits = self._logits(input_ids, mask, (mask.cumsum(1) - 1).clamp(min=0), cache)
-        rows = torch.tensor(prompt_of_row, device=self._device)
-        if len(places) < len(requests):
-            cache.batch_select_indices(rows)
-        return logits[rows], cache, mask[rows]
-
-    def _logits(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        position_ids: torch.Tensor,
-        cache: DynamicCache,
-    ) -> torch.Tensor:
-        """Returns the logits after the last token of each row, float32 [b, V]."""
-        result = self._model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
+        read = self._model(
+            input_ids=input_ids.to(self._device),
+            attention_mask=mask,
+            position_ids=(mask.cumsum(1) - 1).clamp(min=0),
             past_key_values=cache,
             logits_to_keep=1,
         )
-        return cast("torch.Tensor", result.logits[:, -1].float())
+        rows = torch.tensor(prompt_of_row, device=self._device)
+        positions = mask.sum(1, keepdim=True)[rows]
+        if self._shares_prompts:
+            keys = [layer.keys for layer in cache.layers]
+            values = [layer.values for layer in cache.layers]
+            prompts = SharedPrompts.of(keys, values, (mask == 0)[:, None, None], prompt_of_row)
+            cache = DynamicCache()
+            cache.layers = [RoomyLayer() for _ in keys]
+            context = _Context(cache, positions, None, prompts)
+        else:
+            cache.batch_select_indices(rows)
+            context = _Context(cache, positions, mask[rows], None)
+        return context, read.logits[:, -1].float()[rows]
+
+    def _next_logits(self, token: torch.Tensor, context: _Context) -> torch.Tensor:
+        """Returns the logits after a further token int64 [b] of each row, float32 [b, V]."""
+        logits = self._model(
+            input_ids=token[:, None],
+            position_ids=context.positions,
+            past_key_values=context.cache,
+            **context.attention(),
+        ).logits[:, -1]
+        context.positions = context.positions + 1
+        return cast("torch.Tensor", logits.float())
 
 
-class _RoomyLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped here
-    """Keys and values with room to grow: the library's layer copies all of them at each token."""
+@dataclass
+class _Context:
+    """What the responses have behind them."""
 
-    keys: torch.Tensor
-    values: torch.Tensor
-    _room: tuple[torch.Tensor, torch.Tensor] | None = None
+    cache: DynamicCache
+    """Keys and values: of the responses alone, where prompts are shared."""
+    positions: torch.Tensor
+    """Of the next tokens, int64 [b, 1]."""
+    mask: torch.Tensor | None
+    """Real tokens of prompts and responses, int64 [b, tokens], where prompts are not shared."""
+    prompts: SharedPrompts | None
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Adds the keys and values [b, heads, t, size] of t tokens; returns those of all tokens."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        start = self.get_seq_length()
-        end = start + key_states.shape[-2]
-        if self._room is None or self._room[0].shape[-2] < end:
-            self._room = (
-                _larger(self.keys, key_states, end + _ROOM_TOKENS),
-                _larger(self.values, value_states, end + _ROOM_TOKENS),
-            )
-        keys, values = self._room
-        keys[:, :, start:end], values[:, :, start:end] = key_states, value_states
-        self.keys, self.values = keys[:, :, :end], values[:, :, :end]
-        return self.keys, self.values
+    def attention(self) -> dict[str, Any]:
+        """Returns the model's arguments that say what a further token attends to."""
+        if self.prompts is not None:
+            return {"shared_prompts": self.prompts}
+        assert self.mask is not None
+        self.mask = torch.cat([self.mask, torch.ones_like(self.positions)], dim=1)
+        return {"attention_mask": self.mask}
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keeps these rows (int64 [b]), each as often as it is named."""
-        super().batch_select_indices(indices)
-        self._room = None
-
-
-def _larger(old: torch.Tensor, new: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """Returns room for tokens like those of `new`, [b, heads, t, size], begun with the old ones."""
-    room = new.new_empty(*new.shape[:2], num_tokens, new.shape[-1])
-    if old.numel():
-        room[:, :, : old.shape[-2]] = old
-    return room
-
-
-def _with_room(layer: Any) -> Any:
-    return _RoomyLayer() if type(layer) is DynamicLayer else layer
+    def keep(self, rows: torch.Tensor) -> None:
+        """Keeps these responses alone, int64."""
+        self.cache.batch_select_indices(rows)
+        self.positions = self.positions[rows]
+        if self.prompts is not None:
+            self.prompts = self.prompts.keep(rows.tolist())
+        if self.mask is not None:
+            self.mask = self.mask[rows]
 
 
 def _sample(
