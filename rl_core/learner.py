@@ -97,8 +97,7 @@ class Learner:
             weight_decay=config.actor.weight_decay,
             grad_clip=config.actor.grad_clip,
         )
-        dtype = _DTYPES[config.model.dtype]
-        temperature = config.rollout.temperature
+        dtype, temperature = _DTYPES[config.model.dtype], config.rollout.temperature
         self._logprobs = partial(
             models.response_logprobs, temperature=temperature, compute_dtype=dtype
         )
@@ -118,9 +117,8 @@ class Learner:
         )
         self._utilisation = Utilisation(config, model_path, self._device)
         self._kl_coef = config.algorithm.kl_coef
-        self._snapshot_memory = SnapshotMemory(
-            self._threads, copies=config.checkpoints.in_background
-        )
+        in_background = config.checkpoints.in_background
+        self._snapshot_memory = SnapshotMemory(self._threads, copies=in_background)
         self._snapshot: tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]
         self.steps_done = 0
         """Steps whose update is in the weights."""
@@ -200,12 +198,14 @@ class Learner:
     def _next_update_is_on_policy(self) -> bool:
         """Whether the step's log-probs can be those of its only update, so that a pass is saved.
 
-        Not where they are needed before it, for a KL penalty in the reward.
+        A KL penalty in the reward wants them before it: then the engines' must be the same.
         """
-        actor, batch_size = self._config.actor, self._config.data.train_batch_size
-        has_one_update = actor.ppo_epochs == 1 and actor.mini_batch_size == batch_size
-        in_reward = self._reference is not None and self._config.algorithm.kl_mode == "reward"
-        return has_one_update and not in_reward and self._actor_learns()
+        config, actor = self._config, self._config.actor
+        fills_batch = actor.mini_batch_size == config.data.train_batch_size
+        in_reward = self._reference is not None and config.algorithm.kl_mode == "reward"
+        engines_agree = config.model.dtype == "float32" and not config.rollout.overlap
+        has_one_update = fills_batch and actor.ppo_epochs == 1 and self._actor_learns()
+        return has_one_update and (engines_agree or not in_reward)
 
     def _next_kl_coef(self, prepared: Prepared) -> float:
         algorithm = self._config.algorithm

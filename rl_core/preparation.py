@@ -90,8 +90,8 @@ def assemble(
 
     Args:
         batch: B rollouts; groups must be whole.
-        old_logprobs: float32 [B, T]; None to take those of the step's only update, which a KL
-            penalty in the reward does not allow.
+        old_logprobs: float32 [B, T]; None to take those of the step's only update, and the
+            engines' for a KL penalty in the reward.
         ref_logprobs: float32 [B, T]; None if no KL is wanted.
         values: float32 [B, T]; needed by estimator `gae` alone.
         algorithm: estimator, discounts and kind of KL.
@@ -100,8 +100,8 @@ def assemble(
     mask = batch.response_mask
     token_rewards = adv.end_rewards(batch.rewards, mask)
     if ref_logprobs is not None and algorithm.kl_mode == "reward":
-        assert old_logprobs is not None, "the penalty is needed before the update"
-        kl = kl_estimate(old_logprobs, ref_logprobs, algorithm.kl_estimator)
+        logprobs = batch.rollout_logprobs if old_logprobs is None else old_logprobs
+        kl = kl_estimate(logprobs, ref_logprobs, algorithm.kl_estimator)
         token_rewards = token_rewards - kl_coef * torch.where(mask, kl, 0.0)
     advantages, returns = _advantages(batch, token_rewards, values, algorithm)
     # In the loss alone: a response cut off still counts in its group's mean.

@@ -98,13 +98,43 @@ def test_one_update_needs_no_log_probs_from_before_it(
         np.testing.assert_array_equal(list(columns.values()), list(reference_columns.values()))
 
 
+def test_the_engines_log_probs_serve_a_penalty_that_is_wanted_before_the_only_update(
+    tiny_model_path: Path,
+    make_batch: MakeBatch,
+    settings: MakeSettings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = settings(actor={"mini_batch_size": 8}, algorithm={"kl_coef": 0.3})
+    results = []
+    for is_recomputed in (False, True):
+        learner = Learner(config, tiny_model_path)
+        learner.learn(make_batch(1))  # away from the reference
+        batch = make_batch()
+        with torch.no_grad():
+            batch.rollout_logprobs.copy_(
+                response_logprobs(
+                    learner._actor, batch, temperature=1.0, compute_dtype=torch.float32
+                )
+            )
+        if is_recomputed:
+            monkeypatch.setattr(Learner, "_next_update_is_on_policy", lambda self: False)
+        metrics, columns = learner.learn(batch)
+        assert ("timing_s/old_log_prob" in metrics) == is_recomputed
+        results.append((without_timings(metrics), columns))
+    (saved, columns), (recomputed, expected) = results
+    assert saved == pytest.approx(recomputed, rel=1e-4, abs=1e-6)
+    np.testing.assert_allclose(columns["reward"], expected["reward"], atol=1e-5)
+    assert max(abs(kl) for kl in columns["ref_kl"]) > 0.01
+
+
 @pytest.mark.parametrize(
     "sections",
     [
         {},
         {"actor": {"mini_batch_size": 8, "ppo_epochs": 2}, "algorithm": {"kl_mode": "none"}},
         {"actor": {"mini_batch_size": 4}, "algorithm": {"kl_mode": "none"}},
-        {"actor": {"mini_batch_size": 8}, "algorithm": {"kl_mode": "reward"}},
+        {"actor": {"mini_batch_size": 8}, "model": {"dtype": "bfloat16"}},
+        {"actor": {"mini_batch_size": 8}, "rollout": {"overlap": 1}},
         {
             "actor": {"mini_batch_size": 8},
             "algorithm": {"kl_mode": "none"},
