@@ -229,7 +229,7 @@ def main() -> None:
     """Prints one table per number of threads, each variant's rows as soon as it is through."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=5, help="measured steps of each contestant")
+    parser.add_argument("--steps", type=int, default=4, help="measured steps of each contestant")
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
     parser.add_argument("--contestants", nargs="+", default=CONTESTANTS, choices=CONTESTANTS)
     arguments = parser.parse_args()

@@ -21,6 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rl_core.algos.logprobs import token_logprobs, token_logprobs_and_entropy
 from rl_core.batch import TrainBatch
 from rl_core.config import RunConfig
+from rl_core.fast_linear import use_fast_products
 from rl_core.lora import add_adapters, merged_state
 from rl_core.response_states import response_states
 
@@ -68,6 +69,7 @@ def load_actor(path: Path, device: torch.device) -> transformers.PreTrainedModel
     )
     model.config.use_cache = False
     model.to(device).eval()
+    use_fast_products(model)
     _check_plain_logits(model, path)
     return model
 

@@ -21,7 +21,8 @@ def _cpu_info() -> str:
 
 
 @cache
-def _prefers_onednn() -> bool:
+def prefers_onednn() -> bool:
+    """Whether this CPU multiplies float32 faster through oneDNN than as torch does it."""
     return "AuthenticAMD" in _cpu_info() and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
@@ -46,7 +47,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
         left: float [n, k], of any strides.
         right: float [m, k], of any strides.
     """
-    if left.dtype == torch.float32 and left.device.type == "cpu" and _prefers_onednn():
+    if left.dtype == torch.float32 and left.device.type == "cpu" and prefers_onednn():
         fast = torch.ops.mkldnn._linear_pointwise(left, right, None, "none", [], "")
         return cast("Tensor", fast)
     return torch.mm(left, right.T)

@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from rl_core.fast_linear import use_fast_products
 from rl_core.response_states import can_share_prompts
 from rl_core.rollout.model_files import complete_weights, stop_token_ids, weight_shapes
 from rl_core.rollout.shared_prompts import ATTENTION, RoomyLayer, SharedPrompts
@@ -43,6 +44,7 @@ class HfEngine:
             model_path, dtype=getattr(torch, dtype)
         ).to(self._device)
         self._model.eval()
+        use_fast_products(self._model)
         self._shares_prompts = can_share_prompts(self._model.get_decoder())
         if self._shares_prompts:
             self._model.set_attn_implementation(ATTENTION)

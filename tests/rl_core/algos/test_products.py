@@ -9,7 +9,7 @@ from rl_core.algos import products
 @pytest.fixture(params=["mkl", "onednn"])
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     name: str = request.param
-    monkeypatch.setattr(products, "_prefers_onednn", lambda: name == "onednn")
+    monkeypatch.setattr(products, "prefers_onednn", lambda: name == "onednn")
     return name
 
 
@@ -52,7 +52,7 @@ def test_the_cpu_decides(
 ) -> None:
     monkeypatch.setattr(products, "_cpu_info", lambda: cpu_info)
     for function, expected in (
-        (products._prefers_onednn, onednn),
+        (products.prefers_onednn, onednn),
         (products._has_bfloat16, bfloat16),
     ):
         function.cache_clear()
