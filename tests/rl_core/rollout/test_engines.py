@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
 
+from rl_core.rollout.hf_engine import HfEngine
 from rl_core.rollout.protocol import RolloutEngine
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
 
@@ -36,8 +37,6 @@ def make_vllm(path: Path) -> RolloutEngine:
 
 
 def make_hf(path: Path) -> RolloutEngine:
-    from rl_core.rollout.hf_engine import HfEngine
-
     return HfEngine(path, dtype="float32", max_num_seqs=16, on_gpu=False)
 
 
@@ -146,6 +145,23 @@ def test_an_untied_output_layer_is_updated_too(name: str, reference: Any, tmp_pa
     engine.update_weights(untied.state_dict())
     assert_greedy_as(untied, engine)
     engine.close()
+
+
+def test_a_model_that_sees_a_window_of_its_prompt_is_generated_from_too(
+    reference: Any, tmp_path: Path
+) -> None:
+    config = MistralConfig.from_dict(
+        reference.config.to_dict()
+        | {"model_type": "mistral", "sliding_window": 24, "layer_types": None}
+    )
+    torch.manual_seed(0)
+    windowed = MistralForCausalLM(config).eval()
+    perturb(windowed, 0)
+    windowed.generation_config.eos_token_id = EOS
+    windowed.save_pretrained(tmp_path)
+    engine = HfEngine(tmp_path, dtype="float32", max_num_seqs=16, on_gpu=False)
+    assert not engine._shares_prompts
+    assert_greedy_as(windowed, engine)
 
 
 def test_a_seed_gives_the_same_sample_alone_and_in_a_batch(engine: RolloutEngine) -> None:
