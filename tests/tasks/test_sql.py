@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import csv
-import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,6 @@ from rl_core.schema import EVALUATION, ROLLOUTS
 from rl_core.tracking import RunFolder
 from rl_core.types import Completion, Problem, Rollout, ScoredText
 from tasks import sql
-from tasks.sql_output import render, render_queries
 
 A, B = "alpha", "beta"
 
@@ -411,58 +407,3 @@ def test_a_truncated_split_is_named(splits: tuple[Path, Path], tmp_path: Path) -
     check.write_text("-- one row per row.\nselect * from test\n")
     with pytest.raises(ValueError, match=r"test\.parquet: not a readable parquet file"):
         sql.run_check(check, train=train, test=test)
-
-
-def test_output_formats_hold_the_same_rows(shared_runs: Path) -> None:
-    frame = sql.ask("longest_responses", {"limit": 2}, root=shared_runs)
-    as_csv = list(csv.DictReader(io.StringIO(render(frame, "csv", width=80).decode())))
-    assert [row["response_tokens"] for row in as_csv] == ["64", "50"]
-    assert json.loads(render(frame, "json", width=80)) == frame.to_dicts()
-    assert pl.read_parquet(render(frame, "parquet", width=80)).equals(frame)
-    with pytest.raises(ValueError, match="--format xml: choose one of table, csv, json, parquet"):
-        render(frame, "xml", width=80)
-
-
-def test_table_fits_the_terminal_and_defuses_model_text() -> None:
-    frame = pl.DataFrame(
-        {
-            "share": [0.123456, None] + [0.0] * 10,
-            "text": ["\x1b[31mred\n" + "x" * 300, "[bold]short[/bold]"] + [""] * 10,
-            "other": ["y" * 300, "z"] + [""] * 10,
-        }
-    )
-    lines = render(frame, "table", width=60).decode().splitlines()
-    assert max(len(line) for line in lines) <= 60
-    assert lines[1].split()[0] == "0.1235"
-    assert "\\x1b[31mred⏎xx" in lines[1]
-    assert "\x1b" not in "".join(lines)
-    assert lines[2].split()[:2] == ["-", "[bold]short[/bold]"]
-    assert lines[-1] == "(12 rows)"
-
-
-def test_few_long_texts_are_shown_in_full() -> None:
-    frame = pl.DataFrame({"step": [3], "response": ["\x1b[31m1 + 2\n" + "word " * 50]})
-    lines = render(frame, "table", width=60).decode().splitlines()
-    assert max(len(line) for line in lines) <= 60
-    assert lines[1].split() == ["step", "3"]
-    assert lines[-1] == "(1 row)"
-    assert lines[2].split(maxsplit=1) == ["response", "\\x1b[31m1 + 2"]
-    assert " ".join(lines).split().count("word") == 50
-
-
-def test_table_of_nothing_still_names_its_columns() -> None:
-    text = render(pl.DataFrame({"step": [], "share": []}), "table", width=40).decode()
-    assert "step" in text
-    assert "share" in text
-    assert text.endswith("(no rows)\n")
-
-
-def test_nested_values_become_json_text_in_csv() -> None:
-    assert render(pl.DataFrame({"n": [[1, 2]]}), "csv", width=40) == b'n\n"[1, 2]"\n'
-
-
-def test_list_of_queries_names_each_with_its_parameters() -> None:
-    text = render_queries(sql.list_queries(), width=100)
-    assert "-p min_attempts=2  -p limit=20" in text
-    for query in sql.list_queries():
-        assert f"  {query.name} " in text
