@@ -201,7 +201,8 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     on_gpu = config.resources.learner_gpus > 0
     # Beside a card it lies in the machine's memory.
     if config.checkpoints.in_background and not on_gpu:
-        resident["snapshot"] = 3 * _FLOAT32 * trained
+        merged = shape.num_parameters if rank else 0
+        resident["snapshot"] = _FLOAT32 * (merged + 3 * trained)
     threads = 1 if on_gpu else config.resources.learner_threads
     tokens = micro_batch_tokens(config)
     kept = shape.activation_bytes(
