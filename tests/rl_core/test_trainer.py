@@ -121,7 +121,7 @@ def check_timings(run: RunFolder) -> None:
     for row in run.metrics.read()[1:]:
         seconds = {k: v for k, v in row.items() if k.startswith("timing_s/")}
         step = seconds.pop("timing_s/step")
-        phases = "gen reward handover values adv update_critic update_actor sync"
+        phases = "gen handover values adv update_critic update_actor sync"
         assert {f"timing_s/{phase}" for phase in phases.split()} <= seconds.keys()
         assert sum(seconds.values()) <= step
 
