@@ -13,18 +13,9 @@ import pytest
 
 from rl_core.config import RunConfig
 from rl_core.memory_plan import ModelShape, memory_plan, micro_batch_tokens
+from tests.rl_core.model_shapes import QWEN_05B
 
 GIB = 2**30
-QWEN_05B = {
-    "model_type": "qwen2",
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "vocab_size": 151_936,
-    "tie_word_embeddings": True,
-}
 QWEN_7B = QWEN_05B | {
     "hidden_size": 3584,
     "intermediate_size": 18_944,

@@ -8,6 +8,7 @@ import pytest
 from rl_core.config import CountdownConfig, ModelConfig, ResourcesConfig, RunConfig, StorageConfig
 from tasks import preflight as module
 from tasks.preflight import Finding, PreflightError, preflight, refuse_fatal
+from tests.rl_core.model_shapes import QWEN_05B
 
 
 def small(root: Path, **changes: object) -> RunConfig:
@@ -123,17 +124,7 @@ def test_a_run_that_does_not_fit_is_a_warning_with_the_knobs_that_help(tmp_path:
 
 
 def test_the_plan_names_the_logits_that_are_never_held(tmp_path: Path) -> None:
-    config = {
-        "model_type": "qwen2",
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "vocab_size": 151_936,
-        "tie_word_embeddings": True,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_05B))
     diary = small(
         tmp_path,
         model=ModelConfig(path=str(tmp_path)),
