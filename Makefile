@@ -5,7 +5,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-slow lint bench
+.PHONY: help env train test test-slow chaos lint bench
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -44,6 +44,9 @@ test: $(STAMP) ## the fast tests
 test-slow: $(STAMP) ## the tests that take over ten seconds each
 	$(BIN)/pytest -m slow
 
+chaos: $(STAMP) ## the fault matrix alone: what was killed, filled, cut or corrupted, and what it cost
+	$(BIN)/pytest -m chaos
+
 lint: $(STAMP) ## ruff, mypy, import directions, SQL style
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -51,5 +54,8 @@ lint: $(STAMP) ## ruff, mypy, import directions, SQL style
 	$(BIN)/lint-imports
 	$(BIN)/sqlfluff lint sql
 
-bench: $(STAMP) ## a training step beside TRL's, about ten minutes; THREADS=2 for two threads
+bench: $(STAMP) ## data, validation, reward and a training step beside their peers, 20 minutes; THREADS=2 for the step
+	CPU_WHEELS="$(CPU_WHEELS)" $(BIN)/python benchmarks/data.py
+	$(BIN)/python benchmarks/validate.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/reward.py
 	CPU_WHEELS="$(CPU_WHEELS)" $(BIN)/python benchmarks/step_time.py --threads $(or $(THREADS),1)

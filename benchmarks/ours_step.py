@@ -39,7 +39,7 @@ from rl_core.collection import PromptedProblem, build_requests  # noqa: E402
 from rl_core.config import RunConfig  # noqa: E402
 from rl_core.learner import Learner  # noqa: E402
 from rl_core.preparation import rollout_columns  # noqa: E402
-from rl_core.rollout.protocol import RolloutEngine  # noqa: E402
+from rl_core.rollout.protocol import RolloutEngine, in_order  # noqa: E402
 from rl_core.types import (  # noqa: E402
     Completion,
     Problem,
@@ -123,7 +123,7 @@ def run(config: RunConfig, engine: RolloutEngine, learner: Learner, decode: Any)
             requests = build_requests(
                 problems, group_size=group_size, seed=config.seed, step=learner.steps_done + 1
             )
-            completions = engine.generate(requests, sampling)
+            completions = in_order(engine.generate(requests, sampling))
         torch.set_num_threads(1)
         with gate.phase("reward"):
             made = list(rollouts(problems, completions, group_size, decode))
@@ -148,7 +148,7 @@ def main() -> None:
     config = RunConfig.model_validate(
         settings(variant, sys.argv[3], int(sys.argv[4]), micro_batch_tokens)
     )
-    engine = ENGINES[config.rollout.engine](config, model_path)
+    engine = ENGINES[config.rollout.engine](config, model_path, config.rollout.max_num_seqs)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(model_path)
     run(config, engine, Learner(config, model_path), tokenizer.decode)
 

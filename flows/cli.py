@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Final, NoReturn
 
-from flows import cli_sql, stages
+from flows import cli_import, cli_sql, stages
 from flows.errors import BadInputError, RunFailedError, one_line
 from rl_core.process_env import apply_defaults
 
@@ -88,13 +88,17 @@ _STAGES: Final = {
     "generate": "make the data set",
     "validate": "check the data set, and prompt lengths against the limit",
     "train": "train, without Prefect around it",
-    "prune": "delete checkpoints that need not stay (of run_id=RUN, by default the latest run)",
-    "evaluate": "evaluate base and trained model of a run",
+    "prune": "delete what need not stay of run_id=RUN (by default the latest), or dry_run=true",
+    "evaluate": "evaluate base and trained model of a run, or checkpoint=A against=B",
     "report": "write a run's report.html",
-    "preflight": "say what would stop a run",
+    "rescore": "score RUN's rollouts (or `latest`) by a changed reward: env.answer_from=last_line",
+    "sync": "upload to wandb what it lacks of run_id=RUN (by default the latest), or of all",
     "config": "print the resolved settings",
     "runs": "list the runs",
+    "compare": "set RUN RUN... beside one another, curves in output=FILE.html",
+    "watch": "show a RUN as it goes, by default the latest",
 }
+_PREFLIGHT: Final = "say what would stop a run, and what it will need"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -108,6 +112,11 @@ def _parser() -> argparse.ArgumentParser:
         stage = commands.add_parser(name, help=help_text, description=help_text)
         stage.add_argument("words", nargs="*", metavar="KEY=VALUE")
         stage.set_defaults(command=_with_overrides(stages.COMMANDS[name]))
+    look = commands.add_parser("preflight", help=_PREFLIGHT, description=_PREFLIGHT)
+    look.add_argument("words", nargs="*", metavar="KEY=VALUE")
+    look.add_argument("--json", action="store_true", help="for programs")
+    look.set_defaults(command=lambda o: stages.preflight(o.words, as_json=o.json))
+    cli_import.add_parser(commands)
     cli_sql.add_parser(commands)
     return parser
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,8 @@ def add_parser(commands: Any) -> None:
         "sql",
         help="ask rollouts, metrics, evaluations, checkpoints and runs a question in SQL",
         description="NAME is a saved question (--list); -q asks one of your own. Works while a run "
-        "is writing. The views are rollouts, metrics, evaluations, checkpoints and runs.",
+        "is writing. The views are rollouts, rescores, metrics, evaluations, checkpoints, "
+        "settings, runs and datasets.",
     )
     parser.add_argument("words", nargs="*", metavar="NAME | KEY=VALUE")
     parser.add_argument("-q", dest="select", metavar="SELECT", help="one SELECT over the views")
@@ -31,6 +34,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "-p", dest="arguments", action="append", default=[], metavar="K=V", help="a $parameter"
     )
+    parser.add_argument("--shell", action="store_true", help="DuckDB's own shell, or harlequin")
+    parser.add_argument("--export", metavar="FILE", help="write the views for any DuckDB client")
     parser.add_argument("--format", choices=_FORMATS, default="table")
     parser.set_defaults(command=sql)
 
@@ -52,6 +57,9 @@ def sql(options: argparse.Namespace) -> None:
 
         sys.stdout.write(render_queries(list_queries(), width=width))
         return
+    if options.shell or options.export:
+        _open(config.storage.root, options.export, in_shell=options.shell)
+        return
     if len(names) + (options.select is not None) != 1:
         raise BadInputError("sql takes one NAME (sql --list lists them) or -q SELECT")
     try:
@@ -60,6 +68,34 @@ def sql(options: argparse.Namespace) -> None:
     except ValueError as error:
         raise BadInputError(str(error)) from error
     sys.stdout.buffer.write(answer)
+
+
+def _open(root: Path, export: str | None, *, in_shell: bool) -> None:
+    """Writes the views into a DuckDB file, and opens a shell on it if asked to."""
+    from tasks.sql import export_catalog
+
+    shell = _find_shell() if in_shell else None
+    with tempfile.TemporaryDirectory(prefix="countdown-train-") as folder:
+        file = Path(export or Path(folder) / "catalog.duckdb")
+        try:
+            export_catalog(root, file)
+        except ValueError as error:
+            raise BadInputError(str(error)) from None
+        if export:
+            sys.stdout.write(f"{file}\n")
+            sys.stdout.flush()
+        if shell is not None:
+            subprocess.run([*shell, str(file)], check=False)
+
+
+def _find_shell() -> list[str]:
+    """Returns the command of harlequin or of DuckDB's shell, whichever is installed."""
+    beside = str(Path(sys.executable).parent)
+    for name, options in (("harlequin", ["--read-only"]), ("duckdb", ["-readonly"])):
+        found = shutil.which(name) or shutil.which(name, path=beside)
+        if found:
+            return [found, *options]
+    raise BadInputError("--shell needs duckdb or harlequin: pip install duckdb-cli")
 
 
 def terminal_width() -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
+import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -21,7 +22,8 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from rl_core.config import CountdownConfig, Gsm8kConfig, RunConfig
+from rl_core.config import RunConfig
+from rl_core.env_config import CountdownConfig, Gsm8kConfig
 
 PresetName = Literal[
     "quickstart",
@@ -30,10 +32,14 @@ PresetName = Literal[
     "tinyzero-3b-instruct",
     "gsm8k-grpo-7b",
     "gsm8k-ppo-0.5b",
+    "gsm8k-toy",
 ]
 """The files of `conf/preset`: a Literal, so that Prefect's form offers them as a list."""
 
 DEFAULT_PRESET: Final = "quickstart"
+_FILE: Final = "from-a-file"
+_OF_THE_RUN: Final = ("preset", "run_id", "storage.root")
+"""Differ between runs of the same settings."""
 _CONF: Final = Path(__file__).parent / "conf"
 _ENVS: Final = {"countdown": CountdownConfig, "gsm8k": Gsm8kConfig}
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -46,12 +52,18 @@ class SettingsError(ValueError):
     """A mistake in the settings, in one line: key, value, limit or nearest valid key."""
 
 
-def compose(overrides: Sequence[str] = (), *, base: RunConfig | None = None) -> RunConfig:
+def compose(
+    overrides: Sequence[str] = (),
+    *,
+    base: RunConfig | None = None,
+    arguments: Sequence[str] = (),
+) -> RunConfig:
     """Returns the settings of a run.
 
     Args:
         overrides: `KEY=VALUE`, `preset=NAME`, `env=NAME` in Hydra's grammar; lists as `[a,b]`.
         base: settings of an existing run, to change instead of a preset's; its preset and env stay.
+        arguments: keys that the command takes beside settings, to be suggested like these.
 
     Raises:
         SettingsError: unknown key or choice, wrong type, out of range, impossible combination.
@@ -61,13 +73,35 @@ def compose(overrides: Sequence[str] = (), *, base: RunConfig | None = None) -> 
     if base is not None and chosen:
         raise SettingsError(f"{next(iter(chosen))} cannot change: these are settings of a run")
     values = [item for item in parsed if item.key_or_group not in _CHOICES]
-    groups = [f"{group}={name}" for group, name in chosen.items()]
+    groups = [f"{group}={_stored(name)}" for group, name in chosen.items()]
     known = tuple(_leaves(_merge(groups, base)))
     for item in values:
-        _check_key(item.key_or_group, known)
+        _check_key(item.key_or_group, known, arguments)
     settings = _merge([*groups, *(str(item.input_line) for item in values)], base)
     settings["preset"] = base.preset if base else chosen.get("preset", DEFAULT_PRESET)
     return _validate(settings, {item.key_or_group: _text(item) for item in values})
+
+
+def own_settings(config: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Returns what differs from the preset's own settings: by name, its value and the run's.
+
+    Where both belong to different envs, what one of them lacks is None. A preset that cannot be
+    found any more counts as the defaults.
+
+    Args:
+        config: the settings of a run.
+    """
+    own = dict(_values(config.model_dump(mode="json")))
+    try:
+        preset = compose([f"preset={config.preset}"])
+    except SettingsError:
+        preset = RunConfig()
+    theirs = dict(_values(preset.model_dump(mode="json")))
+    return {
+        key: (theirs.get(key), own.get(key))
+        for key in (*own, *theirs)
+        if key not in _OF_THE_RUN and theirs.get(key) != own.get(key)
+    }
 
 
 def to_yaml(config: RunConfig) -> str:
@@ -104,11 +138,29 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
 def _choice(item: Override) -> str:
     """Returns the chosen name of a group, if there is such a one."""
     group, name, names = item.key_or_group, _text(item), _CHOICES[item.key_or_group]
+    if group == "preset" and name.endswith((".yaml", ".yml")):
+        return name
     if name not in names:
         raise SettingsError(
             f"unknown {group} {name!r}{_nearest(name, names)} (there are: {', '.join(names)})"
         )
     return name
+
+
+def _stored(name: str) -> str:
+    """Returns the name under which Hydra finds a preset; a file of the user's becomes one."""
+    if not name.endswith((".yaml", ".yml")):
+        return name
+    try:
+        settings = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise SettingsError(_one_line(f"preset={name} cannot be read: {error}")) from None
+    if not isinstance(settings, dict):
+        raise SettingsError(f"preset={name} holds no settings: SECTION: and NAME: VALUE below it")
+    ConfigStore.instance().store(
+        group="preset", name=_FILE, node=settings, package="_global_", provider=name
+    )
+    return _FILE
 
 
 def _text(item: Override) -> str:
@@ -149,14 +201,23 @@ def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
             yield prefix + key
 
 
-def _check_key(key: str, known: Sequence[str]) -> None:
+def _values(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Yields the dotted keys with their values."""
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from _values(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _check_key(key: str, known: Sequence[str], arguments: Sequence[str]) -> None:
     if key in known:
         return
     if key == "env.name":
         raise SettingsError(f"env.name is chosen by env=NAME (there are: {', '.join(_ENVS)})")
     if any(name.startswith(f"{key}.") for name in known):
         raise SettingsError(f"{key!r} is a group of settings: write {key}.NAME=VALUE")
-    raise SettingsError(f"unknown setting {key!r}{_nearest(key, known)}")
+    raise SettingsError(f"unknown setting {key!r}{_nearest(key, (*arguments, *known))}")
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:
@@ -234,7 +295,8 @@ def _explain(error: ErrorDetails) -> str:
         return _one_line(error["msg"].removeprefix("Value error, "))
     key, value = _key(error), error["input"]
     if error["type"] == "extra_forbidden":
-        return f"unknown setting {key!r}"
+        known = tuple(_leaves(RunConfig().model_dump(mode="json")))
+        return f"unknown setting {key!r}{_nearest(key, known)}"
     limit = _LIMITS.get(error["type"])
     context = error.get("ctx", {})
     said = limit.format(**context) if limit is not None else _one_line(error["msg"])

@@ -1,12 +1,14 @@
 """The pipeline: one flow, each stage once, in the order in which they run.
 
-    preflight -> generate -> validate -> base model -> train -> prune -> evaluate -> report
+    preflight -> generate -> validate -> base model -> train -> prune -> evaluate -> promote
+    -> report
 
 Not here: what a stage does (`tasks/`), and how the command line shows it (`flows/cli.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rl_core.process_env import hide_cuda_only_packages
@@ -14,22 +16,29 @@ from rl_core.process_env import hide_cuda_only_packages
 hide_cuda_only_packages()
 
 from prefect import Task, flow  # noqa: E402  # transformers and vLLM come with the tasks below
-from prefect.client.schemas.objects import State, TaskRun  # noqa: E402
+from prefect.client.schemas.objects import FlowRun, State, TaskRun  # noqa: E402
 from prefect.context import FlowRunContext  # noqa: E402
 
-from flows.compose import PresetName, compose  # noqa: E402
+from flows.compose import PresetName, compose, own_settings  # noqa: E402
+from flows.lease import outlive_lost_leases  # noqa: E402
 from flows.run_record import choose_run, recorded  # noqa: E402
 from rl_core.config import RunConfig  # noqa: E402
-from rl_core.errors import OutOfMemory, WorkerDied  # noqa: E402
+from rl_core.errors import OutOfMemory, Stalled, WorkerDied  # noqa: E402
 from rl_core.tracking import RunFolder, utc_now  # noqa: E402
+from tasks.attempts import attempt_name, changes_for_retry, settings_in_force  # noqa: E402
 from tasks.base_model import cached_base_model  # noqa: E402
 from tasks.evaluate import evaluate_task  # noqa: E402
+from tasks.finished import is_trained  # noqa: E402
+from tasks.flow_run import logs_in_ui, tag_flow_run  # noqa: E402
 from tasks.generate import cached_dataset  # noqa: E402
 from tasks.preflight import preflight_task  # noqa: E402
+from tasks.promote import promote_task  # noqa: E402
 from tasks.prune import prune_task  # noqa: E402
 from tasks.report import report_task  # noqa: E402
-from tasks.train import train_task  # noqa: E402
+from tasks.supervision import train_task  # noqa: E402
 from tasks.validate import validate_task  # noqa: E402
+
+outlive_lost_leases()
 
 
 @flow(name="countdown-train")
@@ -39,17 +48,38 @@ def countdown_train(
     """Trains a model on verifiable puzzles, from an empty folder to a report.
 
     Args:
-        preset: Named settings to start from.
-        overrides: KEY=VALUE each, as on the command line.
+        preset: Named settings to start from. quickstart and gsm8k-toy run on a laptop's CPU within
+            minutes; tinyzero-* (Countdown) and gsm8k-* want a GPU and a model.
+        overrides: What differs from the preset, KEY=VALUE each as on the command line, such as
+            trainer.total_steps=50, seed=1, algorithm.estimator=grpo or storage.root=/data/outputs
+            (`countdown-train config` prints all settings). run_id=NAME goes on with a run; a
+            preset=NAME or preset=FILE.yaml stands before `preset`.
 
     Returns:
         The run's record, as in `run.json`.
     """
-    config = compose([f"preset={preset}", *overrides])
+    run = run_pipeline(settings_of(preset, overrides))
+    return run.read().model_dump(mode="json")
+
+
+def settings_of(preset: str, overrides: Sequence[str]) -> RunConfig:
+    """Returns the settings that a form asks for; a preset among the overrides stands before."""
+    is_named = any(text.startswith("preset=") for text in overrides)
+    return compose(overrides if is_named else [f"preset={preset}", *overrides])
+
+
+def run_pipeline(config: RunConfig) -> RunFolder:
+    """Runs every stage inside a flow run and returns the run, finished.
+
+    Retry in the UI does not repeat a stage that is done (tasks/finished.py), but for preflight,
+    which looks at the machine of today.
+    """
+    tag_flow_run(config)
     preflight_task(config)
-    config = choose_run(config, _own_name())
+    config = choose_run(config, own_name())
     run = RunFolder.create(config)
-    with recorded(run) as stage:
+    run.update(own_settings=own_settings(config))
+    with logs_in_ui(), recorded(run) as stage:
         with stage("generate"):
             data = cached_dataset(config)
         with stage("base_model"):
@@ -63,37 +93,52 @@ def countdown_train(
             run.update(steps=steps)
         with stage("prune"):
             prune_task(config, run)
-        with stage("evaluate"):
-            evaluate_task(config, run, data, model_path)
+        with stage("evaluate"):  # an engine that was too large for training still is
+            evaluate_task(settings_in_force(config, run), run, data, model_path)
+        with stage("promote"):
+            promote_task(config, run, data, model_path)
         run.update(status="finished", finished_at=utc_now())  # or its report would say "running"
         with stage("report"):
             report_task(run)
-    return run.read().model_dump(mode="json")
+    return run
 
 
 def is_worth_retrying(error: object) -> bool:
     """Says whether another attempt may do better: memory or a process was lost, nothing wrong."""
-    return isinstance(error, OutOfMemory | WorkerDied)
+    return isinstance(error, OutOfMemory | WorkerDied | Stalled)
 
 
 def _retried_train(config: RunConfig, run: RunFolder) -> Task[..., int]:
     """Returns the train task with its retries; each goes on from the latest checkpoint."""
 
     def lost_memory_or_a_process(task: Task[..., Any], task_run: TaskRun, state: State) -> bool:
-        if is_worth_retrying(state.data):
-            run.add_attempt(str(state.data))
-        return is_worth_retrying(state.data)
+        error = state.data
+        if not isinstance(error, Exception) or not is_worth_retrying(error):
+            return False
+        changes = changes_for_retry(config, run, error)
+        if changes is None:  # no rung of the ladder is left
+            return False
+        run.add_attempt(str(error), changes)
+        # Prefect names a task run once; its next state carries the new name to the server.
+        task_run.name = attempt_name({"run": run})
+        return True
 
     return train_task.with_options(
         retries=config.retry.max_retries,
         retry_delay_seconds=config.retry.delay_s,
         retry_condition_fn=lost_memory_or_a_process,
+        refresh_cache=not is_trained(run),
     )
 
 
-def _own_name() -> str | None:
+def own_name() -> str | None:
     """Returns a name that all attempts of this flow run share: when it was made, and its name."""
     context = FlowRunContext.get()
     if context is None or context.flow_run is None or context.flow_run.created is None:
         return None
-    return f"{context.flow_run.created:%Y%m%d-%H%M%S}-{context.flow_run.name}"
+    return name_of(context.flow_run)
+
+
+def name_of(flow_run: FlowRun) -> str:
+    """Returns a name that only this flow run has: when it was made, and what it is called."""
+    return f"{flow_run.created:%Y%m%d-%H%M%S}-{flow_run.name}"

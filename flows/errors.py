@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from rl_core.atomic import is_disk_full
+from rl_core.printable import printable
+
 
 class BadInputError(ValueError):
     """What the user gave cannot work: exit code 2."""
@@ -12,16 +15,19 @@ class RunFailedError(RuntimeError):
 
 
 _LONGEST = 400
+_DISK_FULL = ": delete other runs or files on that disk, or set storage.root to a folder of another"
 
 
 def one_line(error: BaseException) -> str:
     """Returns an error's type and message in one line, cut where it is very long.
 
     An error that Ray brings from another process has that process's traceback as its message; its
-    `cause` is the error itself.
+    `cause` is the error itself. That of a full disk comes with its remedy.
     """
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):
         error = cause
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    text = printable(" ".join(f"{type(error).__name__}: {error}".split()))
+    remedy = _DISK_FULL if is_disk_full(error) else ""
+    longest = _LONGEST - len(remedy)
+    return (text if len(text) <= longest else text[: longest - 1] + "…") + remedy

@@ -7,12 +7,15 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import yaml
 from prefect.exceptions import TerminationSignal
 
 from flows.errors import one_line
+from flows.last_words import last_words, show_last_words
 from rl_core.config import RunConfig
+from rl_core.run_owner import close_lost_runs, owned
 from rl_core.tracking import RunFolder, new_run_id, utc_now
 
 Stage = Callable[[str], AbstractContextManager[None]]
@@ -33,6 +36,7 @@ def choose_run(config: RunConfig, flow_run_id: str | None) -> RunConfig:
     """
     if config.run_id is not None:
         return config
+    close_lost_runs(config.storage.root)
     new = re.sub(r"[^A-Za-z0-9._-]+", "-", flow_run_id) if flow_run_id else new_run_id()
     if not (config.storage.root / "runs" / new).exists():
         interrupted = _interrupted_run(config)
@@ -63,6 +67,9 @@ def recorded(run: RunFolder) -> Iterator[Stage]:
     """Yields a timer of stages; at the end `run.json` says what became of the run, and why.
 
     A continued run's stages add up.
+
+    Raises:
+        ValueError: another process is at work on the run.
     """
 
     @contextmanager
@@ -74,23 +81,35 @@ def recorded(run: RunFolder) -> Iterator[Stage]:
             before = run.read().timings_s.get(name, 0.0)
             run.update(timings_s={name: round(before + time.monotonic() - start, 3)})
 
-    with run.log_to_file():
+    with owned(run), run.log_to_file():
         try:
             yield stage
         except (KeyboardInterrupt, TerminationSignal) as signal:
             name = "Ctrl-C" if isinstance(signal, KeyboardInterrupt) else "SIGTERM"
             reason = f"stopped by {name}; the same command, or run_id={run.run_id}, resumes"
-            _close(run, "interrupted", reason)
+            _close(run, "interrupted", reason, **_last_words(signal, run))
             raise
         except BaseException as error:
             _logger.exception("the error in full:")
-            _close(run, "failed", one_line(error))
+            _close(run, "failed", one_line(error), **_last_words(error, run))
+            show_last_words(run)
             error.add_note(f"log: {run.path / 'log.txt'}")
             raise
-        _close(run, "finished", None)
+        _close(run, "finished", run.read().reason)
 
 
-def _close(run: RunFolder, status: str, reason: str | None) -> None:
+def _last_words(error: BaseException, run: RunFolder) -> dict[str, Any]:
+    """Returns what can be said beside the reason, which must be told whatever else fails."""
+    try:
+        return last_words(error, run)
+    except Exception:
+        _logger.exception("no last words:")
+        return {}
+
+
+def _close(run: RunFolder, status: str, reason: str | None, **words: Any) -> None:
     _logger.info("run %s %s%s", run.run_id, status, f": {reason}" if reason else "")
-    steps = [row["step"] for row in run.metrics.read()]
-    run.update(status=status, reason=reason, finished_at=utc_now(), steps=max(steps, default=0))
+    if words.get("next_step"):
+        _logger.info("what to do next: %s", words["next_step"])
+    steps = max((row["step"] for row in run.metrics.read()), default=0)
+    run.update(status=status, reason=reason, finished_at=utc_now(), steps=steps, **words)

@@ -13,8 +13,12 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
+from pathlib import Path
 
 import httpx
+
+from rl_core.atomic import locked
 
 STARTUP_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 5.0
@@ -38,18 +42,22 @@ def start_private_server() -> PrivateServer | None:
     """
     from prefect.settings import get_current_settings
 
-    if get_current_settings().api.url is not None:
+    settings = get_current_settings()
+    if settings.api.url is not None:
         return None
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    return PrivateServer(port)
+    return PrivateServer(port, settings.home)
 
 
 class PrivateServer:
     """A Prefect server on a loopback port: `connect` before the first flow run."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, home: Path) -> None:
+        self._starting = ExitStack()
+        # One at a time: two that make the database of a new PREFECT_HOME together both fail.
+        self._starting.enter_context(locked(home))
         self._url = f"http://127.0.0.1:{port}/api"
         self._process = subprocess.Popen(
             [sys.executable, "-m", "uvicorn", *_APP, "--port", str(port)],
@@ -76,13 +84,14 @@ class PrivateServer:
             RuntimeError: it died, or does not answer.
         """
         deadline = time.monotonic() + STARTUP_TIMEOUT_S
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(
-                    f"the private Prefect server did not start (exit {self._process.poll()}): "
-                    "start one with `prefect server start` and set PREFECT_API_URL to see why"
-                )
-            time.sleep(0.1)
+        with self._starting:
+            while not self._answers():
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(
+                        f"the private Prefect server did not start (exit {self._process.poll()}): "
+                        "start one with `prefect server start` and set PREFECT_API_URL to see why"
+                    )
+                time.sleep(0.1)
         from prefect.context import refresh_global_settings_context
 
         os.environ["PREFECT_API_URL"] = self._url

@@ -5,26 +5,31 @@ Only `run` is a Prefect flow run; the single stages need no server.
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from flows.errors import BadInputError, RunFailedError, one_line
+from flows.existing import existing_run, find_run, take_arguments
 
 if TYPE_CHECKING:
-    from flows.compose import PresetName
     from rl_core.config import RunConfig
     from rl_core.tracking import RunFolder
+    from tasks.validate import Validation
 
+EVALUATE_ARGUMENTS: Final = ("checkpoint", "against")
+PRUNE_ARGUMENTS: Final = ("dry_run",)
 _logger = logging.getLogger(__name__)
 
 
 def run(overrides: Sequence[str]) -> None:
     """Runs the whole pipeline as one Prefect flow run, and shows what became of it."""
-    config = _ready(overrides)
+    config = _ready(overrides, needs_server=True)
     from flows.server import start_private_server
 
     server = start_private_server()
@@ -33,8 +38,7 @@ def run(overrides: Sequence[str]) -> None:
 
         if server is not None:
             server.connect()
-        others = tuple(text for text in overrides if not text.startswith("preset="))
-        record = countdown_train(preset=cast("PresetName", config.preset), overrides=others)
+        record = countdown_train(overrides=tuple(overrides))
     from flows.summary import show_summary
 
     show_summary(config.storage.root, record["run_id"])
@@ -52,28 +56,48 @@ def generate(overrides: Sequence[str]) -> None:
 def validate(overrides: Sequence[str]) -> None:
     """Checks the data set, and the prompts under the model's tokenizer."""
     config = _ready(overrides)
+    from tasks.base_model import base_model
+    from tasks.generate import generate_dataset
+    from tasks.validate import ValidationFailed, validate_dataset
+
     with _shown():
-        data, model_path = _prepared(config)
+        data = generate_dataset(config)
+        model_path = base_model(config, data)
+        try:
+            validation = validate_dataset(config, data, model_path)
+        except ValidationFailed as failed:
+            _print_lengths(failed.validation)
+            raise
+        _print_lengths(validation)
         _print(f"{data}: all checks passed, under the tokenizer of {model_path}")
 
 
 def train(overrides: Sequence[str]) -> None:
     """Trains; data set and base model are made where they are missing."""
     config = _ready(overrides)
+    from flows.compose import own_settings
     from flows.run_record import choose_run, recorded
     from rl_core.tracking import RunFolder
+    from tasks.attempts import settings_in_force
     from tasks.progress import TrainingProgress
-    from tasks.train import train_model
+    from tasks.supervision import train_supervised
 
     with _shown():
         run = RunFolder.create(choose_run(config, None))
-        with recorded(run) as stage, TrainingProgress(_logger, as_artifact=False) as progress:
+        run.update(own_settings=own_settings(config))
+        shown = TrainingProgress(
+            _logger,
+            on_console="console" in config.trainer.logger,
+            budget=config.budget,
+            earlier=run.metrics.read(),
+        )
+        with recorded(run) as stage, shown as progress:
             with stage("prepare"):
                 data, model_path = _prepared(config)
             run.update(model=str(model_path), data=str(data))
             with stage("train"):
-                train_model(
-                    config,
+                train_supervised(
+                    settings_in_force(config, run),
                     run,
                     data=data,
                     model_path=model_path,
@@ -84,21 +108,39 @@ def train(overrides: Sequence[str]) -> None:
 
 
 def prune(overrides: Sequence[str]) -> None:
-    """Deletes the checkpoints of a run that need not stay."""
-    config, run = _existing_run(overrides)
+    """Deletes what of a run need not stay, and shows the decisions; dry_run=true only shows."""
+    asked, settings = take_arguments(overrides, PRUNE_ARGUMENTS)
+    dry_run = asked.get("dry_run", "false")
+    if dry_run not in ("true", "false"):
+        raise BadInputError(f"dry_run={dry_run} must be true or false")
+    config, run = existing_run(settings, arguments=PRUNE_ARGUMENTS)
     from tasks.prune import prune_run
 
     with _shown():
-        prune_run(config, run)
+        rows = prune_run(config, run, dry_run=dry_run == "true")
+    _print_table(rows)
 
 
 def evaluate(overrides: Sequence[str]) -> None:
-    """Evaluates base and trained model of a run."""
-    config, run = _existing_run(overrides)
+    """Evaluates base and trained model of a run, or what checkpoint= and against= name."""
+    asked, settings = take_arguments(overrides, EVALUATE_ARGUMENTS)
+    if asked:
+        from flows.evaluate_checkpoint import choose, evaluate_chosen
+
+        chosen = choose(asked, settings)
+        with _shown():
+            printed = evaluate_chosen(chosen)
+        _print(f"\n{printed}")
+        return
+    config, run = existing_run(settings, arguments=EVALUATE_ARGUMENTS)
+    from tasks.attempts import settings_in_force
     from tasks.evaluate import evaluate_run
+    from tasks.promote import promote_run
 
     with _shown():
-        evaluate_run(config, run, *_data_and_model(run))
+        places = _data_and_model(run)
+        evaluate_run(settings_in_force(config, run), run, *places)
+        promote_run(config, run, *places)
     from flows.summary import show_summary
 
     show_summary(config.storage.root, run.run_id)
@@ -106,22 +148,77 @@ def evaluate(overrides: Sequence[str]) -> None:
 
 def report(overrides: Sequence[str]) -> None:
     """Writes the report of a run."""
-    _, run = _existing_run(overrides)
+    run = find_run(overrides)
     from tasks.report import write_report
 
     _print(write_report(run.path).html)
 
 
-def preflight(overrides: Sequence[str]) -> None:
+def rescore(words: Sequence[str]) -> None:
+    """Scores a run's rollouts by a changed reward, and shows how verdicts moved."""
+    named = [word for word in words if "=" not in word]
+    changes = [word for word in words if "=" in word and not word.startswith("storage.root=")]
+    if len(named) != 1 or not changes:
+        raise BadInputError("rescore takes RUN and what changes: env.answer_from=last_line")
+    strange = [word for word in changes if not word.startswith("env.")]
+    if strange:
+        raise BadInputError(f"{strange[0]} changes no reward: env.* does")
+    where = [word for word in words if word.startswith("storage.root=")]
+    run_ids = [] if named == ["latest"] else [f"run_id={named[0]}"]
+    config, run = existing_run([*run_ids, *where, *changes])
+    from tasks.rescore import rescore_run
+    from tasks.sql import ask
+
+    with _shown():
+        data, _ = _data_and_model(run)
+        changed = " ".join(changes)
+        rescore_run(config, run, data, changed)
+        root = run.path.parent.parent
+        rows = ask("rescored", {"settings": changed}, root=root, run=run.run_id)
+    _print_table(rows.to_dicts())
+
+
+def preflight(overrides: Sequence[str], *, as_json: bool = False) -> None:
     """Says what was checked, and fails where something would stop a run."""
     from flows.compose import compose
     from tasks.preflight import preflight as look
 
     findings = look(compose(overrides))
-    for finding in findings:
-        _print(f"{finding.level:8} {finding.check:8} {finding}")
+    if as_json:
+        _print(json.dumps([asdict(finding) for finding in findings], indent=1))
+    else:
+        for finding in findings:
+            _print(f"{finding.level:8} {finding.check:9} {finding}")
     if any(finding.level == "fatal" for finding in findings):
         raise BadInputError("preflight found what would stop a run")
+
+
+def sync(overrides: Sequence[str]) -> None:
+    """Uploads to wandb what it lacks of a run, by default the latest, or of `all` that want it."""
+    from flows.compose import compose
+    from tasks.run_files import find_runs
+    from tasks.sync import sync_runs, wants_wandb
+
+    if "all" in overrides:
+        settings = compose([text for text in overrides if text != "all"])
+        if settings.run_id is not None:
+            raise BadInputError(f"either all or run_id={settings.run_id}")
+        runs = [run for run in find_runs(settings.storage.root) if wants_wandb(run)]
+        if not runs:
+            raise BadInputError(
+                f"no run in {settings.storage.root / 'runs'} has wandb in trainer.logger: "
+                "run_id=RUN uploads any"
+            )
+    else:
+        runs = [existing_run(overrides)[1].path]
+    try:
+        rows = sync_runs(runs)
+    except ConnectionError as error:
+        raise RunFailedError(str(error)) from None
+    _print_table(rows)
+    failed = [str(row["run"]) for row in rows if row["result"] == "failed"]
+    if failed:
+        raise RunFailedError(f"not uploaded: {', '.join(failed)}")
 
 
 def print_config(overrides: Sequence[str]) -> None:
@@ -135,11 +232,46 @@ def list_runs(overrides: Sequence[str]) -> None:
     """Prints one line per run."""
     from flows.cli_sql import terminal_width
     from flows.compose import compose
+    from rl_core.run_owner import close_lost_runs
     from tasks.sql import ask
     from tasks.sql_output import render
 
-    frame = ask("runs_overview", root=compose(overrides).storage.root)
+    root = compose(overrides).storage.root
+    close_lost_runs(root)
+    frame = ask("runs_overview", root=root)
     sys.stdout.buffer.write(render(frame, "table", width=terminal_width()))
+
+
+def compare(words: Sequence[str]) -> None:
+    """Sets runs beside one another: tables here, curves in compare.html."""
+    asked, settings = take_arguments([word for word in words if "=" in word], ("output",))
+    from flows.compose import compose
+    from rl_core.atomic import write_text_atomically
+    from tasks.compare import compare_runs
+    from tasks.report_page import render_comparison
+
+    root = compose(settings).storage.root
+    try:
+        comparison = compare_runs(root, [word for word in words if "=" not in word])
+    except ValueError as error:
+        raise BadInputError(str(error)) from None
+    for title, frame in (
+        ("what they reached", comparison.overview),
+        ("settings that differ", comparison.settings),
+        ("who won the same problems", comparison.paired),
+    ):
+        _print(f"\n{title}")
+        _print_table(frame.to_dicts())
+    page = Path(asked.get("output", root / "compare.html"))
+    write_text_atomically(page, render_comparison(comparison))
+    _print(f"\ncurves: {page}")
+
+
+def watch(words: Sequence[str]) -> None:
+    """Shows a run as it goes."""
+    from flows.watch import watch as look
+
+    look(words)
 
 
 COMMANDS: Final[Mapping[str, Callable[[Sequence[str]], None]]] = {
@@ -150,46 +282,28 @@ COMMANDS: Final[Mapping[str, Callable[[Sequence[str]], None]]] = {
     "prune": prune,
     "evaluate": evaluate,
     "report": report,
-    "preflight": preflight,
+    "rescore": rescore,
+    "sync": sync,
     "config": print_config,
     "runs": list_runs,
+    "watch": watch,
+    "compare": compare,
 }
 
 
-def _ready(overrides: Sequence[str]) -> RunConfig:
-    """Returns the settings, if a run with them can start."""
+def _ready(overrides: Sequence[str], *, needs_server: bool = False) -> RunConfig:
+    """Returns the settings, if a run with them can start; some commands need no Prefect."""
     from flows.compose import compose
-    from tasks.preflight import PreflightError, refuse_fatal
+    from tasks.finding import PreflightError
     from tasks.preflight import preflight as look
+    from tasks.preflight import refuse_fatal
 
     config = compose(overrides)
     try:
-        refuse_fatal(look(config))
+        refuse_fatal([f for f in look(config) if needs_server or f.check != "prefect"])
     except PreflightError as error:
         raise BadInputError(str(error)) from None
     return config
-
-
-def _existing_run(overrides: Sequence[str]) -> tuple[RunConfig, RunFolder]:
-    """Returns the run named by run_id, else the latest, and its settings under the overrides."""
-    import yaml
-
-    from flows.compose import compose
-    from rl_core.config import RunConfig
-    from rl_core.tracking import RunFolder
-    from tasks.run_files import find_runs
-
-    given = [text for text in overrides if text.startswith(("run_id=", "storage.root="))]
-    where = compose(given)
-    try:
-        (folder,) = find_runs(where.storage.root, where.run_id or "latest")
-        settings = yaml.safe_load((folder / "config.yaml").read_text())
-        settings["run_id"] = folder.name
-        settings["storage"]["root"] = where.storage.root
-        base = RunConfig.model_validate(settings)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise BadInputError(" ".join(str(error).split())) from None
-    return compose([text for text in overrides if text not in given], base=base), RunFolder(folder)
 
 
 def _prepared(config: RunConfig) -> tuple[Path, Path]:
@@ -215,15 +329,33 @@ def _data_and_model(run: RunFolder) -> tuple[Path, Path]:
 def _shown(*, links: bool = False) -> Iterator[None]:
     """Shows progress meanwhile; an error becomes `RunFailedError`, its notes the second line."""
     from flows.terminal import progress_on_stdout
+    from rl_core.own_files import OwnFilesError
 
     with progress_on_stdout(links=links):
         try:
             yield
         except (BadInputError, RunFailedError):
             raise
+        except OwnFilesError as error:
+            raise BadInputError(str(error)) from error
         except Exception as error:
             notes = " ".join(getattr(error, "__notes__", ()))
             raise RunFailedError(f"{one_line(error)}\n{notes}") from error
+
+
+def _print_lengths(validation: Validation) -> None:
+    if validation.lengths is not None:
+        _print("\n".join(validation.lengths.lines()))
+
+
+def _print_table(rows: Sequence[Mapping[str, object]]) -> None:
+    import polars as pl
+
+    from flows.cli_sql import terminal_width
+    from tasks.sql_output import render
+
+    frame = pl.DataFrame(rows, infer_schema_length=None)
+    sys.stdout.buffer.write(render(frame, "table", width=terminal_width()))
 
 
 def _print(what: object) -> None:

@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 from rl_core.config import RunConfig
+from rl_core.diagnosis import diagnose
+from rl_core.ladder import in_words
+from rl_core.resume import remarks
 from rl_core.tracking import RunFolder, RunRecord
 from tasks.sql import ask
 
@@ -26,12 +29,24 @@ def summary_lines(run: RunFolder, root: Path) -> list[str]:
     record = run.read()
     where = "" if root == RunConfig().storage.root else f" storage.root={root}"
     intervals = _intervals(record, root)
+    seconds = sum(record.timings_s.values())
+    price = run.price_of(seconds)
+    found = diagnose(run.metrics.read())
     rows = [
         ("run", f"{record.run_id}, {record.status}"),
         ("accuracy before", _accuracy(record.accuracy_before, intervals.get("base"))),
         ("accuracy after", _accuracy(record.accuracy_after, intervals.get("trained"))),
+        *([("champion", record.champion)] if record.champion else []),
+        *(("diagnosis" if i == 0 else "", str(one)) for i, one in enumerate(found)),
         ("steps", str(record.steps)),
-        ("time", f"{sum(record.timings_s.values()) / 60:.1f} min"),
+        *(
+            ("retried", f"from step {attempt.from_step} with {in_words(attempt.changes)}")
+            for attempt in record.attempts
+            if attempt.changes
+        ),
+        *(("checkpoint", remark) for remark in remarks(run.path)),
+        *([("reason", record.reason)] if record.reason else []),
+        ("time", f"{seconds / 60:.1f} min" + (f", {price}" if price else "")),
         *(("", f"{seconds:8.1f} s {stage}") for stage, seconds in record.timings_s.items()),
         ("data set", str(record.data)),
         ("base model", str(record.model)),
@@ -39,7 +54,7 @@ def summary_lines(run: RunFolder, root: Path) -> list[str]:
         ("report", str(run.path / "report.html")),
         ("try next", f"countdown-train sql learning_curve --run {record.run_id}{where}"),
         ("", f"countdown-train sql won_and_lost --run {record.run_id}{where}"),
-        ("", f"countdown-train run seed=1{where}"),
+        ("", f"countdown-train run preset={record.preset} seed=1{where}"),
     ]
     return [f"{label:<{_LABEL_WIDTH}}{value}" for label, value in rows]
 

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 from tqdm import tqdm
 
-_LOGGERS = ("rl_core", "tasks", "flows", "prefect.flow_runs", "prefect.task_runs")
+from rl_core.log_file import listening
+
 _WIDTH = 300
 
 
@@ -27,6 +28,8 @@ class _LineHandler(logging.Handler):
         is_link = text.startswith("View at ")
         if record.levelno >= logging.ERROR or (is_link and not self._links):
             return  # the command ends by saying the error, once
+        if not getattr(record, "to_console", True):
+            return  # a step's line, and trainer.logger lacks `console`
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         line = f"{time.strftime('%H:%M:%S')} {f'{task}: ' if task else ''}{level}{text}"
         tqdm.write(line, file=sys.stdout)
@@ -39,16 +42,5 @@ def progress_on_stdout(*, links: bool) -> Iterator[None]:
     Args:
         links: whether to show Prefect's links into its UI: those of a private server lead nowhere.
     """
-    handler = _LineHandler(links=links)
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.addHandler(handler)
-        if logger.level == logging.NOTSET:
-            logger.setLevel(logging.INFO)
-    try:
+    with listening(_LineHandler(links=links)):
         yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.removeHandler(handler)
-            logger.setLevel(level)

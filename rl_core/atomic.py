@@ -7,6 +7,7 @@ never sees half a file, whatever killed the writer. Temporaries are siblings who
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -146,6 +147,101 @@ def locked(folder: Path) -> Iterator[None]:
     with (folder / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Keeps a folder's content where it is within the block; many may read at a time.
+
+    Whoever removes or rearranges it asks with `alone_in` first. The lock is on the folder itself,
+    so that reading needs no right to write, and vanishes with its process.
+
+    Args:
+        folder: a symlink is followed once: what it points to stays, wherever it points later.
+
+    Raises:
+        FileNotFoundError: there is none, or it was removed a moment ago.
+    """
+    folder = folder.resolve()
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        if not os.path.samestat(os.fstat(descriptor), folder.stat()):
+            raise FileNotFoundError(errno.ENOENT, "removed before it could be read", str(folder))
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def alone_in(folder: Path, *, wait: bool) -> Iterator[bool]:
+    """Yields whether nobody is `reading` a folder, which then holds for the block.
+
+    Args:
+        folder: an existing folder.
+        wait: for readers to leave; else the answer may be False.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
+
+
+def append_line(path: Path, line: bytes, *, durable: bool = True) -> None:
+    """Appends a whole line or nothing, in one write.
+
+    Args:
+        path: the file, made if missing.
+        line: with its line feed.
+        durable: flushed to the disk before returning.
+
+    Raises:
+        OSError: the disk is full or fails; the file is as it was.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, _FILE_MODE)
+    try:
+        size = os.fstat(descriptor).st_size
+        try:
+            if os.write(descriptor, line) != len(line):
+                raise OSError(errno.ENOSPC, "No space left on device", str(path))
+            if durable:
+                os.fsync(descriptor)
+        except OSError:
+            os.ftruncate(descriptor, size)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Says whether an error is that of a full disk, or of a quota that is used up."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def disk_full_as_os_error(folder: Path) -> Iterator[None]:
+    """Turns what libraries raise on a full disk into the OSError that it is.
+
+    safetensors raises its own type with the system's message, torch.save a RuntimeError about file
+    positions without a word of the disk: there the free space tells.
+    """
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        for code in (errno.ENOSPC, errno.EDQUOT):
+            if os.strerror(code) in str(error):
+                raise OSError(code, os.strerror(code), str(folder)) from error
+        if shutil.disk_usage(folder).free < 2**20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
+        raise
 
 
 def _temporary_sibling(final: Path) -> Path:

@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from types import TracebackType
+from typing import Protocol
 
-from rl_core.checkpoints import make_room, save_checkpoint
-from rl_core.config import CheckpointsConfig
+from rl_core.atomic import is_disk_full
+from rl_core.checkpoints import list_checkpoints, save_checkpoint
 from rl_core.manifest import find_damage
+from rl_core.pruning import make_room, prune
+from rl_core.reserve import demand_room
+from rl_core.retention import gigabytes
+from rl_core.types import SnapshotBytes
+from rl_core.upkeep_config import CheckpointsConfig
+from rl_core.wandb_run_id import copy_wandb_run_id
 
 _logger = logging.getLogger(__name__)
+
+
+class Snapshots(Protocol):
+    """What a save needs of `Workers`."""
+
+    def snapshot(self) -> SnapshotBytes:
+        """Copies all that a checkpoint holds."""
+
+    def write_snapshot(self, folder: Path, *, model_alone: bool = False) -> None:
+        """Writes what was copied last into a folder; `model_alone` leaves out a resume's share."""
 
 
 class BackgroundSave:
@@ -22,8 +41,11 @@ class BackgroundSave:
     A save that fails (a full disk, say) is told in the log and costs that checkpoint alone. Leaving
     the block waits for the last write, so that a run that ends has its last checkpoint.
 
+    Where the disk is full, all that latest and best do without is deleted and the save tried again;
+    then the model is saved alone, which can be served and not resumed from.
+
     Example:
-        with BackgroundSave(settings, run.path, workers.snapshot, workers.write_snapshot) as saves:
+        with BackgroundSave(settings, run.path, workers) as saves:
             saves.snapshot()
             ...  # the step's logs: a checkpoint must never lie ahead of them
             saves.write(step, accuracy)
@@ -31,22 +53,29 @@ class BackgroundSave:
     Args:
         kept: which checkpoints stay.
         run_folder: `runs/<run_id>`.
-        take_snapshot: copies all that a checkpoint holds.
-        write_snapshot: writes what was copied last into a folder.
+        snapshots: copies what a checkpoint holds, and writes the copy.
+        min_free_bytes: of the disk, to be left free.
+        after_save: called in the thread after each write, for what else is to be tidied there.
     """
 
     def __init__(
         self,
         kept: CheckpointsConfig,
         run_folder: Path,
-        take_snapshot: Callable[[], None],
-        write_snapshot: Callable[[Path], None],
+        snapshots: Snapshots,
+        *,
+        min_free_bytes: int = 0,
+        after_save: Callable[[], object] = lambda: None,
     ) -> None:
         self._kept = kept
         self._run_folder = run_folder
-        self._take_snapshot = take_snapshot
-        self._write_snapshot = write_snapshot
+        self._snapshots = snapshots
+        self._min_free_bytes = min_free_bytes
+        self._after_save = after_save
+        self._size: SnapshotBytes
         self._pending: Future[None] | None = None
+        self.trouble: str | None = None
+        """Why the last step that was to be saved cannot be resumed from, in a sentence."""
 
     def snapshot(self) -> None:
         """Takes a snapshot once the one before is written and verified: what a save costs the loop.
@@ -56,7 +85,7 @@ class BackgroundSave:
             WorkerDied: likewise.
         """
         self._wait()
-        self._take_snapshot()
+        self._size = self._snapshots.snapshot()
 
     def write(self, step: int, accuracy: float | None) -> None:
         """Begins to write the last snapshot as the checkpoint of `step`.
@@ -73,6 +102,7 @@ class BackgroundSave:
         def work() -> None:
             try:
                 self._save(step, accuracy)
+                self._tidy()
             except BaseException as error:  # noqa: BLE001  # raised where the write is waited for
                 pending.set_exception(error)
             else:
@@ -105,20 +135,96 @@ class BackgroundSave:
         if pending is not None:
             pending.result()
 
+    def _tidy(self) -> None:
+        try:
+            self._after_save()
+        except OSError as error:
+            _logger.warning("tidying up after a save failed: %s", error)
+
     def _save(self, step: int, accuracy: float | None) -> None:
         """Saves a checkpoint, making room first; a full disk costs the checkpoint, not the run."""
-        kept = self._kept
         try:
-            make_room(
-                self._run_folder, None, keep_last=kept.keep_last, quota_bytes=kept.quota_bytes
-            )
-            folder = save_checkpoint(self._run_folder, step, self._write_snapshot, accuracy)
+            folder = self._save_what_fits(step, accuracy)
         except OSError as error:
-            _logger.error("step %d was not saved (%s): training goes on", step, _last_line(error))
+            remedy = f": {self._missing_room()}" if is_disk_full(error) else ""
+            self.trouble = f"step {step} was not saved ({_last_line(error)}){remedy}"
+            _logger.error("%s; training goes on", self.trouble)
             return
         damage = find_damage(folder, from_disk=True)
         if damage is not None:
-            _logger.error("step %d was saved, but its %s: training goes on", step, damage)
+            self.trouble = f"step {step} was saved, but its {damage}"
+            _logger.error("%s: training goes on", self.trouble)
+
+    def _save_what_fits(self, step: int, accuracy: float | None) -> Path:
+        """Saves a checkpoint, or the model alone, and returns its folder.
+
+        Raises:
+            OSError: not even the model alone had room, or the disk fails.
+        """
+        kept = self._kept
+        self._make_room(kept.keep_last, kept.quota_bytes, kept.keep_every)
+        save = partial(self._save_unless_full, step, accuracy)
+        folder = save()
+        if folder is None and self._make_room(0, 0, None):
+            folder = save()
+        if folder is None:
+            missing = self._missing_room()
+            folder = self._write_checkpoint(step, accuracy, model_alone=True)
+            self.trouble = f"of step {step} the model alone was saved: {missing}"
+            _logger.error("%s; training goes on", self.trouble)
+            return folder
+        self.trouble = None
+        prune(
+            self._run_folder,
+            keep_last=kept.keep_last,
+            quota_bytes=kept.quota_bytes,
+            keep_every=kept.keep_every,
+            min_free_bytes=self._min_free_bytes,
+        )
+        return folder
+
+    def _save_unless_full(self, step: int, accuracy: float | None) -> Path | None:
+        """Saves a checkpoint and returns its folder, or None where the disk filled up."""
+        try:
+            return self._write_checkpoint(step, accuracy, model_alone=False)
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            _logger.warning("the disk filled up while step %d was saved", step)
+            return None
+
+    def _write_checkpoint(self, step: int, accuracy: float | None, *, model_alone: bool) -> Path:
+        demand_room(self._run_folder)
+
+        def write(folder: Path) -> None:
+            self._snapshots.write_snapshot(folder, model_alone=model_alone)
+            if not model_alone:
+                copy_wandb_run_id(self._run_folder, folder)
+
+        return save_checkpoint(self._run_folder, step, write, accuracy, resumable=not model_alone)
+
+    def _make_room(self, keep_last: int, quota_bytes: int, keep_every: int | None) -> bool:
+        """Makes room for the snapshot, as far as retention lets it, and says whether it did any."""
+        decisions = make_room(
+            self._run_folder,
+            self._size.model + self._size.state,
+            keep_last=keep_last,
+            quota_bytes=quota_bytes,
+            keep_every=keep_every,
+            min_free_bytes=self._min_free_bytes,
+        )
+        return not all(decision.keep for decision in decisions)
+
+    def _missing_room(self) -> str:
+        """Returns what is wrong with the disk and what to do, in words."""
+        size, free = self._size, shutil.disk_usage(self._run_folder).free
+        resumable = [c.step for c in list_checkpoints(self._run_folder) if c.resumable]
+        resumed = f"step {resumable[-1]}" if resumable else "the start"
+        return (
+            f"a checkpoint takes {gigabytes(size.model + size.state)}, {gigabytes(free)} are free, "
+            f"a resume would go on from {resumed}. Delete other runs or files, or lower "
+            "checkpoints.keep_last or storage.rollout_quota_bytes; the next save tries again"
+        )
 
 
 def _last_line(error: Exception) -> str:

@@ -1,17 +1,17 @@
 """Gates of the home-made base model: what its greedy responses are worth, data path stage 0.
 
-Not the evaluation of a run: that scores any model, this reads the search traces as well.
+Not the evaluation of a run: that scores any model, this reads Countdown's search traces as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
-import torch
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from rl_core.envs.countdown import score_response
+from rl_core.lessons import greedy_responses
 from rl_core.search_traces import check_response, is_covered
 
 NumbersAndTarget = tuple[tuple[int, ...], int]
@@ -19,7 +19,6 @@ PromptRenderer = Callable[[Sequence[int], int], str]
 
 GATE_FLOORS: Final = {"format_share": 0.9, "arithmetic_share": 0.95, "judging_share": 0.9}
 GATE_CEILINGS: Final = {"repetition_share": 0.05}
-_GATE_BATCH: Final = 128
 
 
 def measure_gates(
@@ -30,8 +29,21 @@ def measure_gates(
     *,
     max_tokens: int,
 ) -> dict[str, float]:
-    """Returns the measured fields of a `WarmStartReport`, from one greedy response per problem."""
-    responses = _greedy_responses(
+    """Returns what one greedy response per problem is worth.
+
+    Returns:
+        coverage: Share of the problems which a search that never gives up solves.
+        format_share: Share of responses with a well-formed answer of the given numbers.
+        arithmetic_share: Share of the results written that are true.
+        judging_share: Share of "yes" and "no" that agree with the numbers written.
+        repetition_share: Share of responses that try a number twice.
+        accuracy: Share of responses that are correct.
+        mean_attempts: Numbers tried per response.
+        mean_verdicts: "yes" and "no" per response: how long a search lasts.
+        mean_prompt_tokens: Tokens per prompt.
+        mean_response_tokens: Tokens per response, end included.
+    """
+    responses = greedy_responses(
         model, tokenizer, [render_prompt(*problem) for problem in problems], max_tokens=max_tokens
     )
     texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
@@ -71,27 +83,3 @@ def failed_gates(gates: dict[str, float]) -> tuple[str, ...]:
         if gates[name] > ceiling
     ]
     return (*low, *high)
-
-
-@torch.inference_mode()
-def _greedy_responses(
-    model: Qwen2ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    prompts: Sequence[str],
-    *,
-    max_tokens: int,
-) -> list[list[int]]:
-    """Returns response ids, eos included, without padding."""
-    responses: list[list[int]] = []
-    for start in range(0, len(prompts), _GATE_BATCH):
-        batch: Any = tokenizer(
-            list(prompts[start : start + _GATE_BATCH]),
-            return_tensors="pt",
-            padding=True,
-            padding_side="left",
-        )
-        output = model.generate(**batch, max_new_tokens=max_tokens, do_sample=False)
-        for row in output[:, batch["input_ids"].shape[1] :].tolist():
-            end = row.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in row else None
-            responses.append(row[:end])
-    return responses

@@ -200,9 +200,7 @@ def _packed(
             len(parts[-1]) + 1 if parts else 1,
             len(groups) + (group not in groups),
         )
-        size = num_rows * widths[2]
-        if share_prompts and num_groups < num_rows:
-            size = num_groups * widths[0] + num_rows * widths[1]
+        size = _size(num_rows, num_groups, widths, share_prompts=share_prompts)
         if parts and size <= budget_tokens:
             parts[-1].append(row)
             sizes[-1] = size
@@ -213,6 +211,27 @@ def _packed(
             sizes.append(prompt + response)
             longest, groups = (prompt, response, prompt + response), {group}
     return parts, sum(sizes)
+
+
+def _size(
+    num_rows: int, num_groups: int, longest: tuple[int, int, int], *, share_prompts: bool
+) -> int:
+    """Returns the tokens computed for rows whose longest prompt, response and both are given."""
+    if share_prompts and num_groups < num_rows:
+        return num_groups * longest[0] + num_rows * longest[1]
+    return num_rows * longest[2]
+
+
+def padded_tokens(batch: TrainBatch, rows: Tensor, *, share_prompts: bool) -> int:
+    """Returns the tokens computed for one of a batch's micro-batches, rows int64 [b]."""
+    part = batch.select(rows)
+    longest = (
+        int(part.prompt_lengths.max()),
+        int(part.response_lengths.max()),
+        int(part.lengths.max()),
+    )
+    num_groups = len(torch.unique(part.group_ids))
+    return _size(len(rows), num_groups, longest, share_prompts=share_prompts)
 
 
 def mini_batches(group_ids: Tensor, num_groups: int) -> list[Tensor]:

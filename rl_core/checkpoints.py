@@ -1,4 +1,4 @@
-"""A CHECKPOINT: saved whole or not at all, found again from the disk, pruned to a quota.
+"""A CHECKPOINT: saved whole or not at all, found again from the disk, verified before it is used.
 
     checkpoints/step_000100/  a Hugging Face model folder; `trainer/` in it is for a resume
     checkpoints/step_000100/checkpoint.json  the manifest: step, accuracy, files with checksums
@@ -6,49 +6,39 @@
 
 What exists is read from the disk each time, never remembered: the pointers are a convenience, and
 a crash between a save and their update is repaired by the next save or prune. What the folder of a
-step holds is up to the caller; nothing here loads a model.
+step holds is up to the caller; nothing here loads a model. Which checkpoints stay: pruning.py.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 import re
-import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from rl_core.atomic import locked, new_folder, remove_folder, replace_symlink, sweep_leftovers
-from rl_core.manifest import Manifest, find_damage, read_manifest, write_manifest
+from rl_core.atomic import (
+    disk_full_as_os_error,
+    locked,
+    new_folder,
+    reading,
+    replace_symlink,
+    sweep_leftovers,
+)
+from rl_core.manifest import MANIFEST, Manifest, find_damage, read_manifest, write_manifest
+from rl_core.retention import Checkpoint
 
 _STEP_FOLDER = re.compile(r"step_(\d{6,})")
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint on the disk whose manifest can be read and whose files have their sizes."""
-
-    path: Path
-    step: int
-    accuracy: float | None
-    size_bytes: int
-    created_at: str
-
-
-@dataclass(frozen=True)
-class PruningDecision:
-    """What happens to one checkpoint, and why."""
-
-    checkpoint: Checkpoint
-    keep: bool
-    reason: str
-
-
 def save_checkpoint(
-    run_folder: Path, step: int, write: Callable[[Path], None], accuracy: float | None
+    run_folder: Path,
+    step: int,
+    write: Callable[[Path], None],
+    accuracy: float | None,
+    *,
+    resumable: bool = True,
 ) -> Path:
     """Saves one checkpoint, moves the pointers, and returns its folder.
 
@@ -61,21 +51,22 @@ def save_checkpoint(
         write: fills the folder it is given.
         accuracy: held-out greedy accuracy; `best` moves only to a strictly higher one, and None
             (not measured) is below all.
+        resumable: False where `write` leaves out what a resume needs: then `latest` stays.
 
     Raises:
         OSError: the disk is full or fails; nothing of this save is left.
     """
-    folder = _checkpoints_folder(run_folder)
+    folder = checkpoints_folder(run_folder)
     final = folder / f"step_{step:06d}"
     with locked(folder):
         swept = sweep_leftovers(folder)
         if swept:
             _logger.warning("removed what an interrupted save left: %s", ", ".join(swept))
         with new_folder(final) as temporary:
-            with _disk_full_as_os_error(temporary):
+            with disk_full_as_os_error(temporary):
                 write(temporary)
-            write_manifest(temporary, step, accuracy)
-        _move_pointers(run_folder)
+            write_manifest(temporary, step, accuracy, resumable=resumable)
+        move_pointers(run_folder)
     return final
 
 
@@ -88,165 +79,95 @@ def list_checkpoints(run_folder: Path) -> list[Checkpoint]:
     ]
 
 
-def latest(run_folder: Path) -> Checkpoint | None:
+def latest(run_folder: Path, *, to_resume: bool = True) -> Checkpoint | None:
     """Returns the newest sound checkpoint, every byte verified, or None.
 
     Damaged ones are skipped, and a warning in the log says which and why.
+
+    Args:
+        run_folder: `runs/<run_id>`.
+        to_resume: skips those that hold the model alone.
     """
+    with reading_latest(run_folder, to_resume=to_resume) as checkpoint:
+        return checkpoint
+
+
+@contextmanager
+def reading_latest(run_folder: Path, *, to_resume: bool = True) -> Iterator[Checkpoint | None]:
+    """Yields what `latest` returns, and keeps it from being pruned within the block."""
     for path in reversed(_step_folders(run_folder)):
-        damage = find_damage(path)
-        if damage is None:
-            manifest = read_manifest(path)
-            assert isinstance(manifest, Manifest)
-            return _as_checkpoint(path, manifest)
-        _logger.warning("checkpoint %s is damaged (%s): using the one before it", path.name, damage)
-    return None
+        with ExitStack() as held:
+            try:
+                held.enter_context(reading(path))
+            except FileNotFoundError:  # pruned a moment ago
+                continue
+            checkpoint = _sound(path, to_resume=to_resume)
+            if checkpoint is not None:
+                yield checkpoint
+                return
+    yield None
+
+
+@contextmanager
+def reading_sound(folder: Path) -> Iterator[None]:
+    """Keeps a checkpoint from being pruned within the block, every byte of it verified.
+
+    Args:
+        folder: the checkpoint's, or a model's without a manifest, which is taken as it is.
+
+    Raises:
+        FileNotFoundError: there is none, or it was pruned a moment ago.
+        ValueError: it is damaged.
+    """
+    with reading(folder):
+        damage = find_damage(folder) if (folder / MANIFEST).exists() else None
+        if damage is not None:
+            raise ValueError(f"checkpoint {folder} is damaged: {damage}")
+        yield
+
+
+def find_damaged(run_folder: Path, newest: Checkpoint | None) -> dict[Path, str]:
+    """Returns what is wrong with each checkpoint that is damaged, newest first.
+
+    Args:
+        run_folder: `runs/<run_id>`.
+        newest: what `latest` returned: those after it are read whole, others looked at for missing
+            files and sizes alone.
+    """
+    found, is_newer = dict[Path, str](), True
+    for path in reversed(_step_folders(run_folder)):
+        is_newer = is_newer and (newest is None or path != newest.path)
+        damage = find_damage(path) if is_newer else read_manifest(path)
+        if isinstance(damage, str):
+            found[path] = damage
+    return found
 
 
 def best(run_folder: Path) -> Checkpoint | None:
+    """Returns the run's checkpoint of the highest accuracy; see `best_of`."""
+    return best_of(list_checkpoints(run_folder))
+
+
+def best_of(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
     """Returns the checkpoint of the highest accuracy (the first of equals), or None.
 
     One whose accuracy was not measured counts below all others.
     """
     return max(
-        list_checkpoints(run_folder),
+        checkpoints,
         key=lambda c: float("-inf") if c.accuracy is None else c.accuracy,
         default=None,
     )
 
 
-def plan_pruning(
-    checkpoints: Sequence[Checkpoint],
-    *,
-    latest_step: int | None,
-    best_step: int | None,
-    keep_last: int,
-    quota_bytes: int,
-) -> list[PruningDecision]:
-    """Returns what to do with each checkpoint, newest first. Pure.
-
-    Latest and best always stay, even above the quota. Beside them stay the newest `keep_last`, as
-    long as all that stays fits into the quota; the first that does not fit ends the row, so that
-    what stays has no gaps.
-
-    Args:
-        checkpoints: in any order.
-        latest_step: the one a resume would load.
-        best_step: the one of the highest accuracy.
-        keep_last: how many stay beside those two.
-        quota_bytes: for all that stay; zero or less leaves room for those two only.
-    """
-    roles = {
-        step: " and ".join(
-            name for name, of in (("latest", latest_step), ("best", best_step)) if of == step
-        )
-        for step in (latest_step, best_step)
-    }
-    used = sum(c.size_bytes for c in checkpoints if c.step in roles)
-    decisions, kept, row_ended = [], 0, False
-    for checkpoint in sorted(checkpoints, key=lambda c: c.step, reverse=True):
-        if checkpoint.step in roles:
-            decisions.append(PruningDecision(checkpoint, True, roles[checkpoint.step]))
-            continue
-        over_quota = used + checkpoint.size_bytes > quota_bytes
-        if kept == keep_last:
-            keep, reason = False, f"older than the newest {keep_last} beside latest and best"
-        elif over_quota or row_ended:
-            keep, row_ended = False, True
-            reason = f"over the quota of {_gigabytes(quota_bytes)}"
-        else:
-            kept += 1
-            used += checkpoint.size_bytes
-            keep, reason = True, f"number {kept} of the newest {keep_last}, within the quota"
-        decisions.append(PruningDecision(checkpoint, keep, reason))
-    return decisions
-
-
-def prune(
-    run_folder: Path, *, keep_last: int, quota_bytes: int, dry_run: bool = False
-) -> list[PruningDecision]:
-    """Deletes the checkpoints that need not stay and returns every decision, newest first.
-
-    Args:
-        run_folder: `runs/<run_id>`.
-        keep_last: see `plan_pruning`.
-        quota_bytes: see `plan_pruning`.
-        dry_run: only says what would be done.
-    """
-    folder = _checkpoints_folder(run_folder)
-    if not folder.is_dir():
-        return []
-    if dry_run:
-        return _plan(run_folder, keep_last, quota_bytes)
-    with locked(folder):
-        sweep_leftovers(folder)
-        decisions = _plan(run_folder, keep_last, quota_bytes)
-        if decisions:
-            _move_pointers(run_folder)
-        for decision in decisions:
-            if not decision.keep:
-                remove_folder(decision.checkpoint.path)
-    return decisions
-
-
-def make_room(
-    run_folder: Path, incoming_bytes: int | None, *, keep_last: int, quota_bytes: int
-) -> list[PruningDecision]:
-    """Prunes BEFORE a save, so that the coming checkpoint fits the quota and the free disk.
-
-    The checkpoint to come will be the latest and today's latest one of the newest `keep_last`, so
-    one fewer stays beside today's latest and best. These two are never touched, even where room is
-    missing: the save may then fail, and the run goes on with what it has.
-
-    Args:
-        run_folder: `runs/<run_id>`.
-        incoming_bytes: size of the coming checkpoint; None: that of the newest on the disk.
-        keep_last: see `plan_pruning`.
-        quota_bytes: for all checkpoints, the coming one included.
-
-    Returns:
-        Every decision, newest first.
-    """
-    checkpoints = list_checkpoints(run_folder)
-    if not checkpoints:
-        return []
-    incoming = checkpoints[-1].size_bytes if incoming_bytes is None else incoming_bytes
-    used = sum(c.size_bytes for c in checkpoints)
-    free = shutil.disk_usage(_checkpoints_folder(run_folder)).free
-    decisions = prune(
-        run_folder,
-        keep_last=max(keep_last - 1, 0),
-        quota_bytes=min(quota_bytes, used + free) - incoming,
-    )
-    free = shutil.disk_usage(_checkpoints_folder(run_folder)).free
-    if free < incoming:
-        _logger.warning(
-            "the next checkpoint takes about %s but %s are free: saving it may fail",
-            _gigabytes(incoming),
-            _gigabytes(free),
-        )
-    return decisions
-
-
-def _plan(run_folder: Path, keep_last: int, quota_bytes: int) -> list[PruningDecision]:
-    """Returns the decisions for what is on the disk; latest is the newest that can be resumed."""
-    newest, highest = latest(run_folder), best(run_folder)
-    return plan_pruning(
-        list_checkpoints(run_folder),
-        latest_step=newest.step if newest else None,
-        best_step=highest.step if highest else None,
-        keep_last=keep_last,
-        quota_bytes=quota_bytes,
-    )
-
-
-def _checkpoints_folder(run_folder: Path) -> Path:
+def checkpoints_folder(run_folder: Path) -> Path:
+    """Returns where a run's checkpoints lie, there or not."""
     return run_folder / "checkpoints"
 
 
 def _step_folders(run_folder: Path) -> list[Path]:
     """Returns the checkpoint folders by step, pointers and leftovers excluded."""
-    folder = _checkpoints_folder(run_folder)
+    folder = checkpoints_folder(run_folder)
     paths = folder.iterdir() if folder.is_dir() else ()
     return sorted(
         (path for path in paths if _STEP_FOLDER.fullmatch(path.name)),
@@ -254,22 +175,18 @@ def _step_folders(run_folder: Path) -> list[Path]:
     )
 
 
-@contextmanager
-def _disk_full_as_os_error(folder: Path) -> Iterator[None]:
-    """Turns what libraries raise on a full disk into the OSError that it is.
-
-    safetensors raises its own type with the system's message, torch.save a RuntimeError about file
-    positions without a word of the disk: there the free space tells.
-    """
-    try:
-        yield
-    except OSError:
-        raise
-    except Exception as error:
-        no_space = "No space left on device"
-        if no_space in str(error) or shutil.disk_usage(folder).free < 2**20:
-            raise OSError(errno.ENOSPC, no_space, str(folder)) from error
-        raise
+def _sound(path: Path, *, to_resume: bool) -> Checkpoint | None:
+    """Returns a checkpoint if every byte of it is right, and None, in words, if it is of no use."""
+    manifest = read_manifest(path)
+    if isinstance(manifest, Manifest) and to_resume and not manifest.resumable:
+        _logger.warning("checkpoint %s holds the model alone: using the one before it", path.name)
+        return None
+    damage = find_damage(path)
+    if damage is not None:
+        _logger.warning("checkpoint %s is damaged (%s): using the one before it", path.name, damage)
+        return None
+    assert isinstance(manifest, Manifest)
+    return _as_checkpoint(path, manifest)
 
 
 def _as_checkpoint(path: Path, manifest: Manifest) -> Checkpoint:
@@ -279,18 +196,23 @@ def _as_checkpoint(path: Path, manifest: Manifest) -> Checkpoint:
         accuracy=manifest.accuracy,
         size_bytes=manifest.total_bytes,
         created_at=manifest.created_at,
+        resumable=manifest.resumable,
     )
 
 
-def _move_pointers(run_folder: Path) -> None:
-    """Points `latest` and `best` at what they should be, as the disk says."""
-    newest, highest = list_checkpoints(run_folder)[-1], best(run_folder)
-    assert highest is not None
-    for name, checkpoint in (("latest", newest), ("best", highest)):
-        link = _checkpoints_folder(run_folder) / name
-        if not link.is_symlink() or link.readlink() != Path(checkpoint.path.name):
-            replace_symlink(link, checkpoint.path.name)
+def move_pointers(run_folder: Path) -> None:
+    """Points `latest` and `best` at what they should be, as the disk says.
 
-
-def _gigabytes(num_bytes: int) -> str:
-    return f"{max(num_bytes, 0) / 1e9:.3g} GB"
+    Where the disk has no room even for that, the next save or prune does it.
+    """
+    resumable = [c for c in list_checkpoints(run_folder) if c.resumable]
+    targets = {"latest": resumable[-1] if resumable else None, "best": best(run_folder)}
+    try:
+        for name, checkpoint in targets.items():
+            link = checkpoints_folder(run_folder) / name
+            if checkpoint is None:
+                link.unlink(missing_ok=True)
+            elif not link.is_symlink() or link.readlink() != Path(checkpoint.path.name):
+                replace_symlink(link, checkpoint.path.name)
+    except OSError as error:
+        _logger.warning("`latest` and `best` could not be moved: %s", error)

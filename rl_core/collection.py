@@ -1,17 +1,20 @@
-"""Stage 3 and 4 of a step: ask the engines, score what comes back."""
+"""Stage 3 and 4 of a step: ask the engines, score what comes back while they go on."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
-from rl_core.config import CountdownConfig, Gsm8kConfig, RunConfig
-from rl_core.envs.scoring import score
+from rl_core.config import RunConfig
+from rl_core.diagnosis import repeated_share
+from rl_core.rewards import Rewards
 from rl_core.seeds import seed_of
 from rl_core.types import (
     Completion,
@@ -19,7 +22,12 @@ from rl_core.types import (
     Problem,
     Rollout,
     SamplingSettings,
+    ScoredText,
 )
+
+Stream: TypeAlias = Callable[
+    [Sequence[GenerationRequest], SamplingSettings], Iterable[tuple[int, Completion]]
+]
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,15 @@ class PromptedProblem:
     problem: Problem
     prompt_text: str
     prompt_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A completion as text, and its score to be."""
+
+    completion: Completion
+    text: str
+    scored: Future[ScoredText]
 
 
 @dataclass(frozen=True)
@@ -50,8 +67,9 @@ def collect(
     chosen: Sequence[int],
     step: int,
     *,
-    generate: Callable[[Sequence[GenerationRequest], SamplingSettings], list[Completion]],
+    stream: Stream,
     decode: Callable[[Sequence[int]], str],
+    rewards: Rewards,
     clock: Callable[[str], AbstractContextManager[None]],
 ) -> Collected:
     """Returns the scored rollouts of a step.
@@ -65,9 +83,10 @@ def collect(
         problems: all training problems.
         chosen: the step's problems, as positions.
         step: counted from 1.
-        generate: returns one completion per request.
+        stream: yields one completion per request, with its position, as each has ended.
         decode: token ids without special tokens to text.
-        clock: times `gen` and `reward`.
+        rewards: scores responses while others are still being written.
+        clock: times `gen`, and as `reward` what scoring takes after it.
     """
     group_size = config.algorithm.group_size
     sampling = SamplingSettings(config.data.max_response_length, config.rollout.temperature)
@@ -79,13 +98,16 @@ def collect(
         requests = build_requests(asked, group_size=group_size, seed=config.seed, step=step)
         start = time.perf_counter()
         with clock("gen"):
-            completions = generate(requests, sampling)
-        seconds += time.perf_counter() - start
-        num_tokens += sum(len(completion.response_ids) for completion in completions)
-        with clock("reward"):
-            return score_completions(
-                asked, completions, group_size=group_size, env=config.env, decode=decode
+            answers = read_answers(
+                stream(requests, sampling),
+                [item.problem for item in asked for _ in range(group_size)],
+                decode=decode,
+                rewards=rewards,
             )
+        seconds += time.perf_counter() - start
+        num_tokens += sum(len(answer.completion.response_ids) for answer in answers)
+        with clock("reward"):
+            return to_rollouts(asked, answers, group_size=group_size)
 
     rollouts = ask([problems[i] for i in chosen])
     metrics = reward_metrics(rollouts)
@@ -138,29 +160,43 @@ def build_requests(
     ]
 
 
-def score_completions(
-    problems: Sequence[PromptedProblem],
-    completions: Sequence[Completion],
+def read_answers(
+    finished: Iterable[tuple[int, Completion]],
+    problems: Sequence[Problem],
     *,
-    group_size: int,
-    env: CountdownConfig | Gsm8kConfig,
     decode: Callable[[Sequence[int]], str],
+    rewards: Rewards,
+) -> list[Answer]:
+    """Returns all completions as text in the order of the requests, their scores under way.
+
+    Args:
+        finished: completions with their positions, as they end.
+        problems: of each position.
+        decode: token ids without special tokens to text.
+        rewards: scores each as soon as it is there.
+    """
+    answers: dict[int, Answer] = {}
+    for position, completion in finished:
+        text = decode(completion.response_ids.tolist())
+        scored = rewards.submit(text, problems[position])
+        answers[position] = Answer(completion, text, scored)
+    return [answers[position] for position in range(len(problems))]
+
+
+def to_rollouts(
+    problems: Sequence[PromptedProblem], answers: Sequence[Answer], *, group_size: int
 ) -> list[Rollout]:
-    """Returns the rollouts of a step: each completion beside its problem, decoded and scored.
+    """Returns each answer beside its problem, once it is scored.
 
     Args:
         problems: those that were asked.
-        completions: `group_size` per problem, in the order of `build_requests`.
-        group_size: completions per problem.
-        env: the scorer's settings.
-        decode: token ids without special tokens to text.
+        answers: `group_size` per problem, in the order of `build_requests`.
+        group_size: answers per problem.
     """
     rollouts = []
-    for i, completion in enumerate(completions):
+    for i, answer in enumerate(answers):
         group_id, sample_index = divmod(i, group_size)
         item = problems[group_id]
-        text = decode(completion.response_ids.tolist())
-        scored = score(env, text, item.problem.ground_truth)
         rollouts.append(
             Rollout(
                 problem=item.problem,
@@ -168,23 +204,28 @@ def score_completions(
                 sample_index=sample_index,
                 prompt_text=item.prompt_text,
                 prompt_ids=item.prompt_ids,
-                completion=completion,
-                response_text=text,
-                scored=scored,
+                completion=answer.completion,
+                response_text=answer.text,
+                scored=answer.scored.result(),
             )
         )
     return rollouts
 
 
 def reward_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Returns accuracy and verdict shares: accuracy never contains format credit."""
+    """Returns accuracy, verdict shares, score, and how much responses repeat themselves.
+
+    Accuracy never contains format credit.
+    """
     verdicts = Counter(rollout.scored.verdict for rollout in rollouts)
     shares = {f"reward/verdict/{code}": n / len(rollouts) for code, n in sorted(verdicts.items())}
     scores = np.array([rollout.scored.score for rollout in rollouts])
+    repeated = [repeated_share(rollout.completion.response_ids) for rollout in rollouts]
     return {
         "reward/accuracy": verdicts["correct"] / len(rollouts),
         "critic/score/mean": float(scores.mean()),
         "critic/score/max": float(scores.max()),
         "critic/score/min": float(scores.min()),
+        "rollout/repeated_frac": float(np.mean(repeated)),
         **shares,
     }

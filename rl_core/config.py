@@ -6,70 +6,29 @@ what differs. Models are frozen: nothing changes a setting in mid-run.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
+
+from rl_core.env_config import CountdownConfig, EnvConfig, Section
+from rl_core.upkeep_config import (
+    BudgetConfig,
+    CheckpointsConfig,
+    RetryConfig,
+    StorageConfig,
+    WatchdogConfig,
+)
 
 LrSchedule = Literal["constant", "linear", "cosine"]
 GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
 
 
-class Section(BaseModel):
-    """A frozen group of settings that knows all its keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class StorageConfig(Section):
-    """Where files go."""
-
-    root: Path = Path("outputs")
-    """Folder of data sets, runs and cached models."""
-    min_free_gib: float = Field(1.0, ge=0)
-    """Preflight refuses to start with less free disk than this."""
+def _as_list(value: Any) -> Any:
+    """One name stands for a list of one, null for none."""
+    return () if value is None else (value,) if isinstance(value, str) else value
 
 
-class CountdownConfig(Section):
-    """The Countdown problem family: combine all numbers, each once, to make the target."""
-
-    name: Literal["countdown"] = "countdown"
-    min_operands: int = Field(3, ge=2, le=6)
-    max_operands: int = Field(4, ge=2, le=6)
-    min_number: int = Field(1, ge=1)
-    max_number: int = Field(99, ge=1, le=999)
-    min_target: int = Field(10, ge=1)
-    max_target: int = Field(99, ge=1, le=9999)
-    prompt_template: Literal["base", "qwen-instruct", "chat"] = "base"
-    answer_from: Literal["anywhere", "last_line"] = "anywhere"
-    format_score: float = Field(0.1, ge=0, le=1)
-    """Score of a response with an answer that is not correct."""
-    full_score: float = Field(1.0, gt=0)
-    """Score of a correct response."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> CountdownConfig:
-        for what in ("operands", "number", "target"):
-            low, high = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
-            if low > high:
-                raise ValueError(f"env.min_{what}={low} is above env.max_{what}={high}: swap them")
-        return self
-
-
-class Gsm8kConfig(Section):
-    """The GSM8K problem family: grade-school word problems with a numeric answer."""
-
-    name: Literal["gsm8k"] = "gsm8k"
-    source: str = "openai/gsm8k"
-    """A Hugging Face data set (config `main`), or a folder of train and test JSONL or parquet."""
-    prompt_template: Literal["chat", "think"] = "chat"
-    answer_from: Literal["strict", "lenient"] = "strict"
-    """`strict`: the last `#### x`; `lenient`: the last number."""
-    format_score: float = Field(0.0, ge=0, le=1)
-    full_score: float = Field(1.0, gt=0)
-
-
-EnvConfig = Annotated[CountdownConfig | Gsm8kConfig, Field(discriminator="name")]
+Files = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
 
 
 class DataConfig(Section):
@@ -77,10 +36,16 @@ class DataConfig(Section):
 
     name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Folder under `<storage.root>/data`; by default the env's name and a hash of what made it."""
+    train_files: Files = ()
+    """Your own problems, by default none: paths or globs of parquet or JSON lines, or OWNER/NAME of
+    a Hugging Face data set."""
+    test_files: Files = ()
+    """Their test split, all of it; by default the rows after the first `train_size` (if there are
+    fewer, the last `test_size`)."""
     train_size: int = Field(327_680, ge=1)
-    """Rows of the train split (ignored by env=gsm8k)."""
+    """Rows of the train split; of own files at most (ignored by GSM8K's `env.source` but `toy`)."""
     test_size: int = Field(1_024, ge=1)
-    """Rows of the test split (ignored by env=gsm8k)."""
+    """Rows of the test split (likewise, and by `test_files`)."""
     seed: int = Field(0, ge=0)
     """Seed of the generated problems, apart from the run's seed so that runs share their data."""
     train_batch_size: int = Field(256, ge=1)
@@ -89,6 +54,14 @@ class DataConfig(Section):
     """Longest prompt, in tokens; a longer one fails validation."""
     max_response_length: int = Field(1_024, ge=1)
     """Longest response, in tokens; a longer one is cut."""
+
+    @model_validator(mode="after")
+    def _tests_what_it_trains(self) -> DataConfig:
+        if self.test_files and not self.train_files:
+            raise ValueError(
+                f"data.test_files={list(self.test_files)} wants data.train_files beside it"
+            )
+        return self
 
 
 class ModelConfig(Section):
@@ -110,7 +83,7 @@ class ModelConfig(Section):
 
 
 class BaseModelConfig(Section):
-    """The home-made base model, a small Qwen2 warm-started on search traces."""
+    """The home-made base model, a small Qwen2 warm-started on search traces or toy solutions."""
 
     vocab_size: int = Field(640, ge=300, le=8_192)
     """At most: a corpus of `base` prompts is down to one token per constant phrase at about 583."""
@@ -124,7 +97,7 @@ class BaseModelConfig(Section):
     """Peak, for the matrices (Muon); embedding, biases and norms take 0.15 of it (AdamW)."""
     warmup_steps: int = Field(50, ge=0)
     give_up_prob: float = Field(0.55, ge=0, le=1)
-    """Chance that the model stops searching after a "no" and guesses."""
+    """Chance that the model gives up: stops searching after a "no", or stops after a step."""
     max_response_tokens: int = Field(128, ge=16)
     seed: int = Field(0, ge=0)
     num_threads: int = Field(2, ge=1)
@@ -177,7 +150,10 @@ class ActorConfig(Section):
     mini_batch_size: int = Field(128, ge=1)
     """Prompts per optimizer step."""
     micro_batch_tokens: int = Field(16_384, ge=1)
-    """Padded tokens per forward pass; changes memory and speed, never the result."""
+    """Padded tokens per forward pass, at most: fewer in a phase that ran out of memory.
+
+    Changes memory and speed, never the result.
+    """
     ppo_epochs: int = Field(1, ge=1)
     policy_loss: Literal["ppo", "gspo", "cispo"] = "ppo"
     """`gspo` has one ratio per response, and wants clips of about 3e-4; `cispo` clips weights."""
@@ -229,7 +205,7 @@ class RolloutConfig(Section):
     sleep: bool = False
     """A vLLM engine on a GPU gives its memory back while the learner works on the same card."""
     max_num_seqs: int = Field(256, ge=1)
-    """Responses that the engine generates at a time."""
+    """Responses that the engine generates at a time, at most: fewer where memory ran out."""
     overlap: int = Field(0, ge=0, le=1)
     """1: the next step's rollouts are generated while the learner updates, one step off-policy."""
 
@@ -253,6 +229,10 @@ class ResourcesConfig(Section):
     """Threads of each rollout actor."""
     learner_gpus: float = Field(0.0, ge=0)
     rollout_gpus: float = Field(0.0, ge=0)
+    offload: bool = False
+    """Reference and optimizer state of a GPU learner wait in the machine's memory between uses."""
+    gpu_memory_gib: float | None = Field(None, gt=0)
+    """Memory of the card that the run is planned for, which preflight compares with the plan."""
 
 
 class TrainerConfig(Section):
@@ -267,37 +247,27 @@ class TrainerConfig(Section):
     """Steps between greedy evaluations on the test split; they choose `best`."""
     test_problems: int = Field(1_024, ge=1)
     """Test problems used by those evaluations (the first so many)."""
-    logger: tuple[Literal["console", "wandb"], ...] = ("console",)
+    logger: tuple[Literal["console", "wandb", "tensorboard"], ...] = ("console",)
+    """Who is shown each step beside `metrics.jsonl` and `log.txt`, which always have it.
+
+    `console`: a bar and lines in the terminal; `tensorboard`: event files in the run's folder;
+    `wandb`: a process beside the trainer, which adds samples at each test. Without any, the
+    terminal shows but events and warnings.
+    """
     wandb_project: str = "countdown-train"
     wandb_mode: Literal["offline", "online"] = "offline"
-
-
-class CheckpointsConfig(Section):
-    """Which checkpoints stay."""
-
-    quota_bytes: int = Field(20_000_000_000, ge=1)
-    """Bytes that all checkpoints of one run may take; latest and best always stay."""
-    keep_last: int = Field(2, ge=0)
-    """Newest checkpoints kept beside latest and best, quota permitting."""
-    in_background: bool = True
-    """Written beside training, from a copy in the machine's memory: 12 bytes per trained weight."""
+    """`online` falls back to `offline` where the server does not answer within 3 seconds;
+    `countdown-train sync` uploads later."""
 
 
 class EvaluationConfig(Section):
     """The evaluation after training, of base and trained model alike."""
 
-    samples_per_problem: int = Field(4, ge=1)
-    """Samples for pass@k, k in 1, 2, 4, ... up to this."""
+    samples_per_problem: int = Field(4, ge=1, le=1_024)
+    """Samples for pass@k and maj@k, k in 1, 2, 3, ... up to this."""
     temperature: float = Field(1.0, gt=0, le=2)
     max_problems: int | None = Field(None, ge=1)
     seed: int = Field(0, ge=0)
-
-
-class RetryConfig(Section):
-    """Retries of the train step after an out-of-memory error."""
-
-    max_retries: int = Field(2, ge=0)
-    delay_s: float = Field(5.0, ge=0)
 
 
 class RunConfig(Section):
@@ -321,6 +291,8 @@ class RunConfig(Section):
     checkpoints: CheckpointsConfig = CheckpointsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     retry: RetryConfig = RetryConfig()
+    budget: BudgetConfig = BudgetConfig()
+    watchdog: WatchdogConfig = WatchdogConfig()
 
     @model_validator(mode="after")
     def _fills_its_batches(self) -> RunConfig:
@@ -330,7 +302,7 @@ class RunConfig(Section):
                 f"actor.mini_batch_size={mini} must divide data.train_batch_size={batch}: "
                 f"a mini-batch left unfilled would scale gradients by {(batch % mini) / mini:.3g}"
             )
-        if self.env.name == "countdown" and batch > self.data.train_size:
+        if self.env.is_generated and batch > self.data.train_size:
             raise ValueError(
                 f"data.train_batch_size={batch} is above data.train_size={self.data.train_size}: "
                 "no step could be filled"
@@ -342,8 +314,8 @@ class RunConfig(Section):
         estimator, group_size = self.algorithm.estimator, self.algorithm.group_size
         if estimator in GROUP_ESTIMATORS and group_size < 2:
             raise ValueError(
-                f"algorithm.estimator={estimator} compares responses to one prompt: "
-                f"algorithm.group_size={group_size} must be at least 2"
+                f"algorithm.estimator={estimator} compares the responses to one prompt, and one "
+                f"alone teaches nothing: algorithm.group_size={group_size} must be at least 2"
             )
         if self.critic.share_trunk and estimator != "gae":
             raise ValueError(

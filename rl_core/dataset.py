@@ -18,35 +18,45 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rl_core.atomic import new_folder
-from rl_core.config import CountdownConfig, DataConfig, Gsm8kConfig
-from rl_core.envs import countdown, gsm8k
-from rl_core.envs.puzzles import Puzzle, generate_puzzles
+from rl_core.config import DataConfig
+from rl_core.countdown_table import countdown_table
+from rl_core.env_config import CountdownConfig, Gsm8kConfig
+from rl_core.envs import gsm8k
+from rl_core.envs.puzzles import generate_puzzles
+from rl_core.envs.word_problems import generate_word_problems
 from rl_core.gsm8k_source import SPLITS, find_source, read_rows, source_digest
-from rl_core.schema import COUNTDOWN_DATASET, GSM8K_DATASET
+from rl_core.own_files import own_settings, read_own_data
+from rl_core.parquet_guard import MAX_ROWS, DatasetError, read_parquet
+from rl_core.schema import GSM8K_DATASET
 from rl_core.types import Message, Problem
 
 GENERATOR_VERSION = 1
 """Raise it when the same settings would make other rows."""
 
-_SETTINGS, _SEED, _VERSION, _CONTENT, _SOURCE = (
+_SETTINGS, _SEED, _VERSION, _CONTENT, _SOURCE, _OWN = (
     f"countdown_train.{name}".encode()
-    for name in ("generator", "seed", "version", "content_sha256", "source_sha256")
+    for name in ("generator", "seed", "version", "content_sha256", "source_sha256", "own_files")
 )
-_NOT_GENERATOR_SETTINGS = {"answer_from", "format_score", "full_score"}
+_NOT_GENERATOR_SETTINGS = {
+    *("answer_from", "format_score", "full_score"),
+    *("reward", "reward_workers", "reward_timeout_s", "reward_memory_mib"),
+}
 _ROW_GROUP_ROWS = 65_536
 
 
-class DatasetError(ValueError):
-    """A data set's file is missing, truncated or not what its own metadata says."""
-
-
 def generator_settings(env: CountdownConfig | Gsm8kConfig, data: DataConfig) -> dict[str, Any]:
-    """Returns everything that the rows depend on, as plain values."""
+    """Returns everything that the rows depend on, as plain values.
+
+    Raises:
+        ValueError: a file of `data.train_files` or `data.test_files` cannot be read.
+    """
+    if data.train_files:
+        return {**own_settings(env, data), "version": GENERATOR_VERSION}
     settings = {
         "env": env.model_dump(mode="json", exclude=_NOT_GENERATOR_SETTINGS),
         "version": GENERATOR_VERSION,
     }
-    if isinstance(env, CountdownConfig):
+    if env.is_generated:
         settings |= data.model_dump(mode="json", include={"train_size", "test_size", "seed"})
     return settings
 
@@ -68,20 +78,25 @@ def write_dataset(env: CountdownConfig | Gsm8kConfig, data: DataConfig, folder: 
         folder: where they go; a data set that is there is replaced.
 
     Raises:
-        ValueError: fewer problems exist than are asked for, the source of GSM8K cannot be read, or
-            the folder holds something else.
+        ValueError: fewer problems exist than are asked for, the source of GSM8K or the user's files
+            cannot be used, or the folder holds something else.
     """
     others = _other_files(folder)
     if others:
         raise ValueError(
             f"{folder} holds {others[0]}, which is no data set: choose another data.name"
         )
-    source: str | None = None
-    if isinstance(env, CountdownConfig):
+    facts: dict[bytes, str] = {}
+    if data.train_files:
+        own = read_own_data(env, data)
+        tables, facts[_OWN] = own.tables, json.dumps(own.facts)
+    elif isinstance(env, CountdownConfig):
         tables = _countdown_tables(env, data)
+    elif env.is_generated:
+        tables = _toy_tables(env, data)
     else:
         files = find_source(env.source)
-        source = source_digest(files)
+        facts[_SOURCE] = source_digest(files)
         tables = {split: _gsm8k_table(env, split, read_rows(files[split])) for split in SPLITS}
     with new_folder(folder) as temporary:
         for split, table in tables.items():
@@ -91,8 +106,7 @@ def write_dataset(env: CountdownConfig | Gsm8kConfig, data: DataConfig, folder: 
                 _VERSION: str(GENERATOR_VERSION).encode(),
                 _CONTENT: content_hash(table).encode(),
             }
-            if source:
-                metadata[_SOURCE] = source.encode()
+            metadata |= {key: value.encode() for key, value in facts.items()}
             pq.write_table(
                 table.replace_schema_metadata(metadata),
                 temporary / f"{split}.parquet",
@@ -115,7 +129,9 @@ def is_ready(env: CountdownConfig | Gsm8kConfig, data: DataConfig, folder: Path)
             _check_file(path, generator_settings(env, data))
     if not all(path.is_file() for path in paths):
         return False
-    if isinstance(env, Gsm8kConfig) and Path(env.source).expanduser().is_dir():
+    if data.train_files or env.is_generated or not isinstance(env, Gsm8kConfig):
+        return True  # the settings hold the hash of own files, and all that is generated
+    if Path(env.source).expanduser().is_dir():
         made_from = (pq.read_metadata(paths[0]).metadata or {}).get(_SOURCE, b"").decode()
         if made_from != source_digest(find_source(env.source)):
             raise ValueError(
@@ -134,7 +150,7 @@ def read_problems(path: Path) -> list[Problem]:
     Raises:
         DatasetError: the file is missing, truncated, or lacks a column.
     """
-    table = _read_table(path)
+    table = read_parquet(path)
     columns = ["data_source", "prompt", "reward_model"]
     missing = [name for name in columns if name not in table.column_names]
     if missing:
@@ -163,20 +179,44 @@ def read_problems(path: Path) -> list[Problem]:
     return problems
 
 
+def read_solutions(path: Path) -> list[tuple[str, str]]:
+    """Returns the (prompt, solution) pairs of one split, in file order.
+
+    Args:
+        path: a file of `write_dataset`, of a prompt template that is one raw text.
+
+    Raises:
+        DatasetError: the file is missing or truncated.
+    """
+    table = read_parquet(path)
+    prompts = (messages[0]["content"] for messages in table["prompt"].to_pylist())
+    extras = (extra["solution"] for extra in table["extra_info"].to_pylist())
+    return list(zip(prompts, extras, strict=True))
+
+
 def verify_file(path: Path) -> dict[bytes, bytes]:
     """Reads one split whole, and returns its key-value metadata.
 
     Raises:
         DatasetError: the file is missing or damaged, or its rows are not those of its own hash.
     """
-    table = _read_table(path)
-    metadata: dict[bytes, bytes] = table.schema.metadata or {}
-    if _CONTENT in metadata and metadata[_CONTENT].decode() != content_hash(table):
+    return read_verified(path).schema.metadata or {}
+
+
+def read_verified(path: Path, *, max_rows: int = MAX_ROWS) -> pa.Table:
+    """Returns the rows of one split, proved to be those that were written.
+
+    Raises:
+        DatasetError: as `verify_file`, or there are more than `max_rows` rows.
+    """
+    table = read_parquet(path, max_rows=max_rows)
+    metadata = table.schema.metadata or {}
+    if _CONTENT in metadata and metadata[_CONTENT] != content_hash(table).encode():
         raise DatasetError(
             f"{path}: the rows are not those that were written (changed or damaged): delete the "
             "folder and run again"
         )
-    return metadata
+    return table
 
 
 def content_hash(table: pa.Table) -> str:
@@ -184,69 +224,42 @@ def content_hash(table: pa.Table) -> str:
     digest = hashlib.sha256()
     for field, column in zip(table.schema, table.itercolumns(), strict=True):
         digest.update(f"{field.name}:{len(column)};".encode())
-        _feed(
-            digest,
-            pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], field.type),
-        )
+        _feed(digest, column.chunks or [pa.array([], field.type)])
     return digest.hexdigest()
 
 
 def _check_file(path: Path, settings: dict[str, Any]) -> None:
     metadata = verify_file(path)
-    if _SETTINGS not in metadata:
-        raise ValueError(f"{path} does not say what made it: delete it or choose another data.name")
-    made_by = json.loads(metadata[_SETTINGS])
-    if made_by != settings:
+    try:
+        made_by = json.loads(metadata[_SETTINGS])
         changed = sorted(_flat(settings).items() ^ _flat(made_by).items(), key=repr)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{path} does not say what made it: delete it or choose another data.name"
+        ) from error
+    if changed:
         raise ValueError(
             f"{path} was made by other settings ({changed[0][0]} differs): delete the folder or "
             "choose another data.name"
         )
 
 
-def _read_table(path: Path) -> pa.Table:
-    try:
-        return pq.read_table(path)
-    except FileNotFoundError as error:
-        raise DatasetError(f"{path} is missing: run `countdown-train generate`") from error
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise DatasetError(
-            f"{path}: not a readable parquet file, truncated or damaged ({reason}): delete the "
-            "folder and run again"
-        ) from error
-
-
 def _countdown_tables(env: CountdownConfig, data: DataConfig) -> dict[str, pa.Table]:
     puzzles = generate_puzzles(env, size=data.train_size + data.test_size, seed=data.seed)
+    parts = {"train": puzzles[data.test_size :], "test": puzzles[: data.test_size]}
     return {
-        "train": _countdown_table(env, "train", puzzles[data.test_size :]),
-        "test": _countdown_table(env, "test", puzzles[: data.test_size]),
+        split: countdown_table(part, split=split, template=env.prompt_template)
+        for split, part in parts.items()
     }
 
 
-def _countdown_table(env: CountdownConfig, split: str, puzzles: Sequence[Puzzle]) -> pa.Table:
-    rows = [
-        {
-            "nums": puzzle.numbers,
-            "target": puzzle.target,
-            "data_source": countdown.DATA_SOURCE,
-            "prompt": countdown.render_messages(env.prompt_template, puzzle.numbers, puzzle.target),
-            "ability": "math",
-            "reward_model": {
-                "style": "rule",
-                "ground_truth": {"target": puzzle.target, "numbers": puzzle.numbers},
-            },
-            "extra_info": {
-                "split": split,
-                "index": index,
-                "num_solutions": puzzle.num_solutions,
-                "solution": puzzle.solution,
-            },
-        }
-        for index, puzzle in enumerate(puzzles)
-    ]
-    return pa.Table.from_pylist(rows, schema=COUNTDOWN_DATASET)
+def _toy_tables(env: Gsm8kConfig, data: DataConfig) -> dict[str, pa.Table]:
+    written = generate_word_problems(size=data.train_size + data.test_size, seed=data.seed)
+    pairs = [(problem.question, problem.answer) for problem in written]
+    return {
+        "train": _gsm8k_table(env, "train", pairs[data.test_size :]),
+        "test": _gsm8k_table(env, "test", pairs[: data.test_size]),
+    }
 
 
 def _gsm8k_table(env: Gsm8kConfig, split: str, pairs: Sequence[tuple[str, str]]) -> pa.Table:
@@ -268,24 +281,43 @@ def _gsm8k_table(env: Gsm8kConfig, split: str, pairs: Sequence[tuple[str, str]])
     return pa.Table.from_pylist(rows, schema=GSM8K_DATASET)
 
 
-def _feed(digest: hashlib._Hash, array: pa.Array) -> None:
-    """Hashes an array: validity, then lengths, then values, down to the leaves."""
-    digest.update(f"{array.type.id}:".encode())  # a list's item has another name once written
-    digest.update(np.packbits(array.is_valid().to_numpy(zero_copy_only=False)).tobytes())
-    if pa.types.is_struct(array.type):
-        for field, child in zip(array.type, array.flatten(), strict=True):
+def _feed(digest: hashlib._Hash, chunks: list[pa.Array]) -> None:
+    """Hashes a column: validity, then lengths, then values, down to the leaves."""
+    kind = chunks[0].type
+    digest.update(f"{kind.id}:".encode())  # a list's item has another name once written
+    valid = [chunk.is_valid().to_numpy(zero_copy_only=False) for chunk in chunks]
+    digest.update(np.packbits(np.concatenate(valid)).data)
+    if pa.types.is_struct(kind):
+        children = zip(*(chunk.flatten() for chunk in chunks), strict=True)
+        for field, child in zip(kind, children, strict=True):
             digest.update(f"{field.name};".encode())
-            _feed(digest, child)
-    elif pa.types.is_list(array.type):
-        lengths = pc.fill_null(pc.list_value_length(array), 0)
-        digest.update(lengths.to_numpy(zero_copy_only=False).tobytes())
-        _feed(digest, array.flatten())
-    elif pa.types.is_string(array.type):
-        lengths = pc.fill_null(pc.binary_length(array), 0)
-        digest.update(lengths.to_numpy(zero_copy_only=False).tobytes())
-        digest.update("".join(pc.fill_null(array, "").to_pylist()).encode())
+            _feed(digest, list(child))
+    elif pa.types.is_list(kind):
+        for chunk in chunks:
+            digest.update(_plain(pc.list_value_length(chunk)))
+        _feed(digest, [chunk.flatten() for chunk in chunks])
+    elif pa.types.is_string(kind):
+        for chunk in chunks:
+            digest.update(_plain(pc.binary_length(chunk)))
+        for chunk in chunks:
+            digest.update(_text_bytes(chunk))
     else:
-        digest.update(pc.fill_null(array, 0).to_numpy(zero_copy_only=False).tobytes())
+        for chunk in chunks:
+            digest.update(_plain(chunk))
+
+
+def _plain(array: pa.Array) -> memoryview:
+    """Returns the bytes of an array's values, with 0 for null."""
+    return np.ascontiguousarray(pc.fill_null(array, 0).to_numpy(zero_copy_only=False)).data
+
+
+def _text_bytes(array: pa.StringArray) -> memoryview:
+    """Returns the UTF-8 bytes of all texts, one after the other, nothing for null."""
+    _, offsets, values = (array if array.null_count == 0 else pc.fill_null(array, "")).buffers()
+    if values is None or len(array) == 0:
+        return memoryview(b"")
+    ends = np.frombuffer(offsets, dtype=np.int32)[[array.offset, array.offset + len(array)]]
+    return memoryview(values)[ends[0] : ends[1]]
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ _MEMORY_WORDS = (
     "out of memory",
     "can't allocate memory",
     "cannot allocate memory",
+    "bad_alloc",  # C++, where torch passes it on
     "no available memory for the cache blocks",  # vLLM on a card
     "less than requested memory for kv",  # vLLM on the CPU
     "less than desired gpu memory utilization",
@@ -41,6 +42,19 @@ class WorkerDied(RuntimeError):  # noqa: N818  # as OutOfMemory
         return type(self), (self.worker, self.detail)
 
 
+class Stalled(RuntimeError):  # noqa: N818  # as OutOfMemory
+    """A phase showed no progress for `watchdog.stall_s`, and its processes were ended."""
+
+    def __init__(self, phase: str, detail: str) -> None:
+        super().__init__(f"stalled in {phase}: {detail}")
+        self.phase = phase
+        self.detail = detail
+
+    def __reduce__(self) -> tuple[type[Stalled], tuple[str, str]]:
+        """Rebuilds from both fields, as `OutOfMemory` does."""
+        return type(self), (self.phase, self.detail)
+
+
 @contextmanager
 def out_of_memory_as(phase: str) -> Iterator[None]:
     """Turns any library's out-of-memory error within the block into `OutOfMemory(phase)`.
@@ -56,8 +70,13 @@ def out_of_memory_as(phase: str) -> Iterator[None]:
     except (RuntimeError, ValueError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        lines = str(error).strip().splitlines()
-        raise OutOfMemory(phase, lines[0] if lines else type(error).__name__) from error
+        raise OutOfMemory(phase, first_line(error)) from error
+
+
+def first_line(error: BaseException) -> str:
+    """Returns what the error says, or its name if that is nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def is_out_of_memory(error: BaseException) -> bool:

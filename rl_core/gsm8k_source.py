@@ -6,12 +6,10 @@ Not the prompt and not the score (`envs.gsm8k`): only where the two splits come 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import pyarrow.parquet as pq
+from rl_core.source_files import file_digest, hub_files, read_records
 
 SPLITS = ("train", "test")
 HUB_CONFIG = "main"
@@ -30,7 +28,7 @@ def find_source(source: str) -> dict[str, list[Path]]:
     """
     folder = Path(source).expanduser()
     if not folder.is_dir():
-        folder = _from_hub(source)
+        return _from_hub(source)
     found: dict[str, list[Path]] = {}
     for split in SPLITS:
         names = (f"{split}.jsonl", f"{split}.parquet", f"{split}-*.parquet")
@@ -55,11 +53,7 @@ def read_rows(files: list[Path]) -> list[tuple[str, str]]:
     """
     rows: list[tuple[str, str]] = []
     for file in files:
-        try:
-            records = _read_parquet(file) if file.suffix == ".parquet" else _read_jsonl(file)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{file}: not readable ({str(error).splitlines()[0]})") from error
-        for number, record in enumerate(records, start=1):
+        for number, record in read_records(file, ("question", "answer")):
             pair = record.get("question"), record.get("answer")
             if not (isinstance(pair[0], str) and isinstance(pair[1], str)):
                 raise ValueError(f"{file}: row {number} lacks `question` or `answer` as text")
@@ -72,42 +66,12 @@ def source_digest(files: Mapping[str, list[Path]]) -> str:
     digest = hashlib.sha256()
     for split in sorted(files):
         for file in files[split]:
-            digest.update(split.encode() + hashlib.sha256(file.read_bytes()).digest())
+            digest.update(split.encode() + bytes.fromhex(file_digest(file)))
     return digest.hexdigest()
 
 
-def _read_parquet(file: Path) -> list[dict[str, Any]]:
-    records: list[dict[str, Any]] = pq.read_table(file).to_pylist()
-    return records
-
-
-def _read_jsonl(file: Path) -> list[dict[str, Any]]:
-    lines = file.read_text(encoding="utf-8").splitlines()
-    records = [json.loads(line) for line in lines if line.strip()]
-    if not all(isinstance(record, dict) for record in records):
-        raise ValueError("every line must be a JSON object")
-    return records
-
-
-def _from_hub(source: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
-
+def _from_hub(source: str) -> dict[str, list[Path]]:
     if source.startswith((".", "/", "~")) or source.count("/") > 1:
         raise ValueError(f"env.source={source} is not a folder: check the path")
-    for cached_only in (True, False):
-        try:
-            return Path(
-                snapshot_download(
-                    source,
-                    repo_type="dataset",
-                    allow_patterns=[f"{HUB_CONFIG}/*.parquet"],
-                    local_files_only=cached_only,
-                )
-            )
-        except (OSError, ValueError, HfHubHTTPError) as error:
-            reason = error
-    raise ValueError(
-        f"env.source={source} is no folder, and the hub did not give it "
-        f"({type(reason).__name__}): give a folder with train and test as .jsonl or .parquet"
-    )
+    places = (f"{HUB_CONFIG}/",)  # it has another config, whose rows are others
+    return {split: hub_files(f"env.source={source}", source, split, places) for split in SPLITS}

@@ -5,11 +5,9 @@ Not here: Ray (workers.py), formulas (algos/), generation (rollout/), which chec
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,18 +15,15 @@ from torch import Tensor, nn
 from rl_core import models
 from rl_core.algos.kl import adaptive_kl_coef, fixed_kl_coef
 from rl_core.algos.masking import Denominators, count_denominators
-from rl_core.batch import TrainBatch, micro_batches, mini_batches
+from rl_core.batch import TrainBatch, mini_batches
 from rl_core.config import RunConfig
-from rl_core.learner_state import (
-    check_settings,
-    model_settings,
-    read_state,
-    restore_rng,
-    rng_tensors,
-    write_state,
-)
+from rl_core.errors import out_of_memory_as
+from rl_core.fitting import Fitting
+from rl_core.learner_snapshot import LearnerSnapshot
+from rl_core.learner_state import STATE_FOLDER
 from rl_core.objectives import actor_loss, critic_loss
-from rl_core.optimization import Optimized
+from rl_core.offload import brought, resting_place
+from rl_core.optimization import Optimized, optimize_models
 from rl_core.phases import Utilisation, measured
 from rl_core.preparation import (
     Prepared,
@@ -41,9 +36,8 @@ from rl_core.preparation import (
 from rl_core.response_states import can_share_prompts
 from rl_core.snapshot import SnapshotMemory
 from rl_core.threads import MicroBatchThreads
+from rl_core.types import SnapshotBytes
 
-STATE_FOLDER = "trainer"
-"""Inside a checkpoint: what transformers does not need and a resume does."""
 _KL_CONTROLLERS = {"fixed": fixed_kl_coef, "adaptive": adaptive_kl_coef}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -59,43 +53,31 @@ class Learner:
         config: the run's settings.
         model_path: folder of the base model: where actor and critic start, what the reference is.
         resume_from: a folder written by `save`; by default a fresh start.
+        budgets_file: token budgets that runs have learned, see `Fitting`; by default none.
 
     Raises:
         ValueError: for a missing or unsuitable model, or a folder that cannot be resumed from.
     """
 
     def __init__(
-        self, config: RunConfig, model_path: Path, resume_from: Path | None = None
+        self,
+        config: RunConfig,
+        model_path: Path,
+        resume_from: Path | None = None,
+        budgets_file: Path | None = None,
     ) -> None:
         torch.manual_seed(config.seed)
         self._config = config
-        self._model_path = model_path
         self._device = torch.device("cuda" if config.resources.learner_gpus else "cpu")
         on_cpu = self._device.type == "cpu"
         self._threads = MicroBatchThreads(config.resources.learner_threads if on_cpu else 1)
         loaded = models.load_models(config, model_path, resume_from, self._device)
         self._actor, self._reference, self._critic = loaded.actor, loaded.reference, loaded.critic
-        # Decays alone need it, and the settings make sure that they have it.
-        num_steps = config.trainer.total_steps or 0
-        shares_trunk = config.critic.share_trunk
-        if self._critic is not None:
-            self._critic_optimized = Optimized(
-                self._critic.head if shares_trunk else self._critic,
-                lr=config.critic.lr,
-                schedule=config.critic.lr_schedule,
-                warmup_steps=0,
-                num_steps=num_steps,
-                weight_decay=config.critic.weight_decay,
-                grad_clip=config.critic.grad_clip,
-            )
-        self._actor_optimized = Optimized(
-            self._actor,
-            lr=config.actor.lr,
-            schedule=config.actor.lr_schedule,
-            warmup_steps=config.actor.warmup_steps,
-            num_steps=num_steps - (config.critic.warmup_steps if self._critic else 0),
-            weight_decay=config.actor.weight_decay,
-            grad_clip=config.actor.grad_clip,
+        rests_on = resting_place(config, self._device)
+        self._optimized = optimize_models(config, loaded, rests_on)
+        # With adapters it is the actor without them, and stays where that is.
+        self._with_reference = partial(
+            brought, device=self._device, rests_on=None if config.model.lora_rank else rests_on
         )
         dtype, temperature = _DTYPES[config.model.dtype], config.rollout.temperature
         self._logprobs = partial(
@@ -113,17 +95,33 @@ class Learner:
             compute_dtype=dtype,
         )
         self._values = partial(
-            models.response_values, compute_dtype=dtype, backbone_learns=not shares_trunk
+            models.response_values,
+            compute_dtype=dtype,
+            backbone_learns=not config.critic.share_trunk,
         )
         self._utilisation = Utilisation(config, model_path, self._device)
         self._kl_coef = config.algorithm.kl_coef
-        in_background = config.checkpoints.in_background
-        self._snapshot_memory = SnapshotMemory(self._threads, copies=in_background)
-        self._snapshot: tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]
+        self._fitting = Fitting(
+            config,
+            self._actor,
+            self._device,
+            share_prompts=can_share_prompts(self._actor),
+            file=budgets_file,
+        )
+        self._snapshot = LearnerSnapshot(
+            config,
+            self._actor,
+            self._optimized,
+            model_path=model_path,
+            memory=SnapshotMemory(self._threads, copies=config.checkpoints.in_background),
+        )
         self.steps_done = 0
         """Steps whose update is in the weights."""
         if resume_from is not None:
             self.load_state(resume_from / STATE_FOLDER)
+        if self._reference is not None:
+            with self._with_reference(self._reference):
+                pass  # where it was loaded, and afterwards where it rests
 
     def learn(self, batch: TrainBatch) -> tuple[dict[str, float], dict[str, list[float]]]:
         """Prepares and updates; returns the step's metrics and the rollout log's columns."""
@@ -142,15 +140,19 @@ class Learner:
         if not self._next_update_is_on_policy():
             with measured("old_log_prob", self._device, costs):
                 if self._config.critic.share_trunk:
-                    old_logprobs, values = self._evaluate(batch, self._old_logprobs_and_values)
+                    old_logprobs, values = self._evaluate(
+                        "old_log_prob", batch, self._old_logprobs_and_values
+                    )
                 else:
-                    old_logprobs = self._evaluate(batch, partial(self._logprobs, self._actor))
+                    forward = partial(self._logprobs, self._actor)
+                    old_logprobs = self._evaluate("old_log_prob", batch, forward)
         if self._reference is not None:
-            with measured("ref", self._device, costs):
-                ref_logprobs = self._evaluate(batch, partial(self._logprobs, self._reference))
+            with measured("ref", self._device, costs), self._with_reference(self._reference):
+                forward = partial(self._logprobs, self._reference)
+                ref_logprobs = self._evaluate("ref", batch, forward)
         if self._critic is not None and values is None:
             with measured("values", self._device, costs):
-                values = self._evaluate(batch, partial(self._values, self._critic))
+                values = self._evaluate("values", batch, partial(self._values, self._critic))
         with measured("adv", self._device, costs):
             prepared = assemble(
                 batch,
@@ -175,18 +177,18 @@ class Learner:
         """
         metrics: dict[str, float] = {}
         actor_learns = self._actor_learns()
-        moved, micro_loss = {"actor": self._actor_optimized}, self._actor_loss
+        moved, micro_loss = {"actor": self._optimized["actor"]}, self._actor_loss
         if actor_learns and self._config.critic.share_trunk:
-            moved["critic"], micro_loss = self._critic_optimized, self._joint_loss
+            moved, micro_loss = self._optimized, self._joint_loss
         elif self._critic is not None:
             with measured("update_critic", self._device, metrics):
-                critic = {"critic": self._critic_optimized}
+                critic = {"critic": self._optimized["critic"]}
                 metrics |= self._run_epochs(prepared, critic, self._critic_loss)
         if actor_learns:
             with measured("update_actor", self._device, metrics):
                 metrics |= self._run_epochs(prepared, moved, micro_loss)
         metrics |= policy_metrics(prepared, kl_coef=self._kl_coef)
-        metrics |= self._utilisation(prepared.batch, metrics)
+        metrics |= self._utilisation(prepared.batch, metrics) | self._fitting.end_step()
         if actor_learns:
             self._kl_coef = self._next_kl_coef(prepared)
         self.steps_done += 1
@@ -218,24 +220,22 @@ class Learner:
         )
 
     @torch.no_grad()
-    def _evaluate(self, batch: TrainBatch, forward: Callable[[TrainBatch], Tensor]) -> Tensor:
+    def _evaluate(
+        self, phase: str, batch: TrainBatch, forward: Callable[[TrainBatch], Tensor]
+    ) -> Tensor:
         """Returns `forward` over the batch, float32 [..., B, T], computed by micro-batches."""
-        results: Tensor | None = None
-        parts = self._micro_batches(batch)
-        computed = self._threads.map(lambda rows: forward(batch.select(rows)), parts)
-        for rows, part in zip(parts, computed, strict=True):
-            if results is None:
-                results = part.new_zeros(*part.shape[:-2], *batch.rollout_logprobs.shape)
-            results[..., rows.to(self._device), : part.shape[-1]] = part
-        assert results is not None, "no rows"
-        return results
 
-    def _micro_batches(self, batch: TrainBatch) -> list[Tensor]:
-        return micro_batches(
-            batch,
-            self._config.actor.micro_batch_tokens,
-            share_prompts=can_share_prompts(self._actor),
-        )
+        def attempt(parts: list[Tensor]) -> Tensor:
+            results: Tensor | None = None
+            computed = self._threads.map(lambda rows: forward(batch.select(rows)), parts)
+            for rows, part in zip(parts, computed, strict=True):
+                if results is None:
+                    results = part.new_zeros(*part.shape[:-2], *batch.rollout_logprobs.shape)
+                results[..., rows.to(self._device), : part.shape[-1]] = part
+            assert results is not None, "no rows"
+            return results
+
+        return self._fitting(phase, batch, attempt)
 
     def _old_logprobs_and_values(self, part: TrainBatch) -> Tensor:
         """Returns both of one pass through the shared trunk, [2, b, T]."""
@@ -255,13 +255,23 @@ class Learner:
         actor, updates = self._config.actor, []
         rates = {f"{name}/lr": optimized.lr for name, optimized in moved.items()}
         parameters = [p for optimized in moved.values() for p in optimized.parameters]
+        phase = f"update_{next(iter(moved))}"
         for _ in range(actor.ppo_epochs):
             for rows in mini_batches(prepared.batch.group_ids, actor.mini_batch_size):
                 mini = prepared if prepared.is_on_policy else prepared.select(rows)
-                shares = self._accumulate(mini, parameters, micro_loss)
-                for name, optimized in moved.items():
-                    shares[f"{name}/grad_norm"] = optimized.update()
-                updates.append(shares)
+
+                def attempt(parts: list[Tensor], mini: Prepared = mini) -> dict[str, Tensor]:
+                    for optimized in moved.values():
+                        optimized.rest()  # after an attempt that ran out of memory late
+                    shares = self._accumulate(mini, parts, parameters, micro_loss)
+                    norms = {f"{name}/grad_norm": x.clip() for name, x in moved.items()}
+                    return shares | norms
+
+                updates.append(self._fitting(phase, mini.batch, attempt))
+                # Not done again: weights move once. All memory for it is there, see `clip`.
+                with out_of_memory_as(phase):
+                    for name, optimized in moved.items():
+                        optimized.move(updates[-1][f"{name}/grad_norm"])
         for optimized in moved.values():
             optimized.end_step()
         means = {
@@ -271,9 +281,22 @@ class Learner:
         return means | rates
 
     def _accumulate(
-        self, mini: Prepared, parameters: Sequence[nn.Parameter], micro_loss: MicroLoss
+        self,
+        mini: Prepared,
+        parts: Sequence[Tensor],
+        parameters: Sequence[nn.Parameter],
+        micro_loss: MicroLoss,
     ) -> dict[str, Tensor]:
-        """Adds a mini-batch's gradient to the weights' `.grad`; returns its metrics, scalars."""
+        """Sets the weights' `.grad` to a mini-batch's gradient; returns its metrics, scalars.
+
+        Args:
+            mini: the mini-batch; what it is divided by does not depend on its parts.
+            parts: rows of its micro-batches, int64 [b] each.
+            parameters: those that learn.
+            micro_loss: the loss of a micro-batch.
+        """
+        for parameter in parameters:
+            parameter.grad = None  # of an attempt that ran out of memory half-way
         mask = mini.loss_mask
         # Where all responses are masked nothing is learned, and any denominator will do.
         denominators = count_denominators(mask if bool(mask.any()) else mini.batch.response_mask)
@@ -285,7 +308,6 @@ class Learner:
                 mini.old_logprobs[rows.to(self._device), : logprobs.shape[1]] = logprobs.detach()
             return shares.pop("loss"), {name: share.detach() for name, share in shares.items()}
 
-        parts = self._micro_batches(mini.batch)
         computed = self._threads.accumulate(parameters, loss_and_shares, parts)
         return {
             name: torch.stack([shares[name] for shares in computed]).sum() for name in computed[0]
@@ -342,58 +364,29 @@ class Learner:
 
     def reserve_snapshot(self) -> None:
         """Makes memory for snapshots ready; `prepare` and `update` may run meanwhile."""
-        tensors = self.weights() | self._trained_weights()
-        for name, optimized in self._optimized().items():
-            tensors |= optimized.moments_to_come(name)
-        self._snapshot_memory.reserve(tensors)
+        self._snapshot.reserve()
 
-    def snapshot(self) -> None:
+    def snapshot(self) -> SnapshotBytes:
         """Copies all that a checkpoint holds, over the last snapshot: nobody may be writing it."""
-        weights, state = self.weights(), self._trained_weights() | rng_tensors()
-        numbers: dict[str, Any] = {
-            "steps_done": self.steps_done,
-            "kl_coef": self._kl_coef,
-            "settings": model_settings(self._config),
-        }
-        for name, optimized in self._optimized().items():
-            state |= optimized.state_tensors(name)
-            numbers[f"{name}_schedule"] = copy.deepcopy(optimized.schedule_state())
-        assert not weights.keys() & state.keys()
-        copies = self._snapshot_memory.copy(weights | state)
-        copied, state = ({name: copies[name] for name in part} for part in (weights, state))
-        self._snapshot = copied, state, numbers
+        return self._snapshot.take(
+            {
+                "steps_done": self.steps_done,
+                "kl_coef": self._kl_coef,
+                "token_budgets": self._fitting.state(),
+            }
+        )
 
-    def write_snapshot(self, folder: Path) -> None:
+    def write_snapshot(self, folder: Path, *, model_alone: bool = False) -> None:
         """Writes the last snapshot as a checkpoint; if a copy, beside any other method."""
-        weights, state, numbers = self._snapshot
-        models.save_actor(self._actor, weights, self._model_path, folder)
-        write_state(folder / STATE_FOLDER, state, numbers)
-
-    def _optimized(self) -> dict[str, Optimized]:
-        critic = {} if self._critic is None else {"critic": self._critic_optimized}
-        return {"actor": self._actor_optimized} | critic
-
-    def _trained_weights(self) -> dict[str, Tensor]:
-        """Returns what learns and is not in the model that is served."""
-        return {
-            name: weight
-            for model, optimized in self._optimized().items()
-            if model == "critic" or self._config.model.lora_rank
-            for name, weight in optimized.weight_tensors(f"{model}_weights").items()
-        }
+        self._snapshot.write(folder, model_alone=model_alone)
 
     def load_state(self, folder: Path) -> None:
         """Puts back a checkpoint's state; the actor's weights come with its model.
 
         Raises:
-            ValueError: if there is no such state, none of a critic where one is trained, or one
-                whose adapters or critic are others.
+            ValueError: as `LearnerSnapshot.put_back` does.
         """
-        tensors, numbers = read_state(folder)
-        check_settings(folder, numbers, self._config)
-        for name, optimized in self._optimized().items():
-            if name == "critic" or self._config.model.lora_rank:
-                optimized.restore_weights(f"{name}_weights", tensors)
-            optimized.restore(name, tensors, numbers[f"{name}_schedule"])
+        numbers = self._snapshot.put_back(folder)
         self._kl_coef, self.steps_done = numbers["kl_coef"], numbers["steps_done"]
-        restore_rng(tensors)
+        if "token_budgets" in numbers:  # not in a checkpoint from before there were any
+            self._fitting.restore(numbers["token_budgets"])

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from rl_core.config import RunConfig
 
+STATE_FOLDER = "trainer"
+"""Inside a checkpoint: what transformers does not need and a resume does."""
 _TENSORS = "learner.safetensors"
 _NUMBERS = "learner.json"
 _VERSION = 1

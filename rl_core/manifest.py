@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import zlib
 from datetime import UTC, datetime
@@ -10,6 +12,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 MANIFEST = "checkpoint.json"
+RESUME_FOLDER = "trainer/"
+"""What an exact resume needs beside the model."""
 _CHUNK_BYTES = 2**20
 
 
@@ -32,11 +36,15 @@ class Manifest(BaseModel):
     accuracy: float | None
     """Held-out greedy accuracy that chooses `best`; None where it was not measured."""
     created_at: str
+    resumable: bool = True
+    """False: the model alone, saved where the disk had no room for what a resume needs."""
     total_bytes: int
     files: tuple[ManifestFile, ...]
 
 
-def write_manifest(folder: Path, step: int, accuracy: float | None) -> None:
+def write_manifest(
+    folder: Path, step: int, accuracy: float | None, *, resumable: bool = True
+) -> None:
     """Writes the manifest of all files that are in the folder."""
     files = tuple(
         ManifestFile(
@@ -51,6 +59,7 @@ def write_manifest(folder: Path, step: int, accuracy: float | None) -> None:
         step=step,
         accuracy=accuracy,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        resumable=resumable,
         total_bytes=sum(file.bytes for file in files),
         files=files,
     )
@@ -90,6 +99,25 @@ def find_damage(checkpoint: Path, *, from_disk: bool = False) -> str | None:
         if _crc32(checkpoint / file.path) != file.crc32:
             return f"{file.path} has other content than was saved"
     return None
+
+
+def model_digest(folder: Path) -> str:
+    """Returns what changes when a model's folder holds another model, 16 hexadecimal digits.
+
+    Of a checkpoint a digest of its files' checksums, without those for a resume. Of another folder
+    a digest of names, sizes and times of writing: hashing gigabytes would take longer.
+    """
+    manifest = read_manifest(folder)
+    if isinstance(manifest, Manifest):
+        facts: list[tuple[str, int, str | int]] = [
+            (file.path, file.bytes, file.crc32)
+            for file in manifest.files
+            if not file.path.startswith(RESUME_FOLDER)
+        ]
+    else:
+        stats = {path.name: path.stat() for path in folder.iterdir() if path.is_file()}
+        facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()]
+    return hashlib.sha256(json.dumps(sorted(facts)).encode()).hexdigest()[:16]
 
 
 def _drop_cached(path: Path) -> None:

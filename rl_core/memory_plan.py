@@ -145,6 +145,10 @@ class ModelShape:
             return self.num_layers * num_tokens * hidden * _FLOAT32 + layer
         return self.num_layers * layer
 
+    def kv_bytes(self, width: int) -> int:
+        """Returns what a token takes in a KV cache whose numbers have so many bytes."""
+        return 2 * self.num_layers * self._kv_size * width
+
     def plain_logits_bytes(self, num_tokens: int) -> int:
         """Returns one float32 tensor of all logits; the plain way keeps several of these."""
         return num_tokens * self.vocab_size * _FLOAT32
@@ -199,6 +203,10 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
         "optimizer": 2 * _FLOAT32 * trained,
     }
     on_gpu = config.resources.learner_gpus > 0
+    offloads = on_gpu and config.resources.offload
+    reference = _FLOAT32 * frozen if offloads and not rank else 0
+    if offloads:
+        resident = {"weights": resident["weights"] - reference}
     # Beside a card it lies in the machine's memory.
     if config.checkpoints.in_background and not on_gpu:
         merged = shape.num_parameters if rank else 0
@@ -222,10 +230,17 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
             "activations": threads * (kept + passing),
             "logits": threads * logits,
         }
+        moments = {"gradients": parts["gradients"], "optimizer": 2 * _FLOAT32 * num_parameters}
+        if offloads and sum(moments.values()) > sum(parts.values()):
+            parts = moments  # they come when the activations have gone
         return PhaseMemory(phase, "learner", resident | parts)
 
     block = _LIVE_BLOCKS * _LOGIT_BLOCK
-    forward = {"activations": threads * passing, "logits": threads * block}
+    forward = {
+        "weights": resident["weights"] + reference,
+        "activations": threads * passing,
+        "logits": threads * block,
+    }
     phases = [PhaseMemory("log_probs", "learner", resident | forward)]
     if has_critic and not shares_trunk:
         phases.append(update("update_critic", critic, 0))
@@ -238,6 +253,14 @@ def _engine_phase(shape: ModelShape, config: RunConfig) -> PhaseMemory:
     weights = width * shape.num_parameters
     # In place, but all new weights are there before the first is written.
     parts = {"weights": weights, "incoming_weights": weights}
-    if config.resources.rollout_gpus == 0:
+    num_seqs, data = config.rollout.max_num_seqs, config.data
+    if config.rollout.engine == "hf":
+        longest = data.max_prompt_length + data.max_response_length
+        parts["kv_cache"] = num_seqs * longest * shape.kv_bytes(width)
+        # All prompts are read at once, through a layer at a time.
+        per_token = _FLOAT32 * 4 * (shape.intermediate_size + shape.hidden_size)
+        parts["activations"] = num_seqs * data.max_prompt_length * per_token
+        parts["logits"] = _LIVE_BLOCKS * num_seqs * shape.vocab_size * _FLOAT32
+    elif config.resources.rollout_gpus == 0:
         parts["kv_cache"] = config.rollout.kv_cache_mib * 2**20
     return PhaseMemory("gen", "engine", parts)

@@ -63,9 +63,18 @@ def load_actor(path: Path, device: torch.device) -> transformers.PreTrainedModel
     """
     if not (path / "config.json").is_file():
         raise ValueError(f"model.path={path}: no such model (a folder with config.json is needed)")
+    if not any(path.glob("*.safetensors")):
+        raise ValueError(
+            f"model.path={path} holds no *.safetensors file, and pickles (*.bin, *.pt) can execute "
+            "code, so none is loaded: load it where you trust it, and save_pretrained"
+        )
     transformers.utils.logging.disable_progress_bar()  # the terminal is the trainer's
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
+        path,
+        dtype=torch.float32,
+        attn_implementation="sdpa",
+        local_files_only=True,
+        use_safetensors=True,
     )
     model.config.use_cache = False
     model.to(device).eval()
@@ -319,6 +328,14 @@ def save_actor(
         folder: is made if missing.
     """
     model.save_pretrained(folder, state_dict=dict(weights))
-    for name in _TOKENIZER_FILES:
-        if (tokenizer_from / name).is_file():
-            shutil.copyfile(tokenizer_from / name, folder / name)
+    for file in _tokenizer_files(tokenizer_from):
+        shutil.copyfile(file, folder / file.name)
+
+
+def tokenizer_bytes(folder: Path) -> int:
+    """Returns the size of the files that `save_actor` copies."""
+    return sum(file.stat().st_size for file in _tokenizer_files(folder))
+
+
+def _tokenizer_files(folder: Path) -> list[Path]:
+    return [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]

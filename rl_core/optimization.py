@@ -10,13 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_core.config import LrSchedule
+from rl_core.config import LrSchedule, RunConfig
+from rl_core.models import Models
 
 _DECAYS: dict[LrSchedule, Callable[[float], float]] = {
     "constant": lambda progress: 1.0,
     "linear": lambda progress: 1.0 - progress,
     "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
 }
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def lr_factor(step: int, *, schedule: LrSchedule, warmup_steps: int, num_steps: int) -> float:
@@ -45,6 +47,7 @@ class Optimized:
         num_steps: training steps in all.
         weight_decay: of AdamW, decoupled.
         grad_clip: largest norm of the whole gradient.
+        rests_on: where AdamW's moments wait between two moves; by default beside the weights.
     """
 
     def __init__(
@@ -57,9 +60,11 @@ class Optimized:
         num_steps: int,
         weight_decay: float,
         grad_clip: float,
+        rests_on: torch.device | None = None,
     ) -> None:
         self.model = model
         self._grad_clip = grad_clip
+        self._rests_on = rests_on
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(
             self.parameters, lr=lr, weight_decay=weight_decay, fused=True
@@ -74,16 +79,52 @@ class Optimized:
         """The learning rate of the next update."""
         return float(self._optimizer.param_groups[0]["lr"])
 
-    def update(self) -> Tensor:
-        """Moves the weights along the gathered gradient, clears it, returns its norm, a scalar.
+    def clip(self) -> Tensor:
+        """Clips the gathered gradient and returns its norm, a scalar; no weight moves yet.
+
+        All memory that `move` needs is taken here, so that what does not fit can be done again.
+        """
+        self._make_moments()
+        if self._rests_on is not None:
+            self._bring_moments(self.parameters[0].device)
+        return nn.utils.clip_grad_norm_(self.parameters, self._grad_clip, foreach=True)
+
+    def move(self, norm: Tensor) -> None:
+        """Moves the weights along the clipped gradient and clears it.
 
         A gradient that is not finite is thrown away: one bad micro-batch must not end a run.
+
+        Args:
+            norm: what `clip` returned.
         """
-        norm = nn.utils.clip_grad_norm_(self.parameters, self._grad_clip, foreach=True)
-        if torch.isfinite(norm):
+        if math.isfinite(norm.item()):
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return norm
+        self.rest()
+
+    def rest(self) -> None:
+        """Leaves the device to forward and backward passes, if the moments rest elsewhere."""
+        if self._rests_on is not None:
+            self._bring_moments(self._rests_on)
+
+    def _bring_moments(self, device: torch.device) -> None:
+        for state in self._optimizer.state.values():
+            for field in _MOMENTS:
+                state[field] = state[field].to(device)
+
+    def _make_moments(self) -> None:
+        """Makes AdamW's state as its first step would: all of it, or nothing."""
+        state = self._optimizer.state
+        made: dict[Tensor, dict[str, Tensor]] = {
+            parameter: {
+                "step": torch.zeros((), device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+            for parameter in self.parameters
+            if parameter.grad is not None and not state.get(parameter)
+        }
+        state.update(made)
 
     def end_step(self) -> None:
         """Moves the schedule on by one training step, however many updates that had."""
@@ -115,7 +156,7 @@ class Optimized:
         return {
             f"{prefix}.{name}.{field}": parameter.detach()
             for name, parameter in self.model.named_parameters()
-            for field in ("exp_avg", "exp_avg_sq")
+            for field in _MOMENTS
             if parameter.requires_grad
         }
 
@@ -134,8 +175,50 @@ class Optimized:
                 self._optimizer.state[parameter] = {
                     field: x.to(parameter.device) for field, x in state.items()
                 }
+        self.rest()
         self._schedule.load_state_dict(dict(schedule))
         for group, lr in zip(
             self._optimizer.param_groups, self._schedule.get_last_lr(), strict=True
         ):
             group["lr"] = lr
+
+
+def optimize_models(
+    config: RunConfig, models: Models, rests_on: torch.device | None = None
+) -> dict[str, Optimized]:
+    """Returns what learns, by name: the actor, and the critic where there is one.
+
+    Of a critic that shares the actor's trunk, that is the head alone.
+
+    Args:
+        config: the run's settings.
+        models: with adapters, if any, in place.
+        rests_on: see `Optimized`.
+    """
+    # Decays alone need it, and the settings make sure that they have it.
+    num_steps = config.trainer.total_steps or 0
+    warmup_steps = config.critic.warmup_steps if models.critic else 0
+    optimized = {
+        "actor": Optimized(
+            models.actor,
+            lr=config.actor.lr,
+            schedule=config.actor.lr_schedule,
+            warmup_steps=config.actor.warmup_steps,
+            num_steps=num_steps - warmup_steps,
+            weight_decay=config.actor.weight_decay,
+            grad_clip=config.actor.grad_clip,
+            rests_on=rests_on,
+        )
+    }
+    if models.critic is not None:
+        optimized["critic"] = Optimized(
+            models.critic.head if config.critic.share_trunk else models.critic,
+            lr=config.critic.lr,
+            schedule=config.critic.lr_schedule,
+            warmup_steps=0,
+            num_steps=num_steps,
+            weight_decay=config.critic.weight_decay,
+            grad_clip=config.critic.grad_clip,
+            rests_on=rests_on,
+        )
+    return optimized

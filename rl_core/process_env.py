@@ -16,6 +16,8 @@ _DEFAULTS = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Weights lie in Ray's shared memory once, however many engines hold on to them.
+    "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",  # Ray's 15 starves a run beside anything else on the machine
     "TOKENIZERS_PARALLELISM": "false",

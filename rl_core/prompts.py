@@ -77,26 +77,45 @@ def encode_prompt(
     Raises:
         ValueError: the messages do not fit, or the tokenizer has no chat template.
     """
+    text = _prompt_text(messages, tokenizer, chat_template=chat_template)
+    # A chat template writes its own special tokens, and a base prompt has none.
+    return text, tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+def count_tokens(
+    prompts: Sequence[Sequence[Message]],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    chat_template: bool,
+) -> list[int]:
+    """Returns how many token ids `encode_prompt` gives for each prompt, tokenized as one batch."""
+    texts = [_prompt_text(messages, tokenizer, chat_template=chat_template) for messages in prompts]
+    if not texts:
+        return []
+    encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False)
+    return [len(ids) for ids in encoded["input_ids"]]
+
+
+def _prompt_text(
+    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, *, chat_template: bool
+) -> str:
     if chat_template:
         if not tokenizer.chat_template:
             raise ValueError(
                 "env.prompt_template=chat needs a tokenizer with a chat template, and this model's "
                 "has none: use prompt_template=base"
             )
-        text = str(
+        return str(
             tokenizer.apply_chat_template(
                 [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
             )
         )
-    else:
-        if len(messages) != 1 or messages[0]["role"] != "user":
-            raise ValueError(
-                f"a raw prompt is one user message, got roles {[m['role'] for m in messages]}: "
-                "use a chat template for conversations"
-            )
-        text = messages[0]["content"]
-    # A chat template writes its own special tokens, and a base prompt has none.
-    return text, tuple(tokenizer.encode(text, add_special_tokens=False))
+    if len(messages) != 1 or messages[0]["role"] != "user":
+        raise ValueError(
+            f"a raw prompt is one user message, got roles {[m['role'] for m in messages]}: "
+            "use a chat template for conversations"
+        )
+    return messages[0]["content"]
 
 
 def _check_lossless(tokenizer: PreTrainedTokenizerBase, path: str) -> None:

@@ -92,6 +92,28 @@ EVALUATION = pa.schema(
         ("score", pa.float64()),
         ("response_tokens", pa.int64()),
         ("finish_reason", pa.string()),
+        ("value", pa.string()),
+        ("verdict_strict", pa.string()),
+        ("verdict_lenient", pa.string()),
+        ("num_operands", pa.int64()),
+        ("ground_truth", pa.string()),
     ]
 )
-"""`model` is `base` or `step_000100`; `mode` is `greedy` or `sampled`."""
+"""`model` is `base` or `step_000100`; `mode` is `greedy` or `sampled`.
+
+Columns from `value` on are null in the files of older versions, `num_operands` also where a problem
+has none. `ground_truth` is JSON: with the prompt it says which problem was asked.
+"""
+
+RESCORES = pa.schema(
+    [
+        ("run_id", pa.string()),
+        ("changed", pa.string()),
+        ("step", pa.int64()),
+        ("group_id", pa.int64()),
+        ("sample_index", pa.int64()),
+        ("verdict", pa.string()),
+        ("score", pa.float64()),
+    ]
+)
+"""Rollouts scored anew: `changed` names the settings that differ from the run's own."""

@@ -13,11 +13,33 @@ import torch
 from torch import Tensor
 
 from rl_core.threads import MicroBatchThreads
+from rl_core.types import SnapshotBytes
 
 _BLOCK: Final = 2**22
 """Elements copied at a time: an embedding alone can be a third of a model."""
 _PARTS: Final = 8
 """Shares of a copy, so that a thread that is held up leaves its work to the others."""
+_BYTES_BESIDE: Final = 2**16
+"""Config, schedules, manifest and what a file system adds to each of a dozen files."""
+_BYTES_PER_TENSOR: Final = 256
+"""Its name, type and place in a safetensors header."""
+
+
+def bytes_to_write(
+    model: Mapping[str, Tensor], state: Mapping[str, Tensor], *, beside: int
+) -> SnapshotBytes:
+    """Returns what a checkpoint of these tensors takes of the disk, at most.
+
+    Args:
+        model: the tensors that are served; tied ones count twice and are written once.
+        state: those that only a resume needs.
+        beside: bytes of the tokenizer's files.
+    """
+
+    def num_bytes(tensors: Mapping[str, Tensor]) -> int:
+        return sum(t.nbytes + _BYTES_PER_TENSOR + len(name) for name, t in tensors.items())
+
+    return SnapshotBytes(num_bytes(model) + beside + _BYTES_BESIDE, num_bytes(state))
 
 
 class SnapshotMemory:

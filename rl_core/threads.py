@@ -7,7 +7,7 @@ of 1.6 at best and, beside a busy neighbour, lost one of 20. Results do not depe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import islice
 from typing import TypeVar
 
@@ -36,7 +36,8 @@ class MicroBatchThreads:
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """Yields `function(item)` in the order of the items, at most `num_threads` ahead.
 
-        Whether gradients are recorded is the caller's choice, as without threads.
+        Whether gradients are recorded is the caller's choice, as without threads. An error arrives
+        when no thread is at work any more: what they held is free.
         """
         grad_enabled = torch.is_grad_enabled()
 
@@ -49,7 +50,12 @@ class MicroBatchThreads:
             return
         iterator = iter(items)
         while some := list(islice(iterator, self._num_threads)):
-            yield from self._pool.map(call, some)
+            futures = [self._pool.submit(call, item) for item in some]
+            try:
+                for future in futures:
+                    yield future.result()
+            finally:
+                wait(futures)
 
     def accumulate(
         self,

@@ -2,7 +2,10 @@
 
     run.json, config.yaml     replaced whole
     metrics.jsonl             one line per step, appended
-    rollouts/step_000001.parquet
+    rollouts/                 see rollout_log.py
+    held_out/                 see held_out_log.py
+    .reserve                  while the run goes on: see reserve.py
+    .owner, .trainer          locks of who is at work on it: see run_owner.py
 
 Local files come first. What leaves the machine (wandb) is in `rl_core/wandb_tracker.py` and can
 neither stop nor slow a run.
@@ -12,32 +15,31 @@ from __future__ import annotations
 
 import json
 import logging
-import math
-import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 import yaml
 from pydantic import BaseModel, ConfigDict
 
-from rl_core.atomic import locked, new_file, sweep_leftovers, write_text_atomically
+from rl_core.atomic import append_line, locked, write_text_atomically
+from rl_core.checkpoints import list_checkpoints
 from rl_core.config import RunConfig
+from rl_core.cost import price_in_words
+from rl_core.held_out_log import HeldOutLog
+from rl_core.ladder import Changes
 from rl_core.log_file import log_to_file, redact
-from rl_core.schema import ROLLOUTS
-from rl_core.types import Rollout
+from rl_core.reserve import drop_reserve, hold_reserve, write_last_words
+from rl_core.rollout_log import RolloutLog, finite_or_none
+from rl_core.software import made_with
+from rl_core.upkeep_config import BudgetConfig
 
-LEARNED_COLUMNS = ("reward", "advantage_mean", "value_mean", "logprob_gap_mean", "ref_kl")
-"""Columns of a rollout row that the learner fills; those it does not give are null."""
-_ROLLOUT_FILE = re.compile(r"step_(\d{6,})\.parquet")
 _WORDS = (
     "amber",
     "birch",
@@ -50,6 +52,15 @@ _WORDS = (
     "ivory",
     "juniper",
 )
+_NUMBERS = re.compile(r'\[\n[^"\[\]{}]*\]')
+"""A list without texts or lists in it."""
+_NOTHING_TO_SAY: dict[str, Any] = {
+    "reason": None,
+    "finished_at": None,
+    "next_step": None,
+    "last_metrics": {},
+    "memory_gib": {},
+}
 _logger = logging.getLogger(__name__)
 
 
@@ -60,6 +71,10 @@ class Attempt(BaseModel):
     started_at: str
     reason: str
     """`started`, `continued`, or why a retry was needed."""
+    from_step: int = 0
+    """Of the checkpoint that it goes on from."""
+    changes: Changes = {}
+    """What a retry changed of the settings, see `rl_core.ladder`; later attempts keep it."""
 
 
 class RunRecord(BaseModel):
@@ -76,12 +91,26 @@ class RunRecord(BaseModel):
     accuracy_after: float | None = None
     reason: str | None = None
     """Why the run is in its status, in one sentence, where there is something to say."""
+    next_step: str | None = None
+    """What to do about a run that failed or was interrupted, in one sentence."""
+    last_metrics: dict[str, float] = {}
+    """Of a run that failed: the step it got to, and what its last steps measured."""
+    memory_gib: dict[str, tuple[float | None, ...]] = {}
+    """Of a run that failed: `step`, and by phase the memory peaks of these last steps, in GiB."""
     started_at: str
     finished_at: str | None = None
     model: str | None = None
     data: str | None = None
+    champion: str | None = None
+    """Whether the trained model became champion of its problems, and why, in one sentence."""
+    host_peak_gib: dict[str, float] = {}
+    """The most that each of the run's processes held of the machine's memory while it trained."""
     timings_s: dict[str, float] = {}
     """Wall seconds by stage."""
+    own_settings: dict[str, tuple[Any, Any]] = {}
+    """What the user changed of the preset: by name, the preset's value and the run's own."""
+    made_with: dict[str, str] = {}
+    """Versions and machine of the latest attempt, see `rl_core.software`."""
     attempts: tuple[Attempt, ...] = ()
 
 
@@ -112,7 +141,7 @@ class RunFolder:
             ) from error
         if (run.path / "run.json").exists():
             run.add_attempt("continued")
-            run.update(preset=config.preset, status="running", reason=None, finished_at=None)
+            run.update(preset=config.preset, status="running", **_NOTHING_TO_SAY)
         else:
             first = Attempt(started_at=utc_now(), reason="started")
             run._write(
@@ -123,6 +152,8 @@ class RunFolder:
                     attempts=(first,),
                 )
             )
+        run.update(made_with=made_with())
+        hold_reserve(run.path)
         return run
 
     @property
@@ -140,6 +171,23 @@ class RunFolder:
         """The run's `rollouts/`."""
         return RolloutLog(self.path / "rollouts", self.run_id)
 
+    @property
+    def held_out(self) -> HeldOutLog:
+        """The run's `held_out/`."""
+        return HeldOutLog(self.path / "held_out", self.run_id)
+
+    def free_gib(self) -> float:
+        """Returns the free space of the run's disk, in GiB."""
+        return shutil.disk_usage(self.path).free / 2**30
+
+    def price_of(self, seconds: float) -> str | None:
+        """Returns what so many seconds cost by the run's settings, or None without a price."""
+        try:
+            settings = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
+            return price_in_words(seconds, BudgetConfig.model_validate(settings["budget"]))
+        except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+            return None  # of a run from before there were prices
+
     def read(self) -> RunRecord:
         """Returns what `run.json` says.
 
@@ -155,6 +203,9 @@ class RunFolder:
     def update(self, **changes: object) -> RunRecord:
         """Changes fields of `run.json` in one step and returns the new record.
 
+        Where even the reserve does not help a full disk, that costs the change and an error in the
+        log, not the run.
+
         Args:
             changes: fields of `RunRecord`; stages in `timings_s` are added to those there.
         """
@@ -163,30 +214,54 @@ class RunFolder:
             if isinstance(stages := changes.get("timings_s"), Mapping):
                 changes["timings_s"] = before.timings_s | dict(stages)
             record = RunRecord.model_validate(before.model_dump() | changes)
-            self._write(record)
+            try:
+                self._write(record)
+            except OSError as error:
+                _logger.error("run.json could not be written, so it lacks %s: %s", changes, error)
+        if record.status != "running":
+            drop_reserve(self.path)
         return record
 
-    def add_attempt(self, reason: str) -> None:
-        """Notes in `run.json` that the run was started again, and why."""
-        attempt = Attempt(started_at=utc_now(), reason=redact(reason))
+    def add_attempt(self, reason: str, changes: Changes | None = None) -> None:
+        """Notes in `run.json` that the run was started again, and why.
+
+        Args:
+            reason: `continued`, or the error that a retry is for.
+            changes: what the retry changes of the settings; None for nothing.
+        """
+        # Without a look at every byte: the attempt itself takes that.
+        steps = [found.step for found in list_checkpoints(self.path) if found.resumable]
+        attempt = Attempt(
+            started_at=utc_now(),
+            reason=redact(reason),
+            from_step=max(steps, default=0),
+            changes=changes or {},
+        )
         self.update(attempts=(*self.read().attempts, attempt))
 
+    def note(self, sentence: str) -> None:
+        """Adds a sentence to the run's `reason`, unless it stands there."""
+        reason = self.read().reason
+        if sentence not in (reason or ""):
+            self.update(reason="; ".join(filter(None, (reason, sentence))))
+
     def cut_after(self, step: int) -> None:
-        """Forgets metrics and rollouts past a step, which a resume from its checkpoint redoes.
+        """Forgets what was logged past a step, which a resume from its checkpoint redoes.
 
         Step 0 has no checkpoint: starting from it redoes everything, its own test included.
         """
         last_kept = step if step > 0 else -1
         self.metrics.cut_after(last_kept)
         self.rollouts.cut_after(last_kept)
+        self.held_out.cut_after(last_kept)
 
     def log_to_file(self) -> AbstractContextManager[None]:
         """Appends to `log.txt` what is logged in the block."""
         return log_to_file(self.path / "log.txt")
 
     def _write(self, record: RunRecord) -> None:
-        text = record.model_dump_json(indent=2)
-        write_text_atomically(self.path / "run.json", redact(text) + "\n")
+        text = redact(_NUMBERS.sub(_in_one_line, record.model_dump_json(indent=2))) + "\n"
+        write_last_words(self.path, lambda: write_text_atomically(self.path / "run.json", text))
 
 
 @dataclass(frozen=True)
@@ -208,11 +283,11 @@ class MetricsLog:
             "step": step,
             "epoch": int(metrics.get("epoch", 0)),
             "time": utc_now(),
-            **{name: _finite(value) for name, value in metrics.items() if name != "epoch"},
+            **{name: finite_or_none(value) for name, value in metrics.items() if name != "epoch"},
         }
         line = json.dumps(row, allow_nan=False).encode() + b"\n"
         try:
-            _append(self.path, line)
+            write_last_words(self.path.parent, lambda: append_line(self.path, line))
         except OSError as error:
             _logger.warning("the metrics of step %d could not be written: %s", step, error)
 
@@ -223,62 +298,16 @@ class MetricsLog:
         rows = (_parse(line) for line in self.path.read_text(encoding="utf-8").splitlines())
         return [row for row in rows if row is not None]
 
+    def values(self, name: str) -> list[float]:
+        """Returns a metric step by step, without the steps that lack it."""
+        return [row[name] for row in self.read() if row.get(name) is not None]
+
     def cut_after(self, step: int) -> None:
         """Removes the lines of later steps, and a line that a crash cut short."""
         if self.path.exists():
             rows = [row for row in self.read() if row["step"] <= step]
-            write_text_atomically(self.path, "".join(json.dumps(row) + "\n" for row in rows))
-
-
-@dataclass(frozen=True)
-class RolloutLog:
-    """`rollouts/`: one parquet file per step, in `rl_core.schema.ROLLOUTS`."""
-
-    folder: Path
-    run_id: str
-
-    def write(
-        self,
-        step: int,
-        epoch: int,
-        rollouts: Sequence[Rollout],
-        learned: Mapping[str, Sequence[float] | npt.NDArray[Any]],
-        *,
-        policy_version: int,
-    ) -> Path | None:
-        """Writes the rollouts of one step and returns the file.
-
-        A full disk costs the file (then None) and a warning, not the run.
-
-        Args:
-            step: the step that learned from them.
-            epoch: pass over the data, from 0.
-            rollouts: in the order of `learned`.
-            learned: columns of `LEARNED_COLUMNS`, one number per rollout; NaN becomes null.
-            policy_version: the step whose weights generated them, 0 for the base model's.
-
-        Raises:
-            ValueError: `learned` holds another column, or not one number per rollout.
-        """
-        file = self.folder / f"step_{step:06d}.parquet"
-        table = _rollout_table(
-            self.run_id, step, epoch, rollouts, learned, policy_version=policy_version
-        )
-        try:
-            with new_file(file) as temporary:
-                pq.write_table(table, temporary, compression="zstd")
-        except OSError as error:
-            _logger.warning("the rollouts of step %d could not be written: %s", step, error)
-            return None
-        return file
-
-    def cut_after(self, step: int) -> None:
-        """Removes the files of later steps, and what a killed write left."""
-        sweep_leftovers(self.folder)
-        for file in self.folder.glob("*.parquet"):
-            name = _ROLLOUT_FILE.fullmatch(file.name)
-            if name and int(name[1]) > step:
-                file.unlink()
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            write_last_words(self.path.parent, lambda: write_text_atomically(self.path, text))
 
 
 def new_run_id() -> str:
@@ -296,71 +325,8 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def _rollout_table(
-    run_id: str,
-    step: int,
-    epoch: int,
-    rollouts: Sequence[Rollout],
-    learned: Mapping[str, Sequence[float] | npt.NDArray[Any]],
-    *,
-    policy_version: int,
-) -> pa.Table:
-    """Returns one row per rollout."""
-    for name, values in learned.items():
-        if name not in LEARNED_COLUMNS or len(values) != len(rollouts):
-            raise ValueError(
-                f"column {name!r} with {len(values)} numbers for {len(rollouts)} rollouts: "
-                f"expected one number each, in {', '.join(LEARNED_COLUMNS)}"
-            )
-    now = datetime.now(UTC)
-    rows = [
-        {
-            "run_id": run_id,
-            "step": step,
-            "epoch": epoch,
-            "prompt_index": rollout.problem.index,
-            "data_source": rollout.problem.data_source,
-            "group_id": rollout.group_id,
-            "sample_index": rollout.sample_index,
-            "policy_version": policy_version,
-            "prompt": rollout.prompt_text,
-            "response": rollout.response_text,
-            "answer": rollout.scored.answer,
-            "verdict": rollout.scored.verdict,
-            "score": rollout.scored.score,
-            **{name: _finite(values[i]) for name, values in learned.items()},
-            "prompt_tokens": len(rollout.prompt_ids),
-            "response_tokens": len(rollout.completion.response_ids),
-            "finish_reason": rollout.completion.finish_reason,
-            "logprob_sum": float(rollout.completion.logprobs.sum(dtype="float64")),
-            "generated_at": now,
-        }
-        for i, rollout in enumerate(rollouts)
-    ]
-    return pa.Table.from_pylist(rows, schema=ROLLOUTS)
-
-
-def _finite(value: float) -> float | None:
-    """Returns a number as plain Python (numpy's do not serialise), None for NaN and infinities."""
-    if isinstance(value, int):
-        return value
-    return float(value) if math.isfinite(value) else None
-
-
-def _append(path: Path, line: bytes) -> None:
-    """Appends a whole line or nothing, in one write, and flushes it to the disk."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        size = os.fstat(descriptor).st_size
-        try:
-            if os.write(descriptor, line) != len(line):
-                raise OSError("no space left for the line")
-            os.fsync(descriptor)
-        except OSError:
-            os.ftruncate(descriptor, size)
-            raise
-    finally:
-        os.close(descriptor)
+def _in_one_line(match: re.Match[str]) -> str:
+    return " ".join(match[0].split()).replace("[ ", "[").replace(" ]", "]")
 
 
 def _parse(line: str) -> dict[str, Any] | None:

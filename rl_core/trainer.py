@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rl_core.collection import Collected, PromptedProblem, collect, score_completions
+from rl_core.collection import Collected, PromptedProblem, collect, read_answers, to_rollouts
 from rl_core.config import RunConfig
 from rl_core.data_order import batch_indices, steps_per_epoch, total_steps
 from rl_core.phases import per_token_ms
 from rl_core.rollout_ahead import Clock, RolloutsAhead
+from rl_core.token_budgets import tell_of_memory
 from rl_core.types import GenerationRequest, SamplingSettings
 
 if TYPE_CHECKING:
     from rl_core.background_save import BackgroundSave
+    from rl_core.rewards import Rewards
     from rl_core.tracking import RunFolder
     from rl_core.workers import Workers
 
@@ -87,11 +89,13 @@ def train(
     inputs: TrainInputs,
     *,
     workers: Workers,
+    rewards: Rewards,
     run: RunFolder,
     saves: BackgroundSave,
     start_step: int,
     on_step: Callable[[int, int, dict[str, float]], None],
     should_stop: Callable[[], bool],
+    look_at_host: Callable[[], dict[str, float]] = dict,
 ) -> int:
     """Trains from `start_step` to the end, or until asked to stop, and returns the last step done.
 
@@ -99,17 +103,20 @@ def train(
         config: the run's settings.
         inputs: problems with their prompts, and the tokenizer's decoder.
         workers: the learner and the rollout engines, holding the weights of `start_step`.
+        rewards: scores responses while others are still being written.
         run: where metrics and rollouts land.
         saves: writes the checkpoints of `run`; the last is written when its block is left.
         start_step: 0 for a new run, else the step of the checkpoint that `workers` resumed from.
         on_step: called with (step, last step, metrics) after each step; step 0 is the first test.
         should_stop: asked after each step; True saves a checkpoint and returns.
+        look_at_host: returns what else to log of a step, the machine's memory.
     """
     last_step = total_steps(config, len(inputs.train))
     watch_gap = GapWatch(config.model.dtype)
-    ahead = RolloutsAhead(partial(_collect_step, config, inputs, workers))
+    ahead = RolloutsAhead(partial(_collect_step, config, inputs, workers, rewards))
     if start_step == 0:
-        tested = test_greedily(config, inputs, workers)
+        tested = test_greedily(config, inputs, workers, rewards, run, 0) | workers.end_engine_step()
+        tell_of_memory(0, tested)
         run.metrics.append(0, tested)
         on_step(0, last_step, tested)
     for step in range(start_step + 1, last_step + 1):
@@ -129,14 +136,16 @@ def train(
                 watch_gap(step, metrics)
             if step % config.trainer.test_freq == 0 or step == last_step:
                 with clock("testing"):
-                    metrics |= test_greedily(config, inputs, workers)
+                    metrics |= test_greedily(config, inputs, workers, rewards, run, step)
+            metrics |= workers.end_engine_step()
+            tell_of_memory(step, metrics)
             stopping = should_stop()
             if is_saving or stopping:
                 with clock("save_checkpoint"):
                     saves.snapshot()
         epoch = (step - 1) // steps_per_epoch(len(inputs.train), config.data.train_batch_size)
-        metrics |= clock.seconds | {"epoch": epoch}
-        metrics |= per_token_ms(metrics, collected.rollouts)
+        metrics |= clock.seconds | {"epoch": epoch, "disk/free_gib": run.free_gib()}
+        metrics |= look_at_host() | per_token_ms(metrics, collected.rollouts)
         # Logs first: no checkpoint lies ahead of them, and a resume cuts what lies ahead of it.
         run.rollouts.write(
             step, epoch, collected.rollouts, per_rollout, policy_version=policy_version
@@ -151,7 +160,12 @@ def train(
 
 
 def _collect_step(
-    config: RunConfig, inputs: TrainInputs, workers: Workers, step: int, clock: Clock
+    config: RunConfig,
+    inputs: TrainInputs,
+    workers: Workers,
+    rewards: Rewards,
+    step: int,
+    clock: Clock,
 ) -> Collected:
     """Returns the rollouts of a step's own problems."""
     chosen = batch_indices(
@@ -165,23 +179,40 @@ def _collect_step(
         inputs.train,
         chosen,
         step,
-        generate=workers.generate,
+        stream=workers.stream,
         decode=inputs.decode,
+        rewards=rewards,
         clock=clock,
     )
 
 
-def test_greedily(config: RunConfig, inputs: TrainInputs, workers: Workers) -> dict[str, float]:
-    """Returns `val/*` of the current weights: one greedy response to each test problem."""
+def test_greedily(
+    config: RunConfig,
+    inputs: TrainInputs,
+    workers: Workers,
+    rewards: Rewards,
+    run: RunFolder,
+    step: int,
+) -> dict[str, float]:
+    """Returns `val/*` of the current weights: one greedy response to each test problem.
+
+    The first of them are kept in the run's `held_out/`.
+    """
     problems = inputs.test[: config.trainer.test_problems]
     requests = [GenerationRequest(item.prompt_ids, seed=0) for item in problems]
     greedy = SamplingSettings(config.data.max_response_length, temperature=0.0)
-    completions = workers.generate(requests, greedy)
-    rollouts = score_completions(
-        problems, completions, group_size=1, env=config.env, decode=inputs.decode
+    answers = read_answers(
+        workers.stream(requests, greedy, "evaluate"),
+        [item.problem for item in problems],
+        decode=inputs.decode,
+        rewards=rewards,
     )
+    rollouts = to_rollouts(problems, answers, group_size=1)
+    run.held_out.write(step, rollouts)
     return {
         "val/accuracy": float(np.mean([r.scored.verdict == "correct" for r in rollouts])),
         "val/score": float(np.mean([r.scored.score for r in rollouts])),
-        "val/response_length/mean": float(np.mean([len(c.response_ids) for c in completions])),
+        "val/response_length/mean": float(
+            np.mean([len(r.completion.response_ids) for r in rollouts])
+        ),
     }

@@ -47,6 +47,8 @@ class ScoredText:
     verdict: str
     """`correct`, `wrong_value`, `no_answer`, ...; `correct` alone counts as accuracy."""
     answer: str | None
+    value: str | None = None
+    """What the answer is equal to, in lowest terms: `18` or `7/2`; None where it has no value."""
 
 
 @dataclass(frozen=True)
@@ -89,3 +91,13 @@ class Rollout:
     completion: Completion
     response_text: str
     scored: ScoredText
+
+
+@dataclass(frozen=True)
+class SnapshotBytes:
+    """What writing a snapshot takes of the disk, a margin for small files included."""
+
+    model: int
+    """Of the model as it is served."""
+    state: int
+    """Of what a resume needs beside it."""

@@ -6,14 +6,12 @@ The driver holds no tensors: it sends requests and rollouts, and orders who talk
 from __future__ import annotations
 
 import itertools
-import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,30 +21,51 @@ import ray
 from ray.exceptions import (
     OutOfMemoryError,
     RayActorError,
+    RayError,
     RayTaskError,
     WorkerCrashedError,
 )
 
 from rl_core.actors import LearnerActor, RolloutActor
+from rl_core.atomic import reading
 from rl_core.config import RunConfig
-from rl_core.errors import OutOfMemory, WorkerDied
+from rl_core.errors import OutOfMemory, WorkerDied, first_line
+from rl_core.family import session_folder
 from rl_core.process_env import apply_defaults, process_environment
-from rl_core.types import Completion, GenerationRequest, Rollout, SamplingSettings
+from rl_core.rollout.protocol import in_order
+from rl_core.token_budgets import BUDGETS_FILE, merge_metrics, tell_of_memory
+from rl_core.types import (
+    Completion,
+    GenerationRequest,
+    Rollout,
+    SamplingSettings,
+    SnapshotBytes,
+)
 
-_LONGEST_TEMP_ROOT = 30
-"""Characters: Ray's sockets lie about 75 below it, and a unix socket's path may have 107."""
 _OBJECT_STORE_BYTES = 200 * 2**20
 _WRITING = "writing"
 """Ray's concurrency group, a thread of the actor, for what goes on beside its other calls."""
 _EXIT_TIMEOUT_S = 5.0
+_HEAD_TIMEOUT_S = 10
+"""Ray ends this process, by its own `_exit`, when its head is gone for so long; 60 by default."""
 _LOG_LINES_SHOWN = 3
+_PORTIONS = 16
+"""Calls in which an engine hands over its completions: each costs about a millisecond."""
 
 
 class Workers:
     """The learner and the rollout engines of one run; made by `Workers.start`."""
 
-    def __init__(self, config: RunConfig, log_folder: Path, *, learner: bool) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        log_folder: Path,
+        *,
+        learner: bool,
+        on_progress: Callable[[str], None],
+    ) -> None:
         self._log_folder = log_folder
+        self._on_progress = on_progress
         resources = config.resources
         self._engines = [
             self._spawn(
@@ -71,6 +90,7 @@ class Workers:
         learner: bool = True,
         log_folder: Path | None = None,
         report: Callable[[str], None] = lambda message: None,
+        on_progress: Callable[[str], None] = lambda phase: None,
     ) -> Iterator[Workers]:
         """Starts all processes, yields when all are ready, and leaves none behind.
 
@@ -82,6 +102,8 @@ class Workers:
             log_folder: where each process's output goes (`learner.log`, `engine_0.log`, ...); by
                 default a temporary folder.
             report: hears in words how far the start is.
+            on_progress: hears the name of a phase when it begins or is a piece further; from any
+                thread.
 
         Raises:
             OutOfMemory: a model did not fit.
@@ -91,22 +113,54 @@ class Workers:
             report("Ray is up")
             folder = (log_folder or temp_dir).resolve()
             folder.mkdir(parents=True, exist_ok=True)
-            workers = cls(config, folder, learner=learner)
-            workers._load(config, model_path, resume_from, report)
+            workers = cls(config, folder, learner=learner, on_progress=on_progress)
+            with nullcontext() if resume_from is None else reading(resume_from):
+                workers._load(config, model_path, resume_from, report)
             yield workers
+
+    def stream(
+        self,
+        requests: Sequence[GenerationRequest],
+        sampling: SamplingSettings,
+        phase: str = "gen",
+    ) -> Iterator[tuple[int, Completion]]:
+        """Yields completions of all engines with their requests' positions, soon after each ended.
+
+        In no fixed order, a sixteenth of an engine's share at a time. Where memory runs out, those
+        under way are generated again, fewer at a time.
+
+        Args:
+            requests: what to generate.
+            sampling: how.
+            phase: what it is for, `gen` or `evaluate`, if memory should run out.
+        """
+        self._on_progress("gen")
+        share, rest = divmod(len(requests), len(self._engines))
+        ends = itertools.accumulate(share + (i < rest) for i in range(len(self._engines)))
+        sources: dict[Future[Any], tuple[int, int]] = {}
+        for i, (start, end) in enumerate(itertools.pairwise((0, *ends))):
+            engine, limit = self._engines[i], -(-(end - start) // _PORTIONS) or 1
+            # All are asked for at once, so that an engine need not wait for us between two.
+            pending = [engine.begin.remote(list(requests[start:end]), sampling, phase)]
+            pending += [engine.next_finished.remote(limit) for _ in range(start, end, limit)]
+            sources |= {portion.future(): (i, start) for portion in pending}
+        for portion in as_completed(sources):
+            i, start = sources[portion]
+            self._on_progress("gen")
+            for position, completion in self._result(f"engine_{i}", portion) or ():
+                yield start + position, completion
 
     def generate(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
     ) -> list[Completion]:
-        """Returns one completion per request, in their order, from all engines at once."""
-        share, rest = divmod(len(requests), len(self._engines))
-        ends = itertools.accumulate(share + (i < rest) for i in range(len(self._engines)))
-        parts = itertools.pairwise((0, *ends))
-        completions = self._all_engines(
-            engine.generate.remote(list(requests[start:end]), sampling)
-            for engine, (start, end) in zip(self._engines, parts, strict=True)
-        )
-        return [completion for part in completions for completion in part]
+        """Returns one completion per request of an evaluation, in order, from all engines."""
+        completions = in_order(self.stream(requests, sampling, "evaluate"))
+        tell_of_memory(None, self.end_engine_step())
+        return completions
+
+    def end_engine_step(self) -> dict[str, float]:
+        """Returns the engines' metrics of memory since the last call, see `FittingEngine`."""
+        return merge_metrics(self._all_engines(e.end_step.remote() for e in self._engines))
 
     def learn(
         self, rollouts: Sequence[Rollout], step: int
@@ -116,6 +170,7 @@ class Workers:
         Returns:
             The step's metrics, and the rollout log's columns with one number per rollout.
         """
+        self._on_progress("learn")
         start = time.perf_counter()
         pending = self._learner.learn.remote(list(rollouts), step).future()
         metrics, columns = self._result("learner", pending)
@@ -126,22 +181,34 @@ class Workers:
 
     def sync_weights(self) -> None:
         """Gives every engine the learner's weights, in place."""
+        self._on_progress("sync")
         # A reference, not a value: the tensors go from process to process, not through this one.
         weights = self._learner.weights.remote()
         self._all_engines(engine.update_weights.remote(weights) for engine in self._engines)
 
     def load_weights(self, folder: Path) -> None:
         """Gives every engine the weights of a saved model of the same architecture."""
-        self._all_engines(engine.load_weights.remote(folder.resolve()) for engine in self._engines)
+        folder = folder.resolve()
+        with reading(folder):
+            self._all_engines(engine.load_weights.remote(folder) for engine in self._engines)
 
-    def snapshot(self) -> None:
+    def snapshot(self) -> SnapshotBytes:
         """Has the learner copy what a checkpoint holds, over the snapshot before."""
-        self._result("learner", self._learner.snapshot.remote().future())
+        self._on_progress("save")
+        size: SnapshotBytes = self._result("learner", self._learner.snapshot.remote().future())
+        return size
 
-    def write_snapshot(self, folder: Path) -> None:
-        """Writes the last snapshot's checkpoint into `folder`; the learner works on meanwhile."""
+    def write_snapshot(self, folder: Path, *, model_alone: bool = False) -> None:
+        """Writes the last snapshot's checkpoint into `folder`; the learner works on meanwhile.
+
+        Args:
+            folder: an empty folder.
+            model_alone: leaves out what only a resume needs.
+        """
+        self._on_progress("save")
         write = self._learner.write_snapshot.options(concurrency_group=_WRITING)
-        self._result("learner", write.remote(folder.resolve()).future())
+        written = write.remote(folder.resolve(), model_alone=model_alone)
+        self._result("learner", written.future())
 
     def _spawn(self, name: str, actor: type, num_threads: int, num_gpus: float) -> Any:
         # On a CPU the learner's threads are its own, a micro-batch each: torch gets one of them.
@@ -167,14 +234,17 @@ class Workers:
         """Loads all models at the same time."""
         model_path = model_path.resolve()
         resume_from = resume_from.resolve() if resume_from else None
+        budgets = (config.storage.root / BUDGETS_FILE).resolve()
         loading = {
-            engine.load.remote(config, resume_from or model_path).future(): f"engine_{i}"
+            engine.load.remote(config, model_path, resume_from, budgets).future(): f"engine_{i}"
             for i, engine in enumerate(self._engines)
         }
         if self._learner is not None:
-            loading[self._learner.load.remote(config, model_path, resume_from).future()] = "learner"
+            loaded = self._learner.load.remote(config, model_path, resume_from, budgets)
+            loading[loaded.future()] = "learner"
         for ready in as_completed(loading):
             self._result(loading[ready], ready)
+            self._on_progress("load")
             report(f"{loading[ready]} is ready")
 
     def _all_engines(self, pending: Iterator[Any]) -> list[Any]:
@@ -190,6 +260,8 @@ class Workers:
         try:
             return pending.result()
         except RayTaskError as error:
+            if isinstance(error.cause, RayError):  # its argument was lost: the learner's weights
+                raise WorkerDied("learner", self._last_words("learner")) from error
             if isinstance(error.cause, Exception):  # its own message is a whole traceback
                 raise error.cause from error
             raise
@@ -199,6 +271,8 @@ class Workers:
             if "running low on memory" in str(error):
                 raise OutOfMemory(name, "killed because the machine's memory ran low") from error
             raise WorkerDied(name, self._last_words(name)) from error
+        except RayError as error:  # its head or its raylet is gone, and says so in many ways
+            raise WorkerDied(name, f"Ray has lost it ({first_line(error)})") from error
 
     def _last_words(self, name: str) -> str:
         log = self._log_folder / f"{name}.log"
@@ -214,8 +288,7 @@ def _ray_session(config: RunConfig, model_path: Path, *, learner: bool) -> Itera
     On leaving, however that happens, Ray's processes and the folder are gone.
     """
     apply_defaults()
-    temp_dir = Path(tempfile.mkdtemp(prefix="rl-", dir=_short_temp_root()))
-    with _stopping_signals() as put_back:
+    with session_folder() as temp_dir, _stopping_signals() as put_back:
         try:
             try:
                 ray.init(**_init_options(config, model_path, temp_dir, learner=learner))
@@ -223,6 +296,12 @@ def _ray_session(config: RunConfig, model_path: Path, *, learner: bool) -> Itera
                 put_back()
                 signal.raise_signal(signal.SIGTERM)
                 raise
+            except Exception as error:
+                # A Ray that is too slow to start, on a busy machine, raises a plain Exception.
+                is_rays = isinstance(error, RuntimeError | ConnectionError | RayError)
+                if not is_rays and type(error) is not Exception:
+                    raise
+                raise WorkerDied("Ray", f"it did not start ({first_line(error)})") from error
             put_back()
             yield temp_dir
         finally:
@@ -232,7 +311,6 @@ def _ray_session(config: RunConfig, model_path: Path, *, learner: bool) -> Itera
             # A worker notices a moment later that its raylet is gone; one deep in C++ may not.
             for process in psutil.wait_procs(family, timeout=_EXIT_TIMEOUT_S)[1]:
                 process.kill()
-            shutil.rmtree(temp_dir, ignore_errors=True)
 
 
 def _init_options(
@@ -253,6 +331,7 @@ def _init_options(
         "log_to_driver": False,
         "logging_level": "ERROR",
         "_temp_dir": str(temp_dir),
+        "_system_config": {"gcs_rpc_server_reconnect_timeout_s": _HEAD_TIMEOUT_S},
         "_node_ip_address": "127.0.0.1",
     }
 
@@ -285,12 +364,6 @@ def _stopping_signals() -> Iterator[Callable[[], None]]:
 
 def _exit_on_signal(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
-
-
-def _short_temp_root() -> str:
-    """Returns the temp folder, or /tmp where its path leaves no room for Ray's sockets."""
-    root = tempfile.gettempdir()
-    return root if len(root) <= _LONGEST_TEMP_ROOT else "/tmp"
 
 
 def _mentions(process: psutil.Process, path: Path) -> bool:

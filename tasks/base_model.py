@@ -10,20 +10,23 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from prefect import task
-from prefect.artifacts import create_table_artifact
 from prefect.context import TaskRunContext
 
-from rl_core.config import CountdownConfig, RunConfig
-from rl_core.dataset import generator_settings, read_problems
+from rl_core.atomic import locked, sweep_leftovers
+from rl_core.config import RunConfig
+from rl_core.dataset import generator_settings, read_problems, read_solutions
+from rl_core.env_config import CountdownConfig
 from rl_core.envs.countdown import render_prompt
+from tasks.artifacts import create_table_artifact
+from tasks.finished import once_per_flow_run
 
 if TYPE_CHECKING:
+    from rl_core.lessons import Lessons
     from rl_core.warm_start import WarmStartReport
 
 RECIPE_VERSION: Final = 2
@@ -48,7 +51,10 @@ def base_model(config: RunConfig, data: Path) -> Path:
         return resolve_model(config.model.path)
     folder = home_made_folder(config)
     if not is_complete(folder):
-        _warm_start(config, data, folder)
+        with locked(folder.parent):  # two runs would make it twice, one under the other's feet
+            if not is_complete(folder):
+                sweep_leftovers(folder.parent)
+                _warm_start(config, data, folder)
     for gate in _read_report(folder)["failed_gates"]:
         _logger.warning("the home-made base model is weak (raise base_model.steps): %s", gate)
     return folder
@@ -70,16 +76,26 @@ def is_complete(folder: Path) -> bool:
     return (folder / "warm_start.json").is_file()
 
 
-def _cache_key(_: TaskRunContext, inputs: dict[str, Any]) -> str:
+def _cache_key(context: TaskRunContext, inputs: dict[str, Any]) -> str:
     config = inputs["config"]
-    folder = config.model.path or home_made_folder(config).resolve()
+    if config.model.path is not None:  # another run looks again
+        return once_per_flow_run(context, {"model": config.model.path})
+    folder = home_made_folder(config).resolve()
     return f"base-model-{hashlib.sha256(str(folder).encode()).hexdigest()}"
+
+
+def _run_name(parameters: dict[str, Any]) -> str:
+    config: RunConfig = parameters["config"]
+    if config.model.path is not None:
+        return f"look up the base model {Path(config.model.path).name}"
+    return f"warm-start a base model: {config.base_model.steps:,} steps"
 
 
 @task(
     name="base-model",
-    task_run_name="make or find the base model",
+    task_run_name=_run_name,  # type: ignore[arg-type]  # a plain function does
     persist_result=True,
+    result_serializer="json",
     cache_key_fn=_cache_key,
 )
 def base_model_task(config: RunConfig, data: Path) -> Path:
@@ -99,7 +115,10 @@ def base_model_task(config: RunConfig, data: Path) -> Path:
 
 def cached_base_model(config: RunConfig, data: Path) -> Path:
     """Runs the task: cached where the settings are unchanged and the folder is still there."""
-    is_there = config.model.path is None and is_complete(home_made_folder(config))
+    if config.model.path is not None:
+        is_there = Path(config.model.path).expanduser().is_dir()
+    else:
+        is_there = is_complete(home_made_folder(config))
     return base_model_task.with_options(refresh_cache=not is_there)(config, data)
 
 
@@ -108,22 +127,33 @@ def _warm_start(config: RunConfig, data: Path, folder: Path) -> WarmStartReport:
 
     from rl_core.warm_start import make_base_model
 
-    env = config.env
-    assert isinstance(env, CountdownConfig)  # preflight
-    train, test = (read_problems(data / f"{split}.parquet") for split in ("train", "test"))
     disable_progress_bar()  # of saving one small file
     _logger.info("warm-starting the home-made base model: %d steps", config.base_model.steps)
     report = make_base_model(
-        config.base_model,
-        prompts=[problem.messages[0]["content"] for problem in train],
-        problems=[_numbers_and_target(problem.ground_truth) for problem in train],
-        holdout=[_numbers_and_target(problem.ground_truth) for problem in test],
-        render_prompt=partial(render_prompt, env.prompt_template),
-        folder=folder,
-        on_step=_log_steps(),
+        config.base_model, _lessons(config, data), folder=folder, on_step=_log_steps()
     )
-    _logger.info("base model: %s", {k: v for k, v in asdict(report).items() if k != "failed_gates"})
+    shown = {name: value for name, value in report.as_json().items() if name != "failed_gates"}
+    _logger.info("base model: %s", shown)
     return report
+
+
+def _lessons(config: RunConfig, data: Path) -> Lessons:
+    from rl_core.search_lessons import SearchLessons
+    from rl_core.solution_lessons import SolutionLessons
+
+    env, settings = config.env, config.base_model
+    files = [data / f"{split}.parquet" for split in ("train", "test")]
+    if not isinstance(env, CountdownConfig):
+        train, test = (read_solutions(file) for file in files)
+        return SolutionLessons(settings, train=train, test=test)
+    puzzles, held_out = (read_problems(file) for file in files)
+    return SearchLessons(
+        settings,
+        prompts=[problem.messages[0]["content"] for problem in puzzles],
+        problems=[_numbers_and_target(problem.ground_truth) for problem in puzzles],
+        holdout=[_numbers_and_target(problem.ground_truth) for problem in held_out],
+        render_prompt=partial(render_prompt, env.prompt_template),
+    )
 
 
 def _numbers_and_target(truth: Any) -> tuple[tuple[int, ...], int]:

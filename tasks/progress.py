@@ -1,23 +1,30 @@
-"""Training's progress, where people look: a bar in the terminal, an artifact in the Prefect UI."""
+"""Training's progress, where people look: a bar in the terminal, artifacts in the Prefect UI."""
 
 from __future__ import annotations
 
 import logging
 import sys
 import time
+from collections.abc import Iterable, Mapping
+from functools import partial
 from types import TracebackType
-from uuid import UUID
+from typing import Any
 
-from httpx import HTTPError
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
-from prefect.exceptions import PrefectException
 from tqdm import tqdm
+
+from rl_core.cost import time_and_price
+from rl_core.diagnosis import diagnose
+from rl_core.tracking import RunFolder
+from rl_core.upkeep_config import BudgetConfig
+from tasks.artifacts import LiveArtifacts
+from tasks.learning_curve import learning_curve
+from tasks.samples import latest_samples
 
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 """A logger, or the one that Prefect wraps for a flow or task run."""
 
-ARTIFACT_INTERVAL_S = 2.0
 LOG_INTERVAL_S = 30.0
+DIAGNOSIS_STEPS = 5
 
 
 def describe(metrics: dict[str, float]) -> str:
@@ -33,28 +40,38 @@ def describe(metrics: dict[str, float]) -> str:
     return " · ".join(text.format(metrics[name]) for name, text in shown if name in metrics)
 
 
-def time_left(seconds: float) -> str:
-    """Returns a duration as a person says it: `40 s`, `12 min`, `3.2 h`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5_400 else f"{seconds / 3600:.1f} h"
-
-
 class TrainingProgress:
-    """Shows each step; in a flow run also as a Prefect progress artifact named `training`.
+    """Shows each step: in the log, as a bar, and by live artifacts of a Prefect run.
+
+    These are `training` (progress and time left), `learning-curve`, `samples` and `diagnosis`.
 
     Args:
         logger: receives a line every `LOG_INTERVAL_S`, and each test result.
-        as_artifact: whether a Prefect run is there to hold the artifact.
+        on_console: whether the terminal shows a bar, and the lines (which log.txt has in any case).
+        budget: whose price is shown beside the time left.
+        earlier: metrics of the steps before this attempt, for diagnosis and learning curve.
+        artifacts_of: the run, where a Prefect run is there to hold artifacts of it.
     """
 
-    def __init__(self, logger: Log, *, as_artifact: bool) -> None:
+    def __init__(
+        self,
+        logger: Log,
+        *,
+        on_console: bool,
+        budget: BudgetConfig,
+        earlier: Iterable[Mapping[str, Any]] = (),
+        artifacts_of: RunFolder | None = None,
+    ) -> None:
         self._logger = logger
-        self._as_artifact = as_artifact
-        self._artifact_id: UUID | None = None
+        self._on_console = on_console
+        self._budget = budget
+        self._run = artifacts_of
+        self._artifacts = LiveArtifacts() if artifacts_of is not None else None
         self._bar: tqdm | None = None
         self._first: tuple[int, float] | None = None
-        self._artifact_at = self._logged_at = float("-inf")
+        self._logged_at = float("-inf")
+        self._rows = {int(row["step"]): row for row in earlier}
+        self._told: set[str] = set()
 
     def __enter__(self) -> TrainingProgress:
         return self
@@ -67,6 +84,8 @@ class TrainingProgress:
     ) -> None:
         if self._bar is not None:
             self._bar.close()
+        if self._artifacts is not None:
+            self._artifacts.close()
 
     def on_step(self, step: int, last_step: int, metrics: dict[str, float]) -> None:
         """Shows one step; called by the trainer loop."""
@@ -74,33 +93,55 @@ class TrainingProgress:
         if self._first is None:
             self._first = (step, now)
             self._bar = tqdm(
-                total=last_step, initial=step, unit="step", disable=None, file=sys.stderr
+                total=last_step,
+                initial=step,
+                unit="step",
+                disable=None if self._on_console else True,  # None: where it is no terminal
+                file=sys.stderr,
             )
         text = f"step {step}/{last_step} · {describe(metrics)}"
         first_step, first_time = self._first
         if step > first_step:
             seconds = (now - first_time) / (step - first_step) * (last_step - step)
-            text += f" · {time_left(seconds)} left"
+            text += f" · {time_and_price(seconds, self._budget)} left"
+        self._diagnose(step, metrics)
         if self._bar is not None:
             self._bar.set_postfix_str(describe(metrics), refresh=False)
             self._bar.update(step - self._bar.n)
         if now - self._logged_at >= LOG_INTERVAL_S or "val/accuracy" in metrics:
-            self._logger.info(text)
+            self._logger.info(text, extra={"to_console": self._on_console})
             self._logged_at = now
-        if now - self._artifact_at >= ARTIFACT_INTERVAL_S or step == last_step:
-            self._show_artifact(100.0 * step / last_step, text)
-            self._artifact_at = now
+        self._show(step, last_step, text)
 
-    def _show_artifact(self, percent: float, text: str) -> None:
-        if not self._as_artifact:
+    def _show(self, step: int, last_step: int, text: str) -> None:
+        """Hands over what the UI shall show of this step; it is made by a thread of its own."""
+        if self._artifacts is None or self._run is None:
             return
-        try:
-            if self._artifact_id is None:
-                made = create_progress_artifact(percent, key="training", description=text)
-                assert isinstance(made, UUID)
-                self._artifact_id = made
-            else:
-                update_progress_artifact(self._artifact_id, percent, description=text)
-        except (HTTPError, PrefectException) as error:
-            # A server that is gone must not end a night of training.
-            self._logger.warning("the progress artifact could not be updated: %s", error)
+        percent = 100.0 * step / last_step
+        self._artifacts.show("training", "progress", lambda: percent, text)
+        rows = [row for at, row in self._rows.items() if at <= step]
+        title = f"{self._run.run_id}: step {step} of {last_step}"
+        self._artifacts.show(
+            "learning-curve", "image", partial(learning_curve, rows, title), f"As of step {step}."
+        )
+        self._artifacts.show(
+            "samples",
+            "markdown",
+            partial(latest_samples, self._run.rollouts),
+            "A few of the latest responses, as the model wrote them.",
+        )
+
+    def _diagnose(self, step: int, metrics: dict[str, float]) -> None:
+        """Says what is wrong, each thing once, and shows all of it in the UI."""
+        self._rows[step] = metrics | {"step": step}
+        if step % DIAGNOSIS_STEPS:
+            return
+        found = diagnose(row for at, row in self._rows.items() if at <= step)
+        new = [one for one in found if one.rule not in self._told]
+        for one in new:
+            self._logger.warning("step %d, diagnosis: %s", step, one)
+            self._told.add(one.rule)
+        if found and self._artifacts is not None:
+            lines = [f"- **{one.says}** ({one.evidence}). Try: {one.advice}" for one in found]
+            text = "\n".join(lines)
+            self._artifacts.show("diagnosis", "markdown", lambda: text, f"As of step {step}.")

@@ -1,32 +1,42 @@
-"""Prune: a run's checkpoints against its quota, with a reason for each."""
+"""Prune: a run's checkpoints and rollouts against their quotas, with a reason for each."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 from prefect import task
-from prefect.artifacts import create_table_artifact
 
-from rl_core.checkpoints import PruningDecision, prune
 from rl_core.config import RunConfig
+from rl_core.pruning import prune
+from rl_core.retention import PruningDecision, gigabytes
+from rl_core.rollout_log import RolloutFile
 from rl_core.tracking import RunFolder
+from tasks.artifacts import create_table_artifact
+from tasks.finished import once_per_training
 
+LEFT_ALONE: Final = "left alone"
 _logger = logging.getLogger(__name__)
 
 
 def prune_run(config: RunConfig, run: RunFolder, *, dry_run: bool = False) -> list[dict[str, Any]]:
-    """Deletes the checkpoints that need not stay and returns a row per checkpoint, newest first.
+    """Deletes what need not stay, joins rollout files, and says what became of each checkpoint.
 
     Args:
-        config: `checkpoints` says how many stay and how many bytes they may take.
+        config: `checkpoints` and `storage` say how much stays and how many bytes it may take.
         run: the run.
         dry_run: only says what would be done.
+
+    Returns:
+        A row per checkpoint, newest first, then one per file of rollouts that is deleted.
     """
     decisions = prune(
         run.path,
         keep_last=config.checkpoints.keep_last,
         quota_bytes=config.checkpoints.quota_bytes,
+        keep_every=config.checkpoints.keep_every,
+        min_free_bytes=int(config.storage.min_free_gib * 2**30),
         dry_run=dry_run,
     )
     gone = [decision for decision in decisions if not decision.keep]
@@ -37,30 +47,120 @@ def prune_run(config: RunConfig, run: RunFolder, *, dry_run: bool = False) -> li
         "would be deleted" if dry_run else "deleted",
         sum(decision.checkpoint.size_bytes for decision in gone) / 1e9,
     )
-    return [_row(decision) for decision in decisions]
+    if not dry_run:
+        run.rollouts.compact(last_too=True)
+    quota_bytes = config.storage.rollout_quota_bytes
+    old = run.rollouts.age_out(quota_bytes, dry_run=dry_run)
+    return [_row(decision) for decision in decisions] + [
+        _rollouts_row(file, size, quota_bytes) for file, size in old
+    ]
 
 
-@task(name="prune", task_run_name="prune checkpoints")
+def _run_name(parameters: dict[str, Any]) -> str:
+    config: RunConfig = parameters["config"]
+    return (
+        f"prune checkpoints to {gigabytes(config.checkpoints.quota_bytes)}, "
+        f"rollouts to {gigabytes(config.storage.rollout_quota_bytes)}"
+    )
+
+
+@task(
+    name="prune",
+    task_run_name=_run_name,  # type: ignore[arg-type]  # a plain function does
+    persist_result=True,
+    result_serializer="json",
+    cache_key_fn=once_per_training,
+)
 def prune_task(config: RunConfig, run: RunFolder) -> None:
     """Prunes in a flow run; a table artifact says what was kept, deleted and why."""
     create_table_artifact(
-        prune_run(config, run),
+        [_cells(row) for row in prune_run(config, run)],
         key="checkpoints",
         description=(
-            f"Checkpoints of {run.run_id}: latest, best and the newest "
+            f"Checkpoints of {run.run_id}: latest, best, a champion and the newest "
             f"{config.checkpoints.keep_last} stay within "
-            f"{config.checkpoints.quota_bytes / 1e9:.3g} GB."
+            f"{gigabytes(config.checkpoints.quota_bytes)}. Rollouts: the newest "
+            f"{gigabytes(config.storage.rollout_quota_bytes)}."
         ),
     )
+
+
+def prune_runs(
+    runs: Sequence[tuple[RunConfig | str, RunFolder]], *, dry_run: bool
+) -> list[dict[str, Any]]:
+    """Prunes runs one by one; what keeps one from it is no reason to stop at the others.
+
+    A run in progress is left alone: it makes room for itself, by settings that may be others.
+
+    Args:
+        runs: each with its settings, or why these cannot be read.
+        dry_run: only says what would be done.
+
+    Returns:
+        The rows of `prune_run`, each with its `run`, and one per run that was left alone.
+    """
+    rows: list[dict[str, Any]] = []
+    for config, run in runs:
+        try:
+            if isinstance(config, str):
+                raise ValueError(config)
+            if run.read().status == "running":
+                raise ValueError("in progress: it prunes itself")
+            found = prune_run(config, run, dry_run=dry_run)
+        except (OSError, ValueError) as error:
+            _logger.warning("%s was left alone: %s", run.run_id, error)
+            found = [{"what": "all", "decision": LEFT_ALONE, "why": str(error)}]
+        rows += [{"run": run.run_id, **row} for row in found]
+    return rows
+
+
+@task(name="prune-runs", task_run_name="prune all runs, dry_run={dry_run}")
+def prune_runs_task(
+    runs: Sequence[tuple[RunConfig | str, RunFolder]], dry_run: bool
+) -> dict[str, Any]:
+    """Prunes runs in a flow run; table artifact `pruned` has a row per decision."""
+    rows = prune_runs(runs, dry_run=dry_run)
+    deleted = [row for row in rows if row["decision"] == "deleted"]
+    total_bytes = sum(row["bytes"] for row in deleted)
+    create_table_artifact(
+        rows,
+        key="pruned",
+        description=(
+            f"{len(runs)} runs: {len(deleted)} checkpoints and files of rollouts, "
+            f"{gigabytes(total_bytes)}, {'would be ' if dry_run else ''}deleted."
+        ),
+    )
+    return {
+        "runs": len(runs),
+        "left_alone": sum(row["decision"] == LEFT_ALONE for row in rows),
+        "deleted": len(deleted),
+        "bytes": total_bytes,
+    }
+
+
+def _cells(row: dict[str, Any]) -> dict[str, Any]:
+    made = (row["created_at"] or "")[:19].replace("T", " ")
+    return row | {"bytes": f"{row['bytes']:,}", "created_at": made}
 
 
 def _row(decision: PruningDecision) -> dict[str, Any]:
     checkpoint = decision.checkpoint
     return {
-        "checkpoint": checkpoint.path.name,
+        "what": checkpoint.path.name,
         "decision": "kept" if decision.keep else "deleted",
         "why": decision.reason,
         "bytes": checkpoint.size_bytes,
         "accuracy": checkpoint.accuracy,
         "created_at": checkpoint.created_at,
+    }
+
+
+def _rollouts_row(file: RolloutFile, size_bytes: int, quota_bytes: int) -> dict[str, Any]:
+    return {
+        "what": f"rollouts/{file.path.name}",
+        "decision": "deleted",
+        "why": f"oldest beyond the quota of {gigabytes(quota_bytes)}",
+        "bytes": size_bytes,
+        "accuracy": None,
+        "created_at": None,
     }

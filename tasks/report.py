@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from prefect import task
-from prefect.artifacts import create_image_artifact, create_markdown_artifact
 
 from rl_core.atomic import write_text_atomically
+from rl_core.full_disk import write_unless_full
 from rl_core.tracking import RunFolder
-from tasks.report_charts import learning_curve_uri
+from tasks.artifacts import create_image_artifact, create_markdown_artifact
+from tasks.learning_curve import learning_curve
 from tasks.report_data import gather
 from tasks.report_page import render_html, render_markdown
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was written and what the Prefect UI shows."""
+    """What is written and what the Prefect UI shows."""
 
     html: Path
+    """Where the page goes."""
+    page: str
     markdown: str
     learning_curve_uri: str | None
     """An SVG data URI; None before the first step."""
@@ -35,23 +39,56 @@ def write_report(run_folder: Path, *, is_last_stage: bool = False) -> Report:
     Raises:
         ValueError: there is no run at that path.
     """
+    report = make_report(run_folder, is_last_stage=is_last_stage)
+    write_text_atomically(report.html, report.page)
+    return report
+
+
+def make_report(run_folder: Path, *, is_last_stage: bool = False) -> Report:
+    """Returns the report of a run, not yet written; see `write_report`."""
     data = gather(run_folder)
+    rows = RunFolder(run_folder).metrics.read()
     if is_last_stage:
         data = replace(data, record=data.record.model_copy(update={"status": "finished"}))
-    html = run_folder / "report.html"
-    write_text_atomically(html, render_html(data))
-    return Report(html, render_markdown(data), learning_curve_uri(data))
+    return Report(
+        run_folder / "report.html",
+        render_html(data),
+        render_markdown(data),
+        learning_curve(rows, f"{run_folder.name}: {rows[-1]['step']} steps") if rows else None,
+    )
+
+
+def write_last_report(run: RunFolder) -> Report:
+    """Writes the report that ends a run, and returns it.
+
+    A full disk costs the file, and the run's reason says so.
+    """
+    report = make_report(run.path, is_last_stage=True)
+    write_unless_full(
+        run,
+        report.html.name,
+        partial(write_text_atomically, report.html, report.page),
+        remedy=f"`countdown-train report run_id={run.run_id}` writes it",
+    )
+    return report
 
 
 @task(name="report", task_run_name="write report.html")
 def report_task(run: RunFolder) -> Path:
     """Writes the report that ends a run; artifacts `report` and `learning-curve` show it."""
-    report = write_report(run.path, is_last_stage=True)
-    create_markdown_artifact(report.markdown, key="report", description=str(report.html))
+    report = write_last_report(run)
+    page = report.html.resolve()
+    create_markdown_artifact(
+        f"{report.markdown}\n\nThe whole report, with charts and samples: "
+        f"[{page}]({page.as_uri()}) (copy the link: from a page of a server, browsers follow none "
+        "to a file)\n",
+        key="report",
+        description=f"What became of {run.run_id}, in short.",
+    )
     if report.learning_curve_uri:
         create_image_artifact(
             report.learning_curve_uri,
             key="learning-curve",
-            description=f"accuracy over steps of {run.run_id}",
+            description=f"The whole training of {run.run_id}.",
         )
     return report.html

@@ -8,32 +8,26 @@ from typing import Any
 
 import polars as pl
 
+from rl_core.diagnosis import Diagnosis, diagnose
+from rl_core.resume import remarks
 from rl_core.tracking import RunFolder, RunRecord
 from tasks import run_files, sql
+from tasks.report_faults import Fault, LoggedWarning, faults, warnings
+from tasks.report_samples import Sample, Story, best_and_worst, from_the_end, samples, stories
 
 _MOST_POINTS = 120
 """Steps of a stacked chart are summed up into at most this many columns."""
-_SAMPLES = {"correct": 3}
-"""Samples shown of a verdict; of all others `_SAMPLES_OF_OTHERS`."""
-_SAMPLES_OF_OTHERS = 1
-_LONGEST_SAMPLE = 4_000
-"""Characters of a sample's response that are shown, before and after its answer."""
+_MOST_KINDS = 6
+"""Of files, with their sizes."""
+_TIMELINE = """
+select step, metric, value from metrics
+where
+    starts_with(metric, 'timing_s/') or starts_with(metric, 'memory/host_gib/')
+    or starts_with(metric, 'memory/peak_gib/') or metric = 'disk/free_gib'
+order by step, metric
+"""
 
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One rollout to read: its response cut in three around the answer."""
-
-    step: int
-    verdict: str
-    score: float
-    prompt: str
-    before: str
-    answer: str
-    after: str
-    is_cut: bool
 
 
 @dataclass(frozen=True)
@@ -45,6 +39,8 @@ class ReportData:
     """config.yaml, as it lies."""
     seconds: float | None
     """Wall time of the stages done; before the end of training, up to its last logged step."""
+    price: str | None
+    """Of that time, where the settings name one."""
     before: float | None
     """Greedy test accuracy of the base model: of the evaluation, else of the first test."""
     after: float | None
@@ -54,16 +50,39 @@ class ReportData:
     trained: Row | None
     """The newest trained model's."""
     gain: Row | None
+    diagnoses: list[Diagnosis]
+    """What is wrong with the run, the gravest first."""
     curve: pl.DataFrame
     verdicts: pl.DataFrame
+    steps_per_row: int
+    """Of `verdicts`."""
+    timeline: pl.DataFrame
+    """Step, metric and value of times, memory and disk."""
     by_num_solutions: list[Row]
+    by_num_operands: list[Row]
+    """Empty where all problems have as many numbers."""
     pass_at_k: list[Row]
+    """For k = 1, 2, 4, ...: all others lie between."""
+    majority: dict[str, Row]
+    """Rows of `majority_vote` by model."""
     evaluation_verdicts: list[Row]
     best_checkpoint: Row | None
+    checkpoint_remarks: list[str]
+    """A sentence on each checkpoint that cannot be resumed from."""
+    faults: list[Fault]
+    warnings: list[LoggedWarning]
+    stories: list[Story]
+    best: list[Sample]
+    worst: list[Sample]
     samples: list[Sample]
+    """One of each verdict, from the end of training, as are `best` and `worst`."""
     stages: list[Row]
     phases: list[Row]
+    memory: list[Row]
+    """Rows of `memory_by_phase`."""
     disk: dict[str, int]
+    data_sets: list[Row]
+    """The splits that the run read, as far as they are still there."""
 
 
 def gather(run: Path) -> ReportData:
@@ -84,7 +103,7 @@ def gather(run: Path) -> ReportData:
     curve = ask("learning_curve")
     steps_per_row = max(1, -(-_last_step(curve) // _MOST_POINTS))
     verdicts = ask("verdict_shares_by_step", steps_per_row=steps_per_row)
-    rollout_steps = _last_step(verdicts)
+    from_step = from_the_end(verdicts)
     models = ask("evaluation_summary").to_dicts()
     trained = [row for row in models if row["model"] != "base"][-1:]
     newest = trained[0]["model"] if trained else None
@@ -92,80 +111,43 @@ def gather(run: Path) -> ReportData:
     base = next((row for row in models if row["model"] == "base"), None)
     overview = ask("runs_overview").row(0, named=True)
     settings = run / "config.yaml"
+    seconds = _seconds(record, overview)
+    best, worst = best_and_worst(run, from_step=from_step)
     return ReportData(
         record=record,
         settings=settings.read_text(encoding="utf-8") if settings.exists() else "",
-        seconds=_seconds(record, overview),
+        seconds=seconds,
+        price=None if seconds is None else RunFolder(run).price_of(seconds),
         before=base["accuracy"] if base else overview["accuracy_before"],
         after=trained[0]["accuracy"] if trained else overview["accuracy_after"],
         base=base,
         trained=trained[0] if trained else None,
         gain=_last([row for row in ask("gain_over_base").to_dicts() if row["model"] == newest]),
+        diagnoses=diagnose(RunFolder(run).metrics.read()),
         curve=curve,
         verdicts=verdicts,
-        by_num_solutions=_of_models(ask("accuracy_by_num_solutions"), shown_models),
-        pass_at_k=_of_models(ask("pass_at_k"), shown_models),
+        steps_per_row=steps_per_row,
+        timeline=sql.run_query(_TIMELINE, root=root, run=run.name),
+        by_num_solutions=_labelled(_of_models(ask("accuracy_by_num_solutions"), shown_models)),
+        by_num_operands=_several(_of_models(ask("accuracy_by_operands"), shown_models)),
+        pass_at_k=[
+            row for row in _of_models(ask("pass_at_k"), shown_models) if row["k"].bit_count() == 1
+        ],
+        majority={row["model"]: row for row in ask("majority_vote").to_dicts()},
         evaluation_verdicts=_of_models(ask("evaluation_verdicts"), shown_models),
         best_checkpoint=_last(ask("best_checkpoint").to_dicts()),
-        samples=_samples(run, from_step=max(1, rollout_steps - rollout_steps // 5)),
+        checkpoint_remarks=remarks(run),
+        faults=faults(run, record),
+        warnings=warnings(run),
+        stories=stories(run),
+        best=best,
+        worst=worst,
+        samples=samples(run, from_step=from_step),
         stages=ask("time_by_stage").to_dicts(),
         phases=ask("time_by_phase").to_dicts(),
-        disk=run_files.bytes_by_kind(run),
-    )
-
-
-def _samples(run: Path, *, from_step: int) -> list[Sample]:
-    """A few rollouts of each verdict, from the end of training, the most frequent verdict first."""
-    root, name = run.parent.parent, run.name
-    counts = sql.run_query(
-        "select verdict from rollouts where step >= $from_step "
-        "group by verdict order by verdict != 'correct', count(*) desc, verdict",
-        {"from_step": from_step},
-        root=root,
-        run=name,
-    )
-    samples: list[Sample] = []
-    for verdict in counts["verdict"]:
-        limit = _SAMPLES.get(verdict, _SAMPLES_OF_OTHERS)
-        arguments: Row = {"verdict": verdict, "from_step": from_step, "limit": limit}
-        rows = sql.ask("samples_of_a_verdict", arguments, root=root, run=name)
-        samples += [_as_sample(row) for row in rows.to_dicts()]
-    return samples
-
-
-def _as_sample(row: Row) -> Sample:
-    response = row["response"] or ""
-    before, answer, after = cut_around_answer(response, row["answer"])
-    return Sample(
-        step=row["step"],
-        verdict=row["verdict"],
-        score=row["score"],
-        prompt=row["prompt"] or "",
-        before=before,
-        answer=answer,
-        after=after,
-        is_cut=len(before) + len(answer) + len(after) < len(response),
-    )
-
-
-def cut_around_answer(response: str, answer: str | None) -> tuple[str, str, str]:
-    """Returns what comes before the scored answer, the answer, and what comes after it.
-
-    The answer stands in the last answer tag, else where its text occurs last; without one, all is
-    `before`. Of a long response only the part around the answer is returned.
-    """
-    closing = response.rfind("</answer>")
-    opening = response.rfind("<answer>", 0, max(closing, 0))
-    found = response.rfind(answer) if answer else -1
-    start = end = len(response)
-    if answer and opening >= 0:
-        start, end = opening + len("<answer>"), closing
-    elif answer and found >= 0:
-        start, end = found, found + len(answer)
-    return (
-        response[max(0, start - _LONGEST_SAMPLE) : start],
-        response[start:end],
-        response[end : end + _LONGEST_SAMPLE],
+        memory=ask("memory_by_phase").to_dicts(),
+        disk=_largest(run_files.bytes_by_kind(run)),
+        data_sets=_data_sets(root, record),
     )
 
 
@@ -177,6 +159,30 @@ def _seconds(record: RunRecord, overview: Row) -> float | None:
 
 def _of_models(frame: pl.DataFrame, models: set[str | None]) -> list[Row]:
     return [row for row in frame.to_dicts() if row["model"] in models]
+
+
+def _labelled(rows: list[Row]) -> list[Row]:
+    """Returns no rows where no problem says how many solutions it has, as in GSM8K."""
+    return [] if all(row["solutions"] == "unknown" for row in rows) else rows
+
+
+def _largest(sizes: dict[str, int]) -> dict[str, int]:
+    """Returns a few of the sizes, largest first as they were, and the sum of all others."""
+    shown = dict(list(sizes.items())[:_MOST_KINDS])
+    rest = sum(sizes.values()) - sum(shown.values())
+    return shown | ({"the rest": rest} if rest else {})
+
+
+def _several(rows: list[Row]) -> list[Row]:
+    """Returns no rows where there is but one: it would repeat the headline."""
+    return rows if len(rows) > 1 else []
+
+
+def _data_sets(root: Path, record: RunRecord) -> list[Row]:
+    if record.data is None:
+        return []
+    rows = sql.ask("data_sets", root=root).to_dicts()
+    return [row for row in rows if row["name"] == Path(record.data).name]
 
 
 def _last(rows: list[Row]) -> Row | None:

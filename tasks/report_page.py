@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from tasks.report_charts import PALETTE, charts
+from rl_core.ladder import in_words
+from tasks.chart import PALETTE
+from tasks.compare import Comparison
+from tasks.report_charts import charts, overlaid, resource_charts
 from tasks.report_data import ReportData
 
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -14,15 +19,12 @@ _TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 def render_html(data: ReportData) -> str:
     """Returns one self-contained page; all text of models and settings is escaped."""
-    return (
-        _environment(autoescape=True)
-        .get_template("report.html.j2")
-        .render(
-            data=data,
-            run=data.record,
-            charts=charts(data),
-            palette={name.replace("_", "-"): colour for name, colour in PALETTE.items()},
-        )
+    return _page(
+        "report.html.j2",
+        data=data,
+        run=data.record,
+        charts=charts(data),
+        resource_charts=resource_charts(data),
     )
 
 
@@ -30,6 +32,31 @@ def render_markdown(data: ReportData) -> str:
     """Returns the short version: headline and tables, without any text of a model."""
     template = _environment(autoescape=False).get_template("report.md.j2")
     return template.render(data=data, run=data.record)
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """Returns the page of several runs beside one another, self-contained as a report is."""
+    return _page(
+        "compare.html.j2",
+        comparison=comparison,
+        charts=overlaid(comparison.curves),
+    )
+
+
+def _page(template: str, **values: object) -> str:
+    """Returns a page that may run its own script alone, by that script's hash."""
+    script = (_TEMPLATES / "hover.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        _environment(autoescape=True)
+        .get_template(template)
+        .render(
+            script=script,
+            script_hash=f"sha256-{digest}",
+            palette={name.replace("_", "-"): colour for name, colour in PALETTE.items()},
+            **values,
+        )
+    )
 
 
 def _environment(*, autoescape: bool) -> Environment:
@@ -41,6 +68,7 @@ def _environment(*, autoescape: bool) -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"share": _share, "bytes": _bytes, "time": _time, "signed": _signed}
+    environment.filters |= {"typed": in_words, "setting": _setting}
     return environment
 
 
@@ -50,6 +78,15 @@ def _share(value: float | None) -> str:
 
 def _signed(value: float | None) -> str:
     return "-" if value is None else f"{value:+.3f}"
+
+
+def _setting(value: object) -> str:
+    """As one would type it."""
+    if isinstance(value, list):
+        return f"[{','.join(map(_setting, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "null" if value is None else str(value)
 
 
 def _bytes(count: float) -> str:

@@ -8,16 +8,36 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from rl_core.atomic import reading
+from rl_core.rollout_log import rollout_files
 
 _METRIC_LINES = pa.schema(
     [("run_id", pa.string()), ("line_number", pa.int64()), ("line", pa.string())]
 )
 _RUN_RECORDS = pa.schema(
     [("run_id", pa.string()), ("folder", pa.string()), ("record", pa.string())]
+)
+_SETTINGS = pa.schema([("run_id", pa.string()), ("key", pa.string()), ("value", pa.string())])
+_DATASETS = pa.schema(
+    [
+        ("name", pa.string()),
+        ("split", pa.string()),
+        ("folder", pa.string()),
+        ("num_rows", pa.int64()),
+        ("total_bytes", pa.int64()),
+        ("content_hash", pa.string()),
+        ("seed", pa.string()),
+        ("made_by", pa.string()),
+    ]
 )
 _CHECKPOINT_RECORDS = pa.schema(
     [
@@ -68,6 +88,16 @@ def parquet_files(runs: Sequence[Path], folder: str) -> list[Path]:
     ]
 
 
+@contextmanager
+def reading_rollouts(runs: Sequence[Path]) -> Iterator[list[Path]]:
+    """Yields each run's rollout files, every step in one of them, which stay within the block."""
+    with ExitStack() as held:
+        for run in runs:
+            with suppress(FileNotFoundError):
+                held.enter_context(reading(run / "rollouts"))
+        yield [file.path for run in runs for file in rollout_files(run / "rollouts")]
+
+
 def metric_lines(runs: Sequence[Path]) -> pa.Table:
     """Returns one row per line of each run's metrics.jsonl; the last may be half-written."""
     rows = [
@@ -106,6 +136,63 @@ def checkpoint_records(runs: Sequence[Path]) -> pa.Table:
                 }
             )
     return pa.Table.from_pylist(rows, schema=_CHECKPOINT_RECORDS)
+
+
+def setting_rows(runs: Sequence[Path]) -> pa.Table:
+    """Returns one row per run and setting of its config.yaml, values as YAML would write them."""
+    rows = []
+    for run in runs:
+        rows += [
+            {"run_id": run.name, "key": key, "value": value}
+            for key, value in _settings(_text(run / "config.yaml"))
+        ]
+    return pa.Table.from_pylist(rows, schema=_SETTINGS)
+
+
+@lru_cache(maxsize=1_000)
+def _settings(text: str) -> tuple[tuple[str, str], ...]:
+    """Returns keys and values of a config.yaml; to parse it takes longer than most questions."""
+    try:
+        return tuple(_leaves(yaml.safe_load(text)))
+    except yaml.YAMLError:
+        return ()
+
+
+def _leaves(value: object, key: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{key}.{name}" if key else str(name))
+    elif key:
+        yield key, "null" if value is None else str(value)
+
+
+def dataset_records(root: Path) -> pa.Table:
+    """Returns one row per split of each data set below `root`, from its file's footer."""
+    rows = []
+    for file in sorted((root / "data").glob("*/*.parquet")):
+        if file.name.startswith("."):
+            continue
+        try:
+            footer = pq.read_metadata(file)
+        except (OSError, pa.ArrowException):
+            continue  # what is no parquet file is no data set
+        said = {
+            key.decode(): value.decode(errors="replace")
+            for key, value in (footer.metadata or {}).items()
+        }
+        rows.append(
+            {
+                "name": file.parent.name,
+                "split": file.stem,
+                "folder": str(file.parent),
+                "num_rows": footer.num_rows,
+                "total_bytes": file.stat().st_size,
+                "content_hash": said.get("countdown_train.content_sha256"),
+                "seed": said.get("countdown_train.seed"),
+                "made_by": said.get("countdown_train.generator"),
+            }
+        )
+    return pa.Table.from_pylist(rows, schema=_DATASETS)
 
 
 def bytes_by_kind(run: Path) -> dict[str, int]:

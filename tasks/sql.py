@@ -1,18 +1,18 @@
 """Asks a run's files questions in SQL: saved queries, ad-hoc SELECTs and data checks.
 
-DuckDB never touches a file here: it sees tables that this module reads with pyarrow, so that no
-SELECT, however clever, can read or write anything else (DuckDB 2 lets a CTE hold a COPY).
+A user's SELECT sees tables that pyarrow reads, and DuckDB no file at all: no SELECT, however
+clever, can then read or write anything else (DuckDB 2 lets a CTE hold a COPY). The saved questions
+are this project's own words: for them DuckDB opens the parquet files itself, those and no others,
+which is faster where most of the text need not be read (benchmarks/sql.py).
 """
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
@@ -22,89 +22,40 @@ import pyarrow.dataset as pads
 
 from rl_core import schema
 from tasks import run_files
-
-SQL_FOLDER = Path(__file__).resolve().parent.parent / "sql"
-VIEWS = ("rollouts", "metrics", "evaluations", "checkpoints", "runs")
-
-Value = int | float | str | bool
-
-_HEADER_PARAMETER = re.compile(
-    r"^\$(?P<name>\w+): (?P<kind>int|float|str|bool) = (?P<default>\S+)(?:\s+\((?P<help>.*)\))?$"
+from tasks.saved_questions import (
+    SQL_FOLDER,
+    Query,
+    Value,
+    list_queries,
+    load_check,
+    load_query,
 )
-_KINDS: dict[str, type[Value]] = {"int": int, "float": float, "str": str, "bool": bool}
 
+__all__ = [
+    "SQL_FOLDER",
+    "VIEWS",
+    "CheckSession",
+    "Query",
+    "Value",
+    "ask",
+    "export_catalog",
+    "list_queries",
+    "load_check",
+    "load_query",
+    "open_checks",
+    "run_query",
+]
 
-@dataclass(frozen=True)
-class Parameter:
-    """One `$name` of a saved query, declared in its header as `-- $name: kind = default (help)`."""
-
-    name: str
-    kind: str
-    default: Value
-    help: str
-
-    def read(self, text: Value) -> Value:
-        """Returns `text` as a value of this parameter's kind.
-
-        Raises:
-            ValueError: `text` does not read as that kind.
-        """
-        return _read_value(self.name, self.kind, text)
-
-
-@dataclass(frozen=True)
-class Query:
-    """One saved question: a file of `sql/`."""
-
-    name: str
-    topic: str
-    """Its folder: rollouts, metrics, evaluation or runs."""
-    description: str
-    """The header comment: what a row is, and what to ask it for."""
-    parameters: tuple[Parameter, ...]
-    sql: str
-
-    def bind(self, arguments: Mapping[str, Value]) -> dict[str, Value]:
-        """Returns a value for every parameter: the argument where given, else the default.
-
-        Raises:
-            ValueError: an argument is unknown or does not read as its parameter's kind.
-        """
-        known = {parameter.name: parameter for parameter in self.parameters}
-        for name in arguments:
-            if name not in known:
-                usage = ", ".join(f"{p.name}={p.default}" for p in self.parameters) or "none"
-                hint = _nearest(name, known)
-                raise ValueError(
-                    f"sql {self.name} has no parameter {name!r}{hint} (it takes: {usage})"
-                )
-        return {
-            name: parameter.read(arguments.get(name, parameter.default))
-            for name, parameter in known.items()
-        }
-
-
-def list_queries() -> list[Query]:
-    """Returns all saved queries, by topic and name."""
-    files = [
-        path
-        for path in sorted(SQL_FOLDER.glob("*/*.sql"))
-        if path.parent.name not in ("views", "checks")
-    ]
-    return [_parse(path) for path in files]
-
-
-def load_query(name: str) -> Query:
-    """Returns the saved query called `name`.
-
-    Raises:
-        ValueError: there is none; the message names the nearest.
-    """
-    queries = {query.name: query for query in list_queries()}
-    if name not in queries:
-        hint = _nearest(name, queries)
-        raise ValueError(f"no saved query {name!r}{hint}; `countdown-train sql --list` lists all")
-    return queries[name]
+VIEWS = (
+    "rollouts",
+    "rescores",
+    "metrics",
+    "evaluations",
+    "checkpoints",
+    "settings",
+    "runs",
+    "datasets",
+)
 
 
 def ask(
@@ -122,7 +73,8 @@ def ask(
         ValueError: unknown query, parameter or run, or a value of the wrong kind.
     """
     query = load_query(name)
-    return run_query(query.sql, query.bind(arguments or {}), root=root, run=run)
+    parameters = query.bind(arguments or {})
+    return _answer(query.sql, parameters, root=root, run=run, is_ours=True)
 
 
 def run_query(
@@ -143,61 +95,182 @@ def run_query(
     Raises:
         ValueError: not one SELECT, or DuckDB refuses it; the message is one or two lines.
     """
-    runs = run_files.find_runs(root, run)
-    tables = {
-        "rollout_rows": _dataset(run_files.parquet_files(runs, "rollouts"), schema.ROLLOUTS),
-        "evaluation_rows": _dataset(run_files.parquet_files(runs, "eval"), schema.EVALUATION),
-        "metric_lines": run_files.metric_lines(runs),
-        "checkpoint_records": run_files.checkpoint_records(runs),
-        "run_records": run_files.run_records(runs),
-    }
-    with _connection(tables) as connection:
-        for view in VIEWS:
-            select = (SQL_FOLDER / "views" / f"{view}.sql").read_text(encoding="utf-8")
-            connection.execute(f"create view {view} as {select}")
-        return _select(connection, sql, parameters or {}, VIEWS)
+    return _answer(sql, parameters or {}, root=root, run=run, is_ours=False)
 
 
-def run_check(
-    path: Path, *, train: Path, test: Path, parameters: Mapping[str, Value] | None = None
+def _answer(
+    sql: str, parameters: Mapping[str, Value], *, root: Path, run: str | None, is_ours: bool
 ) -> pl.DataFrame:
-    """Returns the rows that violate one data check (none: it passes).
+    """Returns the rows of a SELECT; `is_ours`: its words come from `sql/`, not from a user."""
+    runs = run_files.find_runs(root, run)
+    named = _named_views(sql)
+    of = {view: runs if view in named else [] for view in VIEWS}
+    with run_files.reading_rollouts(of["rollouts"]) as rollouts:
+        files = {
+            "rollout_rows": rollouts,
+            "evaluation_rows": run_files.parquet_files(of["evaluations"], "eval"),
+            "rescore_rows": run_files.parquet_files(of["rescores"], "rescored"),
+        }
+        own = {name: found for name, found in files.items() if found and is_ours}
+        tables = {
+            name: _dataset(files[name], columns)
+            for name, (_, columns) in _FILES.items()
+            if name not in own
+        }
+        with _connection(tables | _records(root, of), own) as connection:
+            _create_views(connection)
+            return _select(connection, sql, parameters, VIEWS)
 
-    The check's SELECT reads the tables `train` and `test`, and may call
-    `evaluates_to(solution varchar, nums bigint[], target bigint) -> boolean`.
+
+def _named_views(sql: str) -> set[str]:
+    """Returns the views that a SELECT may look at: the others need not be read for it."""
+    words = set(re.findall(r"\w+", sql.lower()))
+    by_text = {"query", "query_table"}  # functions that take a table's name as a value
+    return set(VIEWS) if words & by_text else words & set(VIEWS)
+
+
+def _records(root: Path, of: Mapping[str, Sequence[Path]]) -> dict[str, pa.Table]:
+    """Returns the small tables: what text files and footers of each view's runs say."""
+    return {
+        "setting_rows": run_files.setting_rows(of["settings"]),
+        "dataset_records": run_files.dataset_records(root),
+        "metric_lines": run_files.metric_lines(of["metrics"]),
+        "checkpoint_records": run_files.checkpoint_records(of["checkpoints"]),
+        "run_records": run_files.run_records(of["runs"]),
+    }
+
+
+def _create_views(connection: duckdb.DuckDBPyConnection) -> None:
+    for view in VIEWS:
+        select = (SQL_FOLDER / "views" / f"{view}.sql").read_text(encoding="utf-8")
+        connection.execute(f"create view {view} as {select}")
+
+
+def export_catalog(root: Path, file: Path) -> None:
+    """Writes a DuckDB file with all views, for any DuckDB client.
+
+    Rollouts, evaluations and rescores stay where they are, and new ones are seen at the next
+    query; metrics, records, settings and footers are copied as they are now.
 
     Args:
-        path: the check, a file of `sql/checks`.
-        train: the train split, parquet.
-        test: the test split, parquet.
-        parameters: values of its `$parameters`; defaults come from the check's header.
+        root: `storage.root`.
+        file: to be written; the format is that of DuckDB 1.0, which later ones read.
 
     Raises:
-        ValueError: a split is missing or not parquet, or the SELECT does not fit its columns.
+        ValueError: it cannot be written.
     """
-    query = _parse(path)
-    tables = {"train": _dataset([train]), "test": _dataset([test])}
-    with _connection(tables) as connection:
-        connection.create_function(
-            "evaluates_to", _evaluates_to, ["VARCHAR", "BIGINT[]", "BIGINT"], "BOOLEAN"
+    runs = run_files.find_runs(root)
+    new = file.with_name(f".tmp-{file.name}")
+    new.unlink(missing_ok=True)
+    try:
+        with duckdb.connect() as connection:
+            connection.execute(f"attach '{_quoted(new)}' as catalog (storage_version 'v1.0.0')")
+            connection.execute("use catalog")
+            for name, table in _records(root, dict.fromkeys(VIEWS, runs)).items():
+                connection.register("copied", table)
+                connection.execute(f"create table {name} as select * from copied")
+            for name, (folder, columns) in _FILES.items():
+                connection.register("empty", columns.empty_table())
+                connection.execute(f"create table no_{name} as select * from empty")
+                rows = f"select * from no_{name}"
+                if any((root / "runs").glob(f"*/{folder}")):
+                    rows += f" union all by name {_rows_on_disk(root, folder)}"
+                connection.execute(f"create view {name} as {rows}")
+            _create_views(connection)
+        new.replace(file)
+    except (duckdb.Error, OSError) as error:
+        new.unlink(missing_ok=True)
+        raise ValueError(f"{file} cannot be written: {' '.join(str(error).split())}") from error
+
+
+def _rows_on_disk(root: Path, folder: str) -> str:
+    """Returns a SELECT of the rows of all files that are there when it is asked, each row once.
+
+    Between the moment that `RolloutLog.compact` names a joined file and the moment that it deletes
+    the last of those it was made of, a step is in both: then the joined one counts. The file's name
+    decides, so that costs no look at the rows.
+    """
+    runs = root.resolve() / "runs"
+    joined, single = (_quoted(runs / "*" / "rollouts" / f"{kind}_*.parquet") for kind in _KINDS)
+    return rf"""
+        select * exclude (filename)
+        from read_parquet('{_quoted(runs / "*" / folder)}', union_by_name = true, filename = true)
+        where filename not in (
+            select single.file
+            from glob('{single}') as single
+            inner join glob('{joined}') as joined
+                on parse_dirpath(single.file) = parse_dirpath(joined.file)
+                and cast(regexp_extract(single.file, '_(\d+)[.]parquet$', 1) as bigint)
+                    between cast(regexp_extract(joined.file, '_(\d+)_\d+[.]parquet$', 1) as bigint)
+                    and cast(regexp_extract(joined.file, '_(\d+)[.]parquet$', 1) as bigint)
         )
-        return _select(connection, query.sql, query.bind(parameters or {}), tuple(tables))
+    """
 
 
-def _evaluates_to(solution: str, nums: Sequence[int], target: int) -> bool:
-    """Whether the scorer itself calls `solution` correct."""
-    from rl_core.envs.countdown import score_response
+_KINDS = ("steps", "step")
+"""How names of joined and of single files of rollouts begin."""
+_FILES: Mapping[str, tuple[str, pa.Schema]] = {
+    "rollout_rows": ("rollouts/step*.parquet", schema.ROLLOUTS),
+    "evaluation_rows": ("eval/*.parquet", schema.EVALUATION),
+    "rescore_rows": ("rescored/*.parquet", schema.RESCORES),
+}
+"""Where the rows of many files lie in a run's folder."""
 
-    return score_response(f"<answer>{solution}</answer>", nums, target).verdict == "correct"
+
+def _quoted(path: Path) -> str:
+    return str(path).replace("'", "''")
+
+
+class CheckSession:
+    """Tables in memory that any number of data checks look at, through one connection."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+        self._connection = connection
+        self._tables: list[str] = []
+
+    def add(self, name: str, table: pa.Table) -> None:
+        """Lets the checks read one more table.
+
+        Raises:
+            ValueError: a column is of a type that DuckDB does not have.
+        """
+        _register(self._connection, name, table)
+        self._tables.append(name)
+
+    def violations(
+        self, check: Query, parameters: Mapping[str, Value] | None = None
+    ) -> pl.DataFrame:
+        """Returns the rows that violate one check (none: it passes).
+
+        Args:
+            check: what its SELECT reads has been added.
+            parameters: values of its `$parameters`; defaults come from the check's header.
+
+        Raises:
+            ValueError: the SELECT does not fit the tables' columns.
+        """
+        return _select(self._connection, check.sql, check.bind(parameters or {}), self._tables)
+
+
+@contextmanager
+def open_checks() -> Iterator[CheckSession]:
+    """A session for data checks, without tables yet; it reads and writes no files."""
+    with _connection({}) as connection:
+        yield CheckSession(connection)
 
 
 @contextmanager
 def _connection(
     tables: Mapping[str, pa.Table | pads.Dataset],
+    files: Mapping[str, Sequence[Path]] | None = None,
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """An in-memory DuckDB that sees `tables` and nothing else: no files, no extensions."""
+    """An in-memory DuckDB that sees `tables` and nothing else: no extensions, no files but `files`.
+
+    Args:
+        tables: by name.
+        files: parquet files by the name of the table of `_FILES` that they make up.
+    """
     config: dict[str, str | bool | int] = {
-        "enable_external_access": False,
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
         "allow_community_extensions": False,
@@ -207,12 +280,55 @@ def _connection(
     connection = duckdb.connect(":memory:", config=config)
     try:
         connection.execute("set TimeZone = 'UTC'")
+        # It would stand in the answer, on standard output.
+        connection.execute("set enable_progress_bar = false")
+        if files:
+            connection.execute("set parquet_metadata_cache = true")
+            everything = [file for some in files.values() for file in some]
+            connection.execute(f"set allowed_paths = {_paths(everything)}")
+        connection.execute("set enable_external_access = false")
         connection.execute("set lock_configuration = true")
         for name, table in tables.items():
-            connection.register(name, table)
+            _register(connection, name, table)
+        for name, some in (files or {}).items():
+            _register_files(connection, name, some)
         yield connection
     finally:
         connection.close()
+
+
+def _register_files(
+    connection: duckdb.DuckDBPyConnection, name: str, files: Sequence[Path]
+) -> None:
+    """Makes parquet files a table of `_FILES`; a column that they lack is null."""
+    columns = _FILES[name][1]
+    source = f"read_parquet({_paths(files)}, union_by_name = true)"
+    try:
+        found = {row[0] for row in connection.execute(f"describe from {source}").fetchall()}
+        rows = f"select * from {source}"
+        if lacking := [column for column in columns.names if column not in found]:
+            connection.register(f"no_{name}", columns.empty_table().select(lacking))
+            rows = f"select * from no_{name} union all by name {rows}"
+        connection.execute(f"create view {name} as {rows}")
+    except duckdb.Error as error:
+        raise ValueError(f"not a readable parquet file ({_message(error)})") from error
+
+
+def _register(
+    connection: duckdb.DuckDBPyConnection, name: str, table: pa.Table | pads.Dataset
+) -> None:
+    try:
+        connection.register(name, table)
+    except duckdb.Error as error:
+        raise ValueError(f"{name}: a column's type is unknown ({_message(error)})") from error
+
+
+def _paths(files: Sequence[Path]) -> str:
+    return "[" + ", ".join(f"'{_quoted(file.absolute())}'" for file in files) + "]"
+
+
+def _message(error: duckdb.Error) -> str:
+    return " ".join(str(error).split("\n\nLINE ")[0].split())
 
 
 def _select(
@@ -229,8 +345,7 @@ def _select(
         relation = connection.sql(sql, params=dict(parameters) or None)
         return pl.DataFrame(relation.to_arrow_table())
     except duckdb.Error as error:
-        message = " ".join(str(error).split("\n\nLINE ")[0].split())
-        raise ValueError(f"{message} (there are: {', '.join(tables)})") from error
+        raise ValueError(f"{_message(error)} (there are: {', '.join(tables)})") from error
 
 
 def _dataset(files: Sequence[Path], columns: pa.Schema | None = None) -> pa.Table | pads.Dataset:
@@ -242,37 +357,3 @@ def _dataset(files: Sequence[Path], columns: pa.Schema | None = None) -> pa.Tabl
     except (pa.ArrowInvalid, OSError) as error:
         names = ", ".join(str(file) for file in files[:3])
         raise ValueError(f"{names}: not a readable parquet file ({error})") from error
-
-
-def _parse(path: Path) -> Query:
-    """Reads a query's header: lines of comment, then parameter lines, then the SELECT."""
-    sql = path.read_text(encoding="utf-8")
-    description: list[str] = []
-    parameters: list[Parameter] = []
-    for line in sql.splitlines():
-        if not line.startswith("--"):
-            break
-        text = line.removeprefix("--").strip()
-        if not text.startswith("$"):
-            description.append(text)
-            continue
-        match = _HEADER_PARAMETER.match(text)
-        if match is None:
-            raise ValueError(f"{path}: {line!r} does not read as `-- $name: kind = default (help)`")
-        default = _read_value(match["name"], match["kind"], match["default"])
-        parameters.append(Parameter(match["name"], match["kind"], default, match["help"] or ""))
-    return Query(path.stem, path.parent.name, " ".join(description), tuple(parameters), sql)
-
-
-def _read_value(name: str, kind: str, text: Value) -> Value:
-    try:
-        if kind == "bool":
-            return {"true": True, "false": False}[str(text).lower()]
-        return _KINDS[kind](text)
-    except (KeyError, ValueError) as error:
-        raise ValueError(f"parameter {name}={text} does not read as {kind}") from error
-
-
-def _nearest(name: str, known: Mapping[str, object]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f": did you mean {close[0]!r}?" if close else ""

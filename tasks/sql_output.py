@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 import polars as pl
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -57,31 +59,95 @@ def render_queries(queries: Sequence[Query], *, width: int) -> str:
 
 
 def _table(frame: pl.DataFrame, width: int) -> bytes:
-    """A table whose long texts share what room the short columns leave; few long texts in full."""
-    longest = max((len(str(value)) for row in frame.iter_rows() for value in row), default=0)
-    if frame.height <= _MOST_RECORDS and longest > width:
-        return _records(frame, width)
+    """A table that is made narrower, where it is too wide, by what costs the reader least.
+
+    What is the same in all rows is told once, above it; names of columns are folded; long texts
+    lose what all of them begin with, and share what room the short columns leave. A few rows that
+    do not fit even so are shown one below the other.
+    """
     cells = {name: [_cell(value) for value in frame[name]] for name in frame.columns}
-    widths = {
-        name: max([len(name), *(len(cell) for cell in column)]) for name, column in cells.items()
+    heads = {name: name for name in cells}
+    told = ""
+    if _width(heads, cells) > width:
+        same = _same_in_all_rows(frame, cells)
+        told = "".join(f"{name}: {value}\n" for name, value in same.items())
+        cells = {name: column for name, column in cells.items() if name not in same}
+    if _width(heads, cells) > width:
+        heads = {name: _folded(name, column) for name, column in cells.items()}
+        cells = {name: _without_common_start(column) for name, column in cells.items()}
+    longest = max((len(cell) for column in cells.values() for cell in column), default=0)
+    cells, are_readable = _shortened(heads, cells, width)
+    needed = _width(heads, cells)
+    if frame.height <= _MOST_RECORDS and (max(longest, needed) > width or not are_readable):
+        return _records(frame, width)
+    height = 1 + max((head.count("\n") for head in heads.values()), default=0)
+    shown = [
+        _align(_lines(heads[name], height) + column, to_right=frame[name].dtype.is_numeric())
+        for name, column in cells.items()
+    ]
+    lines = "".join(f"{'  '.join(row).rstrip()}\n" for row in zip(*shown, strict=True))
+    return f"{told}{lines}{_count(frame)}\n".encode()
+
+
+def _lines(head: str, height: int) -> list[str]:
+    lines = head.split("\n")
+    return [""] * (height - len(lines)) + lines
+
+
+def _widths(heads: Mapping[str, str], cells: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Returns what each column takes, in characters, without the two between columns."""
+    return {name: max(map(len, [*heads[name].split("\n"), *cells[name]])) for name in cells}
+
+
+def _width(heads: Mapping[str, str], cells: Mapping[str, Sequence[str]]) -> int:
+    return sum(size + 2 for size in _widths(heads, cells).values())
+
+
+def _folded(name: str, column: Sequence[str]) -> str:
+    """Returns a column's name over several lines, if that is what makes the column wide."""
+    return name.replace("_", "_\n") if len(name) > max(map(len, column), default=0) else name
+
+
+def _same_in_all_rows(frame: pl.DataFrame, cells: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Returns the texts that all of several rows have in common, but never all columns."""
+    same = {
+        name: column[0]
+        for name, column in cells.items()
+        if frame[name].dtype == pl.String and len(column) > 1 and len(set(column)) == 1
     }
+    return same if len(same) < len(cells) else {}
+
+
+def _without_common_start(column: Sequence[str]) -> list[str]:
+    """Returns long texts without the whole words, or folders, that all of them begin with."""
+    several = len(column) > 1
+    common = os.path.commonprefix(column) if several else ""  # noqa: RUF071  texts, not paths
+    cut = max(common.rfind(" "), common.rfind("/")) + 1
+    return [f"…{text[cut:]}" for text in column] if cut > _LEAST_TEXT else list(column)
+
+
+def _shortened(
+    heads: Mapping[str, str], cells: Mapping[str, Sequence[str]], width: int
+) -> tuple[dict[str, list[str]], bool]:
+    """Returns all cells, long texts cut to an equal share of the room, and if that is readable."""
+    widths = _widths(heads, cells)
     long = [name for name, size in widths.items() if size > _LONG_TEXT]
     left = width - sum(size + 2 for name, size in widths.items() if name not in long)
     room = max(_LEAST_TEXT, left // max(1, len(long)) - 2)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in frame.columns:
-        numeric = frame[name].dtype.is_numeric()
-        table.add_column(Text(name), justify="right" if numeric else "left", no_wrap=True)
-    for row in range(frame.height):
-        table.add_row(
-            *(
-                Text(_shorten(cells[name][row], room) if name in long else cells[name][row])
-                for name in frame.columns
-            )
-        )
-    natural = sum(min(size, room) if name in long else size for name, size in widths.items())
-    printed = _print(table, max(width, natural + 2 * len(widths)))
-    return f"{printed}{_count(frame)}\n".encode()
+    return {
+        name: [_shorten(cell, room) if name in long else cell for cell in column]
+        for name, column in cells.items()
+    }, room >= _LONG_TEXT or not long
+
+
+def _align(column: Sequence[str], *, to_right: bool) -> list[str]:
+    """Returns cells of one width on a terminal, where some characters take two columns.
+
+    Not by rich's tables, which take a second for a thousand rows.
+    """
+    sizes = [len(cell) if cell.isascii() else cell_len(cell) for cell in column]
+    gaps = [" " * (max(sizes) - size) for size in sizes]
+    return [gap + cell if to_right else cell + gap for cell, gap in zip(column, gaps, strict=True)]
 
 
 def _records(frame: pl.DataFrame, width: int) -> bytes:
@@ -109,6 +175,8 @@ def _cell(value: object) -> str:
     if isinstance(value, pl.Series):
         value = value.to_list()
     text = str(value).replace("\n", "⏎")
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
 
 

@@ -9,46 +9,75 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
+import pyarrow as pa
 from prefect import task
-from prefect.artifacts import create_table_artifact
-from prefect.cache_policies import NO_CACHE
+from prefect.context import TaskRunContext
 
-from rl_core.config import CountdownConfig, EnvConfig, RunConfig
-from rl_core.dataset import read_problems, verify_file
-from rl_core.types import Message
-from tasks.sql import SQL_FOLDER, run_check
+from rl_core.config import RunConfig
+from rl_core.dataset import read_verified
+from rl_core.env_config import CountdownConfig, EnvConfig
+from rl_core.envs import countdown, gsm8k
+from rl_core.parquet_guard import MAX_ROWS, DatasetError
+from rl_core.printable import printable
+from rl_core.prompt_lengths import SAMPLE_ROWS, CountTokens, measure_all, measure_by_parts
+from tasks.artifacts import create_table_artifact, plain
+from tasks.check_tables import recounts_table, solutions_table
+from tasks.finished import once_per_flow_run
+from tasks.prompt_report import LengthReport, report_lengths
+from tasks.sql import SQL_FOLDER, CheckSession, Value, load_check, open_checks
 
 ENVS = ("countdown", "gsm8k")
 SHOWN_ROWS = 3
 """Offending rows that an error and the table show."""
 _SHOWN_CHARACTERS = 200
+_OF_GENERATED_ROWS = (
+    "countdown_number_range",
+    "countdown_operand_count",
+    "countdown_row_count",
+    "countdown_target_range",
+)
+"""Checks of what the generator was asked for: they say nothing of `data.train_files`."""
+_OF_TEMPLATES = ("countdown_prompt", "gsm8k_prompt")
+"""Checks that prompts of `data.train_files` may fail with a warning: the user wrote them so."""
+_FAR_TOO_MANY = 10
+"""A split of this many times the rows of its setting is not even read."""
 
-CountTokens = Callable[[Sequence[Message]], int]
 Result = dict[str, Any]
 """One check: its name, what it proves, how many rows break it, its status, the first such rows."""
 
 _logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Validation:
+    """What was found."""
+
+    checks: list[Result]
+    lengths: LengthReport | None
+    """None where the checks before it failed."""
+
+
 class ValidationFailed(ValueError):  # noqa: N818  # what happened, not a kind of error
-    """The data set breaks a rule; `results` holds every check's row."""
+    """The data set breaks a rule; `validation` holds every check's row."""
 
-    def __init__(self, message: str, results: list[Result]) -> None:
+    def __init__(self, message: str, validation: Validation) -> None:
         super().__init__(message)
-        self.results = results
+        self.validation = validation
 
-    def __reduce__(self) -> tuple[type[ValidationFailed], tuple[str, list[Result]]]:
+    def __reduce__(self) -> tuple[type[ValidationFailed], tuple[str, Validation]]:
         """Rebuilds from both fields: an exception's default pickle would pass the message alone."""
-        return type(self), (str(self), self.results)
+        return type(self), (str(self), self.validation)
 
 
-def validate_dataset(config: RunConfig, data: Path, model_path: Path) -> list[Result]:
-    """Returns one row per check, all of them passed.
+def validate_dataset(config: RunConfig, data: Path, model_path: Path) -> Validation:
+    """Returns what was checked, all of it passed.
 
     Args:
         config: the settings that the data set must fit.
@@ -59,31 +88,37 @@ def validate_dataset(config: RunConfig, data: Path, model_path: Path) -> list[Re
         DatasetError: a file is missing, truncated or damaged.
         ValidationFailed: a check found rows.
     """
-    from rl_core.prompts import encode_prompt, load_tokenizer  # transformers takes seconds to load
+    from rl_core.prompts import count_tokens, load_tokenizer  # transformers takes seconds to load
 
     tokenizer = load_tokenizer(str(model_path))
     chat = config.env.prompt_template == "chat"
     return check_dataset(
-        config,
-        data,
-        lambda messages: len(encode_prompt(messages, tokenizer, chat_template=chat)[1]),
+        config, data, lambda prompts: count_tokens(prompts, tokenizer, chat_template=chat)
     )
 
 
-def check_dataset(config: RunConfig, data: Path, count_tokens: CountTokens) -> list[Result]:
-    """Does the work of `validate_dataset`, with any way to count a prompt's tokens."""
+def check_dataset(config: RunConfig, data: Path, count_tokens: CountTokens) -> Validation:
+    """Does the work of `validate_dataset`, with any way to count prompts' tokens."""
     started = time.monotonic()
-    for split in ("train", "test"):
-        verify_file(data / f"{split}.parquet")
-    columns, *others = check_files(config.env)
-    results = [_run_sql(columns, config, data)]
-    _raise_if_failed(results, data)  # the other checks would not fit other columns
-    results += [_run_sql(path, config, data) for path in others]
-    _raise_if_failed(results, data)  # rows with nulls, say, hold no prompts to measure
-    results += _prompt_lengths(data, count_tokens, config.data.max_prompt_length)
-    _raise_if_failed(results, data)
-    _logger.info("%s: %d checks passed in %.1f s", data, len(results), time.monotonic() - started)
-    return results
+    splits = {
+        split: read_verified(data / f"{split}.parquet", max_rows=_most_rows(config, split))
+        for split in ("train", "test")
+    }
+    results = run_checks(config, data, splits)
+    are_templated = all(result["status"] == "ok" for result in results)
+    lengths = measure_prompts(config.env, splits, count_tokens, are_templated=are_templated)
+    limit = config.data.max_prompt_length
+    results += [_length_result(split, lengths, limit) for split in splits]
+    report = report_lengths(lengths, limit)
+    _raise_if_failed(Validation(results, report), data)
+    _logger.info(
+        "%s: %d checks passed in %.1f s; %s",
+        data,
+        len(results),
+        time.monotonic() - started,
+        report.verdict,
+    )
+    return Validation(results, report)
 
 
 def check_files(env: EnvConfig) -> list[Path]:
@@ -94,91 +129,234 @@ def check_files(env: EnvConfig) -> list[Path]:
     return sorted(own, key=lambda path: path.stem != f"{env.name}_columns")
 
 
-@task(name="validate", task_run_name="check the data set", cache_policy=NO_CACHE)
+def _cache_key(context: TaskRunContext, inputs: dict[str, Any]) -> str:
+    """A data set that was made anew since is checked anew."""
+    made_at = [file.stat().st_mtime_ns for file in sorted(inputs["data"].glob("*.parquet"))]
+    return once_per_flow_run(context, {**inputs, "made_at": made_at})
+
+
+def _run_name(parameters: dict[str, Any]) -> str:
+    return f"check the data set {parameters['data'].name}"
+
+
+@task(
+    name="validate",
+    task_run_name=_run_name,  # type: ignore[arg-type]  # a plain function does
+    persist_result=True,
+    result_serializer="json",
+    cache_key_fn=_cache_key,
+)
 def validate_task(config: RunConfig, data: Path, model_path: Path) -> None:
-    """Checks the data set in a flow run; passed or not, a table artifact shows every check."""
+    """Checks the data set in a flow run; passed or not, table artifacts show what was found."""
     try:
         _show(validate_dataset(config, data, model_path), data)
     except ValidationFailed as failed:
-        _show(failed.results, data)
+        _show(failed.validation, data)
         raise
 
 
-def _show(results: list[Result], data: Path) -> None:
-    description = f"Checks of the data set {data}."
-    create_table_artifact(results, key="validation", description=description)
+def measure_prompts(
+    env: EnvConfig,
+    splits: Mapping[str, pa.Table],
+    count_tokens: CountTokens,
+    *,
+    are_templated: bool,
+) -> pl.DataFrame:
+    """Returns `split`, `index` and `prompt_tokens` of every problem, in the files' order.
+
+    Args:
+        env: what the problems are; templated prompts are measured by their parts where that is
+            proved to be exact.
+        splits: tables that passed every check.
+        count_tokens: the tokenizer.
+        are_templated: whether every prompt was proved to be the env's template, filled.
+    """
+    columns = ["prompt", "nums", "target"] if isinstance(env, CountdownConfig) else ["prompt"]
+    rows = pl.concat([_frame(table.select(columns)) for table in splits.values()])
+    tokens = None
+    if isinstance(env, CountdownConfig) and are_templated and rows.height > SAMPLE_ROWS:
+        tokens = measure_by_parts(
+            rows,
+            lambda numbers, target: countdown.render_messages(env.prompt_template, numbers, target),
+            count_tokens,
+        )
+        if tokens is None:
+            _logger.info("prompts are not as long as their parts here: each one is tokenized")
+    if tokens is None:
+        tokens = measure_all(rows["prompt"], count_tokens)
+    return pl.concat(
+        _frame(table.select(["extra_info"])).select(
+            split=pl.lit(split), index=pl.col("extra_info").struct.field("index")
+        )
+        for split, table in splits.items()
+    ).with_columns(prompt_tokens=tokens)
 
 
-def _run_sql(path: Path, config: RunConfig, data: Path) -> Result:
-    sql = path.read_text(encoding="utf-8")
-    declared = {k: v for k, v in _parameters(config).items() if f"-- ${k}:" in sql}
-    rows = run_check(
-        path,
-        train=data / "train.parquet",
-        test=data / "test.parquet",
-        parameters=declared,
-    )
-    comments = [line[2:].strip() for line in sql.splitlines() if line.startswith("-- ")]
-    proves = next((c.removeprefix("Proves that ") for c in comments if c.startswith("Proves")), "")
-    return _result(path.stem, proves, rows)
+def run_checks(config: RunConfig, data: Path, splits: Mapping[str, pa.Table]) -> list[Result]:
+    """Returns one row per SQL check, all of them passed.
+
+    Args:
+        config: chooses the checks and holds their parameters.
+        data: the data set's folder, for messages.
+        splits: the rows of `train` and `test`.
+
+    Raises:
+        ValidationFailed: a check found rows; the columns are checked first, and alone.
+        DatasetError: a column is of a type that no check could read.
+    """
+    columns, *others = check_files(config.env)
+    if config.data.train_files:
+        others = [path for path in others if path.stem not in _OF_GENERATED_ROWS]
+    parameters = _parameters(config)
+    notes: dict[str, str] = {}
+    with open_checks() as session:
+        for split, table in splits.items():
+            try:
+                session.add(split, table)
+            except ValueError as error:
+                raise DatasetError(
+                    f"{data / split}.parquet: {printable(str(error))}: delete the folder and run "
+                    "again"
+                ) from error
+        results = [_run_check(session, columns, parameters)]
+        _raise_if_failed(Validation(results, None), data)  # the others need these columns
+        if isinstance(config.env, CountdownConfig):
+            solutions = solutions_table(splits)
+            recounts = recounts_table(solutions)
+            session.add("solutions", solutions)
+            session.add("recounts", recounts)
+            notes["countdown_difficulty"] = (
+                f" (a sample: {recounts.num_rows:,} of {solutions.num_rows:,} problems)"
+            )
+        results += [
+            _run_check(session, path, parameters, notes.get(path.stem, "")) for path in others
+        ]
+    if config.data.train_files:
+        _excuse_own_prompts(results)
+    _raise_if_failed(Validation(results, None), data)  # rows with nulls, say, hold no prompts
+    return results
 
 
-def _parameters(config: RunConfig) -> dict[str, int]:
-    if not isinstance(config.env, CountdownConfig):
-        return {}
-    ranges = config.env.model_dump(
+def _excuse_own_prompts(results: list[Result]) -> None:
+    """Turns a failed check of templates into a warning."""
+    for result in results:
+        if result["check"] in _OF_TEMPLATES and result["status"] == "failed":
+            result["status"] = "warning"
+            _logger.warning(
+                "check %s, of your own prompts: not true for %d rows: %s; first rows: %s",
+                *(result[name] for name in ("check", "rows", "proves", "first rows")),
+            )
+
+
+def _run_check(
+    session: CheckSession, path: Path, parameters: Mapping[str, Value], note: str = ""
+) -> Result:
+    check = load_check(path)
+    declared = {p.name: parameters[p.name] for p in check.parameters if p.name in parameters}
+    rows = session.violations(check, declared)
+    proves = check.description.partition("Proves that ")[2].removesuffix(".")
+    return _result(path.stem, proves + note, rows)
+
+
+def _parameters(config: RunConfig) -> dict[str, Value]:
+    """Values of the checks' parameters; one that is not here keeps its check's default."""
+    env = config.env
+    if not isinstance(env, CountdownConfig):
+        (message,) = gsm8k.render_messages(env.prompt_template, "{question}")
+        before, _, after = message["content"].partition("{question}")
+        return {"before": before, "after": after}
+    ranges = env.model_dump(
         include={
             f"{end}_{what}" for end in ("min", "max") for what in ("operands", "number", "target")
         }
     )
-    return {**ranges, "train_size": config.data.train_size, "test_size": config.data.test_size}
+    *system, question = countdown.message_templates(env.prompt_template)
+    before, _, rest = question["content"].partition("{numbers}")
+    between, _, after = rest.partition("{target}")
+    return {
+        **ranges,
+        "train_size": config.data.train_size,
+        "test_size": config.data.test_size,
+        "system": system[0]["content"] if system else "none",
+        "before": before,
+        "between": between,
+        "after": after,
+    }
 
 
-def _prompt_lengths(data: Path, count_tokens: CountTokens, limit: int) -> list[Result]:
-    results: list[Result] = []
-    for split in ("train", "test"):
-        problems = read_problems(data / f"{split}.parquet")
-        lengths = pl.DataFrame(
-            {
-                "index": [problem.index for problem in problems],
-                "prompt_tokens": [count_tokens(problem.messages) for problem in problems],
-            }
-        )
-        (summary,) = lengths.select(
-            shortest=pl.col("prompt_tokens").min(),
-            mean=pl.col("prompt_tokens").mean(),
-            p99=pl.col("prompt_tokens").quantile(0.99, "nearest"),
-            longest=pl.col("prompt_tokens").max(),
-        ).to_dicts()
-        proves = (
-            f"every prompt fits into data.max_prompt_length={limit} tokens (min "
-            f"{summary['shortest']}, mean {summary['mean']:.1f}, p99 {summary['p99']:.0f}, "
-            f"max {summary['longest']})"
-        )
-        over = lengths.filter(pl.col("prompt_tokens") > limit)
-        results.append(_result(f"prompt_tokens_{split}", proves, over))
-    return results
+def _most_rows(config: RunConfig, split: str) -> int:
+    if config.data.train_files or not isinstance(config.env, CountdownConfig):
+        return MAX_ROWS
+    sizes = {"train": config.data.train_size, "test": config.data.test_size}
+    return _FAR_TOO_MANY * sizes[split]
+
+
+def _length_result(split: str, lengths: pl.DataFrame, limit: int) -> Result:
+    own = lengths.filter(pl.col("split") == split).drop("split")
+    tokens = own["prompt_tokens"].to_numpy()
+    proves = (
+        f"every prompt fits into data.max_prompt_length={limit} tokens (min {tokens.min()}, mean "
+        f"{tokens.mean():.1f}, p99 {np.quantile(tokens, 0.99, method='nearest')}, "
+        f"max {tokens.max()})"
+    )
+    return _result(f"prompt_tokens_{split}", proves, own.filter(pl.col("prompt_tokens") > limit))
 
 
 def _result(check: str, proves: str, rows: pl.DataFrame) -> Result:
     first = [json.dumps(row, ensure_ascii=False) for row in rows.head(SHOWN_ROWS).to_dicts()]
     return {
         "check": check,
-        "proves": proves.removesuffix("."),
+        "proves": proves,
         "rows": rows.height,
         "status": "failed" if rows.height else "ok",
-        "first rows": "; ".join(text[:_SHOWN_CHARACTERS] for text in first),
+        "first rows": "; ".join(printable(text[:_SHOWN_CHARACTERS]) for text in first),
     }
 
 
-def _raise_if_failed(results: list[Result], data: Path) -> None:
-    failed = [result for result in results if result["status"] == "failed"]
+def _raise_if_failed(validation: Validation, data: Path) -> None:
+    failed = [result for result in validation.checks if result["status"] == "failed"]
     if not failed:
         return
     first, *others = failed
+    if validation.lengths is not None:  # it comes last: nothing else has failed
+        raise ValidationFailed(f"{data}: {validation.lengths.verdict}", validation)
     also = f" (failed too: {', '.join(result['check'] for result in others)})" if others else ""
     raise ValidationFailed(
         f"{data}: check {first['check']} failed on {first['rows']} rows{also}, not true: "
         f"{first['proves']}; first rows: {first['first rows']}",
-        results,
+        validation,
     )
+
+
+def _show(validation: Validation, data: Path) -> None:
+    create_table_artifact(
+        [_cells(result) for result in validation.checks],
+        key="validation",
+        description=f"{_verdict(validation)} Data set: {data}",
+    )
+    if validation.lengths is not None:
+        report = validation.lengths
+        create_table_artifact(report.limits, key="prompt-limits", description=report.verdict)
+        create_table_artifact(
+            report.histogram,
+            key="prompt-lengths",
+            description="How many prompts have how many tokens, by split.",
+        )
+
+
+def _verdict(validation: Validation) -> str:
+    failed = [result["check"] for result in validation.checks if result["status"] == "failed"]
+    if failed:
+        return f"{len(failed)} of {len(validation.checks)} checks failed: {', '.join(failed)}."
+    return f"All {len(validation.checks)} checks passed."
+
+
+def _cells(result: Result) -> Result:
+    """Returns a check's row for the UI, failures to be seen at once and problems' text as text."""
+    first = ("status", "check", "rows", "proves")
+    cells = {name: result[name] for name in first} | {"first rows": plain(result["first rows"])}
+    return cells | {"proves": plain(result["proves"])}
+
+
+def _frame(table: pa.Table) -> pl.DataFrame:
+    return pl.DataFrame(table.replace_schema_metadata())

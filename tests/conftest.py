@@ -19,9 +19,38 @@ from pathlib import Path  # noqa: E402  # nothing may import torch before the en
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
+from tests.chaos import Ledger, as_table  # noqa: E402
+
 # Other work on the machine makes single examples slow: time is measured in benchmarks/, not here.
 hypothesis.settings.register_profile("suite", deadline=None)
 hypothesis.settings.load_profile("suite")
+
+
+LEDGER = pytest.StashKey[Ledger]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Opens the ledger of injected faults."""
+    config.stash[LEDGER] = Ledger()
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Prints the faults that were injected, and what they cost."""
+    failed = terminalreporter.stats.get("failed", [])
+    died = [report.nodeid for report in failed if "chaos" in report.keywords]
+    survived = config.stash[LEDGER].survived
+    if survived or died:
+        terminalreporter.section("faults")
+        for line in as_table(survived, died):
+            terminalreporter.line(line)
+
+
+@pytest.fixture
+def survived(request: pytest.FixtureRequest) -> Ledger:
+    """Notes, as the last line of a chaos test, which fault was survived and what it cost."""
+    return request.config.stash[LEDGER]
 
 
 def build_tiny_model(folder: Path, *, seed: int = 0) -> None:
@@ -74,6 +103,21 @@ def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a random 90k-parameter Qwen2 and a byte-level tokenizer: read only, please."""
     folder = tmp_path_factory.mktemp("tiny_model")
     build_tiny_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def full_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the data set of the default settings, 328,704 rows: for slow tests, read only.
+
+    It is made once per session.
+    """
+    from rl_core.config import RunConfig
+    from rl_core.dataset import write_dataset
+
+    folder = tmp_path_factory.mktemp("full") / "data"
+    config = RunConfig()
+    write_dataset(config.env, config.data, folder)
     return folder
 
 

@@ -1,71 +1,54 @@
 """Reads and evaluates a model's arithmetic: exact, total, never `eval` (reward, stage 4).
 
-It is not a Python parser: `**`, `//`, decimals, names and unicode digits have no meaning here. The
-text is read once, left to right, with two explicit stacks, so that no input can cost more than its
-length.
+It is not a Python parser: `**`, `//`, decimals, names and unicode digits have no meaning here. A
+text's skeleton, which has a 0 for every digit, is read once, left to right, with two explicit
+stacks, and remembered: most answers of a model have been seen before with other numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import operator
+import re
+from collections.abc import Callable
 from fractions import Fraction
-from typing import Literal
+from functools import lru_cache
+from typing import Any, Literal, TypeAlias
 
 MAX_LENGTH = 256
 """Longest expression that is read, in characters."""
 MAX_DEPTH = 32
 """Deepest nesting of parentheses that is read."""
+CACHED_SKELETONS = 2_048
+"""Of at most `MAX_LENGTH` characters each: about 8 MB, whatever the models write."""
 
 ASCII_SPACE = " \t\n\r\f\v"
-_DIGITS = frozenset("0123456789")
-_NEGATE = "neg"
-_PRECEDENCE = {"+": 1, "-": 1, _NEGATE: 2, "*": 2, "/": 2}
 
 ErrorVerdict = Literal["too_long", "bad_syntax", "division_by_zero"]
+Operation: TypeAlias = Callable[[Any, Any], int | Fraction]
+Instruction: TypeAlias = tuple[Operation, int, int]
+"""What to do with the numbers at two places; the result takes the first of them."""
+Program: TypeAlias = tuple[Instruction, ...]
+"""In evaluation order: 1 - (2 + 3) is ((+, 1, 2), (-, 0, 1)). The result ends up at place 0."""
+
+_TO_SKELETON = bytes(ord("0") if chr(c).isdecimal() else c for c in range(256))
+_TO_DIGITS = bytes(c if chr(c).isdecimal() else ord(" ") for c in range(256))
+_TOKEN = re.compile(f"0+|[^{ASCII_SPACE}]")
+_OPERAND, _NEGATE = "0", "neg"
+_PRECEDENCE = {"+": 1, "-": 1, _NEGATE: 2, "*": 2, "/": 2}
 
 
 class ExpressionError(ValueError):
-    """Why a text has no value; `verdict` is the scorer's word for it."""
-
-    def __init__(self, verdict: ErrorVerdict) -> None:
-        super().__init__(verdict)
-        self.verdict: ErrorVerdict = verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Expression:
-    """A well-formed expression, not yet evaluated."""
-
-    postfix: tuple[int | str, ...]
-    """Integers and operators in evaluation order: (1 + 2) * 3 is 1 2 + 3 *."""
+    """Why a text has no value."""
 
     @property
-    def numbers(self) -> list[int]:
-        """The integers in the order of the text."""
-        return [item for item in self.postfix if isinstance(item, int)]
-
-    def value(self) -> Fraction:
-        """Returns the exact value.
-
-        Raises:
-            ExpressionError: `division_by_zero`.
-        """
-        stack: list[Fraction] = []
-        for item in self.postfix:
-            if isinstance(item, int):
-                stack.append(Fraction(item))
-            elif item == _NEGATE:
-                stack.append(-stack.pop())
-            else:
-                right = stack.pop()
-                stack.append(_apply(item, stack.pop(), right))
-        (result,) = stack
-        return result
+    def verdict(self) -> ErrorVerdict:
+        """The scorer's word for it."""
+        verdict: ErrorVerdict = self.args[0]
+        return verdict
 
 
-def parse(text: str) -> Expression:
-    """Returns the expression that `text` spells, all of it.
+def parse(text: str) -> tuple[list[int], Program]:
+    """Returns the integers that `text` names, in its order, and what it does with them.
 
     Integers are ASCII digits without a leading zero; + - * / as in school; parentheses; ASCII white
     space between them; a minus sign at the start or directly after an opening parenthesis.
@@ -74,30 +57,34 @@ def parse(text: str) -> Expression:
         ExpressionError: `too_long` (more than `MAX_LENGTH` characters or `MAX_DEPTH` levels of
             parentheses, whatever else is wrong), else `bad_syntax`.
     """
-    if len(text) > MAX_LENGTH or _depth(text) > MAX_DEPTH:
+    if len(text) > MAX_LENGTH:
         raise ExpressionError("too_long")
-    output: list[int | str] = []
-    pending: list[str] = []
-    previous = "("  # the start of the text is like the start of a parenthesis
-    for token in _tokens(text):
-        operand_wanted = previous in "(+-*/"
-        if token[0] in _DIGITS:
-            _require(operand_wanted)
-            output.append(int(token))
-        elif token == "(":
-            _require(operand_wanted)
-            pending.append(token)
-        elif token == ")":
-            _require(not operand_wanted)
-            _pop_until_open(output, pending)
-        else:
-            negates = token == "-" and previous == "("
-            _require(negates or not operand_wanted)
-            _push_operator(_NEGATE if negates else token, output, pending)
-        previous = token
-    _require(previous not in "(+-*/" and "(" not in pending)
-    output.extend(reversed(pending))
-    return Expression(tuple(output))
+    ascii_text = text.encode("ascii", "replace")  # what is not ASCII becomes a question mark
+    # The second step lets numbers of one and of two digits share a skeleton.
+    program = _program(ascii_text.translate(_TO_SKELETON).replace(b"00", b"0"))
+    if isinstance(program, str):
+        raise ExpressionError(program)
+    digits = b" " + ascii_text.translate(_TO_DIGITS)
+    numerals = digits.split()
+    if b" 0" in digits and any(n.startswith(b"0") and n != b"0" for n in numerals):
+        raise ExpressionError("bad_syntax")
+    return list(map(int, numerals)), program
+
+
+def run(program: Program, numbers: list[int]) -> int | Fraction:
+    """Returns the exact value of a parsed text: an int where no fraction came up on the way.
+
+    Raises:
+        ExpressionError: `division_by_zero`.
+    """
+    values: list[Any] = [*numbers]
+    try:
+        for operation, place, other in program:
+            values[place] = operation(values[place], values[other])
+    except ZeroDivisionError:
+        raise ExpressionError("division_by_zero") from None
+    value: int | Fraction = values[0]
+    return value
 
 
 def evaluate(text: str) -> Fraction:
@@ -106,64 +93,99 @@ def evaluate(text: str) -> Fraction:
     Raises:
         ExpressionError: the text is no expression or divides by zero.
     """
-    return parse(text).value()
+    numbers, program = parse(text)
+    return Fraction(run(program, numbers))
 
 
-def _tokens(text: str) -> Sequence[str]:
-    tokens: list[str] = []
-    start = 0
-    while start < len(text):
-        end = start + 1
-        if text[start] in _DIGITS:
-            while end < len(text) and text[end] in _DIGITS:
-                end += 1
-            _require(text[start] != "0" or end == start + 1)
-        if text[start] not in ASCII_SPACE:
-            _require(text[start] in _DIGITS or text[start] in "()+-*/")
-            tokens.append(text[start:end])
-        start = end
-    return tokens
+@lru_cache(CACHED_SKELETONS)
+def _program(skeleton: bytes) -> Program | Literal["too_long", "bad_syntax"]:
+    """Returns what computes all texts of this skeleton, or what is wrong with all of them.
+
+    Source: Dijkstra 1961, "Algol 60 translation" (the shunting yard).
+    """
+    tokens = _TOKEN.findall(skeleton.decode())
+    if _depth(tokens) > MAX_DEPTH:
+        return "too_long"
+    output: list[str] = []
+    pending: list[str] = []
+    previous = "("  # the start of the text is like the start of a parenthesis
+    for token in tokens:
+        operand_wanted = previous in "(+-*/"
+        if token.startswith("0"):
+            fits = operand_wanted
+            output.append(_OPERAND)
+        elif token == "(":
+            fits = operand_wanted
+            pending.append(token)
+        elif token == ")":
+            fits = not operand_wanted and _pop_until_open(output, pending)
+        else:
+            negates = token == "-" and previous == "("
+            fits = token in "+-*/" and (negates or not operand_wanted)
+            if fits:
+                _push_operator(_NEGATE if negates else token, output, pending)
+        if not fits:
+            return "bad_syntax"
+        previous = token
+    if previous in "(+-*/" or "(" in pending:
+        return "bad_syntax"
+    return _instructions([*output, *reversed(pending)])
 
 
-def _depth(text: str) -> int:
+def _instructions(postfix: list[str]) -> Program:
+    """Returns the program of operands and operators in evaluation order."""
+    instructions: list[Instruction] = []
+    stack: list[int] = []
+    num_operands = 0
+    for symbol in postfix:
+        if symbol == _OPERAND:
+            stack.append(num_operands)
+            num_operands += 1
+        else:
+            other = stack[-1] if symbol == _NEGATE else stack.pop()
+            instructions.append((_OPERATIONS[symbol], stack[-1], other))
+    return tuple(instructions)
+
+
+def _depth(tokens: list[str]) -> int:
     depth = deepest = 0
-    for character in text:
-        if character == "(":
+    for token in tokens:
+        if token == "(":
             depth += 1
             deepest = max(deepest, depth)
-        elif character == ")":
+        elif token == ")":
             depth -= 1
     return deepest
 
 
-def _push_operator(operator: str, output: list[int | str], pending: list[str]) -> None:
+def _push_operator(symbol: str, output: list[str], pending: list[str]) -> None:
     """Emits what binds at least as tightly (all associate to the left), then waits."""
-    while (
-        operator != _NEGATE and pending and _PRECEDENCE.get(pending[-1], 0) >= _PRECEDENCE[operator]
-    ):
+    while symbol != _NEGATE and pending and _PRECEDENCE.get(pending[-1], 0) >= _PRECEDENCE[symbol]:
         output.append(pending.pop())
-    pending.append(operator)
+    pending.append(symbol)
 
 
-def _pop_until_open(output: list[int | str], pending: list[str]) -> None:
+def _pop_until_open(output: list[str], pending: list[str]) -> bool:
+    """Emits what waits inside the parenthesis; returns whether one was open."""
     while pending and pending[-1] != "(":
         output.append(pending.pop())
-    _require(bool(pending))
-    pending.pop()
+    return bool(pending and pending.pop())
 
 
-def _apply(operator: str, left: Fraction, right: Fraction) -> Fraction:
-    if operator == "+":
-        return left + right
-    if operator == "-":
-        return left - right
-    if operator == "*":
-        return left * right
-    if right == 0:
-        raise ExpressionError("division_by_zero")
-    return left / right
+def _negate(number: int | Fraction, _: object) -> int | Fraction:
+    return -number
 
 
-def _require(condition: bool) -> None:
-    if not condition:
-        raise ExpressionError("bad_syntax")
+def _divide(left: int | Fraction, right: int | Fraction) -> int | Fraction:
+    """Returns the exact quotient: a Fraction only where it must be one, since they are slow."""
+    quotient, rest = divmod(left, right)
+    return Fraction(left) / right if rest else quotient
+
+
+_OPERATIONS: dict[str, Operation] = {
+    _NEGATE: _negate,
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": _divide,
+}

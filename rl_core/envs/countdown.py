@@ -7,11 +7,11 @@ those of the field's data, so that models and logs compare.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal, TypeAlias
+from functools import lru_cache
+from typing import Literal, NamedTuple, TypeAlias
 
-from rl_core.envs.arithmetic import ASCII_SPACE, ExpressionError, parse
+from rl_core.envs.arithmetic import ASCII_SPACE, ExpressionError, parse, run
 from rl_core.types import Message
 
 DATA_SOURCE = "countdown"
@@ -53,8 +53,7 @@ _WHOLE_PROMPT = {
 }
 
 
-@dataclass(frozen=True)
-class ScoredResponse:
+class ScoredResponse(NamedTuple):
     """What one response earned, and why."""
 
     score: float
@@ -63,6 +62,11 @@ class ScoredResponse:
     """Text between the answer tags without surrounding ASCII white space; None if there is none."""
     value: Fraction | None
     """Exact value of an answer that uses the right numbers; None if it was not computed."""
+
+
+_as_fraction = lru_cache(1_024)(Fraction)
+"""Making a Fraction takes as long as the arithmetic of an ordinary answer."""
+_NO_ANSWER = ScoredResponse(0.0, "no_answer", None, None)
 
 
 def render_prompt(template: Template, numbers: Sequence[int], target: int) -> str:
@@ -93,10 +97,23 @@ def render_messages(template: Template, numbers: Sequence[int], target: int) -> 
         numbers: in the order in which they are shown.
         target: what they shall make.
     """
+    return [
+        Message(
+            role=message["role"],
+            content=message["content"].format(numbers=list(numbers), target=target),
+        )
+        for message in message_templates(template)
+    ]
+
+
+def message_templates(template: Template) -> list[Message]:
+    """Returns the messages of `render_messages` with {numbers} and {target} still to be filled.
+
+    The last message is the user's, and alone holds them.
+    """
     if template != "chat":
-        return [Message(role="user", content=render_prompt(template, numbers, target))]
-    question = _QUESTION.format(numbers=list(numbers), target=target)
-    return [Message(role="system", content=_SYSTEM), Message(role="user", content=question)]
+        return [Message(role="user", content=_WHOLE_PROMPT[template])]
+    return [Message(role="system", content=_SYSTEM), Message(role="user", content=_QUESTION)]
 
 
 def score_response(
@@ -126,32 +143,34 @@ def score_response(
         ValueError: `answer_from` is neither of the two.
     """
     raw = _find_answer(response, answer_from)
-    if raw is None or not raw.strip():
-        return ScoredResponse(0.0, "no_answer", None, None)
     answer = raw.strip(ASCII_SPACE)
-    value: Fraction | None = None
+    if not answer or answer.isspace():
+        return _NO_ANSWER
     verdict: Verdict
     try:
-        expression = parse(raw)
-        if sorted(expression.numbers) != sorted(numbers):
+        used, program = parse(raw)
+        if sorted(used) != sorted(numbers):
             verdict = "wrong_numbers"
         else:
-            value = expression.value()
-            verdict = "correct" if value == target else "wrong_value"
+            value = run(program, used)
+            if value == target:
+                return ScoredResponse(full_score, "correct", answer, _as_fraction(value))
+            return ScoredResponse(format_score, "wrong_value", answer, _as_fraction(value))
     except ExpressionError as error:
         verdict = error.verdict
-    return ScoredResponse(
-        full_score if verdict == "correct" else format_score, verdict, answer, value
-    )
+    return ScoredResponse(format_score, verdict, answer, None)
 
 
-def _find_answer(response: str, answer_from: AnswerFrom) -> str | None:
-    """Returns the text between the last closing tag and the nearest opening tag before it."""
-    if answer_from not in ("anywhere", "last_line"):
+def _find_answer(response: str, answer_from: AnswerFrom) -> str:
+    """Returns the text between the last closing tag and the nearest opening one before it."""
+    if answer_from == "anywhere":
+        start = 0
+    elif answer_from == "last_line":
+        start = response.rfind("\n") + 1
+    else:
         raise ValueError(f"answer_from={answer_from!r} must be 'anywhere' or 'last_line'")
-    start = response.rfind("\n") + 1 if answer_from == "last_line" else 0
     close = response.rfind(CLOSE_TAG, start)
     if close < 0:
-        return None
+        return ""
     opening = response.rfind(OPEN_TAG, start, close)
-    return None if opening < 0 else response[opening + len(OPEN_TAG) : close]
+    return "" if opening < 0 else response[opening + len(OPEN_TAG) : close]

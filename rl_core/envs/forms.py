@@ -35,7 +35,7 @@ Form: TypeAlias = tuple[int, Any]
 
 Not recursive in the type, since tuples of different kinds only ever compare by their first item.
 """
-_NUMBER, _SUM, _PRODUCT = 0, 1, 2
+NUMBER, SUM, PRODUCT = 0, 1, 2
 
 
 @cache
@@ -81,6 +81,17 @@ def has_divisor(n: int) -> npt.NDArray[np.bool_]:
     return np.concatenate(flags)
 
 
+def equality_patterns(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Returns which neighbours are equal, bit i for places i and i + 1: int64 [sets].
+
+    Args:
+        numbers: int64 [sets, n], each row sorted.
+    """
+    equal = (numbers[:, 1:] == numbers[:, :-1]).astype(np.int64)
+    patterns: npt.NDArray[np.int64] = equal @ (1 << np.arange(equal.shape[1]))
+    return patterns
+
+
 def form_at(index: int, numbers: Sequence[int]) -> Form:
     """Returns the normal form number `index` of `num_forms(len(numbers))`, filled with `numbers`.
 
@@ -114,7 +125,7 @@ def _factor_at(index: int, positions: Positions, numbers: Sequence[int]) -> tupl
             if index < num_terms(len(block)) * width:
                 first = _term_at(index // width, block, numbers)
                 right, right_sign = _form_at(index % width, rest, numbers)
-                inner = right[1] if right[0] == _SUM else ((right, 1),)
+                inner = right[1] if right[0] == SUM else ((right, 1),)
                 return _sum_form([first, *((f, s * sign * right_sign) for f, s in inner)])
             index -= num_terms(len(block)) * width
     raise IndexError(index)
@@ -123,7 +134,7 @@ def _factor_at(index: int, positions: Positions, numbers: Sequence[int]) -> tupl
 def _term_at(index: int, positions: Positions, numbers: Sequence[int]) -> tuple[Form, int]:
     size = len(positions)
     if size == 1:
-        return (_NUMBER, numbers[positions[0]]), 1
+        return (NUMBER, numbers[positions[0]]), 1
     turned = index - (len(has_divisor(size)) - num_factors(size))
     if turned < 0:
         return _product_form(_chain_at(index + num_factors(size), positions, numbers), 1)
@@ -153,20 +164,20 @@ def _sum_form(terms: list[tuple[Form, int]]) -> tuple[Form, int]:
     """Returns the sum with its sign moved out: of the two mirror images, the greater."""
     straight = tuple(sorted((f, 1 if _is_null(f) else s) for f, s in terms))
     mirrored = tuple(sorted((f, 1 if _is_null(f) else -s) for f, s in terms))
-    return (_SUM, max(straight, mirrored)), 1 if straight >= mirrored else -1
+    return (SUM, max(straight, mirrored)), 1 if straight >= mirrored else -1
 
 
 def _product_form(factors: list[tuple[Form, int, int]], exponent: int) -> tuple[Form, int]:
     members = tuple(sorted((f, e * exponent) for f, _, e in factors))
-    return (_PRODUCT, members), prod(s for _, s, _ in factors)
+    return (PRODUCT, members), prod(s for _, s, _ in factors)
 
 
 def _is_null(form: Form) -> bool:
     """Whether a form is its own opposite, like a - a: its sign then means nothing."""
     kind, members = form
-    if kind == _PRODUCT:
+    if kind == PRODUCT:
         return any(_is_null(factor) for factor, _ in members)
-    if kind == _NUMBER:
+    if kind == NUMBER:
         return False
     mirrored = sorted((f, 1 if _is_null(f) else -s) for f, s in members)
     return bool(tuple(mirrored) == members)
@@ -178,9 +189,9 @@ def _text_and_value(form: Form) -> tuple[str, int, int]:
     Not reduced: only the sign is wanted, and Fraction would take most of the generation's time.
     """
     kind, members = form
-    if kind == _NUMBER:
+    if kind == NUMBER:
         return str(members), members, 1
-    return _sum_text(members) if kind == _SUM else _product_text(members)
+    return _sum_text(members) if kind == SUM else _product_text(members)
 
 
 def _sum_text(members: Sequence[tuple[Form, int]]) -> tuple[str, int, int]:
@@ -202,7 +213,7 @@ def _product_text(members: Sequence[tuple[Form, int]]) -> tuple[str, int, int]:
     below: list[str] = []
     for factor, exponent in members:
         text, num, den = _text_and_value(factor)
-        (above if exponent > 0 else below).append(f"({text})" if factor[0] == _SUM else text)
+        (above if exponent > 0 else below).append(f"({text})" if factor[0] == SUM else text)
         over, under = (over * num, under * den) if exponent > 0 else (over * den, under * num)
     text = " / ".join([" * ".join(above), *below])
     return (text, over, under) if under > 0 else (text, -over, -under)

@@ -25,7 +25,7 @@ AnswerFrom: TypeAlias = Literal["strict", "lenient"]
 _SIGN = r"(?:(?<![\w).])-\$?|\$-?)?"
 _NUMBER = _SIGN + r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\w)\.\d+)"
 _LENIENT = re.compile(f"({_NUMBER})", re.ASCII)
-_STRICT = re.compile(rf"####\s*({_NUMBER})", re.ASCII)
+_STRICT = re.compile(rf"####\s*\+?({_NUMBER})", re.ASCII)
 _PLAIN = re.compile(r"-?(?:\d+(?:\.\d+)?|\.\d+)", re.ASCII)
 
 _THINK = (
@@ -95,9 +95,11 @@ def score_response(
     answer = _last(_STRICT if answer_from == "strict" else _LENIENT, response)
     if answer is None:
         return ScoredText(0.0, "no_answer", None)
-    if _value(answer) == expected:
-        return ScoredText(full_score, "correct", answer)
-    return ScoredText(format_score, "wrong_value", answer)
+    number = _value(answer)
+    value = None if number is None else str(number)
+    if number == expected:
+        return ScoredText(full_score, "correct", answer, value)
+    return ScoredText(format_score, "wrong_value", answer, value)
 
 
 def _last(pattern: re.Pattern[str], text: str) -> str | None:

@@ -1,25 +1,35 @@
 """Draws solvable, pairwise different Countdown puzzles (data path stage 1).
 
-Sets of numbers are drawn without replacement, all their reachable targets form a pool of at least
-twice the puzzles wanted (or of everything there is), and puzzles are drawn from the pool without
-replacement: every solvable puzzle with the same number of operands is about equally likely. Operand
-counts share the rows evenly while there are enough of each.
+A puzzle is a multiset of numbers (equal ones allowed) and a target that the solver reaches exactly:
+a perfect player scores 1.0. They are drawn so:
+
+1. Per operand count, multisets are drawn without replacement, each equally likely, until they make
+   twice as many targets as rows are wanted, or all have been drawn (or `MAX_SETS` of them).
+2. From all their (multiset, target) pairs rows are drawn without replacement, each equally likely.
+   So every solvable puzzle has the same chance, and a target or a number is as frequent as among
+   all puzzles: targets that many sets make, small ones above all, come more often. Where not all
+   multisets were drawn, puzzles over the same numbers come together more often than by chance.
+3. Operand counts share the rows evenly; where fewer puzzles of one exist, the others fill up.
+4. Numbers are shown in random order, and rows stand in random order: splits are cut from one draw.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from math import comb
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from rl_core.envs.form_values import Ints
 from rl_core.envs.forms import num_forms
-from rl_core.envs.solver import Ints, reachable, solve_many
+from rl_core.envs.solution_texts import solution_texts
+from rl_core.envs.solver import Solved, solve_range
 
 if TYPE_CHECKING:
-    from rl_core.config import CountdownConfig
+    from rl_core.env_config import CountdownConfig
 
 MAX_SETS = 5_000_000
 """Most sets of numbers that are looked at for one operand count."""
@@ -27,15 +37,26 @@ _CHUNK_VALUES = 1 << 22
 
 
 @dataclass(frozen=True)
-class Puzzle:
-    """One solvable puzzle."""
+class Puzzles:
+    """Solvable puzzles, as columns."""
 
-    numbers: tuple[int, ...]
-    """In the order in which they are shown."""
-    target: int
-    solution: str
-    num_solutions: int
-    """Distinct solutions in the normal form of `forms`."""
+    numbers: Ints
+    """int64 [puzzles, most operands], in the order in which they are shown; then zeros."""
+    targets: Ints
+    """int64 [puzzles]."""
+    solutions: npt.NDArray[np.object_]
+    """str [puzzles]."""
+    num_solutions: Ints
+    """int64 [puzzles]: distinct solutions in the normal form of `forms`."""
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, rows: slice | Ints) -> Puzzles:
+        return Puzzles(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+_Columns = TypeVar("_Columns", Puzzles, Solved)
 
 
 @dataclass(frozen=True)
@@ -44,15 +65,15 @@ class _Pool:
 
     numbers: Ints
     """int64 [sets, operands], rows sorted."""
-    rows: Ints
-    """int64 [puzzles]: which set."""
-    targets: Ints
-    """int64 [puzzles]."""
+    solved: Solved
     complete: bool
     """Whether these are all that exist."""
 
+    def __len__(self) -> int:
+        return len(self.solved.rows)
 
-def generate_puzzles(env: CountdownConfig, *, size: int, seed: int) -> list[Puzzle]:
+
+def generate_puzzles(env: CountdownConfig, *, size: int, seed: int) -> Puzzles:
     """Returns `size` solvable puzzles, unique by (sorted numbers, target), in random order.
 
     The same arguments give the same puzzles on every machine.
@@ -63,7 +84,7 @@ def generate_puzzles(env: CountdownConfig, *, size: int, seed: int) -> list[Puzz
     rng = np.random.default_rng(seed)
     counts = range(env.min_operands, env.max_operands + 1)
     pools = [_draw_pool(env, count, wanted=2 * size, rng=rng) for count in counts]
-    exist = sum(len(pool.rows) for pool in pools)
+    exist = sum(len(pool) for pool in pools)
     if exist < size:
         found = "exist" if all(pool.complete for pool in pools) else "were found"
         raise ValueError(
@@ -72,11 +93,30 @@ def generate_puzzles(env: CountdownConfig, *, size: int, seed: int) -> list[Puzz
             f"{env.min_number}..{env.max_number} and targets {env.min_target}.."
             f"{env.max_target}: ask for fewer or widen a range"
         )
-    puzzles: list[Puzzle] = []
-    for left, pool in enumerate(sorted(pools, key=lambda pool: len(pool.rows)), start=-len(pools)):
-        take = min(len(pool.rows), (size - len(puzzles)) // -left)
-        puzzles += _take(pool, take, rng)
-    return [puzzles[i] for i in rng.permutation(size)]
+    parts: list[Puzzles] = []
+    taken = 0
+    for left, pool in enumerate(sorted(pools, key=len), start=-len(pools)):
+        parts.append(_take(pool, min(len(pool), (size - taken) // -left), env.max_operands, rng))
+        taken += len(parts[-1])
+    puzzles = _concatenate(parts)[rng.permutation(size)]
+    assert_unique(puzzles)
+    return puzzles
+
+
+def assert_unique(puzzles: Puzzles) -> None:
+    """Proves that no two puzzles have the same numbers, in whatever order, and the same target.
+
+    Raises:
+        AssertionError: two have; the message names them.
+    """
+    digits = np.sort(puzzles.numbers, axis=1)  # below 1,000 each, six of them: an int64 holds them
+    keys = digits @ 1_000 ** np.arange(digits.shape[1], dtype=np.int64)
+    order = np.lexsort((puzzles.targets, keys))
+    same = (np.diff(keys[order]) == 0) & (np.diff(puzzles.targets[order]) == 0)
+    for place in np.flatnonzero(same):
+        first, second = order[place], order[place + 1]
+        numbers, target = digits[first][digits[first] > 0].tolist(), puzzles.targets[first]
+        raise AssertionError(f"rows {first} and {second} are one puzzle: {numbers} -> {target}")
 
 
 def _draw_pool(
@@ -85,43 +125,53 @@ def _draw_pool(
     """Returns at least `wanted` puzzles, or all there are (within `MAX_SETS` sets of numbers)."""
     span = env.max_number - env.min_number + 1
     total = comb(span + num_operands - 1, num_operands)
-    ranks = _distinct_ranks(total, rng)
     numbers: list[Ints] = []
-    rows: list[Ints] = []
-    targets: list[Ints] = []
+    solved: list[Solved] = []
     found = seen = 0
-    step = max(1, _CHUNK_VALUES // num_forms(num_operands))
-    while found < wanted and seen < len(ranks):
-        chunk = ranks[seen : seen + step]
-        sets = _multisets(chunk, span, num_operands) + env.min_number
-        hits, offsets = np.nonzero(reachable(sets, low=env.min_target, high=env.max_target))
+    for ranks in _rank_chunks(total, max(1, _CHUNK_VALUES // num_forms(num_operands)), rng):
+        sets = _multisets(ranks, span, num_operands) + env.min_number
+        own = solve_range(sets, low=env.min_target, high=env.max_target)
         numbers.append(sets)
-        rows.append(hits + seen)
-        targets.append(offsets + env.min_target)
-        found, seen = found + len(hits), seen + len(sets)
-    return _Pool(
-        np.concatenate(numbers), np.concatenate(rows), np.concatenate(targets), seen == total
+        solved.append(replace(own, rows=own.rows + seen))
+        found, seen = found + len(own.rows), seen + len(sets)
+        if found >= wanted:
+            break
+    return _Pool(np.concatenate(numbers), _concatenate(solved), seen == total)
+
+
+def _take(pool: _Pool, size: int, width: int, rng: np.random.Generator) -> Puzzles:
+    chosen = np.sort(rng.permutation(len(pool))[:size])
+    solved = pool.solved
+    sets = pool.numbers[solved.rows[chosen]]
+    shown = np.zeros((size, width), dtype=np.int64)
+    shown[:, : sets.shape[1]] = rng.permuted(sets, axis=1)
+    texts = solution_texts(sets, solved.first_forms[chosen])
+    return Puzzles(shown, solved.targets[chosen], texts, solved.counts[chosen])
+
+
+def _concatenate(parts: Sequence[_Columns]) -> _Columns:
+    columns = (
+        np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(parts[0])
     )
+    return type(parts[0])(*columns)
 
 
-def _take(pool: _Pool, size: int, rng: np.random.Generator) -> list[Puzzle]:
-    chosen = np.sort(rng.permutation(len(pool.rows))[:size])
-    rows, targets = pool.rows[chosen], pool.targets[chosen]
-    shown = rng.permuted(pool.numbers[rows], axis=1).tolist()
-    puzzles: list[Puzzle] = []
-    solved = solve_many(pool.numbers, rows, targets)
-    for numbers, target, (solution, count) in zip(shown, targets.tolist(), solved, strict=True):
-        assert solution is not None, f"{numbers} was found to reach {target}, then not solved"
-        puzzles.append(Puzzle(tuple(numbers), target, solution, count))
-    return puzzles
-
-
-def _distinct_ranks(total: int, rng: np.random.Generator) -> Ints:
-    """Returns up to `MAX_SETS` different integers below `total`, in random order."""
+def _rank_chunks(total: int, step: int, rng: np.random.Generator) -> Iterator[Ints]:
+    """Yields different integers below `total`, `MAX_SETS` at most, in random order."""
+    different = drawn = np.zeros(0, dtype=np.int64)
     if total <= MAX_SETS:
-        return rng.permutation(total)
-    ranks, first = np.unique(rng.integers(total, size=MAX_SETS), return_index=True)
-    return ranks[np.argsort(first)]
+        different = rng.permutation(total)
+    else:  # with repetitions, which go as far as they are looked at
+        drawn = rng.integers(total, size=MAX_SETS)
+    given = looked_at = 0
+    while given < len(different) or looked_at < len(drawn):
+        if len(different) < given + step and looked_at < len(drawn):
+            looked_at = min(len(drawn), 2 * looked_at + step)
+            _, first = np.unique(drawn[:looked_at], return_index=True)
+            different = drawn[np.sort(first)]
+        else:
+            yield different[given : given + step]
+            given += step
 
 
 def _multisets(ranks: Ints, span: int, size: int) -> Ints:

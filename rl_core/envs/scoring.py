@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rl_core.config import CountdownConfig, Gsm8kConfig
+from rl_core.env_config import CountdownConfig, Gsm8kConfig
 from rl_core.envs import countdown, gsm8k
 from rl_core.types import ScoredText
 
@@ -25,6 +25,20 @@ def score(
     return _SCORERS[env.name](env, response, ground_truth)
 
 
+def strict_and_lenient(
+    env: CountdownConfig | Gsm8kConfig,
+) -> tuple[CountdownConfig | Gsm8kConfig, CountdownConfig | Gsm8kConfig]:
+    """Returns the env's settings with the strictest place of an answer, and with the most lenient.
+
+    Countdown: the response's last line, or anywhere in it. GSM8K: after `####`, or the last number.
+    """
+    strict, lenient = _ANSWER_FROM[env.name]
+    return (
+        env.model_copy(update={"answer_from": strict}),
+        env.model_copy(update={"answer_from": lenient}),
+    )
+
+
 def _score_countdown(env: CountdownConfig, response: str, truth: Mapping[str, Any]) -> ScoredText:
     scored = countdown.score_response(
         response,
@@ -34,7 +48,8 @@ def _score_countdown(env: CountdownConfig, response: str, truth: Mapping[str, An
         format_score=env.format_score,
         full_score=env.full_score,
     )
-    return ScoredText(scored.score, scored.verdict, scored.answer)
+    value = None if scored.value is None else str(scored.value)
+    return ScoredText(scored.score, scored.verdict, scored.answer, value)
 
 
 def _score_gsm8k(env: Gsm8kConfig, response: str, truth: str) -> ScoredText:
@@ -47,6 +62,7 @@ def _score_gsm8k(env: Gsm8kConfig, response: str, truth: str) -> ScoredText:
     )
 
 
+_ANSWER_FROM = {"countdown": ("last_line", "anywhere"), "gsm8k": ("strict", "lenient")}
 _SCORERS: dict[str, Callable[[Any, str, Any], ScoredText]] = {
     "countdown": _score_countdown,
     "gsm8k": _score_gsm8k,

@@ -1,37 +1,50 @@
 """Proves that Countdown problems are solvable and counts their solutions, many at a time (stage 1).
 
 Solutions are counted in the normal form that `forms` states. Values of all forms are computed as
-arrays over forms and rows, in the order of `forms`, so one sweep of numpy solves a whole batch of
-problems.
+arrays over forms and rows, in the order of `forms`, so one sweep of numpy solves every target of a
+whole batch of sets of numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
-from rl_core.envs.forms import (
-    Positions,
-    form_at,
-    form_text,
-    has_divisor,
-    num_factors,
-    num_forms,
-    splits,
+from rl_core.envs.form_values import Exact, FormValues, Ints
+from rl_core.envs.forms import equality_patterns, num_forms
+from rl_core.envs.solution_texts import solution_texts
+
+_BATCH_VALUES, _BATCH_ROWS = 1 << 20, 8
+_EXACT_FLOAT = 1 << 53
+"""Below it float64 holds every integer, and rounds no quotient of two to an integer that it is not:
+such a quotient is at least 1 / den away, and rounding moves it by less than num / den / 2**53."""
+
+_POINTS = ((211, 389, 571, 683, 839, 977), (163, 307, 457, 619, 761, 997))
+_HASH = np.asarray(
+    [
+        [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F],
+        [0xD6E8FEB86659FD93, 0xA0761D6478BD642F],
+    ],
+    dtype=np.uint64,
 )
 
-Ints: TypeAlias = npt.NDArray[np.int64]
-Fractions: TypeAlias = tuple[Ints, Ints]
-"""num and den, int64 [forms, rows], not reduced; a den of 0 means a division by zero.
 
-They cannot overflow: each number occurs at most once in every monomial of num and den, and only the
-plain product of up to 6 numbers below 1,000 (hence below 1e18) has all of them.
-"""
+@dataclass(frozen=True)
+class Solved:
+    """All solvable problems over some sets of numbers, ascending by set, then target."""
 
-_BATCH_VALUES = 1 << 18
+    rows: Ints
+    """int64 [problems]: which set."""
+    targets: Ints
+    """int64 [problems]."""
+    counts: Ints
+    """int64 [problems]: distinct solutions, at least 1."""
+    first_forms: Ints
+    """int64 [problems]: the solution that `forms` lists first."""
 
 
 def solve(numbers: Sequence[int], target: int) -> tuple[str | None, int]:
@@ -57,135 +70,121 @@ def solve_many(numbers: Ints, rows: Ints, targets: Ints) -> list[tuple[str | Non
 
     Args:
         numbers: int64 [sets, n], each row sorted.
-        rows: int64 [problems], ascending: which of the sets a problem has.
+        rows: int64 [problems]: which of the sets a problem has.
         targets: int64 [problems], positive.
     """
-    solved: list[tuple[str | None, int]] = []
-    for part in _batches(numbers):
-        first, last = np.searchsorted(rows, [part.start, part.stop])
-        own = rows[first:last] - part.start
-        matches = _integer_values(numbers[part])[:, own] == targets[first:last]
-        problems, forms = np.nonzero(matches.T)
-        bounds = np.searchsorted(problems, np.arange(len(own) + 1)).tolist()
-        indices = forms.tolist()
-        solved += [
-            _summarise(values, indices[bounds[i] : bounds[i + 1]])
-            for i, values in enumerate(numbers[part][own].tolist())
-        ]
-    return solved
+    if len(targets) == 0:
+        return []
+    low, high = int(targets.min()), int(targets.max())
+    solved = solve_range(numbers, low=low, high=high)
+    keys = solved.rows * (high - low + 1) + solved.targets - low
+    wanted = rows * (high - low + 1) + targets - low
+    places = np.searchsorted(keys, wanted)
+    there = np.append(keys, -1)[places] == wanted
+    places = places[there]
+    texts = iter(solution_texts(numbers[solved.rows[places]], solved.first_forms[places]))
+    counts = iter(solved.counts[places].tolist())
+    return [(next(texts), next(counts)) if found else (None, 0) for found in there.tolist()]
 
 
-def reachable(numbers: Ints, *, low: int, high: int) -> npt.NDArray[np.bool_]:
-    """Returns which targets each set of numbers can make: bool [sets, high - low + 1].
+def solve_range(numbers: Ints, *, low: int, high: int) -> Solved:
+    """Returns every target in a range that each set of numbers can make, with its solutions.
 
     Args:
-        numbers: int64 [sets, n], each row sorted.
+        numbers: int64 [sets, n], n from 1 to 6, each row sorted and in 1..999.
         low: least target, at least 1.
         high: greatest target.
     """
-    table = np.zeros((len(numbers), high - low + 1), dtype=np.bool_)
-    for part in _batches(numbers):
-        values = _integer_values(numbers[part])
-        forms, rows = np.nonzero((values >= low) & (values <= high))
-        table[part][rows, values[forms, rows] - low] = True
-    return table
+    step = max(_BATCH_ROWS, _BATCH_VALUES // num_forms(numbers.shape[1]))
+    parts = [
+        _solve_batch(numbers[start : start + step], start, low, high)
+        for start in range(0, len(numbers), step)
+    ]
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    return Solved(*columns) if columns else Solved(*(np.zeros((4, 0), dtype=np.int64)))
 
 
-def _batches(numbers: Ints) -> list[slice]:
-    """Slices of rows whose arrays stay small, so that they fit the processor's cache."""
-    step = max(1, _BATCH_VALUES // num_forms(numbers.shape[1]))
-    return [slice(start, start + step) for start in range(0, len(numbers), step)]
+def _solve_batch(numbers: Ints, start: int, low: int, high: int) -> tuple[Ints, Ints, Ints, Ints]:
+    width, span = num_forms(numbers.shape[1]), high - low + 1
+    forms, rows, targets = _solutions(numbers, low, high)
+    patterns = equality_patterns(numbers)[rows]
+    if patterns.any():  # equal numbers make some of the forms equal
+        kept = _is_first_of_equals(numbers.shape[1])[patterns, forms]
+        forms, rows, targets = forms[kept], rows[kept], targets[kept]
+    keys = np.sort((rows * span + (targets - low)) * width + forms)
+    problems = keys // width
+    firsts = np.flatnonzero(np.diff(problems, prepend=-1))
+    counts = np.diff(firsts, append=len(keys))
+    found, offsets = np.divmod(problems[firsts], span)
+    return found + start, offsets + low, counts, keys[firsts] - problems[firsts] * width
 
 
-def _summarise(numbers: list[int], indices: list[int]) -> tuple[str | None, int]:
-    if not indices:
-        return None, 0
-    count = len(indices)
-    if len(set(numbers)) < len(numbers):  # equal numbers make some of the forms equal
-        count = len({form_at(index, numbers) for index in indices})
-    return form_text(form_at(indices[0], numbers)), count
+def _solutions(numbers: Ints, low: int, high: int) -> tuple[Ints, Ints, Ints]:
+    """Returns form, row and absolute value of each form that is an integer in the range."""
+    size, num_rows = numbers.shape[1], len(numbers)
+    small = 9 * int(numbers.max()) ** size < _EXACT_FLOAT
+    columns = np.ascontiguousarray(numbers.T, dtype=np.float64 if small else np.int64)
+    found: list[Ints] = []
+    values: list[Ints] = []
+    for indices, num, den in FormValues(columns).pieces():
+        quotients = _quotients(num, den)
+        inside = (quotients >= low) & (quotients <= high) & (quotients == np.rint(quotients))
+        places = np.flatnonzero(inside)
+        found.append(indices[places // num_rows] * num_rows + places % num_rows)
+        values.append(quotients.ravel()[places].astype(np.int64))
+    forms, rows = np.divmod(np.concatenate(found), num_rows)
+    return forms, rows, np.concatenate(values)
 
 
-def _integer_values(numbers: Ints) -> Ints:
-    """Returns |value| of every form, 0 where it is no positive integer: int64 [forms, rows]."""
-    positions = tuple(range(numbers.shape[1]))
-    num, den = _Sweep(np.ascontiguousarray(numbers.T)).forms(positions)
+def _quotients(num: Exact, den: Exact) -> Exact:
+    """Returns |num / den|: as floats (not finite for a den of 0), or 0 where it is no integer."""
+    if num.dtype == np.float64:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            absolute: Exact = np.abs(num / den)
+            return absolute
     num, den = np.abs(num), np.abs(den)
-    quotient: Ints = num // np.maximum(den, 1)
-    quotient[(quotient * den != num) | (den == 0)] = 0
-    return quotient
+    quotients: Exact = num // np.maximum(den, 1)
+    quotients[(quotients * den != num) | (den == 0)] = 0
+    return quotients
 
 
-class _Sweep:
-    """Values of all forms over sets of positions, each computed once."""
+@cache
+def _is_first_of_equals(n: int) -> npt.NDArray[np.bool_]:
+    """Returns which forms stay when numbers are equal: bool [patterns, forms].
 
-    def __init__(self, columns: Ints) -> None:
-        self.columns = columns
-        """int64 [positions, rows]."""
-        self.known: dict[tuple[str, Positions], Fractions] = {}
-
-    def forms(self, positions: Positions) -> Fractions:
-        """All forms: terms, then sums, whose first term is taken as positive."""
-        return self._once("forms", positions, self._forms)
-
-    def _forms(self, positions: Positions) -> Fractions:
-        if len(positions) == 1:
-            return self.terms(positions)
-        return _concatenate([self.terms(positions), self.factors(positions)])
-
-    def factors(self, positions: Positions) -> Fractions:
-        """Numbers and sums; a division by zero inside is 0 / 0, and so is all made of it."""
-        return self._once("factors", positions, self._factors)
-
-    def _factors(self, positions: Positions) -> Fractions:
-        if len(positions) == 1:
-            return self.terms(positions)
-        parts: list[Fractions] = []
-        for block, rest in splits(positions):
-            (left_num, left_den), (right_num, right_den) = self.terms(block), self.forms(rest)
-            den = _outer(left_den, right_den)
-            left, right = _outer(left_num, right_den), _outer(left_den, right_num)
-            parts += [(left + right, den), (left - right, den)]
-        num, den = _concatenate(parts)
-        return np.where(den == 0, 0, num), den
-
-    def terms(self, positions: Positions) -> Fractions:
-        """Numbers and products: chains, then those with a divisor upside down."""
-        return self._once("terms", positions, self._terms)
-
-    def _terms(self, positions: Positions) -> Fractions:
-        if len(positions) == 1:
-            number = self.columns[list(positions)]
-            return number, np.ones_like(number)
-        num, den = self.chains(positions)
-        first, turned = num_factors(len(positions)), has_divisor(len(positions))
-        return _concatenate([(num[first:], den[first:]), (den[turned], num[turned])])
-
-    def chains(self, positions: Positions) -> Fractions:
-        """Single factors, then products whose first factor stands above the line."""
-        return self._once("chains", positions, self._chains)
-
-    def _chains(self, positions: Positions) -> Fractions:
-        parts = [self.factors(positions)]
-        for block, rest in splits(positions):
-            (left_num, left_den), (right_num, right_den) = self.factors(block), self.chains(rest)
-            parts.append((_outer(left_num, right_num), _outer(left_den, right_den)))
-            parts.append((_outer(left_num, right_den), _outer(left_den, right_num)))
-        return _concatenate(parts)
-
-    def _once(
-        self, kind: str, positions: Positions, compute: Callable[[Positions], Fractions]
-    ) -> Fractions:
-        key = (kind, positions)
-        if key not in self.known:
-            self.known[key] = compute(positions)
-        return self.known[key]
+    Forms are the same if an exchange of equal numbers turns one into the other; of those the first
+    in the list stays. Sorted numbers are exchanged one place at a time.
+    """
+    exchanged = _exchanges(n)
+    kept = np.ones((1 << (n - 1), num_forms(n)), dtype=np.bool_)
+    for pattern in range(1, len(kept)):
+        equal = [exchanged[i] for i in range(n - 1) if pattern >> i & 1]
+        first = np.arange(num_forms(n))
+        for image in equal * len(equal):  # as many rounds as sorting by such exchanges can take
+            first = np.minimum(first, first[image])
+        kept[pattern] = first == np.arange(num_forms(n))
+    return kept
 
 
-def _outer(left: Ints, right: Ints) -> Ints:
-    product: Ints = (left[:, None] * right[None]).reshape(-1, left.shape[1])
-    return product
+def _exchanges(n: int) -> list[Ints]:
+    """Returns which form each becomes when places i and i + 1 are exchanged: n - 1 permutations.
 
-
-def _concatenate(parts: list[Fractions]) -> Fractions:
-    return np.concatenate([num for num, _ in parts]), np.concatenate([den for _, den in parts])
+    Forms are told apart by their values, up to sign, at two points where no two agree.
+    """
+    straight = np.stack([np.asarray(point[:n], dtype=np.int64) for point in _POINTS], axis=1)
+    orders = [np.arange(n)] * n
+    for i in range(n - 1):
+        orders[i + 1] = orders[0].copy()
+        orders[i + 1][[i, i + 1]] = i + 1, i
+    columns = np.concatenate([straight[order] for order in orders], axis=1)
+    num, den = FormValues(columns).forms(tuple(range(n)))
+    parts = np.abs(np.stack([num, den]).reshape(2, num_forms(n), n, 2)).astype(np.uint64)
+    prints = np.einsum("dfop,dp->of", parts, _HASH)  # modulo 2**64
+    places = np.argsort(prints, axis=1)
+    ranked = np.take_along_axis(prints, places, axis=1)
+    assert (ranked[0, 1:] != ranked[0, :-1]).all(), "two forms agree at both points"
+    assert (ranked == ranked[0]).all(), "an exchange gave a form that is not in the list"
+    images = [np.empty_like(places[0]) for _ in range(n - 1)]
+    for image, order in zip(images, places[1:], strict=True):
+        image[order] = places[0]
+    return images

@@ -5,7 +5,7 @@ B requests of a batch, b of them still running, P longest prompt, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -41,7 +41,7 @@ class HfEngine:
         """
         self._device = torch.device("cuda" if on_gpu else "cpu")
         self._model: Any = AutoModelForCausalLM.from_pretrained(
-            model_path, dtype=getattr(torch, dtype)
+            model_path, dtype=getattr(torch, dtype), use_safetensors=True
         ).to(self._device)
         self._model.eval()
         use_fast_products(self._model)
@@ -54,13 +54,12 @@ class HfEngine:
 
     def generate(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
-    ) -> list[Completion]:
-        """Returns one completion per request; see `RolloutEngine.generate`."""
-        completions = []
+    ) -> Iterator[tuple[int, Completion]]:
+        """Yields each completion soon after it has ended; see `RolloutEngine.generate`."""
         for start in range(0, len(requests), self._max_num_seqs):
             batch = requests[start : start + self._max_num_seqs]
-            completions += self._generate_batch(batch, sampling)
-        return completions
+            for row, completion in self._generate_batch(batch, sampling):
+                yield start + row, completion
 
     def update_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Replaces all weights in place; see `RolloutEngine.update_weights`."""
@@ -69,6 +68,10 @@ class HfEngine:
             for name, tensor in complete_weights(weights, self._shapes).items():
                 own[name].copy_(tensor)
 
+    def resize(self, max_num_seqs: int) -> None:
+        """Takes another batch size; see `RolloutEngine.resize`."""
+        self._max_num_seqs = max_num_seqs
+
     def close(self) -> None:
         """Frees the model."""
         del self._model
@@ -76,7 +79,8 @@ class HfEngine:
     @torch.inference_mode()
     def _generate_batch(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
-    ) -> list[Completion]:
+    ) -> Iterator[tuple[int, Completion]]:
+        """Yields rows when they leave the batch: when half of those in it have ended, or all."""
         # What each row will draw is drawn at once: a sample depends on its seed, not on the batch.
         draws = torch.stack(
             [
@@ -95,27 +99,24 @@ class HfEngine:
             # Rows that have ended go on until half have: what they sample counts for nothing.
             lengths[rows] += ~ended[rows]
             ended[rows] |= torch.isin(token, self._stop_ids)
-            if bool(ended[rows].all()) or step + 1 == sampling.max_tokens:
-                break
-            if 2 * int(ended[rows].sum()) >= len(rows):
+            is_last = bool(ended[rows].all()) or step + 1 == sampling.max_tokens
+            if is_last or 2 * int(ended[rows].sum()) >= len(rows):
+                leaving = rows if is_last else rows[ended[rows]]
+                for row in leaving.tolist():
+                    yield (
+                        row,
+                        Completion(
+                            response_ids=tokens[row, : lengths[row]].cpu().numpy(),
+                            logprobs=logprobs[row, : lengths[row]].cpu().numpy(),
+                            finish_reason="stop" if ended[row] else "length",
+                        ),
+                    )
+                if is_last:
+                    return
                 kept = (~ended[rows]).nonzero().squeeze(-1)
                 rows, token = rows[kept], token[kept]
                 context.keep(kept)
             logits = self._next_logits(token, context)
-        return [
-            Completion(
-                response_ids=row_tokens[:length],
-                logprobs=row_logprobs[:length],
-                finish_reason="stop" if is_ended else "length",
-            )
-            for row_tokens, row_logprobs, length, is_ended in zip(
-                tokens.cpu().numpy(),
-                logprobs.cpu().numpy(),
-                lengths.tolist(),
-                ended.tolist(),
-                strict=True,
-            )
-        ]
 
     def _read_prompts(self, requests: Sequence[GenerationRequest]) -> tuple[_Context, torch.Tensor]:
         """Reads each distinct prompt once; returns what follows must know, and logits [B, V].

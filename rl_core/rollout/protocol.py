@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Protocol
 
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
@@ -11,13 +12,18 @@ if TYPE_CHECKING:
     import torch
 
 
+def in_order(finished: Iterable[tuple[int, Completion]]) -> list[Completion]:
+    """Returns what an engine yielded, all of it, in the order of the requests."""
+    return [completion for _, completion in sorted(finished, key=itemgetter(0))]
+
+
 class RolloutEngine(Protocol):
     """Generates responses with weights that the learner replaces between steps."""
 
     def generate(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
-    ) -> list[Completion]:
-        """Returns one completion per request, in their order.
+    ) -> Iterator[tuple[int, Completion]]:
+        """Yields each request's completion with its position, as soon as it has ended.
 
         A response ends after an end-of-sequence token of the model's generation config (it is the
         last of `response_ids` and has a log-prob) or after `sampling.max_tokens`. The same prompt
@@ -30,10 +36,19 @@ class RolloutEngine(Protocol):
 
         Args:
             weights: every tensor of the model under its Hugging Face name, on any device, in any
-                float type. With tied embeddings `lm_head.weight` may be left out.
+                float type. With tied embeddings `lm_head.weight` may be left out. They may be
+                kept, and must not change, until others come.
 
         Raises:
             ValueError: tensors are missing, unknown, or of another shape.
+        """
+        ...
+
+    def resize(self, max_num_seqs: int) -> None:
+        """Generates so many responses at a time from now on, with the same weights.
+
+        Also makes an engine whose `generate` ran out of memory sound again. Responses stay what
+        they are, however many are generated beside them.
         """
         ...
 

@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 
+from rl_core.errors import first_line, is_out_of_memory
 from rl_core.process_env import hide_cuda_only_packages
 from rl_core.rollout.model_files import complete_weights, stop_token_ids, weight_shapes
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
@@ -27,6 +28,8 @@ from vllm import LLM, ModelRegistry, SamplingParams  # noqa: E402  # after the g
 
 _CPU_BLOCK_TOKENS = 32
 """The fewest that vLLM's attention on a CPU takes."""
+_MEMORY_SHARES = (1.0, 0.5, 0.25, 0.125)
+"""Of what the settings give an engine, one after the other where it is built again."""
 
 
 class WeightUpdates:
@@ -81,6 +84,19 @@ class VllmEngine:
         self._shapes = weight_shapes(model_path)
         self._stop_token_ids = stop_token_ids(model_path)
         _inspect_in_process(model_path)
+        self._on_gpu, self._sleeps, self._is_asleep = on_gpu, sleeps and on_gpu, False
+        self._weights: Mapping[str, torch.Tensor] | None = None
+        self._options: dict[str, Any] = {
+            "model": str(model_path),
+            "skip_tokenizer_init": True,
+            "load_format": "safetensors",  # never a pickle, which could execute code
+            "generation_config": "vllm",  # no sampling defaults hidden in the model folder
+            "dtype": dtype,
+            "max_model_len": max_model_len,
+            "logprobs_mode": "processed_logprobs",  # after temperature: what was sampled from
+            "worker_extension_cls": f"{WeightUpdates.__module__}.{WeightUpdates.__name__}",
+            "disable_log_stats": True,
+        }
         cpu_options = {
             "kv_cache_memory_bytes": kv_cache_mib * 2**20,
             "enforce_eager": True,
@@ -94,38 +110,33 @@ class VllmEngine:
             "gpu_memory_utilization": gpu_memory_utilization,
             "enable_sleep_mode": sleeps,
         }
-        device_options: dict[str, Any] = gpu_options if on_gpu else cpu_options
-        with _torch_untouched(on_gpu=on_gpu):
-            self._llm = LLM(
-                str(model_path),
-                skip_tokenizer_init=True,
-                generation_config="vllm",  # no sampling defaults hidden in the model folder
-                dtype=dtype,
-                max_model_len=max_model_len,
-                max_num_seqs=max_num_seqs,
-                logprobs_mode="processed_logprobs",  # after temperature: what was sampled from
-                worker_extension_cls=f"{WeightUpdates.__module__}.{WeightUpdates.__name__}",
-                disable_log_stats=True,
-                **device_options,
-            )
-        self._sleeps, self._is_asleep = sleeps and on_gpu, False
+        self._options |= gpu_options if on_gpu else cpu_options
+        self._llm = self._build(max_num_seqs)
 
     def generate(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
-    ) -> list[Completion]:
-        """Returns one completion per request; see `RolloutEngine.generate`."""
+    ) -> Iterator[tuple[int, Completion]]:
+        """Yields each completion as soon as it has ended; see `RolloutEngine.generate`."""
         if not requests:
-            return []
+            return
         self._wake_up()
-        outputs = self._llm.generate(
+        ids = self._llm.enqueue(
             [{"prompt_token_ids": list(request.prompt_ids)} for request in requests],
             [self._params(request, sampling) for request in requests],
             use_tqdm=False,
         )
-        if self._sleeps:
-            self._llm.sleep(level=1)
-            self._is_asleep = True
-        return [_completion(output.outputs[0]) for output in outputs]
+        # Outputs bear the number that vLLM gave each request, without what it hangs on to it.
+        positions = {id_.partition("-")[0]: i for i, id_ in enumerate(ids)}
+        engine = self._llm.llm_engine
+        try:
+            while engine.has_unfinished_requests():
+                for output in engine.step():
+                    yield positions.pop(output.request_id), _completion(output.outputs[0])
+        except GeneratorExit:  # who asked has lost interest
+            engine.abort_request(list(positions))
+            self._go_to_sleep()
+            raise
+        self._go_to_sleep()
 
     def update_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Replaces all weights in place; see `RolloutEngine.update_weights`."""
@@ -136,12 +147,50 @@ class VllmEngine:
                 "vLLM refused to reset its prefix cache after a weight update: prompts would be "
                 "answered from keys and values of the old weights"
             )
+        self._weights = weights
+
+    def resize(self, max_num_seqs: int) -> None:
+        """Builds the engine again: one whose step has failed is in no known state.
+
+        Where memory is too short for that, with a half, a quarter, ... of the cache, in which
+        responses then wait for each other; see `RolloutEngine.resize`.
+        """
+        self.close()
+        said = ""
+        for share in _MEMORY_SHARES:
+            try:
+                self._llm = self._build(max_num_seqs, share=share)
+                break
+            except (RuntimeError, ValueError, MemoryError) as error:
+                # A cache too small for one response is what too little memory has come to.
+                if not said and not is_out_of_memory(error):
+                    raise
+                said = said or first_line(error)
+            gc.collect()
+        else:
+            raise MemoryError(said)
+        if self._weights is not None:
+            self.update_weights(self._weights)
 
     def close(self) -> None:
         """Frees the model and its KV cache."""
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm
         gc.collect()
+        torch.cuda.empty_cache()
+
+    def _build(self, max_num_seqs: int, *, share: float = 1.0) -> LLM:
+        """Returns vLLM's engine with a share of the memory that the settings give it."""
+        name = "gpu_memory_utilization" if self._on_gpu else "kv_cache_memory_bytes"
+        memory = {name: type(self._options[name])(share * self._options[name])}
+        self._is_asleep = False
+        with _torch_untouched(on_gpu=self._on_gpu):
+            return LLM(max_num_seqs=max_num_seqs, **self._options | memory)
+
+    def _go_to_sleep(self) -> None:
+        if self._sleeps:
+            self._llm.sleep(level=1)
+            self._is_asleep = True
 
     def _wake_up(self) -> None:
         if self._is_asleep:

@@ -1,13 +1,16 @@
--- one row per problem whose prompt does not end in a user message that asks for its own numbers and target.
--- Proves that the model is asked what it is scored on.
+-- one row per problem whose prompt is not, to the letter, env.prompt_template with its numbers and target.
+-- Proves that the model is asked what it is scored on, in the words of the template.
+-- $system: str = none (content of the system message; none: there is no such message)
+-- $before: str = none (the user message, up to the numbers)
+-- $between: str = none (from the numbers to the target)
+-- $after: str = none (from the target on)
 with problems as (
     select
         'train' as split,
         extra_info.index,
         nums,
         target,
-        prompt[-1].role as role,
-        prompt[-1].content as content
+        prompt
     from train
     union all
     select
@@ -15,9 +18,15 @@ with problems as (
         extra_info.index,
         nums,
         target,
-        prompt[-1].role as role,
-        prompt[-1].content as content
+        prompt
     from test
+),
+
+rendered as (
+    select
+        *,
+        $before || '[' || array_to_string(nums, ', ') || ']' || $between || target || $after as expected
+    from problems
 )
 
 select
@@ -25,13 +34,12 @@ select
     index,
     nums,
     target,
-    role,
-    content
-from problems
+    prompt,
+    expected
+from rendered
 where
-    role is distinct from 'user'
-    or contains(
-        content,
-        'Using the numbers [' || array_to_string(nums, ', ') || '], create an equation that equals ' || target || '. '
-    ) is distinct from true
+    len(prompt) is distinct from if($system = 'none', 1, 2)
+    or prompt[-1].role is distinct from 'user'
+    or prompt[-1].content is distinct from expected
+    or ($system != 'none' and (prompt[1].role is distinct from 'system' or prompt[1].content is distinct from $system))
 order by split, index

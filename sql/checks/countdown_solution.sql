@@ -1,25 +1,5 @@
 -- one row per problem whose stored solution the scorer does not call correct, or that counts none.
--- Proves that every problem is solvable: the solution is evaluated again, by the reward itself.
-with problems as (
-    select
-        'train' as split,
-        extra_info.index,
-        nums,
-        target,
-        extra_info.solution,
-        extra_info.num_solutions
-    from train
-    union all
-    select
-        'test' as split,
-        extra_info.index,
-        nums,
-        target,
-        extra_info.solution,
-        extra_info.num_solutions
-    from test
-)
-
+-- Proves that every problem is solvable: the solution is evaluated again, as the reward does it.
 select
     split,
     index,
@@ -27,8 +7,8 @@ select
     target,
     solution,
     num_solutions
-from problems
+from solutions
 where
-    evaluates_to(solution, list_filter(nums, lambda n: n is not null), target) is distinct from true
+    not is_correct
     or (num_solutions >= 1) is distinct from true
 order by split, index

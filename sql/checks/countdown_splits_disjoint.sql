@@ -1,15 +1,6 @@
 -- one row per problem, in any order of its numbers, that both splits hold.
 -- Proves that the test split measures problems that were never trained on.
-with trained as (
-    select
-        list_sort(nums) as numbers,
-        target,
-        min(extra_info.index) as train_index
-    from train
-    group by all
-),
-
-tested as (
+with tested as (
     select
         list_sort(nums) as numbers,
         target,
@@ -22,10 +13,11 @@ select
     tested.numbers,
     tested.target,
     tested.test_index,
-    trained.train_index
-from tested
-inner join trained
+    min(train.extra_info.index) as train_index
+from train
+inner join tested
     on
-        tested.numbers = trained.numbers
-        and tested.target = trained.target
+        list_sort(train.nums) = tested.numbers
+        and train.target = tested.target
+group by tested.numbers, tested.target, tested.test_index
 order by tested.test_index

@@ -1,28 +1,30 @@
--- one row per problem whose prompt does not end in a user message, or does not say to write ####.
--- Proves that the model is told how the scorer finds its answer.
+-- one row per problem whose prompt is not one user message, a question within the template of env.prompt_template.
+-- Proves that the model is asked something, and told how the scorer finds its answer.
+-- $before: str = none (the message, up to the question)
+-- $after: str = none (from the question on)
 with problems as (
     select
         'train' as split,
         extra_info.index,
-        prompt[-1].role as role,
-        prompt[-1].content as content
+        prompt
     from train
     union all
     select
         'test' as split,
         extra_info.index,
-        prompt[-1].role as role,
-        prompt[-1].content as content
+        prompt
     from test
 )
 
 select
     split,
     index,
-    role,
-    content
+    prompt
 from problems
 where
-    role is distinct from 'user'
-    or contains(content, '####') is distinct from true
+    len(prompt) is distinct from 1
+    or prompt[1].role is distinct from 'user'
+    or starts_with(prompt[1].content, $before) is distinct from true
+    or ends_with(prompt[1].content, $after) is distinct from true
+    or (trim(prompt[1].content[len($before) + 1:-(len($after) + 1)]) != '') is distinct from true
 order by split, index

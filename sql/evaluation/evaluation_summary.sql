@@ -1,5 +1,6 @@
 -- one row per run and evaluated model: greedy accuracy with its 95% (Wilson) interval, score, format.
--- Ask it whether training helped, and by more than chance.
+-- Ask it whether training helped, and by more than chance; `strict` and `lenient` are by the place of the answer.
+-- Example: countdown-train sql evaluation_summary --run latest
 with greedy as (
     select
         run_id,
@@ -7,6 +8,8 @@ with greedy as (
         any_value(step) as step,
         count(*) as problems,
         count(*) filter (where verdict = 'correct') / count(*) as accuracy,
+        avg(cast(verdict_strict = 'correct' as integer)) as strict_accuracy,
+        avg(cast(verdict_lenient = 'correct' as integer)) as lenient_accuracy,
         avg(score) as mean_score,
         count(*) filter (where verdict not in ('no_answer', 'bad_syntax', 'too_long')) / count(*) as format_share,
         avg(response_tokens) as mean_response_tokens
@@ -32,6 +35,8 @@ select
     accuracy,
     centre - margin as accuracy_low,
     centre + margin as accuracy_high,
+    strict_accuracy,
+    lenient_accuracy,
     mean_score,
     format_share,
     mean_response_tokens

@@ -1,5 +1,6 @@
 -- one row per run, evaluated model and verdict, with its share of the greedy responses.
 -- Ask it how the base and the trained model fail.
+-- Example: countdown-train sql evaluation_verdicts --run latest
 with counted as (
     select
         run_id,

@@ -1,5 +1,7 @@
 -- one row per run and trained model: greedy accuracy gained over the base model, with a 95% interval.
 -- Ask it whether the gain is more than chance; problems are paired, which is sharper than two intervals.
+-- `p_value` is of McNemar's exact test: below 0.05 the model is better, or worse.
+-- Example: countdown-train sql gain_over_base --run latest
 with greedy as (
     select
         run_id,
@@ -32,6 +34,17 @@ select
     lost,
     (won - lost) / problems as gain,
     (won - lost - 1.959964 * sqrt(won + lost - (won - lost) ** 2 / problems)) / problems as gain_low,
-    (won - lost + 1.959964 * sqrt(won + lost - (won - lost) ** 2 / problems)) / problems as gain_high
+    (won - lost + 1.959964 * sqrt(won + lost - (won - lost) ** 2 / problems)) / problems as gain_high,
+    least(
+        1,
+        2 * list_sum(
+            list_transform(
+                range(least(won, lost) + 1),
+                lambda i: exp(
+                    lgamma(won + lost + 1) - lgamma(i + 1) - lgamma(won + lost - i + 1) - (won + lost) * ln(2)
+                )
+            )
+        )
+    ) as p_value
 from paired
 order by run_id asc, model asc

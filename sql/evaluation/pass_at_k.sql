@@ -1,5 +1,6 @@
 -- one row per run, evaluated model and k: the chance that one of k samples is correct, unbiased.
 -- Ask it what sampling more often would buy, and whether training narrowed what the model can find.
+-- Example: countdown-train sql pass_at_k --run latest
 with problems as (
     select
         run_id,
@@ -12,24 +13,20 @@ with problems as (
     group by run_id, model, prompt_index
 ),
 
-powers as (
-    select cast(2 ** exponents.exponent as bigint) as k
-    from range(0, 16) as exponents (exponent)
-),
-
--- 1 - C(samples - solved, k) / C(samples, k), as a product of k factors
+-- 1 - C(samples - solved, k) / C(samples, k): a further factor for each further draw
 chances as (
     select
         problems.run_id,
         problems.model,
         problems.prompt_index,
-        powers.k,
+        draws.draw + 1 as k,
         1 - product(greatest(problems.samples - problems.solved - draws.draw, 0) / (problems.samples - draws.draw))
-            as chance
+            over (
+                partition by problems.run_id, problems.model, problems.prompt_index
+                order by draws.draw
+            ) as chance
     from problems
-    inner join powers on problems.samples >= powers.k
-    cross join unnest(range(powers.k)) as draws (draw)
-    group by problems.run_id, problems.model, problems.prompt_index, powers.k
+    cross join unnest(range(problems.samples)) as draws (draw)
 )
 
 select

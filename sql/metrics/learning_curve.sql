@@ -1,5 +1,6 @@
 -- one row per run and step: score, accuracy in training and on the test split, length, KL, entropy.
 -- Ask it whether a run learns; accuracy counts correct answers only, the score has format credit too.
+-- Example: countdown-train sql learning_curve --run latest
 select
     run_id,
     step,

@@ -1,5 +1,6 @@
 -- one row per run and step: tokens per second of generation, and seconds by phase.
 -- Ask it how fast a run is, whether it slows down, and which phase to blame.
+-- Example: countdown-train sql throughput_by_step --run latest
 select
     run_id,
     step,

@@ -1,5 +1,6 @@
 -- one row per run and phase of a training step: its seconds over the whole run, the longest first.
 -- Ask it where the training time goes.
+-- Example: countdown-train sql time_by_phase --run latest
 with phases as (
     select
         run_id,

@@ -1,5 +1,6 @@
 -- one row per run and step whose score is (almost) all format credit: points, yet nothing solved.
 -- Ask it whether a rising score is progress; such steps teach the tag, not the task.
+-- Example: countdown-train sql format_only_steps -p max_accuracy=0.01
 -- $max_accuracy: float = 0.0 (share of correct responses up to which a step counts)
 select
     run_id,

@@ -1,5 +1,6 @@
 -- one row per run and span of steps: response lengths in tokens, of solved and of failed problems.
 -- Ask it whether the model thinks longer or shorter, and whether failures are cut off or give up early.
+-- Example: countdown-train sql length_correct_vs_wrong -p steps_per_row=5
 -- $steps_per_row: int = 10 (steps summed up in one row)
 select
     run_id,

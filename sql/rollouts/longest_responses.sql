@@ -1,5 +1,6 @@
 -- one row per response, the longest first.
 -- Ask it what fills the token limit: long searches, or loops.
+-- Example: countdown-train sql longest_responses -p limit=3
 -- $limit: int = 20 (rows at most)
 select
     run_id,

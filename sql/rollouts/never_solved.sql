@@ -1,5 +1,6 @@
 -- one row per run and training problem that was tried and never solved, most tried first.
 -- Ask it which problems are out of reach, and how often a well-formed answer missed the target.
+-- Example: countdown-train sql never_solved -p min_attempts=4
 -- $min_attempts: int = 2 (leave out problems tried less often)
 -- $limit: int = 20 (rows at most)
 select

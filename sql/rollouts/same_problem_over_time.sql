@@ -1,5 +1,6 @@
 -- one row per response to one training problem, oldest first.
 -- Ask it how the model's way of solving the same puzzle changed while it learned.
+-- Example: countdown-train sql same_problem_over_time --run latest
 -- $problem: int = -1 (row of the train split; -1 takes each run's most tried problem)
 with chosen as (
     select

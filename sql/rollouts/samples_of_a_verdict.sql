@@ -1,5 +1,6 @@
 -- one row per rollout with one verdict, a random few (the same few for the same seed).
 -- Ask it what a `bad_syntax`, a `no_answer` or a `correct` looks like.
+-- Example: countdown-train sql samples_of_a_verdict -p verdict=bad_syntax -p limit=3
 -- $verdict: str = correct (correct, wrong_value, wrong_numbers, bad_syntax, no_answer, ...)
 -- $from_step: int = 1 (leave out earlier steps)
 -- $seed: int = 0 (another one draws others)

@@ -1,5 +1,6 @@
 -- one row per run, step and verdict, with its share of the step's rollouts.
 -- Ask it what the responses are: solved, wrong, off-format or without an answer, and how that moves.
+-- Example: countdown-train sql verdict_shares_by_step -p steps_per_row=10 --run latest
 -- $steps_per_row: int = 1 (steps summed up in one row)
 with counted as (
     select

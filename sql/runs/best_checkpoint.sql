@@ -1,5 +1,6 @@
 -- one row per run: of the checkpoints on disk, the one of the highest test accuracy (the first of equals).
 -- Ask it which folder to load; pruning may have deleted a better one, `tested_best` tells.
+-- Example: countdown-train sql best_checkpoint --run latest
 with tests as (
     select
         run_id,

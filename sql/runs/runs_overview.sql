@@ -1,5 +1,6 @@
 -- one row per run, the newest first: status, steps, accuracy before and after, minutes.
 -- Ask it which runs there are and which was worth its time; of a run still going it tells the latest test.
+-- Example: countdown-train sql runs_overview --run latest
 with tests as (
     select
         run_id,

@@ -6,6 +6,7 @@ select
     is_latest,
     cast(record ->> 'step' as bigint) as step,
     cast(record ->> 'accuracy' as double) as accuracy,
-    cast(record ->> 'total_bytes' as bigint) as total_bytes
+    cast(record ->> 'total_bytes' as bigint) as total_bytes,
+    coalesce(cast(record ->> 'resumable' as boolean), true) as resumable
 from checkpoint_records
 where json_valid(record)

@@ -14,5 +14,10 @@ select
     verdict,
     score,
     response_tokens,
-    finish_reason
+    finish_reason,
+    value,
+    verdict_strict,
+    verdict_lenient,
+    num_operands,
+    ground_truth
 from evaluation_rows

@@ -4,23 +4,46 @@ with lines as (
     select
         run_id,
         line_number,
-        line
+        cast(line ->> 'step' as bigint) as step,
+        cast(line ->> 'epoch' as bigint) as epoch,
+        cast(line ->> 'time' as timestamptz) as logged_at,
+        from_json(line, '"map(varchar, double)"') as entries
     from metric_lines
     where json_valid(line)
 ),
 
+counted as (
+    select
+        *,
+        count(*) over (partition by run_id, step) as num_lines
+    from lines
+),
+
 named_values as (
     select
-        lines.run_id,
-        lines.line_number,
-        cast(lines.line ->> 'step' as bigint) as step,
-        cast(lines.line ->> 'epoch' as bigint) as epoch,
-        cast(lines.line ->> 'time' as timestamptz) as logged_at,
-        entries.key as metric,
-        try_cast(entries.value as double) as value
-    from lines
-    cross join json_each(lines.line) as entries
-    where entries.key not in ('step', 'epoch', 'time')
+        run_id,
+        line_number,
+        num_lines,
+        step,
+        epoch,
+        logged_at,
+        unnest(map_keys(entries)) as metric,
+        unnest(map_values(entries)) as value
+    from counted
+),
+
+numbers as (
+    select *
+    from named_values
+    where value is not null and metric not in ('step', 'epoch', 'time')
+),
+
+-- only where a step has several lines: a window over all of them takes as long as the rest
+redone as (
+    select *
+    from numbers
+    where num_lines > 1
+    qualify row_number() over (partition by run_id, step, metric order by line_number desc) = 1
 )
 
 select
@@ -30,6 +53,14 @@ select
     logged_at,
     metric,
     value
-from named_values
-where value is not null
-qualify row_number() over (partition by run_id, step, metric order by line_number desc) = 1
+from numbers
+where num_lines = 1
+union all
+select
+    run_id,
+    step,
+    epoch,
+    logged_at,
+    metric,
+    value
+from redone

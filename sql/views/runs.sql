@@ -10,7 +10,9 @@ select
     record ->> 'preset' as preset,
     record ->> 'status' as status,
     record ->> 'reason' as reason,
+    record ->> 'champion' as champion,
     record -> 'timings_s' as timings_s,
-    json_array_length(record, '$.attempts') as attempts
+    json_array_length(record, '$.attempts') as attempts,
+    coalesce(from_json(record -> 'attempts', '["json"]'), []) as attempts_list
 from run_records
 where json_valid(record)

@@ -10,8 +10,10 @@ import pytest
 
 import flows
 from flows.cli import run_command
-from rl_core.config import RunConfig, StorageConfig
+from rl_core.checkpoints import save_checkpoint
+from rl_core.config import RunConfig
 from rl_core.tracking import RunFolder
+from rl_core.upkeep_config import StorageConfig
 
 PROGRAM = [sys.executable, "-c", "from flows.cli import main; main()"]
 
@@ -43,6 +45,24 @@ def test_bad_settings_end_with_2_before_anything_starts(
     unwritable = fails(capsys, command, f"storage.root={tmp_path}/file/x")
     assert "cannot be written" in unwritable
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+
+
+def test_validate_shows_prompt_lengths_and_what_limit_would_do(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_overrides: list[str]
+) -> None:
+    arguments = ["validate", f"storage.root={tmp_path}", *tiny_overrides]
+    assert run_command(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "     tokens     train      test\n" in printed
+    assert "      limit  rejected     share\n" in printed
+    assert "all 80 prompts fit into data.max_prompt_length=600" in printed
+
+    assert run_command([word.replace("_length=600", "_length=128") for word in arguments]) == 1
+    failed = capsys.readouterr()
+    assert "        128        80    100.0%  data.max_prompt_length\n" in failed.out
+    said = failed.err.splitlines()[-1]
+    assert said.startswith("countdown-train: ")
+    assert "all 80 prompts are rejected by data.max_prompt_length=128" in said
 
 
 def test_what_is_no_command_ends_with_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,6 +107,13 @@ def test_preflight_ends_with_2_where_a_run_would_not_start(
     printed = capsys.readouterr()
     assert "there is no such folder" in printed.out
     assert len(printed.err.splitlines()) == 1
+
+
+def test_preflight_speaks_json_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run_command(["preflight", "--json", f"storage.root={tmp_path}"]) == 0
+    findings = json.loads(capsys.readouterr().out)
+    assert {finding["level"] for finding in findings} == {"ok"}
+    assert "memory" in [finding["check"] for finding in findings]
 
 
 def test_runs_lists_what_is_there(
@@ -166,6 +193,29 @@ def test_prune_and_report_take_the_latest_run_under_its_own_settings(
     assert (tmp_path / "runs" / "alpha" / "report.html").is_file()
     capsys.readouterr()
     assert "preset cannot change" in fails(capsys, "prune", root, "preset=tinyzero-3b")
+
+
+def test_a_dry_prune_shows_what_it_would_delete(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    a_run(tmp_path, "alpha")
+    run = tmp_path / "runs" / "alpha"
+    for step in (1, 2, 3):
+        save_checkpoint(run, step, lambda folder: folder.joinpath("x").touch() and None, 0.5)
+    words = ["prune", f"storage.root={tmp_path}", "checkpoints.keep_last=0"]
+    assert run_command([*words, "dry_run=true"]) == 0
+    table = capsys.readouterr().out
+    assert [line.split()[:2] for line in table.splitlines() if "step_" in line] == [
+        ["step_000003", "kept"],
+        ["step_000002", "deleted"],
+        ["step_000001", "kept"],
+    ]
+    assert "older than the newest 0 beside latest and best" in table
+    assert len(list((run / "checkpoints").glob("step_*"))) == 3
+    assert run_command(words) == 0
+    assert len(list((run / "checkpoints").glob("step_*"))) == 2
+    capsys.readouterr()
+    assert "dry_run=yes must be true or false" in fails(capsys, *words, "dry_run=yes")
 
 
 def test_the_installed_program_ends_with_2_within_seconds(tmp_path: Path) -> None:

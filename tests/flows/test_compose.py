@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 import flows
-from flows.compose import PresetName, SettingsError, compose, to_yaml
-from rl_core.config import CountdownConfig, RunConfig
+from flows.compose import PresetName, SettingsError, compose, own_settings, to_yaml
+from rl_core.config import GROUP_ESTIMATORS, RunConfig
+from rl_core.env_config import CountdownConfig, Gsm8kConfig
 
 PRESETS = get_args(PresetName)
 CONF = Path(flows.__file__).parent / "conf"
@@ -74,10 +75,45 @@ def test_an_override_wins_over_the_preset() -> None:
     assert config.data.train_size == 20_000
 
 
+def test_what_a_run_changed_of_its_preset_is_told() -> None:
+    assert own_settings(compose(["run_id=a", "storage.root=/elsewhere"])) == {}
+    changed = compose(["preset=tinyzero-3b", "actor.lr=2e-6", "trainer.logger=[console,wandb]"])
+    assert own_settings(changed) == {
+        "actor.lr": (1e-6, 2e-6),
+        "trainer.logger": (["console"], ["console", "wandb"]),
+    }
+    of_another_env = own_settings(compose().model_copy(update={"env": Gsm8kConfig()}))
+    assert of_another_env["env.name"] == ("countdown", "gsm8k")
+    assert of_another_env["env.max_number"] == (20, None)
+    gone = compose().model_copy(update={"preset": "gone.yaml"})
+    assert own_settings(gone)["trainer.total_steps"] == (None, 25)
+
+
 def test_the_env_of_a_preset_replaces_the_other_env() -> None:
     config = compose(["preset=gsm8k-grpo-7b", "env.answer_from=lenient"])
     assert config.env.name == "gsm8k"
     assert config.env.answer_from == "lenient"
+
+
+def test_the_toy_preset_compares_answers_to_word_problems_that_it_writes() -> None:
+    config = compose(["preset=gsm8k-toy"])
+    assert isinstance(config.env, Gsm8kConfig)
+    assert (config.env.source, config.env.prompt_template) == ("toy", "think")
+    assert config.env.is_generated
+    assert config.model.path is None
+    assert (config.algorithm.estimator, config.algorithm.group_size) == ("grpo", 8)
+    assert not compose(["preset=gsm8k-grpo-7b"]).env.is_generated
+
+
+@pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
+def test_a_group_of_one_is_refused_with_the_reason(estimator: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        compose([f"algorithm.estimator={estimator}"])
+    assert str(refused.value) == (
+        f"algorithm.estimator={estimator} compares the responses to one prompt, and one alone "
+        "teaches nothing: algorithm.group_size=1 must be at least 2"
+    )
+    compose([f"algorithm.estimator={estimator}", "algorithm.group_size=2"])
 
 
 def test_texts_stay_as_written_and_null_unsets() -> None:
@@ -111,6 +147,8 @@ def test_yaml_holds_every_setting_and_reads_back_equal() -> None:
         (["actor.lr=nan"], ["actor.lr=nan", "finite"]),
         (["algorithm.outcome_gate=maybe"], ["algorithm.outcome_gate=maybe", "true or false"]),
         (["data.train_size=0"], ["data.train_size=0", "at least 1"]),
+        (["data.test_files=a.jsonl"], ["data.test_files=['a.jsonl']", "wants data.train_files"]),
+        (["data.train_files=7"], ["data.train_files=7", "must be a list, [a,b]"]),
         (["rollout.temperature=3"], ["rollout.temperature=3", "at most 2"]),
         (["actor.lr=0"], ["actor.lr=0", "above 0"]),
         (["rollout.gpu_memory_utilization=1"], ["must be below 1"]),
@@ -118,6 +156,7 @@ def test_yaml_holds_every_setting_and_reads_back_equal() -> None:
         (["env.min_operands=6"], ["env.min_operands=6", "env.max_operands=3"]),
         (["algorithm.estimator=grpp"], ["algorithm.estimator=grpp", "did you mean grpo?"]),
         (["algorithm.estimator=grpo"], ["algorithm.group_size=1", "at least 2"]),
+        (["preset=gsm8k-toy", "data.train_size=31"], ["train_batch_size=64", "train_size=31"]),
         (["actor.mini_batch_size=100"], ["actor.mini_batch_size=100", "0.56"]),
         (["data.train_batch_size=32"], ["mini_batch_size=128", "train_batch_size=32", "0.25"]),
         (["rollout.top_p=0.9"], ["rollout.top_p=0.9", "renormalises", "use 1.0"]),
@@ -152,6 +191,16 @@ def test_every_mistake_is_one_line_that_helps(overrides: list[str], words: list[
     message = str(caught.value)
     assert "\n" not in message
     assert [word for word in words if word not in message] == []
+
+
+def test_files_are_one_name_or_a_list() -> None:
+    assert compose([]).data.train_files == ()
+    config = compose(["data.train_files=a/*.parquet", "data.test_files=[b.jsonl,openai/gsm8k]"])
+    assert config.data.train_files == ("a/*.parquet",)
+    assert config.data.test_files == ("b.jsonl", "openai/gsm8k")
+    assert RunConfig.model_validate(yaml.safe_load(to_yaml(config))) == config
+    assert compose(["data.train_files=null"]).data.train_files == ()
+    assert compose(["data.train_files=a.jsonl"], base=config).data.train_files == ("a.jsonl",)
 
 
 def test_composing_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

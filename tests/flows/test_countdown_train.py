@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
+from uuid import UUID
 
 import pytest
-from prefect import flow, task
+from prefect import flow, get_client
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterKey,
+    FlowRunFilter,
+    FlowRunFilterId,
+)
+from prefect.client.schemas.sorting import ArtifactSort
+from prefect.runtime import flow_run
 
 from flows import countdown_train as module
 from flows.compose import PresetName
 from flows.countdown_train import countdown_train, is_worth_retrying
-from rl_core.config import RetryConfig, RunConfig, StorageConfig
-from rl_core.errors import OutOfMemory, WorkerDied
+from flows.run_record import recorded
+from rl_core.checkpoints import save_checkpoint
+from rl_core.config import ResourcesConfig, RunConfig
+from rl_core.errors import OutOfMemory, Stalled, WorkerDied
+from rl_core.ladder import in_words
 from rl_core.tracking import RunFolder
+from rl_core.upkeep_config import RetryConfig, StorageConfig
+from tasks import supervision
+from tasks.attempts import settings_in_force
+from tests.chaos import Ledger
 
 
 def test_the_form_offers_the_presets_and_explains_both_parameters() -> None:
@@ -28,51 +46,170 @@ def test_the_form_offers_the_presets_and_explains_both_parameters() -> None:
 def test_memory_and_lost_processes_are_worth_a_retry_and_mistakes_are_not() -> None:
     assert is_worth_retrying(OutOfMemory("update", "2.3 GiB"))
     assert is_worth_retrying(WorkerDied("engine_0", "SIGKILL"))
+    assert is_worth_retrying(Stalled("gen", "no progress for 1800 s"))
     assert not is_worth_retrying(ValueError("a setting"))
     assert not is_worth_retrying(None)
 
 
+class Attempts:
+    """Stands for `train_model`: each call ends with the next of these, and notes its settings."""
+
+    def __init__(self, *endings: Exception | int) -> None:
+        self._endings = iter(endings)
+        self.settings: list[RunConfig] = []
+
+    def __call__(self, config: RunConfig, run: RunFolder, **others: Any) -> int:
+        self.settings.append(config)
+        done = config.trainer.save_freq * len(self.settings)
+        run.metrics.append(done, {"reward/accuracy": 0.5})
+        save_checkpoint(run.path, done, lambda folder: None, accuracy=None)
+        ending = next(self._endings)
+        if isinstance(ending, Exception):
+            raise ending
+        return ending
+
+
+class Training:
+    """The train task in a flow run, as `countdown_train` calls it, seen through Prefect's API."""
+
+    def __init__(
+        self,
+        root: Path,
+        attempts: Attempts,
+        monkeypatch: pytest.MonkeyPatch,
+        resources: ResourcesConfig = ResourcesConfig(),  # noqa: B008  # frozen
+    ) -> None:
+        monkeypatch.setattr(supervision, "train_supervised", attempts)
+        self.config = RunConfig(
+            run_id="r",
+            storage=StorageConfig(root=root),
+            retry=RetryConfig(delay_s=0),
+            resources=resources,
+        )
+        self.run = RunFolder.create(self.config)
+        self._root = root
+        self._flow_run_id: UUID | None = None
+
+    def __call__(self) -> int:
+        @flow
+        def training() -> int:
+            self._flow_run_id = flow_run.get_id()
+            with recorded(self.run):
+                retried = module._retried_train(self.config, self.run)
+                return retried(self.config, self.run, self._root, self._root)
+
+        return training()
+
+    def task_run_name(self) -> str:
+        of_flow = FlowRunFilter(id=FlowRunFilterId(any_=[self._flow_run_id]))
+        deadline = time.monotonic() + 30  # events are written a moment later
+        while True:
+            with get_client(sync_client=True) as client:
+                (task_run,) = client.read_task_runs(flow_run_filter=of_flow)
+            if task_run.state is not None and task_run.state.is_final():
+                return task_run.name
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+    def artifact(self, key: str) -> Any:
+        """The latest of this flow run."""
+        with get_client(sync_client=True) as client:
+            found = client.read_artifacts(
+                artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])),
+                flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[self._flow_run_id])),
+                sort=ArtifactSort.CREATED_DESC,
+            )
+        return found[0].data
+
+    def changes(self) -> list[str]:
+        return [in_words(attempt.changes) for attempt in self.run.read().attempts]
+
+
+OUT_OF_MEMORY = OutOfMemory("update_actor", "tried to allocate 2.3 GiB")
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+@pytest.mark.usefixtures("prefect_harness")
+def test_each_retry_takes_the_next_rung_and_the_ui_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survived: Ledger
+) -> None:
+    attempts = Attempts(OUT_OF_MEMORY, OUT_OF_MEMORY, 300)
+    training = Training(tmp_path, attempts, monkeypatch)
+    assert training() == 300
+    first, second, third = attempts.settings
+    assert first == training.config
+    assert second.model.gradient_checkpointing
+    assert second.resources == first.resources
+    assert (third.model.gradient_checkpointing, third.resources.learner_threads) == (True, 1)
+    changes = ["", "model.gradient_checkpointing=true", "resources.learner_threads=1"]
+    assert training.changes() == changes
+    assert training.task_run_name() == (
+        "train attempt 3: resources.learner_threads=1, from step 200"
+    )
+    table = json.loads(training.artifact("attempts"))
+    assert [row["attempt"] for row in table] == [1, 2, 3]
+    assert [row["from step"] for row in table] == [0, 100, 200]
+    assert [row["why"] for row in table] == ["started", str(OUT_OF_MEMORY), str(OUT_OF_MEMORY)]
+    assert [row["changed settings"] for row in table] == changes
+    log = (training.run.path / "log.txt").read_text()
+    assert (
+        "WARNING prefect.task_runs: attempt 2, from step 100 with "
+        f"model.gradient_checkpointing=true: {OUT_OF_MEMORY}"
+    ) in log
+    # Whoever goes on with the run, here or from the UI, starts where it had got to.
+    again = settings_in_force(training.config, RunFolder.create(training.config))
+    assert again == third
+    rows = [row["step"] for row in training.run.metrics.read()]
+    survived("OOM", "below the smallest micro-batch", rows_lost=len({100, 200, 300} - set(rows)))
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+@pytest.mark.usefixtures("prefect_harness")
+def test_a_ladder_that_is_exhausted_says_what_was_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survived: Ledger
+) -> None:
+    no_room = OutOfMemory("save", "16 GiB")
+    attempts = Attempts(*[no_room] * 9)
+    training = Training(tmp_path, attempts, monkeypatch, ResourcesConfig(rollout_gpus=1))
+    with pytest.raises(OutOfMemory) as caught:
+        training()
+    tried = "checkpoints.in_background=false"
+    assert training.changes() == ["", tried]
+    assert str(caught.value) == (
+        f"out of memory in save: 16 GiB; no further rung helps: tried {tried}"
+    )
+    assert len(attempts.settings) == 2
+    assert training.task_run_name() == f"train attempt 2: {tried}, from step 100"
+    record = training.run.read()
+    assert record.reason == f"OutOfMemory: {caught.value}"
+    assert record.next_step is not None
+    page = training.artifact("last-words")
+    assert "no further rung helps" in page
+    assert record.next_step.split(",")[0] in page
+    survived("OOM", "an exhausted ladder", rows_lost=2 - len(training.run.metrics.read()))
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_harness")
-@pytest.mark.parametrize(
-    ("error", "num_calls", "is_saved"),
-    [
-        (OutOfMemory("update", "2.3 GiB"), 2, True),
-        (OutOfMemory("update", "again and again"), 3, False),
-        (ValueError("a setting is wrong"), 1, False),
-    ],
-)
-def test_the_train_task_is_retried_for_a_reason_and_says_so(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    error: Exception,
-    num_calls: int,
-    is_saved: bool,
+def test_a_process_that_died_is_started_again_as_it_was_and_then_with_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = []
+    died = WorkerDied("learner", "its process is gone (killed?)")
+    attempts = Attempts(died, died, 300)
+    training = Training(tmp_path, attempts, monkeypatch)
+    assert training() == 300
+    assert attempts.settings[:2] == [training.config, training.config]
+    assert training.changes() == ["", "", "checkpoints.in_background=false"]
 
-    @task
-    def train(config: RunConfig, run: RunFolder, data: Path, model_path: Path) -> int:
-        calls.append(run.run_id)
-        if not is_saved or len(calls) < num_calls:
-            raise error
-        return 7
 
-    monkeypatch.setattr(module, "train_task", train)
-    config = RunConfig(
-        run_id="r", storage=StorageConfig(root=tmp_path), retry=RetryConfig(delay_s=0)
-    )
-    run = RunFolder.create(config)
-
-    @flow
-    def training() -> int:
-        return module._retried_train(config, run)(config, run, tmp_path, tmp_path)
-
-    if is_saved:
-        assert training() == 7
-    else:
-        with pytest.raises(type(error)):
-            training()
-    assert calls == ["r"] * num_calls
-    retries = [attempt.reason for attempt in run.read().attempts[1:]]
-    assert retries == [str(error)] * (num_calls - 1)
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_harness")
+def test_a_mistake_is_not_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = Attempts(ValueError("a setting is wrong"))
+    training = Training(tmp_path, attempts, monkeypatch)
+    with pytest.raises(ValueError, match="a setting is wrong"):
+        training()
+    assert len(training.run.read().attempts) == 1
+    assert training.task_run_name() == "train"

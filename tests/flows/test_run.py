@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +15,9 @@ from typing import Any
 
 import psutil
 import pytest
+
+from flows.cli import run_command
+from tasks import sql
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = [sys.executable, "-c", "from flows.cli import main; main()"]
@@ -139,14 +143,54 @@ def test_the_resumed_run_finishes_with_every_step_once(place: Place) -> None:
     ]
     assert 0 <= record["accuracy_before"] <= 1
     assert 0 <= record["accuracy_after"] <= 1
-    stages = ["generate", "base_model", "validate", "train", "prune", "evaluate", "report"]
-    assert sorted(record["timings_s"]) == sorted(stages)
+    assert record["champion"].startswith("not promoted: cannot tell from its base model (p = 1,")
+    stages = "generate base_model validate train prune evaluate promote report"
+    assert sorted(record["timings_s"]) == sorted(stages.split())
     assert place.processes() == []
     folder = place.folder()
     assert (folder / "report.html").is_file()
-    assert len(list((folder / "rollouts").glob("*.parquet"))) == NUM_STEPS
-    for line in ("accuracy before", "accuracy after", "try next", str(folder / "report.html")):
+    (joined,) = (folder / "rollouts").iterdir()
+    assert joined.name == f"steps_000001_{NUM_STEPS:06d}.parquet"
+    shown = ("accuracy before", "accuracy after", "champion", "try next")
+    for line in (*shown, str(folder / "report.html")):
         assert line in done.stdout
+
+
+NOTHING_TO_TELL = {
+    "compare_models": "there is one trained model",
+    "settings_that_differ": "there is one run",
+    "rescored": "nothing was scored anew",
+    "off_policy_steps": "rollouts do not overlap",
+    "all_fail_groups": "a critic needs no groups",
+    "diversity_by_step": "a critic needs no groups",
+}
+"""Questions that have no rows after one run of the default algorithm, and why."""
+UNLIKELY = {
+    "won_and_lost": "a random model solves nothing",
+    "format_only_steps": "nor does it write the tag",
+    "common_answers": "nor does it answer",
+    "shortest_correct": "nor is anything correct",
+    "samples_of_a_verdict": "the default verdict is `correct`",
+    "spikes": "nor does it move far in a few steps",
+    "responses_matching": "nor does it say `wait`",
+}
+"""Questions whose rows hang on what a model of random weights writes."""
+
+
+def test_every_saved_question_answers_after_a_run(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With its defaults, and as its example says; those that hold of any run tell something."""
+    queries = sql.list_queries()
+    empty = {query.name for query in queries if sql.ask(query.name, root=place.root).is_empty()}
+    assert empty >= set(NOTHING_TO_TELL)
+    assert empty <= set(NOTHING_TO_TELL) | set(UNLIKELY)
+    for query in queries:
+        _, *words = shlex.split(query.example)
+        assert run_command([*words, f"storage.root={place.root}"]) == 0, query.name
+        said = capsys.readouterr()
+        assert said.out
+        assert said.err == ""
 
 
 def test_a_truncated_data_set_fails_the_run_in_two_lines(place: Place) -> None:

@@ -9,8 +9,9 @@ import pytest
 from prefect.exceptions import TerminationSignal
 
 from flows.run_record import choose_run, recorded
-from rl_core.config import RunConfig, StorageConfig
+from rl_core.config import RunConfig
 from rl_core.tracking import RunFolder
+from rl_core.upkeep_config import StorageConfig
 
 
 def settings(root: Path, **changes: Any) -> RunConfig:

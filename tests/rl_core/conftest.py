@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import huggingface_hub.constants
 import numpy as np
 import pytest
 
@@ -113,3 +114,10 @@ def settings() -> Callable[..., RunConfig]:
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     with mounted_small_disk(tmp_path) as folder:
         yield folder
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty hub cache, in which the real loading code looks; the suite runs offline."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"

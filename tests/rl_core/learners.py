@@ -30,6 +30,14 @@ def assert_bitwise_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> No
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
+def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], atol: float) -> None:
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(
+            actual[name], tensor, atol=atol, rtol=0, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
 def slow_actor_gradient(folder: Path, prepared: Prepared, rows: list[int]) -> Tensor:
     """The whole actor loss of some rows (token mean), one row and one token at a time."""
     actor = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -10,8 +10,9 @@ import pytest
 from rl_core import background_save
 from rl_core.background_save import BackgroundSave
 from rl_core.checkpoints import latest, list_checkpoints, save_checkpoint
-from rl_core.config import CheckpointsConfig
 from rl_core.errors import WorkerDied
+from rl_core.types import SnapshotBytes
+from rl_core.upkeep_config import CheckpointsConfig
 from tests.rl_core.faults import leave_free
 
 DEADLINE_S = 30
@@ -26,17 +27,19 @@ class Source:
         self.may_write = threading.Event()
         self.may_write.set()
 
-    def snapshot(self) -> None:
+    def snapshot(self) -> SnapshotBytes:
         self.copied = self.number
+        return SnapshotBytes(model=1_000, state=10)
 
-    def write(self, folder: Path) -> None:
+    def write_snapshot(self, folder: Path, *, model_alone: bool = False) -> None:
         (folder / "model.bin").write_bytes(b"w" * 1_000)
         assert self.may_write.wait(DEADLINE_S)
-        (folder / "number").write_text(str(self.copied))
+        if not model_alone:
+            (folder / "number").write_text(str(self.copied))
 
 
 def saving(run: Path, source: Source, **kept: Any) -> BackgroundSave:
-    return BackgroundSave(CheckpointsConfig(**kept), run, source.snapshot, source.write)
+    return BackgroundSave(CheckpointsConfig(**kept), run, source)
 
 
 def saved(run: Path) -> dict[int, str]:
@@ -127,8 +130,8 @@ def test_a_checkpoint_that_the_disk_spoils_is_told_and_not_the_latest(
         saves.write(1, None)
         saves.snapshot()
 
-        def save_on_a_bad_disk(*arguments: Any) -> Path:
-            folder = save_checkpoint(*arguments)
+        def save_on_a_bad_disk(*arguments: Any, **options: Any) -> Path:
+            folder = save_checkpoint(*arguments, **options)
             (folder / "model.bin").write_bytes(b"v" * 1_000)
             return folder
 
@@ -141,8 +144,9 @@ def test_a_checkpoint_that_the_disk_spoils_is_told_and_not_the_latest(
     assert found.step == 1
 
 
-def failing(_: Path) -> None:
-    raise WorkerDied("learner", "its process is gone")
+class Failing(Source):
+    def write_snapshot(self, folder: Path, *, model_alone: bool = False) -> None:
+        raise WorkerDied("learner", "its process is gone")
 
 
 @pytest.mark.parametrize("end", [lambda saves: saves.snapshot(), lambda saves: None])
@@ -150,7 +154,7 @@ def test_what_no_disk_explains_is_raised_at_the_next_wait(
     tmp_path: Path, end: Callable[[BackgroundSave], None]
 ) -> None:
     def loop() -> None:
-        with BackgroundSave(CheckpointsConfig(), tmp_path, lambda: None, failing) as saves:
+        with saving(tmp_path, Failing()) as saves:
             saves.snapshot()
             saves.write(1, None)
             end(saves)
@@ -165,8 +169,8 @@ def test_an_exception_of_the_loop_waits_for_the_write_and_is_not_hidden_by_its_f
 ) -> None:
     source = Source()
 
-    def loop(write: Callable[[Path], None]) -> None:
-        with BackgroundSave(CheckpointsConfig(), tmp_path, source.snapshot, write) as saves:
+    def loop(source: Source) -> None:
+        with saving(tmp_path, source) as saves:
             saves.snapshot()
             source.may_write.clear()
             saves.write(1, None)
@@ -174,8 +178,8 @@ def test_an_exception_of_the_loop_waits_for_the_write_and_is_not_hidden_by_its_f
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        loop(source.write)
+        loop(source)
     assert saved(tmp_path) == {1: "0"}
     with pytest.raises(KeyboardInterrupt):
-        loop(failing)
+        loop(Failing())
     assert "the last save failed as well (learner died: its process is gone)" in caplog.text

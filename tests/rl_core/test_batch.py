@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_core.batch import TrainBatch, collate, micro_batches, mini_batches
+from rl_core.batch import TrainBatch, collate, micro_batches, mini_batches, padded_tokens
 from rl_core.types import Rollout
 
 
@@ -136,6 +136,8 @@ def test_micro_batches_hold_each_row_once_within_the_budget(
         if share_prompts and len(set(members)) < len(part):
             size = len(set(members)) * max(prompts) + len(part) * max(responses)
         assert len(part) == 1 or size <= budget
+        index = torch.tensor(part)
+        assert padded_tokens(sized(rows), index, share_prompts=share_prompts) == size
     if not share_prompts:
         in_order = [sum(rows[row][:2]) for part in parts for row in part]
         assert in_order == sorted(in_order, reverse=True)

@@ -17,10 +17,9 @@ from rl_core.checkpoints import (
     find_damage,
     latest,
     list_checkpoints,
-    make_room,
-    prune,
     save_checkpoint,
 )
+from rl_core.pruning import make_room, prune
 from tests.rl_core.checkpoint_files import hidden, pointers, steps, writer
 from tests.rl_core.faults import leave_free, run_and_kill_at_event
 
@@ -33,6 +32,7 @@ def test_the_manifest_lists_every_file_with_size_and_checksum(tmp_path: Path) ->
     assert manifest == {
         "step": 100,
         "accuracy": 0.25,
+        "resumable": True,
         "total_bytes": 12,
         "files": [
             {
@@ -88,7 +88,7 @@ def test_nothing_is_there_before_the_first_save(tmp_path: Path) -> None:
     assert latest(tmp_path) is None
     assert best(tmp_path) is None
     assert prune(tmp_path, keep_last=1, quota_bytes=1) == []
-    assert make_room(tmp_path, None, keep_last=1, quota_bytes=1) == []
+    assert make_room(tmp_path, 1, keep_last=1, quota_bytes=1) == []
     assert not (tmp_path / "checkpoints").exists()
 
 

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rl_core.collection import Collected, PromptedProblem, collect
+from rl_core.collection import Collected, PromptedProblem, Stream, collect
 from rl_core.config import RunConfig
+from rl_core.rewards import start_rewards
 from rl_core.types import Completion, GenerationRequest, Problem, SamplingSettings
 
 TEXTS = {1: "<answer>1 + 2</answer>", 2: "<answer>2 + 1 + 1</answer>", 3: "no idea"}
@@ -32,7 +33,7 @@ class ScriptedEngine:
 
     def __call__(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
-    ) -> list[Completion]:
+    ) -> list[tuple[int, Completion]]:
         self.asked.append([request.prompt_ids[0] for request in requests])
         seen: dict[int, int] = {}
         completions = []
@@ -42,25 +43,27 @@ class ScriptedEngine:
             token = self._answers.get(index, [NONE, NONE])[sample]
             ids, logprobs = np.array([token]), np.array([-1.0], dtype=np.float32)
             completions.append(Completion(ids, logprobs, "stop"))
-        return completions
+        return list(enumerate(completions))[::-1]  # the last one ends first
 
 
-def run(engine: Callable[..., list[Completion]], chosen: list[int], **algorithm: Any) -> Collected:
+def run(engine: Stream, chosen: list[int], **algorithm: Any) -> Collected:
     config = RunConfig.model_validate(
         {
             "algorithm": {"estimator": "grpo", "group_size": 2, "kl_mode": "none"} | algorithm,
             "data": {"train_batch_size": 128},
         }
     )
-    return collect(
-        config,
-        PROBLEMS,
-        chosen,
-        7,
-        generate=engine,
-        decode=lambda ids: " ".join(TEXTS[i] for i in ids),
-        clock=lambda phase: nullcontext(),
-    )
+    with start_rewards(config.env) as rewards:
+        return collect(
+            config,
+            PROBLEMS,
+            chosen,
+            7,
+            stream=engine,
+            decode=lambda ids: " ".join(TEXTS[i] for i in ids),
+            rewards=rewards,
+            clock=lambda phase: nullcontext(),
+        )
 
 
 def test_without_resampling_the_batch_is_what_was_asked() -> None:

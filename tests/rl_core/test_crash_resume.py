@@ -20,6 +20,7 @@ from rl_core.checkpoints import latest
 from rl_core.config import RunConfig
 from rl_core.manifest import MANIFEST, find_damage
 from tests.rl_core.test_trainer import comparable, rollouts, train_until
+from tests.rl_core.test_workers import GONE_WITHIN_S
 
 STEPS = 7
 MARKER = "TEST_CRASH_MARKER"
@@ -63,7 +64,7 @@ def crash(config: RunConfig, model: Path, place: str, step: int, delay_s: float)
         done = subprocess.run(
             command, env=os.environ | environment, capture_output=True, text=True, check=False
         )
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + GONE_WITHIN_S
         while left := [p for p in psutil.process_iter() if _carries(p, marker)]:
             assert time.monotonic() < deadline, left
             time.sleep(0.05)

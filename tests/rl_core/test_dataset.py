@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rl_core.config import CountdownConfig, DataConfig, Gsm8kConfig
+from rl_core.config import DataConfig
 from rl_core.dataset import (
+    GENERATOR_VERSION,
     DatasetError,
     content_hash,
     dataset_name,
@@ -23,6 +24,7 @@ from rl_core.dataset import (
     verify_file,
     write_dataset,
 )
+from rl_core.env_config import CountdownConfig
 from rl_core.envs.countdown import render_prompt, score_response
 
 ENV = CountdownConfig(max_operands=3, max_number=20)
@@ -83,18 +85,60 @@ def test_rows_are_the_same_on_every_machine(folder: Path) -> None:
     assert content_hash(pq.read_table(folder / "train.parquet")) == GOLDEN_TRAIN
 
 
-def test_bytes_do_not_depend_on_the_number_of_cores(folder: Path, tmp_path: Path) -> None:
-    again = tmp_path / "again"
+@pytest.mark.parametrize(
+    ("env", "data", "golden"),
+    [
+        (
+            CountdownConfig(
+                min_operands=2,
+                max_number=6,
+                min_target=1,
+                max_target=300,
+                prompt_template="chat",
+            ),
+            DataConfig(train_size=4_000, test_size=100, seed=5),
+            "6c5aa3ec12b29a8479167836a6138d5d1b2cd4e03e87c9fb639a649dc1ef9133",
+        ),
+        (
+            CountdownConfig(max_operands=3, max_number=20, min_target=1, max_target=204),
+            DataConfig(train_size=20_000, test_size=512),
+            "90b5e4d0b035b778d1788f327bad7938e551ed4e7838ff118e3e76fd54d16616",
+        ),
+    ],
+    ids=["equal numbers", "quickstart"],
+)
+def test_rows_are_those_of_version_1(
+    env: CountdownConfig, data: DataConfig, golden: str, tmp_path: Path
+) -> None:
+    """Hashes of rows that were made one at a time, each solution written by itself."""
+    assert GENERATOR_VERSION == 1
+    write_dataset(env, data, tmp_path / "data")
+    assert content_hash(pq.read_table(tmp_path / "data" / "train.parquet")) == golden
+
+
+@pytest.mark.slow
+def test_bytes_do_not_depend_on_the_number_of_cores(tmp_path: Path) -> None:
+    """Two row groups and two chunks of rows, so that threads have something to share."""
     code = (
-        "import sys, pathlib, pyarrow; pyarrow.set_cpu_count(7); pyarrow.set_io_thread_count(7)\n"
-        "from rl_core.config import *; from rl_core.dataset import write_dataset\n"
-        "write_dataset(CountdownConfig(max_operands=3, max_number=20),"
-        " DataConfig(train_size=60, test_size=20, seed=5), pathlib.Path(sys.argv[1]))"
+        "import sys, pathlib, pyarrow\n"
+        "from rl_core.config import DataConfig\n"
+        "from rl_core.dataset import write_dataset\n"
+        "from rl_core.env_config import CountdownConfig\n"
+        "threads = int(sys.argv[2]); pyarrow.set_cpu_count(threads)\n"
+        "pyarrow.set_io_thread_count(threads)\n"
+        "write_dataset(CountdownConfig(), DataConfig(train_size=70_000, test_size=20, seed=5),"
+        " pathlib.Path(sys.argv[1]))"
     )
-    environment = os.environ | {"OMP_NUM_THREADS": "3", "PYTHONHASHSEED": "77"}
-    subprocess.run([sys.executable, "-c", code, str(again)], check=True, env=environment)
-    for name in ("train.parquet", "test.parquet"):
-        assert (again / name).read_bytes() == (folder / name).read_bytes()
+    variables = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "POLARS_MAX_THREADS", "PYTHONHASHSEED")
+    made: list[dict[str, bytes]] = []
+    for threads in ("1", "2", "7"):
+        folder = tmp_path / threads
+        environment = os.environ | dict.fromkeys(variables, threads)
+        command = [sys.executable, "-c", code, str(folder), threads]
+        subprocess.run(command, check=True, env=environment)
+        made.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    assert pq.read_metadata(tmp_path / "1" / "train.parquet").num_row_groups == 2
+    assert made[0] == made[1] == made[2]
 
 
 def test_name_follows_what_the_rows_depend_on() -> None:
@@ -267,74 +311,3 @@ def test_content_hash_ignores_chunks_and_sees_every_value() -> None:
         rows[::-1],
     ]
     assert len({digest(rows), *(digest(changed) for changed in changes)}) == len(changes) + 1
-
-
-GSM8K_ROWS = {
-    "train": [("How many are 9 * 2?", "Nine times two.\n#### 18"), ("Rent?", "A lot.\n#### 1,800")],
-    "test": [("Half of one?", "Cut it.\n#### 0.5")],
-}
-
-
-def write_source(folder: Path, kind: str) -> Gsm8kConfig:
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, pairs in GSM8K_ROWS.items():
-        records = [{"question": question, "answer": answer} for question, answer in pairs]
-        if kind == "jsonl":
-            text = "".join(json.dumps(record) + "\n" for record in records)
-            (folder / f"{split}.jsonl").write_text(text)
-        else:
-            (folder / "main").mkdir(exist_ok=True)
-            name = folder / "main" / f"{split}-00000-of-00001.parquet"
-            pq.write_table(pa.Table.from_pylist(records), name)
-    return Gsm8kConfig(source=str(folder))
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_gsm8k_from_a_local_folder(tmp_path: Path, kind: str) -> None:
-    env = write_source(tmp_path / "source", kind)
-    write_dataset(env, DataConfig(), tmp_path / "out")
-    train, test = (read_problems(tmp_path / "out" / f"{s}.parquet") for s in ("train", "test"))
-    assert [problem.ground_truth for problem in train + test] == ["18", "1800", "0.5"]
-    assert [problem.index for problem in train + test] == [0, 1, 0]
-    assert train[1].messages[0]["content"].startswith("Rent? Let's think step by step")
-    assert train[0].data_source == "openai/gsm8k"
-    row = pq.read_table(tmp_path / "out" / "train.parquet").to_pylist()[1]
-    assert list(row) == ["data_source", "prompt", "ability", "reward_model", "extra_info"]
-    assert row["extra_info"]["solution"] == "A lot.\n#### 1,800"
-
-
-def test_gsm8k_notices_a_changed_source(tmp_path: Path) -> None:
-    env = write_source(tmp_path / "source", "jsonl")
-    write_dataset(env, DataConfig(), tmp_path / "out")
-    assert is_ready(env, DataConfig(), tmp_path / "out")
-    with (tmp_path / "source" / "test.jsonl").open("a") as file:
-        file.write(json.dumps({"question": "One?", "answer": "#### 1"}) + "\n")
-    with pytest.raises(ValueError, match=r"another copy of env\.source"):
-        is_ready(env, DataConfig(), tmp_path / "out")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{not json", r"train\.jsonl: not readable"),
-        ('["a list"]', "every line must be a JSON object"),
-        ('{"question": "One?"}', "row 1 lacks `question` or `answer`"),
-        ('{"question": "One?", "answer": "one"}', "must end with '#### <number>'"),
-    ],
-)
-def test_gsm8k_sources_that_cannot_be_used(tmp_path: Path, content: str, message: str) -> None:
-    env = write_source(tmp_path / "source", "jsonl")
-    (tmp_path / "source" / "train.jsonl").write_text(content)
-    with pytest.raises(ValueError, match=message):
-        write_dataset(env, DataConfig(), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_gsm8k_without_source_or_hub_says_what_to_give(tmp_path: Path) -> None:
-    for source, message in (
-        (str(tmp_path / "nowhere"), "is not a folder"),
-        (str(tmp_path), r"no train\.jsonl or train\.parquet"),
-        ("nobody/no-such-data-set", "the hub did not give it"),  # the suite runs offline
-    ):
-        with pytest.raises(ValueError, match=message):
-            write_dataset(Gsm8kConfig(source=source), DataConfig(), tmp_path / "out")

@@ -5,7 +5,7 @@ import pickle
 import pytest
 import torch
 
-from rl_core.errors import OutOfMemory, WorkerDied, out_of_memory_as
+from rl_core.errors import OutOfMemory, Stalled, WorkerDied, out_of_memory_as
 
 
 def test_errors_survive_pickling_with_their_fields() -> None:
@@ -17,6 +17,12 @@ def test_errors_survive_pickling_with_their_fields() -> None:
         WorkerDied,
         "engine_1",
         "engine_1 died: killed",
+    )
+    stalled = pickle.loads(pickle.dumps(Stalled("gen", "no progress")))
+    assert (type(stalled), stalled.phase, str(stalled)) == (
+        Stalled,
+        "gen",
+        "stalled in gen: no progress",
     )
 
 

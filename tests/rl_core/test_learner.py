@@ -190,6 +190,12 @@ def test_metrics_have_verls_names(
     phases = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
     costs = {f"{what}/{phase}" for what in ("timing_s", "memory/peak_gib") for phase in phases}
     costs |= {"mfu/actor", "mfu/critic"}
+    costs |= {
+        f"memory/{what}/{phase}"
+        for what in ("budget_tokens", "oom")
+        for phase in phases
+        if phase != "adv"
+    }
     assert set(metrics) == actor | critic | spread | others | costs
     assert all(np.isfinite(x) for x in metrics.values())
     assert metrics["actor/lr"] == 1e-3

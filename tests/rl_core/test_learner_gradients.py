@@ -29,9 +29,13 @@ def accumulated(learner: Learner, prepared: Prepared, which: str) -> Tensor:
     loss = learner._actor_loss if which == "actor" else learner._critic_loss
     model = learner._actor if which == "actor" else learner._critic
     assert model is not None
-    optimized = learner._actor_optimized if which == "actor" else learner._critic_optimized
+    optimized = learner._optimized["actor"] if which == "actor" else learner._optimized["critic"]
     model.zero_grad()
-    learner._accumulate(prepared, optimized.parameters, loss)
+    learner._fitting(
+        "update",
+        prepared.batch,
+        lambda parts: learner._accumulate(prepared, parts, optimized.parameters, loss),
+    )
     return torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
 
 

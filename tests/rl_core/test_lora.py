@@ -253,7 +253,7 @@ def test_a_checkpoint_loads_as_it_lies_and_engines_get_the_same_model(
     engine = HfEngine(tiny_model_path, dtype="float32", max_num_seqs=4, on_gpu=False)
     engine.update_weights(learner.weights())
     request = GenerationRequest(tuple(range(70, 80)), seed=0)
-    completion = engine.generate([request], SamplingSettings(8, temperature=0.0))[0]
+    ((_, completion),) = engine.generate([request], SamplingSettings(8, temperature=0.0))
     with torch.no_grad():
         greedy = loaded.generate(
             torch.tensor([request.prompt_ids]), max_new_tokens=8, do_sample=False
@@ -271,6 +271,6 @@ def test_bfloat16_keeps_adapters_and_their_state_in_float32(
     assert {x.dtype for x in after.values()} == {torch.float32}
     name = "actor.model.layers.0.mlp.up_proj.weight"
     assert not torch.equal(after[name], before[name])
-    assert {x.dtype for x in learner._actor_optimized.state_tensors("a").values()} == {
+    assert {x.dtype for x in learner._optimized["actor"].state_tensors("a").values()} == {
         torch.float32
     }

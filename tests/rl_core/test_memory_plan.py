@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rl_core.config import RunConfig
-from rl_core.memory_plan import ModelShape, memory_plan, micro_batch_tokens
+from rl_core.memory_plan import ModelShape, PhaseMemory, memory_plan, micro_batch_tokens
 from tests.rl_core.model_shapes import QWEN_05B
 
 GIB = 2**30
@@ -142,12 +142,12 @@ prepared, metrics = learner.prepare(batch)  # measures each of its phases itself
 gib = max(x for name, x in metrics.items() if name.startswith("memory/peak_gib/"))
 peaks = {"log_probs": int(gib * 2**30) - base}
 if learner._critic is not None and not config.critic.share_trunk:
-    critic = {"critic": learner._critic_optimized}
+    critic = {"critic": learner._optimized["critic"]}
     work = lambda: learner._run_epochs(prepared, critic, learner._critic_loss)
     peaks["update_critic"] = peak(work)[1]
-moved, micro_loss = {"actor": learner._actor_optimized}, learner._actor_loss
+moved, micro_loss = {"actor": learner._optimized["actor"]}, learner._actor_loss
 if config.critic.share_trunk:
-    moved["critic"], micro_loss = learner._critic_optimized, learner._joint_loss
+    moved["critic"], micro_loss = learner._optimized["critic"], learner._joint_loss
 work = lambda: learner._run_epochs(prepared, moved, micro_loss)
 peaks["update_actor"] = peak(work)[1]
 print(json.dumps(peaks))
@@ -219,3 +219,24 @@ def test_measured_peaks_are_within_a_quarter_of_the_plan(
     plan = memory_plan(ModelShape.from_folder(tmp_path), config)
     planned = {phase.phase: phase.total_bytes for phase in plan if phase.process == "learner"}
     assert measured == pytest.approx(planned, rel=0.25)
+
+
+def test_what_is_offloaded_is_planned_only_where_it_is_used() -> None:
+    shape = ModelShape.from_config(QWEN_05B)
+
+    def plan(offload: bool, **sections: dict[str, Any]) -> dict[str, PhaseMemory]:
+        sections |= {"resources": {"learner_gpus": 1, "offload": offload}}
+        sections |= {"algorithm": {"estimator": "grpo", "group_size": 2}}
+        phases = memory_plan(shape, RunConfig.model_validate(sections))
+        return {phase.phase: phase for phase in phases}
+
+    weights = 4 * shape.num_parameters
+    there, away = plan(False), plan(True)
+    # Actor and reference for log-probs; the update is without the reference and both moments.
+    assert away["log_probs"].parts["weights"] == 2 * weights
+    assert there["log_probs"].total_bytes - away["log_probs"].total_bytes == 2 * weights
+    assert there["update_actor"].total_bytes - away["update_actor"].total_bytes == 3 * weights
+    # The moments are there when the weights move: that is more than the activations of 16 tokens.
+    few = {"max_prompt_length": 8, "max_response_length": 8}
+    short = plan(True, data=few, actor={"micro_batch_tokens": 16})
+    assert short["update_actor"].total_bytes == 4 * weights

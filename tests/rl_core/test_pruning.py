@@ -11,16 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_core.checkpoints import (
-    Checkpoint,
-    find_damage,
-    make_room,
-    plan_pruning,
-    prune,
-    save_checkpoint,
-)
+from rl_core.checkpoints import save_checkpoint
+from rl_core.manifest import find_damage
+from rl_core.pruning import make_room, prune
+from rl_core.retention import Checkpoint, plan_pruning
+from tests.chaos import Ledger
 from tests.rl_core.checkpoint_files import hidden, pointers, steps, writer
-from tests.rl_core.faults import run_and_kill_at_event
+from tests.rl_core.faults import leave_free, run_and_kill_at_event
 
 
 def some_checkpoint(step: int, size_bytes: int = 10, accuracy: float | None = None) -> Checkpoint:
@@ -132,11 +129,11 @@ def test_room_counts_the_coming_checkpoint_within_the_quota(tmp_path: Path) -> N
     make_room(tmp_path, 2_500, keep_last=9, quota_bytes=5_499)
     assert steps(tmp_path) == [1, 4]
     save_checkpoint(tmp_path, 5, writer(size=1_000), 0.1)
-    make_room(tmp_path, None, keep_last=9, quota_bytes=4_000)  # None: 1,000, as the newest
+    make_room(tmp_path, 1_000, keep_last=9, quota_bytes=4_000)
     assert steps(tmp_path) == [1, 4, 5]
-    make_room(tmp_path, None, keep_last=1, quota_bytes=10**9)  # 5 will be the one beside 6
+    make_room(tmp_path, 1_000, keep_last=1, quota_bytes=10**9)  # 5 will be the one beside 6
     assert steps(tmp_path) == [1, 5]
-    make_room(tmp_path, None, keep_last=0, quota_bytes=1)
+    make_room(tmp_path, 1_000, keep_last=0, quota_bytes=1)
     assert steps(tmp_path) == [1, 5]
 
 
@@ -161,7 +158,7 @@ def test_a_prune_waits_for_a_save_in_another_process(tmp_path: Path) -> None:
     code = f"""
 import sys
 from pathlib import Path
-from rl_core.checkpoints import prune
+from rl_core.pruning import prune
 print("ready", flush=True)
 prune(Path({str(tmp_path)!r}), keep_last=0, quota_bytes=1)
 """
@@ -181,3 +178,138 @@ prune(Path({str(tmp_path)!r}), keep_last=0, quota_bytes=1)
     save_checkpoint(tmp_path, 4, write, 0.1)
     assert pruners[0].wait(60) == 0
     assert steps(tmp_path) == [1, 4]
+
+
+def test_every_so_many_steps_stay_behind_the_newest_and_within_the_quota() -> None:
+    checkpoints = [some_checkpoint(step, 10) for step in range(100, 1_000, 100)]
+
+    def kept(quota_bytes: int, disk_bytes: int | None = None) -> list[int]:
+        decisions = plan_pruning(
+            checkpoints,
+            latest_step=900,
+            best_step=700,
+            keep_last=1,
+            quota_bytes=quota_bytes,
+            keep_every=300,
+            disk_bytes=disk_bytes,
+        )
+        return [d.checkpoint.step for d in decisions if d.keep]
+
+    assert kept(1_000) == [900, 800, 700, 600, 300]
+    assert kept(49) == [900, 800, 700, 600]
+    assert kept(39) == [900, 800, 700]
+    assert kept(1) == [900, 700]
+    assert kept(1_000, disk_bytes=49) == [900, 800, 700, 600]
+    decisions = plan_pruning(
+        checkpoints,
+        latest_step=900,
+        best_step=900,
+        keep_last=0,
+        quota_bytes=1_000,
+        keep_every=300,
+        disk_bytes=25,
+    )
+    assert [(d.checkpoint.step, d.reason) for d in decisions if d.checkpoint.step % 300 == 0] == [
+        (900, "latest and best"),
+        (600, "of every 300 steps, within the quota"),
+        (300, "the disk has room for 2.5e-08 GB of checkpoints"),
+    ]
+
+
+def test_what_is_protected_stays_and_counts_whatever_the_quota() -> None:
+    checkpoints = [some_checkpoint(step, 10) for step in (1, 2, 3, 4)]
+    decisions = plan_pruning(
+        checkpoints,
+        latest_step=4,
+        best_step=2,
+        keep_last=5,
+        quota_bytes=30,
+        protected={1: "being read", 2: "champion"},
+    )
+    assert [(d.checkpoint.step, d.keep, d.reason) for d in decisions] == [
+        (4, True, "latest"),
+        (3, False, "over the quota of 3e-08 GB"),
+        (2, True, "best and champion"),
+        (1, True, "being read"),
+    ]
+
+
+def test_free_disk_is_left_as_far_as_deleting_can(small_disk: Path) -> None:
+    for step in range(1, 5):
+        save_checkpoint(small_disk, step, writer(size=400_000), 0.5 if step == 2 else 0.1)
+    leave_free(small_disk, 200_000)
+    prune(small_disk, keep_last=9, quota_bytes=10**12, min_free_bytes=190_000)
+    assert steps(small_disk) == [1, 2, 3, 4]
+    prune(small_disk, keep_last=9, quota_bytes=10**12, min_free_bytes=500_000)
+    assert steps(small_disk) == [2, 3, 4]
+    prune(small_disk, keep_last=9, quota_bytes=10**12, min_free_bytes=10**9)
+    assert steps(small_disk) == [2, 4]
+
+
+def test_retention_is_that_of_the_disk_whoever_saved_it(tmp_path: Path) -> None:
+    code = f"""
+from pathlib import Path
+from rl_core.checkpoints import save_checkpoint
+from rl_core.pruning import make_room
+from tests.rl_core.checkpoint_files import steps, writer
+run = Path({str(tmp_path)!r})
+step = max(steps(run), default=0) + 1
+make_room(run, 1_000, keep_last=1, quota_bytes=10**9, keep_every=3)
+save_checkpoint(run, step, writer(), 0.9 if step == 2 else 0.1)
+"""
+    for _ in range(5):
+        subprocess.run([sys.executable, "-c", code], check=True)
+    assert steps(tmp_path) == [2, 3, 4, 5]
+    assert pointers(tmp_path) == ("step_000005", "step_000002")
+
+
+READS = """
+import sys
+from pathlib import Path
+from rl_core.checkpoints import reading_latest
+from rl_core.manifest import find_damage
+run, last_step, num_read = Path(sys.argv[1]), int(sys.argv[2]), 0
+while True:
+    with reading_latest(run) as checkpoint:
+        assert find_damage(checkpoint.path) is None, checkpoint
+        num_read += 1
+        if checkpoint.step == last_step:
+            break
+print(num_read)
+"""
+
+
+@pytest.mark.chaos
+def test_two_pruners_a_saver_and_a_reader_at_the_same_time(
+    tmp_path: Path, survived: Ledger
+) -> None:
+    """Each pruner by another rule; what stays is whole, and latest and best are among it."""
+    prunes = f"""
+from pathlib import Path
+from rl_core.pruning import prune
+for _ in range(40):
+    prune(Path({str(tmp_path)!r}), keep_last=KEEP, quota_bytes=10**9)
+"""
+    for step in range(1, 6):
+        save_checkpoint(tmp_path, step, writer(), 0.9 if step == 3 else 0.1)
+    pruners = [
+        subprocess.Popen([sys.executable, "-c", prunes.replace("KEEP", str(keep))])
+        for keep in (0, 2)
+    ]
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READS, str(tmp_path), "25"], stdout=subprocess.PIPE, text=True
+    )
+    for step in range(6, 26):
+        save_checkpoint(tmp_path, step, writer(), 0.1)
+        assert steps(tmp_path)[-1] == step
+    assert int(reader.communicate(timeout=60)[0]) > 0
+    assert reader.returncode == 0
+    assert [pruner.wait(60) for pruner in pruners] == [0, 0]
+    assert {3, 25} <= set(steps(tmp_path))
+    assert [find_damage(path) for path in (tmp_path / "checkpoints").glob("step_*")] == [
+        None for _ in steps(tmp_path)
+    ]
+    assert pointers(tmp_path) == ("step_000025", "step_000003")
+    assert hidden(tmp_path) == []
+    good_lost = len({3, 25} - set(steps(tmp_path)))
+    survived("racing pruners", "two, a saver and a reader", rows_lost=good_lost)

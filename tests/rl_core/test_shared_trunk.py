@@ -58,8 +58,8 @@ def test_there_is_no_second_backbone(tiny_model_path: Path, settings: MakeSettin
     # Tied embedding 258 x 64, 2 layers (attention 12,416 with biases, MLP 24,576, norms 128), norm.
     actor = 258 * 64 + 2 * (12_416 + 24_576 + 128) + 64
     assert sum(held.values()) == actor + 64 + 1
-    assert sum(x.numel() for x in learner._critic_optimized.parameters) == 64 + 1
-    assert sum(x.numel() for x in learner._actor_optimized.parameters) == actor
+    assert sum(x.numel() for x in learner._optimized["critic"].parameters) == 64 + 1
+    assert sum(x.numel() for x in learner._optimized["actor"].parameters) == actor
 
 
 def test_old_log_probs_and_values_of_one_pass_are_those_of_two(
@@ -108,8 +108,12 @@ def test_the_joint_gradient_is_the_sum_of_both(
     value = 0.3 * slow_critic_gradient(learner, prepared, rows)
     assert policy.norm() > 0.1
     assert value[:-65].norm() > 0.01
-    parameters = learner._actor_optimized.parameters + learner._critic_optimized.parameters
-    learner._accumulate(prepared, parameters, learner._joint_loss)
+    parameters = learner._optimized["actor"].parameters + learner._optimized["critic"].parameters
+    learner._fitting(
+        "update_actor",
+        prepared.batch,
+        lambda parts: learner._accumulate(prepared, parts, parameters, learner._joint_loss),
+    )
     joint = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
     expected = torch.cat([policy + value[:-65], value[-65:]])
     torch.testing.assert_close(joint, expected, atol=1e-5, rtol=1e-3)
@@ -155,7 +159,8 @@ def test_metrics_keep_their_names(
 ) -> None:
     shared, _ = Learner(settings(critic=SHARED), tiny_model_path).learn(make_batch())
     apart, _ = Learner(settings(), tiny_model_path).learn(make_batch())
-    costs = {f"{what}/{phase}" for what in ("timing_s", "memory/peak_gib") for phase in PHASES}
+    kinds = ("timing_s", "memory/peak_gib", "memory/budget_tokens", "memory/oom")
+    costs = {f"{kind}/{phase}" for kind in kinds for phase in PHASES}
     assert set(apart) - set(shared) == costs | {"mfu/critic"}
     assert set(shared) < set(apart)
 

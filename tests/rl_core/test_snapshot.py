@@ -121,10 +121,10 @@ def test_a_learner_reserves_all_but_numbers_and_random_states(
 ) -> None:
     learner = Learner(settings(), tiny_model_path)
     learner.reserve_snapshot()
-    reserved = dict(learner._snapshot_memory._copies)
+    reserved = dict(learner._snapshot._memory._copies)
     learner.learn(make_batch())
     learner.snapshot()
-    weights, state, _ = learner._snapshot
+    weights, state, _ = learner._snapshot._taken
     new = {name for name in weights | state if name not in reserved}
     assert {name.split(".")[-1] for name in new} == {"step", "cpu"}
     assert {name for name in reserved if name not in weights | state} == set()

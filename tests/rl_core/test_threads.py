@@ -52,3 +52,21 @@ def test_an_error_in_a_thread_reaches_the_caller():
 
     with pytest.raises(torch.OutOfMemoryError, match="item 0"):
         list(MicroBatchThreads(2).map(fail, range(3)))
+
+
+def test_an_error_arrives_when_no_other_thread_is_at_work_any_more():
+    has_failed, is_done = threading.Event(), threading.Event()
+
+    def work(item: int) -> int:
+        if item == 0:
+            has_failed.set()
+            raise MemoryError
+        has_failed.wait(20)
+        for _ in range(1_000):
+            torch.ones(64, 64).sum()
+        is_done.set()
+        return item
+
+    with pytest.raises(MemoryError):
+        list(MicroBatchThreads(2).map(work, range(2)))
+    assert is_done.is_set()

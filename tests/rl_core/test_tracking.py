@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from rl_core.config import ModelConfig, RunConfig, StorageConfig
+from rl_core.config import ModelConfig, RunConfig
+from rl_core.rollout_log import RolloutLog
 from rl_core.schema import ROLLOUTS
-from rl_core.tracking import MetricsLog, RolloutLog, RunFolder, new_run_id
+from rl_core.tracking import MetricsLog, RunFolder, new_run_id
 from rl_core.types import Completion, Problem, Rollout, ScoredText
+from rl_core.upkeep_config import StorageConfig
 from tests.rl_core.faults import leave_free, mounted_small_disk, run_and_kill_at_event
 
 
@@ -49,7 +52,8 @@ def test_a_new_run_has_a_record_and_its_settings(tmp_path: Path) -> None:
     run = RunFolder.create(config_in(tmp_path, seed=3))
     assert run.path == tmp_path / "runs" / "my-run"
     record = json.loads((run.path / "run.json").read_text())
-    started_at = record.pop("started_at")
+    started_at, made_with = record.pop("started_at"), record.pop("made_with")
+    assert made_with["torch"] == version("torch")
     assert datetime.fromisoformat(started_at).utcoffset() == timedelta(0)
     assert record == {
         "run_id": "my-run",
@@ -58,12 +62,20 @@ def test_a_new_run_has_a_record_and_its_settings(tmp_path: Path) -> None:
         "steps": 0,
         "accuracy_before": None,
         "accuracy_after": None,
+        "champion": None,
         "reason": None,
+        "next_step": None,
+        "last_metrics": {},
+        "memory_gib": {},
+        "host_peak_gib": {},
         "finished_at": None,
         "model": None,
         "data": None,
         "timings_s": {},
-        "attempts": [{"started_at": started_at, "reason": "started"}],
+        "own_settings": {},
+        "attempts": [
+            {"started_at": started_at, "reason": "started", "from_step": 0, "changes": {}}
+        ],
     }
     settings = yaml.safe_load((run.path / "config.yaml").read_text())
     assert RunConfig.model_validate(settings) == config_in(tmp_path, seed=3)
@@ -254,14 +266,18 @@ def test_a_resume_forgets_what_lies_past_its_checkpoint(tmp_path: Path) -> None:
         return [row["step"] for row in run.metrics.read()], files
 
     run.metrics.append(0, {})
+    run.held_out.write(0, [rollout(0, 0, [0.0])])
     for step in (1, 2, 3):
         run.rollouts.write(step, 0, [rollout(0, 0, [0.0])], {}, policy_version=step - 1)
+        run.held_out.write(step, [rollout(0, 0, [0.0])])
         run.metrics.append(step, {})
     (run.rollouts.folder / ".tmp-step_000004.parquet-0a1b2c3d").write_bytes(b"PAR1")
     run.cut_after(2)
     assert steps_on_disk() == ([0, 1, 2], ["step_000001.parquet", "step_000002.parquet"])
+    assert [row["step"] for row in run.held_out.read()] == [0, 1, 2]
     run.cut_after(0)  # no checkpoint: the first test is redone as well
     assert steps_on_disk() == ([], [])
+    assert run.held_out.read() == []
 
 
 def test_logs_of_the_block_go_to_the_runs_log(tmp_path: Path) -> None:

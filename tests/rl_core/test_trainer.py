@@ -1,22 +1,27 @@
 """The loop with real Ray workers: a stopped and resumed run equals an undisturbed one."""
 
 import json
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import polars as pl
+import psutil
 import pytest
 from safetensors.torch import load_file
 
+from rl_core import trainer as trainer_module
 from rl_core.background_save import BackgroundSave
-from rl_core.checkpoints import latest
+from rl_core.checkpoints import latest, list_checkpoints
 from rl_core.collection import PromptedProblem
 from rl_core.config import RunConfig
 from rl_core.prompts import encode_prompt, load_tokenizer
+from rl_core.rewards import start_rewards
 from rl_core.tracking import RunFolder
 from rl_core.trainer import TrainInputs, train
-from rl_core.types import Problem
+from rl_core.types import Problem, SnapshotBytes
 from rl_core.workers import Workers
 
 STEPS = 4
@@ -27,6 +32,7 @@ NOT_COMPARED = (
     "time",
     "mfu/",
     "memory/",
+    "disk/",
 )
 
 
@@ -72,6 +78,20 @@ def inputs(model_path: Path) -> TrainInputs:
     )
 
 
+@dataclass
+class Watched:
+    """Snapshots whose writing `write` stands around."""
+
+    workers: Workers
+    write: Callable[[Callable[[Path], None], Path], None]
+
+    def snapshot(self) -> SnapshotBytes:
+        return self.workers.snapshot()
+
+    def write_snapshot(self, folder: Path, *, model_alone: bool = False) -> None:
+        self.write(partial(self.workers.write_snapshot, model_alone=model_alone), folder)
+
+
 def train_until(
     config: RunConfig,
     model_path: Path,
@@ -87,10 +107,9 @@ def train_until(
     done: list[int] = []
     resume_from = checkpoint.path if checkpoint else None
     with (
+        start_rewards(config.env) as rewards,
         Workers.start(config, model_path, resume_from=resume_from) as workers,
-        BackgroundSave(
-            config.checkpoints, run.path, workers.snapshot, partial(write, workers.write_snapshot)
-        ) as saves,
+        BackgroundSave(config.checkpoints, run.path, Watched(workers, write)) as saves,
     ):
 
         def tell(step: int, last_step: int, metrics: dict[str, float]) -> None:
@@ -101,6 +120,7 @@ def train_until(
             config,
             inputs(model_path),
             workers=workers,
+            rewards=rewards,
             run=run,
             saves=saves,
             start_step=start_step,
@@ -109,6 +129,13 @@ def train_until(
         )
     assert last == (stop_after or config.trainer.total_steps)
     return run
+
+
+def worker_classes() -> list[str]:
+    """The classes of the Ray actors that live below this process: one model or two in each."""
+    titles = [" ".join(p.cmdline()) for p in psutil.Process().children(recursive=True)]
+    found = [re.search(r"ray::(\w+)", title) for title in titles]
+    return sorted(name[1] for name in found if name and name[1].endswith("Actor"))
 
 
 def comparable(run: RunFolder) -> list[dict[str, float]]:
@@ -169,3 +196,39 @@ def test_overlap_learns_from_the_policy_before_but_never_across_a_checkpoint(
     stopped = settings(tmp_path, "stopped", "hf", overlap=1)
     train_until(stopped, tiny_model_path, stop_after=2)
     assert comparable(train_until(stopped, tiny_model_path)) == comparable(run)
+
+
+@pytest.mark.slow
+def test_tests_during_training_use_the_running_engine_and_choose_the_best(
+    tmp_path, tiny_model_path, monkeypatch
+):
+    """The accuracies are put in, everything else is real; a test starts and loads nothing."""
+    config = settings(tmp_path, "tested", "hf")
+    trainer = config.trainer.model_copy(update={"save_freq": 1, "test_freq": 1})
+    config = config.model_copy(update={"trainer": trainer})
+    accuracies, seen, alive = {0: 0.1, 1: 0.3, 2: 0.7, 3: 0.7, 4: 0.2}, [], []
+    test_greedily = trainer_module.test_greedily
+
+    def tested(*arguments):
+        before = worker_classes()
+        metrics = test_greedily(*arguments)
+        alive.append((before, worker_classes()))
+        assert set(metrics) == {"val/accuracy", "val/score", "val/response_length/mean"}
+        return metrics | {"val/accuracy": accuracies[len(alive) - 1]}
+
+    monkeypatch.setattr(trainer_module, "test_greedily", tested)
+    run = train_until(config, tiny_model_path, on_step=seen.append)
+    assert seen == [0, 1, 2, 3, 4]
+    assert alive == [(["LearnerActor", "RolloutActor"],) * 2] * 5
+    # Latest, and the newest two beside latest and best; the best is the first of equals.
+    by_step = {c.step: c.accuracy for c in list_checkpoints(run.path)}
+    assert by_step == {step: accuracies[step] for step in (1, 2, 3, 4)}
+    assert (run.path / "checkpoints" / "best").readlink() == Path("step_000002")
+    assert (run.path / "checkpoints" / "latest").readlink() == Path("step_000004")
+    assert [row.get("val/accuracy") for row in run.metrics.read()] == list(accuracies.values())
+    # What was answered is kept: the same problems at each test.
+    kept = run.held_out.read()
+    by_step = [[r["prompt_index"] for r in kept if r["step"] == step] for step in seen]
+    assert by_step == [[20, 21, 22]] * 5
+    assert {row["model"] for row in kept if row["step"] == 0} == {"base"}
+    assert all(row["prompt"] and row["verdict"] and row["mode"] == "greedy" for row in kept)

@@ -15,9 +15,10 @@ from rl_core.base_tokenizer import train_tokenizer
 from rl_core.config import BaseModelConfig
 from rl_core.envs.countdown import render_messages
 from rl_core.muon import Muon, orthogonalise
+from rl_core.search_lessons import SearchLessons, response_weights
 from rl_core.search_traces import Trace, is_covered
 from rl_core.threads import MicroBatchThreads
-from rl_core.warm_start import WarmStartReport, make_base_model, response_weights
+from rl_core.warm_start import WarmStartReport, make_base_model
 
 TINY = BaseModelConfig(
     vocab_size=600,
@@ -48,15 +49,21 @@ def render_prompt(numbers, target) -> str:
     return render_messages("base", numbers, target)[0]["content"]
 
 
-def make(folder: Path, settings: BaseModelConfig = TINY) -> tuple[WarmStartReport, list[float]]:
-    losses: list[float] = []
-    train, test = some_problems(60, seed=1), some_problems(4, seed=2)
-    report = make_base_model(
+def lessons(settings: BaseModelConfig, *, train, test) -> SearchLessons:
+    return SearchLessons(
         settings,
         prompts=[render_prompt(*problem) for problem in train],
         problems=train,
         holdout=test,
         render_prompt=render_prompt,
+    )
+
+
+def make(folder: Path, settings: BaseModelConfig = TINY) -> tuple[WarmStartReport, list[float]]:
+    losses: list[float] = []
+    report = make_base_model(
+        settings,
+        lessons(settings, train=some_problems(60, seed=1), test=some_problems(4, seed=2)),
         folder=folder,
         on_step=lambda _step, _steps, loss: losses.append(loss),
     )
@@ -114,9 +121,9 @@ def test_the_folder_loads_with_the_auto_classes(made):
 def test_the_report_lies_beside_the_weights_and_nothing_else_is_left(made):
     report, _, folder = made
     written = json.loads((folder / "warm_start.json").read_text())
-    assert written["accuracy"] == report.accuracy
+    assert written["accuracy"] == report.measured["accuracy"]
     assert tuple(written["failed_gates"]) == report.failed_gates
-    assert report.coverage == 1.0
+    assert report.measured["coverage"] == 1.0
     assert report.num_parameters == sum(
         p.numel() for p in AutoModelForCausalLM.from_pretrained(folder).parameters()
     )
@@ -131,10 +138,7 @@ def test_an_interruption_leaves_nothing(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         make_base_model(
             TINY,
-            prompts=["a"],
-            problems=problems,
-            holdout=problems,
-            render_prompt=render_prompt,
+            lessons(TINY, train=problems, test=problems),
             folder=tmp_path / "model",
             on_step=stop,
         )
@@ -145,17 +149,9 @@ def test_an_interruption_leaves_nothing(tmp_path):
     ("problems", "message"),
     [([((1, 2, 3, 4), 24)], "3 positive numbers"), ([], "0 train and 1 test problems")],
 )
-def test_unusable_problems_are_refused_before_any_work(problems, message, tmp_path):
+def test_unusable_problems_are_refused_before_any_work(problems, message):
     with pytest.raises(ValueError, match=message):
-        make_base_model(
-            TINY,
-            prompts=[],
-            problems=problems,
-            holdout=some_problems(1, seed=1),
-            render_prompt=render_prompt,
-            folder=tmp_path / "model",
-            on_step=lambda *_: None,
-        )
+        lessons(TINY, train=problems, test=some_problems(1, seed=1))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rl_core.schema import EVALUATION, ROLLOUTS
+from rl_core.schema import EVALUATION, RESCORES, ROLLOUTS
 
 HOSTILE = '</pre><script>document.title="hacked"</script><img src=x onerror="document.title=1">'
 
@@ -64,12 +64,14 @@ def _alpha_rollouts() -> list[dict[str, Any]]:
         _rollout(a, 3, (0, 0, 9), "wrong_value", 0.1, 22),
         _rollout(a, 3, (0, 1, 9), "wrong_value", 0.1, 18),
         _rollout(a, 3, (1, 0, 5), "correct", 1.0, 6, answer="3 * 4"),
-        _rollout(a, 3, (1, 1, 5), "no_answer", 0.0, 64, finish_reason="length"),
+        _rollout(a, 3, (1, 1, 5), "no_answer", 0.0, 64, finish_reason="length", policy_version=1),
     ]
 
 
 def _evaluation(model: str, step: int, mode: str, verdicts: dict[int, list[str]]) -> list[Any]:
+    """Rows of one model; strictly, the third problem has no answer."""
     num_solutions = {0: 1, 1: 1, 2: 3, 3: 12}
+    values = {"correct": "10", "wrong_value": "7/2", "no_answer": None}
     scores = {"correct": 1.0, "wrong_value": 0.1, "no_answer": 0.0}
     return [
         {
@@ -88,6 +90,11 @@ def _evaluation(model: str, step: int, mode: str, verdicts: dict[int, list[str]]
             "score": scores[verdict],
             "response_tokens": 10 * (prompt_index + 1),
             "finish_reason": "stop",
+            "value": values[verdict],
+            "verdict_strict": "no_answer" if prompt_index == 2 else verdict,
+            "verdict_lenient": verdict,
+            "num_operands": 3 + prompt_index // 2,
+            "ground_truth": '{"target": 10}',
         }
         for prompt_index, answers in verdicts.items()
         for sample_index, verdict in enumerate(answers)
@@ -102,6 +109,15 @@ def _alpha_evaluations() -> list[dict[str, Any]]:
         *_evaluation(trained, 3, "greedy", {0: [yes], 1: [no], 2: [yes], 3: [no]}),
         *_evaluation("base", 0, "sampled", {0: [no] * 4, 3: [yes, no, yes, none]}),
         *_evaluation(trained, 3, "sampled", {0: [yes] * 4, 3: [no, no, no, yes]}),
+    ]
+
+
+def _alpha_rescores() -> list[dict[str, Any]]:
+    """As if another reward refused the first answer of step 2 and took the second."""
+    place = {"run_id": "alpha", "changed": "env.x=1", "step": 2, "group_id": 0}
+    return [
+        place | {"sample_index": 0, "verdict": "bad_syntax", "score": 0.1},
+        place | {"sample_index": 1, "verdict": "correct", "score": 1.0},
     ]
 
 
@@ -121,6 +137,8 @@ def _metrics(step: int, **values: float | None) -> str:
         "gen": "timing_s/gen",
         "update": "timing_s/update_actor",
         "total": "timing_s/step",
+        "memory": "memory/peak_gib/update_actor",
+        "norm": "actor/grad_norm",
     }
     line = {"step": step, "epoch": 0, "time": f"2026-11-20T20:0{step}:00.000+00:00"}
     return json.dumps(line | {names[name]: value for name, value in values.items()}) + "\n"
@@ -139,12 +157,44 @@ def _write_alpha(run: Path) -> None:
         of_step = [row for row in rows if row["step"] == step]
         _write(run / "rollouts" / f"step_{step:06d}.parquet", of_step, ROLLOUTS)
     _write(run / "eval" / "evaluation.parquet", _alpha_evaluations(), EVALUATION)
+    _write(run / "rescored" / "one.parquet", _alpha_rescores(), RESCORES)
     (run / "metrics.jsonl").write_text(
         _metrics(0, test=0.25)
-        + _metrics(1, score=0.05, accuracy=0.0, tokens=25.0, speed=100.0, gen=1.0, total=3.0)
+        + _metrics(
+            1,
+            score=0.05,
+            accuracy=0.0,
+            tokens=25.0,
+            speed=100.0,
+            gen=1.0,
+            total=3.0,
+            memory=1.5,
+            norm=1.0,
+        )
         + _metrics(2, score=0.5, accuracy=0.5, tokens=99.0)  # lost in a crash, then redone:
-        + _metrics(2, score=0.775, accuracy=0.75, tokens=10.0, speed=200.0, gen=2.0, update=1.0)
-        + _metrics(3, score=0.3, accuracy=0.25, test=0.5, kl=None, gen=3.0, update=2.0, total=6.0)
+        + _metrics(
+            2,
+            score=0.775,
+            accuracy=0.75,
+            tokens=10.0,
+            speed=200.0,
+            gen=2.0,
+            update=1.0,
+            memory=2.5,
+            norm=1.0,
+        )
+        + _metrics(
+            3,
+            score=0.3,
+            accuracy=0.25,
+            test=0.5,
+            kl=None,
+            gen=3.0,
+            update=2.0,
+            total=6.0,
+            memory=2.0,
+            norm=9.0,
+        )
     )
     _checkpoint(run, 2, 0.5, 100)
     _checkpoint(run, 3, 0.5, 300)
@@ -158,6 +208,7 @@ def _write_alpha(run: Path) -> None:
         "steps": 3,
         "accuracy_before": 0.25,
         "accuracy_after": 0.5,
+        "champion": "promoted: better than its base model (p = 0.01)",
         "reason": None,
         "started_at": "2026-11-20T20:00:00.000+00:00",
         "finished_at": "2026-11-20T20:10:30.000+00:00",
@@ -176,6 +227,7 @@ def _write_beta(run: Path) -> None:
     (run / "metrics.jsonl").write_text(
         _metrics(0, test=0.125) + _metrics(1, score=0.1, accuracy=0.0) + half_a_line
     )
+    (run / "config.yaml").write_text("seed: 1\nactor:\n  lr: 0.0001\n")
     record = {
         "run_id": "beta",
         "preset": "quickstart",
@@ -186,7 +238,13 @@ def _write_beta(run: Path) -> None:
     (run / "run.json").write_text(json.dumps(record))
 
 
+def _schema_with(metadata: dict[str, str]) -> pa.Schema:
+    return pa.schema([("x", pa.int64())], metadata=metadata)
+
+
 def _write_two_runs(root: Path) -> Path:
+    made = {"countdown_train.seed": "7", "countdown_train.content_sha256": "abc"}
+    _write(root / "data" / "tiny" / "test.parquet", [{"x": 1}] * 2, _schema_with(made))
     for name, write in (("alpha", _write_alpha), ("beta", _write_beta)):
         run = root / "runs" / name
         run.mkdir(parents=True)

@@ -4,19 +4,15 @@ import json
 import logging
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from prefect import flow
 
-from rl_core.config import (
-    BaseModelConfig,
-    CountdownConfig,
-    DataConfig,
-    ModelConfig,
-    RunConfig,
-    StorageConfig,
-)
+from rl_core.config import BaseModelConfig, DataConfig, ModelConfig, RunConfig
+from rl_core.env_config import CountdownConfig
+from rl_core.upkeep_config import StorageConfig
 from tasks.base_model import (
     base_model,
     base_model_task,
@@ -116,3 +112,17 @@ def test_it_is_made_once_cached_then_and_made_again_where_it_was_deleted(
     shutil.rmtree(folder)
     twice()
     assert is_complete(Path(folder))
+
+
+def test_two_runs_at_once_make_it_once_and_sweep_what_a_dead_one_left(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="tasks.base_model")
+    config = settings(tmp_path)
+    data = generate_dataset(config)
+    (tmp_path / "models" / ".tmp-countdown-dead").mkdir(parents=True)
+    with ThreadPoolExecutor(2) as runs:
+        first, second = runs.map(lambda _: base_model(config, data), range(2))
+    assert first == second
+    assert caplog.text.count("warm-starting the home-made base model") == 1
+    assert [path.name for path in (tmp_path / "models").iterdir() if path.is_dir()] == [first.name]

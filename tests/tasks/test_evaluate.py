@@ -13,12 +13,16 @@ import pytest
 
 from rl_core.checkpoints import save_checkpoint
 from rl_core.config import RunConfig
-from rl_core.evaluation import read_rows, wilson_interval
+from rl_core.evaluation import read_rows
 from rl_core.prompts import load_tokenizer
+from rl_core.pruning import prune
 from rl_core.schema import COUNTDOWN_DATASET
+from rl_core.statistics import wilson_interval
 from rl_core.tracking import RunFolder
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
-from tasks.evaluate import difficulty_table, evaluate_run, evaluate_with, summary_table
+from tasks.checkpoint_names import find_model
+from tasks.evaluate import evaluate_run, evaluate_with, group_table, summary_table
+from tasks.evaluate_checkpoint import evaluate_models
 from tests.conftest import build_tiny_model
 
 PROBLEMS = [
@@ -122,7 +126,7 @@ def test_both_models_are_scored_on_disk_and_in_the_runs_record(
 
     assert (before.model, before.step, before.accuracy.value) == ("base", 0, 0.25)
     assert (after.model, after.step, after.accuracy.value) == ("step_000007", 7, 1.0)
-    assert before.score_mean == pytest.approx((1 + 3 * 0.1) / 4)
+    assert before.score.value == pytest.approx((1 + 3 * 0.1) / 4)
     assert {k: v.value for k, v in after.pass_at_k.items()} == {1: 0.5, 2: 1.0}
     record = run.read()
     assert (record.accuracy_before, record.accuracy_after) == (0.25, 1.0)
@@ -142,23 +146,29 @@ def test_both_models_are_scored_on_disk_and_in_the_runs_record(
         "model": "base",
         "problems": 4,
         "accuracy": f"0.250 ({low:.3f} to {high:.3f})",
-        "score": "0.325",
-        "format": "1.000",
+        "strict": f"0.250 ({low:.3f} to {high:.3f})",
+        "lenient": f"0.250 ({low:.3f} to {high:.3f})",
+        "score": str(before.score),
+        "format": str(before.format_share),
         "pass@1": f"0.125 ({before.pass_at_k[1].low:.3f} to {before.pass_at_k[1].high:.3f})",
         "pass@2": f"0.250 ({before.pass_at_k[2].low:.3f} to {before.pass_at_k[2].high:.3f})",
+        "maj@1": f"0.125 ({before.pass_at_k[1].low:.3f} to {before.pass_at_k[1].high:.3f})",
+        "maj@2": f"0.250 ({before.pass_at_k[2].low:.3f} to {before.pass_at_k[2].high:.3f})",
         "tokens": f"{(len('<answer>1 + 2 + 3</answer>') + 3 * len('<answer>1 + 1</answer>')) / 4}",
     }
-    by_difficulty = difficulty_table([before, after])
-    assert [(row["solutions"], row["problems"]) for row in by_difficulty] == [
-        ("1", 1),
-        ("2-3", 2),
-        ("4-7", 1),
+    groups = group_table([before, after])
+    assert [(row["problems"], row["number"]) for row in groups] == [
+        ("3 numbers", 4),
+        ("1 solution", 1),
+        ("2 solutions", 1),
+        ("3 solutions", 1),
+        ("5 solutions", 1),
     ]
-    assert [row["base"][:5] for row in by_difficulty] == ["1.000", "0.000", "0.000"]
-    assert [row["step_000007"][:5] for row in by_difficulty] == ["1.000"] * 3
+    assert [row["base"][:5] for row in groups] == ["0.250", "1.000", "0.000", "0.000", "0.000"]
+    assert [row["step_000007"][:5] for row in groups] == ["1.000"] * 5
 
 
-def test_the_base_model_is_asked_once_per_model_data_and_settings(
+def test_a_model_is_asked_once_per_model_data_and_settings(
     tmp_path: Path, tiny_model_path: Path
 ) -> None:
     data = write_data(tmp_path / "data")
@@ -180,8 +190,8 @@ def test_the_base_model_is_asked_once_per_model_data_and_settings(
     assert calls(data={"max_response_length": 17}) == 4
     assert calls(evaluation={"samples_per_problem": 2, "seed": 1}) == 4
     (model_path / "model.safetensors").touch()
-    assert calls() == 4
-    assert calls() == 2
+    assert calls() == 2  # the base model; the run's checkpoint is what it was
+    assert calls() == 0
 
 
 def test_fewer_problems_and_no_checkpoint(
@@ -197,6 +207,52 @@ def test_fewer_problems_and_no_checkpoint(
     assert "r has no checkpoint: only the base model was evaluated" in caplog.text
     record = json.loads((run.path / "run.json").read_text())
     assert (record["accuracy_before"], record["accuracy_after"]) == (0.5, None)
+
+
+def test_a_checkpoint_stays_from_when_it_is_chosen_until_its_rows_are_there(
+    tmp_path: Path, tiny_model_path: Path
+) -> None:
+    """A newer one is saved and all others pruned just before and just after it is loaded."""
+    config = settings(tmp_path / "out")
+    run = finished_run(config, tiny_model_path)
+
+    class Racing(KnowingEngines):
+        def prune_all_but(self, step: int) -> None:
+            save_checkpoint(run.path, step, lambda folder: (folder / "x").touch(), step / 10)
+            prune(run.path, keep_last=0, quota_bytes=1)
+
+        def load_weights(self, folder: Path) -> None:
+            self.prune_all_but(8)
+            super().load_weights(folder)
+            assert (folder / "model.safetensors").is_file()
+            self.prune_all_but(9)
+
+    engines = Racing(tiny_model_path)
+    data = write_data(tmp_path / "data")
+    _, after = evaluate_with(engines, config, run, data, tiny_model_path)
+    assert (after.model, after.accuracy.value) == ("step_000007", 1.0)
+    assert engines.loaded == ["step_000007"]
+    prune(run.path, keep_last=0, quota_bytes=1)
+    assert [path.name for path in (run.path / "checkpoints").glob("step_*")] == ["step_000009"]
+
+
+def test_a_damaged_checkpoint_is_not_evaluated_under_any_name(
+    tmp_path: Path, tiny_model_path: Path
+) -> None:
+    config = settings(tmp_path / "out")
+    run = finished_run(config, tiny_model_path)
+    data = write_data(tmp_path / "data")
+    file = run.path / "checkpoints" / "step_000007" / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    words = r"step_000007 is damaged: model\.safetensors has other content than was saved"
+    for name in ("best", "step_000007"):
+        model = find_model(f"r/{name}", tmp_path / "out")
+        with pytest.raises(ValueError, match=words):
+            evaluate_models(config, data, model)
+    (before,) = evaluate_with(KnowingEngines(tiny_model_path), config, run, data, tiny_model_path)
+    assert before.model == "base"
 
 
 @pytest.mark.slow

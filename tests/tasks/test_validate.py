@@ -6,7 +6,8 @@ import asyncio
 import copy
 import json
 import pickle
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.testing.utilities import prefect_test_harness
 
-from rl_core.config import CountdownConfig, DataConfig, Gsm8kConfig, RunConfig
+from rl_core.config import DataConfig, RunConfig
 from rl_core.dataset import DatasetError, write_dataset
-from rl_core.envs.countdown import render_messages
+from rl_core.env_config import CountdownConfig, Gsm8kConfig
+from rl_core.envs import gsm8k
+from rl_core.envs.countdown import Template
 from tasks.sql import SQL_FOLDER
 from tasks.validate import (
     ValidationFailed,
@@ -28,6 +31,7 @@ from tasks.validate import (
     validate_dataset,
     validate_task,
 )
+from tests.tasks.broken_rows import COUNTDOWN_BREAKS, GSM8K_BREAKS, Break, Rows
 
 COUNTDOWN = RunConfig(
     env=CountdownConfig(max_operands=3, max_number=20),
@@ -35,17 +39,19 @@ COUNTDOWN = RunConfig(
 )
 GSM8K_QUESTIONS = {"train": ["Nine twice?", "Rent?"], "test": ["Half?"]}
 
-Rows = list[dict[str, Any]]
-Break = Callable[[Rows, Rows], None]
+
+def write_word_problems(folder: Path) -> dict[str, list[str]]:
+    for split, questions in GSM8K_QUESTIONS.items():
+        records = [{"question": q, "answer": f"So.\n#### {len(q)},000"} for q in questions]
+        (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, records)))
+    return GSM8K_QUESTIONS
 
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, pa.Table]]:
     """Both splits of a sound data set, per env."""
     folder = tmp_path_factory.mktemp("sound")
-    for split, questions in GSM8K_QUESTIONS.items():
-        records = [{"question": q, "answer": f"So.\n#### {len(q)},000"} for q in questions]
-        (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, records)))
+    write_word_problems(folder)
     write_dataset(COUNTDOWN.env, COUNTDOWN.data, folder / "countdown")
     write_dataset(Gsm8kConfig(source=str(folder)), DataConfig(), folder / "gsm8k")
     return {
@@ -57,8 +63,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, pa.Ta
     }
 
 
-def ten_tokens(_: object) -> int:
-    return 10
+def ten_tokens(prompts: Sequence[object]) -> list[int]:
+    return [10] * len(prompts)
 
 
 def failing(
@@ -76,151 +82,10 @@ def failing(
 
 def failed_checks(config: RunConfig, folder: Path) -> dict[str, int]:
     try:
-        results = check_dataset(config, folder, ten_tokens)
+        checks = check_dataset(config, folder, ten_tokens).checks
     except ValidationFailed as failed:
-        results = failed.results
-    return {result["check"]: result["rows"] for result in results if result["status"] == "failed"}
-
-
-def restate(row: dict[str, Any], **changes: Any) -> None:
-    """Changes a problem everywhere it is written, so that it stays one sound problem."""
-    row.update(changes)
-    row["prompt"] = render_messages("base", row["nums"], row["target"])
-    row["reward_model"]["ground_truth"] = {"target": row["target"], "numbers": row["nums"]}
-
-
-def solved(row: dict[str, Any], nums: list[int], target: int, solution: str) -> None:
-    restate(row, nums=nums, target=target)
-    row["extra_info"]["solution"] = solution
-
-
-def numbers_out_of_range(train: Rows, test: Rows) -> None:
-    solved(train[0], [21, 5, 1], 25, "21 + 5 - 1")
-    solved(test[0], [0, 5, 8], 40, "5 * 8 + 0")
-
-
-def too_few_and_too_many_numbers(train: Rows, test: Rows) -> None:
-    solved(train[1], [20, 5], 25, "20 + 5")
-    solved(test[1], [20, 5, 1, 1], 25, "20 + 5 * 1 * 1")
-
-
-def targets_out_of_range(train: Rows, test: Rows) -> None:
-    solved(train[2], [20, 5, 1], 100, "20 * 5 * 1")
-    solved(test[2], [5, 3, 1], 9, "5 + 3 + 1")
-
-
-def the_same_problem_twice(train: Rows, _: Rows) -> None:
-    twin = train[3]
-    solved(train[4], twin["nums"][::-1], twin["target"], twin["extra_info"]["solution"])
-
-
-def a_training_problem_in_test(train: Rows, test: Rows) -> None:
-    twin = train[3]
-    turned = twin["nums"][1:] + twin["nums"][:1]
-    solved(test[4], turned, twin["target"], twin["extra_info"]["solution"])
-
-
-def the_truth_of_another_problem(train: Rows, test: Rows) -> None:
-    train[5]["reward_model"]["ground_truth"]["target"] = 98
-    test[5]["reward_model"]["ground_truth"]["numbers"] = [1, 2, 3]
-
-
-def other_prompts(train: Rows, test: Rows) -> None:
-    train[6]["prompt"] = train[7]["prompt"]
-    test[6]["prompt"] = render_messages("base", test[6]["nums"], test[6]["target"] + 1)
-    test[7]["prompt"].append({"role": "assistant", "content": "1"})
-
-
-def wrong_solutions(train: Rows, test: Rows) -> None:
-    train[8]["extra_info"]["solution"] += " + 0"
-    train[9]["extra_info"]["solution"] = train[10]["extra_info"]["solution"]
-    solved(test[8], [2, 5, 2], 34, "2**5 + 2")  # what eval would accept
-    test[9]["extra_info"]["num_solutions"] = 0
-
-
-def too_few_rows(train: Rows, test: Rows) -> None:
-    train.pop()
-
-
-def no_rows(_: Rows, test: Rows) -> None:
-    test.clear()
-
-
-def other_labels(train: Rows, test: Rows) -> None:
-    train[0]["data_source"] = "mine"
-    train[1]["ability"] = "code"
-    test[0]["reward_model"]["style"] = "model"
-
-
-def indices_with_gaps(train: Rows, test: Rows) -> None:
-    train[-1]["extra_info"]["index"] = len(train)  # one past the end
-    test[0]["extra_info"]["index"] = 1  # twice, so that 0 is missing
-
-
-def the_other_split(train: Rows, test: Rows) -> None:
-    train[0]["extra_info"]["split"] = "test"
-    test[0]["extra_info"]["split"] = "train"
-
-
-def nulls_in_countdown(train: Rows, test: Rows) -> None:
-    train[0]["nums"][0] = None
-    train[1]["extra_info"]["solution"] = None
-    train[2]["ability"] = None
-    test[0]["reward_model"] = None
-    test[1]["prompt"][0]["content"] = None
-
-
-def nulls_in_gsm8k(train: Rows, test: Rows) -> None:
-    train[0]["prompt"][0]["content"] = None
-    train[1]["extra_info"]["solution"] = None
-    test[0]["data_source"] = None
-
-
-def other_truths(train: Rows, test: Rows) -> None:
-    train[0]["reward_model"]["ground_truth"] = "many"
-    train[1]["reward_model"]["ground_truth"] = "12"
-
-
-def a_prompt_without_hashes(_: Rows, test: Rows) -> None:
-    test[0]["prompt"][0]["content"] = "Half?"
-
-
-COUNTDOWN_BREAKS: list[tuple[Break | None, dict[str, int]]] = [
-    (None, {}),
-    (numbers_out_of_range, {"countdown_number_range": 2}),
-    (too_few_and_too_many_numbers, {"countdown_operand_count": 2}),
-    (targets_out_of_range, {"countdown_target_range": 2}),
-    (the_same_problem_twice, {"countdown_unique": 1}),
-    (a_training_problem_in_test, {"countdown_splits_disjoint": 1}),
-    (the_truth_of_another_problem, {"countdown_ground_truth": 2}),
-    (other_prompts, {"countdown_prompt": 3}),
-    (wrong_solutions, {"countdown_solution": 4}),
-    (too_few_rows, {"countdown_row_count": 1}),
-    (no_rows, {"countdown_row_count": 1, "splits_not_empty": 1}),
-    (other_labels, {"countdown_labels": 3}),
-    (indices_with_gaps, {"index_gapless": 2}),
-    (the_other_split, {"split_label": 2}),
-    (
-        nulls_in_countdown,
-        {
-            "countdown_no_nulls": 5,
-            "countdown_ground_truth": 2,
-            "countdown_labels": 2,
-            "countdown_prompt": 2,
-            "countdown_solution": 2,
-        },
-    ),
-]
-GSM8K_BREAKS: list[tuple[Break | None, dict[str, int]]] = [
-    (None, {}),
-    (other_truths, {"gsm8k_ground_truth": 2}),
-    (a_prompt_without_hashes, {"gsm8k_prompt": 1}),
-    (other_labels, {"gsm8k_labels": 3}),
-    (
-        nulls_in_gsm8k,
-        {"gsm8k_no_nulls": 3, "gsm8k_ground_truth": 1, "gsm8k_labels": 1, "gsm8k_prompt": 1},
-    ),
-]
+        checks = failed.validation.checks
+    return {check["check"]: check["rows"] for check in checks if check["status"] == "failed"}
 
 
 def name_of(value: object) -> str | None:
@@ -242,8 +107,21 @@ def test_gsm8k_checks(
     assert failing(config, sound["gsm8k"], tmp_path, break_rows) == expected
 
 
-def as_floats(table: pa.Table) -> pa.Table:
-    return table.set_column(1, "target", table["target"].cast(pa.float64()))
+def with_target(values: Callable[[pa.Array], pa.Array]) -> Callable[[pa.Table], pa.Table]:
+    """A change of the target's type."""
+    return lambda table: table.set_column(1, "target", values(table["target"]))
+
+
+def as_floats(targets: pa.Array) -> pa.Array:
+    return targets.cast(pa.float64())  # 3.0 is an integer to a reader, but not to verl
+
+
+def a_nan(targets: pa.Array) -> pa.Array:
+    return pa.array([float("nan"), 3.5, *map(float, targets.to_pylist()[2:])])
+
+
+def float_numbers(table: pa.Table) -> pa.Table:
+    return table.set_column(0, "nums", table["nums"].cast(pa.list_(pa.float64())))
 
 
 @pytest.mark.parametrize(
@@ -252,7 +130,11 @@ def as_floats(table: pa.Table) -> pa.Table:
         pytest.param(lambda table: table.drop_columns(["ability"]), id="missing"),
         pytest.param(lambda table: table.append_column("x", table["target"]), id="unexpected"),
         pytest.param(lambda table: table.select(table.column_names[::-1]), id="other order"),
-        pytest.param(as_floats, id="other type"),
+        pytest.param(with_target(as_floats), id="whole floats"),
+        pytest.param(with_target(a_nan), id="nan"),
+        pytest.param(with_target(lambda t: t.cast(pa.string())), id="text"),
+        pytest.param(with_target(lambda t: t.cast(pa.int32())), id="narrow"),
+        pytest.param(float_numbers, id="float numbers"),
     ],
 )
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -294,7 +176,7 @@ def test_the_error_shows_check_count_and_first_rows(sound: dict[str, Any], tmp_p
     assert '"index": 3' not in message, "only the first three"
     assert "\n" not in message
     again = pickle.loads(pickle.dumps(caught.value))
-    assert (str(again), again.results) == (message, caught.value.results)
+    assert (str(again), again.validation) == (message, caught.value.validation)
 
 
 def test_prompt_lengths_are_measured_against_the_limit(
@@ -302,34 +184,78 @@ def test_prompt_lengths_are_measured_against_the_limit(
 ) -> None:
     failing(COUNTDOWN, sound["countdown"], tmp_path, None)
     lengths = iter(list(range(1, 257)) + [7] * 12)
-    results = check_dataset(COUNTDOWN, tmp_path, lambda _: next(lengths))
-    train, test = results[-2:]
+
+    def next_lengths(prompts: Sequence[object]) -> list[int]:
+        return [next(lengths) for _ in prompts]
+
+    validation = check_dataset(COUNTDOWN, tmp_path, next_lengths)
+    train, test = validation.checks[-2:]
     assert train["check"] == "prompt_tokens_train"
     assert "=256 tokens (min 1, mean 128.5, p99 253, max 256)" in train["proves"]
     assert "(min 7, mean 7.0, p99 7, max 7)" in test["proves"]
+    assert validation.lengths is not None
+    assert validation.lengths.smallest_limit == 256
 
     lengths = iter(list(range(3, 259)) + [7] * 12)
-    with pytest.raises(ValidationFailed, match=r"prompt_tokens_train failed on 2 rows") as caught:
-        check_dataset(COUNTDOWN, tmp_path, lambda _: next(lengths))
-    assert '{"index": 254, "prompt_tokens": 257}' in str(caught.value)
+    with pytest.raises(ValidationFailed) as caught:
+        check_dataset(COUNTDOWN, tmp_path, next_lengths)
+    assert str(caught.value) == (
+        f"{tmp_path}: 2 of 268 prompts (0.7%) are rejected by data.max_prompt_length=256: prompts "
+        "take 3 to 258 tokens; the smallest limit that keeps all is 258"
+    )
+    train = caught.value.validation.checks[-2]
+    assert train["rows"] == 2
+    assert '{"index": 254, "prompt_tokens": 257}' in train["first rows"]
 
 
+@pytest.mark.parametrize("template", ["base", "qwen-instruct", "chat"])
 def test_the_real_tokenizer_measures(
-    sound: dict[str, Any], tmp_path: Path, tiny_model_path: Path
+    tmp_path: Path, tiny_model_path: Path, template: Template
 ) -> None:
     """The tiny model's tokenizer has one token per byte: a prompt is as long as its text."""
-    failing(COUNTDOWN, sound["countdown"], tmp_path, None)
-    longest = max(
-        len(row[0]["content"]) for row in sound["countdown"]["train"]["prompt"].to_pylist()
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model_path, model)
+    (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    env = CountdownConfig(max_operands=3, max_number=20, prompt_template=template)
+    data = DataConfig(train_size=2_400, test_size=12, max_prompt_length=128)
+    config = RunConfig(env=env, data=data)
+    write_dataset(env, data, tmp_path / "data")
+    texts = [
+        "".join(message["content"] for message in prompt)
+        for split in ("train", "test")
+        for prompt in pq.read_table(tmp_path / "data" / f"{split}.parquet")["prompt"].to_pylist()
+    ]
+    low, high = min(map(len, texts)), max(map(len, texts))
+    with pytest.raises(ValidationFailed) as caught:
+        validate_dataset(config, tmp_path / "data", model)
+    assert str(caught.value).endswith(
+        "all 2,412 prompts are rejected by data.max_prompt_length=128: they take "
+        f"{low} to {high} tokens; the smallest limit that keeps all is {high}"
     )
-    with pytest.raises(ValidationFailed, match=f"p99 {longest - 1}, max {longest}|max {longest}"):
-        validate_dataset(COUNTDOWN, tmp_path, tiny_model_path)
-    room = DataConfig(train_size=256, test_size=12, max_prompt_length=longest)
-    results = validate_dataset(
-        COUNTDOWN.model_copy(update={"data": room}), tmp_path, tiny_model_path
-    )
-    assert {result["status"] for result in results} == {"ok"}
-    assert len(results) == len(check_files(COUNTDOWN.env)) + 2
+    room = config.model_copy(update={"data": data.model_copy(update={"max_prompt_length": high})})
+    validation = validate_dataset(room, tmp_path / "data", model)
+    assert {check["status"] for check in validation.checks} == {"ok"}
+    assert len(validation.checks) == len(check_files(env)) + 2
+    (difficulty,) = [c for c in validation.checks if c["check"] == "countdown_difficulty"]
+    assert "(a sample: 512 of 2,412 problems)" in difficulty["proves"]
+
+
+def test_word_problems_are_measured_one_by_one(tmp_path: Path, tiny_model_path: Path) -> None:
+    questions = write_word_problems(tmp_path)
+    env = Gsm8kConfig(source=str(tmp_path), prompt_template="think")
+    write_dataset(env, DataConfig(), tmp_path / "data")
+    lengths = [
+        len(gsm8k.render_messages("think", question)[0]["content"])
+        for question in (*questions["train"], *questions["test"])
+    ]
+    limit = sorted(lengths)[1]
+    config = RunConfig(env=env, data=DataConfig(max_prompt_length=limit))
+    with pytest.raises(ValidationFailed, match=r"1 of 3 prompts \(33\.3%\) are rejected") as caught:
+        validate_dataset(config, tmp_path / "data", tiny_model_path)
+    report = caught.value.validation.lengths
+    assert report is not None
+    assert report.smallest_limit == max(lengths)
+    assert sum(row["train"] for row in report.histogram) == 2
 
 
 def test_truncated_or_missing_files_are_data_set_errors(
@@ -345,6 +271,79 @@ def test_truncated_or_missing_files_are_data_set_errors(
         check_dataset(COUNTDOWN, tmp_path, ten_tokens)
 
 
+def test_hostile_texts_do_not_reach_the_terminal(sound: dict[str, Any], tmp_path: Path) -> None:
+    hostile = '\x1b]0;pwned\x07\x1b[2J\x9b31m\'; drop table train; --\n"quoted"\u202e'
+
+    def inject(train: Rows, _: Rows) -> None:
+        train[0]["data_source"] = hostile
+        train[1]["extra_info"]["split"] = hostile
+        train[2]["prompt"][0]["content"] = hostile
+        for row in train[3:9]:  # enough to be a shape of their own
+            row["extra_info"]["solution"] = hostile
+
+    expected = {"countdown_labels": 1, "split_label": 1, "countdown_prompt": 1}
+    broken = failing(COUNTDOWN, sound["countdown"], tmp_path, inject)
+    assert broken == expected | {"countdown_solution": 6}
+    with pytest.raises(ValidationFailed) as caught:
+        check_dataset(COUNTDOWN, tmp_path, ten_tokens)
+    assert str(caught.value).isprintable()
+    assert all(check["first rows"].isprintable() for check in caught.value.validation.checks)
+
+
+def test_column_names_do_not_reach_the_terminal(sound: dict[str, Any], tmp_path: Path) -> None:
+    name = "x\x1b[2J\n\"'; drop table train"
+    for split, table in sound["countdown"].items():
+        pq.write_table(table.append_column(name, table["target"]), tmp_path / f"{split}.parquet")
+    with pytest.raises(ValidationFailed, match="countdown_columns failed on 2 rows") as caught:
+        check_dataset(COUNTDOWN, tmp_path, ten_tokens)
+    assert str(caught.value).isprintable()
+
+
+def test_a_column_type_without_sql_names_the_file(sound: dict[str, Any], tmp_path: Path) -> None:
+    for split, table in sound["countdown"].items():
+        halves = table.append_column("x", pa.array([1.5] * table.num_rows, pa.float16()))
+        pq.write_table(halves, tmp_path / f"{split}.parquet")
+    with pytest.raises(DatasetError, match=r"train\.parquet: train: a column's type is unknown"):
+        check_dataset(COUNTDOWN, tmp_path, ten_tokens)
+
+
+def test_far_too_many_rows_are_not_read(sound: dict[str, Any], tmp_path: Path) -> None:
+    for split, table in sound["countdown"].items():
+        many = pa.concat_tables([table] * (11 if split == "test" else 1))
+        pq.write_table(many, tmp_path / f"{split}.parquet")
+    with pytest.raises(DatasetError, match=r"test\.parquet holds 132 rows, and at most 120 are"):
+        check_dataset(COUNTDOWN, tmp_path, ten_tokens)
+
+
+def test_other_writers_types_of_the_same_values_are_checked_too(
+    sound: dict[str, Any], tmp_path: Path
+) -> None:
+    for split, table in sound["countdown"].items():
+        wide = table.set_column(
+            0, "nums", table["nums"].cast(pa.large_list(pa.int64()))
+        ).set_column(4, "ability", table["ability"].combine_chunks().dictionary_encode())
+        pq.write_table(wide, tmp_path / f"{split}.parquet")
+    assert failed_checks(COUNTDOWN, tmp_path) == {}
+
+
+@pytest.mark.slow
+def test_the_full_data_set_passes_every_check(full_dataset: Path, tiny_model_path: Path) -> None:
+    config = RunConfig(data=DataConfig(max_prompt_length=1024))
+    validation = validate_dataset(config, full_dataset, tiny_model_path)
+    assert {check["status"] for check in validation.checks} == {"ok"}
+    report = validation.lengths
+    assert report is not None
+    assert sum(row["train"] + row["test"] for row in report.histogram) == 328_704
+    longest = max(
+        len(prompt[0]["content"])
+        for split in ("train", "test")
+        for prompt in pq.read_table(full_dataset / f"{split}.parquet")["prompt"].to_pylist()
+    )
+    assert report.smallest_limit == longest
+    with pytest.raises(ValidationFailed, match="all 328,704 prompts are rejected"):
+        validate_dataset(RunConfig(), full_dataset, tiny_model_path)
+
+
 @pytest.mark.slow
 def test_prefect_shows_the_table_even_of_a_failure(
     sound: dict[str, Any], tmp_path: Path, tiny_model_path: Path
@@ -355,16 +354,19 @@ def test_prefect_shows_the_table_even_of_a_failure(
     def only_validate() -> None:
         validate_task(COUNTDOWN, tmp_path, tiny_model_path)
 
-    async def table() -> Any:
+    async def tables() -> dict[str | None, Any]:
         async with get_client() as client:
-            artifacts = await client.read_artifacts()
-        return {artifact.key: artifact for artifact in artifacts}["validation"]
+            return {artifact.key: artifact for artifact in await client.read_artifacts()}
 
     with prefect_test_harness(server_startup_timeout=120):
-        with pytest.raises(ValidationFailed, match="prompt_tokens_train"):
+        with pytest.raises(ValidationFailed, match="all 268 prompts are rejected"):
             only_validate()
-        artifact = asyncio.run(table())
+        artifacts = asyncio.run(tables())
+    artifact = artifacts["validation"]
     assert artifact.type == "table"
     rows = json.loads(artifact.data)
     assert [row["status"] for row in rows[-2:]] == ["failed", "failed"]
     assert {row["check"] for row in rows} >= {"countdown_unique", "index_gapless"}
+    assert "all 268 prompts are rejected" in artifacts["prompt-limits"].description
+    histogram = json.loads(artifacts["prompt-lengths"].data)
+    assert sum(row["train"] + row["test"] for row in histogram) == 268

@@ -120,7 +120,7 @@ def test_depth_limit_is_32_parentheses() -> None:
 
 
 def test_numbers_in_the_order_of_the_text() -> None:
-    assert parse("-(12 - 3) * 12 + 100").numbers == [12, 3, 12, 100]
+    assert parse("-(12 - 3) * 12 + 100")[0] == [12, 3, 12, 100]
 
 
 def test_largest_work_is_small() -> None:

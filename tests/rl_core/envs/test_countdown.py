@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import time
 from fractions import Fraction
 from typing import Any
 
@@ -147,114 +145,6 @@ def test_scores_are_settings() -> None:
     assert score("nothing", format_score=0.25).score == 0.0
     with pytest.raises(ValueError, match="answer_from='first'"):
         score("<answer>1</answer>", answer_from="first")
-
-
-@pytest.mark.parametrize("mode", ["anywhere", "last_line"])
-@pytest.mark.parametrize(
-    "response",
-    [
-        "<answer>" * 100_000,
-        "</answer>" * 100_000,
-        "<answer>" * 100_000 + "</answer>",
-        "<answer" * 100_000 + "</answer" * 100_000,
-        "<" * 1_000_000,
-        "<answer>" + "(" * 1_000_000 + "</answer>",
-        "<answer>" + "9**9" * 100_000 + "</answer>",
-        "<answer>" + "1" * 1_000_000 + "</answer>",
-        "\n" * 1_000_000,
-    ],
-    ids=lambda text: text[:16],
-)
-def test_hostile_responses_cost_linear_time(response: str, mode: Any) -> None:
-    start = time.process_time()
-    assert score(response, answer_from=mode).verdict in ("no_answer", "too_long", "bad_syntax")
-    assert time.process_time() - start < 0.5
-
-
-def tinyzero_score(response: str, numbers: list[int], target: int) -> float:
-    """What TinyZero's scorer gives: last line, last match, same integers, eval."""
-    matches = re.findall(r"<answer>(.*?)</answer>", response.split("\n")[-1])
-    if not matches:
-        return 0.0
-    answer = matches[-1].strip()
-    if sorted(int(digits) for digits in re.findall(r"\d+", answer)) != sorted(numbers):
-        return 0.1
-    try:
-        if not re.match(r"^[\d+\-*/().\s]+$", answer):
-            return 0.1
-        value = eval(answer, {"__builtins__": None}, {})
-        return 1.0 if abs(value - target) < 1e-5 else 0.1
-    except (ArithmeticError, SyntaxError, TypeError):
-        return 0.1
-
-
-@pytest.mark.parametrize(
-    ("answer", "numbers", "target", "verdict"),
-    [
-        ("2**3", [2, 3], 8, "bad_syntax"),
-        ("7//2", [7, 2], 3, "bad_syntax"),
-        ("29.5*2", [29, 5, 2], 59, "bad_syntax"),
-        ("3--5", [3, 5], 8, "bad_syntax"),
-        ("2*-3+20", [2, 3, 20], 14, "bad_syntax"),
-        ("+3+5", [3, 5], 8, "bad_syntax"),
-        ("8 + 1/999999", [8, 1, 999999], 8, "wrong_value"),
-    ],
-)
-def test_where_tinyzero_differs(answer: str, numbers: list[int], target: int, verdict: str) -> None:
-    response = f"so\n<answer>{answer}</answer>"
-    scored = score(response, numbers, target, answer_from="last_line")
-    assert (scored.verdict, scored.score) == (verdict, 0.1)
-    assert tinyzero_score(response, numbers, target) == 1.0
-
-
-def test_power_towers_return_at_once() -> None:
-    start = time.process_time()
-    assert score("<answer>9**9**9</answer>", [9, 9, 9], 9).verdict == "bad_syntax"
-    assert time.process_time() - start < 0.1
-
-
-def test_where_tinyzero_reads_another_answer() -> None:
-    nested = "<answer>I try <answer>2+3*4</answer>"
-    assert tinyzero_score(nested, [2, 3, 4], 14) == 0.1
-    assert score(nested, answer_from="last_line").score == 1.0
-    blank = "<answer> </answer>"
-    assert tinyzero_score(blank, [2, 3, 4], 14) == 0.1
-    assert score(blank, answer_from="last_line").score == 0.0
-
-
-plain_expressions = st.recursive(
-    st.integers(1, 30).map(str),
-    lambda inner: st.tuples(
-        inner, st.sampled_from([" + ", " - ", " * ", " / ", "+", "*"]), inner
-    ).map(lambda parts: "(" + "".join(parts) + ")"),
-    max_leaves=5,
-)
-
-
-@given(
-    plain_expressions,
-    st.sampled_from(["{}", "so we get\n{}", "\n\n{} done", "{}\n", "no answer"]),
-    st.integers(-1, 1),
-    st.booleans(),
-)
-def test_equals_tinyzero_on_ordinary_completions(
-    expression: str, frame: str, off: int, drop_number: bool
-) -> None:
-    numbers = [int(digits) for digits in re.findall(r"\d+", expression)]
-    value = eval(expression) if not _divides_by_zero(expression) else 0
-    target = round(value) + off
-    response = frame.format(f"<answer> {expression} </answer>")
-    given_numbers = numbers[1:] if drop_number else numbers
-    ours = score(response, given_numbers, target, answer_from="last_line")
-    assert ours.score == tinyzero_score(response, given_numbers, target)
-
-
-def _divides_by_zero(expression: str) -> bool:
-    try:
-        eval(expression)
-    except ZeroDivisionError:
-        return True
-    return False
 
 
 @given(

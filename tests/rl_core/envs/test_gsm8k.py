@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_core.envs.gsm8k import extract_truth, render_messages, score_response
@@ -14,7 +15,20 @@ from rl_core.envs.gsm8k import extract_truth, render_messages, score_response
 
 @pytest.mark.parametrize(
     "written",
-    ["18", "18.", "18.00", "$18", "$18.00", "018", "18 eggs", "18%", "18,", "$18.", "18.0 dollars"],
+    [
+        *("18", "18.", "18.00", "$18", "$18.00", "018", "18 eggs", "18%", "18,", "$18.", "+18"),
+        *(
+            "18.0 dollars",
+            "18 apples.",
+            "18\n",
+            "18</think>",
+            "18 (eighteen)",
+            "18!",
+            "18 %",
+            "18km",
+        ),
+        *("$18 per day", "18;", "18...", "18**", "18\\%", "18 #", "\t18", "\n\n18"),
+    ],
 )
 def test_eighteen_as_people_write_it(written: str) -> None:
     for mode in ("strict", "lenient"):
@@ -31,6 +45,20 @@ def test_eighteen_as_people_write_it(written: str) -> None:
         ("1,234,567", "1234567", True),
         ("1,80", "180", False),
         ("-5", "-5", True),
+        ("-5.", "-5", True),
+        ("-5%", "-5", True),
+        ("-1,800", "-1800", True),
+        ("-0", "0", True),
+        ("1,800 dollars", "1800", True),
+        ("1,800.50", "1800.5", True),
+        ("12,34", "12", True),
+        ("1,2345", "1", True),
+        ("1234,567", "1234", True),
+        ("1,800,00", "1800", True),
+        ("50%", "0.5", False),
+        ("1/2", "0.5", False),
+        ("18 19", "19", False),
+        ("18-19", "18", True),
         ("-$5", "-5", True),
         ("$-5", "-5", True),
         ("5", "-5", False),
@@ -55,6 +83,19 @@ def test_numbers(written: str, truth: str, right: bool) -> None:
         ("#### 18", "18", "18"),
         ("####18", "18", "18"),
         ("####\n18", "18", "18"),
+        ("#####18", "18", "18"),
+        ("########18", "18", "18"),
+        ("###18", None, "18"),
+        ("#### 18 ####", "18", "18"),
+        ("#### 18\n#### none", "18", "18"),
+        ("#### -18", "-18", "-18"),
+        ("####- 18", None, "18"),
+        ("#### (18)", None, "18"),
+        ("#### x = 18", None, "18"),
+        ("#### 18 = 18 = 19", "18", "19"),
+        ("9+9=<<9+9=18>>18", None, "18"),
+        ("#### $$18", None, "$18"),
+        ("\uff0318 #### 18", "18", "18"),
         ("#### 17, no\n#### 18", "18", "18"),
         ("#### 18\nthat is 3 more", "18", "3"),
         ("the answer is 18", None, "18"),
@@ -77,7 +118,7 @@ def test_which_number_is_taken(response: str, strict: str | None, lenient: str |
         if expected is None:
             assert (scored.verdict, scored.score) == ("no_answer", 0.0)
         else:
-            assert scored.score == (1.0 if expected == "18" else 0.1)
+            assert scored.score == (1.0 if expected.strip("$") == "18" else 0.1)
 
 
 def test_truth_is_the_text_after_the_hashes_without_commas() -> None:
@@ -120,6 +161,14 @@ def test_prompts_hold_the_question_and_ask_for_the_hashes() -> None:
         "1." * 200000,
         "-$" * 200000,
         "111,111," * 50000 + "1111",
+        "####1," * 100000,
+        "#### $-" * 100000,
+        "####+" * 100000,
+        "1,111" + "," * 500000,
+        "." * 500000,
+        "#### 1." + "0" * 500000,
+        "####" + "\n" * 300000 + "x",
+        "\x00\ud800" * 200000,
     ],
     ids=lambda text: text[:8],
 )
@@ -147,3 +196,105 @@ def test_every_integer_reads_as_itself(number: int, style: str) -> None:
     written = style.format(number)
     assert score_response(f"#### {written}", str(number)).verdict == "correct"
     assert score_response(f"#### {written}", str(number + 1)).verdict == "wrong_value"
+
+
+DIGITS = tuple("0123456789")
+
+
+def is_word(character: str) -> bool:
+    return character.isascii() and (character.isalnum() or character == "_")
+
+
+def end_of_digits(text: str, at: int) -> int:
+    while text[at : at + 1] in DIGITS:
+        at += 1
+    return at
+
+
+def end_of_sign(text: str, at: int) -> int:
+    before = text[at - 1] if at else " "
+    if text.startswith("-", at) and not is_word(before) and before not in ".)":
+        return at + (2 if text.startswith("$", at + 1) else 1)
+    if text.startswith("$", at):
+        return at + (2 if text.startswith("-", at + 1) else 1)
+    return at
+
+
+def end_of_number(text: str, at: int) -> int:
+    """Where the number that begins at `at` ends; `at` itself where none begins. Slow and plain."""
+    start = end_of_sign(text, at)
+    end = end_of_digits(text, start)
+    has_point = text.startswith(".", end) and text[end + 1 : end + 2] in DIGITS
+    if end == start and not (has_point and not is_word(text[end - 1] if end else " ")):
+        return at
+    if end - start in (1, 2, 3):
+        group, whole = end, [end]
+        while text.startswith(",", group) and end_of_digits(text, group + 1) >= group + 4:
+            group += 4
+            whole += [group] if text[group : group + 1] not in DIGITS else []
+        end = whole[-1]
+    has_point = text.startswith(".", end) and text[end + 1 : end + 2] in DIGITS
+    return end_of_digits(text, end + 1) if has_point else end
+
+
+def last_number(text: str, mode: str) -> str | None:
+    found, at = None, 0
+    while at < len(text):
+        start = at
+        if mode == "strict":
+            start = at + 4 if text.startswith("####", at) else len(text)
+            while text[start : start + 1] in tuple(" \t\n"):
+                start += 1
+            start += text.startswith("+", start)
+        end = end_of_number(text, start) if start < len(text) else start
+        if end > start:
+            found, at = text[start:end], end
+        else:
+            at += 1
+    return found
+
+
+@settings(max_examples=300)
+@given(
+    st.one_of(
+        st.text(alphabet="0123,.$-# \n+", max_size=24),
+        st.lists(
+            st.sampled_from(
+                ["####", " ", "1", "12", "345", ",678", ".", "5", "-", "$", "\n", "x)"]
+            ),
+            max_size=12,
+        ).map("".join),
+    )
+)
+def test_the_last_number_is_the_one_that_a_slow_reader_finds(text: str) -> None:
+    for mode in ("strict", "lenient"):
+        scored = score_response(text, "1", answer_from=mode)  # type: ignore[arg-type]  # a str
+        assert scored.answer == last_number(text, mode)
+
+
+@given(
+    st.decimals(-99999, 99999, places=2),
+    st.sampled_from(["{}", "{:,}", "${}", "${:,}", "{}.", "{}0", "{} eggs", "{}%", "+{}"]),
+    st.sampled_from(["#### ", "####", "so 7 - 2 is\n#### ", "#### 3\n#### "]),
+    st.sampled_from(["", "\n", " dollars.", "</think>", ", I think"]),
+)
+def test_every_number_reads_as_itself(number: Decimal, style: str, before: str, after: str) -> None:
+    written = f"{before}{style.format(number)}{after}"
+    if "+-" in written:
+        return
+    scored = score_response(written, str(number))
+    assert scored.verdict == "correct", written
+    assert score_response(written, str(number + 1)).verdict == "wrong_value"
+    if after != ", I think":
+        assert score_response(written, str(number), answer_from="lenient").verdict == "correct"
+
+
+@given(
+    st.text(alphabet="0123456789.,$-#x ", max_size=40),
+    st.text(alphabet="abc \n", max_size=10),
+)
+def test_words_after_the_answer_change_nothing(text: str, words: str) -> None:
+    for mode in ("strict", "lenient"):
+        assert score_response(text, "1", answer_from=mode) == score_response(  # type: ignore[arg-type]  # a str
+            f"{text} {words}", "1", answer_from=mode
+        )

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
-from fractions import Fraction
-from functools import cache
-from itertools import combinations_with_replacement, permutations, product
+from itertools import combinations_with_replacement
 
 import numpy as np
 import pytest
@@ -14,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_core.envs.arithmetic import evaluate, parse
+from rl_core.envs.form_values import FormValues
 from rl_core.envs.forms import form_at, form_text, num_forms
-from rl_core.envs.solver import _Sweep, reachable, solve, solve_many
-
-PRIME = 2**61 - 1
-POINTS = (1234567890123456789, 987654321987654321, 314159265358979323, 271828182845904523)
+from rl_core.envs.solution_texts import solution_texts
+from rl_core.envs.solver import _is_first_of_equals, solve, solve_many, solve_range
+from tests.rl_core.envs.brute_force import brute_force
 
 
 @pytest.mark.parametrize(
@@ -45,7 +41,7 @@ def test_counts_by_hand(numbers: list[int], target: int, count: int) -> None:
         assert count == 0
     else:
         assert evaluate(text) == target
-        assert sorted(parse(text).numbers) == sorted(numbers)
+        assert sorted(parse(text)[0]) == sorted(numbers)
 
 
 def test_number_of_forms_is_the_known_number_of_inequivalent_expressions() -> None:
@@ -57,66 +53,18 @@ def test_number_of_forms_is_the_known_number_of_inequivalent_expressions() -> No
         assert len(forms) + sum("-" in form_text(form) for form in forms) == known
 
 
-Known = tuple[Fraction, tuple[int, ...]]
-
-
-def brute_force(numbers: tuple[int, ...]) -> dict[int, int]:
-    """Number of different solutions of each positive integer, from all binary expressions.
-
-    Beside its value an expression carries fingerprints: its value modulo a prime with a fixed huge
-    number in place of each position, under every exchange of equal numbers. Two expressions with
-    the same set of fingerprints are the same rational function (but for a chance of 1e-18).
-    """
-    size = len(numbers)
-    exchanges = [
-        order
-        for order in permutations(range(size))
-        if all(numbers[i] == numbers[j] for i, j in enumerate(order))
-    ]
-
-    @cache
-    def expressions(positions: tuple[int, ...]) -> frozenset[Known]:
-        if len(positions) == 1:
-            (position,) = positions
-            prints = tuple(POINTS[order[position]] for order in exchanges)
-            return frozenset({(Fraction(numbers[position]), prints)})
-        found: set[Known] = set()
-        for mask in range(1, 2 ** len(positions) - 1):
-            left = tuple(p for i, p in enumerate(positions) if mask >> i & 1)
-            right = tuple(p for i, p in enumerate(positions) if not mask >> i & 1)
-            for x, y in product(expressions(left), expressions(right)):
-                found |= set(combinations_of(x, y))
-        return frozenset(found)
-
-    solutions: dict[int, set[tuple[int, ...]]] = defaultdict(set)
-    for value, prints in expressions(tuple(range(size))):
-        if value > 0 and value.denominator == 1:
-            solutions[int(value)].add(tuple(sorted(prints)))
-    return {target: len(found) for target, found in solutions.items()}
-
-
-def combinations_of(x: Known, y: Known) -> Iterator[Known]:
-    (a, prints_a), (b, prints_b) = x, y
-    pairs = list(zip(prints_a, prints_b, strict=True))
-    yield a + b, tuple((p + q) % PRIME for p, q in pairs)
-    yield a - b, tuple((p - q) % PRIME for p, q in pairs)
-    yield a * b, tuple(p * q % PRIME for p, q in pairs)
-    if b != 0:
-        yield a / b, tuple(p * pow(q, -1, PRIME) % PRIME for p, q in pairs)
-
-
 def assert_solved_as_by_brute_force(numbers: tuple[int, ...], high: int) -> None:
     truth = brute_force(numbers)
     rows = np.asarray([sorted(numbers)], dtype=np.int64)
     targets = np.arange(1, high + 1)
     solved = solve_many(rows, np.zeros(high, dtype=np.int64), targets)
-    can_reach = reachable(rows, low=1, high=high)[0]
-    for target, (text, count), can in zip(targets.tolist(), solved, can_reach, strict=True):
+    reached = set(solve_range(rows, low=1, high=high).targets.tolist())
+    for target, (text, count) in zip(targets.tolist(), solved, strict=True):
         assert count == truth.get(target, 0), f"{numbers} -> {target}"
-        assert bool(can) == (count > 0)
+        assert (target in reached) == (count > 0)
         if text is not None:
             assert evaluate(text) == target
-            assert sorted(parse(text).numbers) == sorted(numbers)
+            assert sorted(parse(text)[0]) == sorted(numbers)
 
 
 def test_all_triples_up_to_seven_equal_brute_force() -> None:
@@ -139,17 +87,62 @@ def test_the_largest_numbers_do_not_overflow() -> None:
     """Six numbers of 999 and less: int64 gives what Python's integers give, form by form."""
     column = [[994], [995], [996], [997], [998], [999]]
     positions = tuple(range(6))
-    fast = _Sweep(np.asarray(column, dtype=np.int64)).forms(positions)
-    exact = _Sweep(np.asarray(column, dtype=object)).forms(positions)
+    fast = FormValues(np.asarray(column, dtype=np.int64)).forms(positions)
+    exact = FormValues(np.asarray(column, dtype=object)).forms(positions)
     for ours, truth in zip(fast, exact, strict=True):
         assert ours.shape == (num_forms(6), 1)
         assert (ours.astype(object) == truth).all()
 
 
+@pytest.mark.parametrize(("size", "largest"), [(2, 999), (3, 999), (4, 999), (5, 999), (6, 99)])
+def test_floats_are_exact(size: int, largest: int) -> None:
+    """Where numbers are taken as floats, all monomials fit: form by form what integers give."""
+    columns = np.arange(largest, largest - size, -1)[:, None]
+    for whole, exact in zip(
+        FormValues(columns.astype(np.float64)).forms(tuple(range(size))),
+        FormValues(columns.astype(object)).forms(tuple(range(size))),
+        strict=True,
+    ):
+        assert (whole == exact).all()
+        assert all(abs(value) < 2**53 for value in exact.ravel())
+
+
+@pytest.mark.parametrize("size", range(1, 7))
+def test_pieces_are_the_forms(size: int) -> None:
+    values = FormValues(np.asarray([[3], [7], [7], [11], [20], [1]][:size], dtype=np.int64))
+    num, den = values.forms(tuple(range(size)))
+    seen = np.zeros(num_forms(size), dtype=np.int64)
+    for indices, own_num, own_den in values.pieces():
+        seen[indices] += 1
+        assert (num[indices] == own_num).all()
+        assert (den[indices] == own_den).all()
+    assert (seen == 1).all()
+
+
+@pytest.mark.parametrize(
+    "numbers", [[4, 4, 9], [2, 2, 2], [3, 3, 8, 8], [5, 7, 7, 7], [1, 1, 1, 1]]
+)
+def test_equal_numbers_leave_the_first_of_equal_forms(numbers: list[int]) -> None:
+    pattern = sum(2**i for i in range(len(numbers) - 1) if numbers[i] == numbers[i + 1])
+    forms = [form_at(index, numbers) for index in range(num_forms(len(numbers)))]
+    first = [forms.index(form) == index for index, form in enumerate(forms)]
+    assert _is_first_of_equals(len(numbers))[pattern].tolist() == first
+
+
+def test_texts_written_together_are_those_of_each_form() -> None:
+    """All forms over four numbers, equal ones too, and sums below and equal to zero."""
+    sets = np.asarray([[1, 2, 3, 4], [3, 3, 8, 8], [2, 5, 7, 50], [6, 6, 6, 6], [1, 1, 2, 9]])
+    numbers, forms = np.repeat(sets, num_forms(4), axis=0), np.tile(np.arange(num_forms(4)), 5)
+    for row, index, text in zip(
+        numbers.tolist(), forms.tolist(), solution_texts(numbers, forms), strict=True
+    ):
+        assert text == form_text(form_at(index, row))
+
+
 def test_batches_do_not_change_results() -> None:
     rng = np.random.default_rng(0)
-    numbers = np.sort(rng.integers(1, 30, (900, 4)), axis=1)  # several batches of 357 rows
-    rows = np.sort(rng.integers(0, 900, 500))
+    numbers = np.sort(rng.integers(1, 30, (3_000, 4)), axis=1)  # several batches of 1,430 rows
+    rows = rng.integers(0, 3_000, 500)
     targets = rng.integers(10, 100, 500)
     together = solve_many(numbers, rows, targets)
     for i in range(0, 500, 25):

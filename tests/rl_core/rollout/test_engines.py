@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
 
 from rl_core.rollout.hf_engine import HfEngine
-from rl_core.rollout.protocol import RolloutEngine
+from rl_core.rollout.protocol import RolloutEngine, in_order
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
 
 EOS = 1
@@ -70,9 +70,8 @@ def prompts(seed: int = 0) -> list[tuple[int, ...]]:
 def ask(
     engine: RolloutEngine, asked: Sequence[Sequence[int]], sampling: SamplingSettings = GREEDY
 ) -> list[Completion]:
-    return engine.generate(
-        [GenerationRequest(tuple(p), seed) for seed, p in enumerate(asked)], sampling
-    )
+    requests = [GenerationRequest(tuple(p), seed) for seed, p in enumerate(asked)]
+    return in_order(engine.generate(requests, sampling))
 
 
 def perturb(model: Any, seed: int, only: str = "") -> None:
@@ -168,12 +167,12 @@ def test_a_seed_gives_the_same_sample_alone_and_in_a_batch(engine: RolloutEngine
     sampling = SamplingSettings(max_tokens=16, temperature=1.0)
     # More requests than max_num_seqs: some wait, others share their batch with finished ones.
     requests = [GenerationRequest(p, 100 + i) for i, p in enumerate(prompts() * 6)]
-    batch = engine.generate(requests, sampling)
-    again = engine.generate(requests[::-1], sampling)[::-1]
+    batch = in_order(engine.generate(requests, sampling))
+    again = in_order(engine.generate(requests[::-1], sampling))[::-1]
     for i, request in enumerate(requests):
         assert batch[i].response_ids.tolist() == again[i].response_ids.tolist()
         if i % 5 == 0:
-            alone = engine.generate([request], sampling)[0]
+            ((_, alone),) = engine.generate([request], sampling)
             assert batch[i].response_ids.tolist() == alone.response_ids.tolist()
             np.testing.assert_allclose(batch[i].logprobs, alone.logprobs, atol=1e-4)
     same_prompt = [tuple(c.response_ids) for r, c in zip(requests, batch, strict=True)]
@@ -191,9 +190,9 @@ def test_prompts_above_the_budget_of_one_pass_and_a_full_cache_change_no_sample(
         GenerationRequest(tuple(rng.randrange(2, 258) for _ in range(380)), seed)
         for seed in range(60)
     ]
-    batch = engine.generate(requests, sampling)
+    batch = in_order(engine.generate(requests, sampling))
     for i in range(0, len(requests), 10):
-        alone = engine.generate(requests[i : i + 1], sampling)[0]
+        ((_, alone),) = engine.generate(requests[i : i + 1], sampling)
         assert batch[i].response_ids.tolist() == alone.response_ids.tolist()
 
 
@@ -211,7 +210,7 @@ def test_samples_follow_the_models_distribution(engine: RolloutEngine, reference
     prompt, draws, temperature = prompts()[1], 3_000, 0.6
     sampling = SamplingSettings(max_tokens=1, temperature=temperature)
     requests = [GenerationRequest(prompt, seed) for seed in range(draws)]
-    tokens = [int(c.response_ids[0]) for c in engine.generate(requests, sampling)]
+    tokens = [int(c.response_ids[0]) for _, c in engine.generate(requests, sampling)]
     with torch.no_grad():
         logits = reference(input_ids=torch.tensor([prompt])).logits[0, -1] / temperature
     probs = logits.softmax(-1).double().numpy()
@@ -237,8 +236,24 @@ def test_a_response_ends_with_the_models_eos_or_at_the_limit(engine: RolloutEngi
             assert len(ids) == limit
 
 
+def test_completions_arrive_when_they_end_and_the_rest_can_be_dropped(
+    engine: RolloutEngine, reference: Any
+) -> None:
+    sampling = SamplingSettings(max_tokens=150, temperature=1.0)
+    requests = [GenerationRequest(prompts()[1], seed) for seed in range(16)]
+    whole = in_order(engine.generate(requests, sampling))
+    stream = engine.generate(requests, sampling)
+    position, first = next(stream)
+    assert first.response_ids.tolist() == whole[position].response_ids.tolist()
+    assert len(first.response_ids) < max(len(c.response_ids) for c in whole)
+    stream.close()  # what is left must neither hold the weights back nor come with what follows
+    engine.update_weights(reference.state_dict())
+    again = in_order(engine.generate(requests, sampling))
+    assert [c.response_ids.tolist() for c in again] == [c.response_ids.tolist() for c in whole]
+
+
 def test_no_request_gives_no_completion(engine: RolloutEngine) -> None:
-    assert engine.generate([], GREEDY) == []
+    assert list(engine.generate([], GREEDY)) == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,89 @@
+"""The command `countdown-train import`: a launch script becomes a preset, a console log a run."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from flows.errors import BadInputError
+from flows.existing import take_arguments
+
+_HELP = "turn a verl or TinyZero launch script into a preset, or a console log into a run"
+
+
+def add_parser(commands: Any) -> None:
+    """Adds `import` to the command line's commands."""
+    parser = commands.add_parser(
+        "import",
+        help=_HELP,
+        description=f"{_HELP}. output=FILE names the preset, run_id=NAME the run.",
+    )
+    parser.add_argument("words", nargs="*", metavar="FILE | KEY=VALUE")
+    parser.set_defaults(command=import_file)
+
+
+def import_file(options: argparse.Namespace) -> None:
+    """Reads one script or log, and says what is wrong with it.
+
+    Raises:
+        BadInputError: no such file, nothing in it to import, or what it would become exists.
+    """
+    files = [word for word in options.words if "=" not in word]
+    if len(files) != 1:
+        raise BadInputError("import takes one FILE: a launch script, or a console log")
+    given, settings = take_arguments([w for w in options.words if "=" in w], ("output",))
+    file = Path(files[0])
+    from tasks.import_log import is_log
+
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise BadInputError(f"{file} cannot be read: {error.strerror}") from None
+    try:
+        if is_log(text):
+            _import_log(file, settings)
+        else:
+            _import_script(file, text, Path(given.get("output", f"{file.stem}.yaml")))
+    except ValueError as error:
+        raise BadInputError(f"{file}: {error}") from None
+
+
+def _import_log(file: Path, settings: list[str]) -> None:
+    from flows.compose import compose
+    from rl_core.diagnosis import diagnose
+    from tasks.import_log import import_log
+
+    config = compose(settings)
+    run_id = config.run_id or re.sub(r"[^A-Za-z0-9._-]+", "-", f"imported-{file.stem}")
+    run = import_log(file, root=config.storage.root, run_id=run_id)
+    rows = run.metrics.read()
+    _print(f"{run.path}: steps {rows[0]['step']} to {rows[-1]['step']}")
+    for found in diagnose(rows):
+        _print(f"diagnosis  {found}")
+    _print(f"try next   countdown-train report run_id={run_id}")
+
+
+def _import_script(file: Path, text: str, output: Path) -> None:
+    from flows.compose import SettingsError, compose
+    from rl_core.atomic import write_text_atomically
+    from tasks.import_script import import_script
+
+    if output.exists():
+        raise BadInputError(f"{output} exists already: choose another name with output=FILE")
+    imported = import_script(text)
+    for finding in imported.findings:
+        _print(f"{finding.check:9}{'!' if finding.level == 'warning' else ' '} {finding}")
+    write_text_atomically(output, imported.preset(file.name))
+    _print(f"\n{output}: {len(imported.settings)} settings")
+    try:
+        compose([f"preset={output}"])
+    except SettingsError as error:
+        _print(f"to be mended in it: {error}")
+    _print(f"try next   countdown-train preflight preset={output}")
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(f"{line}\n")

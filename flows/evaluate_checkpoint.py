@@ -1,0 +1,127 @@
+"""`countdown-train evaluate checkpoint=A [against=B]`: from names to a table of numbers."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from flows.compose import compose
+from flows.errors import BadInputError
+from flows.existing import settings_of_run
+from rl_core.config import RunConfig
+from rl_core.dataset import generator_settings
+from rl_core.evaluation_summary import EvaluationSummary
+from tasks.checkpoint_names import NamedModel, find_model
+from tasks.evaluate_checkpoint import Evaluated, evaluate_models
+from tasks.generate import generate_dataset
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What is evaluated, and how."""
+
+    models: list[NamedModel]
+    """One, or the one and the other that it is compared with."""
+    config: RunConfig
+    data: Path | None
+    """Folder of the data set; None where it is the settings' own."""
+
+
+def choose(asked: Mapping[str, str], overrides: Sequence[str]) -> Chosen:
+    """Returns the models that `checkpoint` and `against` name, and how they are asked.
+
+    A run's model is asked the problems of its run under the run's settings, any other model those
+    of the preset; overrides change either. Both models of a comparison are asked as the first.
+
+    Args:
+        asked: `checkpoint`, and `against` or not.
+        overrides: settings.
+
+    Raises:
+        BadInputError: a name means nothing, or `checkpoint` is missing.
+        SettingsError: as `compose`.
+    """
+    if "checkpoint" not in asked:
+        raise BadInputError("against= compares with checkpoint=: name that, too")
+    here = ("run_id=", "storage.root=")
+    where = compose([text for text in overrides if text.startswith(here)])
+    env = next((text.partition("=")[2] for text in overrides if text.startswith("env=")), None)
+    try:
+        models = [
+            find_model(name, where.storage.root, run_id=where.run_id or "latest", env=env)
+            for name in (asked[key] for key in ("checkpoint", "against") if key in asked)
+        ]
+    except ValueError as error:
+        raise BadInputError(str(error)) from None
+    return Chosen(models, *_settings_and_data(models[0], where.storage.root, overrides))
+
+
+def evaluate_chosen(chosen: Chosen) -> str:
+    """Evaluates, writes the rows and returns the table."""
+    data = chosen.data or generate_dataset(chosen.config)
+    evaluated = evaluate_models(chosen.config, data, *chosen.models)
+    return render(evaluated, [model.name for model in chosen.models])
+
+
+def render(evaluated: Evaluated, names: Sequence[str]) -> str:
+    """Returns the table: a row per number, a column per model; then the verdict and the files."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    for name in names:
+        table.add_column(Text(name), no_wrap=True)
+    for cells in zip(*map(_cells, evaluated.summaries), strict=True):
+        table.add_row(Text(cells[0][0]), *(Text(value) for _, value in cells))
+    lines = [_print(table)]
+    if evaluated.comparison is not None:
+        lines.append(f"{names[0]} against {names[1]}: {evaluated.comparison}\n")
+    lines += [f"rows: {file}" for file in evaluated.files]
+    return "\n".join(lines)
+
+
+def _cells(summary: EvaluationSummary) -> list[tuple[str, str]]:
+    groups = summary.by_num_operands + summary.by_difficulty
+    return [
+        ("problems", str(summary.num_problems)),
+        ("accuracy", str(summary.accuracy)),
+        ("  strict", str(summary.accuracy_strict)),
+        ("  lenient", str(summary.accuracy_lenient)),
+        *((f"pass@{k}", str(value)) for k, value in summary.pass_at_k.items()),
+        *((f"maj@{k}", str(value)) for k, value in summary.majority_at_k.items()),
+        ("score", str(summary.score)),
+        ("format", str(summary.format_share)),
+        ("tokens", summary.response_tokens.as_text(1)),
+        *((f"{group.label} ({group.num_problems})", str(group.accuracy)) for group in groups),
+    ]
+
+
+def _settings_and_data(
+    model: NamedModel, root: Path, overrides: Sequence[str]
+) -> tuple[RunConfig, Path | None]:
+    arguments = ("checkpoint", "against")
+    if model.run is None:
+        return compose(overrides, arguments=arguments), None
+    base = settings_of_run(model.run.path, root)
+    not_its_own = ("run_id=", "storage.root=", "env=")
+    changes = [text for text in overrides if not text.startswith(not_its_own)]
+    config = compose(changes, base=base, arguments=arguments)
+    data = model.run.read().data
+    if data is not None and Path(data).is_dir() and _problems_of(config) == _problems_of(base):
+        return config, Path(data)
+    return config, None
+
+
+def _problems_of(config: RunConfig) -> object:
+    return generator_settings(config.env, config.data)
+
+
+def _print(table: Table) -> str:
+    console = Console(file=io.StringIO(), width=10_000, highlight=False)
+    console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())

@@ -1,0 +1,54 @@
+"""Pruning of all runs as a flow, for a schedule: what need not stay makes room for what comes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from prefect import flow
+
+from flows.compose import compose
+from flows.errors import BadInputError
+from flows.existing import find_run, settings_of_run
+from rl_core.config import RunConfig
+from rl_core.run_owner import close_lost_runs
+from rl_core.tracking import RunFolder
+from tasks.flow_run import logs_in_ui
+from tasks.prune import prune_runs_task
+from tasks.run_files import find_runs
+
+_WHERE = ("run_id=", "storage.root=")
+
+
+@flow(name="prune")
+def prune(dry_run: bool = False, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Holds checkpoints and rollouts of all runs to their quotas, around who works or reads there.
+
+    Args:
+        dry_run: Only says what would be deleted.
+        overrides: KEY=VALUE each; storage.root says where the runs are, run_id=RUN takes one run
+            alone, and others (checkpoints.keep_last=1) change what each run's own settings keep.
+
+    Returns:
+        Numbers of `runs` looked at and `left_alone`, of checkpoints and files `deleted` (or that
+        would be), and their `bytes`.
+    """
+    changes = [text for text in overrides if not text.startswith(_WHERE)]
+    where = compose([text for text in overrides if text.startswith(_WHERE)])
+    root = where.storage.root
+    close_lost_runs(root)
+    if where.run_id is not None:
+        runs = [find_run([text for text in overrides if text.startswith(_WHERE)])]
+    else:
+        runs = [RunFolder(folder) for folder in find_runs(root)]
+    with logs_in_ui():
+        return prune_runs_task([(_settings(run, changes), run) for run in runs], dry_run)
+
+
+def _settings(run: RunFolder, changes: Sequence[str]) -> RunConfig | str:
+    """Returns a run's settings with the changes, or why it has none that can be read."""
+    try:
+        base = settings_of_run(run.path, run.path.parent.parent)
+    except BadInputError as error:
+        return str(error)
+    return compose(changes, base=base)

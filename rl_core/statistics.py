@@ -1,0 +1,198 @@
+"""What a sample says about a share or a mean: estimators and their 95% intervals, all pure.
+
+Legend: N problems, n samples of one problem, c correct ones among them, k samples drawn of the n.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+Z_95 = 1.959963984540054
+"""Two-sided 95% quantile of the normal distribution."""
+BOOTSTRAP_RESAMPLES = 2_000
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return self.as_text(3)
+
+    def as_text(self, decimals: int) -> str:
+        """Returns `0.439 (0.397 to 0.483)`, with so many decimals."""
+        return f"{self.value:.{decimals}f} ({self.low:.{decimals}f} to {self.high:.{decimals}f})"
+
+
+def share(num_correct: int, num_total: int) -> Estimate:
+    """Returns a share with its Wilson interval."""
+    return Estimate(num_correct / num_total, *wilson_interval(num_correct, num_total))
+
+
+def means(values: npt.ArrayLike, *, seed: int) -> list[Estimate]:
+    """Returns the mean of each column with its bootstrap interval.
+
+    Args:
+        values: float [N, M]: M numbers per problem.
+        seed: same seed, same intervals.
+    """
+    observed = np.asarray(values, dtype=np.float64)
+    intervals = bootstrap_intervals(observed, seed=seed)
+    return [
+        Estimate(float(mean), float(low), float(high))
+        for mean, (low, high) in zip(observed.mean(axis=0), intervals, strict=True)
+    ]
+
+
+def wilson_interval(num_correct: int, num_total: int) -> tuple[float, float]:
+    """Returns the 95% Wilson score interval of a share, in [0, 1].
+
+    For a number that is 0 or 1 per problem. Unlike a bootstrap it says something at the edges: 0 of
+    512 is (0, 0.0074), not (0, 0).
+
+    Source: Wilson 1927, "Probable Inference, the Law of Succession, and Statistical Inference".
+    """
+    observed, z2 = num_correct / num_total, Z_95**2
+    centre = (observed + z2 / (2 * num_total)) / (1 + z2 / num_total)
+    half = (
+        Z_95
+        * math.sqrt(observed * (1 - observed) / num_total + z2 / (4 * num_total**2))
+        / (1 + z2 / num_total)
+    )
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def bootstrap_intervals(values: npt.ArrayLike, *, seed: int) -> npt.NDArray[np.float64]:
+    """Returns the 95% percentile bootstrap intervals of the means of columns, float64 [M, 2].
+
+    Problems are what is resampled, since the samples of one problem depend on each other. All
+    columns see the same resamples.
+
+    Args:
+        values: float [N, M], M numbers per problem.
+        seed: same seed, same intervals.
+
+    Source: Efron 1979, "Bootstrap Methods: Another Look at the Jackknife".
+    """
+    observed = np.asarray(values, dtype=np.float64)
+    num_problems = len(observed)
+    drawn = np.random.default_rng(seed).integers(
+        0, num_problems, (BOOTSTRAP_RESAMPLES, num_problems)
+    )
+    # How often each problem is drawn: a product with these counts is every resample's sum.
+    cells = drawn + num_problems * np.arange(BOOTSTRAP_RESAMPLES)[:, None]
+    counts = np.bincount(cells.ravel(), minlength=drawn.size).reshape(drawn.shape)
+    resampled = counts.astype(np.float64) @ observed / num_problems
+    intervals: npt.NDArray[np.float64] = np.quantile(resampled, (0.025, 0.975), axis=0).T
+    return intervals
+
+
+@cache
+def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+    """Returns the chance that at least one of k samples is correct, estimated without bias.
+
+    1 - C(n - c, k) / C(n, k): the share of k-subsets of the n samples that hold a correct one. The
+    plug-in estimate 1 - (1 - c/n)^k is biased low.
+
+    Args:
+        num_samples: n, samples drawn for the problem.
+        num_correct: c, correct ones among them.
+        k: at most n.
+
+    Raises:
+        ValueError: not 0 <= c <= n, or not 1 <= k <= n.
+
+    Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1.
+    """
+    if not 0 <= num_correct <= num_samples or not 1 <= k <= num_samples:
+        raise ValueError(
+            f"pass@{k} of {num_correct} correct among {num_samples} samples: "
+            "needs 0 <= correct <= samples and 1 <= k <= samples"
+        )
+    return 1.0 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)
+
+
+@cache
+def majority_at_ks(
+    num_correct: int, wrong_counts: tuple[int, ...], num_silent: int
+) -> tuple[float, ...]:
+    """Returns maj@k for k = 1..n: the chance that k samples vote for the right value, unbiased.
+
+    The mean over all k-subsets of the n samples of: 1 if the right value has the most votes, 1/t if
+    it shares them with t - 1 others (a tie is broken at random), else 0. Samples without a value do
+    not vote; where none votes, nothing is right. maj@1 is pass@1.
+
+    The subsets are counted, not listed: for each number j of right votes, a polynomial in the
+    number of wrong votes counts the ways in which no wrong value has more than j, apart by how many
+    have j.
+
+    Args:
+        num_correct: samples with the right value.
+        wrong_counts: samples per wrong value, sorted; none is 0.
+        num_silent: samples without a value.
+
+    Source: Wang et al. 2022, "Self-Consistency Improves Chain of Thought Reasoning in Language
+    Models", for the vote; the estimator is the U-statistic that pass@k is.
+    """
+    num_wrong = sum(wrong_counts)
+    num_samples = num_correct + num_wrong + num_silent
+    silent = _binomials(num_silent, num_samples)
+    credit = np.zeros(num_samples + 1)
+    for j in range(1, num_correct + 1):
+        # [r, w]: ways to choose w wrong votes such that r values have j and none has more.
+        ways = np.zeros((num_wrong // j + 1, num_wrong + 1))
+        ways[0, 0] = 1.0
+        for size in wrong_counts:
+            chosen = ways.copy()
+            for votes in range(1, min(size, j - 1) + 1):
+                chosen[:, votes:] += math.comb(size, votes) * ways[:, :-votes]
+            if size >= j:
+                chosen[1:, j:] += math.comb(size, j) * ways[:-1, :-j]
+            ways = chosen
+        shared = (ways / np.arange(1, len(ways) + 1)[:, None]).sum(axis=0)
+        won = np.convolve(shared, silent)[: num_samples + 1 - j]
+        credit[j : j + len(won)] += math.comb(num_correct, j) * won
+    return tuple(float(c) for c in credit[1:] / _binomials(num_samples, num_samples)[1:])
+
+
+def mcnemar_p(num_won: int, num_lost: int) -> float:
+    """Returns the two-sided p-value of McNemar's exact test, in (0, 1].
+
+    Problems on which both models do the same say nothing; of the others each is a fair coin if the
+    models are alike: twice the chance of a split at least as uneven to the side seen, at most 1.
+
+    Args:
+        num_won: problems that the second model alone solves.
+        num_lost: problems that the first model alone solves.
+
+    Source: McNemar 1947, "Note on the Sampling Error of the Difference Between Correlated
+    Proportions or Percentages", with the binomial instead of the chi-square.
+    """
+    discordant = num_won + num_lost
+    tail = sum(math.comb(discordant, i) for i in range(min(num_won, num_lost) + 1))
+    return min(1.0, tail / 2 ** (discordant - 1)) if discordant else 1.0
+
+
+def quartile_cuts(values: Sequence[int]) -> tuple[int, ...]:
+    """Returns the three values at or below which a quarter, half and three quarters lie.
+
+    They are values that occur, so that equal values fall into one quartile: the number of cuts
+    below them.
+    """
+    cuts = np.quantile(np.asarray(values), (0.25, 0.5, 0.75), method="inverted_cdf")
+    return tuple(int(cut) for cut in cuts)
+
+
+def _binomials(n: int, up_to: int) -> npt.NDArray[np.float64]:
+    """Returns C(n, i) for i = 0..up_to as floats: up to n = 1,029 none overflows."""
+    return np.array([float(math.comb(n, i)) for i in range(up_to + 1)])

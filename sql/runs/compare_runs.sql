@@ -1,0 +1,46 @@
+-- one row per run, the best first: what it reached, in how many steps, tokens and hours.
+-- Ask it which settings paid; `settings_that_differ` says what they were.
+-- Example: countdown-train sql compare_runs
+with tokens as (
+    select
+        run_id,
+        sum(response_tokens) as response_tokens
+    from rollouts
+    group by run_id
+),
+
+tests as (
+    select
+        run_id,
+        max(value) as best_test,
+        arg_max(step, value) as best_at_step
+    from metrics
+    where metric = 'val/accuracy'
+    group by run_id
+),
+
+times as (
+    select
+        run_id,
+        sum(value) / 3600 as train_hours
+    from metrics
+    where metric = 'timing_s/step'
+    group by run_id
+)
+
+select
+    runs.run_id,
+    runs.preset,
+    runs.status,
+    runs.steps,
+    runs.accuracy_before,
+    runs.accuracy_after,
+    tests.best_test,
+    tests.best_at_step,
+    times.train_hours,
+    tokens.response_tokens
+from runs
+left join tests on runs.run_id = tests.run_id
+left join times on runs.run_id = times.run_id
+left join tokens on runs.run_id = tokens.run_id
+order by coalesce(runs.accuracy_after, tests.best_test) desc nulls last, runs.run_id asc

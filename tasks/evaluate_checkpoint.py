@@ -1,0 +1,160 @@
+"""Evaluates any one model, or two side by side: each in a session of engines of its own."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+
+from rl_core.checkpoints import reading_sound
+from rl_core.config import RunConfig
+from rl_core.evaluation_summary import Comparison, EvaluationSummary, compare, summarise
+from rl_core.tracking import RunFolder
+from rl_core.workers import Workers
+from tasks.artifacts import create_table_artifact
+from tasks.checkpoint_names import NamedModel
+from tasks.evaluate import (
+    GROUPS,
+    Evaluator,
+    Rows,
+    checkpoint_name,
+    group_table,
+    record_rows,
+    summary_table,
+)
+
+_logger = logging.getLogger(__name__)
+
+
+def _task_run_name(parameters: dict[str, Any]) -> str:
+    names = [one.name for one in (parameters["model"], parameters["against"]) if one is not None]
+    return f"evaluate {' against '.join(names)}"
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What was found out about the models that were asked."""
+
+    summaries: tuple[EvaluationSummary, ...]
+    """Of the model, and of the one it was compared with."""
+    files: tuple[Path, ...]
+    """Where their rows lie; fewer where a full disk did not take them."""
+    comparison: Comparison | None
+    """The first model against the second."""
+
+
+def evaluate_models(
+    config: RunConfig, data: Path, model: NamedModel, against: NamedModel | None = None
+) -> Evaluated:
+    """Asks both models the same problems and compares their greedy responses.
+
+    Rows lie under `<storage.root>/evaluations`; those of a run's own model that was asked the run's
+    own problems also in the run's `eval/`.
+
+    Args:
+        config: says what is asked, and which engines answer.
+        data: folder of the data set.
+        model: what is evaluated.
+        against: what it is compared with.
+
+    Raises:
+        FileNotFoundError: a checkpoint was pruned since it was named.
+        ValueError: a checkpoint is damaged.
+    """
+    evaluator = Evaluator(config, data)
+    models = [model] if against is None else [model, against]
+    answers = [_answers(evaluator, one) for one in models]
+    return Evaluated(
+        summaries=tuple(summarise(rows) for rows in answers),
+        files=tuple(
+            file
+            for rows, one in zip(answers, models, strict=True)
+            if (file := _keep(evaluator, one, rows)).exists()
+        ),
+        comparison=compare(*answers) if against is not None else None,
+    )
+
+
+@task(name="evaluate", task_run_name=_task_run_name)  # type: ignore[arg-type]  # a plain function does
+def evaluate_models_task(
+    config: RunConfig, data: Path, model: NamedModel, against: NamedModel | None = None
+) -> dict[str, Any]:
+    """Evaluates in a flow run; the tables of `evaluate_task`, and the numbers for programs."""
+    evaluated = evaluate_models(config, data, model, against)
+    names = [one.name for one in (model, against) if one is not None]
+    summaries = [
+        replace(summary, model=name)
+        for summary, name in zip(evaluated.summaries, names, strict=True)
+    ]
+    verdict = f"{names[0]} against {names[1]}: {evaluated.comparison}" if against else names[0]
+    create_table_artifact(
+        summary_table(summaries),
+        key="evaluation",
+        description=f"{verdict}, on the test split, with 95% intervals.",
+    )
+    create_table_artifact(
+        group_table(summaries), key="evaluation-by-difficulty", description=GROUPS
+    )
+    return as_numbers(evaluated, names)
+
+
+def as_numbers(evaluated: Evaluated, names: Sequence[str]) -> dict[str, Any]:
+    """Returns plain values: `models`, `comparison` and `files`.
+
+    Args:
+        evaluated: what was found out.
+        names: of the models, in their order.
+    """
+    comparison = evaluated.comparison
+    return {
+        "models": [
+            {
+                "model": name,
+                "problems": summary.num_problems,
+                "accuracy": summary.accuracy.value,
+                "accuracy_low": summary.accuracy.low,
+                "accuracy_high": summary.accuracy.high,
+            }
+            for name, summary in zip(names, evaluated.summaries, strict=True)
+        ],
+        "comparison": comparison and {"verdict": comparison.verdict, **asdict(comparison)},
+        "files": [str(file) for file in evaluated.files],
+    }
+
+
+def _answers(evaluator: Evaluator, model: NamedModel) -> Rows:
+    name = _file_name(model)
+    rows = evaluator.known_rows(name, model.folder) if evaluator.may_reuse else None
+    if rows is not None:
+        return rows
+    with (
+        reading_sound(model.folder),
+        Workers.start(
+            evaluator.config, model.folder, learner=False, report=_logger.info
+        ) as workers,
+    ):
+        return evaluator.ask(workers, name, model.folder)
+
+
+def _keep(evaluator: Evaluator, model: NamedModel, rows: Rows) -> Path:
+    """Returns where a model's rows lie: in its run, if it was asked the run's own problems."""
+    if model.run is None or not _is_own_data(model.run, evaluator):
+        return evaluator.rows_file(_file_name(model), model.folder)
+    record_rows(model.run, rows, model=model.model, step=model.step)
+    return model.run.path / "eval" / f"{model.model}.parquet"
+
+
+def _is_own_data(run: RunFolder, evaluator: Evaluator) -> bool:
+    data = run.read().data
+    return data is not None and Path(data).resolve() == evaluator.data.resolve()
+
+
+def _file_name(model: NamedModel) -> str:
+    if model.run is None:
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", model.name).strip("-.")
+    return "base" if model.model == "base" else checkpoint_name(model.folder)

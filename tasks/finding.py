@@ -1,0 +1,25 @@
+"""One thing that preflight looked at, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+GIB: Final = 2**30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was checked."""
+
+    check: str
+    level: Literal["ok", "warning", "fatal"]
+    message: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.message}: {self.remedy}" if self.remedy else self.message
+
+
+class PreflightError(ValueError):
+    """Something would stop the run; the message names it and its remedy."""

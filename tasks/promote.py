@@ -1,0 +1,119 @@
+"""Promote: the run's checkpoint becomes the champion of its problems, if it is better."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+
+from rl_core.atomic import is_disk_full
+from rl_core.champion import Contender, Promotion, Reign, promote
+from rl_core.checkpoints import reading_latest
+from rl_core.config import RunConfig
+from rl_core.evaluation_summary import summarise
+from rl_core.manifest import model_digest
+from rl_core.retention import Checkpoint
+from rl_core.tracking import RunFolder, utc_now
+from tasks.artifacts import create_table_artifact
+from tasks.evaluate import Evaluator, Rows, checkpoint_name
+from tasks.finished import once_per_training
+
+_logger = logging.getLogger(__name__)
+
+
+def promote_run(config: RunConfig, run: RunFolder, data: Path, model_path: Path) -> Promotion:
+    """Compares the run's evaluated checkpoint with the champion and returns what became of it.
+
+    Reads what `evaluate_run` left; `run.json` and the log say the outcome in a sentence.
+
+    Args:
+        config: the run's settings.
+        run: the run, evaluated.
+        data: folder of the data set.
+        model_path: folder of the base model.
+    """
+    try:
+        with reading_latest(run.path, to_resume=False) as checkpoint:
+            promotion = _compare(config, run, data, model_path, checkpoint)
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        promotion = Promotion(False, f"not promoted: the disk is full ({error})", None)
+    _logger.info("champion: %s", promotion.reason)
+    run.update(champion=promotion.reason)
+    return promotion
+
+
+def _compare(
+    config: RunConfig, run: RunFolder, data: Path, model_path: Path, checkpoint: Checkpoint | None
+) -> Promotion:
+    root = config.storage.root
+    evaluator = Evaluator(config, data)
+    base_rows = evaluator.known_rows("base", model_path)
+    rows = None
+    if checkpoint is not None:
+        rows = evaluator.known_rows(checkpoint_name(checkpoint.path), checkpoint.path)
+    if checkpoint is None:
+        return Promotion(False, "not promoted: the run has no checkpoint", None)
+    if base_rows is None or rows is None:
+        return Promotion(False, "not promoted: the rows of its evaluation were not kept", None)
+    summary = summarise(rows)
+    folder = checkpoint.path.resolve().relative_to(root.resolve())
+    file = evaluator.rows_file(checkpoint_name(checkpoint.path), checkpoint.path)
+
+    def champion_rows(champion: Reign) -> Rows | None:
+        path = root / champion.checkpoint
+        return evaluator.known_rows(checkpoint_name(path), path)
+
+    return promote(
+        root,
+        Contender(
+            run_id=run.run_id,
+            step=checkpoint.step,
+            checkpoint=str(folder),
+            model_digest=model_digest(checkpoint.path),
+            accuracy=summary.accuracy.value,
+            num_problems=summary.num_problems,
+            evaluation=evaluator.settings,
+            rows=str(file.relative_to(root)),
+        ),
+        env=config.env.name,
+        problems=evaluator.problem_set,
+        now=utc_now(),
+        rows=rows,
+        base_rows=base_rows,
+        champion_rows=champion_rows,
+    )
+
+
+@task(
+    name="promote",
+    task_run_name="compare with the champion",
+    persist_result=True,
+    result_serializer="json",
+    cache_key_fn=once_per_training,
+)
+def promote_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) -> None:
+    """Promotes in a flow run; a table artifact shows the champion and those before it."""
+    promotion = promote_run(config, run, data, model_path)
+    create_table_artifact(
+        champion_table(promotion), key="champion", description=f"{run.run_id}: {promotion.reason}"
+    )
+
+
+def champion_table(promotion: Promotion) -> list[dict[str, Any]]:
+    """Returns one row per champion of these problems, today's first."""
+    champion = promotion.champion
+    reigns = (champion.current, *reversed(champion.history)) if champion else ()
+    return [
+        {
+            "checkpoint": reign.name,
+            "accuracy": f"{reign.accuracy:.3f}",
+            "problems": reign.num_problems,
+            "promoted at": reign.promoted_at,
+            "why": reign.reason,
+        }
+        for reign in reigns
+    ]

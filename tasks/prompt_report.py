@@ -1,0 +1,138 @@
+"""What prompt lengths mean for `data.max_prompt_length`: histogram, limits, a verdict in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import polars as pl
+
+CANDIDATES = (32, 64, 96, 128, 160, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
+"""Limits that people set."""
+_MOST_BINS = 16
+_BAR = 30
+_TOO_FAR = 2.0
+"""A limit this many times the longest prompt is called a waste."""
+
+
+Counts: TypeAlias = dict[int, int]
+"""How many prompts take so many tokens."""
+
+
+@dataclass(frozen=True)
+class LengthReport:
+    """Token counts of all prompts of a data set, summed up."""
+
+    verdict: str
+    """One sentence on `data.max_prompt_length`."""
+    smallest_limit: int
+    """The longest prompt, in tokens: the least limit that rejects none."""
+    histogram: list[dict[str, Any]]
+    """One row per length, or range of lengths: `tokens`, and the prompts of each split."""
+    limits: list[dict[str, Any]]
+    """One row per candidate limit: `limit`, `rejected` prompts, their `share`, a `note`."""
+
+    def lines(self) -> Iterator[str]:
+        """The report as lines of text."""
+        splits = [name for name in self.histogram[0] if name != "tokens"]
+        most = max(sum(row[split] for split in splits) for row in self.histogram)
+        yield f"{'tokens':>11}" + "".join(f"{split:>10}" for split in splits)
+        for row in self.histogram:
+            bar = "█" * -(-_BAR * sum(row[split] for split in splits) // most)
+            counts = "".join(f"{row[split]:>10,}" for split in splits)
+            yield f"{row['tokens']:>11}{counts}  {bar}"
+        yield f"{'limit':>11}{'rejected':>10}{'share':>10}"
+        for row in self.limits:
+            note = f"  {row['note']}" if row["note"] else ""
+            yield f"{row['limit']:>11,}{row['rejected']:>10,}{row['share']:>10}{note}"
+        yield self.verdict
+
+
+def report_lengths(lengths: pl.DataFrame, limit: int) -> LengthReport:
+    """Returns the report of all prompts.
+
+    Args:
+        lengths: `split` and `prompt_tokens`, at least one row.
+        limit: `data.max_prompt_length`.
+    """
+    counts = lengths.group_by("prompt_tokens").len().sort("prompt_tokens")
+    prompts: Counts = dict(counts.iter_rows())
+    return LengthReport(
+        verdict=_verdict(prompts, limit),
+        smallest_limit=max(prompts),
+        histogram=_histogram(lengths, min(prompts), max(prompts)),
+        limits=_limits(prompts, limit),
+    )
+
+
+def _verdict(prompts: Counts, limit: int) -> str:
+    total, rejected = sum(prompts.values()), _rejected(prompts, limit)
+    shortest, longest = min(prompts), max(prompts)
+    spread = f"{shortest} to {longest} tokens" if shortest != longest else f"{longest} tokens"
+    keeps = f"the smallest limit that keeps all is {longest}"
+    setting = f"data.max_prompt_length={limit}"
+    if rejected == total:
+        return f"all {total:,} prompts are rejected by {setting}: they take {spread}; {keeps}"
+    if rejected:
+        share = _share(rejected, total)
+        return (
+            f"{rejected:,} of {total:,} prompts ({share}) are rejected by {setting}: prompts take "
+            f"{spread}; {keeps}"
+        )
+    fit = f"all {total:,} prompts fit into {setting}: they take {spread}"
+    if limit == longest:
+        return f"{fit}, which is the smallest limit that keeps all"
+    if limit >= _TOO_FAR * longest:
+        unused = f"{1 - longest / limit:.0%} of that room is never used"
+        return f"{fit}; {unused}: {keeps}"
+    return f"{fit}; {keeps}, {limit - longest} fewer"
+
+
+def _limits(prompts: Counts, limit: int) -> list[dict[str, Any]]:
+    """Candidates from the largest that rejects all to the smallest that keeps all, and our own."""
+    total, shortest, longest = sum(prompts.values()), min(prompts), max(prompts)
+    below = [candidate for candidate in CANDIDATES if candidate < shortest]
+    above = [candidate for candidate in CANDIDATES if candidate > longest]
+    shown = {candidate for candidate in CANDIDATES if shortest <= candidate <= longest}
+    notes = {longest: "the smallest that keeps all", limit: "data.max_prompt_length"}
+    if limit == longest:
+        notes[limit] = "data.max_prompt_length, and the smallest that keeps all"
+    return [
+        {
+            "limit": candidate,
+            "rejected": (rejected := _rejected(prompts, candidate)),
+            "share": _share(rejected, total),
+            "note": notes.get(candidate, ""),
+        }
+        for candidate in sorted({*below[-1:], *shown, *above[:1], *notes})
+    ]
+
+
+def _histogram(lengths: pl.DataFrame, shortest: int, longest: int) -> list[dict[str, Any]]:
+    splits = lengths["split"].unique(maintain_order=True).to_list()
+    width = -(-(longest - shortest + 1) // _MOST_BINS)
+    first = shortest + (pl.col("prompt_tokens") - shortest) // width * width
+    binned = lengths.group_by(first=first).agg(
+        (pl.col("split") == split).sum().alias(split) for split in splits
+    )
+    return [
+        {
+            "tokens": f"{first}" if width == 1 else f"{first}-{min(first + width - 1, longest)}",
+            **{split: row[split] for split in splits},
+        }
+        for row in binned.sort("first").to_dicts()
+        for first in [row["first"]]
+    ]
+
+
+def _rejected(prompts: Counts, limit: int) -> int:
+    return sum(count for tokens, count in prompts.items() if tokens > limit)
+
+
+def _share(part: int, total: int) -> str:
+    """A share that is neither 0% nor 100% unless it is so."""
+    percent = f"{100 * part / total:.1f}%"
+    if part and percent == "0.0%":
+        return "<0.1%"
+    return ">99.9%" if part < total and percent == "100.0%" else percent

@@ -1,0 +1,88 @@
+"""Rescore: stored rollouts get the score of a changed reward, without a model."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rl_core.atomic import write_bytes_atomically
+from rl_core.config import RunConfig
+from rl_core.dataset import read_problems
+from rl_core.rewards import Rewards, start_rewards
+from rl_core.schema import RESCORES
+from rl_core.tracking import RunFolder
+from rl_core.types import Problem
+from tasks.run_files import reading_rollouts
+
+_BATCH_ROWS = 8_192
+_COLUMNS = ["step", "group_id", "sample_index", "prompt_index", "response"]
+
+
+def rescore_run(config: RunConfig, run: RunFolder, data: Path, changed: str) -> Path:
+    """Scores all rollouts of a run by the reward of `config.env`, and returns the file of scores.
+
+    Args:
+        config: the run's settings, its reward's changed.
+        run: whose rollouts; what they scored in training stays.
+        data: folder of the data set that the run was trained on.
+        changed: the changed settings in words: the file's name, and what SQL calls it by.
+
+    Raises:
+        ValueError: a rollout's problem is not in the data set.
+    """
+    problems = {problem.index: problem for problem in read_problems(data / "train.parquet")}
+    out = io.BytesIO()
+    with (
+        start_rewards(config.env) as rewards,
+        reading_rollouts([run.path]) as files,
+        pq.ParquetWriter(out, RESCORES, compression="zstd") as writer,
+    ):
+        for file in files:
+            for batch in pq.ParquetFile(file).iter_batches(_BATCH_ROWS, columns=_COLUMNS):
+                writer.write_table(_scored(batch, problems, rewards, run.run_id, changed))
+    folder = run.path / "rescored"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{re.sub(r'[^A-Za-z0-9.=_-]+', '-', changed)}.parquet"
+    write_bytes_atomically(path, out.getvalue())
+    return path
+
+
+def _scored(
+    batch: pa.RecordBatch,
+    problems: dict[int, Problem],
+    rewards: Rewards,
+    run_id: str,
+    changed: str,
+) -> pa.Table:
+    rows = batch.to_pylist()
+    pending = [
+        rewards.submit(row["response"] or "", problem)
+        for row, problem in zip(rows, _of(rows, problems), strict=True)
+    ]
+    scored = [future.result() for future in pending]
+    return pa.table(
+        {
+            "run_id": [run_id] * len(rows),
+            "changed": [changed] * len(rows),
+            **{name: batch.column(name) for name in ("step", "group_id", "sample_index")},
+            "verdict": [one.verdict for one in scored],
+            "score": [one.score for one in scored],
+        },
+        schema=RESCORES,
+    )
+
+
+def _of(rows: list[dict[str, int]], problems: dict[int, Problem]) -> Iterator[Problem]:
+    for row in rows:
+        problem = problems.get(row["prompt_index"])
+        if problem is None:
+            raise ValueError(
+                f"problem {row['prompt_index']} of step {row['step']} is not in the run's data "
+                "set any more: make it again with countdown-train generate"
+            )
+        yield problem

@@ -1,0 +1,236 @@
+"""Training in a process of its own, watched: whatever kills or stalls it is an exception here."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from base64 import b64decode
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from prefect import task
+from prefect.context import TaskRunContext
+from prefect.logging import get_run_logger
+
+from rl_core.config import RunConfig
+from rl_core.errors import Stalled, WorkerDied
+from rl_core.family import FAMILY, dump_stacks, end_family, new_family, sweep_sessions
+from rl_core.stopping import GRACE_S, StopSignals
+from rl_core.tracking import RunFolder
+from tasks.attempts import attempt_name, settings_in_force, show_attempts, telling_of_the_end
+from tasks.finished import once_per_flow_run
+from tasks.progress import Log, TrainingProgress
+from tasks.train import TRAINER_LOGGER
+from tasks.worker_logs import worker_logs
+
+_SHUTDOWN_S: Final = 8.0
+"""Seconds that the trainer has, beyond its grace period, to save and to end its workers."""
+_EXIT_S: Final = 5.0
+_STOPPED: Final = (128 + signal.SIGTERM, -signal.SIGTERM)
+"""Exit codes of a trainer that was stopped: while it trained, and before it could."""
+_POLL_S: Final = 0.2
+_DUMP_S: Final = 2.0
+_LINES_SHOWN: Final = 3
+
+
+def train_supervised(
+    config: RunConfig,
+    run: RunFolder,
+    *,
+    data: Path,
+    model_path: Path,
+    on_step: Callable[[int, int, dict[str, float]], None],
+    logger: Log,
+) -> int:
+    """Trains like `train_model`, in a child process, and returns the last step done.
+
+    SIGINT and SIGTERM are handed to the child, which finishes its step and saves; then they are
+    raised here as they would have been. However this function ends, no process of the training
+    outlives it. If this process dies, the child saves and leaves by itself.
+
+    Args:
+        config: the run's settings.
+        run: the run's folder; what the child prints is in `workers/trainer.log`.
+        data: see `train_model`.
+        model_path: see `train_model`.
+        on_step: see `train_model`.
+        logger: hears what `train_model` tells its own, and the workers' warnings and errors.
+
+    Raises:
+        WorkerDied: the child was killed, or one of its workers was.
+        Stalled: nothing moved for `watchdog.stall_s`.
+        Exception: whatever else `train_model` raised.
+    """
+    log_file = run.path / "workers" / "trainer.log"
+    log_file.parent.mkdir(exist_ok=True)
+    family = new_family()
+    stall_s, last_step = config.watchdog.stall_s, 0
+    outcome: dict[str, Any] = {}
+    with StopSignals(GRACE_S + _SHUTDOWN_S) as stop:
+        ours, child = _start(config, run, data, model_path, family, log_file)
+        try:
+            with ours, worker_logs(log_file.parent, logger):
+                messages = _messages(ours, child, stop)
+                for message in _watched(messages, stop, stall_s, family, logger):
+                    if "step" in message:
+                        last_step = message["step"][0]
+                        on_step(*message["step"])
+                    elif "log" in message:
+                        _log(message["log"], logger)
+                    elif "progress" not in message:
+                        outcome = message
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(_EXIT_S)
+        finally:
+            child.kill()
+            code = child.wait()
+            end_family(family)
+            sweep_sessions()
+        if stop.requested():
+            if "done" not in outcome and code not in _STOPPED:
+                logger.warning("training was stopped while it failed: %s", _how(code, log_file))
+            return last_step
+        if "error" in outcome:
+            raise pickle.loads(b64decode(outcome["error"]))  # of our own process, by a private way
+        if "done" not in outcome:
+            raise WorkerDied("trainer", _how(code, log_file))
+        return int(outcome["done"])
+
+
+@task(
+    name="train",
+    task_run_name=attempt_name,  # type: ignore[arg-type]  # a plain function does
+    persist_result=True,
+    result_serializer="json",
+    cache_key_fn=once_per_flow_run,
+)
+def train_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) -> int:
+    """Trains inside a flow run: progress artifact, retries by the flow's condition."""
+    logger = get_run_logger()
+    in_task = TaskRunContext.get() is not None
+    show_attempts(run, logger)
+    shown = TrainingProgress(
+        logger,
+        on_console="console" in config.trainer.logger,
+        budget=config.budget,
+        earlier=run.metrics.read(),
+        artifacts_of=run if in_task else None,
+    )
+    with telling_of_the_end(config, run), shown as progress:
+        return train_supervised(
+            settings_in_force(config, run),
+            run,
+            data=data,
+            model_path=model_path,
+            on_step=progress.on_step,
+            logger=logger,
+        )
+
+
+def _start(
+    config: RunConfig, run: RunFolder, data: Path, model_path: Path, family: str, log_file: Path
+) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Starts the trainer; returns the socket that it speaks through, and the process."""
+    ours, theirs = socket.socketpair()
+    with theirs, log_file.open("ab") as log:
+        # Its own session: a terminal's Ctrl-C goes to us alone, and it hears of it once.
+        child = subprocess.Popen(
+            [sys.executable, "-m", "tasks.train_child", str(run.path), str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[theirs.fileno()],
+            env=os.environ | {FAMILY: family},
+            start_new_session=True,
+        )
+    job = {"config": config.model_dump(mode="json"), "data": str(data), "model": str(model_path)}
+    with suppress(OSError):  # it died at once: the end of its messages says so
+        ours.sendall(json.dumps(job).encode() + b"\n")
+    return ours, child
+
+
+def _messages(
+    ours: socket.socket, child: subprocess.Popen[bytes], stop: StopSignals
+) -> Iterator[dict[str, Any] | None]:
+    """Yields the trainer's messages until it ends; None now and then, when there is none.
+
+    A stop that is asked for meanwhile is handed to it.
+    """
+    is_told = False
+    data = b""
+    ours.settimeout(_POLL_S)
+    while True:
+        if stop.requested() and not is_told:
+            is_told = True
+            child.terminate()
+        try:
+            part = ours.recv(2**16)
+        except TimeoutError:
+            if child.poll() is not None:
+                return
+            yield None
+            continue
+        except ConnectionResetError:
+            return
+        if not part:
+            return
+        *lines, data = (data + part).split(b"\n")
+        yield from filter(None, map(_parse, lines))
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """Returns a message, or None for a line that a signal cut short."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return None
+    return message if isinstance(message, dict) else None
+
+
+def _watched(
+    messages: Iterator[dict[str, Any] | None],
+    stop: StopSignals,
+    stall_s: float,
+    family: str,
+    logger: Log,
+) -> Iterator[dict[str, Any]]:
+    """Yields the messages; raises `Stalled` when they tell of no progress for `stall_s`.
+
+    A stop that is asked for has a limit of its own.
+    """
+    phase, moved_at = "start", time.monotonic()
+    for message in messages:
+        if message is not None:
+            if "log" not in message:
+                moved_at = time.monotonic()
+            phase = message.get("progress", phase)
+            yield message
+        elif (silent_s := time.monotonic() - moved_at) > stall_s and not stop.requested():
+            detail = f"no progress for {silent_s:.0f} s (watchdog.stall_s={stall_s:g})"
+            logger.error("stalled in %s: %s", phase, detail)
+            dump_stacks(family)
+            time.sleep(_DUMP_S)
+            raise Stalled(phase, f"{detail}; the stacks of its threads end the files in workers/")
+
+
+def _log(record: list[Any], logger: Log) -> None:
+    name, level, text = record
+    to = logger if name == TRAINER_LOGGER else logging.getLogger(name)
+    to.log(level, "%s", text)
+
+
+def _how(code: int, log_file: Path) -> str:
+    """Returns how the trainer ended and what it said last."""
+    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    lines = log_file.read_text(errors="replace").splitlines()
+    said = [line.strip() for line in lines if line.strip()][-_LINES_SHOWN:]
+    return f"{how}; {log_file} ends with: {' | '.join(said) or '(nothing)'}"

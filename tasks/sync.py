@@ -1,0 +1,46 @@
+"""Sync: sends wandb what it lacks of runs that are on the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from rl_core.reachability import wandb_url, why_silent
+from rl_core.wandb_run_id import TRACKING
+from rl_core.wandb_tracker import UPLOAD_TIMEOUT_S, upload_run
+
+
+def wants_wandb(run_folder: Path) -> bool:
+    """Says whether a run asked for wandb, in its settings or in an earlier start."""
+    if (run_folder / TRACKING).exists():
+        return True
+    try:
+        settings = yaml.safe_load((run_folder / "config.yaml").read_text(encoding="utf-8"))
+        return "wandb" in settings["trainer"]["logger"]
+    except (OSError, TypeError, KeyError, yaml.YAMLError):
+        return False
+
+
+def sync_runs(
+    runs: Sequence[Path], timeout_s: float = UPLOAD_TIMEOUT_S
+) -> list[dict[str, str | int]]:
+    """Uploads runs one after the other and returns one row each: run, result, steps, note.
+
+    Args:
+        runs: their folders.
+        timeout_s: for each.
+
+    Raises:
+        ConnectionError: the server does not answer, so nothing was tried.
+    """
+    if runs and (why := why_silent(wandb_url())) is not None:
+        raise ConnectionError(f"{wandb_url()} does not answer ({why}): nothing was uploaded")
+    rows: list[dict[str, str | int]] = []
+    for run in runs:
+        upload = upload_run(run, timeout_s)
+        rows.append(
+            {"run": run.name, "result": upload.result, "steps": upload.steps, "note": upload.note}
+        )
+    return rows

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tasks import sql
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "sql_workload.py"
+
+
+@pytest.fixture
+def workload(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("sql_workload", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "sql_workload", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_made_up_runs_answer_as_real_ones_do(workload: ModuleType, tmp_path: Path) -> None:
+    workload.TEST_PROBLEMS = 8
+    author = workload.Author()
+    done = workload.write_run(tmp_path, "done", 3, author, finish=True)
+    going_on = workload.write_run(tmp_path, "going-on", 2, author, finish=False)
+    assert (done.files_before, done.files_after, going_on.files_after) == (3, 1, 2)
+    assert done.rows == 3 * workload.STEP_ROWS
+    asked = """
+        select run_id, count(*), count(distinct response), sum(length(prompt) + length(response))
+        from rollouts group by all order by all
+    """
+    written = sql.run_query(asked, root=tmp_path).rows()
+    assert written == [
+        (run_id, made.rows, made.rows, made.text_chars)
+        for run_id, made in (("done", done), ("going-on", going_on))
+    ]
+    for question in ("tokens_spent", "rescored", "majority_vote", "metric_summary"):
+        assert sql.ask(question, root=tmp_path).height

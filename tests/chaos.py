@@ -1,0 +1,80 @@
+"""The ledger of injected faults: what tests of survival report, printed as a table at the end."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+_WIDTH: Final = 100
+_INDENT: Final = " " * 4
+
+
+@dataclass(frozen=True)
+class Survived:
+    """One injected fault and what it cost."""
+
+    kind: str
+    """The row of the table: `OOM`, `ENOSPC`, `SIGKILL`, `wandb`, `corrupt checkpoint`, ..."""
+    where: str
+    """Phase, file or process that the fault hit."""
+    steps_lost: int
+    """Training steps that had to be done again."""
+    rows_lost: int
+    """Finished metrics or rollouts, or good checkpoints, that are gone: must be 0.
+
+    Counted by the test, or left at 0 by one that asserts in another way what must still be there.
+    """
+
+
+@dataclass
+class Ledger:
+    """Collects the faults of a test session."""
+
+    survived: list[Survived] = field(default_factory=list)
+
+    def __call__(self, kind: str, where: str, *, steps_lost: int = 0, rows_lost: int = 0) -> None:
+        """Notes a fault that was survived; called by a test after its last assertion.
+
+        Raises:
+            AssertionError: data was lost, which no fault excuses.
+        """
+        assert rows_lost == 0, f"{kind} at {where} cost {rows_lost} rows or checkpoints"
+        self.survived.append(Survived(kind, where, steps_lost, rows_lost))
+
+
+def as_table(survived: Sequence[Survived], died: Sequence[str]) -> list[str]:
+    """Returns a row per kind of fault, below it where it struck, the sum, and the failed tests.
+
+    Args:
+        survived: what the tests noted.
+        died: names of failed tests: a fault of each, at least, was not survived.
+    """
+    lines = [f"{'fault':20}{'injected':>10}{'survived':>10}{'steps redone':>14}{'data lost':>11}"]
+
+    def row(name: str, faults: Sequence[Survived], num_died: int) -> str:
+        steps = sum(fault.steps_lost for fault in faults)
+        rows = sum(fault.rows_lost for fault in faults)
+        return f"{name:20}{len(faults) + num_died:>10}{len(faults):>10}{steps:>14}{rows:>11}"
+
+    for kind in dict.fromkeys(fault.kind for fault in survived):
+        of_kind = [fault for fault in survived if fault.kind == kind]
+        lines += [row(kind, of_kind, 0), *_places(of_kind)]
+    lines.append(row("all", survived, len(died)))
+    return lines + [f"NOT survived: {name}" for name in died]
+
+
+def _places(faults: Sequence[Survived]) -> list[str]:
+    """Returns where faults struck, and how often, in lines that break between two places alone."""
+    counts = Counter(fault.where for fault in faults)
+    places = [place if n == 1 else f"{place} x {n}" for place, n in counts.items()]
+    lines = textwrap.wrap(
+        ", ".join(place.replace(" ", "\0") for place in places),
+        _WIDTH,
+        initial_indent=_INDENT,
+        subsequent_indent=_INDENT,
+        break_on_hyphens=False,
+    )
+    return [line.replace("\0", " ") for line in lines]

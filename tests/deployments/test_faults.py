@@ -1,0 +1,234 @@
+"""Runs under a worker whose processes are killed, whose slot is taken, and that are cancelled.
+
+In the order of a bad night, on one server: what one test leaves running, the next finds.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rl_core.checkpoints import latest
+from rl_core.tracking import RunFolder
+from tests.chaos import Ledger
+from tests.deployments.harness import ROOT, WORKER, FlowRun, Prefect, edited, stop, wait_for
+from tests.rl_core.test_trainer import comparable
+
+NUM_STEPS = 20
+SAVE_FREQ = 3
+WITHIN_S = 45
+"""Without a heartbeat a run is lost: Prefect knows none more often than every 30 s."""
+NIGHTLY, ON_DEMAND = "countdown-train-nightly", "countdown-train"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+class Place:
+    """A server with its automations, a worker, and folders of runs."""
+
+    def __init__(self, prefect: Prefect, folder: Path, overrides: list[str]) -> None:
+        self.prefect = prefect
+        self.overrides = overrides
+        self.folder = folder
+        self.chance = random.Random(5)
+        within = {"within: 90": f"within: {WITHIN_S}"}
+        file = edited(ROOT / "deployments" / "automations.yaml", folder, within)
+        prefect.command("automation", "create", "--from-file", str(file))
+        prefect.pause_nights()
+        self.start_worker()
+
+        self.night: FlowRun
+        self.killed_at: list[int]
+
+    def run_undisturbed(self) -> None:
+        """Trains without a server, to compare with."""
+        program = [sys.executable, "-c", "from flows.cli import main; main()"]
+        subprocess.run(
+            [*program, "train", *self.settings("undisturbed")],
+            cwd=ROOT,
+            env=self.prefect.environment,
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+
+    def start_worker(self) -> None:
+        self.worker = self.prefect.start(*WORKER)
+
+    def settings(self, root: str) -> list[str]:
+        """Runs of a root share their settings: the next goes on with an interrupted one."""
+        return [*self.overrides, f"storage.root={self.folder / root}"]
+
+    def run(self, root: str) -> RunFolder:
+        (folder,) = (self.folder / root / "runs").iterdir()
+        return RunFolder(folder)
+
+    def start(self, deployment: str, root: str) -> FlowRun:
+        return FlowRun(self.prefect, deployment, self.settings(root))
+
+    def steps(self, root: str) -> list[int]:
+        files = list((self.folder / root / "runs").glob("*/metrics.jsonl"))
+        return [row["step"] for file in files for row in RunFolder(file.parent).metrics.read()]
+
+    def wait_for_steps(self, root: str, num_steps: int) -> None:
+        """Waits until so many more steps are done, and then for a part of a step."""
+        target = max(self.steps(root), default=0) + num_steps
+        wait_for(lambda: max(self.steps(root), default=0) >= target, limit_s=300)
+        time.sleep(self.chance.uniform(0, 0.3))
+
+    def retry_the_crashed(self) -> None:
+        """Does with the night what Retry in the UI does."""
+        wait_for(lambda: self.night.is_in("Crashed"))
+        time.sleep(2)  # worker and runner both tell of a killed process
+        assert self.night.retry() == "ACCEPT"
+
+    def kill(self, pid: int, root: str) -> int:
+        """Kills a process and returns the last step that was done before."""
+        os.kill(pid, signal.SIGKILL)
+        return max(self.steps(root))
+
+    def compare(self, root: str) -> None:
+        """Compares with the undisturbed run: every number of every step."""
+        expected = comparable(self.run("undisturbed"))
+        assert [row["step"] for row in expected] == list(range(NUM_STEPS + 1))
+        assert comparable(self.run(root)) == expected
+        assert self.run(root).read().status == "finished"
+
+    def resumed_at(self, root: str) -> list[int]:
+        """Returns the steps after which training went on, in order."""
+        said = (self.run(root).path / "log.txt").read_text()
+        return [int(step) for step in re.findall(r"training goes on after step (\d+)", said)]
+
+
+@pytest.fixture(scope="module")
+def place(prefect: Prefect, tiny_overrides: list[str]) -> Iterator[Place]:
+    tiny = [text for text in tiny_overrides if not text.startswith("trainer.")]
+    numbers = {"total_steps": NUM_STEPS, "save_freq": SAVE_FREQ, "test_freq": 10}
+    trainer = [f"trainer.{name}={value}" for name, value in numbers.items()]
+    place = Place(prefect, prefect.folder, [*tiny, *trainer, "rollout.engine=hf"])
+    try:
+        yield place
+    finally:
+        stop(place.worker)
+
+
+def test_a_night_that_is_not_over_refuses_the_next_in_words(place: Place) -> None:
+    place.night = place.start(NIGHTLY, "night")
+    wait_for(lambda: place.night.is_in("Running"))
+    second = place.start(NIGHTLY, "night")
+    wait_for(lambda: second.is_in("Refused"))
+    names, messages = zip(*second.states(), strict=True)
+    assert names == ("Scheduled", "Cancelled", "Refused")
+    assert "the run before is not over" in messages[-1]
+    assert "ENQUEUE" in messages[-1]
+
+
+@pytest.mark.chaos
+def test_a_killed_flow_run_is_crashed_and_goes_on_when_it_is_retried(place: Place) -> None:
+    """Its slot was not lost: a night needs it to start."""
+    place.wait_for_steps("night", 5)
+    place.killed_at = [place.kill(place.night.main_process().pid, "night")]
+    wait_for(lambda: not place.night.processes(), limit_s=60)
+    place.retry_the_crashed()
+    wait_for(lambda: place.night.read()["run_count"] == 2)
+
+
+@pytest.mark.chaos
+def test_nobody_is_left_to_say_that_worker_and_flow_run_were_killed(place: Place) -> None:
+    place.wait_for_steps("night", 4)
+    flow_run = place.night.main_process().pid
+    place.kill(place.worker.pid, "night")
+    place.killed_at.append(place.kill(flow_run, "night"))
+    assert place.night.is_in("Running")
+    wait_for(lambda: not place.night.processes(), limit_s=60)
+    place.worker.wait()
+    place.run_undisturbed()
+    place.start_worker()
+
+
+@pytest.mark.chaos
+def test_cancelling_in_the_ui_saves_the_last_step_and_stops_everything(
+    place: Place, record_property: Callable[[str, object], None]
+) -> None:
+    """Within 30 s, or the worker would kill it: then there were no last step and no reason.
+
+    Meanwhile the night waits to be found lost.
+    """
+    run = place.start(ON_DEMAND, "cancelled")
+    place.wait_for_steps("cancelled", 4)
+    assert run.set_state("CANCELLING") == "ACCEPT"
+    record_property("seconds until all was gone", wait_for(lambda: not run.processes()))
+    wait_for(lambda: run.is_in("Cancelled"))
+    record = place.run("cancelled").read()
+    last_step = place.steps("cancelled")[-1]
+    assert (record.status, record.steps) == ("interrupted", last_step)
+    assert record.reason is not None
+    assert "resumes" in record.reason
+    checkpoint = latest(place.run("cancelled").path)
+    assert checkpoint is not None
+    assert checkpoint.step == last_step
+    assert 4 <= last_step < NUM_STEPS
+
+
+@pytest.mark.chaos
+def test_a_lost_night_is_crashed_and_retried_equals_an_undisturbed_one(
+    place: Place, survived: Ledger
+) -> None:
+    place.retry_the_crashed()
+    wait_for(lambda: place.night.is_in("Completed", "Failed"))
+    assert place.night.is_in("Completed"), place.prefect.logs()
+    messages = [message for name, message in place.night.states() if name == "Crashed"]
+    assert "No heartbeat" in messages[-1]
+    assert place.night.read()["run_count"] == 3
+    place.compare("night")
+    resumed_at = place.resumed_at("night")
+    assert len(resumed_at) == 2
+    lost = [killed - resumed for killed, resumed in zip(place.killed_at, resumed_at, strict=True)]
+    # Below 0 where the trainer outlived its flow run by a step, and saved that.
+    assert all(steps < SAVE_FREQ for steps in lost)
+    survived("SIGKILL", "flow run", steps_lost=max(lost[0], 0))
+    survived("SIGKILL", "Prefect worker and flow run", steps_lost=max(lost[1], 0))
+
+
+@pytest.mark.chaos
+def test_a_cancelled_run_is_continued_and_outlives_its_worker(
+    place: Place, survived: Ledger
+) -> None:
+    run = place.start(ON_DEMAND, "cancelled")
+    stopped_at = place.steps("cancelled")[-1]
+    place.wait_for_steps("cancelled", 3)
+    place.kill(place.worker.pid, "cancelled")
+    place.worker.wait()
+    wait_for(lambda: run.is_in("Completed", "Failed", "Crashed"))
+    assert run.is_in("Completed"), place.prefect.logs()
+    assert run.read()["run_count"] == 1
+    wait_for(lambda: not run.processes(), limit_s=60)
+    place.compare("cancelled")
+    (resumed_at,) = place.resumed_at("cancelled")
+    survived("cancel", "UI", steps_lost=stopped_at - resumed_at)
+    survived("SIGKILL", "Prefect worker", steps_lost=0)
+
+
+def test_with_enqueue_a_night_waits_for_the_one_before(place: Place) -> None:
+    """As `collision_strategy: ENQUEUE` in the file; no worker is there to take them."""
+    assert place.worker.poll() is not None
+    night = place.prefect.deployment(NIGHTLY)
+    options = {"concurrency_options": {"collision_strategy": "ENQUEUE"}}
+    place.prefect.request("PATCH", f"/deployments/{night['id']}", options)
+    first, second = (place.start(NIGHTLY, "queued") for _ in range(2))
+    assert first.set_state("PENDING") == "ACCEPT"
+    assert second.set_state("PENDING") == "REJECT"
+    assert second.is_in("AwaitingConcurrencySlot")
+    assert first.set_state("CRASHED") == "ACCEPT"
+    assert second.set_state("PENDING") == "ACCEPT"
+    assert second.set_state("CRASHED") == "ACCEPT"  # the slot is for other tests' nights
+    options = {"concurrency_options": {"collision_strategy": "CANCEL_NEW"}}
+    place.prefect.request("PATCH", f"/deployments/{night['id']}", options)

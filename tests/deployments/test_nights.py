@@ -1,0 +1,215 @@
+"""The other flows under a real worker: a night fails and is told of, retried, killed, pruned."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.existing import settings_of_run
+from rl_core.tracking import RunFolder
+from tests.champions import crown
+from tests.chaos import Ledger
+from tests.deployments.harness import WORKER, FlowRun, Prefect, wait_for
+from tests.listeners import SECRET, Hook, hook
+
+NIGHTLY = "countdown-train-nightly"
+_WORKERS_SAY_S = 5
+_DONE = ("Completed", "Failed", "Crashed", "Cancelled")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+class Place:
+    """A worker, a storage root, and a webhook that the worker knows by a variable."""
+
+    def __init__(self, prefect: Prefect, told_to: Hook, overrides: list[str]) -> None:
+        self.prefect, self.hook = prefect, told_to
+        self.root = prefect.folder / "nights"
+        self.root.mkdir()
+        self.told = self.root / "told.jsonl"
+        self.overrides = [*overrides, f"storage.root={self.root}"]
+        self.first: RunFolder
+
+    def night(self, *more: str) -> FlowRun:
+        """Asks for a night; its command appends what it is told to a file."""
+        code = f"open({str(self.told)!r}, 'a').write(input() + '\\n')"
+        command = [sys.executable, "-c", code]
+        overrides = [*self.overrides, *more]
+        return FlowRun(self.prefect, NIGHTLY, overrides, webhook="NIGHT_HOOK", command=command)
+
+    def run(self, flow_run: FlowRun) -> RunFolder:
+        (folder,) = (self.root / "runs").glob(f"*-{flow_run.name}")
+        return RunFolder(folder)
+
+    def tasks(self, flow_run: FlowRun) -> dict[str, list[str]]:
+        """Returns the states' names of a flow run's task runs, by the task, oldest first."""
+        tasks = self.prefect.post(
+            "/task_runs/filter",
+            {"flow_runs": {"id": {"any_": [flow_run.id]}}, "sort": "EXPECTED_START_TIME_ASC"},
+        )
+        found: dict[str, list[str]] = {}
+        for task in tasks:
+            name = task["task_key"].partition("_task")[0]
+            found.setdefault(name, []).append(task["state_name"])
+        return found
+
+    def shows(self, flow_run: FlowRun, expected: dict[str, list[str]]) -> None:
+        """Waits for the server, which hears of task runs a moment later than of flow runs."""
+
+        def shown() -> dict[str, list[str] | None]:
+            there = self.tasks(flow_run)
+            return {name: there.get(name) for name in expected}
+
+        with suppress(AssertionError):
+            wait_for(lambda: shown() == expected, limit_s=120)
+        assert shown() == expected
+
+    def artifact(self, flow_run: FlowRun, key: str) -> dict[str, Any]:
+        asked = {
+            "flow_runs": {"id": {"any_": [flow_run.id]}},
+            "artifacts": {"key": {"any_": [key]}},
+        }
+        (artifact,) = self.prefect.post("/artifacts/filter", asked)
+        return dict(artifact)
+
+
+@pytest.fixture(scope="module")
+def place(prefect: Prefect, tiny_overrides: list[str]) -> Iterator[Place]:
+    tiny = [text for text in tiny_overrides if not text.startswith("trainer.")]
+    trainer = ["trainer.save_freq=1", "trainer.test_freq=100", "rollout.engine=hf"]
+    prefect.pause_nights()
+    with hook() as told_to:
+        prefect.environment["NIGHT_HOOK"] = told_to.url
+        place = Place(prefect, told_to, [*tiny, *trainer])
+        with prefect.running(*WORKER):
+            yield place
+        del prefect.environment["NIGHT_HOOK"]
+
+
+def test_retrying_a_failed_night_does_only_what_failed(place: Place) -> None:
+    in_the_way = place.root / "evaluations"
+    in_the_way.touch()
+    night = place.night("trainer.total_steps=3")
+    wait_for(lambda: night.is_in(*_DONE))
+    assert night.is_in("Failed"), place.prefect.logs()
+
+    run = place.first = place.run(night)
+    done = ["generate", "base_model", "validate", "train", "prune"]
+    place.shows(night, {**{name: ["Completed"] for name in done}, "evaluate": ["Failed"]})
+    assert "promote" not in place.tasks(night)
+    (told,) = place.hook.told
+    assert (told["event"], told["run_id"], told["steps"]) == ("failed", run.run_id, 3)
+    assert str(in_the_way) in told["reason"]
+    assert told["champion"] is None
+    assert [json.loads(line) for line in place.told.read_text().splitlines()] == [told]
+    metrics = run.metrics.path.read_bytes()
+
+    in_the_way.unlink()
+    # Nothing tells when the worker has had its say on the end of a process, which must not fall
+    # upon the retry.
+    wait_for(lambda: not night.processes())
+    time.sleep(_WORKERS_SAY_S)
+    assert night.retry() == "ACCEPT"
+    wait_for(lambda: night.read()["run_count"] == 2)
+    wait_for(lambda: night.is_in(*_DONE))
+    assert night.is_in("Completed"), place.prefect.logs()
+    again = {name: ["Completed", "Cached"] for name in done}
+    again |= {"evaluate": ["Failed", "Completed"], "promote": ["Completed"]}
+    place.shows(night, {**again, "report": ["Completed"]})
+    assert run.metrics.path.read_bytes() == metrics
+    record = run.read()
+    assert (record.status, record.steps) == ("finished", 3)
+    assert record.accuracy_after is not None
+    assert (run.path / "report.html").is_file()
+    assert len(place.hook.told) == 1  # nothing was promoted
+
+
+def test_any_checkpoint_is_evaluated_from_a_form(place: Place) -> None:
+    name = place.first.run_id
+    evaluation = FlowRun(
+        place.prefect,
+        "countdown-train-evaluate",
+        [f"storage.root={place.root}"],
+        checkpoint=name,
+        against=f"{name}/base",
+    )
+    wait_for(lambda: evaluation.is_in(*_DONE))
+    assert evaluation.is_in("Completed"), place.prefect.logs()
+    table = place.artifact(evaluation, "evaluation")
+    models = [row["model"] for row in json.loads(table["data"])]
+    assert models == [f"{name}/step_000003", f"{name}/base"]
+    assert f"{name}/step_000003 against {name}/base: cannot tell" in table["description"]
+
+
+def test_pruning_leaves_what_must_stay_and_says_why(place: Place) -> None:
+    overrides = [f"storage.root={place.root}", "checkpoints.keep_last=0"]
+    pruning = FlowRun(place.prefect, "countdown-train-prune", overrides)
+    wait_for(lambda: pruning.is_in(*_DONE))
+    assert pruning.is_in("Completed"), place.prefect.logs()
+    rows = json.loads(place.artifact(pruning, "pruned")["data"])
+    assert {row["run"] for row in rows} == {place.first.run_id}
+    kept = {row["what"] for row in rows if row["decision"] == "kept"}
+    there = {path.name for path in (place.first.path / "checkpoints").glob("step_*")}
+    assert "step_000003" in kept == there
+    assert len(kept) < len(rows) == 3
+
+
+@pytest.mark.chaos
+def test_a_killed_night_is_told_of_by_the_worker_and_goes_on_from_the_same_champion(
+    place: Place, survived: Ledger
+) -> None:
+    config = settings_of_run(place.first.path, place.root)
+    champion = crown(config, place.first, Path(str(place.first.read().data)))
+    place.hook.told.clear()
+    night = place.night("trainer.total_steps=20")
+
+    def steps() -> list[int]:
+        files = (place.root / "runs").glob(f"*-{night.name}/metrics.jsonl")
+        return [row["step"] for file in files for row in RunFolder(file.parent).metrics.read()]
+
+    wait_for(lambda: len(steps()) > 3)
+    run = place.run(night)
+    assert run.read().model == str(champion)
+    killed_at = max(steps())
+    os.kill(night.main_process().pid, signal.SIGKILL)
+    wait_for(lambda: place.hook.told)
+    (told,) = place.hook.told
+    assert (told["event"], told["run_id"]) == ("failed", run.run_id)
+    assert told["champion"] == f"{place.first.run_id}/step_000003"
+    wait_for(lambda: not night.processes(), limit_s=60)
+
+    wait_for(lambda: night.is_in("Crashed"))
+    assert night.retry() == "ACCEPT"
+    wait_for(lambda: night.read()["run_count"] == 2)
+    wait_for(lambda: night.is_in(*_DONE))
+    assert night.is_in("Completed"), place.prefect.logs()
+    assert run.read().model == str(champion)
+    place.shows(night, {"start": ["Completed", "Cached"]})
+    assert steps() == list(range(21))
+    log = (run.path / "log.txt").read_text()
+    (resumed_at,) = map(int, re.findall(r"training goes on after step (\d+)", log))
+    survived("SIGKILL", "flow run of a night", steps_lost=max(killed_at - resumed_at, 0))
+
+
+def test_the_webhooks_url_is_nowhere(place: Place) -> None:
+    assert all(path.endswith(SECRET) for path in place.hook.paths)
+    parts = SECRET.split("/")
+    logs = place.prefect.post("/logs/filter", {"limit": 200})
+    artifacts = place.prefect.post("/artifacts/filter", {"limit": 200})
+    runs = place.prefect.flow_runs(NIGHTLY)
+    shown = json.dumps([logs, artifacts, runs])
+    files = [file for file in place.root.rglob("*") if file.is_file()]
+    assert any(file.name == "log.txt" for file in files)
+    for part in parts:
+        assert part not in shown
+        assert not [file for file in files if part.encode() in file.read_bytes()]

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.cli import run_command
+from flows.compose import SettingsError, compose
+from tests.tasks.launch_scripts import PLANTED, SOUND
+
+
+def test_a_script_becomes_a_preset_that_runs_take(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    script, preset = tmp_path / "train.sh", tmp_path / "mine.yaml"
+    script.write_text(SOUND)
+    assert run_command(["import", str(script), f"output={preset}"]) == 0
+    assert f"countdown-train preflight preset={preset}" in capsys.readouterr().out
+    config = compose([f"preset={preset}", "actor.lr=2e-6"])
+    assert (config.preset, config.actor.lr) == (str(preset), 2e-6)
+    assert (config.data.train_batch_size, config.algorithm.estimator) == (256, "grpo")
+    assert config.base_model == compose(["preset=tinyzero-3b"]).base_model  # defaults else
+
+    assert run_command(["import", str(script), f"output={preset}"]) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_a_script_full_of_mistakes_still_gives_a_preset_that_composes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    script, preset = tmp_path / "planted.sh", tmp_path / "planted.yaml"
+    script.write_text(PLANTED)
+    assert run_command(["import", str(script), f"output={preset}"]) == 0
+    printed = capsys.readouterr().out
+    assert "line 8   ! ppo_mini_batch_size 128 is above train_batch_size 32" in printed
+    assert "to be mended" not in printed
+    config = compose([f"preset={preset}"])
+    assert (config.actor.mini_batch_size, config.algorithm.group_size) == (32, 8)
+
+
+def test_a_log_becomes_a_run_and_its_diagnosis_is_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    log = tmp_path / "night.log"
+    log.write_text(
+        "".join(f"step:{i} - critic/score/mean:0.000 - timing_s/step:1.0\n" for i in range(1, 20))
+    )
+    assert run_command(["import", str(log), f"storage.root={tmp_path}"]) == 0
+    printed = capsys.readouterr().out
+    assert "imported-night: steps 1 to 19" in printed
+    assert "no response has scored anything yet" in printed
+    assert run_command(["report", "run_id=imported-night", f"storage.root={tmp_path}"]) == 0
+    assert (tmp_path / "runs" / "imported-night" / "report.html").exists()
+
+
+@pytest.mark.parametrize("words", [[], ["a", "b"], ["no-such-file.sh"]])
+def test_what_cannot_be_imported_ends_with_2(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert run_command(["import", *words]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_preset_file_with_a_mistake_is_one_line_with_the_nearest_key(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("data:\n  train_bath_size: 32\n")
+    with pytest.raises(SettingsError, match=r"train_bath_size'; did you mean data.train_batch_s"):
+        compose([f"preset={file}"])
+    file.write_text("just words\n")
+    with pytest.raises(SettingsError, match="holds no settings"):
+        compose([f"preset={file}"])
+    with pytest.raises(SettingsError, match="cannot be read"):
+        compose([f"preset={tmp_path}/absent.yaml"])

@@ -1,0 +1,77 @@
+"""`countdown-train evaluate checkpoint=A against=B`: what it takes and what it prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.cli import run_command
+from flows.evaluate_checkpoint import render
+from rl_core.checkpoints import save_checkpoint
+from rl_core.config import RunConfig
+from rl_core.evaluation_summary import compare, summarise
+from rl_core.tracking import RunFolder
+from rl_core.upkeep_config import StorageConfig
+from tasks.evaluate_checkpoint import Evaluated
+from tests.rl_core.test_evaluation_summary import row
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["against=alpha"], "against= compares with checkpoint=: name that, too"),
+        (["checkpoint="], "'checkpoint=' is not KEY=VALUE"),
+        (["checkpoint=a", "checkpoint=b"], "checkpoint is given twice: 'checkpoint=b' too"),
+        (["chekpoint=alpha"], "unknown setting 'chekpoint'; did you mean checkpoint?"),
+        (["checkpoint=alpha", "aganst=b"], "unknown setting 'aganst'; did you mean against?"),
+        (["checkpoint=alpha", "evaluation.max_problem=1"], "did you mean evaluation.max_problems?"),
+        (["checkpoint=champion"], "no champion in"),
+        (["checkpoint=alpha/step_000009"], "no checkpoint 'step_000009' (there are: step_000005)"),
+        (["checkpoint=alpha", "against=/no/such/model"], "checkpoint=/no/such/model is no folder"),
+    ],
+)
+def test_mistakes_are_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    run = RunFolder.create(RunConfig(run_id="alpha", storage=StorageConfig(root=tmp_path)))
+    save_checkpoint(run.path, 5, lambda folder: (folder / "w").touch(), 0.5)
+    assert run_command(["evaluate", *arguments, f"storage.root={tmp_path}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+
+
+def test_other_commands_do_not_take_the_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["config", "checkpoint=alpha"]) == 2
+    assert "unknown setting 'checkpoint'" in capsys.readouterr().err
+
+
+def test_the_table_has_a_row_per_number_and_the_verdict_below() -> None:
+    one = [row(i, "correct") for i in range(1, 9)]
+    other = [row(i, "no_answer") for i in range(1, 9)]
+    one += [row(1, "correct", "sampled", sample_index=i, value="3") for i in range(2)]
+    other += [row(1, "no_answer", "sampled", sample_index=i) for i in range(2)]
+    files = (Path("a.parquet"), Path("b.parquet"))
+    evaluated = Evaluated((summarise(one), summarise(other)), files, compare(one, other))
+    lines = render(evaluated, ["r/step_000005", "Qwen/Qwen2.5-0.5B"]).splitlines()
+    cells = [line.split("  ") for line in lines]
+    assert [[cell.strip() for cell in line if cell] for line in cells][:9] == [
+        ["r/step_000005", "Qwen/Qwen2.5-0.5B"],
+        ["problems", "8", "8"],
+        ["accuracy", "1.000 (0.676 to 1.000)", "0.000 (0.000 to 0.324)"],
+        ["strict", "1.000 (0.676 to 1.000)", "0.000 (0.000 to 0.324)"],
+        ["lenient", "1.000 (0.676 to 1.000)", "0.000 (0.000 to 0.324)"],
+        ["pass@1", "1.000 (1.000 to 1.000)", "0.000 (0.000 to 0.000)"],
+        ["pass@2", "1.000 (1.000 to 1.000)", "0.000 (0.000 to 0.000)"],
+        ["maj@1", "1.000 (1.000 to 1.000)", "0.000 (0.000 to 0.000)"],
+        ["maj@2", "1.000 (1.000 to 1.000)", "0.000 (0.000 to 0.000)"],
+    ]
+    assert "3 numbers (8)" in "\n".join(lines)
+    assert "1 to 2 solutions (2)" in "\n".join(lines)
+    assert lines[-4:] == [
+        "r/step_000005 against Qwen/Qwen2.5-0.5B: better "
+        "(p = 0.0078, 8 problems won and 0 lost of 8)",
+        "",
+        "rows: a.parquet",
+        "rows: b.parquet",
+    ]

@@ -1,0 +1,225 @@
+"""What the page of a flow run tells, read through Prefect's API after one real, tiny run."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from prefect import flow, get_client, task
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterId,
+    LogFilter,
+    LogFilterFlowRunId,
+)
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+
+from flows.countdown_train import countdown_train
+from rl_core.tracking import RunFolder
+from tasks.artifacts import LiveArtifacts
+from tasks.flow_run import logs_in_ui
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_harness")]
+
+SECRET = "secret-of-a-wandb"
+
+
+@dataclass
+class Page:
+    """A flow run on its server."""
+
+    id: UUID
+    client: SyncPrefectClient
+
+    def artifacts(self) -> list[Any]:
+        this = FlowRunFilter(id=FlowRunFilterId(any_=[self.id]))
+        return self.client.read_artifacts(flow_run_filter=this)
+
+    def artifact(self, key: str) -> Any:
+        return max((a for a in self.artifacts() if a.key == key), key=lambda a: a.created)
+
+    def table(self, key: str) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = json.loads(self.artifact(key).data)
+        return rows
+
+    def task_runs(self) -> set[str]:
+        this = FlowRunFilter(id=FlowRunFilterId(any_=[self.id]))
+        return {run.name for run in self.client.read_task_runs(flow_run_filter=this)}
+
+    def logs(self) -> list[Any]:
+        this = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[self.id]))
+        return self.client.read_logs(this, limit=200)
+
+    def wait_for(self, what: str, message: str) -> Any:
+        """Returns the first line of the log with such a message; lines are sent in batches."""
+        deadline = time.monotonic() + 30
+        while True:
+            for log in self.logs():
+                if message in log.message:
+                    return log
+            assert time.monotonic() < deadline, (what, [log.message for log in self.logs()])
+            time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def run_and_page(
+    tmp_path_factory: pytest.TempPathFactory, tiny_overrides: list[str], prefect_harness: Path
+) -> Iterator[tuple[RunFolder, Page]]:
+    root = tmp_path_factory.mktemp("out")
+    seen: list[UUID] = []
+
+    def note(flow: Any, run: Any, state: Any) -> None:
+        seen.append(run.id)
+
+    named = countdown_train.with_options(on_completion=[note])
+    record = named(
+        overrides=(
+            *tiny_overrides,
+            f"storage.root={root}",
+            "rollout.engine=hf",
+            "trainer.total_steps=5",
+        )
+    )
+    with get_client(sync_client=True) as client:
+        yield RunFolder(root / "runs" / record["run_id"]), Page(seen[0], client)
+
+
+def test_task_runs_are_named_by_what_they_do(run_and_page: tuple[RunFolder, Page]) -> None:
+    run, page = run_and_page
+    deadline = time.monotonic() + 30  # events are written a moment later
+    while len(page.task_runs()) < 9 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert page.task_runs() == {
+        "check disk, engine and model",
+        "generate 80 problems",
+        f"look up the base model {Path(str(run.read().model)).name}",
+        f"check the data set {Path(str(run.read().data)).name}",
+        "train",
+        "prune checkpoints to 20 GB, rollouts to 20 GB",
+        "evaluate base and step_000005 on 16 problems",
+        "compare with the champion",
+        "write report.html",
+    }
+
+
+def test_tags_say_what_ran(run_and_page: tuple[RunFolder, Page]) -> None:
+    _, page = run_and_page
+    tags = page.client.read_flow_run(page.id).tags
+    assert set(tags) == {"preset:quickstart", "env:countdown", "estimator:gae"}
+
+
+def test_every_artifact_has_a_description_and_training_was_shown_live(
+    run_and_page: tuple[RunFolder, Page],
+) -> None:
+    run, page = run_and_page
+    described = {a.key: (a.type, a.description) for a in page.artifacts()}
+    kinds = {
+        **dict.fromkeys(("preflight", "validation", "checkpoints", "evaluation"), "table"),
+        "training": "progress",
+        "learning-curve": "image",
+        **dict.fromkeys(("samples", "report"), "markdown"),
+    }
+    assert {key: described[key][0] for key in kinds} == kinds
+    assert [key for key, (_, description) in described.items() if not description] == []
+    assert page.artifact("training").data == 100.0
+    assert page.artifact("training").description.startswith("step 5/5 · ")
+    # One while training, kept up to date, and one of the report: no picture of each step.
+    curves = [a for a in page.artifacts() if a.key == "learning-curve"]
+    assert len(curves) == 2
+    for curve in curves:
+        kind, _, svg = curve.data.partition(";base64,")
+        assert kind == "data:image/svg+xml"
+        assert f"{run.run_id}: " in base64.b64decode(svg).decode()
+    assert "As of step 5." in {curve.description for curve in curves}
+    (samples,) = [a for a in page.artifacts() if a.key == "samples"]
+    assert samples.data.startswith("Of step 5:\n")
+    assert "\n### " in samples.data
+
+
+def test_tables_show_verdicts_first_and_the_report_is_linked(
+    run_and_page: tuple[RunFolder, Page],
+) -> None:
+    run, page = run_and_page
+    preflight = page.table("preflight")
+    assert list(preflight[0]) == ["level", "check", "found", "what to do"]
+    assert {row["level"] for row in preflight} <= {"warning", "ok"}
+    assert page.artifact("preflight").description.startswith("Nothing stops the run: ")
+    validation = page.table("validation")
+    assert list(validation[0])[:2] == ["status", "check"]
+    assert page.artifact("validation").description.startswith("All 18 checks passed. ")
+    assert {row["model"] for row in page.table("evaluation")} == {"base", "step_000005"}
+    report = run.path / "report.html"
+    assert f"[{report}](file://{report})" in page.artifact("report").data
+
+
+def test_the_log_has_what_stages_and_workers_say(run_and_page: tuple[RunFolder, Page]) -> None:
+    _, page = run_and_page
+    page.wait_for("the last line of all", "finished")
+    said = {log.name for log in page.logs()}
+    assert {"tasks.generate", "tasks.validate", "tasks.evaluate", "prefect.task_runs"} <= said
+    learner = page.wait_for("a worker", "learner: tiny_model0 in float32, micro-batches of up to")
+    assert (learner.level, learner.task_run_id is not None) == (logging.INFO, True)
+    evaluated = [log for log in page.logs() if log.message.startswith("engine_0: ")]
+    assert len({log.task_run_id for log in evaluated}) == 2  # training's and the evaluation's
+    assert not any("Warning" in log.message for log in page.logs())
+
+
+def test_secrets_stay_out_of_the_log_whoever_says_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", SECRET)
+    seen: list[UUID] = []
+
+    @task
+    def telling() -> None:
+        logging.getLogger("rl_core.anything").info("from ours: %s", SECRET)
+        get_run_logger().warning("from Prefect's: %s", SECRET)
+
+    @flow
+    def tells() -> None:
+        seen.append(UUID(flow_run.get_id()))
+        with logs_in_ui():
+            telling()
+
+    tells()
+    with get_client(sync_client=True) as client:
+        page = Page(seen[0], client)
+        assert page.wait_for("ours", "from ours").message == "from ours: ***"
+        assert page.wait_for("Prefect's", "from Prefect's").message == "from Prefect's: ***"
+        assert not any(SECRET in log.message for log in page.logs())
+
+
+def test_a_live_artifact_is_one_that_changes() -> None:
+    seen: list[UUID] = []
+
+    @task
+    def showing() -> None:
+        live = LiveArtifacts()
+        live.show("moving", "markdown", lambda: "first", "1")
+        deadline = time.monotonic() + 30
+        while not page.artifacts() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        live.show("moving", "markdown", lambda: "second", "2")
+        live.show("moving", "markdown", lambda: "third", "3")
+        live.close()
+
+    @flow
+    def shows() -> None:
+        page.id = UUID(flow_run.get_id())
+        showing()
+
+    with get_client(sync_client=True) as client:
+        page = Page(UUID(int=0), client)
+        shows()
+        (artifact,) = page.artifacts()
+    assert (artifact.data, artifact.description) == ("third", "3")
+    assert artifact.task_run_id is not None
+    assert seen == []

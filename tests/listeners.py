@@ -1,0 +1,80 @@
+"""A webhook's other end: a real server on a loopback port that takes, hangs, drips or resets."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+SECRET = "T0SECRET/B0SECRET/hunter2hunter2"  # a planted one
+
+
+class Hook:
+    """What a server was told, and where it listens."""
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://user:{SECRET[:8]}%40@127.0.0.1:{port}/services/{SECRET}?token={SECRET}"
+        self.told: list[dict[str, Any]] = []
+        self.paths: list[str] = []
+        self.users: list[str] = []
+
+
+@contextmanager
+def hook(status: int = 200) -> Iterator[Hook]:
+    """Runs a server that answers each POST with a status."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            made.told.append(json.loads(body))
+            made.paths.append(self.path)
+            made.users.append(self.headers["Authorization"])
+            self.send_response(status)
+            if 300 <= status < 400:
+                self.send_header("Location", "/elsewhere")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        made = Hook(server.server_address[1])
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield made
+        finally:
+            server.shutdown()
+
+
+@contextmanager
+def rude_hook(manners: str) -> Iterator[Hook]:
+    """Runs a server that accepts and then `hangs`, `resets`, or `drips` a byte now and then."""
+    over = threading.Event()
+
+    def serve() -> None:
+        while not over.is_set():
+            try:
+                peer, _ = listener.accept()
+            except OSError:
+                return
+            with peer:
+                if manners == "resets":
+                    peer.recv(10)
+                    linger = struct.pack("ii", 1, 0)
+                    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                    continue
+                while manners == "drips" and not over.wait(0.2):
+                    peer.sendall(b"x")
+                over.wait()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        try:
+            yield Hook(listener.getsockname()[1])
+        finally:
+            over.set()

@@ -1,0 +1,152 @@
+"""The loop around a learner that runs out of memory: the run's log and metrics tell of it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from rl_core.actors import ENGINES, PAD_ID
+from rl_core.background_save import BackgroundSave
+from rl_core.batch import collate
+from rl_core.config import RunConfig
+from rl_core.learner import Learner
+from rl_core.preparation import rollout_columns
+from rl_core.rewards import start_rewards
+from rl_core.rollout.fitting_engine import FittingEngine
+from rl_core.tracking import RunFolder
+from rl_core.trainer import train
+from rl_core.types import Completion, GenerationRequest, Rollout, SamplingSettings
+from tests.chaos import Ledger
+from tests.rl_core.memory_faults import engine_out_of_memory, out_of_memory
+from tests.rl_core.test_trainer import comparable, inputs, rollouts, settings
+
+LATEST = "checkpoints/latest/model.safetensors"
+
+
+class LocalWorkers:
+    """A learner and an engine in this process, where a fault can be put into them."""
+
+    def __init__(
+        self, config: RunConfig, model_path: Path, resume_from: Path | None = None
+    ) -> None:
+        self.learner = Learner(config, model_path, resume_from)
+        self.engine = FittingEngine(config, resume_from or model_path, ENGINES["hf"], None)
+        self.failing_calls: dict[int, int] = {}
+        """Of which stream, counted from 0, which MLP of the engine runs out of memory."""
+        self._streams = itertools.count()
+        self.end_engine_step = self.engine.end_step
+        self.snapshot, self.write_snapshot = self.learner.snapshot, self.learner.write_snapshot
+
+    def stream(
+        self,
+        requests: Sequence[GenerationRequest],
+        sampling: SamplingSettings,
+        phase: str = "gen",
+    ) -> Iterator[tuple[int, Completion]]:
+        call = self.failing_calls.get(next(self._streams))
+        with engine_out_of_memory(() if call is None else {call}) as failed:
+            yield from self.engine.generate(requests, sampling, phase)
+        assert call is None or failed == [call]
+
+    def learn(
+        self, rollouts: Sequence[Rollout], step: int
+    ) -> tuple[Mapping[str, float], dict[str, list[float]]]:
+        prepared, metrics = self.learner.prepare(collate(rollouts, PAD_ID))
+        return metrics | self.learner.update(prepared), rollout_columns(prepared)
+
+    def sync_weights(self) -> None:
+        self.engine.update_weights(self.learner.weights())
+
+
+def train_locally(workers: LocalWorkers, config: RunConfig, model_path: Path) -> RunFolder:
+    run = RunFolder.create(config)
+    done: list[int] = []
+    with (
+        BackgroundSave(config.checkpoints, run.path, workers) as saves,
+        start_rewards(config.env) as rewards,
+    ):
+        last = train(
+            config,
+            inputs(model_path),
+            workers=workers,  # type: ignore[arg-type]  # stands in for Ray's
+            run=run,
+            saves=saves,
+            rewards=rewards,
+            start_step=0,
+            on_step=lambda step, last, metrics: done.append(step),
+            should_stop=lambda: False,
+        )
+    assert last == config.trainer.total_steps
+    return run
+
+
+@pytest.mark.chaos
+def test_a_step_that_ran_out_of_memory_is_in_the_log_and_in_the_metrics(
+    tiny_model_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, survived: Ledger
+) -> None:
+    config = settings(tmp_path, "run", "hf")
+    workers = LocalWorkers(config, tiny_model_path)
+    with (
+        out_of_memory(workers.learner, "update_critic", {3}),  # two in a step
+        caplog.at_level(logging.WARNING, logger="rl_core"),
+    ):
+        run = train_locally(workers, config, tiny_model_path)
+    rows = run.metrics.read()
+    assert [row.get("memory/oom/update_critic") for row in rows] == [None, 0, 1, 0, 0]
+    failed, now = (
+        int(rows[2][f"memory/{name}/update_critic"]) for name in ("oom_tokens", "budget_tokens")
+    )
+    assert caplog.messages == [
+        f"step 2: update_critic ran out of memory at {failed} tokens; {now} from now on, the "
+        "step's result is unchanged"
+    ]
+    assert now == failed // 2
+    steps = [row["step"] for row in rows]
+    lost = config.trainer.total_steps + 1 - len(rows) if config.trainer.total_steps else 0
+    survived(
+        "OOM", "update_critic in a run", steps_lost=len(steps) - len(set(steps)), rows_lost=lost
+    )
+
+
+@pytest.mark.chaos
+def test_an_engine_that_ran_out_of_memory_leaves_the_run_as_an_undisturbed_one(
+    tiny_model_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, survived: Ledger
+) -> None:
+    runs = {}
+    for name, failing_calls in (("whole", {}), ("injured", {2: 9, 6: 5})):
+        config = settings(tmp_path, name, "hf")
+        # Adam makes of a gradient that is all rounding as much as of any: 1e-6 wants small steps.
+        gentle = config.actor.model_copy(update={"lr": 1e-4})
+        config = config.model_copy(update={"actor": gentle})
+        workers = LocalWorkers(config, tiny_model_path)
+        workers.failing_calls = failing_calls  # in the second step, and in the test after the last
+        with caplog.at_level(logging.WARNING, logger="rl_core.token_budgets"):
+            runs[name] = train_locally(workers, config, tiny_model_path)
+    assert [m for m in caplog.messages if m.startswith("step")] == [
+        "step 2: out of memory in gen: 4 -> 2 responses at a time, nothing was lost",
+        "step 4: out of memory in evaluate: 2 -> 1 responses at a time, nothing was lost",
+    ]
+    rows = runs["injured"].metrics.read()
+    assert [row.get("memory/oom/gen", 0) for row in rows] == [0, 0, 1, 0, 0]
+    assert [row.get("memory/oom/evaluate", 0) for row in rows] == [0, 0, 0, 0, 1]
+    assert [row["memory/budget_seqs/gen"] for row in rows] == [8, 8, 2, 2, 1]
+    for row, expected in zip(comparable(runs["injured"]), comparable(runs["whole"]), strict=True):
+        assert row == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    written = {name: rollouts(run)["response"].to_list() for name, run in runs.items()}
+    assert written["injured"] == written["whole"]
+    weights = {name: load_file(run.path / LATEST) for name, run in runs.items()}
+    for name, tensor in weights["whole"].items():
+        assert (weights["injured"][name] - tensor).abs().max() < 1e-6, name
+    before = load_file(tiny_model_path / "model.safetensors")
+    assert (
+        max((weights["whole"][name] - tensor).abs().max() for name, tensor in before.items()) > 1e-4
+    )
+    steps = [row["step"] for row in rows]
+    lost = len(written["whole"]) - len(written["injured"])
+    survived("OOM", "gen", steps_lost=len(steps) - len(set(steps)), rows_lost=lost)
+    survived("OOM", "evaluate", steps_lost=len(steps) - len(set(steps)), rows_lost=lost)

@@ -1,0 +1,167 @@
+"""Ways to break a sound data set, a rule at a time, and the checks that must say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rl_core.envs import gsm8k
+from rl_core.envs.countdown import render_messages
+from rl_core.envs.solver import solve
+
+Rows = list[dict[str, Any]]
+Break = Callable[[Rows, Rows], None]
+
+
+def restate(row: dict[str, Any], **changes: Any) -> None:
+    """Changes a problem everywhere it is written, so that it stays one sound problem."""
+    row.update(changes)
+    row["prompt"] = render_messages("base", row["nums"], row["target"])
+    row["reward_model"]["ground_truth"] = {"target": row["target"], "numbers": row["nums"]}
+
+
+def solved(row: dict[str, Any], nums: list[int], target: int, solution: str) -> None:
+    restate(row, nums=nums, target=target)
+    row["extra_info"] |= {"solution": solution, "num_solutions": max(1, solve(nums, target)[1])}
+
+
+def numbers_out_of_range(train: Rows, test: Rows) -> None:
+    solved(train[0], [21, 5, 1], 25, "21 + 5 - 1")
+    solved(test[0], [0, 5, 8], 40, "5 * 8 + 0")
+
+
+def too_few_and_too_many_numbers(train: Rows, test: Rows) -> None:
+    solved(train[1], [20, 5], 25, "20 + 5")
+    solved(test[1], [20, 5, 1, 1], 25, "20 + 5 * 1 * 1")
+
+
+def targets_out_of_range(train: Rows, test: Rows) -> None:
+    solved(train[2], [20, 5, 1], 100, "20 * 5 * 1")
+    solved(test[2], [5, 3, 1], 9, "5 + 3 + 1")
+
+
+def the_same_problem_twice(train: Rows, _: Rows) -> None:
+    twin = train[3]
+    solved(train[4], twin["nums"][::-1], twin["target"], twin["extra_info"]["solution"])
+
+
+def a_training_problem_in_test(train: Rows, test: Rows) -> None:
+    twin = train[3]
+    turned = twin["nums"][1:] + twin["nums"][:1]
+    solved(test[4], turned, twin["target"], twin["extra_info"]["solution"])
+
+
+def the_truth_of_another_problem(train: Rows, test: Rows) -> None:
+    train[5]["reward_model"]["ground_truth"]["target"] = 98
+    test[5]["reward_model"]["ground_truth"]["numbers"] = [1, 2, 3]
+
+
+def other_prompts(train: Rows, test: Rows) -> None:
+    train[6]["prompt"] = train[7]["prompt"]
+    train[7]["prompt"][0]["content"] += " "  # one character more
+    train[8]["prompt"][0]["content"] = train[8]["prompt"][0]["content"].replace("each", "eacn")
+    train[9]["prompt"] = render_messages("qwen-instruct", train[9]["nums"], train[9]["target"])
+    train[10]["prompt"] = render_messages("chat", train[10]["nums"], train[10]["target"])
+    test[5]["prompt"][0]["role"] = "system"
+    test[6]["prompt"] = render_messages("base", test[6]["nums"], test[6]["target"] + 1)
+    test[7]["prompt"].append({"role": "assistant", "content": "1"})
+    test[8]["prompt"] = []
+
+
+def wrong_solutions(train: Rows, test: Rows) -> None:
+    train[8]["extra_info"]["solution"] += " + 0"
+    train[9]["extra_info"]["solution"] = train[10]["extra_info"]["solution"]
+    solved(test[8], [2, 5, 2], 34, "2**5 + 2")  # what eval would accept
+
+
+def wrong_difficulties(train: Rows, test: Rows) -> None:
+    train[0]["extra_info"]["num_solutions"] += 1
+    test[0]["extra_info"]["num_solutions"] = 0  # then it cannot be solvable either
+
+
+def too_few_rows(train: Rows, test: Rows) -> None:
+    train.pop()
+
+
+def no_rows(_: Rows, test: Rows) -> None:
+    test.clear()
+
+
+def other_labels(train: Rows, test: Rows) -> None:
+    train[0]["data_source"] = "mine"
+    train[1]["ability"] = "code"
+    test[0]["reward_model"]["style"] = "model"
+
+
+def indices_with_gaps(train: Rows, test: Rows) -> None:
+    train[-1]["extra_info"]["index"] = len(train)  # one past the end
+    test[0]["extra_info"]["index"] = 1  # twice, so that 0 is missing
+
+
+def the_other_split(train: Rows, test: Rows) -> None:
+    train[0]["extra_info"]["split"] = "test"
+    test[0]["extra_info"]["split"] = "train"
+
+
+def nulls_in_countdown(train: Rows, test: Rows) -> None:
+    train[0]["nums"][0] = None
+    train[1]["extra_info"]["solution"] = None
+    train[2]["ability"] = None
+    test[0]["reward_model"] = None
+    test[1]["prompt"][0]["content"] = None
+
+
+def nulls_in_gsm8k(train: Rows, test: Rows) -> None:
+    train[0]["prompt"][0]["content"] = None
+    train[1]["extra_info"]["solution"] = None
+    test[0]["data_source"] = None
+
+
+def other_truths(train: Rows, test: Rows) -> None:
+    train[0]["reward_model"]["ground_truth"] = "many"
+    train[1]["reward_model"]["ground_truth"] = "12"
+
+
+def other_word_problems(train: Rows, test: Rows) -> None:
+    test[0]["prompt"][0]["content"] = "Half?"
+    train[0]["prompt"] *= 2
+    train[1]["prompt"] = gsm8k.render_messages("chat", " ")
+
+
+COUNTDOWN_BREAKS: list[tuple[Break | None, dict[str, int]]] = [
+    (None, {}),
+    (numbers_out_of_range, {"countdown_number_range": 2}),
+    (too_few_and_too_many_numbers, {"countdown_operand_count": 2}),
+    (targets_out_of_range, {"countdown_target_range": 2}),
+    (the_same_problem_twice, {"countdown_unique": 1}),
+    (a_training_problem_in_test, {"countdown_splits_disjoint": 1}),
+    (the_truth_of_another_problem, {"countdown_ground_truth": 2}),
+    (other_prompts, {"countdown_prompt": 9}),
+    (wrong_solutions, {"countdown_solution": 3, "countdown_difficulty": 1}),
+    (wrong_difficulties, {"countdown_difficulty": 2, "countdown_solution": 1}),
+    (too_few_rows, {"countdown_row_count": 1}),
+    (no_rows, {"countdown_row_count": 1, "splits_not_empty": 1}),
+    (other_labels, {"countdown_labels": 3}),
+    (indices_with_gaps, {"index_gapless": 2}),
+    (the_other_split, {"split_label": 2}),
+    (
+        nulls_in_countdown,
+        {
+            "countdown_no_nulls": 5,
+            "countdown_ground_truth": 2,
+            "countdown_labels": 2,
+            "countdown_prompt": 2,
+            "countdown_solution": 2,
+        },
+    ),
+]
+GSM8K_BREAKS: list[tuple[Break | None, dict[str, int]]] = [
+    (None, {}),
+    (other_truths, {"gsm8k_ground_truth": 2}),
+    (other_word_problems, {"gsm8k_prompt": 3}),
+    (other_labels, {"gsm8k_labels": 3}),
+    (
+        nulls_in_gsm8k,
+        {"gsm8k_no_nulls": 3, "gsm8k_ground_truth": 1, "gsm8k_labels": 1, "gsm8k_prompt": 1},
+    ),
+]

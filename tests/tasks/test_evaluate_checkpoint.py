@@ -1,0 +1,77 @@
+"""Any model to numbers with real engines: one checkpoint gives the same rows, byte for byte."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_core.checkpoints import save_checkpoint
+from rl_core.config import RunConfig
+from rl_core.evaluation import read_rows
+from rl_core.tracking import RunFolder
+from tasks.checkpoint_names import find_model
+from tasks.evaluate_checkpoint import evaluate_models
+from tests.conftest import build_tiny_model
+from tests.tasks.held_out import write_test_split
+
+
+def write_data(folder: Path, num_problems: int) -> Path:
+    return write_test_split(folder, [f"Make {2 + i} of 2 and {i}: " for i in range(num_problems)])
+
+
+def settings(root: Path, **evaluation: int) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "run_id": "r",
+            "storage": {"root": root},
+            "data": {"max_prompt_length": 48, "max_response_length": 16},
+            "evaluation": {"samples_per_problem": 3} | evaluation,
+            "rollout": {"engine": "vllm", "kv_cache_mib": 16, "max_num_seqs": 8},
+        }
+    )
+
+
+def without_whose(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in row.items() if name not in ("run_id", "model", "step")}
+        for row in rows
+    ]
+
+
+@pytest.mark.slow
+def test_the_same_checkpoint_gives_the_same_rows_and_is_as_good_as_itself(
+    tmp_path: Path, tiny_model_path: Path
+) -> None:
+    data = write_data(tmp_path / "data", 6)
+    trained = tmp_path / "trained"
+    build_tiny_model(trained, seed=1)
+    config = settings(tmp_path / "out")
+    run = RunFolder.create(config)
+    run.update(model=str(tiny_model_path), data=str(data))
+    save_checkpoint(
+        run.path, 7, lambda folder: shutil.copytree(trained, folder, dirs_exist_ok=True), 0.5
+    )
+    # The checkpoint is the folder gone through a save; both are asked in processes of their own.
+    checkpoint, folder = find_model("r", config.storage.root), find_model(str(trained), tmp_path)
+    result = evaluate_models(config, data, checkpoint, folder)
+    saved, plain = (read_rows(file) for file in result.files)
+    assert result.files[0] == run.path / "eval" / "step_000007.parquet"
+    assert result.files[1].parent == config.storage.root / "evaluations"
+    assert {(r["run_id"], r["model"], r["step"]) for r in saved} == {("r", "step_000007", 7)}
+    assert {(r["run_id"], r["step"]) for r in plain} == {("", 0)}
+    assert without_whose(saved) == without_whose(plain)
+    assert result.comparison is not None
+    assert (result.comparison.verdict, result.comparison.p_value) == ("cannot tell", 1.0)
+    assert [s.accuracy for s in result.summaries] == [result.summaries[0].accuracy] * 2
+
+    # A problem's rows do not depend on those asked beside it.
+    fewer = settings(tmp_path / "out", max_problems=4)
+    (file,) = evaluate_models(fewer, data, folder).files
+    assert read_rows(file) == [row for row in plain if row["prompt_index"] < 4]
+    first = file.read_bytes()
+    file.unlink()
+    assert evaluate_models(fewer, data, folder).files == (file,)
+    assert file.read_bytes() == first

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flows.cli import run_command
+from rl_core.config import RunConfig
+from rl_core.dataset import read_problems, write_dataset
+from rl_core.env_config import CountdownConfig
+from rl_core.schema import ROLLOUTS
+from rl_core.tracking import RunFolder
+from tasks import sql
+
+SOLVED = "<answer>{}</answer>"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    """A run of two rollouts: one answers in its last line, the other goes on talking after it."""
+    settings = {
+        "run_id": "one",
+        "storage": {"root": tmp_path},
+        "data": {"train_size": 8, "test_size": 2, "train_batch_size": 2},
+        "actor": {"mini_batch_size": 2},
+    }
+    config = RunConfig.model_validate(settings)
+    run = RunFolder.create(config)
+    data = tmp_path / "data" / "puzzles"
+    write_dataset(CountdownConfig(), config.data, data)
+    run.update(data=str(data), model="none")
+    solutions = [
+        json.loads(json.dumps(row["solution"]))
+        for row in pq.read_table(data / "train.parquet")["extra_info"].to_pylist()
+    ]
+    first, second = read_problems(data / "train.parquet")[:2]
+    rows = [
+        {
+            "run_id": "one",
+            "step": 1,
+            "prompt_index": problem.index,
+            "group_id": i,
+            "sample_index": 0,
+            "response": SOLVED.format(solutions[i]) + after,
+            "verdict": "correct",
+            "score": 1.0,
+            "generated_at": datetime(2026, 11, 21, tzinfo=UTC),
+        }
+        for i, (problem, after) in enumerate([(first, ""), (second, "\nThat is it.")])
+    ]
+    file = run.path / "rollouts" / "step_000001.parquet"
+    file.parent.mkdir(exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows, schema=ROLLOUTS), file)
+    return run
+
+
+def test_a_changed_reward_scores_what_lies_there(
+    capsys: pytest.CaptureFixture[str], run: RunFolder, tmp_path: Path
+) -> None:
+    root = f"storage.root={tmp_path}"
+    assert run_command(["rescore", "one", root, "env.answer_from=last_line"]) == 0
+    assert "env.answer_from=last_line  correct" in capsys.readouterr().out
+    moved = sql.ask("rescored", root=tmp_path).select(
+        "verdict_before", "verdict_after", "rollouts", "score_after"
+    )
+    assert moved.rows() == [("correct", "correct", 1, 1.0), ("correct", "no_answer", 1, 0.0)]
+
+    assert run_command(["rescore", "latest", root, "env.full_score=2"]) == 0
+    again = sql.ask("rescored", {"settings": "env.full_score=2"}, root=tmp_path)
+    assert again["score_after"].to_list() == [2.0]
+    stored = sql.run_query("select verdict, score from rollouts", root=tmp_path)
+    assert stored.rows() == [("correct", 1.0)] * 2  # what training saw stays
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["one"], "rescore takes RUN and what changes"),
+        (["env.full_score=2"], "rescore takes RUN and what changes"),
+        (["one", "actor.lr=2"], "actor.lr=2 changes no reward"),
+        (["two", "env.full_score=2"], "no run 'two'"),
+        (["one", "env.full_scor=2"], "did you mean env.full_score?"),
+    ],
+)
+def test_what_makes_no_sense_ends_with_2(
+    capsys: pytest.CaptureFixture[str],
+    run: RunFolder,
+    tmp_path: Path,
+    words: list[str],
+    said: str,
+) -> None:
+    assert run_command(["rescore", *words, f"storage.root={tmp_path}"]) == 2
+    assert said in capsys.readouterr().err
+    assert not (run.path / "rescored").exists()

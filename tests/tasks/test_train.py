@@ -1,0 +1,121 @@
+"""Training held to a budget, with a real learner and engine: it stops before it goes beyond."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from rl_core.checkpoints import latest
+from rl_core.reserve import RESERVE_BYTES
+from tests.chaos import Ledger
+from tests.rl_core.fake_wandb import API_KEY, black_hole
+from tests.rl_core.faults import mounted_small_disk
+from tests.rl_core.test_tensorboard_tracker import curves
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def train(
+    root: Path, overrides: list[str], variables: Mapping[str, str] = {}
+) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from flows.cli import run_command; sys.exit(run_command(sys.argv[1:]))"
+    return subprocess.run(
+        [sys.executable, "-c", code, "train", *overrides, f"storage.root={root}", "run_id=one"],
+        env=os.environ | {"PYTHONPATH": str(ROOT), **variables},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_a_budget_stops_training_with_a_checkpoint_and_a_reason(
+    tmp_path: Path, tiny_overrides: list[str]
+) -> None:
+    # A step of the tiny model takes some tenths of a second: 400 of them are more than 3.6 s.
+    settings = [*tiny_overrides, "rollout.engine=hf", "trainer.total_epochs=50"]
+    limited = [*settings, "budget.max_hours=0.001"]
+    done = train(tmp_path, limited)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "one"
+    checkpoint = latest(run)
+    assert checkpoint is not None
+    assert 2 <= checkpoint.step < 400
+    record = json.loads((run / "run.json").read_text())
+    assert record["status"] == "finished"
+    assert record["steps"] == checkpoint.step
+    assert f"budget.max_hours=0.001 allows no step after {checkpoint.step}" in record["reason"]
+    # The machine's memory was watched meanwhile: who held it, by step and at the most.
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    processes = {"trainer", "learner", "engine_0", "others", "object_store"}
+    assert {name.split("/")[-1] for name in rows[-1] if "/host_gib/" in name} <= processes
+    assert rows[-1]["memory/host_gib/trainer"] > 0.01
+    assert rows[-1]["memory/host_available_gib"] > 0
+    assert record["host_peak_gib"].keys() <= processes
+
+    # Less than the first start took: what is left of a budget could just be enough for a step more.
+    spent = [*settings, "budget.max_hours=0.0001"]
+    again = train(tmp_path, spent)
+    assert again.returncode == 0, again.stderr
+    assert json.loads((run / "run.json").read_text())["steps"] == checkpoint.step
+    assert "training goes on" not in again.stdout
+
+
+@pytest.mark.slow
+def test_a_disk_too_small_for_a_checkpoint_is_told_in_the_runs_record(
+    tmp_path: Path, tiny_overrides: list[str]
+) -> None:
+    with mounted_small_disk(tmp_path, RESERVE_BYTES + 3 * 2**19) as disk:
+        small = ["rollout.engine=hf", "trainer.total_steps=2", "storage.min_free_gib=0"]
+        done = train(disk, [*tiny_overrides, *small])
+        assert done.returncode == 0, done.stderr
+        run = disk / "runs" / "one"
+        record = json.loads((run / "run.json").read_text())
+        assert (record["status"], record["steps"]) == ("finished", 2)
+        assert record["reason"].startswith("of step 2 the model alone was saved: a checkpoint")
+        assert record["reason"] in (run / "log.txt").read_text()
+        assert latest(run) is None
+        served = latest(run, to_resume=False)
+        assert served is not None
+        assert served.step == 2
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+def test_a_wandb_that_never_answers_is_a_line_in_the_log_and_tensorboard_has_all(
+    tmp_path: Path, tiny_overrides: list[str], survived: Ledger
+) -> None:
+    logged = [
+        *tiny_overrides,
+        "rollout.engine=hf",
+        "trainer.total_steps=2",
+        "trainer.logger=[tensorboard,wandb]",
+        "trainer.wandb_mode=online",
+    ]
+    with black_hole() as url:
+        done = train(tmp_path, logged, {"WANDB_BASE_URL": url, "WANDB_API_KEY": API_KEY})
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "one"
+    log = (run / "log.txt").read_text()
+    assert log.count("wandb: offline in this run, `countdown-train sync` uploads it later") == 1
+    assert "step 2/2" in log
+    assert "step 2/2" not in done.stdout  # trainer.logger lacks `console`
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert curves(run)["critic/score/mean"] == [
+        (row["step"], pytest.approx(row["critic/score/mean"])) for row in rows[1:]
+    ]
+    checkpoint = latest(run)
+    assert checkpoint is not None
+    kept = json.loads((checkpoint.path / "trainer" / "tracking.json").read_text())
+    assert kept == {"wandb_run_id": "one"}
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path for path in files if API_KEY.encode() in path.read_bytes()] == []
+    survived("wandb", "black hole, in training", rows_lost=3 - len(rows))
