@@ -153,7 +153,7 @@ def test_the_form_offers_presets_and_overrides_and_makes_a_run_of_them(
         see(page.get_by_role("option", name=preset, exact=True))
     page.get_by_role("option", name="gsm8k-toy", exact=True).click()
     page.get_by_role("button", name="Add item").click()
-    page.get_by_role("textbox").last.fill("seed=7")
+    page.locator("textarea").fill("seed=7")
     before = [run["id"] for run in prefect.flow_runs("countdown-train")]
 
     def made() -> list[dict[str, Any]]:
