@@ -20,6 +20,7 @@ from prefect.client.schemas.objects import FlowRun, State, TaskRun  # noqa: E402
 from prefect.context import FlowRunContext  # noqa: E402
 
 from flows.compose import PresetName, compose, own_settings  # noqa: E402
+from flows.errors import one_line  # noqa: E402
 from flows.lease import outlive_lost_leases  # noqa: E402
 from flows.run_record import choose_run, recorded  # noqa: E402
 from rl_core.config import RunConfig  # noqa: E402
@@ -94,7 +95,7 @@ def run_pipeline(config: RunConfig) -> RunFolder:
         with stage("prune"):
             prune_task(config, run)
         with stage("evaluate"):  # an engine that was too large for training still is
-            evaluate_task(settings_in_force(config, run), run, data, model_path)
+            _retried_evaluate(config, run)(settings_in_force(config, run), run, data, model_path)
         with stage("promote"):
             promote_task(config, run, data, model_path)
         run.update(status="finished", finished_at=utc_now())  # or its report would say "running"
@@ -128,6 +129,24 @@ def _retried_train(config: RunConfig, run: RunFolder) -> Task[..., int]:
         retry_delay_seconds=config.retry.delay_s,
         retry_condition_fn=lost_memory_or_a_process,
         refresh_cache=not is_trained(run),
+    )
+
+
+def _retried_evaluate(config: RunConfig, run: RunFolder) -> Task[..., None]:
+    """Returns the evaluate task with its retries; rows that an attempt kept are not asked again."""
+
+    def lost_a_process(task: Task[..., Any], task_run: TaskRun, state: State) -> bool:
+        error = state.data
+        if not isinstance(error, WorkerDied | Stalled):
+            return False
+        what = f"{error.worker} died" if isinstance(error, WorkerDied) else one_line(error)
+        run.note(f"evaluation was repeated: {what}")
+        return True
+
+    return evaluate_task.with_options(
+        retries=config.retry.max_retries,
+        retry_delay_seconds=config.retry.delay_s,
+        retry_condition_fn=lost_a_process,
     )
 
 

@@ -8,6 +8,8 @@ from types import FrameType, TracebackType
 
 GRACE_S = 15.0
 """Seconds that a step may take to finish after the signal; then it is abandoned."""
+LEAVING_S = GRACE_S + 15.0
+"""Seconds after which a process that lost its parent has ended."""
 
 
 class StopSignals:

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pyarrow.parquet as pq
 from prefect import task
@@ -34,7 +34,10 @@ from rl_core.types import Completion, GenerationRequest, Problem, SamplingSettin
 from rl_core.workers import Workers
 from tasks.artifacts import create_table_artifact
 from tasks.finished import once_per_training
-from tasks.worker_logs import worker_logs
+from tasks.supervision import call_supervised
+
+if TYPE_CHECKING:
+    from tasks.child import Channel
 
 EVALUATION_VERSION: Final = 2
 """Part of the cache key: raise it when the same model would get other rows."""
@@ -171,22 +174,43 @@ def evaluate_run(
 ) -> list[EvaluationSummary]:
     """Evaluates base model and latest checkpoint, and returns a summary of each.
 
-    The latest, not the best: `best` was chosen on these very problems, so its accuracy is too rosy.
-    See `evaluate_with` for what is written.
+    In a watched process, as training. The latest checkpoint, not the best: `best` was chosen on
+    these very problems, so its accuracy is too rosy. See `evaluate_with` for what is written.
 
     Args:
         config: the run's settings.
-        run: the run whose latest checkpoint is evaluated.
+        run: the run whose latest checkpoint is evaluated; what its evaluator prints is in
+            `workers/evaluator.log`.
         data: folder of the data set.
         model_path: folder of the base model.
+
+    Raises:
+        WorkerDied: the evaluator was killed, or one of its workers was.
+        Stalled: nothing moved for `watchdog.stall_s`.
     """
-    log_folder = run.path / "workers"
-    with (
-        worker_logs(log_folder, _logger),
-        Workers.start(
-            config, model_path, learner=False, log_folder=log_folder, report=_logger.info
-        ) as workers,
-    ):
+    summaries = call_supervised(
+        evaluate_for_parent,
+        {"config": config, "run": run, "data": data, "model_path": model_path},
+        name="evaluator",
+        log_folder=run.path / "workers",
+        stall_s=config.watchdog.stall_s,
+        logger=_logger,
+    )
+    return summaries or []
+
+
+def evaluate_for_parent(
+    channel: Channel, *, config: RunConfig, run: RunFolder, data: Path, model_path: Path
+) -> list[EvaluationSummary]:
+    """Evaluates with engines of its own, in a process whose parent hears of it."""
+    with Workers.start(
+        config,
+        model_path,
+        learner=False,
+        log_folder=run.path / "workers",
+        report=_logger.info,
+        on_progress=channel.progress,
+    ) as workers:
         return evaluate_with(workers, config, run, data, model_path)
 
 

@@ -1,4 +1,4 @@
-"""Training in a process of its own, watched: whatever kills or stalls it is an exception here."""
+"""Work with Ray in a watched process: whatever kills or stalls it is an exception here."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import socket
 import subprocess
 import sys
 import time
-from base64 import b64decode
-from collections.abc import Callable, Iterator
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 from prefect import task
 from prefect.context import TaskRunContext
@@ -29,60 +29,61 @@ from rl_core.tracking import RunFolder
 from tasks.attempts import attempt_name, settings_in_force, show_attempts, telling_of_the_end
 from tasks.finished import once_per_flow_run
 from tasks.progress import Log, TrainingProgress
-from tasks.train import TRAINER_LOGGER
+from tasks.train import TRAINER_LOGGER, train_for_parent
 from tasks.worker_logs import worker_logs
 
 _SHUTDOWN_S: Final = 8.0
-"""Seconds that the trainer has, beyond its grace period, to save and to end its workers."""
+"""Seconds that a child has, beyond its grace period, to save and to end its workers."""
 _EXIT_S: Final = 5.0
 _STOPPED: Final = (128 + signal.SIGTERM, -signal.SIGTERM)
-"""Exit codes of a trainer that was stopped: while it trained, and before it could."""
+"""Exit codes of a child that was stopped: while it worked, and before it could."""
 _POLL_S: Final = 0.2
 _DUMP_S: Final = 2.0
 _LINES_SHOWN: Final = 3
+_Result = TypeVar("_Result")
 
 
-def train_supervised(
-    config: RunConfig,
-    run: RunFolder,
+def call_supervised(
+    function: Callable[..., _Result],
+    arguments: Mapping[str, Any],
     *,
-    data: Path,
-    model_path: Path,
-    on_step: Callable[[int, int, dict[str, float]], None],
+    name: str,
+    log_folder: Path,
+    stall_s: float,
     logger: Log,
-) -> int:
-    """Trains like `train_model`, in a child process, and returns the last step done.
+    on_step: Callable[[int, int, dict[str, float]], None] = lambda step, last_step, metrics: None,
+) -> _Result | None:
+    """Returns `function(channel, **arguments)`, called in a child process; None if it was stopped.
 
-    SIGINT and SIGTERM are handed to the child, which finishes its step and saves; then they are
-    raised here as they would have been. However this function ends, no process of the training
-    outlives it. If this process dies, the child saves and leaves by itself.
+    SIGINT and SIGTERM are handed to the child, which ends what it does as it sees fit; then they
+    are raised here as they would have been. However this function ends, no process that the child
+    started outlives it. If this process dies, the child leaves by itself.
 
     Args:
-        config: the run's settings.
-        run: the run's folder; what the child prints is in `workers/trainer.log`.
-        data: see `train_model`.
-        model_path: see `train_model`.
-        on_step: see `train_model`.
-        logger: hears what `train_model` tells its own, and the workers' warnings and errors.
+        function: one of a module of ours; its first argument is the child's `Channel`.
+        arguments: the others, which can be pickled.
+        name: what the child is called; what it prints is in `<name>.log`.
+        log_folder: where that lies, and the files of the workers that it starts.
+        stall_s: seconds without any progress after which it is ended.
+        logger: hears the workers' warnings and errors.
+        on_step: called with what the child tells by `Channel.step`.
 
     Raises:
-        WorkerDied: the child was killed, or one of its workers was.
-        Stalled: nothing moved for `watchdog.stall_s`.
-        Exception: whatever else `train_model` raised.
+        WorkerDied: the child was killed.
+        Stalled: nothing moved for `stall_s`.
+        Exception: whatever `function` raised.
     """
-    log_file = run.path / "workers" / "trainer.log"
-    log_file.parent.mkdir(exist_ok=True)
+    log_file = log_folder / f"{name}.log"
+    log_folder.mkdir(exist_ok=True)
     family = new_family()
-    stall_s, last_step = config.watchdog.stall_s, 0
     outcome: dict[str, Any] = {}
     with StopSignals(GRACE_S + _SHUTDOWN_S) as stop:
-        ours, child = _start(config, run, data, model_path, family, log_file)
+        ours, child = _start(name, (function, dict(arguments)), family, log_file)
         try:
-            with ours, worker_logs(log_file.parent, logger):
+            with ours, worker_logs(log_folder, logger):
                 messages = _messages(ours, child, stop)
                 for message in _watched(messages, stop, stall_s, family, logger):
                     if "step" in message:
-                        last_step = message["step"][0]
                         on_step(*message["step"])
                     elif "log" in message:
                         _log(message["log"], logger)
@@ -97,13 +98,58 @@ def train_supervised(
             sweep_sessions()
         if stop.requested():
             if "done" not in outcome and code not in _STOPPED:
-                logger.warning("training was stopped while it failed: %s", _how(code, log_file))
-            return last_step
+                logger.warning("%s was stopped while it failed: %s", name, _how(code, log_file))
+            return None
         if "error" in outcome:
-            raise pickle.loads(b64decode(outcome["error"]))  # of our own process, by a private way
+            raise _unpacked(outcome["error"])
         if "done" not in outcome:
-            raise WorkerDied("trainer", _how(code, log_file))
-        return int(outcome["done"])
+            raise WorkerDied(name, _how(code, log_file))
+        return cast("_Result", _unpacked(outcome["done"]))
+
+
+def train_supervised(
+    config: RunConfig,
+    run: RunFolder,
+    *,
+    data: Path,
+    model_path: Path,
+    on_step: Callable[[int, int, dict[str, float]], None],
+    logger: Log,
+) -> int:
+    """Trains like `train_model`, in a watched process, and returns the last step done.
+
+    When it is asked to stop it finishes its step and saves.
+
+    Args:
+        config: the run's settings.
+        run: the run's folder; what the trainer prints is in `workers/trainer.log`.
+        data: see `train_model`.
+        model_path: see `train_model`.
+        on_step: see `train_model`.
+        logger: hears what `train_model` tells its own, and the workers' warnings and errors.
+
+    Raises:
+        WorkerDied: the trainer was killed, or one of its workers was.
+        Stalled: nothing moved for `watchdog.stall_s`.
+        Exception: whatever else `train_model` raised.
+    """
+    last_done = 0
+
+    def tell(step: int, last_step: int, metrics: dict[str, float]) -> None:
+        nonlocal last_done
+        last_done = step
+        on_step(step, last_step, metrics)
+
+    steps = call_supervised(
+        train_for_parent,
+        {"config": config, "run": run, "data": data, "model_path": model_path},
+        name="trainer",
+        log_folder=run.path / "workers",
+        stall_s=config.watchdog.stall_s,
+        logger=logger,
+        on_step=tell,
+    )
+    return last_done if steps is None else steps
 
 
 @task(
@@ -137,14 +183,14 @@ def train_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) 
 
 
 def _start(
-    config: RunConfig, run: RunFolder, data: Path, model_path: Path, family: str, log_file: Path
+    name: str, job: object, family: str, log_file: Path
 ) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """Starts the trainer; returns the socket that it speaks through, and the process."""
+    """Starts the child; returns the socket that it speaks through, and the process."""
     ours, theirs = socket.socketpair()
     with theirs, log_file.open("ab") as log:
         # Its own session: a terminal's Ctrl-C goes to us alone, and it hears of it once.
         child = subprocess.Popen(
-            [sys.executable, "-m", "tasks.train_child", str(run.path), str(theirs.fileno())],
+            [sys.executable, "-m", "tasks.child", name, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -152,16 +198,15 @@ def _start(
             env=os.environ | {FAMILY: family},
             start_new_session=True,
         )
-    job = {"config": config.model_dump(mode="json"), "data": str(data), "model": str(model_path)}
     with suppress(OSError):  # it died at once: the end of its messages says so
-        ours.sendall(json.dumps(job).encode() + b"\n")
+        ours.sendall(b64encode(pickle.dumps(job)) + b"\n")
     return ours, child
 
 
 def _messages(
     ours: socket.socket, child: subprocess.Popen[bytes], stop: StopSignals
 ) -> Iterator[dict[str, Any] | None]:
-    """Yields the trainer's messages until it ends; None now and then, when there is none.
+    """Yields the child's messages until it ends; None now and then, when there is none.
 
     A stop that is asked for meanwhile is handed to it.
     """
@@ -228,8 +273,13 @@ def _log(record: list[Any], logger: Log) -> None:
     to.log(level, "%s", text)
 
 
+def _unpacked(data: str) -> Any:
+    """Returns what a child of ours packed: it came by a private way."""
+    return pickle.loads(b64decode(data))
+
+
 def _how(code: int, log_file: Path) -> str:
-    """Returns how the trainer ended and what it said last."""
+    """Returns how the child ended and what it said last."""
     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     lines = log_file.read_text(errors="replace").splitlines()
     said = [line.strip() for line in lines if line.strip()][-_LINES_SHOWN:]

@@ -5,6 +5,7 @@ In the trainer's process, which `tasks/supervision.py` starts and watches; Prefe
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,8 @@ from rl_core.host_memory import HostMemory
 from rl_core.prompts import encode_prompt, load_tokenizer
 from rl_core.resume import checkpoint_to_resume
 from rl_core.rewards import start_rewards
-from rl_core.stopping import StopSignals
+from rl_core.run_owner import training
+from rl_core.stopping import LEAVING_S, StopSignals
 from rl_core.tensorboard_tracker import TensorBoardTracker
 from rl_core.tracking import RunFolder
 from rl_core.trainer import TrainInputs, train
@@ -29,6 +31,7 @@ from rl_core.wandb_tracker import WandbTracker
 from rl_core.workers import Workers
 
 if TYPE_CHECKING:
+    from tasks.child import Channel
     from tasks.progress import Log
 
 
@@ -150,6 +153,22 @@ def train_model(
     if saves.trouble is not None:
         run.note(saves.trouble)
     return last_done
+
+
+def train_for_parent(
+    channel: Channel, *, config: RunConfig, run: RunFolder, data: Path, model_path: Path
+) -> int:
+    """Trains as `train_model` does, in a process whose parent hears of it through the channel."""
+    with training(run, wait_s=LEAVING_S):
+        return train_model(
+            config,
+            run,
+            data=data,
+            model_path=model_path,
+            on_step=channel.step,
+            logger=logging.getLogger(TRAINER_LOGGER),
+            on_progress=channel.progress,
+        )
 
 
 def tidy_rollouts(run: RunFolder, quota_bytes: int) -> None:

@@ -160,5 +160,5 @@ def worker_logs(folder: Path, logger: Log) -> Iterator[None]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Returns the files of learner and engines: the trainer tells its parent what it says."""
-    return [path for path in folder.glob("*.log") if path.stem != "trainer"]
+    """Returns the files of learner and engines: a child tells its parent itself what it says."""
+    return [path for path in folder.glob("*.log") if path.stem not in ("trainer", "evaluator")]

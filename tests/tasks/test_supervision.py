@@ -40,7 +40,7 @@ VICTIMS = {
     "raylet": "raylet/raylet",
     "learner": "LearnerActor",
     "engine": "RolloutActor",
-    "trainer": "tasks.train_child",
+    "trainer": "tasks.child trainer",
 }
 
 

@@ -1,4 +1,4 @@
-"""What the trainer's process tells its parent, and how."""
+"""What a watched process tells its parent, and how."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import logging
 import pickle
 import socket
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ from rl_core.dataset import write_dataset
 from rl_core.errors import OutOfMemory
 from rl_core.tracking import RunFolder
 from rl_core.upkeep_config import StorageConfig
+from tasks.child import Channel, _pickled
 from tasks.supervision import train_supervised
-from tasks.train_child import Channel, _pickled
 
 
 class UnpicklableError(RuntimeError):
@@ -50,7 +51,7 @@ def test_the_channel_speaks_in_lines_and_outlives_its_listener() -> None:
         phases = [line["progress"] for line in lines[2:-1]]
         assert list(dict.fromkeys(phases)) == ["gen", "learn"]
         assert len(phases) < 500
-        assert lines[-1] == {"done": 9}
+        assert pickle.loads(b64decode(lines[-1]["done"])) == 9
         ours.close()
         channel.done(9)
 
@@ -79,6 +80,6 @@ def test_what_the_trainer_refuses_is_refused_here(
             on_step=lambda *_: None,
             logger=logging.getLogger("mine"),
         )
-    told = [record for record in caplog.records if record.name == "tasks.train_child"]
+    told = [record for record in caplog.records if record.name == "tasks.child"]
     assert "Traceback" in told[-1].getMessage()
     assert "Traceback" in (run.path / "workers" / "trainer.log").read_text()

@@ -1,4 +1,4 @@
-"""The trainer's process: `python -m tasks.train_child RUN_FOLDER SOCKET`, see supervision.py."""
+"""A watched process: `python -m tasks.child NAME SOCKET` calls one function, see supervision.py."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import socket
 import sys
 import threading
 import time
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from contextlib import suppress
-from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NoReturn
 
@@ -22,19 +21,13 @@ from rl_core.process_env import apply_defaults, hide_cuda_only_packages
 apply_defaults()
 hide_cuda_only_packages()
 
-from rl_core.config import RunConfig  # noqa: E402  # transformers comes with tasks.train
-from rl_core.errors import first_line  # noqa: E402
+from rl_core.errors import first_line  # noqa: E402  # torch comes with what is called
 from rl_core.family import FAMILY, dump_stacks_on_request, end_family  # noqa: E402
 from rl_core.log_file import RedactingFormatter  # noqa: E402
-from rl_core.run_owner import training  # noqa: E402
-from rl_core.stopping import GRACE_S  # noqa: E402
-from rl_core.tracking import RunFolder  # noqa: E402
-from tasks.train import TRAINER_LOGGER, train_model  # noqa: E402
+from rl_core.stopping import LEAVING_S  # noqa: E402
 
-_LEAVING_S: Final = GRACE_S + 15.0
-"""Seconds after which a trainer without a parent, or the one before it, has ended."""
 _PROGRESS_INTERVAL_S: Final = 0.5
-_logger = logging.getLogger("tasks.train_child")  # its __name__ is __main__
+_logger = logging.getLogger("tasks.child")  # its __name__ is __main__
 
 
 class Channel(logging.Handler):
@@ -64,12 +57,12 @@ class Channel(logging.Handler):
             self._told = phase, time.monotonic()
             self._send(progress=phase)
 
-    def done(self, step: int) -> None:
-        """Tells that training is over, as its last word."""
-        self._send(done=step)
+    def done(self, result: object) -> None:
+        """Tells what came of the call, as its last word."""
+        self._send(done=b64encode(pickle.dumps(result)).decode())
 
     def error(self, error: Exception) -> None:
-        """Tells what ended training, as its last word."""
+        """Tells what ended the call, as its last word."""
         self._send(error=b64encode(_pickled(error)).decode())
 
     def _send(self, **message: Any) -> None:
@@ -79,37 +72,29 @@ class Channel(logging.Handler):
 
 
 def main() -> NoReturn:
-    """Trains as the parent asks."""
-    run, to_parent = RunFolder(Path(sys.argv[1])), socket.socket(fileno=int(sys.argv[2]))
+    """Does what the parent asks."""
+    name, to_parent = sys.argv[1], socket.socket(fileno=int(sys.argv[2]))
     to_parent.set_inheritable(False)  # else a grandchild's life would look like ours
     signal.signal(signal.SIGTERM, _leave)
     dump_stacks_on_request()
-    with to_parent.makefile("r") as stream:
-        job = json.loads(stream.readline())
+    with to_parent.makefile("rb") as stream:
+        job = stream.readline()
     threading.Thread(target=_leave_with_parent, args=(to_parent,), daemon=True).start()
     channel = Channel(to_parent)
     _log_to(channel)
-    sys.exit(_train(run, job, channel))
+    sys.exit(_work(name, job, channel))
 
 
-def _train(run: RunFolder, job: dict[str, Any], channel: Channel) -> int:
+def _work(name: str, job: bytes, channel: Channel) -> int:
     """Returns the exit code."""
     try:
-        with training(run, wait_s=_LEAVING_S):
-            steps = train_model(
-                RunConfig.model_validate(job["config"]),
-                run,
-                data=Path(job["data"]),
-                model_path=Path(job["model"]),
-                on_step=channel.step,
-                logger=logging.getLogger(TRAINER_LOGGER),
-                on_progress=channel.progress,
-            )
+        function, arguments = pickle.loads(b64decode(job))  # of our parent, by a private way
+        result = function(channel, **arguments)
     except Exception as error:  # whatever it is, the parent raises it
-        _logger.exception("training failed:")
+        _logger.exception("%s failed:", name)
         channel.error(error)
         return 1
-    channel.done(steps)
+    channel.done(result)
     return 0
 
 
@@ -137,7 +122,7 @@ def _leave_with_parent(to_parent: socket.socket) -> None:
     main_thread = threading.main_thread().ident
     assert main_thread is not None
     signal.pthread_kill(main_thread, signal.SIGTERM)
-    time.sleep(_LEAVING_S)
+    time.sleep(LEAVING_S)
     end_family(os.environ[FAMILY])
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,0 +1,143 @@
+"""Evaluation in a flow run whose processes are killed one after the other."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from prefect import flow
+
+from flows import countdown_train as module
+from flows.compose import compose
+from flows.run_record import recorded
+from rl_core.checkpoints import save_checkpoint
+from rl_core.config import RunConfig
+from rl_core.dataset import write_dataset
+from rl_core.evaluation import read_rows
+from rl_core.tracking import RunFolder
+from tests.chaos import Ledger
+from tests.conftest import build_tiny_model
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("prefect_harness"),
+]
+
+MARKER = "TEST_EVALUATION_MARKER"
+VICTIMS = {
+    "Ray's head": "gcs/gcs_server",
+    "engine": "RolloutActor",
+    "evaluator": "tasks.child evaluator",
+}
+
+
+class Killer(logging.Handler):
+    """Kills one process of each evaluation, each time that Ray is up, until no victim is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = list(VICTIMS.values())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage() != "Ray is up" or not self.left:
+            return
+        part = self.left.pop(0)
+        deadline = time.monotonic() + 120
+        while not (found := processes(part)):
+            assert time.monotonic() < deadline, part
+            time.sleep(0.05)
+        for victim in found:
+            victim.send_signal(signal.SIGKILL)
+
+
+def processes(part: str = "") -> list[psutil.Process]:
+    """Returns what lives of all that this module's flow runs started."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            marked = MARKER in process.environ() and process.pid != os.getpid()
+            if marked and part in " ".join(process.cmdline()):
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return [p for p in found if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+@contextmanager
+def listening(handler: logging.Handler) -> Iterator[None]:
+    logger = logging.getLogger("tasks.evaluate")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+def trained(root: Path, overrides: list[str], checkpoint: Path) -> tuple[RunConfig, RunFolder]:
+    """Returns a run that was trained, to a model of random weights, and its settings."""
+    settings = [*overrides, "rollout.engine=hf", "retry.delay_s=0", "run_id=r"]
+    config = compose([*settings, f"storage.root={root}"])
+    run = RunFolder.create(config)
+
+    def write(folder: Path) -> None:
+        shutil.copytree(checkpoint, folder, dirs_exist_ok=True)
+
+    save_checkpoint(run.path, 7, write, 0.5)
+    return config, run
+
+
+def evaluated(config: RunConfig, run: RunFolder, data: Path) -> None:
+    """Evaluates in a flow run as the pipeline does."""
+
+    @flow
+    def evaluating() -> None:
+        with recorded(run):
+            model_path = Path(str(config.model.path))
+            module._retried_evaluate(config, run)(config, run, data, model_path)
+
+    evaluating()
+
+
+@pytest.mark.chaos
+def test_whatever_is_killed_the_retries_end_with_the_rows_of_an_undisturbed_evaluation(
+    tmp_path: Path,
+    tiny_overrides: list[str],
+    survived: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    build_tiny_model(tmp_path / "trained", seed=1)
+    whole, whole_run = trained(tmp_path / "whole", tiny_overrides, tmp_path / "trained")
+    data = tmp_path / "data"
+    write_dataset(whole.env, whole.data, data)
+    evaluated(whole, whole_run, data)
+    assert whole_run.read().reason is None
+
+    monkeypatch.setenv(MARKER, "1")
+    config, run = trained(tmp_path / "killed", tiny_overrides, tmp_path / "trained")
+    killer = Killer()
+    with listening(killer):
+        evaluated(config, run, data)
+    assert killer.left == []
+    assert processes() == []
+
+    for name in ("base", "step_000007"):
+        rows, expected = (
+            read_rows(folder.path / "eval" / f"{name}.parquet") for folder in (run, whole_run)
+        )
+        assert len(rows) > 0
+        assert rows == expected
+    record = run.read()
+    assert record.status == "finished"
+    again = "evaluation was repeated: "
+    assert record.reason == f"{again}evaluator died; {again}engine_0 died"
+    for name in VICTIMS:
+        survived("SIGKILL", f"{name}, in evaluation")
