@@ -1,4 +1,4 @@
-"""Evaluation in a flow run whose processes are killed one after the other."""
+"""Evaluation whose processes are killed one after the other, or that is asked to stop."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +34,7 @@ pytestmark = [
     pytest.mark.usefixtures("prefect_harness"),
 ]
 
+COMMAND = [sys.executable, "-c", "from flows.cli import main; main()"]
 MARKER = "TEST_EVALUATION_MARKER"
 VICTIMS = {
     "Ray's head": "gcs/gcs_server",
@@ -141,3 +144,32 @@ def test_whatever_is_killed_the_retries_end_with_the_rows_of_an_undisturbed_eval
     assert record.reason == f"{again}evaluator died; {again}engine_0 died"
     for name in VICTIMS:
         survived("SIGKILL", f"{name}, in evaluation")
+
+
+def test_a_stop_that_is_asked_for_ends_the_evaluator_and_the_command_goes_on_when_it_is_repeated(
+    tmp_path: Path, tiny_overrides: list[str], tiny_model_path: Path
+) -> None:
+    changes = {"data.test_size": 400, "evaluation.samples_per_problem": 64}
+    much = [text for text in tiny_overrides if text.partition("=")[0] not in changes]
+    much += [f"{name}={value}" for name, value in changes.items()]
+    config, run = trained(tmp_path / "stopped", much, tiny_model_path)
+    write_dataset(config.env, config.data, tmp_path / "data")
+    run.update(model=str(tiny_model_path), data=str(tmp_path / "data"))
+    command = [*COMMAND, "evaluate", "run_id=r", f"storage.root={config.storage.root}"]
+    environment = os.environ | {"PYTHONPATH": str(Path.cwd()), MARKER: "1"}
+    output = tmp_path / "output"
+    with (
+        output.open("w") as file,
+        subprocess.Popen(command, env=environment, stdout=file, stderr=file) as process,
+    ):
+        while "engine_0 is ready" not in output.read_text():
+            assert process.poll() is None, output.read_text()
+            time.sleep(0.1)
+        process.terminate()
+    assert process.returncode == 1
+    assert output.read_text().endswith("countdown-train: interrupted\n")
+    assert processes() == []
+
+    few = ["evaluation.samples_per_problem=2", "evaluation.max_problems=8"]
+    subprocess.run([*command, *few], env=environment, stdout=subprocess.DEVNULL, check=True)
+    assert run.read().accuracy_after is not None
