@@ -10,6 +10,7 @@ from rl_core.process_env import apply_defaults, hide_cuda_only_packages, process
 os.environ.update(process_environment(num_threads=1, on_gpu=False, offline=True))
 apply_defaults()
 hide_cuda_only_packages()
+os.environ["COLUMNS"] = "120"  # tables are as wide as the terminal, and it may be narrow
 # CI may start us in the background, where SIGINT is ignored: the processes that tests interrupt
 # would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
