@@ -34,7 +34,7 @@ PEER = {
     "verdict_shares_by_step": "select run_id, step, verdict, count(*) from dump group by all",
     "longest_responses": "from dump order by response_tokens desc limit 20",
     "phrase_by_step": (
-        "select run_id, step, avg(cast(regexp_matches(output, '(?i)wait|check|verify') as int)) "
+        "select run_id, step, avg(cast(regexp_matches(output, '(?i)wait') as int)) "
         "from dump group by all"
     ),
 }

@@ -21,6 +21,7 @@ from rl_core.checkpoints import save_checkpoint
 from rl_core.config import RunConfig
 from rl_core.envs.countdown import render_prompt
 from rl_core.evaluation import label_rows, write_rows
+from rl_core.held_out_log import MOST_PROBLEMS
 from rl_core.schema import RESCORES, ROLLOUTS
 from rl_core.tracking import RunFolder
 from rl_core.types import Completion, Problem, Rollout, ScoredText
@@ -28,7 +29,7 @@ from rl_core.upkeep_config import StorageConfig
 
 PROMPTS, GROUP_SIZE = 64, 4
 STEP_ROWS = PROMPTS * GROUP_SIZE
-CHECKPOINT_STEPS = 100
+CHECKPOINT_STEPS, TEST_STEPS = 100, 10
 NUM_PROBLEMS = 20_000
 TEST_PROBLEMS, SAMPLES = 1_024, 4
 _NUM_LINES = 100_000
@@ -171,9 +172,16 @@ class Author:
         return {name: self._random.normal(0, 0.01, STEP_ROWS).tolist() for name in columns}
 
     def metrics(self, step: int) -> dict[str, float]:
-        """Returns what a step logs; every tenth tests."""
+        """Returns what a step logs; every `TEST_STEPS`-th tests."""
         values = dict(zip(_MEASURED, self._random.random(len(_MEASURED)).tolist(), strict=True))
-        return values | ({"val/accuracy": values["reward/accuracy"]} if step % 10 == 0 else {})
+        return values | (
+            {"val/accuracy": values["reward/accuracy"]} if step % TEST_STEPS == 0 else {}
+        )
+
+    def held_out(self, skill: float) -> list[Rollout]:
+        """Returns the answers that a run keeps of a test: to the first problems, the same ones."""
+        dice = self._random.random(MOST_PROBLEMS).tolist()
+        return [self.rollout(index, (index, 0), die / skill, 8) for index, die in enumerate(dice)]
 
     def evaluation(self) -> Iterator[dict[str, object]]:
         """Yields the rows of one model's evaluation: greedy ones, then samples."""
@@ -217,8 +225,10 @@ def write_run(root: Path, run_id: str, num_steps: int, author: Author, *, finish
     config = RunConfig(run_id=run_id, storage=StorageConfig(root=root))
     run = RunFolder.create(config)
     chars, write_s, compact_s = 0, [], []
+    run.held_out.write(0, author.held_out(0.05))
     for step in range(1, num_steps + 1):
-        rollouts = author.rollouts(step, 0.05 + 0.5 * step / num_steps)
+        skill = 0.05 + 0.5 * step / num_steps
+        rollouts = author.rollouts(step, skill)
         learned = author.learned()
         chars += sum(len(r.prompt_text) + len(r.response_text) for r in rollouts)
         epoch = step * PROMPTS // NUM_PROBLEMS
@@ -226,6 +236,8 @@ def write_run(root: Path, run_id: str, num_steps: int, author: Author, *, finish
         run.rollouts.write(step, epoch, rollouts, learned, policy_version=step - 1)
         write_s.append(time.perf_counter() - start)
         run.metrics.append(step, author.metrics(step) | {"epoch": epoch})
+        if step % TEST_STEPS == 0:
+            run.held_out.write(step, author.held_out(skill))
         if step % CHECKPOINT_STEPS == 0:
             save_checkpoint(run.path, step, _save_nothing, 0.5 * step / num_steps)
             compact_s.append(_compact(run, last_too=False))

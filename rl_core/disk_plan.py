@@ -1,10 +1,11 @@
-"""How many bytes a run writes, worked out before the start: checkpoints, rollout logs, metrics."""
+"""How many bytes training writes, worked out before it: checkpoints, rollouts, tests, metrics."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from rl_core.config import RunConfig
+from rl_core.held_out_log import MOST_PROBLEMS
 from rl_core.memory_plan import ModelShape
 
 _FLOAT32 = 4
@@ -12,6 +13,8 @@ _FIXED_BYTES = 2**20
 """Of a checkpoint, at most: tokenizer (Qwen's has 11 MB, but is compared with gigabytes), JSON."""
 _ROW_BYTES, _TOKEN_BYTES, _METRICS_BYTES = 64, 2, 3_000
 """Compressed: of a rollout's numbers, of a response token's text, of a line of metrics."""
+_TEST_FILE_BYTES = 10_000
+"""Of a parquet file with a test's answers, before the first row."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +26,9 @@ class DiskPlan:
     kept_bytes: int
     """Of the most that lie there at a time, the one being written included."""
     step_bytes: int
-    """Of a step's rollouts and metrics, at most."""
+    """Of a step's rollouts and metrics, and its share of a test's answers, at most."""
     logs_bytes: int
-    """Of rollouts and metrics at the end: old rollouts age out by their quota."""
+    """Of all these at the end: old rollouts age out by their quota."""
 
     @property
     def total_bytes(self) -> int:
@@ -56,12 +59,17 @@ def disk_plan(shape: ModelShape, config: RunConfig, num_steps: int) -> DiskPlan:
     wanted = 2 + max(kept.keep_last, 1) + num_steps // (kept.keep_every or num_steps + 1)
     allowed = min(wanted, kept.quota_bytes // size)
     num_rollouts = config.data.train_batch_size * config.algorithm.group_size
-    rollouts = num_rollouts * (_ROW_BYTES + _TOKEN_BYTES * config.data.max_response_length)
+    row = _ROW_BYTES + _TOKEN_BYTES * config.data.max_response_length
+    rollouts = num_rollouts * row
+    problems = min(MOST_PROBLEMS, config.trainer.test_problems, config.data.test_size)
+    test = _TEST_FILE_BYTES + problems * row
+    num_tests = 1 + -(-num_steps // config.trainer.test_freq)  # the first before any step
     return DiskPlan(
         checkpoint_bytes=size,
         kept_bytes=min(saves, max(3, allowed)) * size,
-        step_bytes=_METRICS_BYTES + rollouts,
+        step_bytes=_METRICS_BYTES + rollouts + test // config.trainer.test_freq,
         logs_bytes=num_steps * _METRICS_BYTES
+        + num_tests * test
         + min(num_steps * rollouts, config.storage.rollout_quota_bytes),
     )
 

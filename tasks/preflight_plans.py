@@ -160,8 +160,8 @@ def disk_findings(config: RunConfig) -> Iterator[Finding]:
     at = plan.fills_at(free)
     said = (
         f"a checkpoint takes {_size(plan.checkpoint_bytes)}, those kept {_size(plan.kept_bytes)} "
-        f"with the one being written; rollouts and metrics {_size(plan.step_bytes)} a step at "
-        f"most; {_size(plan.total_bytes)} after {num_steps:,} steps, {_size(free)} are free"
+        f"with the one being written; rollouts, tests and metrics {_size(plan.step_bytes)} a step "
+        f"at most; {_size(plan.total_bytes)} after {num_steps:,} steps, {_size(free)} are free"
     )
     if at == 0:
         yield Finding(

@@ -51,6 +51,7 @@ VIEWS = (
     "rescores",
     "metrics",
     "evaluations",
+    "held_out",
     "checkpoints",
     "settings",
     "runs",
@@ -109,6 +110,7 @@ def _answer(
         files = {
             "rollout_rows": rollouts,
             "evaluation_rows": run_files.parquet_files(of["evaluations"], "eval"),
+            "held_out_rows": run_files.parquet_files(of["held_out"], "held_out"),
             "rescore_rows": run_files.parquet_files(of["rescores"], "rescored"),
         }
         own = {name: found for name, found in files.items() if found and is_ours}
@@ -149,7 +151,7 @@ def _create_views(connection: duckdb.DuckDBPyConnection) -> None:
 def export_catalog(root: Path, file: Path) -> None:
     """Writes a DuckDB file with all views, for any DuckDB client.
 
-    Rollouts, evaluations and rescores stay where they are, and new ones are seen at the next
+    Rollouts, rescores and answers to tests stay where they are, and new ones are seen at the next
     query; metrics, records, settings and footers are copied as they are now.
 
     Args:
@@ -212,6 +214,7 @@ _KINDS = ("steps", "step")
 _FILES: Mapping[str, tuple[str, pa.Schema]] = {
     "rollout_rows": ("rollouts/step*.parquet", schema.ROLLOUTS),
     "evaluation_rows": ("eval/*.parquet", schema.EVALUATION),
+    "held_out_rows": ("held_out/*.parquet", schema.EVALUATION),
     "rescore_rows": ("rescored/*.parquet", schema.RESCORES),
 }
 """Where the rows of many files lie in a run's folder."""

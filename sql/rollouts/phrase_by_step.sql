@@ -1,7 +1,7 @@
 -- one row per run and step: how many responses hold a phrase, and how those fare beside the others.
 -- Ask it whether a habit (checking, counting, giving up) grows, and whether it pays.
--- Example: countdown-train sql phrase_by_step -p pattern='(?i)wait' --run latest
--- $pattern: str = (?i)wait|check|verify (a regular expression)
+-- Example: countdown-train sql phrase_by_step -p pattern='(?i)check' --run latest
+-- $pattern: str = (?i)wait (a regular expression; alternatives, as in wait|check, take twice as long)
 with marked as (
     select
         run_id,

@@ -39,5 +39,6 @@ def test_made_up_runs_answer_as_real_ones_do(workload: ModuleType, tmp_path: Pat
         (run_id, made.rows, made.rows, made.text_chars)
         for run_id, made in (("done", done), ("going-on", going_on))
     ]
-    for question in ("tokens_spent", "rescored", "majority_vote", "metric_summary"):
+    asked_of = ("tokens_spent", "rescored", "majority_vote", "metric_summary", "solved_and_lost")
+    for question in asked_of:
         assert sql.ask(question, root=tmp_path).height

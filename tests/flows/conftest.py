@@ -3,6 +3,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+# Its logging keeps the stderr that it finds on import: the session's here, not that of one test,
+# which closes it, so that every later line of a log would end as "Logging error" in others' stderr.
+import prefect.main  # noqa: F401
 import pytest
 
 

@@ -59,12 +59,17 @@ def test_every_kth_checkpoint_is_counted_and_old_rollouts_are_not() -> None:
     checkpoints = {"keep_every": 200, "quota_bytes": 100 * one}
     plan = disk_plan(shape, RunConfig.model_validate({"checkpoints": checkpoints}), 1_000)
     assert plan.kept_bytes == 9 * one  # latest, best, two newest, and 200, 400, ..., 1,000
-    # By hand: 256 rows of 64 + 2 * 1,024 bytes, and 3,000 of metrics.
-    assert plan.step_bytes == 256 * 2_112 + 3_000
-    assert plan.logs_bytes == 1_000 * plan.step_bytes
+    # By hand: 256 rows of 64 + 2 * 1,024 bytes, 3,000 of metrics, and at steps 0, 100, ..., 1,000
+    # a file of 10,000 with the answers to 128 problems.
+    test = 10_000 + 128 * 2_112
+    assert plan.step_bytes == 256 * 2_112 + 3_000 + test // 100
+    assert plan.logs_bytes == 1_000 * (256 * 2_112 + 3_000) + 11 * test
     storage = {"rollout_quota_bytes": 10**8}
     aged = disk_plan(shape, RunConfig.model_validate({"storage": storage}), 1_000)
-    assert aged.logs_bytes == 1_000 * 3_000 + 10**8
+    assert aged.logs_bytes == 1_000 * 3_000 + 10**8 + 11 * test
+    few = RunConfig.model_validate({"storage": storage, "trainer": {"test_problems": 16}})
+    fewer = disk_plan(shape, few, 1_000)
+    assert fewer.logs_bytes == 1_000 * 3_000 + 10**8 + 11 * (10_000 + 16 * 2_112)
 
 
 def test_the_step_at_which_the_disk_is_full() -> None:

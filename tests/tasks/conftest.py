@@ -112,6 +112,15 @@ def _alpha_evaluations() -> list[dict[str, Any]]:
     ]
 
 
+_HELD_OUT = (
+    ("no_answer", "wrong_value", "correct"),
+    ("correct", "wrong_value", "correct"),
+    ("no_answer", "wrong_value", "correct"),
+    ("correct", "no_answer", "wrong_value"),
+)
+"""Of alpha: verdicts of the first three problems at steps 0 to 3."""
+
+
 def _alpha_rescores() -> list[dict[str, Any]]:
     """As if another reward refused the first answer of step 2 and took the second."""
     place = {"run_id": "alpha", "changed": "env.x=1", "step": 2, "group_id": 0}
@@ -238,6 +247,13 @@ def _write_beta(run: Path) -> None:
     (run / "run.json").write_text(json.dumps(record))
 
 
+def _write_held_out(run: Path) -> None:
+    for step, verdicts in enumerate(_HELD_OUT):
+        model = f"step_{step:06d}" if step else "base"
+        rows = _evaluation(model, step, "greedy", {i: [v] for i, v in enumerate(verdicts)})
+        _write(run / "held_out" / f"step_{step:06d}.parquet", rows, EVALUATION)
+
+
 def _schema_with(metadata: dict[str, str]) -> pa.Schema:
     return pa.schema([("x", pa.int64())], metadata=metadata)
 
@@ -262,3 +278,11 @@ def two_runs(tmp_path: Path) -> Path:
 def shared_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same, once for all tests that leave the runs' logs as they are."""
     return _write_two_runs(tmp_path_factory.mktemp("shared") / "outputs")
+
+
+@pytest.fixture(scope="session")
+def tested_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `shared_runs`, where `alpha` has also kept the answers of its tests."""
+    root = _write_two_runs(tmp_path_factory.mktemp("tested") / "outputs")
+    _write_held_out(root / "runs" / "alpha")
+    return root

@@ -308,6 +308,18 @@ ANSWERS: dict[str, tuple[dict[str, Any], list[str], list[tuple[Any, ...]]]] = {
         ["key", "value", "runs", "run_ids"],
         [("seed", "0", 1, A), ("seed", "1", 1, B)],
     ),
+    "solved_and_lost": (
+        {},
+        [
+            *("run_id", "prompt_index", "tests", "times_solved", "first_solved_at"),
+            *("times_lost", "last_lost_at", "last_verdict", "prompt"),
+        ],
+        [
+            (A, 2, 4, 3, 0, 1, 3, "wrong_value", "test prompt 2"),
+            (A, 0, 4, 2, 1, 1, 2, "correct", "test prompt 0"),
+            (A, 1, 4, 0, None, 0, None, "no_answer", "test prompt 1"),
+        ],
+    ),
     "attempts": ({}, ["run_id", "number", "reason"], [(A, 1, "started")]),
     "checkpoints_on_disk": (
         {},

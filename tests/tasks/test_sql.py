@@ -25,9 +25,9 @@ def rounded(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("name", sorted(query.name for query in sql.list_queries()))
-def test_saved_question_gives_the_hand_computed_answer(name: str, shared_runs: Path) -> None:
+def test_saved_question_gives_the_hand_computed_answer(name: str, tested_runs: Path) -> None:
     arguments, columns, rows = ANSWERS[name]
-    answer = sql.ask(name, arguments, root=shared_runs).select(columns)
+    answer = sql.ask(name, arguments, root=tested_runs).select(columns)
     assert rounded(answer.rows()) == rounded(rows)
 
 
@@ -40,11 +40,11 @@ def test_header_says_what_a_row_is_and_what_to_ask(query: sql.Query, tmp_path: P
 
 @pytest.mark.parametrize("query", sql.list_queries(), ids=lambda query: query.name)
 def test_the_example_of_each_question_answers(
-    query: sql.Query, shared_runs: Path, capsys: pytest.CaptureFixture[str]
+    query: sql.Query, tested_runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     program, command, *words = shlex.split(query.example)
     assert (program, command, words[0]) == ("countdown-train", "sql", query.name)
-    assert run_command([command, *words, f"storage.root={shared_runs}"]) == 0
+    assert run_command([command, *words, f"storage.root={tested_runs}"]) == 0
     assert capsys.readouterr().out
 
 
@@ -86,6 +86,7 @@ def test_without_any_run_all_views_are_empty_with_their_columns(tmp_path: Path) 
 
     assert columns("rollouts") == ROLLOUTS.names
     assert columns("evaluations") == EVALUATION.names
+    assert set(columns("held_out")) < set(EVALUATION.names)
     assert columns("metrics") == ["run_id", "step", "epoch", "logged_at", "metric", "value"]
     with pytest.raises(ValueError, match=r"no run in .* yet"):
         sql.run_query("from runs", root=tmp_path, run="latest")
@@ -204,6 +205,7 @@ def test_reads_what_a_run_really_writes_while_it_writes(tmp_path: Path) -> None:
             {},
             policy_version=step - 1,
         )
+        run.held_out.write(step, [rollout("correct", 0), rollout("no_answer", 1)])
         run.metrics.append(step, {"reward/accuracy": 0.5, "critic/kl": float("nan")})
         metrics.write_text(metrics.read_text() + '{"step": 3, "rew')
         shares = sql.ask("verdict_shares_by_step", root=tmp_path)
@@ -212,6 +214,8 @@ def test_reads_what_a_run_really_writes_while_it_writes(tmp_path: Path) -> None:
         ]
         curve = sql.ask("learning_curve", root=tmp_path, run="live")
         assert curve["accuracy"].to_list() == [0.5] * step
+        solved = sql.ask("solved_and_lost", root=tmp_path).select("prompt_index", "times_solved")
+        assert solved.rows() == [(0, step), (1, 0)]
         run.metrics.cut_after(step)
     save_checkpoint(run.path, 2, write_weights, 0.5)
     found = sql.run_query(

@@ -61,13 +61,13 @@ def test_a_step_in_a_joined_file_and_in_its_own_counts_once(two_runs: Path) -> N
         assert connection.execute(question).fetchall() == counts
 
 
-def test_every_saved_question_answers_over_the_catalogue(shared_runs: Path, tmp_path: Path) -> None:
+def test_every_saved_question_answers_over_the_catalogue(tested_runs: Path, tmp_path: Path) -> None:
     file = tmp_path / "catalog.duckdb"
-    sql.export_catalog(shared_runs, file)
+    sql.export_catalog(tested_runs, file)
     with duckdb.connect(str(file), read_only=True) as connection:
         for query in sql.list_queries():
             rows = connection.execute(query.sql, query.bind({}) or None).fetchall()
-            assert len(rows) == sql.ask(query.name, root=shared_runs).height, query.name
+            assert len(rows) == sql.ask(query.name, root=tested_runs).height, query.name
 
 
 def test_without_runs_the_views_are_there_and_empty(tmp_path: Path) -> None:
