@@ -10,6 +10,8 @@ _MEMORY_WORDS = (
     "can't allocate memory",
     "cannot allocate memory",
     "bad_alloc",  # C++, where torch passes it on
+    "could not create a primitive",  # oneDNN, which tells no reason: no room for its code
+    "could not create a memory object",  # oneDNN
     "no available memory for the cache blocks",  # vLLM on a card
     "less than requested memory for kv",  # vLLM on the CPU
     "less than desired gpu memory utilization",
