@@ -18,6 +18,7 @@ from rl_core.atomic import is_disk_full
 from rl_core.checkpoints import list_checkpoints
 from rl_core.config import RunConfig
 from rl_core.errors import OutOfMemory, WorkerDied
+from rl_core.ladder import beyond_the_ladder
 from rl_core.log_file import redact
 from rl_core.reserve import RESERVE_BYTES
 from rl_core.tracking import RunFolder, RunRecord
@@ -160,10 +161,8 @@ def _make_room(error: OutOfMemory, run: RunFolder, again: str, outcome: str) -> 
     config = _settings(run)
     helpful = settings_that_help(config, run, error) if config else []
     if not helpful:
-        return (
-            "lower data.max_response_length, train adapters (model.lora_rank=16) or take a machine "
-            f"with more memory; {again} {outcome}"
-        )
+        others = [*beyond_the_ladder(config or RunConfig(), error.phase), "more memory"]
+        return f"take {' or '.join(others)}; {again} {outcome}"
     more = f" ({' or '.join(helpful[1:])} would help as well)" if helpful[1:] else ""
     return f"{again} {helpful[0]}{more} {outcome}"
 

@@ -189,6 +189,9 @@ def preflight(overrides: Sequence[str], *, as_json: bool = False) -> None:
     else:
         for finding in findings:
             _print(f"{finding.level:8} {finding.check:9} {finding}")
+        for finding in findings:
+            if finding.overrides:  # on a line of its own, to be copied
+                _print(f"{'to fit':8} {finding.check:9} {finding.overrides}")
     if any(finding.level == "fatal" for finding in findings):
         raise BadInputError("preflight found what would stop a run")
 

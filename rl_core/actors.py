@@ -21,6 +21,7 @@ from rl_core.config import RunConfig
 from rl_core.errors import out_of_memory_as
 from rl_core.family import dump_stacks_on_request
 from rl_core.log_file import RedactingFormatter
+from rl_core.memory_need import takes_turns
 from rl_core.process_env import apply_defaults, hide_cuda_only_packages
 from rl_core.types import (
     Completion,
@@ -112,6 +113,8 @@ class LearnerActor:
 
             self._learner = Learner(config, model_path, resume_from, budgets_file)
             self._sent_dtype = config.model.dtype
+            self._takes_turns = takes_turns(config)
+            self._give_back()
         _logger.info(
             "%s in %s, micro-batches of up to %d tokens",
             model_path.name,
@@ -142,7 +145,16 @@ class LearnerActor:
 
         dtype = getattr(torch, self._sent_dtype)
         with out_of_memory_as("weights"):
-            return {n: t.to("cpu", dtype) for n, t in self._learner.weights().items()}
+            sent = {n: t.to("cpu", dtype) for n, t in self._learner.weights().items()}
+        self._give_back()  # the engines wake up to take them
+        return sent
+
+    def _give_back(self) -> None:
+        """Leaves to engines on the same card what torch keeps of it for later."""
+        import torch
+
+        if self._takes_turns:
+            torch.cuda.empty_cache()
 
     def snapshot(self) -> SnapshotBytes:
         """Copies what a checkpoint holds, while nothing is written."""

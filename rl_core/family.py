@@ -60,6 +60,26 @@ def end_family(family: str, timeout_s: float = 10.0) -> None:
             return
 
 
+def children_that_mention(path: Path) -> list[psutil.Process]:
+    """Returns this process's children whose command line names a path, with all their own."""
+    children = [child for child in psutil.Process().children() if _mentions(child, path)]
+    return [process for child in children for process in _with_descendants(child)]
+
+
+def _mentions(process: psutil.Process, path: Path) -> bool:
+    try:
+        return any(str(path) in argument for argument in process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def _with_descendants(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
 def dump_stacks_on_request() -> None:
     """Has SIGUSR1 write the stacks of all of this process's threads to its standard error."""
     faulthandler.register(_DUMP, file=2, all_threads=True)

@@ -18,6 +18,7 @@ from torch import Tensor
 from rl_core.batch import TrainBatch, micro_batches, padded_tokens
 from rl_core.config import RunConfig
 from rl_core.errors import OutOfMemory, first_line, is_out_of_memory
+from rl_core.ladder import remedies
 from rl_core.token_budgets import TokenBudgets, read_learned, write_learned
 
 Result = TypeVar("Result")
@@ -76,7 +77,8 @@ class Fitting:
                 torch.cuda.empty_cache()
             sizes = self._sizes(batch, [rows for rows in parts if len(rows) > 1])
             if not sizes:
-                raise OutOfMemory(phase, self._with_remedies(said, self._sizes(batch, parts)))
+                told = self._with_remedies(phase, said, self._sizes(batch, parts))
+                raise OutOfMemory(phase, told)
             self._budgets.shrink(phase, max(sizes))
 
     def end_step(self) -> dict[str, float]:
@@ -98,20 +100,10 @@ class Fitting:
     def _sizes(self, batch: TrainBatch, parts: Sequence[Tensor]) -> list[int]:
         return [padded_tokens(batch, rows, share_prompts=self._share_prompts) for rows in parts]
 
-    def _with_remedies(self, said: str, sizes: Sequence[int]) -> str:
-        config = self._config
-        remedies = ["lower data.max_response_length or data.max_prompt_length"]
-        if not config.model.gradient_checkpointing:
-            remedies.append("set model.gradient_checkpointing=true")
-        if config.resources.learner_gpus and not config.rollout.sleep:
-            remedies.append("lower rollout.gpu_memory_utilization or set rollout.sleep=true")
-        if not config.resources.learner_gpus and config.resources.learner_threads > 1:
-            remedies.append("set resources.learner_threads=1")
-        if not config.model.lora_rank:
-            remedies.append("train adapters (model.lora_rank=16)")
+    def _with_remedies(self, phase: str, said: str, sizes: Sequence[int]) -> str:
         return (
             f"{said.rstrip('.')}. Every micro-batch is a single row already, the longest of "
-            f"{max(sizes)} tokens: {', or '.join(remedies)}"
+            f"{max(sizes)} tokens. What helps: {' or '.join(remedies(self._config, phase))}"
         )
 
 

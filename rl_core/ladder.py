@@ -1,34 +1,44 @@
 """The ladder: what the next attempt changes after one that ran out of memory.
 
-Only settings that leave the result alone, never batches, lengths or learning rates; and only those
-that make room where it was missing. Not here: micro-batches, which need no attempt (fitting.py).
+Only levers that leave the result alone, never batches, lengths or learning rates; and only those
+that make room where it was missing: what helps most there first, for each rung costs an attempt.
+Not here: what levers there are (levers.py), the plan before the start (fits.py), and micro-batches,
+which need no attempt (fitting.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
-
-from pydantic import ValidationError
+from typing import Final
 
 from rl_core.config import RunConfig
 from rl_core.errors import OutOfMemory
+from rl_core.levers import (
+    CHECKPOINTING,
+    ENGINES,
+    KV_CACHE,
+    LEVERS,
+    OFFLOAD,
+    SEQUENCES,
+    SHARE,
+    SLEEP,
+    SNAPSHOT,
+    THREADS,
+    Lever,
+    Value,
+    sequences_at_a_time,
+    typed,
+    value_of,
+    with_settings,
+)
 from rl_core.memory_plan import ModelShape
+from rl_core.placement import shares_a_card
 
-Value = bool | int | float
 Changes = dict[str, tuple[Value, Value]]
 """Settings by name, `rollout.kv_cache_mib`: the value before, and the one after."""
 
 _Rung = Callable[[RunConfig, ModelShape | None], dict[str, Value]]
-"""New values of settings; those that are no news do not count."""
-_MIB: Final = 2**20
-_LEAST_SHARE: Final = 0.1
-"""Of a card whose size or whose engine's needs nobody knows."""
-_ENGINE_ITSELF_GIB: Final = 1.5
-"""On a card, beside weights and KV cache: what CUDA and a step of the engine take."""
-_LEAST_KV_MIB: Final = 16
-_LEAST_SEQUENCES: Final = 8
-"""With fewer at a time, a step takes all night."""
+"""New values of settings; none where they are no news."""
 
 
 def next_rung(config: RunConfig, error: OutOfMemory, shape: ModelShape | None) -> Changes | None:
@@ -62,103 +72,105 @@ def with_changes(config: RunConfig, taken: Iterable[Changes]) -> RunConfig:
 
 def in_words(changes: Mapping[str, tuple[Value, Value]]) -> str:
     """Returns the changes as one would type them: `model.gradient_checkpointing=true`."""
-    return " ".join(f"{name}={_typed(new)}" for name, (_, new) in changes.items())
+    return typed({name: new for name, (_, new) in changes.items()})
+
+
+def remedies(config: RunConfig, phase: str) -> list[str]:
+    """Returns all that makes room in a phase, as one would type it: first what a retry would do.
+
+    Args:
+        config: the settings in force.
+        phase: where memory is short, as `OutOfMemory` names it.
+    """
+    rungs = rungs_left(config, OutOfMemory(phase, ""), None)
+    return [*(in_words(changes) for changes in rungs), *beyond_the_ladder(config, phase)]
+
+
+def beyond_the_ladder(config: RunConfig, phase: str) -> list[str]:
+    """Returns what makes room in a phase, and no retry would do by itself: it changes the result.
+
+    Args:
+        config: the settings in force.
+        phase: where memory is short, as `OutOfMemory` names it.
+    """
+    shorter = ["a smaller data.max_response_length or data.max_prompt_length"]
+    if phase in _ROLLOUT_PHASES:
+        return shorter + (["a card of its own for the engine"] if shares_a_card(config) else [])
+    return shorter + [
+        f"{typed({lever.name: values[0]})} in a new run"
+        for lever in LEVERS
+        if not lever.keeps_result and (values := lever.steps(config, None))
+    ]
 
 
 def _rungs_left(
     config: RunConfig, error: OutOfMemory, shape: ModelShape | None
 ) -> Iterator[Changes]:
     for rung in _ladder(error):
-        changes = {
-            name: (_value(config, name), new)
-            for name, new in rung(config, shape).items()
-            if _value(config, name) != new
-        }
+        changes = {name: (value_of(config, name), new) for name, new in rung(config, shape).items()}
         if changes and _changed(config, changes) is not None:
             yield changes
 
 
-def _checkpointing(config: RunConfig, shape: ModelShape | None) -> dict[str, Value]:
-    return {"model.gradient_checkpointing": True}
+def _pull(lever: Lever) -> _Rung:
+    """A rung halves, where a lever has values: each costs an attempt."""
+
+    def rung(config: RunConfig, shape: ModelShape | None) -> dict[str, Value]:
+        values = lever.steps(config, shape)
+        now = sequences_at_a_time(config) if lever is SEQUENCES else value_of(config, lever.name)
+        smaller = [value for value in values if isinstance(value, bool) or value < now]
+        halved = (value for value in smaller if isinstance(value, bool) or value <= now / 2)
+        return {lever.name: next(halved, smaller[-1])} if smaller else {}
+
+    return rung
 
 
-def _fewer_threads(config: RunConfig, shape: ModelShape | None) -> dict[str, Value]:
-    """On a CPU each thread has a micro-batch of its own, and the gradients of that."""
-    if config.resources.learner_gpus:
-        return {}
-    return {"resources.learner_threads": max(config.resources.learner_threads // 2, 1)}
+def _where(holds: Callable[[RunConfig], bool], *rungs: _Rung) -> _Rung:
+    """Some rungs as one, of settings for which something holds."""
+
+    def rung(config: RunConfig, shape: ModelShape | None) -> dict[str, Value]:
+        if not holds(config):
+            return {}
+        return {name: new for one in rungs for name, new in one(config, shape).items()}
+
+    return rung
 
 
-def _no_snapshot(config: RunConfig, shape: ModelShape | None) -> dict[str, Value]:
-    """A copy of weights and optimizers lies in the machine's memory while it is written."""
-    return {"checkpoints.in_background": False}
+def _learns_on_cpu(config: RunConfig) -> bool:
+    return not config.resources.learner_gpus
 
 
-def _no_snapshot_beside(config: RunConfig, shape: ModelShape | None) -> dict[str, Value]:
-    """Helps a learner that computes where the copy lies."""
-    return {} if config.resources.learner_gpus else _no_snapshot(config, shape)
+def _generates_on_cpu(config: RunConfig) -> bool:
+    return not config.resources.rollout_gpus
 
 
-def _sleep(config: RunConfig, shape: ModelShape | None) -> dict[str, Value]:
-    if not _share_a_card(config) or config.rollout.engine != "vllm":
-        return {}
-    return {"rollout.sleep": True}
+def _generates_beside_the_learner(config: RunConfig) -> bool:
+    return shares_a_card(config) or (_learns_on_cpu(config) and _generates_on_cpu(config))
+
+
+def _has_a_card_for_vllm(config: RunConfig) -> bool:
+    return config.rollout.engine == "vllm" and not _generates_on_cpu(config)
 
 
 def _smaller_rollout(config: RunConfig, shape: ModelShape | None) -> dict[str, Value]:
     """Halves what the engine keeps of responses in the making."""
-    rollout = config.rollout
-    if rollout.engine != "vllm":
-        return _fewer_sequences(config, shape)
-    if config.resources.rollout_gpus:
-        share = round(max(rollout.gpu_memory_utilization / 2, _least_share(config, shape)), 3)
-        return {"rollout.gpu_memory_utilization": min(share, rollout.gpu_memory_utilization)}
-    kv_mib = max(rollout.kv_cache_mib // 2, _least_kv_mib(config, shape))
-    return {"rollout.kv_cache_mib": min(kv_mib, rollout.kv_cache_mib)} | _fewer_sequences(
-        config, shape
-    )
+    if _has_a_card_for_vllm(config):
+        return _pull(SHARE)(config, shape)
+    return _pull(KV_CACHE)(config, shape) | _pull(SEQUENCES)(config, shape)
 
 
-def _fewer_sequences(config: RunConfig, shape: ModelShape | None) -> dict[str, Value]:
-    num_rollouts = config.data.train_batch_size * config.algorithm.group_size
-    at_a_time = min(config.rollout.max_num_seqs, num_rollouts)
-    return {"rollout.max_num_seqs": max(at_a_time // 2, min(at_a_time, _LEAST_SEQUENCES))}
-
-
-def _smaller_rollout_beside(config: RunConfig, shape: ModelShape | None) -> dict[str, Value]:
-    """Helps a learner that shares the engine's memory."""
-    on_cpu = not (config.resources.learner_gpus or config.resources.rollout_gpus)
-    return _smaller_rollout(config, shape) if on_cpu or _share_a_card(config) else {}
-
-
-def _smaller_rollout_on_cpu(config: RunConfig, shape: ModelShape | None) -> dict[str, Value]:
-    return {} if config.resources.rollout_gpus else _smaller_rollout(config, shape)
-
-
-def _fewer_engines(config: RunConfig, shape: ModelShape | None) -> dict[str, Value]:
-    """On a CPU all engines lie in one memory, each with its own weights."""
-    if config.resources.rollout_gpus:
-        return {}
-    return {"rollout.num_engines": max(config.rollout.num_engines // 2, 1)}
-
-
-def _offload(config: RunConfig, shape: ModelShape | None) -> dict[str, Value]:
-    return {"resources.offload": True} if config.resources.learner_gpus else {}
-
-
-def _offload_beside(config: RunConfig, shape: ModelShape | None) -> dict[str, Value]:
-    return _offload(config, shape) if _share_a_card(config) else {}
-
-
+_smaller_rollout_beside: Final = _where(_generates_beside_the_learner, _smaller_rollout)
+_smaller_rollout_on_cpu: Final = _where(_generates_on_cpu, _smaller_rollout)
 _FORWARD: Final = (
-    _fewer_threads,
-    _sleep,
-    _no_snapshot_beside,
+    _pull(THREADS),
+    _pull(SLEEP),
+    _where(_learns_on_cpu, _pull(SNAPSHOT)),  # a learner that computes where the copy lies
     _smaller_rollout_beside,
-    _offload,
+    _pull(OFFLOAD),
 )
-_BACKWARD: Final = (_checkpointing, *_FORWARD)
-_ROLLOUT: Final = (_smaller_rollout, _fewer_engines, _offload_beside)
+_BACKWARD: Final = (_pull(CHECKPOINTING), *_FORWARD)
+_ROLLOUT: Final = (_smaller_rollout, _pull(ENGINES), _where(shares_a_card, _pull(OFFLOAD)))
+_ROLLOUT_PHASES: Final = ("load_engine", "gen", "sync", "evaluate")
 _LADDERS: Final[Mapping[str, tuple[_Rung, ...]]] = {
     "load_learner": (_smaller_rollout_beside,),
     "prepare": _FORWARD,
@@ -168,83 +180,28 @@ _LADDERS: Final[Mapping[str, tuple[_Rung, ...]]] = {
     "update": _BACKWARD,
     "update_critic": _BACKWARD,
     "update_actor": _BACKWARD,
-    "weights": (_no_snapshot, _smaller_rollout_on_cpu),
-    "save": (_no_snapshot, _smaller_rollout_on_cpu),
-    "load_engine": _ROLLOUT,
-    "gen": _ROLLOUT,
-    "sync": _ROLLOUT,
-    "evaluate": _ROLLOUT,
+    "weights": (_pull(SNAPSHOT), _smaller_rollout_on_cpu),
+    "save": (_pull(SNAPSHOT), _smaller_rollout_on_cpu),
+    **dict.fromkeys(_ROLLOUT_PHASES, _ROLLOUT),
 }
 """By phase, what helps most, or costs least time, first."""
 _MACHINE: Final = (
-    _no_snapshot,
-    _fewer_threads,
-    _checkpointing,
+    _pull(SNAPSHOT),
+    _pull(THREADS),
+    _pull(CHECKPOINTING),
     _smaller_rollout_on_cpu,
-    _fewer_engines,
+    _pull(ENGINES),
 )
 """Where a process was killed because the machine's memory ran low."""
 
 
 def _ladder(error: OutOfMemory) -> tuple[_Rung, ...]:
     if "cache blocks" in error.detail.lower():  # vLLM's share is too small already
-        return (_fewer_sequences,)
+        return (_pull(SEQUENCES),)
     return _LADDERS.get(error.phase, _MACHINE)
 
 
-def _share_a_card(config: RunConfig) -> bool:
-    """Ray puts shares of less than a card on the same one."""
-    resources = config.resources
-    return 0 < resources.learner_gpus < 1 and 0 < resources.rollout_gpus < 1
-
-
-def _least_share(config: RunConfig, shape: ModelShape | None) -> float:
-    card_gib = config.resources.gpu_memory_gib
-    if shape is None or card_gib is None:
-        return _LEAST_SHARE
-    weights = shape.num_parameters * _width(config)
-    needed = (weights + _longest_bytes(config, shape)) / 2**30 + _ENGINE_ITSELF_GIB
-    return needed / card_gib
-
-
-def _least_kv_mib(config: RunConfig, shape: ModelShape | None) -> int:
-    """Two of the longest sequences: vLLM's blocks are never filled to the last token."""
-    if shape is None:
-        return config.rollout.kv_cache_mib  # a cache too small is refused, so leave it
-    return max(_LEAST_KV_MIB, -(-2 * _longest_bytes(config, shape) // _MIB))
-
-
-def _longest_bytes(config: RunConfig, shape: ModelShape) -> int:
-    """Keys and values of the longest prompt and response."""
-    num_tokens = config.data.max_prompt_length + config.data.max_response_length
-    per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_size
-    return num_tokens * per_token * _width(config)
-
-
-def _width(config: RunConfig) -> int:
-    return 4 if config.model.dtype == "float32" else 2
-
-
-def _value(config: RunConfig, name: str) -> Any:
-    section, field = name.split(".")
-    return getattr(getattr(config, section), field)
-
-
 def _changed(config: RunConfig, changes: Changes) -> RunConfig | None:
-    """Returns the settings with the changes, None where some exclude each other.
-
-    `rollout.sleep` and `rollout.overlap` do, for one.
-    """
-    settings = config.model_dump()
-    for name, (old, new) in changes.items():
-        section, field = name.split(".")
-        if settings[section][field] == old:
-            settings[section][field] = new
-    try:
-        return RunConfig.model_validate(settings)
-    except ValidationError:
-        return None
-
-
-def _typed(value: Value) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value).lower()
+    """Returns the settings with the changes where the value before is theirs; None if not valid."""
+    due = {name: new for name, (old, new) in changes.items() if value_of(config, name) == old}
+    return with_settings(config, due)

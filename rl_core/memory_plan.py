@@ -186,31 +186,60 @@ def micro_batch_tokens(config: RunConfig) -> int:
     return min(max(config.actor.micro_batch_tokens, longest), num_rows * longest)
 
 
-def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
-    has_critic = config.algorithm.estimator == "gae"
-    has_reference = config.algorithm.kl_mode != "none" and config.algorithm.kl_coef > 0
-    rank, shares_trunk = config.model.lora_rank, config.critic.share_trunk
-    adapters = shape.num_adapter_parameters(rank)
-    # What learns; with adapters, the weights below them are there once for all models.
-    actor = adapters if rank else shape.num_parameters
-    critic = shape.hidden_size + 1
-    if not shares_trunk:
-        critic += adapters if rank else shape.num_backbone_parameters
-    trained = actor + (critic if has_critic else 0)
-    frozen = shape.num_parameters if rank or has_reference else 0
+def resting_learner(shape: ModelShape, config: RunConfig) -> PhaseMemory:
+    """Returns what the learner holds between two steps, when it has given back what it can."""
+    models = _models(shape, config)
     resident = {
-        "weights": _FLOAT32 * (trained + frozen),
-        "optimizer": 2 * _FLOAT32 * trained,
+        "weights": _FLOAT32 * (models.actor + models.critic + models.frozen),
+        "optimizer": 2 * _FLOAT32 * (models.actor + models.critic),
     }
     on_gpu = config.resources.learner_gpus > 0
-    offloads = on_gpu and config.resources.offload
-    reference = _FLOAT32 * frozen if offloads and not rank else 0
-    if offloads:
-        resident = {"weights": resident["weights"] - reference}
+    if on_gpu and config.resources.offload:
+        resident = {"weights": resident["weights"] - _offloaded_reference(models, config)}
     # Beside a card it lies in the machine's memory.
     if config.checkpoints.in_background and not on_gpu:
-        merged = shape.num_parameters if rank else 0
-        resident["snapshot"] = _FLOAT32 * (merged + 3 * trained)
+        merged = shape.num_parameters if config.model.lora_rank else 0
+        resident["snapshot"] = _FLOAT32 * (merged + 3 * (models.actor + models.critic))
+    return PhaseMemory("rest", "learner", resident)
+
+
+@dataclass(frozen=True)
+class _Models:
+    """Numbers of parameters: what learns, and what stands still beside it."""
+
+    actor: int
+    critic: int
+    frozen: int
+
+
+def _models(shape: ModelShape, config: RunConfig) -> _Models:
+    """With adapters, the weights below them are there once for all models."""
+    has_critic = config.algorithm.estimator == "gae"
+    has_reference = config.algorithm.kl_mode != "none" and config.algorithm.kl_coef > 0
+    rank = config.model.lora_rank
+    adapters = shape.num_adapter_parameters(rank)
+    critic = shape.hidden_size + 1
+    if not config.critic.share_trunk:
+        critic += adapters if rank else shape.num_backbone_parameters
+    return _Models(
+        actor=adapters if rank else shape.num_parameters,
+        critic=critic if has_critic else 0,
+        frozen=shape.num_parameters if rank or has_reference else 0,
+    )
+
+
+def _offloaded_reference(models: _Models, config: RunConfig) -> int:
+    """Bytes that come to the card for a pass and go again; adapters have no reference apart."""
+    offloads = config.resources.learner_gpus > 0 and config.resources.offload
+    return _FLOAT32 * models.frozen if offloads and not config.model.lora_rank else 0
+
+
+def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
+    models, rank = _models(shape, config), config.model.lora_rank
+    resident = resting_learner(shape, config).parts
+    reference = _offloaded_reference(models, config)
+    on_gpu = config.resources.learner_gpus > 0
+    offloads = on_gpu and config.resources.offload
     threads = 1 if on_gpu else config.resources.learner_threads
     tokens = micro_batch_tokens(config)
     kept = shape.activation_bytes(
@@ -233,7 +262,7 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
         moments = {"gradients": parts["gradients"], "optimizer": 2 * _FLOAT32 * num_parameters}
         if offloads and sum(moments.values()) > sum(parts.values()):
             parts = moments  # they come when the activations have gone
-        return PhaseMemory(phase, "learner", resident | parts)
+        return PhaseMemory(phase, "learner", {**resident, **parts})
 
     block = _LIVE_BLOCKS * _LOGIT_BLOCK
     forward = {
@@ -241,15 +270,28 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
         "activations": threads * passing,
         "logits": threads * block,
     }
-    phases = [PhaseMemory("log_probs", "learner", resident | forward)]
-    if has_critic and not shares_trunk:
-        phases.append(update("update_critic", critic, 0))
-    phases.append(update("update_actor", actor + (critic if shares_trunk else 0), block))
+    phases = [PhaseMemory("log_probs", "learner", {**resident, **forward})]
+    shares_trunk = config.critic.share_trunk
+    if models.critic and not shares_trunk:
+        phases.append(update("update_critic", models.critic, 0))
+    joint = models.critic if shares_trunk else 0
+    phases.append(update("update_actor", models.actor + joint, block))
     return phases
 
 
+def longest_bytes(config: RunConfig, shape: ModelShape) -> int:
+    """Returns keys and values of the longest prompt and response, as an engine keeps them."""
+    num_tokens = config.data.max_prompt_length + config.data.max_response_length
+    return num_tokens * shape.kv_bytes(compute_width(config))
+
+
+def compute_width(config: RunConfig) -> int:
+    """Returns the bytes of a number in the type that learner and engines compute in."""
+    return _FLOAT32 if config.model.dtype == "float32" else 2
+
+
 def _engine_phase(shape: ModelShape, config: RunConfig) -> PhaseMemory:
-    width = _FLOAT32 if config.model.dtype == "float32" else 2
+    width = compute_width(config)
     weights = width * shape.num_parameters
     # In place, but all new weights are there before the first is written.
     parts = {"weights": weights, "incoming_weights": weights}

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, as_completed, wait
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -30,7 +30,8 @@ from rl_core.actors import LearnerActor, RolloutActor
 from rl_core.atomic import reading
 from rl_core.config import RunConfig
 from rl_core.errors import OutOfMemory, WorkerDied, first_line
-from rl_core.family import session_folder
+from rl_core.family import children_that_mention, session_folder
+from rl_core.placement import LEARNER, engine_name, loading_queues
 from rl_core.process_env import apply_defaults, process_environment
 from rl_core.rollout.protocol import in_order
 from rl_core.token_budgets import BUDGETS_FILE, merge_metrics, tell_of_memory
@@ -69,12 +70,12 @@ class Workers:
         resources = config.resources
         self._engines = [
             self._spawn(
-                f"engine_{i}", RolloutActor, resources.rollout_threads, resources.rollout_gpus
+                engine_name(i), RolloutActor, resources.rollout_threads, resources.rollout_gpus
             )
             for i in range(config.rollout.num_engines)
         ]
         self._learner: Any = (
-            self._spawn("learner", LearnerActor, resources.learner_threads, resources.learner_gpus)
+            self._spawn(LEARNER, LearnerActor, resources.learner_threads, resources.learner_gpus)
             if learner
             else None
         )
@@ -147,7 +148,7 @@ class Workers:
         for portion in as_completed(sources):
             i, start = sources[portion]
             self._on_progress("gen")
-            for position, completion in self._result(f"engine_{i}", portion) or ():
+            for position, completion in self._result(engine_name(i), portion) or ():
                 yield start + position, completion
 
     def generate(
@@ -231,25 +232,45 @@ class Workers:
         resume_from: Path | None,
         report: Callable[[str], None],
     ) -> None:
-        """Loads all models at the same time."""
+        """Loads all models at the same time, but for those that share a card."""
         model_path = model_path.resolve()
         resume_from = resume_from.resolve() if resume_from else None
         budgets = (config.storage.root / BUDGETS_FILE).resolve()
-        loading = {
-            engine.load.remote(config, model_path, resume_from, budgets).future(): f"engine_{i}"
-            for i, engine in enumerate(self._engines)
-        }
+        actors = {engine_name(i): engine for i, engine in enumerate(self._engines)}
         if self._learner is not None:
-            loaded = self._learner.load.remote(config, model_path, resume_from, budgets)
-            loading[loaded.future()] = "learner"
-        for ready in as_completed(loading):
-            self._result(loading[ready], ready)
-            self._on_progress("load")
-            report(f"{loading[ready]} is ready")
+            actors[LEARNER] = self._learner
+        queues = loading_queues(self._cards(config, actors))
+        loading: dict[Future[Any], tuple[str, list[str]]] = {}
+
+        def load_first(queue: list[str]) -> None:
+            name, *rest = queue
+            loaded = actors[name].load.remote(config, model_path, resume_from, budgets)
+            loading[loaded.future()] = name, rest
+
+        for queue in queues:
+            load_first(queue)
+        while loading:
+            for ready in wait(loading, return_when=FIRST_COMPLETED).done:
+                name, rest = loading.pop(ready)
+                self._result(name, ready)
+                self._on_progress("load")
+                report(f"{name} is ready")
+                if rest:
+                    load_first(rest)
+
+    def _cards(
+        self, config: RunConfig, actors: Mapping[str, Any]
+    ) -> dict[str, set[tuple[str, str]]]:
+        """Returns which cards Ray has given to each process, as (machine, number on it)."""
+        resources = config.resources
+        if not (resources.learner_gpus or resources.rollout_gpus):
+            return {name: set() for name in actors}
+        asked = {name: actor.__ray_call__.remote(_own_cards) for name, actor in actors.items()}
+        return {name: self._result(name, cards.future()) for name, cards in asked.items()}
 
     def _all_engines(self, pending: Iterator[Any]) -> list[Any]:
         started = [result.future() for result in pending]
-        return [self._result(f"engine_{i}", result) for i, result in enumerate(started)]
+        return [self._result(engine_name(i), result) for i, result in enumerate(started)]
 
     def _result(self, name: str, pending: Future[Any]) -> Any:
         """Waits for a worker's result, and turns Ray's errors into ours.
@@ -281,6 +302,12 @@ class Workers:
         return f"its process is gone (killed?); {log} ends with: {' | '.join(said) or '(nothing)'}"
 
 
+def _own_cards(actor: object) -> set[tuple[str, str]]:
+    """Runs within an actor."""
+    context = ray.get_runtime_context()
+    return {(context.get_node_id(), card) for card in context.get_accelerator_ids()["GPU"]}
+
+
 @contextmanager
 def _ray_session(config: RunConfig, model_path: Path, *, learner: bool) -> Iterator[Path]:
     """Connects to `resources.ray_address`, or runs a private Ray on loopback; yields a temp folder.
@@ -305,8 +332,7 @@ def _ray_session(config: RunConfig, model_path: Path, *, learner: bool) -> Itera
             put_back()
             yield temp_dir
         finally:
-            daemons = [p for p in psutil.Process().children() if _mentions(p, temp_dir)]
-            family = [process for daemon in daemons for process in _family(daemon)]
+            family = children_that_mention(temp_dir)
             ray.shutdown()
             # A worker notices a moment later that its raylet is gone; one deep in C++ may not.
             for process in psutil.wait_procs(family, timeout=_EXIT_TIMEOUT_S)[1]:
@@ -364,17 +390,3 @@ def _stopping_signals() -> Iterator[Callable[[], None]]:
 
 def _exit_on_signal(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
-
-
-def _mentions(process: psutil.Process, path: Path) -> bool:
-    try:
-        return any(str(path) in argument for argument in process.cmdline())
-    except psutil.Error:
-        return False
-
-
-def _family(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []

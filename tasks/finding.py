@@ -16,6 +16,8 @@ class Finding:
     level: Literal["ok", "warning", "fatal"]
     message: str
     remedy: str = ""
+    overrides: str = ""
+    """Settings to paste behind the command that was looked at; preflight has planned with them."""
 
     def __str__(self) -> str:
         return f"{self.message}: {self.remedy}" if self.remedy else self.message

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil
 
 from rl_core.config import RunConfig
 from rl_core.cost import Spending
 from rl_core.disk_plan import disk_plan
+from rl_core.fits import cheapest_fit
 from rl_core.known_shapes import known_shape
-from rl_core.memory_plan import ModelShape, PhaseMemory, memory_plan, micro_batch_tokens
+from rl_core.memory_need import (
+    card_need,
+    learner_peak,
+    least_engine_gib,
+    machine_need,
+    starves_engine,
+)
+from rl_core.memory_plan import ModelShape, memory_plan, micro_batch_tokens
 from tasks.finding import GIB, Finding
 from tasks.preflight_device import read_device, torch_version
 from tasks.time_plan import describe_plan, planned_steps, seconds_per_step
 
-_PROCESS_GIB: Final = 0.9
-"""Of a process with torch and vLLM, before it holds a model."""
-_CUDA_CONTEXT_GIB: Final = 0.5
-"""Of a card, for each process that uses it."""
-_LEANER_MODELS: Final[tuple[dict[str, Any], ...]] = (
-    {},
-    {"gradient_checkpointing": True},
-    {"gradient_checkpointing": True, "lora_rank": 64},
-)
-"""What can be changed about the model, beside the micro-batch: nothing, slower, other weights."""
 _VERSIONS_IN_FLIGHT: Final = 4
 """Ray's store is made for so many times the weights, see workers.py."""
 _NO_HELP: Final = "data.train_batch_size and trainer.test_problems change nothing here"
@@ -39,104 +38,57 @@ def memory_findings(config: RunConfig) -> Iterator[Finding]:
     shape = model_shape(config)
     if shape is None:
         return
-    plan = memory_plan(shape, config)
-    learner = _peak(plan)
     tokens = micro_batch_tokens(config)
-    message = (
-        f"learner {learner.total_bytes / GIB:.2f} GiB at most ({learner.phase}), engines "
-        f"{config.rollout.num_engines} x {plan[-1].total_bytes / GIB:.2f} GiB; all logits of "
-        f"{tokens:,} tokens, never held at once, would take "
+    logits = (
+        f"all logits of {tokens:,} tokens, never held at once, would take "
         f"{shape.plain_logits_bytes(tokens) / GIB:.3g} GiB"
     )
     on_gpu = config.resources.learner_gpus or config.resources.rollout_gpus
-    needs = _card_gib_needed if on_gpu else _machine_gib_needed
     limit = _card_gib(config) if on_gpu else psutil.virtual_memory().available / GIB
     if limit is None:
-        yield Finding("memory", "ok", message)
+        peak = learner_peak(memory_plan(shape, config))
+        said = f"learner {peak.total_bytes / GIB:.2f} GiB at most ({peak.phase}); {logits}"
+        yield Finding(
+            "memory", "ok", said, "resources.gpu_memory_gib=24 compares it with such a card"
+        )
         return
-    needed = needs(shape, config)
+    needed = card_need(shape, config, limit) if on_gpu else machine_need(shape, config)
     place = f"a card of {limit:.3g} GiB" if on_gpu else f"this machine, {limit:.1f} GiB are free"
-    message += f"; with the processes themselves {needed:.1f} GiB on {place}"
-    if needed <= limit:
+    message = f"{needed.total_gib:.1f} GiB on {place} ({needed}); {logits}"
+    starved = bool(on_gpu) and starves_engine(shape, config, limit)
+    if starved:
+        message += (
+            f"; rollout.gpu_memory_utilization={config.rollout.gpu_memory_utilization:g} is less "
+            f"than the {least_engine_gib(shape, config):.1f} GiB with which an engine starts"
+        )
+    if needed.total_gib <= limit and not starved:
         yield Finding("memory", "ok", message)
-        return
-    yield Finding("memory", "warning", message, _what_fits(shape, config, needs, limit))
+    else:
+        yield Finding("memory", "warning", message, *_what_fits(shape, config, limit, bool(on_gpu)))
 
 
-def _what_fits(
-    shape: ModelShape,
-    config: RunConfig,
-    needs: Callable[[ModelShape, RunConfig], float],
-    limit: float,
-) -> str:
-    """Returns overrides to paste, those that cost the least first, or that none are enough."""
-    longest = config.data.max_prompt_length + config.data.max_response_length
-    config, engine_words = _leaner_engine(shape, config, needs, limit)
-    budgets = [config.actor.micro_batch_tokens]
-    while budgets[-1] > longest:
-        budgets.append(max(budgets[-1] // 2, longest))
-    for changes in _LEANER_MODELS:
-        model = config.model.model_copy(update=changes)
-        # Checkpointing costs a third of the time; a card loses more by tiny micro-batches.
-        small_ones_cost = config.resources.learner_gpus > 0 and not changes
-        for budget in budgets[:2] if small_ones_cost else budgets:
-            actor = config.actor.model_copy(update={"micro_batch_tokens": budget})
-            leaner = config.model_copy(update={"model": model, "actor": actor})
-            if needs(shape, leaner) <= limit:
-                words = [f"model.{name}={str(value).lower()}" for name, value in changes.items()]
-                words = engine_words + words
-                if budget != config.actor.micro_batch_tokens:
-                    words.append(f"actor.micro_batch_tokens={budget}")
-                return f"{' '.join(words)} would fit; {_NO_HELP}"
-    return f"no micro-batch fits, not even with adapters: take a smaller model; {_NO_HELP}"
+def _what_fits(shape: ModelShape, config: RunConfig, limit: float, on_gpu: bool) -> tuple[str, str]:
+    """Returns in words what would fit, and the overrides alone."""
+    # Where the card was looked up, the levers must know its size as well.
+    resources = config.resources.model_copy(update={"gpu_memory_gib": limit if on_gpu else None})
 
+    def need_gib(settings: RunConfig) -> float:
+        if not on_gpu:
+            return machine_need(shape, settings).total_gib
+        if starves_engine(shape, settings, limit):
+            return math.inf
+        return card_need(shape, settings, limit).total_gib
 
-def _leaner_engine(
-    shape: ModelShape,
-    config: RunConfig,
-    needs: Callable[[ModelShape, RunConfig], float],
-    limit: float,
-) -> tuple[RunConfig, list[str]]:
-    """Returns settings with fewer responses at a time, and how to say so, where these are the peak.
-
-    What vLLM takes is set by other means: `kv_cache_mib`, `gpu_memory_utilization`.
-    """
-    rollout, first = config.rollout, config.rollout.max_num_seqs
-    while rollout.engine == "hf" and rollout.max_num_seqs > 1 and needs(shape, config) > limit:
-        plan = memory_plan(shape, config)
-        if plan[-1].total_bytes <= _peak(plan).total_bytes:
-            break
-        rollout = rollout.model_copy(update={"max_num_seqs": rollout.max_num_seqs // 2})
-        config = config.model_copy(update={"rollout": rollout})
-    is_leaner = rollout.max_num_seqs < first
-    return config, [f"rollout.max_num_seqs={rollout.max_num_seqs}"] if is_leaner else []
-
-
-def _peak(plan: Sequence[PhaseMemory]) -> PhaseMemory:
-    return max((p for p in plan if p.process == "learner"), key=lambda p: p.total_bytes)
-
-
-def _machine_gib_needed(shape: ModelShape, config: RunConfig) -> float:
-    plan, num_engines = memory_plan(shape, config), config.rollout.num_engines
-    models = _peak(plan).total_bytes + num_engines * plan[-1].total_bytes
-    return models / GIB + _PROCESS_GIB * (1 + num_engines)
-
-
-def _card_gib_needed(shape: ModelShape, config: RunConfig) -> float:
-    """Learner and engines at their peaks on one card, or the larger of two on their own.
-
-    vLLM takes its share of the card at once, and all new weights come beside it.
-    """
-    plan, resources = memory_plan(shape, config), config.resources
-    share, num_engines = config.rollout.gpu_memory_utilization, config.rollout.num_engines
-    incoming = plan[-1].parts["incoming_weights"] / GIB
-    engine = share * (_card_gib(config) or 0.0) + incoming + _CUDA_CONTEXT_GIB
-    if config.rollout.engine == "hf":
-        engine = plan[-1].total_bytes / GIB + _CUDA_CONTEXT_GIB
-    learner = _peak(plan).total_bytes / GIB + _CUDA_CONTEXT_GIB
-    if resources.learner_gpus + num_engines * resources.rollout_gpus <= 1:
-        return learner + num_engines * engine
-    return max(learner, engine)
+    found = cheapest_fit(config.model_copy(update={"resources": resources}), shape, need_gib, limit)
+    if found.fits:
+        costs = "; ".join(found.costs)
+        said = f"{found.overrides} would fit, in {found.need_gib:.1f} GiB (costs: {costs})"
+        return f"{said}; {_NO_HELP}", found.overrides
+    smaller = "take a smaller model, a smaller data.max_response_length, or more memory"
+    closest = "no setting makes it fit"
+    if math.isfinite(found.need_gib) and found.changes:
+        closest += f"; {found.overrides} comes closest, with {found.need_gib:.1f} GiB"
+    return f"{closest}: {smaller}; {_NO_HELP}", ""
 
 
 def _card_gib(config: RunConfig) -> float | None:

@@ -19,6 +19,7 @@ from transformers import AutoConfig
 from rl_core.config import RunConfig
 from rl_core.errors import OutOfMemory, first_line, is_out_of_memory, out_of_memory_as
 from rl_core.fitting import describe_device
+from rl_core.ladder import remedies
 from rl_core.rollout.model_files import weight_shapes
 from rl_core.rollout.protocol import RolloutEngine
 from rl_core.token_budgets import TokenBudgets, read_learned, write_learned
@@ -116,7 +117,9 @@ class FittingEngine:
 
     def _shrink(self, phase: str, failed: int, said: str) -> None:
         if failed == 1:
-            raise OutOfMemory(phase, f"{said.rstrip('.')}. {self._remedies()}")
+            helpful = " or ".join(remedies(self._config, phase))
+            told = f"{said.rstrip('.')}. A single response was under way. What helps: {helpful}"
+            raise OutOfMemory(phase, told)
         self._failures[phase].append(failed)
         self._budgets.shrink(_BUDGET, failed)
         now = self._budgets[_BUDGET]
@@ -131,17 +134,6 @@ class FittingEngine:
         self._size = self._budgets[_BUDGET]
         with out_of_memory_as(phase):
             self._engine.resize(self._size)
-
-    def _remedies(self) -> str:
-        rollout, on_gpu = self._config.rollout, self._config.resources.rollout_gpus > 0
-        remedies = ["lower data.max_response_length or data.max_prompt_length"]
-        if rollout.engine == "vllm" and not on_gpu:
-            remedies.append("lower rollout.kv_cache_mib")
-        if rollout.engine == "vllm" and on_gpu:
-            remedies.append("lower rollout.gpu_memory_utilization")
-        if on_gpu and not rollout.sleep:
-            remedies.append("give the engine a card of its own")
-        return f"A single response was under way: {', or '.join(remedies)}"
 
 
 def engine_place(config: RunConfig, model_path: Path) -> str:

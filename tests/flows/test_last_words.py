@@ -84,8 +84,12 @@ def test_where_no_setting_helps_the_advice_is_a_smaller_task(tmp_path: Path) -> 
     changes = {"checkpoints.in_background": (True, False), "rollout.max_num_seqs": (256, 8)}
     run.add_attempt("out of memory in save", changes)
     advice = next_step(OutOfMemory("save", "16 GiB"), run)
-    assert advice.startswith("lower data.max_response_length, train adapters (model.lora_rank=16)")
-    assert next_step(OutOfMemory("save", "x"), RunFolder(tmp_path / "no run")).startswith("lower")
+    assert advice.startswith(
+        "take a smaller data.max_response_length or data.max_prompt_length or "
+        "critic.share_trunk=true in a new run or model.lora_rank=64 in a new run or more memory; "
+    )
+    nowhere = next_step(OutOfMemory("save", "x"), RunFolder(tmp_path / "no run"))
+    assert nowhere.startswith("take a smaller data.max_response_length")
 
 
 @pytest.mark.chaos
