@@ -111,6 +111,10 @@ def _roomy_shares(config: RunConfig, shape: ModelShape | None) -> list[float]:
     return [share for share in _shares(config, shape) if share >= roomy]
 
 
+def _tight_shares(config: RunConfig, shape: ModelShape | None) -> list[float]:
+    return [share for share in _shares(config, shape) if share < _roomy_share(config, shape)]
+
+
 def _roomy_share(config: RunConfig, shape: ModelShape | None) -> float:
     """Returns the share of the card with which responses hardly wait for each other."""
     return _share_for(config, shape, sequences_at_a_time(config) // _SEQUENCES_WAIT_BELOW)
@@ -177,7 +181,7 @@ def _offload(config: RunConfig, shape: ModelShape | None) -> list[bool]:
     return _switch(config.resources.offload, config.resources.learner_gpus > 0)
 
 
-def _micro_batches(config: RunConfig, shape: ModelShape | None) -> list[int]:
+def _micro_batches(config: RunConfig) -> list[int]:
     """Down to one row of the longest."""
     longest = config.data.max_prompt_length + config.data.max_response_length
     return _halves(config.actor.micro_batch_tokens, longest)
@@ -186,7 +190,12 @@ def _micro_batches(config: RunConfig, shape: ModelShape | None) -> list[int]:
 def _busy_micro_batches(config: RunConfig, shape: ModelShape | None) -> list[int]:
     """On a CPU smaller ones cost nothing."""
     least = _BUSY_TOKENS if config.resources.learner_gpus else 0
-    return [tokens for tokens in _micro_batches(config, shape) if tokens >= least]
+    return [tokens for tokens in _micro_batches(config) if tokens >= least]
+
+
+def _tiny_micro_batches(config: RunConfig, shape: ModelShape | None) -> list[int]:
+    busy = _busy_micro_batches(config, shape)
+    return [tokens for tokens in _micro_batches(config) if tokens not in busy]
 
 
 def _shared_trunk(config: RunConfig, shape: ModelShape | None) -> list[bool]:
@@ -223,8 +232,8 @@ LEVERS: Final[tuple[Lever, ...]] = (
     SLEEP,
     CHECKPOINTING,
     OFFLOAD,
-    SHARE,
-    Lever("actor.micro_batch_tokens", _micro_batches, "passes too small for the card"),
+    Lever("rollout.gpu_memory_utilization", _tight_shares, SHARE.costs),
+    Lever("actor.micro_batch_tokens", _tiny_micro_batches, "passes too small for the card"),
     THREADS,
     ENGINES,
     Lever(
