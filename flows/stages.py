@@ -89,6 +89,7 @@ def train(overrides: Sequence[str]) -> None:
             _logger,
             on_console="console" in config.trainer.logger,
             budget=config.budget,
+            config=settings_in_force(config, run),
             earlier=run.metrics.read(),
         )
         with recorded(run) as stage, shown as progress:

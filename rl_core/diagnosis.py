@@ -15,8 +15,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rl_core.config import RunConfig
+from rl_core.ladder import remedies
+
+FULL_CARD = 0.05
+"""Share of a card left at a phase's peak below which it counts as nearly full."""
 FORMAT_SCORE = 0.1
 """What a well-formed wrong answer scores in Countdown (SPEC's and TinyZero's default)."""
+_LEVERS_IN_WORDS = (
+    "the first that is not set yet of model.gradient_checkpointing=true, rollout.sleep=true, a "
+    "smaller rollout.gpu_memory_utilization, resources.offload=true"
+)
+"""On one card, in the order in which a retry takes them (ladder.py)."""
 _FEWEST_STEPS = 8
 _LONGEST_WINDOW = 20
 _STEPS_IN_A_ROW = 10
@@ -55,6 +65,11 @@ class Series:
             if row.get(name) is not None and (row["step"] > 0 or name.startswith("val/"))
         ]
 
+    def ending(self, prefix: str) -> list[str]:
+        """Returns what follows a prefix in the names of metrics: phases, for one."""
+        names = (name for row in self._rows for name in row if name.startswith(prefix))
+        return list(dict.fromkeys(name.removeprefix(prefix) for name in names))
+
     def values(self, name: str) -> list[float]:
         """Returns a metric's values, oldest first."""
         return [value for _, value in self.points(name)]
@@ -73,14 +88,35 @@ class Series:
         return None if ends is None else ends[1] - ends[0]
 
 
-def diagnose(rows: Iterable[Mapping[str, Any]]) -> list[Diagnosis]:
+def diagnose(rows: Iterable[Mapping[str, Any]], config: RunConfig | None = None) -> list[Diagnosis]:
     """Returns what is wrong with a run, the gravest first; nothing where nothing stands out.
 
     Args:
         rows: the run's metrics, one mapping per step.
+        config: its settings in force, where they are known: an advice then names those left.
     """
     series = Series(rows)
-    return [found for rule in _RULES if (found := rule(series)) is not None]
+    found = [_nearly_full_card(series, config), *(rule(series) for rule in _RULES)]
+    return [one for one in found if one is not None]
+
+
+def _nearly_full_card(series: Series, config: RunConfig | None) -> Diagnosis | None:
+    """Before a phase runs out of memory: what a retry would change then, changed in good time."""
+    totals, prefix = series.values("memory/card_gib"), "memory/card_left_gib/"
+    lately = {p: series.values(prefix + p)[-_STEPS_IN_A_ROW:] for p in series.ending(prefix)}
+    left = {phase: min(values) for phase, values in lately.items() if values}
+    if not totals or not left:
+        return None
+    fullest = min(left, key=lambda phase: left[phase])
+    if left[fullest] >= FULL_CARD * totals[-1]:
+        return None
+    helpful = remedies(config, fullest) if config is not None else []
+    return Diagnosis(
+        "nearly_full_card",
+        "the card is nearly full: a longer batch may not fit",
+        f"{fullest} left {max(left[fullest], 0.0):.2f} of {totals[-1]:.1f} GiB",
+        f"{helpful[0]}, the next lever" if helpful else _LEVERS_IN_WORDS,
+    )
 
 
 def _reward_always_zero(series: Series) -> Diagnosis | None:

@@ -25,7 +25,8 @@ def measured(phase: str, device: torch.device, metrics: dict[str, float]) -> Ite
     """Notes what the block costs: `timing_s/<phase>` and `memory/peak_gib/<phase>`.
 
     The peak is of all tensors on a GPU (its queue included in the time), and of the whole process
-    on a CPU.
+    on a CPU. Of a GPU also `memory/card_gib`, all that it has, and `memory/card_left_gib/<phase>`:
+    what was left of it at the peak, beside what all processes hold.
     """
     start = time.perf_counter()
     _reset_peak(device)
@@ -34,6 +35,12 @@ def measured(phase: str, device: torch.device, metrics: dict[str, float]) -> Ite
         torch.cuda.synchronize(device)
     metrics[f"timing_s/{phase}"] = time.perf_counter() - start
     metrics[f"memory/peak_gib/{phase}"] = _peak_bytes(device) / _GIB
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        # What torch keeps for later can be used again, so it is not gone.
+        mine = torch.cuda.memory_reserved(device)
+        metrics[f"memory/card_left_gib/{phase}"] = (free + mine - _peak_bytes(device)) / _GIB
+        metrics["memory/card_gib"] = total / _GIB
 
 
 def _reset_peak(device: torch.device) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from rl_core.config import RunConfig
 from rl_core.cost import time_and_price
 from rl_core.diagnosis import diagnose
 from rl_core.tracking import RunFolder
@@ -49,6 +50,7 @@ class TrainingProgress:
         logger: receives a line every `LOG_INTERVAL_S`, and each test result.
         on_console: whether the terminal shows a bar, and the lines (which log.txt has in any case).
         budget: whose price is shown beside the time left.
+        config: the settings in force, from which the diagnosis takes its advice; None if unknown.
         earlier: metrics of the steps before this attempt, for diagnosis and learning curve.
         artifacts_of: the run, where a Prefect run is there to hold artifacts of it.
     """
@@ -59,19 +61,20 @@ class TrainingProgress:
         *,
         on_console: bool,
         budget: BudgetConfig,
+        config: RunConfig | None = None,
         earlier: Iterable[Mapping[str, Any]] = (),
         artifacts_of: RunFolder | None = None,
     ) -> None:
         self._logger = logger
         self._on_console = on_console
-        self._budget = budget
+        self._budget, self._config = budget, config
         self._run = artifacts_of
         self._artifacts = LiveArtifacts() if artifacts_of is not None else None
         self._bar: tqdm | None = None
         self._first: tuple[int, float] | None = None
         self._logged_at = float("-inf")
         self._rows = {int(row["step"]): row for row in earlier}
-        self._told: set[str] = set()
+        self._told: set[tuple[str, str]] = set()
 
     def __enter__(self) -> TrainingProgress:
         return self
@@ -132,15 +135,16 @@ class TrainingProgress:
         )
 
     def _diagnose(self, step: int, metrics: dict[str, float]) -> None:
-        """Says what is wrong, each thing once, and shows all of it in the UI."""
+        """Says what is wrong, each thing and each advice once, and shows all of it in the UI."""
         self._rows[step] = metrics | {"step": step}
         if step % DIAGNOSIS_STEPS:
             return
-        found = diagnose(row for at, row in self._rows.items() if at <= step)
-        new = [one for one in found if one.rule not in self._told]
+        rows = [row for at, row in self._rows.items() if at <= step]
+        found = diagnose(rows, self._config)
+        new = [one for one in found if (one.rule, one.advice) not in self._told]
         for one in new:
             self._logger.warning("step %d, diagnosis: %s", step, one)
-            self._told.add(one.rule)
+            self._told.add((one.rule, one.advice))
         if found and self._artifacts is not None:
             lines = [f"- **{one.says}** ({one.evidence}). Try: {one.advice}" for one in found]
             text = "\n".join(lines)

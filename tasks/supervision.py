@@ -164,16 +164,18 @@ def train_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) 
     logger = get_run_logger()
     in_task = TaskRunContext.get() is not None
     show_attempts(run, logger)
+    in_force = settings_in_force(config, run)
     shown = TrainingProgress(
         logger,
         on_console="console" in config.trainer.logger,
         budget=config.budget,
+        config=in_force,
         earlier=run.metrics.read(),
         artifacts_of=run if in_task else None,
     )
     with telling_of_the_end(config, run), shown as progress:
         return train_supervised(
-            settings_in_force(config, run),
+            in_force,
             run,
             data=data,
             model_path=model_path,

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rl_core.config import RunConfig
 from rl_core.diagnosis import diagnose, repeated_share
 
 Rows = list[dict[str, Any]]
@@ -140,6 +141,56 @@ def test_the_diarys_170_steps_are_called_what_they_were() -> None:
     without = diagnose(diary)
     assert without[0].rule == "format_credit_only"
     assert "at most 1.6% right answers" in without[0].evidence  # (0.1144 - 0.1) / 0.9
+
+
+def near_the_limit(**left: float) -> Rows:
+    phases = {f"memory/card_left_gib/{phase}": gib for phase, gib in left.items()}
+    return [{"step": 1, "memory/card_gib": 24.0} | phases]
+
+
+@pytest.mark.parametrize(
+    ("sections", "left", "advice"),
+    [
+        # A twentieth of 24 GiB is 1.2.
+        ({}, {"update_actor": 1.19}, "model.gradient_checkpointing=true"),
+        ({}, {"update_actor": 9, "ref": 1.19, "values": 1.21}, "rollout.sleep=true"),
+        ({"model": {"gradient_checkpointing": True}}, {"update_critic": 0}, "rollout.sleep=true"),
+        (
+            {"model": {"gradient_checkpointing": True}, "rollout": {"overlap": 1}},
+            {"update_actor": -0.5},
+            "rollout.gpu_memory_utilization=0.2",
+        ),
+        (
+            {"rollout": {"overlap": 1, "gpu_memory_utilization": 0.1}},
+            {"ref": 0.3},
+            "resources.offload=true",
+        ),
+        (
+            {"resources": {"offload": True}, "rollout": {"overlap": 1, "engine": "hf"}},
+            {"ref": 0.3},
+            "rollout.max_num_seqs=128",
+        ),
+    ],
+)
+def test_a_card_with_less_than_a_twentieth_left_has_its_next_lever_named(
+    sections: dict[str, dict[str, Any]], left: dict[str, float], advice: str
+) -> None:
+    card = {"learner_gpus": 0.5, "rollout_gpus": 0.5, "gpu_memory_gib": 24}
+    resources = {"resources": card | sections.get("resources", {})}
+    config = RunConfig.model_validate(sections | resources)
+    (found,) = diagnose(near_the_limit(**left), config)
+    assert found.rule == "nearly_full_card"
+    assert found.advice == f"{advice}, the next lever"
+    (unknown,) = diagnose(near_the_limit(**left))
+    assert "model.gradient_checkpointing=true" in unknown.advice
+
+
+def test_a_card_with_room_is_not_mentioned_nor_one_that_was_full_long_ago() -> None:
+    assert rules(near_the_limit(update_actor=1.21, ref=5)) == []
+    full, roomy = near_the_limit(ref=0.1), near_the_limit(ref=3)
+    later = [row | {"step": step} for step in range(2, 12) for row in roomy]
+    assert rules([*full, *later]) == []
+    assert rules([*full, *later[:-1]]) == ["nearly_full_card"]
 
 
 def test_too_few_steps_say_nothing() -> None:

@@ -4,6 +4,7 @@ import logging
 import pytest
 
 from flows.terminal import progress_on_stdout
+from rl_core.config import RunConfig
 from rl_core.log_file import log_to_file
 from rl_core.upkeep_config import BudgetConfig
 from tasks.progress import TrainingProgress, describe
@@ -52,6 +53,30 @@ def test_a_diagnosis_is_said_once_while_training_and_knows_the_steps_before(capl
             progress.on_step(step, 20, METRICS | {"critic/score/mean": 0.0})
     (said,) = [r.message for r in caplog.records if "nothing to learn from" in r.message]
     assert said.startswith("step 10, diagnosis: no response has scored anything yet")
+
+
+def test_a_card_that_is_nearly_full_is_told_once_for_each_lever(caplog):
+    caplog.set_level(logging.WARNING)
+    card = {"learner_gpus": 0.5, "rollout_gpus": 0.5, "gpu_memory_gib": 24}
+    config = RunConfig.model_validate({"resources": card})
+    roomy = {"memory/card_gib": 24.0, "memory/card_left_gib/update_actor": 1.3}
+    tight = roomy | {"memory/card_left_gib/update_actor": 1.1}
+    with TrainingProgress(
+        logging.getLogger("progress"), on_console=False, budget=BudgetConfig(), config=config
+    ) as progress:
+        for step in range(1, 6):
+            progress.on_step(step, 40, METRICS | roomy)
+        assert caplog.records == []
+        for step in range(6, 21):
+            progress.on_step(step, 40, METRICS | tight)
+        for step in range(21, 41):  # where checkpointing would not help
+            progress.on_step(step, 40, METRICS | tight | {"memory/card_left_gib/ref": 0.2})
+    first, second = [r.message for r in caplog.records if "nearly full" in r.message]
+    assert first == (
+        "step 10, diagnosis: the card is nearly full: a longer batch may not fit (update_actor left"
+        " 1.10 of 24.0 GiB). Try: model.gradient_checkpointing=true, the next lever"
+    )
+    assert "ref left 0.20 of 24.0 GiB). Try: rollout.sleep=true, the next lever" in second
 
 
 @pytest.mark.parametrize("on_console", [False, True])
