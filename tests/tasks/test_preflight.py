@@ -10,6 +10,7 @@ import pytest
 
 from flows.compose import PresetName, compose
 from rl_core.config import ModelConfig, ResourcesConfig, RunConfig
+from rl_core.diagnosis import FULL_CARD
 from rl_core.env_config import CountdownConfig
 from rl_core.known_shapes import known_shape
 from rl_core.memory_plan import ModelShape, memory_plan
@@ -18,6 +19,7 @@ from tasks import preflight as module
 from tasks import preflight_device
 from tasks.finding import Finding, PreflightError
 from tasks.preflight import preflight, refuse_fatal
+from tasks.preflight_plans import memory_findings
 from tests.rl_core.model_shapes import QWEN_05B
 
 
@@ -140,7 +142,7 @@ def test_an_engine_that_is_not_installed_is_fatal(
 
 
 def memory(config: RunConfig) -> Finding:
-    (found,) = [finding for finding in preflight(config) if finding.check == "memory"]
+    (found,) = memory_findings(config)
     return found
 
 
@@ -204,18 +206,69 @@ def test_the_plan_names_the_logits_that_are_never_held(tmp_path: Path) -> None:
 )
 def test_a_preset_fits_the_card_it_was_written_for(tmp_path: Path, preset: str) -> None:
     settings = [f"preset={preset}", f"storage.root={tmp_path}"]
-    found = memory(compose(settings))
+    config = compose(settings)
+    found = memory(config)
     assert found.level == "ok"
-    assert "GiB on a card of " in found.message
-    without = memory(
-        compose([*settings, "model.gradient_checkpointing=false", "model.lora_rank=0"])
-    )
+    needed, _, on_card = found.message.partition(" GiB on a card of ")
+    assert on_card
+    # None sets off the warning of a run that comes too near.
+    assert config.resources.gpu_memory_gib is not None
+    assert float(needed) < (1 - FULL_CARD) * config.resources.gpu_memory_gib
+    lavish = {"model.gradient_checkpointing": "false", "model.lora_rank": "0"}
+    without = memory(compose([*settings, *pasted(lavish)]))
     assert without.level == "warning"
     # What it proposes to paste does fit.
-    words = without.remedy.partition(" would fit")[0].split()
-    assert words
-    left = [] if "model.lora_rank=64" in words else ["model.lora_rank=0"]
-    assert memory(compose([*settings, *left, *words])).level == "ok"
+    assert without.remedy.startswith(f"{without.overrides} would fit, in ")
+    proposed = dict(word.split("=") for word in without.overrides.split())
+    assert proposed
+    assert memory(compose([*settings, *pasted(lavish | proposed)])).level == "ok"
+
+
+def pasted(overrides: dict[str, str]) -> list[str]:
+    return [f"{name}={value}" for name, value in overrides.items()]
+
+
+TINYZERO = [
+    "preset=tinyzero-0.5b-24gb",
+    "actor.micro_batch_tokens=10240",
+    "model.gradient_checkpointing=false",
+    "rollout.gpu_memory_utilization=0.4",
+]
+"""As its launch script has it: micro-batches of 8, 0.4 of the card, no checkpointing."""
+
+
+def test_tinyzeros_own_settings_need_no_adapters_on_24_gib(tmp_path: Path) -> None:
+    asked = compose([*TINYZERO, f"storage.root={tmp_path}"])
+    found = memory(asked)
+    assert found.level == "warning"
+    assert found.message.startswith("43.0 GiB on a card of 24 GiB (learner (update_actor) 31.49 + ")
+    assert found.overrides == "rollout.gpu_memory_utilization=0.2 model.gradient_checkpointing=true"
+    assert "would fit, in 23.8 GiB (costs: a KV cache just large enough; updates" in found.remedy
+
+
+def test_where_nothing_fits_the_closest_is_told_and_nothing_is_there_to_paste(
+    tmp_path: Path,
+) -> None:
+    here = f"storage.root={tmp_path}"
+    tight = memory(compose([here, "preset=tinyzero-3b", "resources.gpu_memory_gib=24"]))
+    assert tight.overrides == ""
+    assert (
+        "rollout.gpu_memory_utilization=0.15 is less than the 6.8 GiB with which" in tight.message
+    )
+    assert tight.remedy.startswith("no setting makes it fit; actor.micro_batch_tokens=")
+    assert "comes closest, with 25.7 GiB: take a smaller model" in tight.remedy
+    hopeless = memory(compose([here, "preset=gsm8k-grpo-7b", "resources.gpu_memory_gib=8"]))
+    assert hopeless.remedy.startswith("no setting makes it fit: take a smaller model")
+
+
+def test_sleep_changes_the_plan(tmp_path: Path) -> None:
+    settings = ["preset=tinyzero-0.5b-24gb", f"storage.root={tmp_path}"]
+    awake, asleep = memory(compose(settings)), memory(compose([*settings, "rollout.sleep=true"]))
+    assert awake.message.startswith("22.2 GiB on a card of 24 GiB (learner (update_actor) 16.65 + ")
+    assert asleep.message.startswith(
+        "18.6 GiB on a card of 24 GiB (learner (update_actor) 16.65 + "
+    )
+    assert ", then learner at rest 12.88 + engine (0.15 of the card) 3.60 + " in asleep.message
 
 
 def test_a_card_of_its_own_holds_learner_or_engine(tmp_path: Path) -> None:
