@@ -130,13 +130,16 @@ class VllmEngine:
         engine = self._llm.llm_engine
         try:
             while engine.has_unfinished_requests():
-                for output in engine.step():
+                outputs = engine.step()
+                if not engine.has_unfinished_requests():
+                    # Not after the last yield: who knows how many there are asks for no more.
+                    self._go_to_sleep()
+                for output in outputs:
                     yield positions.pop(output.request_id), _completion(output.outputs[0])
         except GeneratorExit:  # who asked has lost interest
             engine.abort_request(list(positions))
             self._go_to_sleep()
             raise
-        self._go_to_sleep()
 
     def update_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Replaces all weights in place; see `RolloutEngine.update_weights`."""
@@ -188,7 +191,7 @@ class VllmEngine:
             return LLM(max_num_seqs=max_num_seqs, **self._options | memory)
 
     def _go_to_sleep(self) -> None:
-        if self._sleeps:
+        if self._sleeps and not self._is_asleep:
             self._llm.sleep(level=1)
             self._is_asleep = True
 

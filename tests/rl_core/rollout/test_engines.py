@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,29 @@ def ask(
 ) -> list[Completion]:
     requests = [GenerationRequest(tuple(p), seed) for seed, p in enumerate(asked)]
     return in_order(engine.generate(requests, sampling))
+
+
+@pytest.mark.parametrize("any_engine", ["vllm"], indirect=True)
+def test_an_engine_that_sleeps_is_asleep_as_soon_as_its_last_answer_is_out(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A CPU's engine cannot sleep, so what it is told is written down.
+    told: list[str] = []
+    monkeypatch.setattr(engine, "_sleeps", True)
+    monkeypatch.setattr(engine._llm, "sleep", lambda level: told.append(f"sleep {level}"))
+    monkeypatch.setattr(engine._llm, "wake_up", lambda: told.append("wake up"))
+    requests = [GenerationRequest(prompt, seed=0) for prompt in prompts()]
+    # As workers ask: for as many as there are, and not whether there are more.
+    answers = engine.generate(requests, GREEDY)
+    assert len(list(islice(answers, len(requests)))) == len(requests)
+    assert told == ["sleep 1"]
+    answers = engine.generate(10 * requests, GREEDY)  # more than 64 at a time: in two rounds
+    next(answers)
+    assert told == ["sleep 1", "wake up"]
+    answers.close()
+    assert told == ["sleep 1", "wake up", "sleep 1"]
+    engine.update_weights(dict(engine._weights))
+    assert told[3:] == ["wake up"]
 
 
 def perturb(model: Any, seed: int, only: str = "") -> None:
