@@ -12,7 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from rl_core.cost import time_and_price
+from rl_core.cost import Spread, time_left
 from rl_core.diagnosis import diagnose
 from rl_core.tracking import RunFolder
 from rl_core.upkeep_config import BudgetConfig
@@ -49,6 +49,7 @@ class TrainingProgress:
         logger: receives a line every `LOG_INTERVAL_S`, and each test result.
         on_console: whether the terminal shows a bar, and the lines (which log.txt has in any case).
         budget: whose price is shown beside the time left.
+        planned: seconds per step, which count until enough steps are measured.
         earlier: metrics of the steps before this attempt, for diagnosis and learning curve.
         artifacts_of: the run, where a Prefect run is there to hold artifacts of it.
     """
@@ -59,6 +60,7 @@ class TrainingProgress:
         *,
         on_console: bool,
         budget: BudgetConfig,
+        planned: Spread | None = None,
         earlier: Iterable[Mapping[str, Any]] = (),
         artifacts_of: RunFolder | None = None,
     ) -> None:
@@ -68,9 +70,12 @@ class TrainingProgress:
         self._run = artifacts_of
         self._artifacts = LiveArtifacts() if artifacts_of is not None else None
         self._bar: tqdm | None = None
-        self._first: tuple[int, float] | None = None
         self._logged_at = float("-inf")
         self._rows = {int(row["step"]): row for row in earlier}
+        self._planned = planned
+        self._step_seconds = [
+            float(row["timing_s/step"]) for row in self._rows.values() if row.get("timing_s/step")
+        ]
         self._told: set[str] = set()
 
     def __enter__(self) -> TrainingProgress:
@@ -90,8 +95,7 @@ class TrainingProgress:
     def on_step(self, step: int, last_step: int, metrics: dict[str, float]) -> None:
         """Shows one step; called by the trainer loop."""
         now = time.monotonic()
-        if self._first is None:
-            self._first = (step, now)
+        if self._bar is None:
             self._bar = tqdm(
                 total=last_step,
                 initial=step,
@@ -100,10 +104,11 @@ class TrainingProgress:
                 file=sys.stderr,
             )
         text = f"step {step}/{last_step} · {describe(metrics)}"
-        first_step, first_time = self._first
-        if step > first_step:
-            seconds = (now - first_time) / (step - first_step) * (last_step - step)
-            text += f" · {time_and_price(seconds, self._budget)} left"
+        if "timing_s/step" in metrics:
+            self._step_seconds.append(metrics["timing_s/step"])
+        if step < last_step:
+            left = time_left(self._step_seconds, last_step - step, self._planned, self._budget)
+            text += f" · {left}" if left else ""
         self._diagnose(step, metrics)
         if self._bar is not None:
             self._bar.set_postfix_str(describe(metrics), refresh=False)
