@@ -45,6 +45,8 @@ def plan_steps(config: RunConfig, run: RunFolder) -> Spread | None:
 
     None where nothing is known, or where it may be one of several cards.
     """
+    if (before := run.read().planned_step_s) is not None:
+        return before  # of an earlier attempt
     known = estimates(config, model_shape(config), planned_machines(config))
     if len(known) != 1:
         return None
