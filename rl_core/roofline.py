@@ -32,6 +32,9 @@ _USUAL_RESPONSE: Final = 256
 """Tokens. First responses of a 0.5B model took 181 of 1,024 allowed on Countdown (the diary) and
 239 of 512 on GSM8K (verl's quickstart)."""
 
+_SCALED_BOUND: Final = 1.5
+"""How far a step may be from what another run's step and the roofline say together."""
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -119,12 +122,47 @@ def step_time_range(
         machine: what it is planned for.
         known: lengths that runs of this model and env had; by default they are guessed.
     """
-    shares = ON_GPU if machine.on_gpu else ON_CPU
     lengths = (known,) * 3 if known is not None else guess_lengths(config)
     times = [
-        step_time(shape, config, machine, *pair).total for pair in zip(lengths, shares, strict=True)
+        step_time(shape, config, machine, *pair).total
+        for pair in zip(lengths, _shares(machine), strict=True)
     ]
     return Spread(*times)
+
+
+def scaled_range(
+    shape: ModelShape,
+    config: RunConfig,
+    machine: Machine,
+    known: Lengths | None,
+    measured: tuple[RunConfig, Lengths, float],
+) -> Spread:
+    """Returns seconds per step from those of another run on the same device.
+
+    The roofline tells how much more work a step is, the run what share of the peak is reached.
+
+    Args:
+        shape: of the actor, in both.
+        config: the run's settings.
+        machine: of both.
+        known: lengths that are expected, else they are guessed.
+        measured: of the other run: settings, lengths and seconds per step.
+    """
+    _, typical, _ = _shares(machine)
+    other, seen, seconds = measured
+    scale = seconds / step_time(shape, other, machine, seen, typical).total
+    lengths = (known,) * 3 if known is not None else guess_lengths(config)
+    factors = (1 / _SCALED_BOUND, 1.0, _SCALED_BOUND)
+    return Spread(
+        *(
+            factor * scale * step_time(shape, config, machine, length, typical).total
+            for factor, length in zip(factors, lengths, strict=True)
+        )
+    )
+
+
+def _shares(machine: Machine) -> tuple[Shares, Shares, Shares]:
+    return ON_GPU if machine.on_gpu else ON_CPU
 
 
 def guess_lengths(config: RunConfig) -> tuple[Lengths, Lengths, Lengths]:

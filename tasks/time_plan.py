@@ -20,7 +20,7 @@ from rl_core.cost import (
 from rl_core.data_order import steps_per_epoch, total_steps
 from rl_core.memory_plan import ModelShape
 from rl_core.problem_count import ProblemCount, count_problems
-from rl_core.roofline import Lengths, Machine, step_time_range
+from rl_core.roofline import Lengths, Machine, scaled_range, step_time_range
 from rl_core.tracking import MetricsLog
 from tasks.import_log import PRESET
 from tasks.run_files import find_runs, settings_of
@@ -45,6 +45,8 @@ _LOGGED_SHAPE: Final = {
     "data": {"train_batch_size", "max_prompt_length", "max_response_length"},
 }
 """The same of an imported log, whose other settings are another program's."""
+_SAME_DEVICE: Final = {"model": None, "base_model": _SHAPE["base_model"], "resources": None}
+"""What the share of the device's peak depends on most."""
 _SAME_LENGTHS: Final = {"env": None, "model": {"path"}, "base_model": None}
 """What the length of prompts and responses depends on most."""
 
@@ -59,13 +61,16 @@ class StepEstimate:
     basis: Literal["measured", "imported", "roofline"]
     source: str
     """A run, or a card."""
+    scaled_by: str | None = None
+    """A run on that device whose steps tell what share of its peak is reached."""
 
     def __str__(self) -> str:
         """Returns what it rests on, in words."""
         return {
             "measured": f"measured in run {self.source}",
             "imported": f"from the imported log {self.source}",
-            "roofline": f"a roofline of {self.source}",
+            "roofline": f"a roofline of {self.source}"
+            + (f", scaled by run {self.scaled_by}" if self.scaled_by else ""),
         }[self.basis]
 
 
@@ -94,6 +99,8 @@ def estimates(
     if shape is None:
         return []
     lengths = lengths_seen(config)
+    if len(machines) == 1 and (scaled := _scaled(config, shape, machines[0], lengths)) is not None:
+        return [scaled]
     return [
         StepEstimate(step_time_range(shape, config, machine, lengths), "roofline", machine.name)
         for machine in machines
@@ -102,13 +109,37 @@ def estimates(
 
 def lengths_seen(config: RunConfig) -> Lengths | None:
     """Returns the lengths that the last run of this model and env had, as far as it may now."""
+    most = config.data.max_response_length
     for run, _ in _runs_like(config, {True: _LOGGED_SHAPE, False: _SAME_LENGTHS}):
-        columns = ("prompt_length/mean", "response_length/mean", "response_length/max")
-        found = [_logged(run, name)[-_LAST_STEPS:] for name in columns]
-        if all(found):
-            prompt, response, longest = (median(values) for values in found)
-            most = config.data.max_response_length
-            return Lengths(prompt, min(response, most), min(longest, most))
+        if (seen := _lengths_of(run)) is not None:
+            return Lengths(seen.prompt, min(seen.response, most), min(seen.longest, most))
+    return None
+
+
+def _lengths_of(run: Path) -> Lengths | None:
+    """Returns the lengths of a run's last steps, where it has logged them."""
+    columns = ("prompt_length/mean", "response_length/mean", "response_length/max")
+    found = [_logged(run, name)[-_LAST_STEPS:] for name in columns]
+    return Lengths(*(median(values) for values in found)) if all(found) else None
+
+
+def _scaled(
+    config: RunConfig, shape: ModelShape, machine: Machine, lengths: Lengths | None
+) -> StepEstimate | None:
+    """Returns an estimate by the last run of this model on this device, if there was one."""
+    for run, is_imported in _runs_like(config, {True: _LOGGED_SHAPE, False: _SAME_DEVICE}):
+        if is_imported:
+            continue  # a log does not say on what device
+        seconds, seen = measured_step(_logged(run, "timing_s/step")), _lengths_of(run)
+        if seconds is None or seen is None:
+            continue
+        try:
+            other = RunConfig.model_validate(settings_of(run))
+        except ValueError:
+            continue  # of another version
+        measured = (other, seen, seconds.typical)
+        spread = scaled_range(shape, config, machine, lengths, measured)
+        return StepEstimate(spread, "roofline", machine.name, scaled_by=run.name)
     return None
 
 
@@ -153,6 +184,7 @@ class TimePlan:
         return {
             "basis": self.estimate.basis,
             "source": self.estimate.source,
+            "scaled_by": self.estimate.scaled_by,
             "problems": self.problems.number,
             "steps": self.steps,
             "steps_in_epoch": self.steps_in_epoch,

@@ -19,6 +19,7 @@ from rl_core.roofline import (
     expected_longest,
     forward_flops,
     guess_lengths,
+    scaled_range,
     step_time,
     step_time_range,
 )
@@ -172,6 +173,21 @@ def test_bounds_hold_short_and_full_responses() -> None:
     assert (short.response, usual.response, full.response) == (128, 256, 1_024)
     small = {"train_batch_size": 32, "max_response_length": 128}
     assert [x.response for x in guess_lengths(config(data=small))] == [64, 128, 128]
+
+
+def test_another_runs_step_tells_the_share_that_is_reached() -> None:
+    shape, machine, seen = known_shape("Qwen/Qwen2.5-0.5B"), on("RTX 4090"), Lengths(143, 181, 735)
+    assert shape is not None
+    done, larger = config(), config(data={"train_batch_size": 64})
+    # The same step again is the same, on whatever device it is thought to be.
+    for card in (machine, on("T4")):
+        assert scaled_range(shape, done, card, seen, (done, seen, 8.99)).typical == pytest.approx(
+            8.99
+        )
+    alike = step_time_range(shape, done, machine, seen).typical
+    twice = scaled_range(shape, larger, machine, seen, (done, seen, 2 * alike))
+    assert twice.typical == pytest.approx(2 * step_time_range(shape, larger, machine, seen).typical)
+    assert (twice.low, twice.high) == pytest.approx((twice.typical / 1.5, twice.typical * 1.5))
 
 
 def test_more_work_never_takes_less() -> None:
