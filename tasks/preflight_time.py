@@ -56,10 +56,12 @@ def plan_steps(config: RunConfig, run: RunFolder) -> Spread | None:
 
 def _in_words(plans: list[TimePlan], machines: list[Machine]) -> str:
     if not plans:
-        why = "the rates of the device are not known" if not machines else "nor the model's shape"
-        return (
-            f"no run of this shape yet, and {why} (resources.card=NAME plans for a card): {_LATER}"
+        why = (
+            "the model's shape is not known"
+            if machines
+            else "the rates of the device are not known (resources.card=NAME plans for a card)"
         )
+        return f"no run of this shape yet, and {why}: {_LATER}"
     if len(plans) == 1:
         is_guess = plans[0].estimate.basis == "roofline"
         return f"{plans[0]}; {_LATER}" if is_guess else str(plans[0])
