@@ -65,7 +65,7 @@ def test_without_a_run_of_this_shape_the_cpu_is_measured(tmp_path: Path) -> None
     assert measured_before(config(tmp_path)) is None
     found = time_finding(config(tmp_path))
     assert found.level == "ok"
-    assert "(a roofline of this CPU)" in found.message
+    assert "(a roofline of this CPU, undisturbed)" in found.message
     assert "from step 5 on progress shows what is measured" in found.message
     figures = estimated(found)
     step = figures["seconds_per_step"]
