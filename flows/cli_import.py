@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flows.errors import BadInputError
 from flows.existing import take_arguments
+
+if TYPE_CHECKING:
+    from rl_core.config import RunConfig
 
 _HELP = "turn a verl or TinyZero launch script into a preset, or a console log into a run"
 
@@ -19,7 +23,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "import",
         help=_HELP,
-        description=f"{_HELP}. output=FILE names the preset, run_id=NAME the run.",
+        description=f"{_HELP}. output=FILE names the preset, run_id=NAME the run; other settings "
+        "say what a log is of, where it does not itself.",
     )
     parser.add_argument("words", nargs="*", metavar="FILE | KEY=VALUE")
     parser.set_defaults(command=import_file)
@@ -44,26 +49,61 @@ def import_file(options: argparse.Namespace) -> None:
         raise BadInputError(f"{file} cannot be read: {error.strerror}") from None
     try:
         if is_log(text):
-            _import_log(file, settings)
+            _import_log(file, text, settings)
         else:
             _import_script(file, text, Path(given.get("output", f"{file.stem}.yaml")))
     except ValueError as error:
         raise BadInputError(f"{file}: {error}") from None
 
 
-def _import_log(file: Path, settings: list[str]) -> None:
+def _import_log(file: Path, text: str, given: list[str]) -> None:
     from flows.compose import compose
     from rl_core.diagnosis import diagnose
     from tasks.import_log import import_log
 
-    config = compose(settings)
+    config = compose([text for text in given if text.startswith(("run_id=", "storage."))])
+    settings = _settings_of_log(text, given)
     run_id = config.run_id or re.sub(r"[^A-Za-z0-9._-]+", "-", f"imported-{file.stem}")
-    run = import_log(file, root=config.storage.root, run_id=run_id)
+    run = import_log(file, root=config.storage.root, run_id=run_id, settings=settings)
     rows = run.metrics.read()
     _print(f"{run.path}: steps {rows[0]['step']} to {rows[-1]['step']}")
     for found in diagnose(rows):
         _print(f"diagnosis  {found}")
+    if settings is None:
+        _print(
+            "shape      unknown, so preflight does not count its hours: name it, as in model.path="
+            "Qwen/Qwen2.5-0.5B data.train_batch_size=32 actor.mini_batch_size=32"
+        )
+    else:
+        rollouts = f"{settings.data.train_batch_size} x {settings.algorithm.group_size} rollouts"
+        _print(
+            f"shape      {settings.model.path}, {rollouts} of up to "
+            f"{settings.data.max_response_length:,} tokens: preflight counts its hours"
+        )
     _print(f"try next   countdown-train report run_id={run_id}")
+
+
+def _settings_of_log(text: str, given: list[str]) -> RunConfig | None:
+    """Returns what a log is of: as verl printed it in the log, with what is given on top.
+
+    A preset that is given stands for the log's own; None where neither tells a shape.
+    """
+    from flows.compose import SettingsError, compose
+    from tasks.import_log import logged_settings
+    from tasks.import_script import import_settings
+
+    named = [word for word in given if not word.startswith(("run_id=", "storage."))]
+    logged = logged_settings(text)
+    if any(word.startswith("preset=") for word in named) or not logged:
+        return compose(named) if named else None
+    with tempfile.TemporaryDirectory() as folder:
+        preset = Path(folder) / "logged.yaml"
+        preset.write_text(import_settings(logged).preset("a log"), encoding="utf-8")
+        try:
+            return compose([f"preset={preset}", *named])
+        except SettingsError as error:
+            _print(f"shape      its settings cannot be used here: {error}")
+            return None
 
 
 def _import_script(file: Path, text: str, output: Path) -> None:

@@ -79,6 +79,7 @@ def train(overrides: Sequence[str]) -> None:
     from flows.run_record import choose_run, recorded
     from rl_core.tracking import RunFolder
     from tasks.attempts import settings_in_force
+    from tasks.preflight_time import plan_steps
     from tasks.progress import TrainingProgress
     from tasks.supervision import train_supervised
 
@@ -90,6 +91,7 @@ def train(overrides: Sequence[str]) -> None:
             on_console="console" in config.trainer.logger,
             budget=config.budget,
             config=settings_in_force(config, run),
+            planned=plan_steps(config, run),
             earlier=run.metrics.read(),
         )
         with recorded(run) as stage, shown as progress:

@@ -6,7 +6,6 @@ import itertools
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console, Group, RenderableType
@@ -96,15 +95,14 @@ def spark(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
 
 
 def _progress(run: RunFolder, rows: list[dict[str, Any]]) -> RenderableType:
-    steps = max((row["step"] for row in rows), default=0)
-    last = _last_step(run)
-    grid = Table.grid(padding=(0, 1))
-    said = f"step {steps}" + (f" of {last}" if last else "")
-    seconds = [row["timing_s/step"] for row in rows if row.get("timing_s/step")]
-    if last and seconds and steps < last:
-        from rl_core.cost import duration
+    from tasks.run_time import last_step_of, left_of
 
-        said += f", {duration((last - steps) * sum(seconds) / len(seconds))} left"
+    steps = max((row["step"] for row in rows), default=0)
+    grid = Table.grid(padding=(0, 1))
+    last = last_step_of(run)
+    said = f"step {steps}" + (f" of {last}" if last else "")
+    if (left := left_of(run)) is not None:
+        said += f", {left}"
     bar = ProgressBar(total=last or max(steps, 1), completed=steps, width=_SPARK_WIDTH)
     grid.add_row(bar, said)
     return grid
@@ -122,25 +120,6 @@ def _last_words(run: RunFolder) -> list[RenderableType]:
         return []
     said = next((line for line in reversed(lines) if line.strip()), "")
     return [Text(printable(said), "dim", no_wrap=True, overflow="ellipsis")] if said else []
-
-
-def _last_step(run: RunFolder) -> int | None:
-    """Returns the step at which training ends, once the data set is there."""
-    import pyarrow.parquet as pq
-
-    from flows.existing import settings_of_run
-    from rl_core.data_order import total_steps
-
-    try:
-        config = settings_of_run(run.path, run.path.parent.parent)
-        if config.trainer.total_steps is not None:
-            return config.trainer.total_steps
-        data = run.read().data
-        if data is None:
-            return None
-        return total_steps(config, pq.read_metadata(Path(data) / "train.parquet").num_rows)
-    except (BadInputError, OSError, ValueError):
-        return None  # imported, or its data is gone
 
 
 def _curves(rows: list[dict[str, Any]]) -> RenderableType:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from rl_core.cards import named_card
 from rl_core.env_config import CountdownConfig, EnvConfig, Section
 from rl_core.upkeep_config import (
     BudgetConfig,
@@ -233,6 +234,10 @@ class ResourcesConfig(Section):
     """Reference and optimizer state of a GPU learner wait in the machine's memory between uses."""
     gpu_memory_gib: float | None = Field(None, gt=0)
     """Memory of the card that the run is planned for, which preflight compares with the plan."""
+    card: Annotated[str, AfterValidator(lambda name: named_card(name).name)] | None = None
+    """The card that the run is planned for, as in `RTX 4090`, `A100 80GB`, `H100`: preflight takes
+    hours, price and memory (in place of `gpu_memory_gib`) from what is known of it; by default the
+    card that is there."""
 
 
 class TrainerConfig(Section):
@@ -293,6 +298,18 @@ class RunConfig(Section):
     retry: RetryConfig = RetryConfig()
     budget: BudgetConfig = BudgetConfig()
     watchdog: WatchdogConfig = WatchdogConfig()
+
+    @property
+    def has_one_update(self) -> bool:
+        """Whether a step's log-probs can be those of its only update, so that a pass is saved.
+
+        A KL penalty in the reward wants them before it: then the engines' must be the same.
+        """
+        algorithm, actor = self.algorithm, self.actor
+        in_reward = algorithm.kl_mode == "reward" and algorithm.kl_coef > 0
+        engines_agree = self.model.dtype == "float32" and not self.rollout.overlap
+        fills_batch = actor.mini_batch_size == self.data.train_batch_size
+        return fills_batch and actor.ppo_epochs == 1 and (engines_agree or not in_reward)
 
     @model_validator(mode="after")
     def _fills_its_batches(self) -> RunConfig:

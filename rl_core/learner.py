@@ -198,16 +198,8 @@ class Learner:
         return self._critic is None or self.steps_done >= self._config.critic.warmup_steps
 
     def _next_update_is_on_policy(self) -> bool:
-        """Whether the step's log-probs can be those of its only update, so that a pass is saved.
-
-        A KL penalty in the reward wants them before it: then the engines' must be the same.
-        """
-        config, actor = self._config, self._config.actor
-        fills_batch = actor.mini_batch_size == config.data.train_batch_size
-        in_reward = self._reference is not None and config.algorithm.kl_mode == "reward"
-        engines_agree = config.model.dtype == "float32" and not config.rollout.overlap
-        has_one_update = fills_batch and actor.ppo_epochs == 1 and self._actor_learns()
-        return has_one_update and (engines_agree or not in_reward)
+        """Whether the step's log-probs are those of its only update, see `has_one_update`."""
+        return self._config.has_one_update and self._actor_learns()
 
     def _next_kl_coef(self, prepared: Prepared) -> float:
         algorithm = self._config.algorithm

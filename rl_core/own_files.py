@@ -25,7 +25,14 @@ from rl_core.envs import countdown, gsm8k
 from rl_core.envs.solver import solve_many
 from rl_core.own_rows import COLUMNS, NUM_OPERANDS, UNKNOWN_TEMPLATE, OwnProblem, read_problem
 from rl_core.schema import COUNTDOWN_DATASET, GSM8K_DATASET
-from rl_core.source_files import Record, digest_of, file_digest, find_files, read_records
+from rl_core.source_files import (
+    Record,
+    count_rows,
+    digest_of,
+    file_digest,
+    find_files,
+    read_records,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -74,6 +81,20 @@ def own_settings(env: CountdownConfig | Gsm8kConfig, data: DataConfig) -> dict[s
 def look_up_files(data: DataConfig) -> None:
     """Raises OwnFilesError where a local file is not there; the network is not asked."""
     _find(data, from_hub=False)
+
+
+@_refused_as_own_files()
+def num_own_training_rows(data: DataConfig) -> int:
+    """Returns how many rows the train split has, before any is left out, from local files alone.
+
+    Raises:
+        OwnFilesError: a file cannot be read, or there are rows for the test split alone.
+    """
+    num_rows = sum(map(count_rows, _find(data, from_hub=False)["train"]))
+    if data.test_files:
+        return min(num_rows, data.train_size)
+    _refuse_test_rows_alone(num_rows, data)
+    return min(num_rows - data.test_size, data.train_size)
 
 
 @_refused_as_own_files()
@@ -138,15 +159,18 @@ def _read_splits(
     if data.test_files:
         rows["test"] = [_read(env, *record) for record in _records(files["test"])]
     else:
-        if len(rows["train"]) <= data.test_size:
-            raise ValueError(
-                f"data.train_files hold {len(rows['train'])} rows, no more than data.test_size="
-                f"{data.test_size}, which would be cut off for the test split: lower it, or give "
-                "data.test_files"
-            )
+        _refuse_test_rows_alone(len(rows["train"]), data)
         rows["test"] = rows["train"][-data.test_size :]
         del rows["train"][-data.test_size :]
     return rows
+
+
+def _refuse_test_rows_alone(num_rows: int, data: DataConfig) -> None:
+    if num_rows <= data.test_size:
+        raise ValueError(
+            f"data.train_files hold {num_rows} rows, no more than data.test_size={data.test_size}, "
+            "which would be cut off for the test split: lower it, or give data.test_files"
+        )
 
 
 def _records(files: Iterable[Path]) -> Iterator[tuple[Path, int, Record]]:

@@ -170,7 +170,7 @@ def batch_metrics(
         "prompt_length/clip_ratio": float(
             (batch.prompt_lengths >= max_prompt_length).float().mean()
         ),
-        **_three("global_seqlen", batch.lengths.sum(dim=0, keepdim=True).float()),
+        **_sequence_lengths(int(batch.lengths.sum())),
     }
     if algorithm.estimator in GROUP_ESTIMATORS:
         metrics["group/zero_spread_frac"] = adv.zero_spread_fraction(batch.rewards, batch.group_ids)
@@ -205,6 +205,18 @@ def policy_metrics(prepared: Prepared, *, kl_coef: float) -> dict[str, float]:
         per_response = masked_sum(kl, mask, dim=-1) / batch.response_lengths
         metrics |= {"critic/kl": float(per_response.mean()), "critic/kl_coeff": kl_coef}
     return metrics
+
+
+def _sequence_lengths(num_tokens: int) -> dict[str, float]:
+    """Returns verl's `global_seqlen/*`: how evenly a step's tokens lie on the learner's ranks.
+
+    There is one rank here, which has all of them, balanced or not.
+
+    Source: verl 0.9, verl/utils/seqlen_balancing.py, log_seqlen_unbalance.
+    """
+    of_one_rank = ("min", "max", "mean", "balanced_min", "balanced_max")
+    lengths = {f"global_seqlen/{name}": float(num_tokens) for name in of_one_rank}
+    return lengths | {"global_seqlen/minmax_diff": 0.0}
 
 
 def _three(name: str, values: Tensor) -> dict[str, float]:

@@ -30,15 +30,21 @@ _ENGINE = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
 _CPU_ONLY = {"TORCH_COMPILE_DISABLE": "1"}
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Where torch looks for the settings of a card's memory, the first that is set."""
 
 
-def process_environment(*, num_threads: int, on_gpu: bool, offline: bool) -> dict[str, str]:
+def process_environment(
+    *, num_threads: int, on_gpu: bool, offline: bool, sleeps: bool = False
+) -> dict[str, str]:
     """Returns the variables of one process that runs torch or vLLM, besides the defaults.
 
     Args:
         num_threads: OpenMP threads.
         on_gpu: whether the process computes on a GPU; torch.compile is switched off on CPUs only.
         offline: whether Hugging Face libraries may not reach the hub (the model is a local folder).
+        sleeps: whether it holds a vLLM engine that gives its memory back, whose memory pool torch
+            refuses beside segments that grow (pytorch/pytorch#147851).
     """
     variables = {
         **_ENGINE,
@@ -47,6 +53,9 @@ def process_environment(*, num_threads: int, on_gpu: bool, offline: bool) -> dic
     }
     if not on_gpu:
         variables |= _CPU_ONLY
+    elif not sleeps and not any(os.environ.get(name) for name in _ALLOCATOR):
+        # Ragged batches leave holes in segments of fixed size: memory ends before it is full.
+        variables |= {_ALLOCATOR[0]: "expandable_segments:True"}
     if offline:
         variables |= {"HF_HUB_OFFLINE": "1"}
     return variables

@@ -113,6 +113,23 @@ def read_records(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, Reco
         ) from error
 
 
+def count_rows(file: Path) -> int:
+    """Returns how many records a file holds, without reading what is in them.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
+    try:
+        if file.suffix == ".parquet":
+            return int(pq.read_metadata(file).num_rows)
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
+            return sum(1 for line in lines if line.strip())
+    except (pa.ArrowException, OSError, EOFError, zlib.error) as error:
+        raise ValueError(
+            f"{file}: not readable, truncated or damaged: give a whole file"
+        ) from error
+
+
 def _parquet_records(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, Record]]:
     row = 0
     with pq.ParquetFile(file) as parquet:

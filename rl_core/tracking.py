@@ -31,7 +31,7 @@ from pydantic import BaseModel, ConfigDict
 from rl_core.atomic import append_line, locked, write_text_atomically
 from rl_core.checkpoints import list_checkpoints
 from rl_core.config import RunConfig
-from rl_core.cost import price_in_words
+from rl_core.cost import Spread, price_in_words
 from rl_core.held_out_log import HeldOutLog
 from rl_core.ladder import Changes
 from rl_core.log_file import log_to_file, redact
@@ -109,6 +109,10 @@ class RunRecord(BaseModel):
     """Wall seconds by stage."""
     own_settings: dict[str, tuple[Any, Any]] = {}
     """What the user changed of the preset: by name, the preset's value and the run's own."""
+    planned_step_s: Spread | None = None
+    """Seconds per step as they were estimated before the first, and between which bounds."""
+    planned_from: str | None = None
+    """What that rests on, in words."""
     made_with: dict[str, str] = {}
     """Versions and machine of the latest attempt, see `rl_core.software`."""
     attempts: tuple[Attempt, ...] = ()

@@ -18,7 +18,7 @@ from rl_core.data_order import batch_indices, steps_per_epoch, total_steps
 from rl_core.phases import per_token_ms
 from rl_core.rollout_ahead import Clock, RolloutsAhead
 from rl_core.token_budgets import tell_of_memory
-from rl_core.types import GenerationRequest, SamplingSettings
+from rl_core.types import GenerationRequest, Rollout, SamplingSettings
 
 if TYPE_CHECKING:
     from rl_core.background_save import BackgroundSave
@@ -215,4 +215,13 @@ def test_greedily(
         "val/response_length/mean": float(
             np.mean([len(r.completion.response_ids) for r in rollouts])
         ),
+        **_score_by_source(rollouts),
     }
+
+
+def _score_by_source(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Returns the mean score by `data_source`, as verl names it: `val/test_score/countdown`."""
+    scores: dict[str, list[float]] = {}
+    for rollout in rollouts:
+        scores.setdefault(rollout.problem.data_source, []).append(rollout.scored.score)
+    return {f"val/test_score/{source}": float(np.mean(own)) for source, own in scores.items()}

@@ -67,6 +67,7 @@ class Workers:
     ) -> None:
         self._log_folder = log_folder
         self._on_progress = on_progress
+        self._engines_sleep = config.rollout.sleep
         resources = config.resources
         self._engines = [
             self._spawn(
@@ -215,7 +216,10 @@ class Workers:
         # On a CPU the learner's threads are its own, a micro-batch each: torch gets one of them.
         torch_threads = 1 if actor is LearnerActor and num_gpus == 0 else num_threads
         environment = process_environment(
-            num_threads=torch_threads, on_gpu=num_gpus > 0, offline=True
+            num_threads=torch_threads,
+            on_gpu=num_gpus > 0,
+            offline=True,
+            sleeps=actor is RolloutActor and self._engines_sleep,
         )
         remote = ray.remote(
             num_cpus=num_threads,

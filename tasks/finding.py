@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Literal
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
 
 GIB: Final = 2**30
 
@@ -18,6 +18,8 @@ class Finding:
     remedy: str = ""
     overrides: str = ""
     """Settings to paste behind the command that was looked at; preflight has planned with them."""
+    figures: dict[str, Any] = field(default_factory=dict)
+    """The message's numbers, for programs, where it has more than one."""
 
     def __str__(self) -> str:
         return f"{self.message}: {self.remedy}" if self.remedy else self.message

@@ -5,22 +5,28 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rl_core.atomic import write_text_atomically
-from rl_core.tracking import RunFolder, RunRecord
+from rl_core.config import RunConfig
+from rl_core.tracking import RunFolder, RunRecord, settings_as_yaml
 
 _STEP = re.compile(r"(?:^|\s)step:(?P<step>\d+) - (?P<metrics>.+)$")
 _METRIC = re.compile(r"^(?P<name>[\w/.@=-]+):(?:np\.float\d+\()?(?P<value>[^()\s]+)\)?$")
+_PREFIX = re.compile(r"^\s*\(\w+ pid=\d+(?:, ip=[^)]*)?\) ?")
+"""Ray's, before each line of a worker."""
 _COLOURS = re.compile(r"\x1b?\[[0-9;]*m")  # without the escape where it was copied by hand
 _OURS: Final = {"actor/entropy": "actor/entropy_loss"}
 """Names that verl has changed since, by today's."""
+_MOST_LINES: Final = 2_000
+"""Of a dictionary of settings: verl's has 130 to 400."""
 _TEST_SCORE: Final = "val/test_score/"
 PRESET: Final = "imported"
 
@@ -39,6 +45,40 @@ def read_log(text: str) -> dict[int, Row]:
     are no finite numbers. A test score, `val/test_score/NAME`, is `val/score` too.
     """
     return dict(_rows(text))
+
+
+def logged_settings(text: str) -> dict[str, Any]:
+    """Returns verl's settings as such a log holds them before the first step, by dotted key.
+
+    verl prints them resolved, as a dictionary in Python's writing; empty where that is not there,
+    or cut short.
+    """
+    lines = [_PREFIX.sub("", _COLOURS.sub("", line)) for line in text.splitlines()]
+    for start, line in enumerate(lines):
+        if line.startswith("{'") and (tree := _dictionary(lines[start:])) is not None:
+            return dict(_leaves(tree))
+    return {}
+
+
+def _dictionary(lines: list[str]) -> dict[str, Any] | None:
+    """Reads a dictionary that begins in the first line, and ends where its brackets do."""
+    for end, line in enumerate(lines[:_MOST_LINES], start=1):
+        if not line.rstrip().endswith("}"):
+            continue
+        try:
+            tree = ast.literal_eval("\n".join(lines[:end]))
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+        return tree if isinstance(tree, dict) else None
+    return None
+
+
+def _leaves(tree: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
 
 
 def _rows(text: str) -> Iterator[tuple[int, Row]]:
@@ -67,7 +107,9 @@ def _number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def import_log(file: Path, *, root: Path, run_id: str) -> RunFolder:
+def import_log(
+    file: Path, *, root: Path, run_id: str, settings: RunConfig | None = None
+) -> RunFolder:
     """Makes a run of a log, and returns its folder.
 
     Step times, which such a log does not hold, are counted back from the file's own time.
@@ -76,6 +118,8 @@ def import_log(file: Path, *, root: Path, run_id: str) -> RunFolder:
         file: the log.
         root: `storage.root`.
         run_id: the run's name.
+        settings: what it is a log of, where that is known: its step times then count for runs of
+            the same shape.
 
     Raises:
         ValueError: no step is in it, or a run of that name exists.
@@ -99,6 +143,8 @@ def import_log(file: Path, *, root: Path, run_id: str) -> RunFolder:
     )
     run.path.mkdir(parents=True)
     write_text_atomically(run.path / "metrics.jsonl", "".join(f"{line}\n" for line in lines))
+    if settings is not None:
+        write_text_atomically(run.path / "config.yaml", settings_as_yaml(settings))
     write_text_atomically(run.path / "run.json", record.model_dump_json(indent=2) + "\n")
     return run
 

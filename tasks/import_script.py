@@ -79,6 +79,15 @@ def import_script(text: str) -> Imported:
     return Imported(settings, sorted(findings, key=_line))
 
 
+def import_settings(values: Mapping[str, Any]) -> Imported:
+    """Returns verl's settings, by dotted key as its log holds them, in ours."""
+    given = {
+        key: _Given("null" if value is None else str(value), line)
+        for line, (key, value) in enumerate(values.items(), start=1)
+    }
+    return Imported(*_translate(given))
+
+
 def _line(finding: Finding) -> int:
     return int(finding.check.removeprefix("line "))
 

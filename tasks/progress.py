@@ -13,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from rl_core.config import RunConfig
-from rl_core.cost import time_and_price
+from rl_core.cost import Spread, time_left
 from rl_core.diagnosis import diagnose
 from rl_core.tracking import RunFolder
 from rl_core.upkeep_config import BudgetConfig
@@ -51,6 +51,7 @@ class TrainingProgress:
         on_console: whether the terminal shows a bar, and the lines (which log.txt has in any case).
         budget: whose price is shown beside the time left.
         config: the settings in force, from which the diagnosis takes its advice; None if unknown.
+        planned: seconds per step, which count until enough steps are measured.
         earlier: metrics of the steps before this attempt, for diagnosis and learning curve.
         artifacts_of: the run, where a Prefect run is there to hold artifacts of it.
     """
@@ -62,6 +63,7 @@ class TrainingProgress:
         on_console: bool,
         budget: BudgetConfig,
         config: RunConfig | None = None,
+        planned: Spread | None = None,
         earlier: Iterable[Mapping[str, Any]] = (),
         artifacts_of: RunFolder | None = None,
     ) -> None:
@@ -71,10 +73,13 @@ class TrainingProgress:
         self._run = artifacts_of
         self._artifacts = LiveArtifacts() if artifacts_of is not None else None
         self._bar: tqdm | None = None
-        self._first: tuple[int, float] | None = None
         self._logged_at = float("-inf")
         self._rows = {int(row["step"]): row for row in earlier}
         self._told: set[tuple[str, str]] = set()
+        self._planned = planned
+        self._step_seconds = [
+            float(row["timing_s/step"]) for row in self._rows.values() if row.get("timing_s/step")
+        ]
 
     def __enter__(self) -> TrainingProgress:
         return self
@@ -93,8 +98,7 @@ class TrainingProgress:
     def on_step(self, step: int, last_step: int, metrics: dict[str, float]) -> None:
         """Shows one step; called by the trainer loop."""
         now = time.monotonic()
-        if self._first is None:
-            self._first = (step, now)
+        if self._bar is None:
             self._bar = tqdm(
                 total=last_step,
                 initial=step,
@@ -103,10 +107,11 @@ class TrainingProgress:
                 file=sys.stderr,
             )
         text = f"step {step}/{last_step} · {describe(metrics)}"
-        first_step, first_time = self._first
-        if step > first_step:
-            seconds = (now - first_time) / (step - first_step) * (last_step - step)
-            text += f" · {time_and_price(seconds, self._budget)} left"
+        if "timing_s/step" in metrics:
+            self._step_seconds.append(metrics["timing_s/step"])
+        if step < last_step:
+            left = time_left(self._step_seconds, last_step - step, self._planned, self._budget)
+            text += f" · {left}" if left else ""
         self._diagnose(step, metrics)
         if self._bar is not None:
             self._bar.set_postfix_str(describe(metrics), refresh=False)

@@ -14,6 +14,7 @@ from rl_core.tracking import RunFolder, RunRecord
 from tasks import run_files, sql
 from tasks.report_faults import Fault, LoggedWarning, faults, warnings
 from tasks.report_samples import Sample, Story, best_and_worst, from_the_end, samples, stories
+from tasks.run_time import left_of, steps_in_words
 
 _MOST_POINTS = 120
 """Steps of a stacked chart are summed up into at most this many columns."""
@@ -41,6 +42,10 @@ class ReportData:
     """Wall time of the stages done; before the end of training, up to its last logged step."""
     price: str | None
     """Of that time, where the settings name one."""
+    steps: str | None
+    """What a step takes, beside what was planned."""
+    left: str | None
+    """Time and price of the steps that are left, while it trains."""
     before: float | None
     """Greedy test accuracy of the base model: of the evaluation, else of the first test."""
     after: float | None
@@ -118,6 +123,8 @@ def gather(run: Path) -> ReportData:
         settings=settings.read_text(encoding="utf-8") if settings.exists() else "",
         seconds=seconds,
         price=None if seconds is None else RunFolder(run).price_of(seconds),
+        steps=steps_in_words(RunFolder(run)),
+        left=left_of(RunFolder(run)) if record.status == "running" else None,
         before=base["accuracy"] if base else overview["accuracy_before"],
         after=trained[0]["accuracy"] if trained else overview["accuracy_after"],
         base=base,

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -147,6 +148,15 @@ def setting_rows(runs: Sequence[Path]) -> pa.Table:
             for key, value in _settings(_text(run / "config.yaml"))
         ]
     return pa.Table.from_pylist(rows, schema=_SETTINGS)
+
+
+def settings_of(run: Path) -> dict[str, Any]:
+    """Returns what a run's config.yaml says, nothing where there is none or it cannot be read."""
+    try:
+        settings = yaml.safe_load(_text(run / "config.yaml"))
+    except yaml.YAMLError:
+        return {}
+    return settings if isinstance(settings, dict) else {}
 
 
 @lru_cache(maxsize=1_000)

@@ -28,6 +28,7 @@ from rl_core.stopping import GRACE_S, StopSignals
 from rl_core.tracking import RunFolder
 from tasks.attempts import attempt_name, settings_in_force, show_attempts, telling_of_the_end
 from tasks.finished import once_per_flow_run
+from tasks.preflight_time import plan_steps
 from tasks.progress import Log, TrainingProgress
 from tasks.train import TRAINER_LOGGER, train_for_parent
 from tasks.worker_logs import worker_logs
@@ -170,6 +171,7 @@ def train_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) 
         on_console="console" in config.trainer.logger,
         budget=config.budget,
         config=in_force,
+        planned=plan_steps(config, run),
         earlier=run.metrics.read(),
         artifacts_of=run if in_task else None,
     )

@@ -6,7 +6,11 @@ import pytest
 
 from flows.cli import run_command
 from flows.compose import SettingsError, compose
-from tests.tasks.launch_scripts import PLANTED, SOUND
+from tasks.time_plan import measured_before
+from tests.tasks.launch_scripts import PLANTED, PRINTED, SOUND
+
+UNNAMED = "step:1 - critic/score/mean:0.036 - timing_s/step:8.990\n"
+"""A log that does not say what it is of."""
 
 
 def test_a_script_becomes_a_preset_that_runs_take(
@@ -51,6 +55,38 @@ def test_a_log_becomes_a_run_and_its_diagnosis_is_said(
     assert "no response has scored anything yet" in printed
     assert run_command(["report", "run_id=imported-night", f"storage.root={tmp_path}"]) == 0
     assert (tmp_path / "runs" / "imported-night" / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("log", "given", "counted"),
+    [
+        (PRINTED, ["model.path=Qwen/Qwen2.5-0.5B"], True),
+        (UNNAMED, [], False),
+        (
+            UNNAMED,
+            ["preset=tinyzero-0.5b-24gb", "data.train_batch_size=32", "actor.mini_batch_size=32"],
+            True,
+        ),
+    ],
+    ids=["printed in it", "not known", "given"],
+)
+def test_preflight_counts_an_imported_log_of_the_same_shape(
+    log: str,
+    given: list[str],
+    counted: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "verl_demo.log"
+    file.write_text(log)
+    root = f"storage.root={tmp_path}"
+    assert run_command(["import", str(file), root, *given]) == 0
+    assert ("so preflight does not count" in capsys.readouterr().out) is (
+        log is UNNAMED and not given
+    )
+    shape = ["data.train_batch_size=32", "actor.mini_batch_size=32"]
+    found = measured_before(compose(["preset=tinyzero-0.5b-24gb", root, *shape]))
+    assert (found is not None and found.basis == "imported") is counted
 
 
 @pytest.mark.parametrize("words", [[], ["a", "b"], ["no-such-file.sh"]])

@@ -149,6 +149,9 @@ def test_metrics_by_hand(batch: TrainBatch) -> None:
         "prompt_length/max": 2.0,
         "prompt_length/clip_ratio": 0.5,
         "global_seqlen/mean": 6.0,
+        "global_seqlen/minmax_diff": 0.0,
+        "global_seqlen/balanced_min": 6.0,
+        "global_seqlen/balanced_max": 6.0,
         "rollout/logprob_gap_mean": 1.1 / 3,
         "rollout/logprob_gap_max": 1.0,
     }

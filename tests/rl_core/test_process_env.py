@@ -25,6 +25,21 @@ def test_a_gpu_process_may_compile_and_an_online_one_may_ask_the_hub() -> None:
     assert "HF_HUB_OFFLINE" not in variables
 
 
+def test_segments_grow_on_a_card_where_vllm_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def allocator(*, on_gpu: bool = True, sleeps: bool = False) -> dict[str, str]:
+        variables = process_environment(num_threads=1, on_gpu=on_gpu, offline=True, sleeps=sleeps)
+        return {name: value for name, value in variables.items() if "ALLOC_CONF" in name}
+
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    # The name that torch 2.13 asks for first: beside it the older ones are not looked at.
+    assert allocator() == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert allocator(on_gpu=False) == {}
+    assert allocator(sleeps=True) == {}
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512")
+    assert allocator() == {}
+
+
 def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
     monkeypatch.delenv("DO_NOT_TRACK", raising=False)

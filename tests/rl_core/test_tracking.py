@@ -73,6 +73,8 @@ def test_a_new_run_has_a_record_and_its_settings(tmp_path: Path) -> None:
         "data": None,
         "timings_s": {},
         "own_settings": {},
+        "planned_step_s": None,
+        "planned_from": None,
         "attempts": [
             {"started_at": started_at, "reason": "started", "from_step": 0, "changes": {}}
         ],

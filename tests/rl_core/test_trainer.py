@@ -213,7 +213,11 @@ def test_tests_during_training_use_the_running_engine_and_choose_the_best(
         before = worker_classes()
         metrics = test_greedily(*arguments)
         alive.append((before, worker_classes()))
-        assert set(metrics) == {"val/accuracy", "val/score", "val/response_length/mean"}
+        assert set(metrics) == {
+            *("val/accuracy", "val/score", "val/response_length/mean"),
+            "val/test_score/countdown",
+        }
+        assert metrics["val/test_score/countdown"] == metrics["val/score"]
         return metrics | {"val/accuracy": accuracies[len(alive) - 1]}
 
     monkeypatch.setattr(trainer_module, "test_greedily", tested)

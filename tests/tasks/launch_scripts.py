@@ -1,4 +1,4 @@
-"""Launch scripts in verl's and TinyZero's form, written for the tests, with mistakes planted."""
+"""Launch scripts and a console log in verl's and TinyZero's form, written for the tests."""
 
 SOUND = r"""#!/usr/bin/env bash
 set -euo pipefail
@@ -50,3 +50,15 @@ trainer.save_freq=10 \
 trainer.total_epochs=15 2>&1 | tee verl_demo.log
 """.replace("BLANK", " ")
 """Line 10 ends in a backslash and a blank; what else is wrong, the tests say."""
+
+PRINTED = """(main_task pid=3107) {'actor_rollout_ref': {'actor': {'ppo_mini_batch_size': 32,
+(main_task pid=3107)                                  'optim': {'lr': 1e-06}},
+\x1b[36m(main_task pid=3107)\x1b[0m                    'model': {'path': '/root/qwen2505B'},
+(main_task pid=3107)                        'rollout': {'n': 1, 'name': 'vllm'}},
+(main_task pid=3107)  'algorithm': {'adv_estimator': 'gae', 'kl_ctrl': {'type': 'fixed'}},
+(main_task pid=3107)  'data': {'max_response_length': 1024, 'train_batch_size': 32,
+(main_task pid=3107)           'val_files': None},
+(main_task pid=3107)  'trainer': {'logger': ['wandb'], 'resume': {}}}
+(main_task pid=3107) step:1 - critic/score/mean:0.036 - timing_s/step:8.990
+"""
+"""A console log of verl: the settings as it prints them, and a step."""

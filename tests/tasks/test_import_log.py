@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_core.diagnosis import diagnose
-from tasks.import_log import import_log, is_log, read_log
+from tasks.import_log import import_log, is_log, logged_settings, read_log
 from tasks.report import write_report
 from tasks.sql import ask
+from tests.tasks.launch_scripts import PRINTED
 
 LOG = """(main_task pid=3107) wandb: offline
 (main_task pid=3107) step:0 - val/test_score/countdown:0.030
@@ -62,6 +63,26 @@ def test_a_log_becomes_a_run_for_sql_report_and_diagnosis(tmp_path: Path) -> Non
 
     with pytest.raises(ValueError, match="exists already"):
         import_log(file, root=tmp_path, run_id="diary")
+
+
+def test_verls_settings_are_found_before_the_steps() -> None:
+    assert logged_settings(PRINTED) == {
+        "actor_rollout_ref.actor.ppo_mini_batch_size": 32,
+        "actor_rollout_ref.actor.optim.lr": 1e-6,
+        "actor_rollout_ref.model.path": "/root/qwen2505B",
+        "actor_rollout_ref.rollout.n": 1,
+        "actor_rollout_ref.rollout.name": "vllm",
+        "algorithm.adv_estimator": "gae",
+        "algorithm.kl_ctrl.type": "fixed",
+        "data.max_response_length": 1_024,
+        "data.train_batch_size": 32,
+        "data.val_files": None,
+        "trainer.logger": ["wandb"],
+        "trainer.resume": {},
+    }
+    assert logged_settings(LOG) == {}
+    assert logged_settings(PRINTED.replace("'resume': {}}}", "'resume': ")) == {}  # cut short
+    assert logged_settings("{'a': __import__('os')}") == {}  # values alone, no code
 
 
 def test_a_file_without_steps_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from flows.compose import PresetName, compose
+from flows.compose import PresetName, SettingsError, compose
 from rl_core.config import ModelConfig, ResourcesConfig, RunConfig
 from rl_core.diagnosis import FULL_CARD
 from rl_core.env_config import CountdownConfig
@@ -289,6 +289,13 @@ def test_a_card_of_its_own_holds_learner_or_engine(tmp_path: Path) -> None:
     assert apart.level == "ok"
     assert f"{0.9 * 24 + 2 * 494_032_768 / 2**30 + 0.5:.1f} GiB on a card of 24" in apart.message
     assert shared.level == "ok"
+
+
+def test_a_card_that_is_named_brings_its_memory(tmp_path: Path) -> None:
+    preset = ["preset=tinyzero-0.5b-24gb", f"storage.root={tmp_path}"]
+    assert "GiB on a card of 80" in memory(compose([*preset, "resources.card=H100"])).message
+    with pytest.raises(SettingsError, match=r"resources\.card=H1000 .* did you mean 'H100'"):
+        compose([*preset, "resources.card=H1000"])
 
 
 @pytest.mark.parametrize(

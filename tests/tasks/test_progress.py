@@ -5,6 +5,7 @@ import pytest
 
 from flows.terminal import progress_on_stdout
 from rl_core.config import RunConfig
+from rl_core.cost import Spread
 from rl_core.log_file import log_to_file
 from rl_core.upkeep_config import BudgetConfig
 from tasks.progress import TrainingProgress, describe
@@ -15,6 +16,7 @@ METRICS = {
     "response_length/mean": 61.6,
     "critic/kl": 0.0123,
     "rollout/tokens_per_s": 3120.4,
+    "timing_s/step": 10.0,
 }
 
 
@@ -36,7 +38,26 @@ def test_tests_are_logged_with_step_and_time_left_but_not_every_step(caplog):
         ["step 0/4", "test 0.500"],
         ["step 2/4", "accuracy 0.250"],
     ]
-    assert caplog.records[1].message.endswith(" $ left")
+    assert caplog.records[1].message.endswith(" · 20 s, 20.0 $ left")
+
+
+def test_what_is_left_is_estimated_before_the_fifth_step_and_measured_from_then_on(caplog):
+    caplog.set_level(logging.INFO)
+    with TrainingProgress(
+        logging.getLogger("progress"),
+        on_console=False,
+        budget=BudgetConfig(price_per_hour=36.0, currency="$"),
+        planned=Spread(5.0, 20.0, 100.0),
+        earlier=[{"step": 1, "timing_s/step": 30.0}],
+    ) as progress:
+        for step in range(2, 7):
+            progress.on_step(step, 106, METRICS | {"val/accuracy": 0.5})
+    left = [record.message.rpartition(" · ")[2] for record in caplog.records]
+    # 104 steps of 20 s, between 5 and 100.
+    assert left[0] == "35 min (9 min to 2.9 h), 20.8 $ (5.20 to 104.0 $) left by estimate"
+    assert [text.endswith("by estimate") for text in left] == [True, True, True, False, False]
+    # 100 steps of (30 + 5 x 10) / 6 s.
+    assert left[-1] == "22 min, 13.3 $ left"
 
 
 def test_a_diagnosis_is_said_once_while_training_and_knows_the_steps_before(caplog):
