@@ -7,7 +7,10 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help env train test test-slow chaos lint bench
 
-PYTHON ?= python3
+# .venv's interpreter: the first of these that requires-python allows. PYTHON=... names another.
+IS_SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
+	$$name -c '$(IS_SUPPORTED)' 2>/dev/null && echo $$name && exit; done; echo python3)
 BIN := .venv/bin
 GPU ?= $(if $(wildcard .venv/.built-gpu),1,)
 EXTRA := $(if $(GPU),gpu,cpu)
@@ -28,6 +31,8 @@ help: ## this list
 env: $(STAMP) ## .venv with everything pinned in constraints.txt
 
 $(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c '$(IS_SUPPORTED)' 2>/dev/null || { found=$$($(PYTHON) --version 2>/dev/null || echo not there); \
+	echo "$(PYTHON) is $$found, and Python 3.11, 3.12 or 3.13 is needed: install one, or name it: make env PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt uv
 	grep -vE '^($(UNPINNED))==' constraints.txt > .venv/constraints.txt

@@ -69,7 +69,8 @@ class ModelConfig(Section):
     """The model that is trained."""
 
     path: str | None = None
-    """A local folder or a Hugging Face name; by default the home-made base model (`base_model`)."""
+    """A local folder, a Hugging Face name or `modelscope:OWNER/NAME`; by default the home-made base
+    model (`base_model`)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute type of learner and rollout; master weights and optimizer state stay float32."""
     gradient_checkpointing: bool = False

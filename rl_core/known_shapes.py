@@ -39,7 +39,12 @@ _QWEN25 = {
 
 
 def known_shape(name: str) -> ModelShape | None:
-    """Returns the shape of a hub model, tuned for instructions or not; None if it is not known."""
+    """Returns the shape of a hub model, tuned for instructions or not; None if it is not known.
+
+    Args:
+        name: OWNER/NAME; with `modelscope:` before it, it is the same model on ModelScope.
+    """
+    name = name.removeprefix("modelscope:")
     prefix = "Qwen/Qwen2.5-"
     size = name.removeprefix(prefix).removesuffix("-Instruct")
     if not name.startswith(prefix) or size not in _QWEN25:

@@ -14,6 +14,7 @@ _DEFAULTS = {
     "DO_NOT_TRACK": "1",
     "GOMP_SPINCOUNT": "0",  # a thread that spins for its partner costs tenfold on a busy machine
     "HF_HUB_DISABLE_TELEMETRY": "1",
+    "MODELSCOPE_LOG_LEVEL": "CRITICAL",  # what it reports in ten lines, we say in one
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     # Weights lie in Ray's shared memory once, however many engines hold on to them.

@@ -9,21 +9,26 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from rl_core.modelscope_source import MODEL_FILES, fetch_from_modelscope, modelscope_name
 from rl_core.types import Message
 
 _PROBE = "Using the numbers [19, 36, 55, 7], create 98.\n<think> 55 + 36 = 91, 91 + 7 = 98 yes"
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
-_MODEL_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
 
 
 def resolve_model(path: str) -> Path:
-    """Returns the folder of a model: `path` itself, or the local copy of a Hugging Face model.
+    """Returns the folder of a model: `path` itself, or the local copy of a hub's model.
 
     A model that is not in the local cache is downloaded, unless `HF_HUB_OFFLINE` is set.
+
+    Args:
+        path: a folder, OWNER/NAME of the Hugging Face hub, or `modelscope:OWNER/NAME`.
 
     Raises:
         ValueError: it is neither a model's folder nor to be had from cache or hub.
     """
+    if (name := modelscope_name(path)) is not None:
+        return fetch_from_modelscope(name)
     folder = Path(path).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -35,7 +40,7 @@ def resolve_model(path: str) -> Path:
     for cached_only in (True, False):
         try:
             return Path(
-                snapshot_download(path, local_files_only=cached_only, allow_patterns=_MODEL_FILES)
+                snapshot_download(path, local_files_only=cached_only, allow_patterns=MODEL_FILES)
             )
         except (OSError, ValueError, HfHubHTTPError) as error:
             reason = error

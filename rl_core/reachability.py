@@ -22,6 +22,11 @@ def hub_url() -> str:
     return os.environ.get("HF_ENDPOINT") or str(ENDPOINT)
 
 
+def hubs_are_off() -> bool:
+    """Says whether the user forbade to ask any hub for models: `HF_HUB_OFFLINE`."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
 def why_unreachable(url: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
     """Returns why nothing accepts a connection at `url`, or None: something does.
 

@@ -41,8 +41,8 @@ def base_model(config: RunConfig, data: Path) -> Path:
     """Returns the folder of the base model; makes or fetches it where it is not there yet.
 
     Args:
-        config: `model.path` names a local folder or a model of the Hugging Face hub; without it the
-            home-made model is used, made from the train split on the first call.
+        config: `model.path` names a local folder or a model of a hub; without it the home-made
+            model is used, made from the train split on the first call.
         data: folder of the data set.
     """
     if config.model.path is not None:

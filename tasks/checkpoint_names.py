@@ -41,7 +41,7 @@ def find_model(
     Args:
         name: `champion`; `RUN`, which is its latest checkpoint, `RUN/base`, `RUN/best`,
             `RUN/latest` or `RUN/step_000100`, each without `RUN/` of the run `run_id`; a model's
-            folder; or a Hugging Face name.
+            folder; a Hugging Face name; or `modelscope:OWNER/NAME`.
         root: `storage.root`.
         run_id: a run, or `latest`.
         env: the family of problems whose champion is meant; by default the one promoted last.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 import shutil
 import tempfile
 from collections import Counter
@@ -21,8 +20,9 @@ from prefect.logging import get_run_logger
 
 from rl_core.config import RunConfig
 from rl_core.env_config import CountdownConfig
+from rl_core.modelscope_source import cached_from_modelscope, modelscope_name, modelscope_url
 from rl_core.own_files import look_up_files
-from rl_core.reachability import hub_url, wandb_url, why_silent, why_unreachable
+from rl_core.reachability import hub_url, hubs_are_off, wandb_url, why_silent, why_unreachable
 from rl_core.rewards import refusal
 from tasks.artifacts import create_table_artifact, plain
 from tasks.finding import GIB, Finding, PreflightError
@@ -158,31 +158,51 @@ def _model(config: RunConfig) -> Iterator[Finding]:
         yield from _home_made_model(config)
     elif Path(path).expanduser().is_dir():
         yield _model_folder(Path(path).expanduser())
+    elif path.startswith("modelscope:"):
+        yield _modelscope_model(path)
     elif not _reads_as_hub_name(path):
         yield Finding(
             "model",
             "fatal",
             f"model.path={path}: there is no such folder",
-            "give a folder that exists, or ORGANISATION/NAME of the Hugging Face hub",
-        )
-    elif _is_in_hub_cache(path):
-        yield Finding("model", "ok", f"{path}, from the local hub cache")
-    elif _hub_is_off():
-        yield Finding(
-            "model",
-            "fatal",
-            f"model.path={path} is not in the local hub cache, and HF_HUB_OFFLINE is set",
-            "unset HF_HUB_OFFLINE to fetch it, or give a local folder",
-        )
-    elif (why := why_unreachable(hub_url())) is not None:
-        yield Finding(
-            "model",
-            "fatal",
-            f"model.path={path} is not in the local hub cache, and the hub does not answer ({why})",
-            "connect this machine, fill the cache elsewhere, or give a local folder",
+            "give a folder that exists, ORGANISATION/NAME of the Hugging Face hub, or "
+            "modelscope:OWNER/NAME",
         )
     else:
-        yield Finding("model", "ok", f"{path}, from the hub")
+        yield _hub_model(path, is_cached=_is_in_hub_cache(path), hub="the hub", url=hub_url())
+
+
+def _modelscope_model(path: str) -> Finding:
+    try:
+        name = modelscope_name(path)
+    except ValueError as error:
+        message, _, remedy = str(error).partition(": ")
+        return Finding("model", "fatal", message, remedy)
+    assert name is not None, "it was asked about a name on ModelScope"
+    is_cached = cached_from_modelscope(name) is not None
+    return _hub_model(path, is_cached=is_cached, hub="ModelScope", url=modelscope_url())
+
+
+def _hub_model(path: str, *, is_cached: bool, hub: str, url: str) -> Finding:
+    """What stands between the run and a model that is named, not given as a folder."""
+    if is_cached:
+        return Finding("model", "ok", f"{path}, from the local cache of {hub}")
+    lacking = f"model.path={path} is not in the local cache of {hub}"
+    if hubs_are_off():
+        return Finding(
+            "model",
+            "fatal",
+            f"{lacking}, and HF_HUB_OFFLINE is set",
+            "unset HF_HUB_OFFLINE to fetch it, or give a local folder",
+        )
+    if (why := why_unreachable(url)) is not None:
+        return Finding(
+            "model",
+            "fatal",
+            f"{lacking}, and {hub} does not answer ({why})",
+            "connect this machine, fill the cache elsewhere, or give a local folder",
+        )
+    return Finding("model", "ok", f"{path}, from {hub}")
 
 
 def _home_made_model(config: RunConfig) -> Iterator[Finding]:
@@ -278,10 +298,6 @@ def _reads_as_hub_name(path: str) -> bool:
     """ORGANISATION/NAME; anything else (another number of slashes, a leading dot) is a folder."""
     parts = path.split("/")
     return len(parts) == 2 and all(parts) and parts[0] not in (".", "..", "~")
-
-
-def _hub_is_off() -> bool:
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 def _is_in_hub_cache(name: str) -> bool:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -98,6 +99,34 @@ def test_a_hub_name_needs_the_hub_or_its_cache(
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.getsockname()[1]}")
         assert level(preflight(config), "model") == "ok"
     assert level(preflight(config), "model") == "fatal"
+
+
+def test_a_name_on_modelscope_needs_it_or_its_cache(
+    tmp_path: Path, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small(tmp_path / "root", model=ModelConfig(path="modelscope:someone/tiny"))
+    monkeypatch.setenv("MODELSCOPE_CACHE", str(tmp_path / "cache"))
+    assert level(preflight(config), "model") == "fatal"  # HF_HUB_OFFLINE is for all hubs
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    with socket.socket() as hub:  # somebody answers there, and nobody at all
+        hub.bind(("127.0.0.1", 0))
+        hub.listen()
+        monkeypatch.setenv("MODELSCOPE_ENDPOINT", f"http://127.0.0.1:{hub.getsockname()[1]}")
+        assert level(preflight(config), "model") == "ok"
+    with pytest.raises(PreflightError, match="ModelScope does not answer"):
+        refuse_fatal(preflight(config))
+    folder = tmp_path / "cache" / "models" / "someone--tiny" / "snapshots" / "master"
+    shutil.copytree(tiny_model_path, folder)
+    assert level(preflight(config), "model") == "ok"
+    monkeypatch.setitem(sys.modules, "modelscope_hub", None)
+    with pytest.raises(PreflightError, match=r"not installed.* pip install modelscope-hub"):
+        refuse_fatal(preflight(config))
+
+
+def test_a_known_model_is_planned_from_its_name_on_either_hub() -> None:
+    shape = known_shape("modelscope:Qwen/Qwen2.5-0.5B")
+    assert shape is not None
+    assert shape == known_shape("Qwen/Qwen2.5-0.5B")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,77 @@
+"""`make env` takes a Python that the pinned packages have wheels for, or says which it wants."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.specifiers import SpecifierSet
+
+ROOT = Path(__file__).parent.parent
+ALLOWED = SpecifierSet(
+    tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+)
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """What `make env` reads, where nothing was built yet, and a folder `bin` on the PATH."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "bin").mkdir()
+    return tmp_path
+
+
+def install_python(clone: Path, name: str, version: str) -> None:
+    """Puts an interpreter there that says it is another, and makes no environments."""
+    numbers = tuple(int(part) for part in version.split("."))
+    pretend = f"import sys; sys.version_info = {numbers}; exec(sys.argv[1])"
+    script = clone / "bin" / name
+    script.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && echo "Python {version}" && exit\n'
+        f'[ "$1" = -m ] && echo "called $0" && exit 1\n'
+        f'exec {sys.executable} -c "{pretend}" "$2"\n'
+    )
+    script.chmod(0o755)
+
+
+def make_env(clone: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["make", "env", *arguments],
+        cwd=clone,
+        env=os.environ
+        | {"PATH": f"{clone / 'bin'}:/usr/bin:/bin", "TORCH_FIND_LINKS": "/", "MAKEFLAGS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("version", ["3.10.13", "3.11.7", "3.12.1", "3.13.0", "3.14.0"])
+def test_it_refuses_what_the_project_cannot_be_installed_with(clone: Path, version: str) -> None:
+    install_python(clone, "python3", version)
+    done = make_env(clone, "PYTHON=python3")
+    assert ("called" in done.stdout) == (version in ALLOWED)
+    if version not in ALLOWED:
+        line, failed = done.stderr.splitlines()
+        assert line == (
+            f"python3 is Python {version}, and Python 3.11, 3.12 or 3.13 is needed: "
+            "install one, or name it: make env PYTHON=python3.12"
+        )
+        assert failed.startswith("make: ***")
+        assert not (clone / ".venv").exists()
+
+
+def test_it_finds_a_supported_one_beside_a_newer_default(clone: Path) -> None:
+    install_python(clone, "python3", "3.14.0")
+    install_python(clone, "python3.13", "3.13.0")
+    assert f"called {clone}/bin/python3.13" in make_env(clone).stdout
+
+
+def test_one_that_is_not_there_is_told_so(clone: Path) -> None:
+    assert make_env(clone, "PYTHON=python9").stderr.startswith("python9 is not there, and Python")
