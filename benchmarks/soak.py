@@ -47,6 +47,7 @@ _JOB: Final = (
     *("base_model.num_heads=2", "base_model.steps=60", "base_model.num_threads=1"),
     *("data.train_size=2000", "data.test_size=64", "data.max_response_length=64"),
     *("data.train_batch_size=8", "actor.mini_batch_size=4", "rollout.num_engines=1"),
+    "actor.micro_batch_tokens=128",  # two or three responses: many shapes per step
     *("resources.learner_threads=1", "trainer.save_freq=20", "trainer.test_freq=20"),
     *("trainer.test_problems=16", "evaluation.samples_per_problem=1"),
     # Both quotas are met on the way, so that pruning and ageing have something to do.
@@ -324,7 +325,7 @@ def report(watch: Watch, disk: Disk, metrics: Sequence[Any], warm_up: int) -> di
     rows = [
         summarize(name, seen)
         for name, looks in watch.looks.items()
-        if len(seen := _after(warm_up, looks)) >= 20  # too few say nothing
+        if len(seen := _after(warm_up, looks)) >= 20  # fewer say nothing
     ]
     print(
         f"{'process':14}{'MB, first':>10}{'last':>8}{'MB/step':>9}{'files':>7}{'threads':>8}"

@@ -25,6 +25,8 @@ Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 LOG_INTERVAL_S = 30.0
 DIAGNOSIS_STEPS = 5
+"""Between two diagnoses; more of a run of more than 500 steps."""
+_DIAGNOSES_PER_RUN = 100
 
 
 def describe(metrics: dict[str, float]) -> str:
@@ -71,6 +73,7 @@ class TrainingProgress:
         self._first: tuple[int, float] | None = None
         self._logged_at = float("-inf")
         self._rows = {int(row["step"]): row for row in earlier}
+        self._diagnosed_at = 0
         self._told: set[str] = set()
 
     def __enter__(self) -> TrainingProgress:
@@ -119,10 +122,12 @@ class TrainingProgress:
             return
         percent = 100.0 * step / last_step
         self._artifacts.show("training", "progress", lambda: percent, text)
-        rows = [row for at, row in self._rows.items() if at <= step]
         title = f"{self._run.run_id}: step {step} of {last_step}"
         self._artifacts.show(
-            "learning-curve", "image", partial(learning_curve, rows, title), f"As of step {step}."
+            "learning-curve",
+            "image",
+            lambda: learning_curve(self._up_to(step), title),
+            f"As of step {step}.",
         )
         self._artifacts.show(
             "samples",
@@ -131,12 +136,19 @@ class TrainingProgress:
             "A few of the latest responses, as the model wrote them.",
         )
 
+    def _up_to(self, step: int) -> list[Mapping[str, Any]]:
+        """Returns the metrics of the steps so far; from any thread."""
+        return [row for row in list(self._rows.values()) if row["step"] <= step]
+
     def _diagnose(self, step: int, metrics: dict[str, float]) -> None:
         """Says what is wrong, each thing once, and shows all of it in the UI."""
-        self._rows[step] = metrics | {"step": step}
-        if step % DIAGNOSIS_STEPS:
+        # Each message brings names of its own: a hundred copies per step, all night, are much.
+        self._rows[step] = {sys.intern(name): x for name, x in metrics.items()} | {"step": step}
+        # It reads all steps again, so that after many it may not look as often.
+        if step - self._diagnosed_at < max(DIAGNOSIS_STEPS, step // _DIAGNOSES_PER_RUN):
             return
-        found = diagnose(row for at, row in self._rows.items() if at <= step)
+        self._diagnosed_at = step - step % DIAGNOSIS_STEPS
+        found = diagnose(self._up_to(step))
         new = [one for one in found if one.rule not in self._told]
         for one in new:
             self._logger.warning("step %d, diagnosis: %s", step, one)
