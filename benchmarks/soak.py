@@ -50,6 +50,7 @@ _JOB: Final = (
     "actor.micro_batch_tokens=128",  # two or three responses: many shapes per step
     *("resources.learner_threads=1", "trainer.save_freq=20", "trainer.test_freq=20"),
     *("trainer.test_problems=16", "evaluation.samples_per_problem=1"),
+    "evaluation.max_problems=16",
     # Both quotas are met on the way, so that pruning and ageing have something to do.
     *("checkpoints.keep_last=2", "storage.rollout_quota_bytes=200000"),
 )
