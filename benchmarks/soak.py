@@ -192,10 +192,11 @@ class Disk:
         """Looks once."""
         for name, folder in self.folders.items():
             sizes = []
-            for path in [folder] if folder.is_file() else folder.rglob("*"):
+            # Folders may vanish in the middle of it, which `os.walk` does not mind.
+            paths = [Path(at, file) for at, _, files in os.walk(folder) for file in files]
+            for path in [folder] if folder.is_file() else paths:
                 with suppress(OSError):
-                    if path.is_file():
-                        sizes.append(path.stat().st_blocks * 512)
+                    sizes.append(path.stat().st_blocks * 512)
             self.seen.setdefault(name, []).append((step, sum(sizes) / _MB, len(sizes)))
 
 

@@ -1,4 +1,4 @@
-"""What a Prefect server that is started in this folder forgets: old events, flow runs, their logs."""
+"""What a Prefect server that is started in this folder forgets: old events and flow runs."""
 
 from __future__ import annotations
 
