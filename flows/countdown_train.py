@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rl_core.process_env import hide_cuda_only_packages
+from rl_core.process_env import apply_defaults, hide_cuda_only_packages
 
+apply_defaults()  # a Prefect worker starts this module without our command line
 hide_cuda_only_packages()
 
 from prefect import Task, flow  # noqa: E402  # transformers and vLLM come with the tasks below

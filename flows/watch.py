@@ -133,17 +133,27 @@ def _curves(rows: list[dict[str, Any]]) -> RenderableType:
 
 
 def _memory(rows: list[dict[str, Any]]) -> list[RenderableType]:
-    peaks = {
-        name.removeprefix("memory/peak_gib/"): float(value)
-        for row in rows[-1:]
-        for name, value in row.items()
-        if name.startswith("memory/peak_gib/") and value is not None
-    }
-    if not peaks:
-        return []
-    worst = sorted(peaks.items(), key=lambda item: -item[1])[:4]
-    said = ", ".join(f"{phase} {gib:.2f}" for phase, gib in worst)
-    return [Text.assemble(("memory peaks, GiB  ", "dim"), said)]
+    """What each phase took at most, and what each process holds, in the last step."""
+    from rl_core.memory_growth import AVAILABLE_GIB, HOST_GIB
+
+    shown: list[RenderableType] = []
+    for label, prefix in (
+        ("memory peaks, GiB  ", "memory/peak_gib/"),
+        ("memory held, GiB   ", HOST_GIB),
+    ):
+        values = {
+            name.removeprefix(prefix): float(value)
+            for row in rows[-1:]
+            for name, value in row.items()
+            if name.startswith(prefix) and value is not None
+        }
+        worst = sorted(values.items(), key=lambda item: -item[1])[:4]
+        said = ", ".join(f"{name} {gib:.2f}" for name, gib in worst)
+        if prefix == HOST_GIB and rows and rows[-1].get(AVAILABLE_GIB) is not None:
+            said += f"; {rows[-1][AVAILABLE_GIB]:.1f} are left"
+        if values:
+            shown.append(Text.assemble((label, "dim"), said))
+    return shown
 
 
 def _samples(run: RunFolder) -> list[RenderableType]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from rl_core.config import RunConfig
 from rl_core.ladder import remedies
+from rl_core.memory_growth import AVAILABLE_GIB, HOST_GIB, full_at, growths
 
 FULL_CARD = 0.05
 """Share of a card left at a phase's peak below which it counts as nearly full."""
@@ -69,6 +70,10 @@ class Series:
         """Returns what follows a prefix in the names of metrics: phases, for one."""
         names = (name for row in self._rows for name in row if name.startswith(prefix))
         return list(dict.fromkeys(name.removeprefix(prefix) for name in names))
+
+    def names(self, prefix: str) -> list[str]:
+        """Returns the metrics of the last step whose names begin so."""
+        return [name for row in self._rows[-1:] for name in row if name.startswith(prefix)]
 
     def values(self, name: str) -> list[float]:
         """Returns a metric's values, oldest first."""
@@ -315,7 +320,25 @@ def _falling_throughput(series: Series) -> Diagnosis | None:
     )
 
 
+def _growing_memory(series: Series) -> Diagnosis | None:
+    available = series.values(AVAILABLE_GIB)
+    held = {name: series.points(name) for name in series.names(HOST_GIB)}
+    found = growths({name.removeprefix(HOST_GIB): points for name, points in held.items()})
+    if not found or not available:
+        return None
+    who = " and ".join(growth.process for growth in found)
+    return Diagnosis(
+        "growing_memory",
+        f"the memory of {who} grows steadily: the machine's is full at about step "
+        f"{full_at(found, available[-1])}",
+        f"{'; '.join(map(str, found))}; {available[-1]:.1f} GiB are left",
+        "Ctrl-C saves, and the same command goes on from there with new processes; values of "
+        "your own for ONEDNN_PRIMITIVE_CACHE_CAPACITY and LRU_CACHE_CAPACITY may be too large",
+    )
+
+
 _RULES = (
+    _growing_memory,
     _reward_always_zero,
     _format_credit_only,
     _fooled_scorer,

@@ -21,6 +21,7 @@ import psutil
 from rl_core.config import RunConfig
 from rl_core.errors import OutOfMemory
 from rl_core.ladder import in_words, rungs_left
+from rl_core.memory_growth import AVAILABLE_GIB, HOST_GIB
 from rl_core.tracking import RunFolder
 
 INTERVAL_S: Final = 5.0
@@ -60,8 +61,8 @@ def usage_now() -> Usage:
     for process in (own, *own.children(recursive=True)):
         # Processes come and go meanwhile, and not all may be looked into.
         with suppress(psutil.Error, OSError, LookupError):
-            name = "trainer" if process == own else _worker_name(process.pid)
-            processes[name] = processes.get(name, 0) + _own_bytes(process.pid)
+            name = "trainer" if process == own else worker_name(process.pid)
+            processes[name] = processes.get(name, 0) + own_bytes(process.pid)
             if process.name() == "raylet":
                 object_store += _object_store_bytes(process.pid)
     machine = psutil.virtual_memory()
@@ -147,8 +148,8 @@ class HostMemory:
             last = self._last
         if last is None:
             return {}
-        named = {f"memory/host_gib/{name}": gib for name, gib in (_in_gib(last) | peaks).items()}
-        return named | {"memory/host_available_gib": last.available_bytes / _GIB}
+        named = {f"{HOST_GIB}{name}": gib for name, gib in (_in_gib(last) | peaks).items()}
+        return named | {AVAILABLE_GIB: last.available_bytes / _GIB}
 
     def note(self, usage: Usage) -> None:
         """Remembers peaks, and warns where little is left: once for each level."""
@@ -195,13 +196,13 @@ def _in_gib(usage: Usage) -> dict[str, float]:
     return {name: count / _GIB for name, count in named.items()}
 
 
-def _worker_name(pid: int) -> str:
+def worker_name(pid: int) -> str:
     """Returns `learner` or `engine_0`: a worker's output goes to a file of its name."""
     match = _WORKER_LOG.search(str(Path(f"/proc/{pid}/fd/1").readlink()))
     return match[1] if match else "others"
 
 
-def _own_bytes(pid: int) -> int:
+def own_bytes(pid: int) -> int:
     """Returns the pages that no file and no other process provides."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     return int(status.split("RssAnon:")[1].split()[0]) * 1024

@@ -16,6 +16,7 @@ import numpy.typing as npt
 Z_95 = 1.959963984540054
 """Two-sided 95% quantile of the normal distribution."""
 BOOTSTRAP_RESAMPLES = 2_000
+_MOST_POINTS = 1_000
 
 
 @dataclass(frozen=True)
@@ -196,3 +197,24 @@ def quartile_cuts(values: Sequence[int]) -> tuple[int, ...]:
 def _binomials(n: int, up_to: int) -> npt.NDArray[np.float64]:
     """Returns C(n, i) for i = 0..up_to as floats: up to n = 1,029 none overflows."""
     return np.array([float(math.comb(n, i)) for i in range(up_to + 1)])
+
+
+def theil_sen_slope(points: npt.ArrayLike) -> float:
+    """Returns the median slope between any two points: a quarter of them may be anything.
+
+    Args:
+        points: float [N, 2], x and y; of more than a thousand as many, evenly spread.
+
+    Returns:
+        0 for fewer than two different x.
+    """
+    x, y = np.asarray(points, dtype=np.float64).reshape(-1, 2).T
+    if len(x) > _MOST_POINTS:
+        chosen = np.linspace(0, len(x) - 1, _MOST_POINTS).round().astype(int)
+        x, y = x[chosen], y[chosen]
+    first, second = np.triu_indices(len(x), 1)
+    apart = x[first] != x[second]
+    first, second = first[apart], second[apart]
+    if not len(first):
+        return 0.0
+    return float(np.median((y[second] - y[first]) / (x[second] - x[first])))

@@ -26,6 +26,8 @@ Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 LOG_INTERVAL_S = 30.0
 DIAGNOSIS_STEPS = 5
+"""Between two diagnoses; more of a run of more than 500 steps."""
+_DIAGNOSES_PER_RUN = 100
 
 
 def describe(metrics: dict[str, float]) -> str:
@@ -80,6 +82,7 @@ class TrainingProgress:
         self._step_seconds = [
             float(row["timing_s/step"]) for row in self._rows.values() if row.get("timing_s/step")
         ]
+        self._diagnosed_at = 0
 
     def __enter__(self) -> TrainingProgress:
         return self
@@ -127,10 +130,12 @@ class TrainingProgress:
             return
         percent = 100.0 * step / last_step
         self._artifacts.show("training", "progress", lambda: percent, text)
-        rows = [row for at, row in self._rows.items() if at <= step]
         title = f"{self._run.run_id}: step {step} of {last_step}"
         self._artifacts.show(
-            "learning-curve", "image", partial(learning_curve, rows, title), f"As of step {step}."
+            "learning-curve",
+            "image",
+            lambda: learning_curve(self._up_to(step), title),
+            f"As of step {step}.",
         )
         self._artifacts.show(
             "samples",
@@ -139,13 +144,19 @@ class TrainingProgress:
             "A few of the latest responses, as the model wrote them.",
         )
 
+    def _up_to(self, step: int) -> list[Mapping[str, Any]]:
+        """Returns the metrics of the steps so far; from any thread."""
+        return [row for row in list(self._rows.values()) if row["step"] <= step]
+
     def _diagnose(self, step: int, metrics: dict[str, float]) -> None:
         """Says what is wrong, each thing and each advice once, and shows all of it in the UI."""
-        self._rows[step] = metrics | {"step": step}
-        if step % DIAGNOSIS_STEPS:
+        # Each message brings names of its own: a hundred copies per step, all night, are much.
+        self._rows[step] = {sys.intern(name): x for name, x in metrics.items()} | {"step": step}
+        # It reads all steps again, so that after many it may not look as often.
+        if step - self._diagnosed_at < max(DIAGNOSIS_STEPS, step // _DIAGNOSES_PER_RUN):
             return
-        rows = [row for at, row in self._rows.items() if at <= step]
-        found = diagnose(rows, self._config)
+        self._diagnosed_at = step - step % DIAGNOSIS_STEPS
+        found = diagnose(self._up_to(step), self._config)
         new = [one for one in found if (one.rule, one.advice) not in self._told]
         for one in new:
             self._logger.warning("step %d, diagnosis: %s", step, one)

@@ -128,3 +128,16 @@ def test_a_run_that_has_only_begun_is_shown(
 def test_unknown_runs_end_with_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run_command(["watch", "nope", f"storage.root={tmp_path}"]) == 2
     assert run_command(["watch", "a", "b"]) == 2
+
+
+def test_memory_that_grows_is_named_with_the_step_at_which_none_is_left(
+    capsys: pytest.CaptureFixture[str], run: RunFolder, tmp_path: Path
+) -> None:
+    for step in range(11, 51):
+        held = {"memory/host_gib/learner": 0.5 + 0.04 * step, "memory/host_gib/trainer": 0.25}
+        run.metrics.append(step, held | {"memory/host_available_gib": 20 - 0.04 * step})
+    assert run_command(["watch", "one", f"storage.root={tmp_path}"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "memory held, GiB learner 2.50, trainer 0.25; 18.0 are left" in said
+    # 20 GiB at 0.04 GiB per step
+    assert "memory of learner grows steadily: the machine's is full at about step 500" in said

@@ -72,3 +72,42 @@ def test_threads_reach_torch_and_the_driver_side_loads_none_of_it() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "1\n"
+
+
+_WHO_TAKES_THEM = {
+    "command line": "import flows.cli; flows.cli.apply_defaults()",
+    "watched child": "import tasks.child",
+    "actor": "from rl_core.actors import prepare_process; prepare_process({}, Path(os.devnull))",
+    "flow under a worker": "import flows.countdown_train",
+    "evaluation under a worker": "import flows.evaluate",
+}
+
+
+@pytest.mark.parametrize("user", [None, "200"], ids=["default", "a user's own"])
+@pytest.mark.parametrize("who", _WHO_TAKES_THEM)
+def test_every_kind_of_process_bounds_the_caches_before_torch(who: str, user: str | None) -> None:
+    bounds = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+    program = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "out = os.dup(1)\n"
+        "def tell():\n"
+        f"    os.write(out, ' '.join(os.environ.get(name, 'none') for name in {bounds}).encode())\n"
+        "    os._exit(0)\n"
+        "class Watch:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name in ('torch', 'prefect'): tell()\n"  # and no later
+        "sys.meta_path.insert(0, Watch())\n"
+        f"{_WHO_TAKES_THEM[who]}\n"
+        "tell()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={n: v for n, v in os.environ.items() if n not in bounds}
+        | {"PYTHONPATH": str(Path.cwd())}
+        | ({} if user is None else dict.fromkeys(bounds, user)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == ("64 16" if user is None else "200 200"), done.stderr

@@ -1,5 +1,8 @@
 import io
+import json
 import logging
+import tracemalloc
+from itertools import pairwise
 
 import pytest
 
@@ -120,3 +123,32 @@ def test_without_console_the_terminal_shows_warnings_and_log_txt_has_the_steps(
     assert "something is odd" in shown
     assert ("step 1/2" in shown) is on_console
     assert ("1/2" in terminal.getvalue()) is on_console
+
+
+def test_a_step_that_is_remembered_takes_no_names_of_its_own():
+    """Each comes as JSON, with a hundred new strings: half of what a long night would keep."""
+    names = [f"timing_s/some_phase_number_{i}" for i in range(100)]
+    logger = logging.getLogger("progress")
+    with TrainingProgress(logger, on_console=False, budget=BudgetConfig()) as progress:
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            for step in range(1, 301):
+                line = json.dumps({name: step / (i + 7) for i, name in enumerate(names)})
+                progress.on_step(step, 300, json.loads(line))
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert (after - before) / 300 < 10_000  # bytes; 13,600 with names
+
+
+def test_a_long_run_is_diagnosed_a_hundred_times_and_not_every_fifth_step(monkeypatch):
+    looked_at = []
+    monkeypatch.setattr("tasks.progress.diagnose", lambda rows: looked_at.append(len(rows)) or [])
+    logger = logging.getLogger("progress")
+    with TrainingProgress(logger, on_console=False, budget=BudgetConfig()) as progress:
+        for step in range(1, 3_001):
+            progress.on_step(step, 3_000, {"critic/kl": 0.1})
+    assert looked_at[:3] == [5, 10, 15]
+    assert sum(count > 1_500 for count in looked_at) < 100
+    assert all(b - a <= 0.02 * b for a, b in pairwise(looked_at[100:]))

@@ -1,0 +1,146 @@
+"""The soak: what it calls growth, and its short version over the whole pipeline."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from rl_core.checkpoints import list_checkpoints
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "soak.py"
+STEPS, WARM_UP, LIMIT_S = 200, 60, 1_500
+
+
+@pytest.fixture
+def soak(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("soak", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "soak", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def looks(soak: ModuleType, own_mb: Any, files: Any, cpu_s: Any) -> Any:
+    """Two steps between two looks, from step 100 on."""
+    steps = range(100, 500, 2)
+    made = [soak.Look(s, float(s), own_mb(s), files(s), 7, cpu_s(s)) for s in steps]
+    return soak.summarize("learner", made)
+
+
+def test_growth_of_memory_is_a_fault_and_noise_and_jumps_are_none(soak: ModuleType) -> None:
+    noise = np.random.default_rng(0).normal(size=500)
+    flat = looks(soak, lambda s: 400 + 5 * noise[s], lambda s: 60 + s % 3, lambda s: 0.5 * s)
+    assert flat.faults() == []
+    assert flat.cpu_s_per_step == pytest.approx(0.5)
+    assert flat.cpu_drift == pytest.approx(0)
+    jump = looks(soak, lambda s: 400 if s < 450 else 600, lambda s: 60, lambda s: 0.5 * s)
+    assert jump.faults() == []
+    leak = looks(soak, lambda s: 400 + 0.3 * s + 5 * noise[s], lambda s: 60, lambda s: 0.5 * s)
+    assert leak.mb_per_step == pytest.approx(0.3, abs=0.02)
+    assert leak.faults() == [f"learner gains {leak.mb_per_step:.2f} MB per step"]
+
+
+def test_files_left_open_are_a_fault_and_a_slower_step_is_seen(soak: ModuleType) -> None:
+    # CPU seconds per step rise from 0.5 by 0.001 per step: by 0.38 over steps 110 to 488.
+    row = looks(soak, lambda s: 400, lambda s: s // 20, lambda s: 0.5 * s + 0.0005 * (s - 100) ** 2)
+    assert row.faults() == ["learner has 15 more open files than at first"]
+    assert row.cpu_drift == pytest.approx(0.398 / 0.7, abs=0.02)
+
+
+LEAKING = """
+import sys, threading
+kept = []
+for line in sys.stdin:
+    kept.append(bytearray(500_000 if "bytes" in sys.argv else 1_000))
+    kept[-1][:] = b"x" * len(kept[-1])
+    if "files" in sys.argv:
+        kept.append(open("/dev/null"))
+    if "threads" in sys.argv:
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+    print(flush=True)
+"""
+
+
+@contextmanager
+def stepping(*leaks: str) -> Iterator[psutil.Popen]:
+    with psutil.Popen(
+        [sys.executable, "-c", LEAKING, *leaks],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+    ) as process:
+        yield process
+        process.stdin.close()
+
+
+@pytest.mark.parametrize(
+    ("leaks", "found"),
+    [
+        ((), []),
+        (("bytes",), ["flow gains 0.50 MB per step"]),
+        (("files", "threads"), ["30 more open files", "30 more threads"]),
+    ],
+    ids=lambda value: " ".join(value) or "nothing",
+)
+def test_a_real_process_that_leaks_is_found_out(
+    soak: ModuleType, leaks: tuple[str, ...], found: list[str]
+) -> None:
+    with stepping(*leaks) as process, stepping() as server:
+        watch = soak.Watch(process, server)
+        for step in range(1, 41):
+            process.stdin.write("\n")
+            process.stdout.readline()
+            watch.look(step)
+    faults = soak.summarize("flow", watch.looks["flow"]).faults()
+    assert len(faults) == len(found), faults
+    for fault, text in zip(faults, found, strict=True):
+        assert text in fault
+    assert soak.summarize("server", watch.looks["server"]).faults() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S + 60)
+def test_two_hundred_steps_of_everything_stay_flat(tmp_path: Path) -> None:
+    """No process gains 0.2 MB per step, keeps files open or threads alive; no times are judged."""
+    numbers_file = tmp_path / "numbers.json"
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(FILE),
+            f"--steps={STEPS}",
+            f"--warm-up={WARM_UP}",
+            f"--json={numbers_file}",
+            f"--folder={tmp_path}",
+        ],
+        env={k: v for k, v in os.environ.items() if k != "PREFECT_API_URL"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    numbers = json.loads(numbers_file.read_text())
+    assert numbers["faults"] == []
+    assert {"server", "flow", "trainer", "learner", "engine_0"} <= set(numbers["processes"])
+    for name in ("trainer", "learner", "engine_0"):
+        bounds = numbers["environments"][name]
+        assert bounds == {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "16"}
+    # What must be bounded on the disk is: checkpoints, rollouts, the server's database.
+    assert len(list_checkpoints(tmp_path / "out" / "runs" / "soak")) <= 4
+    assert numbers["disk"]["of it rollouts"]["mb_last"] < 1
+    assert numbers["disk"]["Prefect's database"]["mb_per_step"] < 0.2
