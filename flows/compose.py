@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -22,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from flows.errors import SettingsError as SettingsError  # told apart in flows/cli without hydra
 from rl_core.config import RunConfig
 from rl_core.env_config import CountdownConfig, Gsm8kConfig
 
@@ -48,10 +50,6 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-class SettingsError(ValueError):
-    """A mistake in the settings, in one line: key, value, limit or nearest valid key."""
-
-
 def compose(
     overrides: Sequence[str] = (),
     *,
@@ -74,12 +72,26 @@ def compose(
         raise SettingsError(f"{next(iter(chosen))} cannot change: these are settings of a run")
     values = [item for item in parsed if item.key_or_group not in _CHOICES]
     groups = [f"{group}={_stored(name)}" for group, name in chosen.items()]
-    known = tuple(_leaves(_merge(groups, base)))
-    for item in values:
-        _check_key(item.key_or_group, known, arguments)
+    given = {item.key_or_group: _text(item) for item in values}
+    for key in given:
+        _check_key(key, arguments)
+    of_one_env = [key for key in given if not all(key in known_keys(env) for env in _ENVS)]
+    if of_one_env:  # Hydra would refuse them in its own words
+        env = base.env.name if base else _merge(groups, None)["env"]["name"]
+        _check_env(of_one_env, env)
     settings = _merge([*groups, *(str(item.input_line) for item in values)], base)
+    if "env" in chosen:
+        preset = [text for text in groups if not text.startswith("env=")]
+        if _merge(preset, None)["env"]["name"] != chosen["env"]:
+            settings["env"] = _another_env(chosen["env"], settings["env"], given)
     settings["preset"] = base.preset if base else chosen.get("preset", DEFAULT_PRESET)
-    return _validate(settings, {item.key_or_group: _text(item) for item in values})
+    return _validate(settings, given)
+
+
+@cache
+def known_keys(env: str) -> tuple[str, ...]:
+    """Returns the dotted keys that a user may set under an env, in the order of the models."""
+    return tuple(_leaves(RunConfig(env=_ENVS[env]()).model_dump(mode="json", exclude={"preset"})))
 
 
 def own_settings(config: RunConfig) -> dict[str, tuple[Any, Any]]:
@@ -137,14 +149,17 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
 
 def _choice(item: Override) -> str:
     """Returns the chosen name of a group, if there is such a one."""
-    group, name, names = item.key_or_group, _text(item), _CHOICES[item.key_or_group]
+    group, name = item.key_or_group, _text(item)
     if group == "preset" and name.endswith((".yaml", ".yml")):
         return name
-    if name not in names:
-        raise SettingsError(
-            f"unknown {group} {name!r}{_nearest(name, names)} (there are: {', '.join(names)})"
-        )
+    if name not in _CHOICES[group]:
+        raise SettingsError(_unknown(group, name))
     return name
+
+
+def _unknown(group: str, name: str) -> str:
+    names = _CHOICES[group]
+    return f"unknown {group} {name!r}{_nearest(name, names)} (there are: {', '.join(names)})"
 
 
 def _stored(name: str) -> str:
@@ -158,9 +173,32 @@ def _stored(name: str) -> str:
     if not isinstance(settings, dict):
         raise SettingsError(f"preset={name} holds no settings: SECTION: and NAME: VALUE below it")
     ConfigStore.instance().store(
-        group="preset", name=_FILE, node=settings, package="_global_", provider=name
+        group="preset", name=_FILE, node=_choosing_env(settings), package="_global_", provider=name
     )
     return _FILE
+
+
+def _choosing_env(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a file's settings with the env that they name as Hydra wants it chosen.
+
+    `config` prints it as `env: name: gsm8k`, a person may write `env: gsm8k`, a preset has a list
+    `defaults`.
+    """
+    chosen = dict(settings)
+    for item in chosen.get("defaults") or ():
+        if isinstance(item, dict) and (env := item.get("override /env", "countdown")) not in _ENVS:
+            raise SettingsError(_unknown("env", str(env)))
+    env = chosen.get("env")
+    if isinstance(env, str):
+        del chosen["env"]
+    elif isinstance(env, dict) and "name" in env:
+        chosen["env"] = {key: value for key, value in env.items() if key != "name"}
+        env = env["name"]
+    else:
+        return chosen
+    if env not in _ENVS:
+        raise SettingsError(_unknown("env", str(env)))
+    return {"defaults": [*chosen.pop("defaults", ()), {"override /env": env}], **chosen}
 
 
 def _text(item: Override) -> str:
@@ -210,14 +248,44 @@ def _values(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str
             yield prefix + key, value
 
 
-def _check_key(key: str, known: Sequence[str], arguments: Sequence[str]) -> None:
+def _another_env(env: str, merged: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the section `env` where env=NAME replaces the env that the preset was written for.
+
+    What the preset says of its own env says nothing about another: a prompt template or a score of
+    the same name is not the same thing. Only the user's own reward stays.
+
+    Args:
+        env: the chosen one.
+        merged: the section as Hydra merges it, with the settings of both.
+        given: what the user wrote per key.
+    """
+    stays = {key for key in merged if key.startswith("reward") or f"env.{key}" in given}
+    own: dict[str, Any] = _ENVS[env]().model_dump(mode="json")
+    return own | {key: merged[key] for key in stays}
+
+
+def _check_env(keys: Sequence[str], env: str) -> None:
+    """Refuses settings of another env than the one in force."""
+    for key in keys:
+        if key not in known_keys(env):
+            raise SettingsError(_of_another_env(key, env))
+
+
+def _of_another_env(key: str, env: str) -> str:
+    others = [name for name in _ENVS if key in known_keys(name)]
+    return f"unknown setting {key!r} under env={env}: it belongs to env={others[0]}"
+
+
+def _check_key(key: str, arguments: Sequence[str]) -> None:
+    """Refuses what is a setting under no env."""
+    known = tuple(dict.fromkeys(key for env in _ENVS for key in known_keys(env)))
     if key in known:
         return
     if key == "env.name":
         raise SettingsError(f"env.name is chosen by env=NAME (there are: {', '.join(_ENVS)})")
     if any(name.startswith(f"{key}.") for name in known):
         raise SettingsError(f"{key!r} is a group of settings: write {key}.NAME=VALUE")
-    raise SettingsError(f"unknown setting {key!r}{_nearest(key, (*arguments, *known))}")
+    raise SettingsError(f"unknown setting {key!r}{_nearest(key, (*arguments, *_CHOICES, *known))}")
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:
@@ -247,10 +315,17 @@ def _validate(settings: dict[str, Any], given: Mapping[str, str]) -> RunConfig:
     misread = [item for item in wrong if item["type"] == "string_type" and _key(item) in given]
     if not misread:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        raise SettingsError(_explain(wrong[0]) + more)
+        raise SettingsError(_explain(wrong[0], _env_name(settings)) + more)
     for item in misread:
         _put(settings, _key(item), given[_key(item)])
     return _validate(settings, {k: v for k, v in given.items() if k not in map(_key, misread)})
+
+
+def _env_name(settings: Mapping[str, Any]) -> str:
+    """Returns the env that merged settings name, the default one where they name none."""
+    env = settings.get("env")
+    name = env.get("name") if isinstance(env, dict) else None
+    return name if name in _ENVS else CountdownConfig().name
 
 
 def _put(settings: dict[str, Any], key: str, value: str) -> None:
@@ -285,18 +360,24 @@ _LIMITS: Final = {
     "string_pattern_mismatch": "must match {pattern}",
     "tuple_type": "must be a list, [a,b]",
     "path_type": "must be a path",
+    "model_type": "is a group of settings, NAME: VALUE below it",
+    "model_attributes_type": "is a group of settings, NAME: VALUE below it",
     "literal_error": "must be {expected}",
 }
 
 
-def _explain(error: ErrorDetails) -> str:
+def _explain(error: ErrorDetails, env: str) -> str:
     """Returns `key=value: limit` for one of pydantic's errors, or our own validator's words."""
     if error["type"] == "value_error":
         return _one_line(error["msg"].removeprefix("Value error, "))
     key, value = _key(error), error["input"]
     if error["type"] == "extra_forbidden":
-        known = tuple(_leaves(RunConfig().model_dump(mode="json")))
-        return f"unknown setting {key!r}{_nearest(key, known)}"
+        if "." in str(error["loc"][-1]):
+            section, _, name = key.partition(".")
+            return f"in a file {key!r} is written as `{section}:` and `{name}:` below it"
+        if any(key in known_keys(name) for name in _ENVS):
+            return _of_another_env(key, env)
+        return f"unknown setting {key!r}{_nearest(key, known_keys(env))}"
     limit = _LIMITS.get(error["type"])
     context = error.get("ctx", {})
     said = limit.format(**context) if limit is not None else _one_line(error["msg"])
