@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from flows import cli_import, cli_sql, stages
-from flows.errors import BadInputError, RunFailedError, one_line
+from flows.errors import BadInputError, RunFailedError, SettingsError, one_line
 from rl_core.process_env import apply_defaults
 
 FINE: Final = 0
@@ -44,8 +44,6 @@ def main() -> NoReturn:
 def run_command(arguments: Sequence[str]) -> int:
     """Runs one command and returns its exit code; says on stderr what went wrong."""
     options = _parse(arguments)
-    from flows.compose import SettingsError
-
     command: Callable[[argparse.Namespace], None] = options.command
     try:
         command(options)
