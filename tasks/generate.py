@@ -15,16 +15,11 @@ from prefect.context import TaskRunContext
 
 from rl_core.atomic import locked, sweep_leftovers
 from rl_core.config import RunConfig
-from rl_core.dataset import dataset_name, generator_settings, is_ready, write_dataset
+from rl_core.dataset import dataset_folder, generator_settings, is_ready, write_dataset
 from rl_core.gsm8k_source import SPLITS
 
 _NAME_CHARACTERS: Final = 80
 _logger = logging.getLogger(__name__)
-
-
-def dataset_folder(config: RunConfig) -> Path:
-    """Returns where the data set of these settings lies, there or not."""
-    return config.storage.root / "data" / dataset_name(config.env, config.data)
 
 
 def generate_dataset(config: RunConfig) -> Path:
