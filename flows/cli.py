@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Final, NoReturn
 
-from flows import cli_data, cli_import, cli_sql, stages
+from flows import cli_data, cli_explain, cli_import, cli_sql, stages
 from flows.errors import BadInputError, RunFailedError, SettingsError, one_line
 from rl_core.process_env import apply_defaults
 
@@ -91,7 +91,6 @@ _STAGES: Final = {
     "report": "write a run's report.html",
     "rescore": "score RUN's rollouts (or `latest`) by a changed reward: env.answer_from=last_line",
     "sync": "upload to wandb what it lacks of run_id=RUN (by default the latest), or of all",
-    "config": "print the resolved settings",
     "runs": "list the runs",
     "compare": "set RUN RUN... beside one another, curves in output=FILE.html",
     "watch": "show a RUN as it goes, by default the latest",
@@ -117,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     cli_import.add_parser(commands)
     cli_sql.add_parser(commands)
     cli_data.add_parser(commands)
+    cli_explain.add_parsers(commands)
     return parser
 
 

@@ -5,11 +5,9 @@ Hydra reads and merges; the models in `rl_core.config` decide. Every mistake bec
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 import yaml
 from hydra import compose as hydra_compose
@@ -23,31 +21,27 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from flows.errors import SettingsError as SettingsError  # told apart in flows/cli without hydra
+# Told apart and looked up without Hydra; whoever composes finds them here.
+from flows.errors import SettingsError as SettingsError
+from flows.setting_keys import (
+    CHOICES,
+    CONF,
+    ENVS,
+    check_env,
+    check_key,
+    known_keys,
+    nearest,
+    of_another_env,
+    unknown_choice,
+)
+from flows.setting_keys import PresetName as PresetName
 from rl_core.config import RunConfig
-from rl_core.env_config import CountdownConfig, Gsm8kConfig
-
-PresetName = Literal[
-    "quickstart",
-    "tinyzero-0.5b-24gb",
-    "tinyzero-3b",
-    "tinyzero-3b-instruct",
-    "gsm8k-grpo-7b",
-    "gsm8k-ppo-0.5b",
-    "gsm8k-toy",
-]
-"""The files of `conf/preset`: a Literal, so that Prefect's form offers them as a list."""
+from rl_core.env_config import CountdownConfig
 
 DEFAULT_PRESET: Final = "quickstart"
 _FILE: Final = "from-a-file"
 _OF_THE_RUN: Final = ("preset", "run_id", "storage.root")
 """Differ between runs of the same settings."""
-_CONF: Final = Path(__file__).parent / "conf"
-_ENVS: Final = {"countdown": CountdownConfig, "gsm8k": Gsm8kConfig}
-_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
-    "preset": get_args(PresetName),
-    "env": tuple(_ENVS),
-}
 
 
 def compose(
@@ -67,18 +61,18 @@ def compose(
         SettingsError: unknown key or choice, wrong type, out of range, impossible combination.
     """
     parsed = _parse(overrides)
-    chosen = {item.key_or_group: _choice(item) for item in parsed if item.key_or_group in _CHOICES}
+    chosen = {item.key_or_group: _choice(item) for item in parsed if item.key_or_group in CHOICES}
     if base is not None and chosen:
         raise SettingsError(f"{next(iter(chosen))} cannot change: these are settings of a run")
-    values = [item for item in parsed if item.key_or_group not in _CHOICES]
+    values = [item for item in parsed if item.key_or_group not in CHOICES]
     groups = [f"{group}={_stored(name)}" for group, name in chosen.items()]
     given = {item.key_or_group: _text(item) for item in values}
     for key in given:
-        _check_key(key, arguments)
-    of_one_env = [key for key in given if not all(key in known_keys(env) for env in _ENVS)]
+        check_key(key, arguments)
+    of_one_env = [key for key in given if not all(key in known_keys(env) for env in ENVS)]
     if of_one_env:  # Hydra would refuse them in its own words
         env = base.env.name if base else _merge(groups, None)["env"]["name"]
-        _check_env(of_one_env, env)
+        check_env(of_one_env, env)
     settings = _merge([*groups, *(str(item.input_line) for item in values)], base)
     if "env" in chosen:
         preset = [text for text in groups if not text.startswith("env=")]
@@ -86,12 +80,6 @@ def compose(
             settings["env"] = _another_env(chosen["env"], settings["env"], given)
     settings["preset"] = base.preset if base else chosen.get("preset", DEFAULT_PRESET)
     return _validate(settings, given)
-
-
-@cache
-def known_keys(env: str) -> tuple[str, ...]:
-    """Returns the dotted keys that a user may set under an env, in the order of the models."""
-    return tuple(_leaves(RunConfig(env=_ENVS[env]()).model_dump(mode="json", exclude={"preset"})))
 
 
 def own_settings(config: RunConfig) -> dict[str, tuple[Any, Any]]:
@@ -152,14 +140,9 @@ def _choice(item: Override) -> str:
     group, name = item.key_or_group, _text(item)
     if group == "preset" and name.endswith((".yaml", ".yml")):
         return name
-    if name not in _CHOICES[group]:
-        raise SettingsError(_unknown(group, name))
+    if name not in CHOICES[group]:
+        raise SettingsError(unknown_choice(group, name))
     return name
-
-
-def _unknown(group: str, name: str) -> str:
-    names = _CHOICES[group]
-    return f"unknown {group} {name!r}{_nearest(name, names)} (there are: {', '.join(names)})"
 
 
 def _stored(name: str) -> str:
@@ -186,8 +169,8 @@ def _choosing_env(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     chosen = dict(settings)
     for item in chosen.get("defaults") or ():
-        if isinstance(item, dict) and (env := item.get("override /env", "countdown")) not in _ENVS:
-            raise SettingsError(_unknown("env", str(env)))
+        if isinstance(item, dict) and (env := item.get("override /env", "countdown")) not in ENVS:
+            raise SettingsError(unknown_choice("env", str(env)))
     env = chosen.get("env")
     if isinstance(env, str):
         del chosen["env"]
@@ -196,8 +179,8 @@ def _choosing_env(settings: Mapping[str, Any]) -> dict[str, Any]:
         env = env["name"]
     else:
         return chosen
-    if env not in _ENVS:
-        raise SettingsError(_unknown("env", str(env)))
+    if env not in ENVS:
+        raise SettingsError(unknown_choice("env", str(env)))
     return {"defaults": [*chosen.pop("defaults", ()), {"override /env": env}], **chosen}
 
 
@@ -211,7 +194,7 @@ def _text(item: Override) -> str:
 def _merge(overrides: Sequence[str], base: RunConfig | None) -> dict[str, Any]:
     """Returns Hydra's composition as plain values."""
     store = ConfigStore.instance()
-    for name, model in _ENVS.items():
+    for name, model in ENVS.items():
         store.store(group="env", name=name, node=model().model_dump(mode="json"))
     if base is None:
         groups = ["_self_", {"env": "countdown"}, {"preset": DEFAULT_PRESET}]
@@ -220,7 +203,7 @@ def _merge(overrides: Sequence[str], base: RunConfig | None) -> dict[str, Any]:
     else:
         node = base.model_dump(mode="json", exclude={"preset"})
         store.store(name="countdown_train", node=node)
-    with initialize_config_dir(config_dir=str(_CONF), version_base="1.3"):
+    with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
         try:
             config = hydra_compose("countdown_train", overrides=list(overrides))
             plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -228,15 +211,6 @@ def _merge(overrides: Sequence[str], base: RunConfig | None) -> dict[str, Any]:
             raise SettingsError(_one_line(str(error))) from None
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
-
-
-def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
-    """Yields the dotted keys that a user may set."""
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        elif prefix + key != "env.name":
-            yield prefix + key
 
 
 def _values(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
@@ -260,44 +234,8 @@ def _another_env(env: str, merged: Mapping[str, Any], given: Mapping[str, str]) 
         given: what the user wrote per key.
     """
     stays = {key for key in merged if key.startswith("reward") or f"env.{key}" in given}
-    own: dict[str, Any] = _ENVS[env]().model_dump(mode="json")
+    own: dict[str, Any] = ENVS[env]().model_dump(mode="json")
     return own | {key: merged[key] for key in stays}
-
-
-def _check_env(keys: Sequence[str], env: str) -> None:
-    """Refuses settings of another env than the one in force."""
-    for key in keys:
-        if key not in known_keys(env):
-            raise SettingsError(_of_another_env(key, env))
-
-
-def _of_another_env(key: str, env: str) -> str:
-    others = [name for name in _ENVS if key in known_keys(name)]
-    return f"unknown setting {key!r} under env={env}: it belongs to env={others[0]}"
-
-
-def _check_key(key: str, arguments: Sequence[str]) -> None:
-    """Refuses what is a setting under no env."""
-    known = tuple(dict.fromkeys(key for env in _ENVS for key in known_keys(env)))
-    if key in known:
-        return
-    if key == "env.name":
-        raise SettingsError(f"env.name is chosen by env=NAME (there are: {', '.join(_ENVS)})")
-    if any(name.startswith(f"{key}.") for name in known):
-        raise SettingsError(f"{key!r} is a group of settings: write {key}.NAME=VALUE")
-    raise SettingsError(f"unknown setting {key!r}{_nearest(key, (*arguments, *_CHOICES, *known))}")
-
-
-def _nearest(name: str, names: Iterable[str]) -> str:
-    """Returns `; did you mean X?`: X shares the last part of its key, or most of its letters."""
-
-    def likeness(candidate: str) -> tuple[float, float]:
-        whole = difflib.SequenceMatcher(None, name, candidate).ratio()
-        last = name.rpartition(".")[2], candidate.rpartition(".")[2]
-        return max(whole, difflib.SequenceMatcher(None, *last).ratio()), whole
-
-    best = max(names, key=likeness)
-    return f"; did you mean {best}?" if likeness(best)[0] >= 0.5 else ""
 
 
 def _validate(settings: dict[str, Any], given: Mapping[str, str]) -> RunConfig:
@@ -324,8 +262,8 @@ def _validate(settings: dict[str, Any], given: Mapping[str, str]) -> RunConfig:
 def _env_name(settings: Mapping[str, Any]) -> str:
     """Returns the env that merged settings name, the default one where they name none."""
     env = settings.get("env")
-    name = env.get("name") if isinstance(env, dict) else None
-    return name if name in _ENVS else CountdownConfig().name
+    name = str(env.get("name")) if isinstance(env, dict) else ""
+    return name if name in ENVS else CountdownConfig().name
 
 
 def _put(settings: dict[str, Any], key: str, value: str) -> None:
@@ -338,7 +276,7 @@ def _put(settings: dict[str, Any], key: str, value: str) -> None:
 def _key(error: ErrorDetails) -> str:
     """Returns the dotted key: without the union's tag and the index in a list."""
     parts = [part for part in error["loc"] if isinstance(part, str)]
-    if len(parts) > 2 and parts[0] == "env" and parts[1] in _ENVS:
+    if len(parts) > 2 and parts[0] == "env" and parts[1] in ENVS:
         del parts[1]
     return ".".join(parts)
 
@@ -375,14 +313,14 @@ def _explain(error: ErrorDetails, env: str) -> str:
         if "." in str(error["loc"][-1]):
             section, _, name = key.partition(".")
             return f"in a file {key!r} is written as `{section}:` and `{name}:` below it"
-        if any(key in known_keys(name) for name in _ENVS):
-            return _of_another_env(key, env)
-        return f"unknown setting {key!r}{_nearest(key, known_keys(env))}"
+        if any(key in known_keys(name) for name in ENVS):
+            return of_another_env(key, env)
+        return f"unknown setting {key!r}{nearest(key, known_keys(env))}"
     limit = _LIMITS.get(error["type"])
     context = error.get("ctx", {})
     said = limit.format(**context) if limit is not None else _one_line(error["msg"])
     if error["type"] == "literal_error" and isinstance(value, str):
-        said += _nearest(value, context["expected"].replace(" or ", ", ").strip("'").split("', '"))
+        said += nearest(value, context["expected"].replace(" or ", ", ").strip("'").split("', '"))
     return f"{key}={value}: {said}"
 
 

@@ -229,13 +229,6 @@ def sync(overrides: Sequence[str]) -> None:
         raise RunFailedError(f"not uploaded: {', '.join(failed)}")
 
 
-def print_config(overrides: Sequence[str]) -> None:
-    """Prints the resolved settings as YAML."""
-    from flows.compose import compose, to_yaml
-
-    sys.stdout.write(to_yaml(compose(overrides)))
-
-
 def list_runs(overrides: Sequence[str]) -> None:
     """Prints one line per run."""
     from flows.cli_sql import terminal_width
@@ -291,7 +284,6 @@ COMMANDS: Final[Mapping[str, Callable[[Sequence[str]], None]]] = {
     "report": report,
     "rescore": rescore,
     "sync": sync,
-    "config": print_config,
     "runs": list_runs,
     "watch": watch,
     "compare": compare,
