@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Final, NoReturn
 
-from flows import cli_data, cli_explain, cli_import, cli_sql, stages
+from flows import cli_ask, cli_data, cli_explain, cli_import, cli_sql, stages
 from flows.errors import BadInputError, RunFailedError, SettingsError, one_line
 from rl_core.process_env import apply_defaults
 
@@ -116,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     cli_import.add_parser(commands)
     cli_sql.add_parser(commands)
     cli_data.add_parser(commands)
+    cli_ask.add_parser(commands)
     cli_explain.add_parsers(commands)
     return parser
 

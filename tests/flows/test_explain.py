@@ -78,7 +78,7 @@ def test_a_setting_is_found_by_verls_name_and_a_group_by_its_own() -> None:
 def test_readers_are_modules_that_read_it_not_those_that_name_it() -> None:
     assert readers("actor.lr") == ["rl_core/optimization.py"]
     assert "rl_core/diagnosis.py" not in readers("algorithm.kl_coef")  # advice in a text
-    assert "rl_core/rollout/vllm_engine.py" in readers("rollout.kv_cache_mib")
+    assert "rl_core/actors.py" in readers("rollout.kv_cache_mib")
 
 
 @pytest.mark.parametrize("overrides", [[], ["preset=gsm8k-grpo-7b", "storage.root='/a: b'"]])
