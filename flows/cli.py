@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Final, NoReturn
 
-from flows import cli_import, cli_sql, stages
-from flows.errors import BadInputError, RunFailedError, one_line
+from flows import cli_ask, cli_data, cli_explain, cli_import, cli_sql, stages
+from flows.errors import BadInputError, RunFailedError, SettingsError, one_line
 from rl_core.process_env import apply_defaults
 
 FINE: Final = 0
@@ -44,8 +44,6 @@ def main() -> NoReturn:
 def run_command(arguments: Sequence[str]) -> int:
     """Runs one command and returns its exit code; says on stderr what went wrong."""
     options = _parse(arguments)
-    from flows.compose import SettingsError
-
     command: Callable[[argparse.Namespace], None] = options.command
     try:
         command(options)
@@ -93,7 +91,6 @@ _STAGES: Final = {
     "report": "write a run's report.html",
     "rescore": "score RUN's rollouts (or `latest`) by a changed reward: env.answer_from=last_line",
     "sync": "upload to wandb what it lacks of run_id=RUN (by default the latest), or of all",
-    "config": "print the resolved settings",
     "runs": "list the runs",
     "compare": "set RUN RUN... beside one another, curves in output=FILE.html",
     "watch": "show a RUN as it goes, by default the latest",
@@ -118,6 +115,9 @@ def _parser() -> argparse.ArgumentParser:
     look.set_defaults(command=lambda o: stages.preflight(o.words, as_json=o.json))
     cli_import.add_parser(commands)
     cli_sql.add_parser(commands)
+    cli_data.add_parser(commands)
+    cli_ask.add_parser(commands)
+    cli_explain.add_parsers(commands)
     return parser
 
 

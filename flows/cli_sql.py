@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.errors import BadInputError
+from flows.existing import storage_root
 
 if TYPE_CHECKING:
     import polars as pl
@@ -46,24 +47,23 @@ def sql(options: argparse.Namespace) -> None:
     Raises:
         BadInputError: no such question, parameter or run, or not a SELECT.
     """
-    from flows.compose import compose
     from tasks.sql_output import render, render_queries
 
     width = terminal_width()
     names = [word for word in options.words if "=" not in word]
-    config = compose([word for word in options.words if "=" in word])
+    root = storage_root([word for word in options.words if "=" in word])
     if options.list:
         from tasks.sql import list_queries
 
         sys.stdout.write(render_queries(list_queries(), width=width))
         return
     if options.shell or options.export:
-        _open(config.storage.root, options.export, in_shell=options.shell)
+        _open(root, options.export, in_shell=options.shell)
         return
     if len(names) + (options.select is not None) != 1:
         raise BadInputError("sql takes one NAME (sql --list lists them) or -q SELECT")
     try:
-        frame = _answer(options, names, root=config.storage.root)
+        frame = _answer(options, names, root=root)
         answer = render(frame, options.format, width=width)
     except ValueError as error:
         raise BadInputError(str(error)) from error

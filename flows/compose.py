@@ -5,10 +5,9 @@ Hydra reads and merges; the models in `rl_core.config` decide. Every mistake bec
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 import yaml
 from hydra import compose as hydra_compose
@@ -22,34 +21,27 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+# Told apart and looked up without Hydra; whoever composes finds them here.
+from flows.errors import SettingsError as SettingsError
+from flows.setting_keys import (
+    CHOICES,
+    CONF,
+    ENVS,
+    check_env,
+    check_key,
+    known_keys,
+    nearest,
+    of_another_env,
+    unknown_choice,
+)
+from flows.setting_keys import PresetName as PresetName
 from rl_core.config import RunConfig
-from rl_core.env_config import CountdownConfig, Gsm8kConfig
-
-PresetName = Literal[
-    "quickstart",
-    "tinyzero-0.5b-24gb",
-    "tinyzero-3b",
-    "tinyzero-3b-instruct",
-    "gsm8k-grpo-7b",
-    "gsm8k-ppo-0.5b",
-    "gsm8k-toy",
-]
-"""The files of `conf/preset`: a Literal, so that Prefect's form offers them as a list."""
+from rl_core.env_config import CountdownConfig
 
 DEFAULT_PRESET: Final = "quickstart"
 _FILE: Final = "from-a-file"
 _OF_THE_RUN: Final = ("preset", "run_id", "storage.root")
 """Differ between runs of the same settings."""
-_CONF: Final = Path(__file__).parent / "conf"
-_ENVS: Final = {"countdown": CountdownConfig, "gsm8k": Gsm8kConfig}
-_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
-    "preset": get_args(PresetName),
-    "env": tuple(_ENVS),
-}
-
-
-class SettingsError(ValueError):
-    """A mistake in the settings, in one line: key, value, limit or nearest valid key."""
 
 
 def compose(
@@ -69,17 +61,25 @@ def compose(
         SettingsError: unknown key or choice, wrong type, out of range, impossible combination.
     """
     parsed = _parse(overrides)
-    chosen = {item.key_or_group: _choice(item) for item in parsed if item.key_or_group in _CHOICES}
+    chosen = {item.key_or_group: _choice(item) for item in parsed if item.key_or_group in CHOICES}
     if base is not None and chosen:
         raise SettingsError(f"{next(iter(chosen))} cannot change: these are settings of a run")
-    values = [item for item in parsed if item.key_or_group not in _CHOICES]
+    values = [item for item in parsed if item.key_or_group not in CHOICES]
     groups = [f"{group}={_stored(name)}" for group, name in chosen.items()]
-    known = tuple(_leaves(_merge(groups, base)))
-    for item in values:
-        _check_key(item.key_or_group, known, arguments)
+    given = {item.key_or_group: _text(item) for item in values}
+    for key in given:
+        check_key(key, arguments)
+    of_one_env = [key for key in given if not all(key in known_keys(env) for env in ENVS)]
+    if of_one_env:  # Hydra would refuse them in its own words
+        env = base.env.name if base else _merge(groups, None)["env"]["name"]
+        check_env(of_one_env, env)
     settings = _merge([*groups, *(str(item.input_line) for item in values)], base)
+    if "env" in chosen:
+        preset = [text for text in groups if not text.startswith("env=")]
+        if _merge(preset, None)["env"]["name"] != chosen["env"]:
+            settings["env"] = _another_env(chosen["env"], settings["env"], given)
     settings["preset"] = base.preset if base else chosen.get("preset", DEFAULT_PRESET)
-    return _validate(settings, {item.key_or_group: _text(item) for item in values})
+    return _validate(settings, given)
 
 
 def own_settings(config: RunConfig) -> dict[str, tuple[Any, Any]]:
@@ -137,13 +137,11 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
 
 def _choice(item: Override) -> str:
     """Returns the chosen name of a group, if there is such a one."""
-    group, name, names = item.key_or_group, _text(item), _CHOICES[item.key_or_group]
+    group, name = item.key_or_group, _text(item)
     if group == "preset" and name.endswith((".yaml", ".yml")):
         return name
-    if name not in names:
-        raise SettingsError(
-            f"unknown {group} {name!r}{_nearest(name, names)} (there are: {', '.join(names)})"
-        )
+    if name not in CHOICES[group]:
+        raise SettingsError(unknown_choice(group, name))
     return name
 
 
@@ -158,9 +156,32 @@ def _stored(name: str) -> str:
     if not isinstance(settings, dict):
         raise SettingsError(f"preset={name} holds no settings: SECTION: and NAME: VALUE below it")
     ConfigStore.instance().store(
-        group="preset", name=_FILE, node=settings, package="_global_", provider=name
+        group="preset", name=_FILE, node=_choosing_env(settings), package="_global_", provider=name
     )
     return _FILE
+
+
+def _choosing_env(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a file's settings with the env that they name as Hydra wants it chosen.
+
+    `config` prints it as `env: name: gsm8k`, a person may write `env: gsm8k`, a preset has a list
+    `defaults`.
+    """
+    chosen = dict(settings)
+    for item in chosen.get("defaults") or ():
+        if isinstance(item, dict) and (env := item.get("override /env", "countdown")) not in ENVS:
+            raise SettingsError(unknown_choice("env", str(env)))
+    env = chosen.get("env")
+    if isinstance(env, str):
+        del chosen["env"]
+    elif isinstance(env, dict) and "name" in env:
+        chosen["env"] = {key: value for key, value in env.items() if key != "name"}
+        env = env["name"]
+    else:
+        return chosen
+    if env not in ENVS:
+        raise SettingsError(unknown_choice("env", str(env)))
+    return {"defaults": [*chosen.pop("defaults", ()), {"override /env": env}], **chosen}
 
 
 def _text(item: Override) -> str:
@@ -173,7 +194,7 @@ def _text(item: Override) -> str:
 def _merge(overrides: Sequence[str], base: RunConfig | None) -> dict[str, Any]:
     """Returns Hydra's composition as plain values."""
     store = ConfigStore.instance()
-    for name, model in _ENVS.items():
+    for name, model in ENVS.items():
         store.store(group="env", name=name, node=model().model_dump(mode="json"))
     if base is None:
         groups = ["_self_", {"env": "countdown"}, {"preset": DEFAULT_PRESET}]
@@ -182,7 +203,7 @@ def _merge(overrides: Sequence[str], base: RunConfig | None) -> dict[str, Any]:
     else:
         node = base.model_dump(mode="json", exclude={"preset"})
         store.store(name="countdown_train", node=node)
-    with initialize_config_dir(config_dir=str(_CONF), version_base="1.3"):
+    with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
         try:
             config = hydra_compose("countdown_train", overrides=list(overrides))
             plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -190,15 +211,6 @@ def _merge(overrides: Sequence[str], base: RunConfig | None) -> dict[str, Any]:
             raise SettingsError(_one_line(str(error))) from None
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
-
-
-def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
-    """Yields the dotted keys that a user may set."""
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        elif prefix + key != "env.name":
-            yield prefix + key
 
 
 def _values(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
@@ -210,26 +222,20 @@ def _values(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str
             yield prefix + key, value
 
 
-def _check_key(key: str, known: Sequence[str], arguments: Sequence[str]) -> None:
-    if key in known:
-        return
-    if key == "env.name":
-        raise SettingsError(f"env.name is chosen by env=NAME (there are: {', '.join(_ENVS)})")
-    if any(name.startswith(f"{key}.") for name in known):
-        raise SettingsError(f"{key!r} is a group of settings: write {key}.NAME=VALUE")
-    raise SettingsError(f"unknown setting {key!r}{_nearest(key, (*arguments, *known))}")
+def _another_env(env: str, merged: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the section `env` where env=NAME replaces the env that the preset was written for.
 
+    What the preset says of its own env says nothing about another: a prompt template or a score of
+    the same name is not the same thing. Only the user's own reward stays.
 
-def _nearest(name: str, names: Iterable[str]) -> str:
-    """Returns `; did you mean X?`: X shares the last part of its key, or most of its letters."""
-
-    def likeness(candidate: str) -> tuple[float, float]:
-        whole = difflib.SequenceMatcher(None, name, candidate).ratio()
-        last = name.rpartition(".")[2], candidate.rpartition(".")[2]
-        return max(whole, difflib.SequenceMatcher(None, *last).ratio()), whole
-
-    best = max(names, key=likeness)
-    return f"; did you mean {best}?" if likeness(best)[0] >= 0.5 else ""
+    Args:
+        env: the chosen one.
+        merged: the section as Hydra merges it, with the settings of both.
+        given: what the user wrote per key.
+    """
+    stays = {key for key in merged if key.startswith("reward") or f"env.{key}" in given}
+    own: dict[str, Any] = ENVS[env]().model_dump(mode="json")
+    return own | {key: merged[key] for key in stays}
 
 
 def _validate(settings: dict[str, Any], given: Mapping[str, str]) -> RunConfig:
@@ -247,10 +253,17 @@ def _validate(settings: dict[str, Any], given: Mapping[str, str]) -> RunConfig:
     misread = [item for item in wrong if item["type"] == "string_type" and _key(item) in given]
     if not misread:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        raise SettingsError(_explain(wrong[0]) + more)
+        raise SettingsError(_explain(wrong[0], _env_name(settings)) + more)
     for item in misread:
         _put(settings, _key(item), given[_key(item)])
     return _validate(settings, {k: v for k, v in given.items() if k not in map(_key, misread)})
+
+
+def _env_name(settings: Mapping[str, Any]) -> str:
+    """Returns the env that merged settings name, the default one where they name none."""
+    env = settings.get("env")
+    name = str(env.get("name")) if isinstance(env, dict) else ""
+    return name if name in ENVS else CountdownConfig().name
 
 
 def _put(settings: dict[str, Any], key: str, value: str) -> None:
@@ -263,7 +276,7 @@ def _put(settings: dict[str, Any], key: str, value: str) -> None:
 def _key(error: ErrorDetails) -> str:
     """Returns the dotted key: without the union's tag and the index in a list."""
     parts = [part for part in error["loc"] if isinstance(part, str)]
-    if len(parts) > 2 and parts[0] == "env" and parts[1] in _ENVS:
+    if len(parts) > 2 and parts[0] == "env" and parts[1] in ENVS:
         del parts[1]
     return ".".join(parts)
 
@@ -285,23 +298,29 @@ _LIMITS: Final = {
     "string_pattern_mismatch": "must match {pattern}",
     "tuple_type": "must be a list, [a,b]",
     "path_type": "must be a path",
+    "model_type": "is a group of settings, NAME: VALUE below it",
+    "model_attributes_type": "is a group of settings, NAME: VALUE below it",
     "literal_error": "must be {expected}",
 }
 
 
-def _explain(error: ErrorDetails) -> str:
+def _explain(error: ErrorDetails, env: str) -> str:
     """Returns `key=value: limit` for one of pydantic's errors, or our own validator's words."""
     if error["type"] == "value_error":
         return _one_line(error["msg"].removeprefix("Value error, "))
     key, value = _key(error), error["input"]
     if error["type"] == "extra_forbidden":
-        known = tuple(_leaves(RunConfig().model_dump(mode="json")))
-        return f"unknown setting {key!r}{_nearest(key, known)}"
+        if "." in str(error["loc"][-1]):
+            section, _, name = key.partition(".")
+            return f"in a file {key!r} is written as `{section}:` and `{name}:` below it"
+        if any(key in known_keys(name) for name in ENVS):
+            return of_another_env(key, env)
+        return f"unknown setting {key!r}{nearest(key, known_keys(env))}"
     limit = _LIMITS.get(error["type"])
     context = error.get("ctx", {})
     said = limit.format(**context) if limit is not None else _one_line(error["msg"])
     if error["type"] == "literal_error" and isinstance(value, str):
-        said += _nearest(value, context["expected"].replace(" or ", ", ").strip("'").split("', '"))
+        said += nearest(value, context["expected"].replace(" or ", ", ").strip("'").split("', '"))
     return f"{key}={value}: {said}"
 
 

@@ -6,6 +6,10 @@ from rl_core.atomic import is_disk_full
 from rl_core.printable import printable
 
 
+class SettingsError(ValueError):
+    """A mistake in the settings, in one line: key, value, limit or nearest valid key."""
+
+
 class BadInputError(ValueError):
     """What the user gave cannot work: exit code 2."""
 

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from flows.errors import BadInputError
 
 if TYPE_CHECKING:
     from rl_core.config import RunConfig
     from rl_core.tracking import RunFolder
+
+_PLAIN_ROOT: Final = re.compile(r"storage\.root=(?=.*/)([\w./-]+)")
+"""A path that Hydra reads as it stands."""
+
+
+def storage_root(overrides: Sequence[str]) -> Path:
+    """Returns where runs and data sets are, which is all that a question to them needs to know.
+
+    Without Hydra wherever it would have nothing to do: to import it takes longer than to answer.
+
+    Raises:
+        SettingsError: as `compose`.
+    """
+    if not overrides:
+        from rl_core.upkeep_config import StorageConfig
+
+        return StorageConfig().root
+    plain = _PLAIN_ROOT.fullmatch(overrides[0])
+    if plain is not None and len(overrides) == 1:
+        return Path(plain[1])
+    from flows.compose import compose
+
+    return compose(overrides).storage.root
 
 
 def take_arguments(

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from flows.errors import BadInputError, RunFailedError, one_line
-from flows.existing import existing_run, find_run, take_arguments
+from flows.existing import existing_run, find_run, storage_root, take_arguments
 
 if TYPE_CHECKING:
     from rl_core.config import RunConfig
     from rl_core.tracking import RunFolder
+    from tasks.finding import Finding
     from tasks.validate import Validation
 
 EVALUATE_ARGUMENTS: Final = ("checkpoint", "against")
@@ -29,7 +30,9 @@ _logger = logging.getLogger(__name__)
 
 def run(overrides: Sequence[str]) -> None:
     """Runs the whole pipeline as one Prefect flow run, and shows what became of it."""
-    config = _ready(overrides, needs_server=True)
+    from tasks.preflight import preflight as look
+
+    config = _ready(overrides, look)
     from flows.server import start_private_server
 
     server = start_private_server()
@@ -46,16 +49,21 @@ def run(overrides: Sequence[str]) -> None:
 
 def generate(overrides: Sequence[str]) -> None:
     """Makes the data set, unless it is there."""
-    config = _ready(overrides)
-    from tasks.generate import generate_dataset
+    from tasks.generate import generate_dataset, rows_per_split
+    from tasks.preflight import preflight_data
 
+    config = _ready(overrides, preflight_data)
     with _shown():
-        _print(generate_dataset(config))
+        folder = generate_dataset(config)
+    rows = " + ".join(f"{count:,} {split}" for split, count in rows_per_split(folder).items())
+    _print(f"{rows} rows, of preset={config.preset}\n{folder}")
 
 
 def validate(overrides: Sequence[str]) -> None:
     """Checks the data set, and the prompts under the model's tokenizer."""
-    config = _ready(overrides)
+    from tasks.preflight import preflight_validation
+
+    config = _ready(overrides, preflight_validation)
     from tasks.base_model import base_model
     from tasks.generate import generate_dataset
     from tasks.validate import ValidationFailed, validate_dataset
@@ -74,7 +82,7 @@ def validate(overrides: Sequence[str]) -> None:
 
 def train(overrides: Sequence[str]) -> None:
     """Trains; data set and base model are made where they are missing."""
-    config = _ready(overrides)
+    config = _ready(overrides, _preflight_without_server)
     from flows.compose import own_settings
     from flows.run_record import choose_run, recorded
     from rl_core.tracking import RunFolder
@@ -227,22 +235,14 @@ def sync(overrides: Sequence[str]) -> None:
         raise RunFailedError(f"not uploaded: {', '.join(failed)}")
 
 
-def print_config(overrides: Sequence[str]) -> None:
-    """Prints the resolved settings as YAML."""
-    from flows.compose import compose, to_yaml
-
-    sys.stdout.write(to_yaml(compose(overrides)))
-
-
 def list_runs(overrides: Sequence[str]) -> None:
     """Prints one line per run."""
     from flows.cli_sql import terminal_width
-    from flows.compose import compose
     from rl_core.run_owner import close_lost_runs
     from tasks.sql import ask
     from tasks.sql_output import render
 
-    root = compose(overrides).storage.root
+    root = storage_root(overrides)
     close_lost_runs(root)
     frame = ask("runs_overview", root=root)
     sys.stdout.buffer.write(render(frame, "table", width=terminal_width()))
@@ -290,26 +290,30 @@ COMMANDS: Final[Mapping[str, Callable[[Sequence[str]], None]]] = {
     "report": report,
     "rescore": rescore,
     "sync": sync,
-    "config": print_config,
     "runs": list_runs,
     "watch": watch,
     "compare": compare,
 }
 
 
-def _ready(overrides: Sequence[str], *, needs_server: bool = False) -> RunConfig:
-    """Returns the settings, if a run with them can start; some commands need no Prefect."""
+def _ready(overrides: Sequence[str], look: Callable[[RunConfig], Sequence[Finding]]) -> RunConfig:
+    """Returns the settings, if nothing that `look` finds would stop the command."""
     from flows.compose import compose
     from tasks.finding import PreflightError
-    from tasks.preflight import preflight as look
     from tasks.preflight import refuse_fatal
 
     config = compose(overrides)
     try:
-        refuse_fatal([f for f in look(config) if needs_server or f.check != "prefect"])
+        refuse_fatal(look(config))
     except PreflightError as error:
         raise BadInputError(str(error)) from None
     return config
+
+
+def _preflight_without_server(config: RunConfig) -> list[Finding]:
+    from tasks.preflight import preflight as look
+
+    return [finding for finding in look(config) if finding.check != "prefect"]
 
 
 def _prepared(config: RunConfig) -> tuple[Path, Path]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from rl_core.base_model_config import BaseModelConfig
 from rl_core.cards import named_card
 from rl_core.env_config import CountdownConfig, EnvConfig, Section
 from rl_core.upkeep_config import (
@@ -84,51 +85,27 @@ class ModelConfig(Section):
     """What adapters add is scaled by `lora_alpha / lora_rank`."""
 
 
-class BaseModelConfig(Section):
-    """The home-made base model, a small Qwen2 warm-started on search traces or toy solutions."""
-
-    vocab_size: int = Field(640, ge=300, le=8_192)
-    """At most: a corpus of `base` prompts is down to one token per constant phrase at about 583."""
-    hidden_size: int = Field(128, ge=32)
-    intermediate_size: int = Field(256, ge=32)
-    num_layers: int = Field(4, ge=1)
-    num_heads: int = Field(4, ge=1)
-    steps: int = Field(900, ge=1)
-    batch_size: int = Field(32, ge=1)
-    lr: float = Field(0.02, gt=0)
-    """Peak, for the matrices (Muon); embedding, biases and norms take 0.15 of it (AdamW)."""
-    warmup_steps: int = Field(50, ge=0)
-    give_up_prob: float = Field(0.55, ge=0, le=1)
-    """Chance that the model gives up: stops searching after a "no", or stops after a step."""
-    max_response_tokens: int = Field(128, ge=16)
-    seed: int = Field(0, ge=0)
-    num_threads: int = Field(2, ge=1)
-
-    @model_validator(mode="after")
-    def _heads_fit(self) -> BaseModelConfig:
-        if self.hidden_size % (32 * self.num_heads):
-            raise ValueError(
-                f"base_model.hidden_size={self.hidden_size} over base_model.num_heads="
-                f"{self.num_heads} must be a multiple of 32: vLLM on a CPU knows no other head"
-            )
-        return self
-
-
 class AlgorithmConfig(Section):
     """How rewards become advantages."""
 
     estimator: Literal[
         "gae", "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"
     ] = "gae"
+    """How advantages are computed: `gae` is PPO with a critic, the others do without one."""
     gamma: float = Field(1.0, gt=0, le=1)
+    """Discount per token; 1 values a late reward as much as an early one."""
     gae_lambda: float = Field(1.0, ge=0, le=1)
+    """GAE's lambda: 1 trusts the returns alone, smaller values trust the critic more."""
     group_size: int = Field(1, ge=1)
     """Rollouts per prompt; the group estimators need at least 2."""
     kl_mode: Literal["reward", "loss", "none"] = "reward"
     """KL to the reference as a penalty in the reward, as a term of the loss, or not at all."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    """Of the KL per token: `k1` plain, `k2` squared, `k3` never negative (low variance)."""
     kl_coef: float = Field(0.001, ge=0)
+    """Weight of the KL to the reference; the adaptive controller starts from it."""
     kl_controller: Literal["fixed", "adaptive"] = "fixed"
+    """Whether `kl_coef` stays as it is, or follows `kl_target`."""
     kl_target: float = Field(6.0, gt=0)
     """Adaptive controller: wished KL per response, in nats."""
     kl_horizon: int = Field(10_000, ge=1)
@@ -145,10 +122,13 @@ class ActorConfig(Section):
     """The policy's update."""
 
     lr: float = Field(1e-6, gt=0)
+    """Learning rate of the policy (AdamW), after the warm-up."""
     lr_schedule: LrSchedule = "constant"
     """After the warm-up; `linear` and `cosine` fall to 0 at `trainer.total_steps`."""
     warmup_steps: int = Field(0, ge=0)
+    """Training steps until `lr` is reached, in a line from 0."""
     weight_decay: float = Field(0.0, ge=0)
+    """AdamW's, decoupled from the gradient."""
     mini_batch_size: int = Field(128, ge=1)
     """Prompts per optimizer step."""
     micro_batch_tokens: int = Field(16_384, ge=1)
@@ -157,17 +137,23 @@ class ActorConfig(Section):
     Changes memory and speed, never the result.
     """
     ppo_epochs: int = Field(1, ge=1)
+    """Passes over a step's rollouts."""
     policy_loss: Literal["ppo", "gspo", "cispo"] = "ppo"
     """`gspo` has one ratio per response, and wants clips of about 3e-4; `cispo` clips weights."""
     clip_eps_low: float = Field(0.2, gt=0, lt=1)
+    """How far a token's ratio may fall below 1 before it is clipped."""
     clip_eps_high: float = Field(0.2, gt=0)
+    """How far it may rise above 1; more than below is DAPO's clip-higher."""
     entropy_coef: float = Field(0.001, ge=0)
+    """Weight of the entropy bonus: more keeps responses more varied."""
     grad_clip: float = Field(1.0, gt=0)
+    """Largest norm of the policy's gradient; a longer one is scaled down."""
     importance_cap: float | None = Field(2.0, ge=1)
     """Largest weight of a token that rollout and learner see differently; null: no correction."""
     loss_aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = (
         "token-mean"
     )
+    """What weighs alike: all tokens, or all responses (their tokens summed, or averaged)."""
 
 
 class CriticConfig(Section):
@@ -181,21 +167,28 @@ class CriticConfig(Section):
     loss_coef: float = Field(0.5, gt=0)
     """With `share_trunk`: weight of the value loss beside the policy's (PPO's c1)."""
     lr: float = Field(1e-5, gt=0)
+    """Learning rate of the critic (AdamW)."""
     lr_schedule: LrSchedule = "constant"
+    """As the policy's: `linear` and `cosine` fall to 0 at `trainer.total_steps`."""
     warmup_steps: int = Field(0, ge=0)
     """First steps of the run in which only the critic learns (of a shared trunk, its head)."""
     weight_decay: float = Field(0.0, ge=0)
+    """AdamW's, decoupled from the gradient."""
     value_clip: float = Field(0.5, gt=0)
+    """How far a value may move from the old one before the loss stops following."""
     grad_clip: float = Field(1.0, gt=0)
+    """Largest norm of the critic's gradient."""
 
 
 class RolloutConfig(Section):
     """Generation of responses."""
 
     engine: Literal["vllm", "hf"] = "vllm"
+    """`hf` generates with transformers: slower, and runs wherever torch does."""
     num_engines: int = Field(1, ge=1)
     """Rollout actors; the batch is split evenly between them."""
     temperature: float = Field(1.0, gt=0, le=2)
+    """Of sampling in training: 1 samples the policy itself, less plays safe."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Refused below 1: it renormalises what is sampled, and the learner does not."""
     top_k: int = Field(-1, ge=-1)
@@ -227,10 +220,13 @@ class ResourcesConfig(Section):
     ray_address: str | None = None
     """A running cluster; by default a private one-machine Ray lives as long as the run."""
     learner_threads: int = Field(2, ge=1)
+    """CPU threads of the learner."""
     rollout_threads: int = Field(1, ge=1)
     """Threads of each rollout actor."""
     learner_gpus: float = Field(0.0, ge=0)
+    """Share of a GPU, or GPUs, of the learner; 0 computes on the CPU."""
     rollout_gpus: float = Field(0.0, ge=0)
+    """Share of a GPU, or GPUs, of each rollout actor; 0 computes on the CPU."""
     offload: bool = False
     """Reference and optimizer state of a GPU learner wait in the machine's memory between uses."""
     gpu_memory_gib: float | None = Field(None, gt=0)
@@ -245,6 +241,7 @@ class TrainerConfig(Section):
     """The loop."""
 
     total_epochs: int = Field(15, ge=1)
+    """Passes over the train split."""
     total_steps: int | None = Field(None, ge=1)
     """Stops earlier than `total_epochs` would, where set."""
     save_freq: int = Field(100, ge=1)
@@ -261,6 +258,7 @@ class TrainerConfig(Section):
     terminal shows but events and warnings.
     """
     wandb_project: str = "countdown-train"
+    """Project in wandb that the run belongs to."""
     wandb_mode: Literal["offline", "online"] = "offline"
     """`online` falls back to `offline` where the server does not answer within 3 seconds;
     `countdown-train sync` uploads later."""
@@ -272,19 +270,25 @@ class EvaluationConfig(Section):
     samples_per_problem: int = Field(4, ge=1, le=1_024)
     """Samples for pass@k and maj@k, k in 1, 2, 3, ... up to this."""
     temperature: float = Field(1.0, gt=0, le=2)
+    """Of those samples; the answers that count for accuracy are greedy."""
     max_problems: int | None = Field(None, ge=1)
+    """Test problems used (the first so many); null: all."""
     seed: int = Field(0, ge=0)
+    """Of those samples, so that every model is asked the same."""
 
 
 class RunConfig(Section):
     """One run, from puzzles to report."""
 
     preset: str = "quickstart"
+    """A file of `flows/conf/preset`, or a YAML file of your own: settings to start from."""
     run_id: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the run's folder; an existing one is continued. By default a time and a word."""
     seed: int = Field(0, ge=0)
+    """Of order, sampling and fresh weights: the same seed repeats a run."""
     storage: StorageConfig = StorageConfig()
     env: EnvConfig = CountdownConfig()
+    """The family of problems, chosen by `env=countdown` or `env=gsm8k`."""
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     base_model: BaseModelConfig = BaseModelConfig()

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rl_core.atomic import new_folder
-from rl_core.config import DataConfig
+from rl_core.config import DataConfig, RunConfig
 from rl_core.countdown_table import countdown_table
 from rl_core.env_config import CountdownConfig, Gsm8kConfig
 from rl_core.envs import gsm8k
@@ -65,6 +65,11 @@ def dataset_name(env: CountdownConfig | Gsm8kConfig, data: DataConfig) -> str:
     """Returns the folder's name: `data.name`, else the env's name and a hash of what makes it."""
     settings = json.dumps(generator_settings(env, data), sort_keys=True)
     return data.name or f"{env.name}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
+
+
+def dataset_folder(config: RunConfig) -> Path:
+    """Returns where the data set of a run's settings lies, there or not."""
+    return config.storage.root / "data" / dataset_name(config.env, config.data)
 
 
 def write_dataset(env: CountdownConfig | Gsm8kConfig, data: DataConfig, folder: Path) -> None:

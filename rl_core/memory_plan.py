@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_core.config import BaseModelConfig, RunConfig
+from rl_core.base_model_config import BaseModelConfig
+from rl_core.config import RunConfig
 
 _FLOAT32 = 4
 _LOGIT_BLOCK = 2**21 * _FLOAT32

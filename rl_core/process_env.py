@@ -6,7 +6,6 @@ Set before torch, vLLM, Ray or Prefect are imported: `apply_defaults` by whoever
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import sys
 
@@ -88,6 +87,8 @@ def hide_cuda_only_packages() -> None:
 
 
 def _installed_version(package: str) -> str:
+    import importlib.metadata  # not at the start of every command: it takes as long as all of them
+
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -50,6 +50,17 @@ def resolve_model(path: str) -> Path:
     )
 
 
+def find_model_here(path: str) -> Path | None:
+    """Returns the folder of a model that is on this machine, None where it is not: asks no hub."""
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    try:
+        return Path(snapshot_download(path, local_files_only=True, allow_patterns=_MODEL_FILES))
+    except (OSError, ValueError):
+        return None
+
+
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """Returns the tokenizer of a model's folder or Hugging Face model, proved to be lossless.
 

@@ -15,7 +15,7 @@ from rl_core.base_gates import (
     failed_gates,
     measure_gates,
 )
-from rl_core.config import BaseModelConfig
+from rl_core.base_model_config import BaseModelConfig
 from rl_core.lessons import Example, require_problems
 from rl_core.search_traces import ANSWER_OPEN, VERDICTS, Trace, check_problem, write_trace
 

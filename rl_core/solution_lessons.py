@@ -16,7 +16,7 @@ from typing import Final
 
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
-from rl_core.config import BaseModelConfig
+from rl_core.base_model_config import BaseModelConfig
 from rl_core.envs.gsm8k import extract_truth, score_response
 from rl_core.lessons import Example, greedy_responses, require_problems
 

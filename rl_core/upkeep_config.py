@@ -39,8 +39,11 @@ class BudgetConfig(Section):
     price_per_hour: float | None = Field(None, gt=0)
     """Of the machine; null shows no prices."""
     currency: str = Field("EUR", pattern=r"^\S{1,8}$")
+    """Of prices, as they are shown."""
     max_hours: float | None = Field(None, gt=0)
+    """Hours of training, at most."""
     max_cost: float | None = Field(None, gt=0)
+    """Price of training, at most; wants `price_per_hour`."""
 
     @model_validator(mode="after")
     def _cost_has_a_price(self) -> BudgetConfig:
@@ -58,6 +61,7 @@ class RetryConfig(Section):
     max_retries: int = Field(4, ge=0)
     """After an out-of-memory error each takes the next rung of a ladder (rl_core/ladder.py)."""
     delay_s: float = Field(5.0, ge=0)
+    """Seconds before each retry."""
 
 
 class WatchdogConfig(Section):

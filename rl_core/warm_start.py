@@ -24,8 +24,8 @@ from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rl_core.atomic import new_folder
+from rl_core.base_model_config import BaseModelConfig
 from rl_core.base_tokenizer import train_tokenizer
-from rl_core.config import BaseModelConfig
 from rl_core.lessons import Example, Lessons
 from rl_core.muon import Muon
 from rl_core.threads import MicroBatchThreads

@@ -33,6 +33,7 @@ from rl_core.errors import OutOfMemory, WorkerDied, first_line
 from rl_core.family import children_that_mention, session_folder
 from rl_core.placement import LEARNER, engine_name, loading_queues
 from rl_core.process_env import apply_defaults, process_environment
+from rl_core.ray_logs import why_not_started
 from rl_core.rollout.protocol import in_order
 from rl_core.token_budgets import BUDGETS_FILE, merge_metrics, tell_of_memory
 from rl_core.types import (
@@ -111,7 +112,7 @@ class Workers:
             OutOfMemory: a model did not fit.
             WorkerDied: a process was killed while it started.
         """
-        with _ray_session(config, model_path, learner=learner) as temp_dir:
+        with _ray_session(config, model_path, log_folder, learner=learner) as temp_dir:
             report("Ray is up")
             folder = (log_folder or temp_dir).resolve()
             folder.mkdir(parents=True, exist_ok=True)
@@ -313,7 +314,9 @@ def _own_cards(actor: object) -> set[tuple[str, str]]:
 
 
 @contextmanager
-def _ray_session(config: RunConfig, model_path: Path, *, learner: bool) -> Iterator[Path]:
+def _ray_session(
+    config: RunConfig, model_path: Path, log_folder: Path | None, *, learner: bool
+) -> Iterator[Path]:
     """Connects to `resources.ray_address`, or runs a private Ray on loopback; yields a temp folder.
 
     On leaving, however that happens, Ray's processes and the folder are gone.
@@ -332,7 +335,8 @@ def _ray_session(config: RunConfig, model_path: Path, *, learner: bool) -> Itera
                 is_rays = isinstance(error, RuntimeError | ConnectionError | RayError)
                 if not is_rays and type(error) is not Exception:
                     raise
-                raise WorkerDied("Ray", f"it did not start ({first_line(error)})") from error
+                why = why_not_started(error, temp_dir, log_folder)
+                raise WorkerDied("Ray", f"it did not start ({why})") from error
             put_back()
             yield temp_dir
         finally:

@@ -9,20 +9,17 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow.parquet as pq
 from prefect import task
 from prefect.context import TaskRunContext
 
 from rl_core.atomic import locked, sweep_leftovers
 from rl_core.config import RunConfig
-from rl_core.dataset import dataset_name, generator_settings, is_ready, write_dataset
+from rl_core.dataset import dataset_folder, generator_settings, is_ready, write_dataset
+from rl_core.gsm8k_source import SPLITS
 
 _NAME_CHARACTERS: Final = 80
 _logger = logging.getLogger(__name__)
-
-
-def dataset_folder(config: RunConfig) -> Path:
-    """Returns where the data set of these settings lies, there or not."""
-    return config.storage.root / "data" / dataset_name(config.env, config.data)
 
 
 def generate_dataset(config: RunConfig) -> Path:
@@ -44,6 +41,11 @@ def generate_dataset(config: RunConfig) -> Path:
         write_dataset(config.env, config.data, folder)
         _logger.info("data set %s made in %.1f s", folder, time.monotonic() - started)
     return folder
+
+
+def rows_per_split(folder: Path) -> dict[str, int]:
+    """Returns how many problems each split of a data set holds."""
+    return {split: pq.read_metadata(folder / f"{split}.parquet").num_rows for split in SPLITS}
 
 
 def _cache_key(_: TaskRunContext, inputs: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ import importlib.util
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -56,7 +56,17 @@ def preflight(config: RunConfig) -> list[Finding]:
     ]
 
 
-def refuse_fatal(findings: list[Finding]) -> None:
+def preflight_data(config: RunConfig) -> list[Finding]:
+    """Returns what could stop the data set from being made: it needs no card, engine or model."""
+    return [*_storage(config), *_own_files(config)]
+
+
+def preflight_validation(config: RunConfig) -> list[Finding]:
+    """Returns what could stop the data set from being checked: prompts want the tokenizer."""
+    return [*preflight_data(config), *_model(config)]
+
+
+def refuse_fatal(findings: Sequence[Finding]) -> None:
     """Raises PreflightError with the first fatal finding, if there is one."""
     fatal = [finding for finding in findings if finding.level == "fatal"]
     if fatal:

@@ -14,11 +14,11 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import duckdb
 import polars as pl
 import pyarrow as pa
-import pyarrow.dataset as pads
 
 from rl_core import schema
 from tasks import run_files
@@ -30,6 +30,9 @@ from tasks.saved_questions import (
     load_check,
     load_query,
 )
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as pads
 
 __all__ = [
     "SQL_FOLDER",
@@ -355,6 +358,8 @@ def _dataset(files: Sequence[Path], columns: pa.Schema | None = None) -> pa.Tabl
     """A lazy table over parquet files; with `columns`, a column that a file lacks is null."""
     if not files and columns is not None:
         return columns.empty_table()
+    import pyarrow.dataset as pads  # takes longer to import than most questions to answer
+
     try:
         return pads.dataset([str(file) for file in files], schema=columns, format="parquet")
     except (pa.ArrowInvalid, OSError) as error:

@@ -7,14 +7,14 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import polars as pl
-from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from tasks.sql import Query
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tasks.sql import Query
 
 FORMATS = ("table", "csv", "json", "parquet")
 _LONG_TEXT = 40
@@ -43,6 +43,9 @@ def render(frame: pl.DataFrame, output_format: str, *, width: int) -> bytes:
 
 def render_queries(queries: Sequence[Query], *, width: int) -> str:
     """Returns the list of saved queries: names, what a row is, parameters with their defaults."""
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True, style="bold")
     table.add_column()
@@ -145,13 +148,22 @@ def _align(column: Sequence[str], *, to_right: bool) -> list[str]:
 
     Not by rich's tables, which take a second for a thousand rows.
     """
-    sizes = [len(cell) if cell.isascii() else cell_len(cell) for cell in column]
+    sizes = [len(cell) if cell.isascii() else _cells(cell) for cell in column]
     gaps = [" " * (max(sizes) - size) for size in sizes]
     return [gap + cell if to_right else cell + gap for cell, gap in zip(column, gaps, strict=True)]
 
 
+def _cells(text: str) -> int:
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
 def _records(frame: pl.DataFrame, width: int) -> bytes:
     """One block per row, one line per value, long texts below each other: for reading responses."""
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -208,6 +220,8 @@ def _parquet(frame: pl.DataFrame, width: int) -> bytes:
 
 
 def _print(table: Table, width: int) -> str:
+    from rich.console import Console
+
     console = Console(file=io.StringIO(), width=width, highlight=False)
     console.print(table)
     assert isinstance(console.file, io.StringIO)

@@ -40,11 +40,22 @@ def test_bad_settings_end_with_2_before_anything_starts(
     (tmp_path / "file").touch()
     assert "unknown preset 'nope'" in fails(capsys, command, "preset=nope")
     assert "did you mean actor.lr?" in fails(capsys, command, "lr=abc")
-    missing = fails(capsys, command, root, "model.path=/no/such/folder")
-    assert "model.path=/no/such/folder" in missing
+    if command != "generate":  # which asks no model
+        missing = fails(capsys, command, root, "model.path=/no/such/folder")
+        assert "model.path=/no/such/folder" in missing
     unwritable = fails(capsys, command, f"storage.root={tmp_path}/file/x")
     assert "cannot be written" in unwritable
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+
+
+def test_a_data_set_for_a_gpu_is_made_where_none_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    settings = ["preset=tinyzero-0.5b-24gb", "data.train_size=256", "data.test_size=16"]
+    assert run_command(["generate", *settings, f"storage.root={tmp_path}"]) == 0
+    rows, folder = capsys.readouterr().out.splitlines()[-2:]
+    assert rows == "256 train + 16 test rows, of preset=tinyzero-0.5b-24gb"
+    assert sorted(path.name for path in Path(folder).iterdir()) == ["test.parquet", "train.parquet"]
 
 
 def test_validate_shows_prompt_lengths_and_what_limit_would_do(

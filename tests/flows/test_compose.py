@@ -95,6 +95,80 @@ def test_the_env_of_a_preset_replaces_the_other_env() -> None:
     assert config.env.answer_from == "lenient"
 
 
+@pytest.mark.parametrize(
+    ("overrides", "env"),
+    [
+        (["env=gsm8k"], Gsm8kConfig()),
+        (["preset=tinyzero-3b-instruct", "env=gsm8k"], Gsm8kConfig()),
+        (["preset=gsm8k-toy", "env=countdown"], CountdownConfig()),
+        (["preset=gsm8k-toy", "env=gsm8k"], Gsm8kConfig(source="toy", prompt_template="think")),
+        (
+            ["env=gsm8k", "env.source=toy", "env.reward=a:b", "data.max_prompt_length=99"],
+            Gsm8kConfig(source="toy", reward="a:b"),
+        ),
+    ],
+)
+def test_a_chosen_env_replaces_what_the_preset_says_of_its_own(
+    overrides: list[str], env: CountdownConfig | Gsm8kConfig
+) -> None:
+    """`env=gsm8k` alone used to end as: unknown setting 'env.max_operands'."""
+    assert compose(overrides).env == env
+
+
+@pytest.mark.parametrize(
+    ("text", "env"),
+    [
+        ("env: gsm8k", Gsm8kConfig()),
+        ("env: {name: gsm8k, source: toy}", Gsm8kConfig(source="toy")),
+        ("defaults: [override /env: gsm8k]\nenv: {source: toy}", Gsm8kConfig(source="toy")),
+        ("env: {max_operands: 5, reward: 'a:b'}", CountdownConfig(max_operands=5, reward="a:b")),
+    ],
+)
+def test_a_file_may_name_its_env_as_config_prints_it(
+    tmp_path: Path, text: str, env: CountdownConfig | Gsm8kConfig
+) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text(text)
+    assert compose([f"preset={file}"]).env == env
+    other = Gsm8kConfig if isinstance(env, CountdownConfig) else CountdownConfig
+    chosen = compose([f"preset={file}", f"env={other().name}"])
+    assert chosen.env == other(reward=env.reward)
+    printed = tmp_path / "printed.yaml"
+    config = compose([f"preset={file}", "trainer.total_steps=7"])
+    printed.write_text(to_yaml(config))
+    again = compose([f"preset={printed}"])
+    assert again == config.model_copy(update={"preset": str(printed)})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("env: gsm9k", "unknown env 'gsm9k'; did you mean gsm8k? (there are: countdown, gsm8k)"),
+        ("defaults: [override /env: gsm9k]", "unknown env 'gsm9k'; did you mean gsm8k?"),
+        (
+            "env: {name: gsm8k, max_operands: 3}",
+            "unknown setting 'env.max_operands' under env=gsm8k: it belongs to env=countdown",
+        ),
+        ("env: {max_operand: 3}", "'env.max_operand'; did you mean env.max_operands?"),
+        ("data: 5", "data=5: is a group of settings, NAME: VALUE below it"),
+        (
+            "trainer.total_steps: 5",
+            "in a file 'trainer.total_steps' is written as `trainer:` and `total_steps:` below it",
+        ),
+        ("trainer: {total_stepz: 5}", "'trainer.total_stepz'; did you mean trainer.total_steps?"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_line_that_helps(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        compose([f"preset={file}"])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_the_toy_preset_compares_answers_to_word_problems_that_it_writes() -> None:
     config = compose(["preset=gsm8k-toy"])
     assert isinstance(config.env, Gsm8kConfig)
@@ -139,7 +213,14 @@ def test_yaml_holds_every_setting_and_reads_back_equal() -> None:
         (["preset=nope"], ["unknown preset 'nope'", "quickstart"]),
         (["preset=tinyzero-3b-instrukt"], ["did you mean tinyzero-3b-instruct?"]),
         (["env=gsm8"], ["unknown env 'gsm8'", "did you mean gsm8k?"]),
-        (["env=gsm8k", "env.min_operands=3"], ["unknown setting 'env.min_operands'"]),
+        (
+            ["env=gsm8k", "env.min_operands=3"],
+            ["unknown setting 'env.min_operands'", "it belongs to env=countdown"],
+        ),
+        (["preset=gsm8k-toy", "env.max_number=9"], ["under env=gsm8k", "env=countdown"]),
+        (["env.source=toy"], ["under env=countdown", "it belongs to env=gsm8k"]),
+        (["env=gsm8k", "env.prompt_template=base"], ["must be 'chat' or 'think'"]),
+        (["presets=tinyzero-3b"], ["did you mean preset?"]),
         (["env.name=gsm8k"], ["env=NAME"]),
         (["seed=abc"], ["seed=abc", "whole number"]),
         (["seed=1.5"], ["seed=1.5", "whole number"]),

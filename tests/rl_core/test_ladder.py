@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_core.config import BaseModelConfig, RunConfig
+from rl_core.base_model_config import BaseModelConfig
+from rl_core.config import RunConfig
 from rl_core.errors import OutOfMemory
 from rl_core.ladder import Changes, in_words, next_rung, rungs_left, with_changes
 from rl_core.memory_plan import ModelShape

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rl_core.base_model_config import BaseModelConfig
 from rl_core.base_tokenizer import train_tokenizer
-from rl_core.config import BaseModelConfig
 from rl_core.envs.gsm8k import render_messages, score_response
 from rl_core.envs.word_problems import generate_word_problems
 from rl_core.solution_lessons import SolutionLessons, check_annotations, write_response

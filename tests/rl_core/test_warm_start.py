@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from rl_core.base_gates import failed_gates
+from rl_core.base_model_config import BaseModelConfig
 from rl_core.base_tokenizer import train_tokenizer
-from rl_core.config import BaseModelConfig
 from rl_core.envs.countdown import render_messages
 from rl_core.muon import Muon, orthogonalise
 from rl_core.search_lessons import SearchLessons, response_weights

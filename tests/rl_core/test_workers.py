@@ -231,8 +231,8 @@ def test_an_engine_that_does_not_fit_is_out_of_memory(tiny_model_path: Path, mar
     assert caught.value.phase == "load_engine"
 
 
-def test_a_ray_too_slow_to_start_is_worth_another_attempt(
-    tiny_model_path: Path, marker: str
+def test_a_ray_too_slow_to_start_is_worth_another_attempt_and_leaves_its_logs(
+    tiny_model_path: Path, marker: str, tmp_path: Path
 ) -> None:
     done = threading.Event()
 
@@ -248,13 +248,15 @@ def test_a_ray_too_slow_to_start_is_worth_another_attempt(
     try:
         with (
             pytest.raises(WorkerDied, match=r"it did not start .*timed out") as caught,
-            Workers.start(config("hf"), tiny_model_path, learner=False),
+            Workers.start(config("hf"), tiny_model_path, learner=False, log_folder=tmp_path),
         ):
             pass
     finally:
         done.set()
         watcher.join()
     assert caught.value.worker == "Ray"
+    assert f"all its logs: {tmp_path / 'ray'}" in str(caught.value)
+    assert (tmp_path / "ray" / "gcs_server.out").is_file()
 
 
 GONE_WITHIN_S = 90

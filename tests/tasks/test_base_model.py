@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from prefect import flow
 
-from rl_core.config import BaseModelConfig, DataConfig, ModelConfig, RunConfig
+from rl_core.base_model_config import BaseModelConfig
+from rl_core.config import DataConfig, ModelConfig, RunConfig
 from rl_core.env_config import CountdownConfig
 from rl_core.upkeep_config import StorageConfig
 from tasks.base_model import (

@@ -21,13 +21,12 @@ from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
 from rl_core.config import DataConfig, RunConfig
-from rl_core.dataset import DatasetError, read_problems
+from rl_core.dataset import DatasetError, dataset_folder, read_problems
 from rl_core.env_config import CountdownConfig
 from rl_core.upkeep_config import StorageConfig
 from tasks.generate import (
     _cache_key,
     cached_dataset,
-    dataset_folder,
     generate_dataset,
     generate_task,
 )

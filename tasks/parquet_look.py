@@ -1,0 +1,182 @@
+"""Looks into parquet files of any origin: first rows, columns, how long their texts are.
+
+Not a check (`tasks/validate.py`): a file that no run could use is shown, too.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+CountTokens: TypeAlias = Callable[[Sequence[Any]], Sequence[int]]
+"""Tokens of each text of a batch; a text is a string, or a conversation (role, content)."""
+
+MOST_TOKENIZED: Final = 20_000
+"""Rows of a file whose texts are tokenized, at most: evenly spread ones."""
+_TEXTS: Final = ("prompt", "question", "response", "text")
+"""Columns that hold the text that somebody asks for, first of all."""
+_BINS: Final = 12
+_BAR: Final = 30
+
+
+def first_rows(file: Path, count: int) -> pl.DataFrame:
+    """Returns the first `count` rows of a parquet file, without reading the others.
+
+    Raises:
+        ValueError: it is no readable parquet file.
+    """
+    return _read(file, n_rows=count)
+
+
+def columns(file: Path) -> pl.DataFrame:
+    """Returns one row per column: its name, its type as Arrow names it, and how many nulls it has.
+
+    Raises:
+        ValueError: it is no readable parquet file.
+    """
+    schema = _schema(file)
+    nulls = _read(file).null_count()
+    return pl.DataFrame(
+        {
+            "column": schema.names,
+            "type": [_type_name(field.type) for field in schema],
+            "nulls": [nulls[name][0] for name in schema.names],
+        }
+    )
+
+
+def describe_file(file: Path) -> str:
+    """Returns how much a file holds, in one line."""
+    rows, size = pq.read_metadata(file).num_rows, file.stat().st_size
+    return f"{file}: {rows:,} rows, " + (f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size} bytes")
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How long the texts of one column of one file are."""
+
+    summary: list[dict[str, Any]]
+    """One row per unit: `unit` (characters, tokens), `rows`, `min`, `mean`, `p50`, ... `max`."""
+    histogram: list[str]
+    """Of the last unit, as lines of text."""
+
+
+def text_lengths(file: Path, column: str | None, count_tokens: CountTokens | None) -> Lengths:
+    """Returns how long the texts of a column are.
+
+    Args:
+        file: parquet.
+        column: of strings, or of conversations as in `prompt`; by default the first of prompt,
+            question, response and text, else the first of strings.
+        count_tokens: a tokenizer, if one is at hand.
+
+    Raises:
+        ValueError: no such column, or no column of texts; not a readable parquet file.
+    """
+    rows = _read(file, columns=[_text_column(file, column)]).to_series().drop_nulls()
+    if rows.is_empty():
+        raise ValueError(f"{file}: no row has a {rows.name}")
+    units = {"characters": _characters(rows)}
+    if count_tokens is not None:
+        units["tokens"] = _tokens(rows, count_tokens)
+    summary = [
+        {
+            "unit": unit,
+            "rows": len(lengths),
+            "min": int(lengths.min()),
+            "mean": round(float(lengths.mean()), 1),
+            **{f"p{p}": int(np.quantile(lengths, p / 100, method="nearest")) for p in (50, 90, 99)},
+            "max": int(lengths.max()),
+        }
+        for unit, lengths in units.items()
+    ]
+    unit, lengths = list(units.items())[-1]
+    return Lengths(summary, _histogram(unit, lengths))
+
+
+def _text_column(file: Path, wanted: str | None) -> str:
+    schema = _schema(file)
+    texts = [field.name for field in schema if _is_text(field.type)]
+    if wanted is not None:
+        if wanted in texts:
+            return wanted
+        if wanted in schema.names:
+            raise ValueError(
+                f"{file}: column {wanted!r} holds {schema.field(wanted).type}, no text"
+            )
+        close = difflib.get_close_matches(wanted, texts, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"{file}: no column {wanted!r}{hint} (of texts: {', '.join(texts)})")
+    if not texts:
+        raise ValueError(f"{file}: no column holds texts, it has {', '.join(schema.names)}")
+    return next((name for name in _TEXTS if name in texts), texts[0])
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return True
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return False
+    item = kind.value_type
+    return bool(pa.types.is_struct(item)) and "content" in item.names
+
+
+def _characters(rows: pl.Series) -> npt.NDArray[np.int64]:
+    if rows.dtype == pl.String:
+        return rows.str.len_chars().to_numpy().astype(np.int64)
+    contents = pl.element().struct.field("content").str.len_chars()
+    total = pl.select(rows.list.eval(contents).list.sum()).to_series()
+    return total.to_numpy().astype(np.int64)
+
+
+def _tokens(rows: pl.Series, count: CountTokens) -> npt.NDArray[np.int64]:
+    chosen = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), MOST_TOKENIZED)).astype(int))
+    return np.asarray(count(rows.gather(chosen).to_list()), dtype=np.int64)
+
+
+def _histogram(unit: str, lengths: npt.NDArray[np.int64]) -> list[str]:
+    shortest, longest = int(lengths.min()), int(lengths.max())
+    width = -(-(longest - shortest + 1) // _BINS)
+    bins = np.bincount((lengths - shortest) // width)
+    most = int(bins.max())
+    lines = [f"{unit:>11}{'rows':>10}"]
+    for number, rows in enumerate(bins.tolist()):
+        low = shortest + number * width
+        label = f"{low}" if width == 1 else f"{low}-{min(low + width - 1, longest)}"
+        lines.append(f"{label:>11}{rows:>10,}  {'█' * -(-_BAR * rows // most)}")
+    return lines
+
+
+def _type_name(kind: pa.DataType) -> str:
+    """Returns `list<struct<role: string, content: string>>`: without what parquet calls items."""
+    return str(kind).replace("element: ", "").replace("item: ", "")
+
+
+def _schema(file: Path) -> pa.Schema:
+    try:
+        return pq.read_schema(file)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(_unreadable(file, error)) from error
+
+
+def _read(file: Path, **options: Any) -> pl.DataFrame:
+    try:
+        return pl.read_parquet(file, glob=False, **options)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise ValueError(_unreadable(file, error)) from error
+
+
+def _unreadable(file: Path, error: Exception) -> str:
+    if not file.exists():
+        return f"{file}: there is no such file"
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return f"{file}: not a readable parquet file ({reason})"

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.compose import compose
+from rl_core.prompts import encode_prompt, load_tokenizer
+from rl_core.rollout.hf_engine import HfEngine
+from rl_core.types import GenerationRequest, SamplingSettings
+from tasks.ask import ask_model, question_of, read_question
+
+
+@pytest.mark.parametrize("text", ["3 14 7 = 35", "[3, 14, 7] -> 35", "3,14,7,35", "(3 14 7) → 35"])
+def test_a_puzzle_is_numbers_and_the_target(text: str) -> None:
+    question = read_question(compose(), text)
+    assert question.problem.ground_truth == {"numbers": [3, 14, 7], "target": 35}
+    (message,) = question.problem.messages
+    assert "Using the numbers [3, 14, 7], create an equation that equals 35." in message["content"]
+    assert question.shown == "3, 14, 7 = 35"
+    assert question_of(question.problem) == question
+
+
+@pytest.mark.parametrize("text", ["How many?", "3 = 35", "", "3 14 seven 35"])
+def test_what_is_no_puzzle_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match="write numbers and, last, the target, as '3 14 7 = 35'"):
+        read_question(compose(), text)
+
+
+def test_a_word_problem_is_scored_where_its_answer_is_known() -> None:
+    config = compose(["env=gsm8k", "env.prompt_template=think"])
+    assert not read_question(config, "How many?").is_scored
+    known = read_question(config, "How many?", "1,800")
+    assert (known.is_scored, known.problem.ground_truth) == (True, "1800")
+    assert "How many?" in known.problem.messages[0]["content"]
+    with pytest.raises(ValueError, match="many"):
+        read_question(config, "How many?", "many")
+
+
+def test_replies_are_the_engines_own(tiny_model_path: Path) -> None:
+    config = compose(["data.max_response_length=8", "resources.learner_threads=1"])
+    questions = [read_question(config, text) for text in ("3 14 7 = 35", "2 3 4 = 14")]
+    greedy = list(ask_model(config, tiny_model_path, questions, samples=None))
+    assert [reply.question for reply in greedy] == questions
+    assert [reply.scored and reply.scored.verdict for reply in greedy] == ["no_answer"] * 2
+    engine = HfEngine(tiny_model_path, dtype="float32", max_num_seqs=1, on_gpu=False)
+    tokenizer = load_tokenizer(str(tiny_model_path))
+    prompt = encode_prompt(questions[1].problem.messages, tokenizer, chat_template=False)[1]
+    ((_, alone),) = engine.generate([GenerationRequest(prompt, 0)], SamplingSettings(8, 0.0))
+    text = tokenizer.decode(alone.response_ids.tolist(), skip_special_tokens=True)
+    assert (greedy[1].response, greedy[1].num_tokens) == (text, len(alone.response_ids))
+    assert greedy[1].is_cut == (alone.finish_reason == "length")
+
+    sampled = list(ask_model(config, tiny_model_path, questions[:1], samples=3))
+    again = list(ask_model(config, tiny_model_path, questions[:1], samples=3))
+    assert sampled == again
+    assert len({reply.response for reply in sampled}) == 3
