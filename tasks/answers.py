@@ -140,7 +140,14 @@ def as_table(answers: Answers) -> list[dict[str, str]]:
 
 
 def show_answers(several: Sequence[Answers], pages: Sequence[Path]) -> None:
-    """Shows some answers of each model in the Prefect UI, as markdown that none can break out of.
+    """Shows some answers of each model in the Prefect UI; see `as_markdown`."""
+    create_markdown_artifact(
+        as_markdown(several, pages), key="answers", description="Some right and wrong answers."
+    )
+
+
+def as_markdown(several: Sequence[Answers], pages: Sequence[Path]) -> str:
+    """Returns some answers of each model as markdown that no text of a model can break out of.
 
     Args:
         several: the models' answers.
@@ -151,9 +158,7 @@ def show_answers(several: Sequence[Answers], pages: Sequence[Path]) -> None:
         parts.append(f"## {one.name}: {one.num_right} of {one.summary.num_problems} right")
         parts += map(_as_markdown, (*one.right[:IN_ARTIFACT], *one.wrong[:IN_ARTIFACT]))
     parts += [f"More of them: {page.resolve()}" for page in pages]
-    create_markdown_artifact(
-        "\n\n".join(parts) + "\n", key="answers", description="Some right and wrong answers."
-    )
+    return "\n\n".join(parts) + "\n"
 
 
 def _as_markdown(shown: Shown) -> str:
