@@ -293,7 +293,7 @@ def test_answers_that_another_version_of_the_users_reward_judged_stay(
     monkeypatch.chdir(tmp_path)
     reward = tmp_path / "own_reward_of_this_test.py"
     data = write_data(tmp_path / "data")
-    config = settings(tmp_path / "out", env={"reward": f"{reward.stem}:score"})
+    config = settings(tmp_path / "out", env={"name": "countdown", "reward": f"{reward.stem}:score"})
     evaluations = []
     for text in ("def score(**_): return 1.0\n", "def score(**_): return 0.0\n"):
         reward.write_text(text)
