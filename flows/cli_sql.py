@@ -25,8 +25,8 @@ def add_parser(commands: Any) -> None:
         "sql",
         help="ask rollouts, metrics, evaluations, checkpoints and runs a question in SQL",
         description="NAME is a saved question (--list); -q asks one of your own. Works while a run "
-        "is writing. The views are rollouts, rescores, metrics, evaluations, checkpoints, "
-        "settings, runs and datasets.",
+        "is writing. The views are rollouts, rescores, metrics, evaluations, all_evaluations, "
+        "held_out, checkpoints, settings, runs and datasets.",
     )
     parser.add_argument("words", nargs="*", metavar="NAME | KEY=VALUE")
     parser.add_argument("-q", dest="select", metavar="SELECT", help="one SELECT over the views")

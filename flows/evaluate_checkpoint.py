@@ -17,6 +17,7 @@ from flows.existing import settings_of_run
 from rl_core.config import RunConfig
 from rl_core.dataset import generator_settings
 from rl_core.evaluation_summary import EvaluationSummary
+from tasks.answers import Answers, as_table
 from tasks.checkpoint_names import NamedModel, find_model
 from tasks.evaluate_checkpoint import Evaluated, evaluate_models
 from tasks.generate import generate_dataset
@@ -77,11 +78,24 @@ def render(evaluated: Evaluated, names: Sequence[str]) -> str:
         table.add_column(Text(name), no_wrap=True)
     for cells in zip(*map(_cells, evaluated.summaries), strict=True):
         table.add_row(Text(cells[0][0]), *(Text(value) for _, value in cells))
-    lines = [_print(table)]
+    lines = [_print(table), *map(_answers, evaluated.answers)]
     if evaluated.comparison is not None:
         lines.append(f"{names[0]} against {names[1]}: {evaluated.comparison}\n")
     lines += [f"rows: {file}" for file in evaluated.files]
+    lines += [f"right and wrong answers: {page}" for page in evaluated.pages]
     return "\n".join(lines)
+
+
+def _answers(answers: Answers) -> str:
+    """Returns some right and some wrong answers, a line each."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    rows = as_table(answers)
+    for name in rows[0]:
+        table.add_column(name, no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row.values()))
+    of = f"{answers.num_right} of {answers.summary.num_problems} right"
+    return f"{answers.name}: {of}\n{_print(table)}"
 
 
 def _cells(summary: EvaluationSummary) -> list[tuple[str, str]]:

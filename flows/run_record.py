@@ -12,11 +12,13 @@ from typing import Any
 import yaml
 from prefect.exceptions import TerminationSignal
 
-from flows.errors import one_line
+from flows.errors import BadInputError, one_line
 from flows.last_words import last_words, show_last_words
+from rl_core.checkpoints import list_checkpoints
 from rl_core.config import RunConfig
 from rl_core.run_owner import close_lost_runs, owned
 from rl_core.tracking import RunFolder, new_run_id, utc_now
+from tasks.import_log import PRESET as IMPORTED
 
 Stage = Callable[[str], AbstractContextManager[None]]
 
@@ -33,8 +35,12 @@ def choose_run(config: RunConfig, flow_run_id: str | None) -> RunConfig:
     Args:
         config: the run's settings.
         flow_run_id: a name that all attempts of one flow run share; None outside of a flow run.
+
+    Raises:
+        BadInputError: the run_id is that of a run whose results would be lost.
     """
     if config.run_id is not None:
+        _refuse_to_start_anew(RunFolder(config.storage.root / "runs" / config.run_id))
         return config
     close_lost_runs(config.storage.root)
     new = re.sub(r"[^A-Za-z0-9._-]+", "-", flow_run_id) if flow_run_id else new_run_id()
@@ -44,6 +50,31 @@ def choose_run(config: RunConfig, flow_run_id: str | None) -> RunConfig:
             _logger.info("continuing %s, interrupted with the same settings", interrupted)
             new = interrupted
     return config.model_copy(update={"run_id": new})
+
+
+def _refuse_to_start_anew(run: RunFolder) -> None:
+    """Lets no finished run that nothing can go on from begin at step 0, which forgets its logs.
+
+    Raises:
+        BadInputError: it is such a run.
+    """
+    if not (run.path / "run.json").exists():
+        return
+    record = run.read()
+    if record.preset == IMPORTED:
+        why = "is an imported log"
+    elif record.status == "finished" and record.steps and not _can_go_on(run):
+        why = f"is finished, and no checkpoint is there to go on from after step {record.steps}"
+    else:
+        return
+    raise BadInputError(
+        f"run {run.run_id} {why}: to start it anew would lose its metrics and rollouts; choose "
+        f"another run_id=NAME, or move {run.path} away"
+    )
+
+
+def _can_go_on(run: RunFolder) -> bool:
+    return any(checkpoint.resumable for checkpoint in list_checkpoints(run.path))
 
 
 def _interrupted_run(config: RunConfig) -> str | None:

@@ -144,14 +144,26 @@ def evaluate(overrides: Sequence[str]) -> None:
         _print(f"\n{printed}")
         return
     config, run = existing_run(settings, arguments=EVALUATE_ARGUMENTS)
+    from flows.evaluate_checkpoint import render
     from tasks.attempts import settings_in_force
     from tasks.evaluate import evaluate_run
+    from tasks.evaluate_checkpoint import evaluated_of_run
+    from tasks.evaluator import Evaluator
     from tasks.promote import promote_run
 
     with _shown():
-        places = _data_and_model(run)
-        evaluate_run(settings_in_force(config, run), run, *places)
-        promote_run(config, run, *places)
+        data, model = _data_and_model(run)
+        in_force = settings_in_force(config, run)
+        is_own = Evaluator(in_force, data).is_own_of(run)
+        summaries = evaluate_run(in_force, run, data, model)
+        if is_own:  # `run.json` and the champion are by the run's own settings alone
+            promote_run(config, run, data, model)
+    names = [summary.model for summary in reversed(summaries)]
+    evaluated = evaluated_of_run(in_force, run, data, names)
+    _print(f"\n{render(evaluated, [answers.name for answers in evaluated.answers])}")
+    if not is_own:
+        _print(f"kept beside the run's own evaluation: {run.path / 'run.json'} stays as it is")
+        return
     from flows.summary import show_summary
 
     show_summary(config.storage.root, run.run_id)
@@ -252,13 +264,13 @@ def compare(words: Sequence[str]) -> None:
     """Sets runs beside one another: tables here, curves in compare.html."""
     asked, settings = take_arguments([word for word in words if "=" in word], ("output",))
     from flows.compose import compose
-    from rl_core.atomic import write_text_atomically
-    from tasks.compare import compare_runs
-    from tasks.report_page import render_comparison
+    from tasks.compare import compare_runs, write_comparison
 
     root = compose(settings).storage.root
     try:
         comparison = compare_runs(root, [word for word in words if "=" not in word])
+        page = Path(asked.get("output", root / "compare.html"))
+        moved = write_comparison(comparison, page)
     except ValueError as error:
         raise BadInputError(str(error)) from None
     for title, frame in (
@@ -268,9 +280,9 @@ def compare(words: Sequence[str]) -> None:
     ):
         _print(f"\n{title}")
         _print_table(frame.to_dicts())
-    page = Path(asked.get("output", root / "compare.html"))
-    write_text_atomically(page, render_comparison(comparison))
     _print(f"\ncurves: {page}")
+    if moved is not None:
+        _print(f"the page of other runs that was there is now {moved}")
 
 
 def watch(words: Sequence[str]) -> None:

@@ -135,9 +135,9 @@ def promote(
 ) -> Promotion:
     """Makes a checkpoint champion if it is better, and says what became of it.
 
-    Better than the champion on the same problems. Where there is none, or its files are gone,
-    better than the contender's own base model: a model that learned nothing is no champion. One
-    promotion at a time; a prune of the run waits meanwhile.
+    Better than the champion on the same problems, and on no fewer than made it champion. Where
+    there is none, or its files are gone, better than the contender's own base model: a model that
+    learned nothing is no champion. One promotion at a time; a prune of the run waits meanwhile.
 
     Args:
         root: `storage.root`.
@@ -171,6 +171,11 @@ def promote(
         reason = result.against(rival) + gone
         if result.verdict != "better":
             return Promotion(False, f"not promoted: {reason}", champion)
+        if champion is not None and not gone:
+            needed = champion.current.num_problems
+            if contender.num_problems < needed:
+                reason += f", but the champion took its place by {needed} problems: ask as many"
+                return Promotion(False, f"not promoted: {reason}", champion)
         reign = Reign(**contender.model_dump(), promoted_at=now, reason=reason)
         history = (*champion.history, champion.current) if champion else ()
         promoted = Champion(env=env, problems=problems, current=reign, history=history)

@@ -95,10 +95,27 @@ def evaluate_model(
 
 
 def label_rows(
-    rows: Sequence[Mapping[str, Any]], *, run_id: str, model: str, step: int
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    run_id: str,
+    model: str,
+    step: int,
+    evaluation: str | None = None,
+    num_problems: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Returns complete rows: with the run and the model (`base`, `step_000100`) they belong to."""
-    return [dict(row) | {"run_id": run_id, "model": model, "step": step} for row in rows]
+    """Returns complete rows: with the run, the model and the evaluation they belong to.
+
+    Args:
+        rows: of one model.
+        run_id: empty where the model is of no run.
+        model: `base`, `step_000100`.
+        step: of training.
+        evaluation: what was asked; None for a test during training.
+        num_problems: that were asked.
+    """
+    labels = {"run_id": run_id, "model": model, "step": step}
+    labels |= {"evaluation": evaluation, "num_problems": num_problems}
+    return [dict(row) | labels for row in rows]
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], file: Path) -> None:

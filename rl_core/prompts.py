@@ -9,7 +9,12 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from rl_core.modelscope_source import MODEL_FILES, fetch_from_modelscope, modelscope_name
+from rl_core.modelscope_source import (
+    MODEL_FILES,
+    cached_from_modelscope,
+    fetch_from_modelscope,
+    modelscope_name,
+)
 from rl_core.types import Message
 
 _PROBE = "Using the numbers [19, 36, 55, 7], create 98.\n<think> 55 + 36 = 91, 91 + 7 = 98 yes"
@@ -52,11 +57,13 @@ def resolve_model(path: str) -> Path:
 
 def find_model_here(path: str) -> Path | None:
     """Returns the folder of a model that is on this machine, None where it is not: asks no hub."""
+    if (name := modelscope_name(path)) is not None:
+        return cached_from_modelscope(name)
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder.resolve()
     try:
-        return Path(snapshot_download(path, local_files_only=True, allow_patterns=_MODEL_FILES))
+        return Path(snapshot_download(path, local_files_only=True, allow_patterns=MODEL_FILES))
     except (OSError, ValueError):
         return None
 

@@ -1,9 +1,10 @@
 """A run's folder: its record, settings, metrics and rollouts, each written so that it can be read.
 
     run.json, config.yaml     replaced whole
-    metrics.jsonl             one line per step, appended
+    metrics.jsonl             one line per step, appended; metrics_cut.jsonl: see `cut_after`
     rollouts/                 see rollout_log.py
     held_out/                 see held_out_log.py
+    eval/                     see evaluation_files.py
     .reserve                  while the run goes on: see reserve.py
     .owner, .trainer          locks of who is at work on it: see run_owner.py
 
@@ -32,6 +33,7 @@ from rl_core.atomic import append_line, locked, write_text_atomically
 from rl_core.checkpoints import list_checkpoints
 from rl_core.config import RunConfig
 from rl_core.cost import Spread, price_in_words
+from rl_core.evaluation_files import EvaluationFiles
 from rl_core.held_out_log import HeldOutLog
 from rl_core.ladder import Changes
 from rl_core.log_file import log_to_file, redact
@@ -129,7 +131,7 @@ class RunFolder:
         """Makes a run's folder, or opens the one of a run that is continued, and returns it.
 
         The run's record says `running` afterwards, with one attempt more; `config.yaml` holds
-        today's settings.
+        today's settings, and `config_before_attempt_2.yaml` other ones that stood there.
 
         Raises:
             ValueError: the folder cannot be written, or what lies there is no run.
@@ -137,7 +139,7 @@ class RunFolder:
         run = cls(config.storage.root / "runs" / (config.run_id or new_run_id()))
         try:
             run.path.mkdir(parents=True, exist_ok=True)
-            write_text_atomically(run.path / "config.yaml", settings_as_yaml(config))
+            run._write_settings(settings_as_yaml(config))
         except OSError as error:
             raise ValueError(
                 f"storage.root={config.storage.root} cannot be written ({error.strerror}): "
@@ -179,6 +181,11 @@ class RunFolder:
     def held_out(self) -> HeldOutLog:
         """The run's `held_out/`."""
         return HeldOutLog(self.path / "held_out", self.run_id)
+
+    @property
+    def evaluations(self) -> EvaluationFiles:
+        """The run's `eval/`."""
+        return EvaluationFiles(self.path / "eval")
 
     def free_gib(self) -> float:
         """Returns the free space of the run's disk, in GiB."""
@@ -263,6 +270,14 @@ class RunFolder:
         """Appends to `log.txt` what is logged in the block."""
         return log_to_file(self.path / "log.txt")
 
+    def _write_settings(self, text: str) -> None:
+        """Writes `config.yaml`; other settings that the run's steps were done with are kept."""
+        file = self.path / "config.yaml"
+        if file.exists() and (before := file.read_text(encoding="utf-8")) != text:
+            attempt = 1 + (len(self.read().attempts) if (self.path / "run.json").exists() else 0)
+            write_text_atomically(file.with_name(f"config_before_attempt_{attempt}.yaml"), before)
+        write_text_atomically(file, text)
+
     def _write(self, record: RunRecord) -> None:
         text = redact(_NUMBERS.sub(_in_one_line, record.model_dump_json(indent=2))) + "\n"
         write_last_words(self.path, lambda: write_text_atomically(self.path / "run.json", text))
@@ -307,11 +322,22 @@ class MetricsLog:
         return [row[name] for row in self.read() if row.get(name) is not None]
 
     def cut_after(self, step: int) -> None:
-        """Removes the lines of later steps, and a line that a crash cut short."""
-        if self.path.exists():
-            rows = [row for row in self.read() if row["step"] <= step]
-            text = "".join(json.dumps(row) + "\n" for row in rows)
-            write_last_words(self.path.parent, lambda: write_text_atomically(self.path, text))
+        """Moves the lines of later steps to `metrics_cut.jsonl`: they will be done again.
+
+        A line that a crash cut short is removed. A full disk costs the keeping and a warning.
+        """
+        if not self.path.exists():
+            return
+        kept, cut = list[str](), list[str]()
+        for row in self.read():
+            (kept if row["step"] <= step else cut).append(json.dumps(row) + "\n")
+        if cut:
+            try:
+                append_line(self.path.with_name("metrics_cut.jsonl"), "".join(cut).encode())
+            except OSError as error:
+                _logger.warning("%d lines of metrics could not be kept: %s", len(cut), error)
+        text = "".join(kept)
+        write_last_words(self.path.parent, lambda: write_text_atomically(self.path, text))
 
 
 def new_run_id() -> str:

@@ -2,171 +2,38 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import cached_property, partial
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow.parquet as pq
 from prefect import task
 
-from rl_core.atomic import is_disk_full
 from rl_core.champion import champion_file, read_champion
 from rl_core.checkpoints import list_checkpoints, reading_latest, reading_sound
-from rl_core.collection import PromptedProblem
 from rl_core.config import RunConfig
-from rl_core.dataset import read_problems
-from rl_core.envs.scoring import score, strict_and_lenient
-from rl_core.evaluation import evaluate_model, label_rows, read_rows, write_rows
+from rl_core.evaluation import read_rows
+from rl_core.evaluation_files import PAGE
 from rl_core.evaluation_summary import EvaluationSummary, summarise
 from rl_core.full_disk import write_unless_full
-from rl_core.manifest import model_digest
-from rl_core.prompts import encode_prompt, load_tokenizer
-from rl_core.reserve import demand_room
-from rl_core.rewards import start_rewards
 from rl_core.tracking import RunFolder
-from rl_core.types import Completion, GenerationRequest, Problem, SamplingSettings
+from rl_core.types import Completion, GenerationRequest, SamplingSettings
 from rl_core.workers import Workers
+from tasks.answers import IN_ARTIFACT, choose_answers, show_answers, write_page
 from tasks.artifacts import create_table_artifact
+from tasks.evaluator import Engines, Evaluator, Rows
 from tasks.finished import once_per_training
 from tasks.supervision import call_supervised
 
 if TYPE_CHECKING:
     from tasks.child import Channel
 
-EVALUATION_VERSION: Final = 2
-"""Part of the cache key: raise it when the same model would get other rows."""
 GROUPS: Final = "Greedy accuracy by how many numbers and how many solutions a problem has."
 """What the table of `group_table` shows."""
 _TOKENIZER: Final = "tokenizer.json"
 _logger = logging.getLogger(__name__)
-
-Rows = list[dict[str, Any]]
-
-
-class Engines(Protocol):
-    """What an evaluation needs of `Workers`."""
-
-    def generate(
-        self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
-    ) -> list[Completion]:
-        """Returns one completion per request, in their order."""
-
-    def load_weights(self, folder: Path) -> None:
-        """Gives the engines the weights of a saved model of the same architecture."""
-
-
-@dataclass(frozen=True)
-class Evaluator:
-    """Asks models the test problems of one data set, under the settings of one run.
-
-    A model's rows are kept under `<storage.root>/evaluations`, by a digest of all that they depend
-    on: whoever asks the same again reads them.
-    """
-
-    config: RunConfig
-    data: Path
-    """Folder of the data set."""
-    run: RunFolder | None = None
-    """The run that asks: what its reserve gave up is not for rows."""
-
-    @cached_property
-    def problems(self) -> list[Problem]:
-        """All problems of the test split."""
-        return read_problems(self.data / "test.parquet")
-
-    @cached_property
-    def problem_set(self) -> str:
-        """A digest of all test problems: what is asked, and what is right."""
-        asked = [(problem.messages, problem.ground_truth) for problem in self.problems]
-        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Everything but the model that rows depend on."""
-        return {
-            "version": EVALUATION_VERSION,
-            "env": self.config.env.model_dump(mode="json"),
-            "evaluation": self.config.evaluation.model_dump(mode="json"),
-            "max_response_length": self.config.data.max_response_length,
-            "engine": self.config.rollout.engine,
-            "dtype": self.config.model.dtype,
-            "problems": self.problem_set,
-        }
-
-    def rows_file(self, name: str, model: Path) -> Path:
-        """Returns where the rows of a model lie, there or not.
-
-        Args:
-            name: the model's, for people.
-            model: its folder.
-        """
-        facts = {"settings": self.settings, "model": model_digest(model)}
-        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-        return self.config.storage.root / "evaluations" / f"{name}-{digest}.parquet"
-
-    @property
-    def may_reuse(self) -> bool:
-        """Whether known rows are those of today: a user's own reward may have been changed."""
-        return self.config.env.reward is None
-
-    def known_rows(self, name: str, model: Path) -> Rows | None:
-        """Returns a model's rows, if it was asked before."""
-        file = self.rows_file(name, model)
-        if not file.exists():
-            return None
-        _logger.info("%s was evaluated before: %s", name, file)
-        return read_rows(file)
-
-    def ask(self, engines: Engines, name: str, model: Path) -> Rows:
-        """Returns the rows of the model whose weights the engines hold, and keeps them.
-
-        A full disk costs the keeping and a warning.
-
-        Args:
-            engines: with the weights of `model`.
-            name: the model's.
-            model: its folder, of which the tokenizer is used.
-        """
-        tokenizer = load_tokenizer(str(model))
-
-        def decode(ids: Sequence[int]) -> str:
-            return str(tokenizer.decode(ids, skip_special_tokens=True))
-
-        env, evaluation = self.config.env, self.config.evaluation
-        chat = env.prompt_template == "chat"
-        strict, lenient = strict_and_lenient(env)
-        with start_rewards(env) as rewards:
-            rows = evaluate_model(
-                engines.generate,
-                [
-                    PromptedProblem(p, *encode_prompt(p.messages, tokenizer, chat_template=chat))
-                    for p in self.problems[: evaluation.max_problems]
-                ],
-                decode=decode,
-                score=rewards.submit,
-                score_strictly=partial(score, strict),
-                score_leniently=partial(score, lenient),
-                max_tokens=self.config.data.max_response_length,
-                samples_per_problem=evaluation.samples_per_problem,
-                temperature=evaluation.temperature,
-                seed=evaluation.seed,
-            )
-        rows = label_rows(rows, run_id="", model=name, step=0)
-        try:
-            if self.run is not None:
-                demand_room(self.run.path)
-            write_rows(rows, self.rows_file(name, model))
-        except OSError as error:
-            if not is_disk_full(error):
-                raise
-            _logger.warning("the rows of %s are not kept for the next who asks: %s", name, error)
-        return rows
 
 
 def evaluate_run(
@@ -174,7 +41,8 @@ def evaluate_run(
 ) -> list[EvaluationSummary]:
     """Evaluates base model and latest checkpoint, and returns a summary of each.
 
-    In a watched process, as training. The latest checkpoint, not the best: `best` was chosen on
+    In a watched process, as training; where all rows are known, without it and without engines. The
+    latest checkpoint, not the best: `best` was chosen on
     these very problems, so its accuracy is too rosy. See `evaluate_with` for what is written.
 
     Args:
@@ -188,6 +56,9 @@ def evaluate_run(
         WorkerDied: the evaluator was killed, or one of its workers was.
         Stalled: nothing moved for `watchdog.stall_s`.
     """
+    if Evaluator(config, data).may_reuse:
+        with suppress(_EnginesNeededError):
+            return evaluate_with(_NoEngines(), config, run, data, model_path)
     summaries = call_supervised(
         evaluate_for_parent,
         {"config": config, "run": run, "data": data, "model_path": model_path},
@@ -197,6 +68,22 @@ def evaluate_run(
         logger=_logger,
     )
     return summaries or []
+
+
+class _EnginesNeededError(Exception):
+    """A model was not asked yet."""
+
+
+class _NoEngines:
+    """Stands for engines where there may be nothing to ask."""
+
+    def generate(
+        self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
+    ) -> list[Completion]:
+        raise _EnginesNeededError
+
+    def load_weights(self, folder: Path) -> None:
+        raise _EnginesNeededError
 
 
 def evaluate_for_parent(
@@ -220,10 +107,17 @@ def evaluate_with(
     """Evaluates both models with engines that hold the base model's weights.
 
     Writes `eval/base.parquet` and `eval/step_000100.parquet`, and `accuracy_before` and
-    `accuracy_after` in `run.json`. The champion of these problems is asked too where its rows under
-    these settings are missing, so that the checkpoint can be compared with it.
+    `accuracy_after` in `run.json`. Asked otherwise than the run's own settings say, both models'
+    rows lie beside those, and `run.json` stays: see `rl_core/evaluation_files.py`. The champion of
+    these problems is asked too where its rows under these settings are missing, so that the
+    checkpoint can be compared with it.
     """
     evaluator = Evaluator(config, data, run)
+    is_own = evaluator.is_own_of(run)
+    if not is_own:
+        _logger.info("not as the run's own settings ask: kept beside its own evaluation")
+    elif run.evaluations.own() not in (None, evaluator.evaluation):
+        run.update(accuracy_before=None, accuracy_after=None)  # of other problems than these
 
     def asked(name: str, folder: Path, load: Callable[[], None]) -> Rows:
         rows = evaluator.known_rows(name, folder) if evaluator.may_reuse else None
@@ -233,16 +127,18 @@ def evaluate_with(
         return rows
 
     rows = asked("base", model_path, lambda: None)
-    before = record_rows(run, rows, model="base", step=0)
-    run.update(accuracy_before=before.accuracy.value)
+    before = record_rows(evaluator, run, rows, model="base", step=0, is_own=is_own)
+    if is_own:
+        run.update(accuracy_before=before.accuracy.value)
     with reading_latest(run.path, to_resume=False) as checkpoint:
         if checkpoint is None:
             _logger.warning("%s has no checkpoint: only the base model was evaluated", run.run_id)
             return [before]
         path = checkpoint.path
         rows = asked(checkpoint_name(path), path, lambda: engines.load_weights(path))
-    after = record_rows(run, rows, model=path.name, step=checkpoint.step)
-    run.update(accuracy_after=after.accuracy.value)
+    after = record_rows(evaluator, run, rows, model=path.name, step=checkpoint.step, is_own=is_own)
+    if is_own:
+        run.update(accuracy_after=after.accuracy.value)
     _ask_champion(evaluator, engines, model_path)
     return [before, after]
 
@@ -252,17 +148,31 @@ def checkpoint_name(checkpoint: Path) -> str:
     return f"{checkpoint.parent.parent.name}-{checkpoint.name}"
 
 
-def record_rows(run: RunFolder, rows: Rows, *, model: str, step: int) -> EvaluationSummary:
+def record_rows(
+    evaluator: Evaluator, run: RunFolder, rows: Rows, *, model: str, step: int, is_own: bool
+) -> EvaluationSummary:
     """Writes one model's rows into the run's folder and returns their summary.
 
     A full disk costs the file, and the run's reason says so.
+
+    Args:
+        evaluator: that asked.
+        run: the model's.
+        rows: its answers.
+        model: `base` or `step_000100`.
+        step: of training.
+        is_own: whether the run's own settings ask this; else the rows lie beside its own.
     """
-    labelled = label_rows(rows, run_id=run.run_id, model=model, step=step)
-    file = run.path / "eval" / f"{model}.parquet"
+    labelled = evaluator.label(rows, run_id=run.run_id, model=model, step=step)
+
+    def write() -> None:
+        file = run.evaluations.write(labelled, is_own=is_own)
+        write_page(labelled, evaluator.asked, file)
+
     write_unless_full(
         run,
-        f"eval/{file.name}",
-        partial(write_rows, labelled, file),
+        f"eval/{model}.parquet",
+        write,
         remedy=f"`countdown-train evaluate run_id={run.run_id}` writes it",
     )
     summary = summarise(labelled)
@@ -308,6 +218,11 @@ def evaluate_task(config: RunConfig, run: RunFolder, data: Path, model_path: Pat
         key="evaluation-by-difficulty",
         description=GROUPS,
     )
+    evaluator = Evaluator(config, data)
+    file = run.evaluations.find(summaries[-1].model, evaluator.evaluation)
+    if file is not None:  # or a full disk did not take the rows
+        newest = choose_answers(read_rows(file), evaluator.asked, most=IN_ARTIFACT)
+        show_answers([newest], [file.with_suffix(PAGE)])
 
 
 def summary_table(summaries: Sequence[EvaluationSummary]) -> list[dict[str, Any]]:

@@ -13,20 +13,22 @@ from prefect import task
 
 from rl_core.checkpoints import reading_sound
 from rl_core.config import RunConfig
+from rl_core.evaluation import read_rows
+from rl_core.evaluation_files import PAGE
 from rl_core.evaluation_summary import Comparison, EvaluationSummary, compare, summarise
 from rl_core.tracking import RunFolder
 from rl_core.workers import Workers
+from tasks.answers import IN_ARTIFACT, Answers, choose_answers, show_answers, write_page
 from tasks.artifacts import create_table_artifact
 from tasks.checkpoint_names import NamedModel
 from tasks.evaluate import (
     GROUPS,
-    Evaluator,
-    Rows,
     checkpoint_name,
     group_table,
     record_rows,
     summary_table,
 )
+from tasks.evaluator import Evaluator, Rows
 
 _logger = logging.getLogger(__name__)
 
@@ -46,6 +48,10 @@ class Evaluated:
     """Where their rows lie; fewer where a full disk did not take them."""
     comparison: Comparison | None
     """The first model against the second."""
+    answers: tuple[Answers, ...] = ()
+    """Some of each model's."""
+    pages: tuple[Path, ...] = ()
+    """Beside the rows: right and wrong answers, to be looked at."""
 
 
 def evaluate_models(
@@ -53,8 +59,8 @@ def evaluate_models(
 ) -> Evaluated:
     """Asks both models the same problems and compares their greedy responses.
 
-    Rows lie under `<storage.root>/evaluations`; those of a run's own model that was asked the run's
-    own problems also in the run's `eval/`.
+    Rows lie under `<storage.root>/evaluations`, those of a run's model also in the run's `eval/`:
+    beside the run's own evaluation, unless this is what the run's own settings ask.
 
     Args:
         config: says what is asked, and which engines answer.
@@ -69,14 +75,37 @@ def evaluate_models(
     evaluator = Evaluator(config, data)
     models = [model] if against is None else [model, against]
     answers = [_answers(evaluator, one) for one in models]
+    files = [_keep(evaluator, one, rows) for one, rows in zip(models, answers, strict=True)]
+    return _evaluated(evaluator, files, answers)
+
+
+def evaluated_of_run(
+    config: RunConfig, run: RunFolder, data: Path, models: Sequence[str]
+) -> Evaluated:
+    """Returns what an evaluation of a run under these settings has left in its folder.
+
+    Args:
+        config: under which it was evaluated.
+        run: evaluated by `evaluate_run`.
+        data: folder of the data set.
+        models: `step_000100`, `base`; one whose rows a full disk did not take is left out.
+    """
+    evaluator = Evaluator(config, data)
+    found = [run.evaluations.find(model, evaluator.evaluation) for model in models]
+    files = [file for file in found if file is not None]
+    return _evaluated(evaluator, files, [read_rows(file) for file in files])
+
+
+def _evaluated(
+    evaluator: Evaluator, files: Sequence[Path | None], answers: Sequence[Rows]
+) -> Evaluated:
+    pages = [file.with_suffix(PAGE) for file in files if file is not None]
     return Evaluated(
         summaries=tuple(summarise(rows) for rows in answers),
-        files=tuple(
-            file
-            for rows, one in zip(answers, models, strict=True)
-            if (file := _keep(evaluator, one, rows)).exists()
-        ),
-        comparison=compare(*answers) if against is not None else None,
+        files=tuple(file for file in files if file is not None),
+        comparison=compare(*answers) if len(answers) == 2 else None,
+        answers=tuple(choose_answers(r, evaluator.asked, most=IN_ARTIFACT) for r in answers),
+        pages=tuple(page for page in pages if page.exists()),
     )
 
 
@@ -100,6 +129,7 @@ def evaluate_models_task(
     create_table_artifact(
         group_table(summaries), key="evaluation-by-difficulty", description=GROUPS
     )
+    show_answers(evaluated.answers, evaluated.pages)
     return as_numbers(evaluated, names)
 
 
@@ -141,17 +171,18 @@ def _answers(evaluator: Evaluator, model: NamedModel) -> Rows:
         return evaluator.ask(workers, name, model.folder)
 
 
-def _keep(evaluator: Evaluator, model: NamedModel, rows: Rows) -> Path:
-    """Returns where a model's rows lie: in its run, if it was asked the run's own problems."""
-    if model.run is None or not _is_own_data(model.run, evaluator):
-        return evaluator.rows_file(_file_name(model), model.folder)
-    record_rows(model.run, rows, model=model.model, step=model.step)
-    return model.run.path / "eval" / f"{model.model}.parquet"
-
-
-def _is_own_data(run: RunFolder, evaluator: Evaluator) -> bool:
-    data = run.read().data
-    return data is not None and Path(data).resolve() == evaluator.data.resolve()
+def _keep(evaluator: Evaluator, model: NamedModel, rows: Rows) -> Path | None:
+    """Returns where a model's rows lie, in its run if it is of one; None: the disk is full."""
+    if model.run is not None:
+        is_own = evaluator.is_own_of(model.run)
+        record_rows(evaluator, model.run, rows, model=model.model, step=model.step, is_own=is_own)
+        return model.run.evaluations.find(model.model, evaluator.evaluation)
+    file = evaluator.rows_file(_file_name(model), model.folder)
+    if not file.exists():
+        return None
+    labelled = evaluator.label(rows, run_id="", model=model.name, step=0)
+    write_page(labelled, evaluator.asked, file)
+    return file
 
 
 def _file_name(model: NamedModel) -> str:

@@ -17,7 +17,8 @@ from rl_core.manifest import model_digest
 from rl_core.retention import Checkpoint
 from rl_core.tracking import RunFolder, utc_now
 from tasks.artifacts import create_table_artifact
-from tasks.evaluate import Evaluator, Rows, checkpoint_name
+from tasks.evaluate import checkpoint_name
+from tasks.evaluator import Evaluator, Rows
 from tasks.finished import once_per_training
 
 _logger = logging.getLogger(__name__)

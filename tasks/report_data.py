@@ -49,12 +49,17 @@ class ReportData:
     before: float | None
     """Greedy test accuracy of the base model: of the evaluation, else of the first test."""
     after: float | None
-    """The same of the trained model: of the evaluation, else of the last test."""
+    """The same of the trained model: of the evaluation, else of the last test. Never one of each:
+    the tests of training ask fewer problems."""
+    num_problems: int | None
+    """That both models were asked; None before the evaluation."""
     base: Row | None
     """The base model's row of `evaluation_summary`; None before the evaluation."""
     trained: Row | None
     """The newest trained model's."""
     gain: Row | None
+    kept_evaluations: list[Row]
+    """Rows of `kept_evaluations`: the one that all numbers here are of, and others beside it."""
     diagnoses: list[Diagnosis]
     """What is wrong with the run, the gravest first."""
     curve: pl.DataFrame
@@ -125,8 +130,10 @@ def gather(run: Path) -> ReportData:
         price=None if seconds is None else RunFolder(run).price_of(seconds),
         steps=steps_in_words(RunFolder(run)),
         left=left_of(RunFolder(run)) if record.status == "running" else None,
-        before=base["accuracy"] if base else overview["accuracy_before"],
-        after=trained[0]["accuracy"] if trained else overview["accuracy_after"],
+        before=_accuracy(base) if models else overview["accuracy_before"],
+        after=_accuracy(_last(trained)) if models else overview["accuracy_after"],
+        num_problems=models[0]["problems"] if models else None,
+        kept_evaluations=ask("kept_evaluations").to_dicts(),
         base=base,
         trained=trained[0] if trained else None,
         gain=_last([row for row in ask("gain_over_base").to_dicts() if row["model"] == newest]),
@@ -156,6 +163,10 @@ def gather(run: Path) -> ReportData:
         disk=_largest(run_files.bytes_by_kind(run)),
         data_sets=_data_sets(root, record),
     )
+
+
+def _accuracy(row: Row | None) -> float | None:
+    return row["accuracy"] if row else None
 
 
 def _seconds(record: RunRecord, overview: Row) -> float | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from rl_core.ladder import in_words
+from tasks.answers import Answers
 from tasks.chart import PALETTE
 from tasks.compare import Comparison
 from tasks.report_charts import charts, overlaid, resource_charts
@@ -41,6 +42,11 @@ def render_comparison(comparison: Comparison) -> str:
         comparison=comparison,
         charts=overlaid(comparison.curves),
     )
+
+
+def render_answers(answers: Answers) -> str:
+    """Returns the page of a model's right and wrong answers, self-contained as a report is."""
+    return _page("answers.html.j2", answers=answers)
 
 
 def _page(template: str, **values: object) -> str:

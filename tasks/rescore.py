@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
 from collections.abc import Iterator
@@ -30,13 +31,16 @@ def rescore_run(config: RunConfig, run: RunFolder, data: Path, changed: str) -> 
         config: the run's settings, its reward's changed.
         run: whose rollouts; what they scored in training stays.
         data: folder of the data set that the run was trained on.
-        changed: the changed settings in words: the file's name, and what SQL calls it by.
+        changed: the changed settings in words: the file's name, and what SQL calls it by. Scores of
+            the same change are replaced, but for those of rollouts that are not there any more.
 
     Raises:
         ValueError: a rollout's problem is not in the data set.
     """
     problems = {problem.index: problem for problem in read_problems(data / "train.parquet")}
+    path = _file_of(run.path / "rescored", changed)
     out = io.BytesIO()
+    first_step = None
     with (
         start_rewards(config.env) as rewards,
         reading_rollouts([run.path]) as files,
@@ -44,12 +48,30 @@ def rescore_run(config: RunConfig, run: RunFolder, data: Path, changed: str) -> 
     ):
         for file in files:
             for batch in pq.ParquetFile(file).iter_batches(_BATCH_ROWS, columns=_COLUMNS):
+                if first_step is None and batch.num_rows:
+                    first_step = batch.column("step")[0].as_py()
                 writer.write_table(_scored(batch, problems, rewards, run.run_id, changed))
-    folder = run.path / "rescored"
-    folder.mkdir(exist_ok=True)
-    path = folder / f"{re.sub(r'[^A-Za-z0-9.=_-]+', '-', changed)}.parquet"
+        if path.exists():
+            writer.write_table(_of_aged_rollouts(path, first_step))
     write_bytes_atomically(path, out.getvalue())
     return path
+
+
+def _file_of(folder: Path, changed: str) -> Path:
+    """Returns the file of a change, which is never that of another change."""
+    name = re.sub(r"[^A-Za-z0-9.=_-]+", "-", changed)
+    path = folder / f"{name}.parquet"
+    first = pq.read_table(path, columns=["changed"])["changed"][:1] if path.exists() else []
+    if any(said.as_py() != changed for said in first):
+        digest = hashlib.sha256(changed.encode()).hexdigest()[:8]
+        path = folder / f"{name}-{digest}.parquet"
+    return path
+
+
+def _of_aged_rollouts(path: Path, first_step: int | None) -> pa.Table:
+    """Returns scores of rollouts that the quota has deleted since: nobody can score them anew."""
+    older = None if first_step is None else [("step", "<", first_step)]
+    return pq.read_table(path, schema=RESCORES, filters=older)
 
 
 def _scored(

@@ -80,11 +80,16 @@ def find_runs(root: Path, run: str | None = None) -> list[Path]:
 
 
 def parquet_files(runs: Sequence[Path], folder: str) -> list[Path]:
-    """Returns each run's finished parquet files in a folder; unfinished ones have other names."""
+    """Returns each run's finished parquet files in a folder; unfinished ones have other names.
+
+    Args:
+        runs: their folders.
+        folder: below each: `eval`, or `eval/*` for the folders in it.
+    """
     return [
         file
         for run in runs
-        for file in sorted((run / folder).glob("*.parquet"))
+        for file in sorted(run.glob(f"{folder}/*.parquet"))
         if not file.name.startswith(".")
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Final
 
 import pyarrow.parquet as pq
@@ -37,13 +38,19 @@ def latest_samples(rollouts: RolloutLog) -> str | None:
         table = pq.read_table(
             newest.path, columns=list(_COLUMNS), filters=[("step", "==", newest.last)]
         )
-    rows = _choose(table.to_pylist())
+    rows = in_turns(table.to_pylist(), _SHOWN)
     parts = [f"Of step {newest.last}:", *map(_as_markdown, rows)]
     more = f"countdown-train sql samples_of_a_verdict --run {rollouts.run_id} -p verdict=correct"
     return "\n\n".join([*parts, f"More of them: `{more}`"]) + "\n"
 
 
-def _choose(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def in_turns(rows: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    """Returns some rows: one of each verdict in turn, `correct` first and then the most frequent.
+
+    Args:
+        rows: with a `verdict` each; of a verdict the first are taken.
+        most: to be returned.
+    """
     counts = Counter(str(row["verdict"]) for row in rows)
     verdicts = sorted(counts, key=lambda verdict: (verdict != "correct", -counts[verdict], verdict))
     seen: Counter[str] = Counter()
@@ -52,7 +59,7 @@ def _choose(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         verdict = str(row["verdict"])
         turns.append((seen[verdict], verdicts.index(verdict), row))
         seen[verdict] += 1
-    return [row for _, _, row in sorted(turns, key=lambda turn: turn[:2])[:_SHOWN]]
+    return [row for _, _, row in sorted(turns, key=lambda turn: turn[:2])[:most]]
 
 
 def _as_markdown(row: dict[str, Any]) -> str:

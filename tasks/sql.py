@@ -53,6 +53,7 @@ VIEWS = (
     "rollouts",
     "rescores",
     "metrics",
+    "all_evaluations",
     "evaluations",
     "held_out",
     "checkpoints",
@@ -109,10 +110,12 @@ def _answer(
     runs = run_files.find_runs(root, run)
     named = _named_views(sql)
     of = {view: runs if view in named else [] for view in VIEWS}
+    asked = of["evaluations"] or of["all_evaluations"]
     with run_files.reading_rollouts(of["rollouts"]) as rollouts:
         files = {
             "rollout_rows": rollouts,
-            "evaluation_rows": run_files.parquet_files(of["evaluations"], "eval"),
+            "evaluation_rows": run_files.parquet_files(asked, "eval"),
+            "other_evaluation_rows": run_files.parquet_files(asked, "eval/*"),
             "held_out_rows": run_files.parquet_files(of["held_out"], "held_out"),
             "rescore_rows": run_files.parquet_files(of["rescores"], "rescored"),
         }
@@ -162,8 +165,10 @@ def export_catalog(root: Path, file: Path) -> None:
         file: to be written; the format is that of DuckDB 1.0, which later ones read.
 
     Raises:
-        ValueError: it cannot be written.
+        ValueError: it cannot be written, or something else is there.
     """
+    if file.exists():
+        _refuse_to_replace(file)
     runs = run_files.find_runs(root)
     new = file.with_name(f".tmp-{file.name}")
     new.unlink(missing_ok=True)
@@ -186,6 +191,26 @@ def export_catalog(root: Path, file: Path) -> None:
     except (duckdb.Error, OSError) as error:
         new.unlink(missing_ok=True)
         raise ValueError(f"{file} cannot be written: {' '.join(str(error).split())}") from error
+
+
+def _refuse_to_replace(file: Path) -> None:
+    """Lets only a catalogue be written anew, in which there is nothing that somebody else made.
+
+    Raises:
+        ValueError: the file is something else, or holds more.
+    """
+    advice = "choose another name with --export FILE, or move it away"
+    ours = {*VIEWS, *_RECORDS, *_FILES, *(f"no_{name}" for name in _FILES)}
+    try:
+        with duckdb.connect(str(file), read_only=True) as connection:
+            select = "select table_name from information_schema.tables"
+            found = {str(name) for (name,) in connection.execute(select).fetchall()}
+    except duckdb.Error as error:
+        raise ValueError(f"{file} is there and can be read by no DuckDB: {advice}") from error
+    if strange := sorted(found - ours):
+        raise ValueError(f"{file} also holds {strange[0]}, which would be lost: {advice}")
+    if "runs" not in found:
+        raise ValueError(f"{file} is there and is no catalogue of runs: {advice}")
 
 
 def _rows_on_disk(root: Path, folder: str) -> str:
@@ -212,11 +237,17 @@ def _rows_on_disk(root: Path, folder: str) -> str:
     """
 
 
+_RECORDS = (
+    *("setting_rows", "dataset_records", "metric_lines"),
+    *("checkpoint_records", "run_records"),
+)
+"""Tables of `_records`."""
 _KINDS = ("steps", "step")
 """How names of joined and of single files of rollouts begin."""
 _FILES: Mapping[str, tuple[str, pa.Schema]] = {
     "rollout_rows": ("rollouts/step*.parquet", schema.ROLLOUTS),
     "evaluation_rows": ("eval/*.parquet", schema.EVALUATION),
+    "other_evaluation_rows": ("eval/*/*.parquet", schema.EVALUATION),
     "held_out_rows": ("held_out/*.parquet", schema.EVALUATION),
     "rescore_rows": ("rescored/*.parquet", schema.RESCORES),
 }

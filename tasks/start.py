@@ -10,7 +10,7 @@ from prefect.logging import get_run_logger
 from rl_core.champion import Champion, champion_file, read_champion
 from rl_core.config import RunConfig
 from rl_core.memory_plan import ModelShape
-from tasks.evaluate import Evaluator
+from tasks.evaluator import Evaluator
 from tasks.finished import once_per_flow_run
 from tasks.generate import generate_dataset
 from tasks.preflight_plans import model_shape

@@ -9,7 +9,7 @@ from rl_core.checkpoints import latest
 from rl_core.config import RunConfig
 from rl_core.manifest import model_digest
 from rl_core.tracking import RunFolder
-from tasks.evaluate import Evaluator
+from tasks.evaluator import Evaluator
 from tests.rl_core.test_evaluation_summary import row
 
 

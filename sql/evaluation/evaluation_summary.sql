@@ -5,6 +5,7 @@ with greedy as (
     select
         run_id,
         model,
+        any_value(evaluation) as evaluation,
         any_value(step) as step,
         count(*) as problems,
         count(*) filter (where verdict = 'correct') / count(*) as accuracy,
@@ -39,6 +40,7 @@ select
     lenient_accuracy,
     mean_score,
     format_share,
-    mean_response_tokens
+    mean_response_tokens,
+    evaluation
 from margins
 order by run_id asc, model != 'base', model asc

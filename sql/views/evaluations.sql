@@ -1,4 +1,6 @@
--- one row per response of the evaluation after training, of the base model and of the trained one.
+-- one row per response of one evaluation of each run, of all models that were asked it: the run's own.
+-- Where a run's own settings asked nothing yet: the one of most models, then of most problems.
+-- `evaluation` and `num_problems` say which; `all_evaluations` holds the others too.
 select
     run_id,
     model,
@@ -19,5 +21,8 @@ select
     verdict_strict,
     verdict_lenient,
     num_operands,
-    ground_truth
-from evaluation_rows
+    ground_truth,
+    evaluation,
+    num_problems
+from all_evaluations
+where is_default

@@ -125,6 +125,7 @@ def test_every_artifact_has_a_description_and_training_was_shown_live(
     described = {a.key: (a.type, a.description) for a in page.artifacts()}
     kinds = {
         **dict.fromkeys(("preflight", "validation", "checkpoints", "evaluation"), "table"),
+        "answers": "markdown",
         "training": "progress",
         "learning-curve": "image",
         **dict.fromkeys(("samples", "report"), "markdown"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,13 @@ from typing import Any
 import pytest
 from prefect.exceptions import TerminationSignal
 
+from flows.errors import BadInputError
 from flows.run_record import choose_run, recorded
+from rl_core.checkpoints import save_checkpoint
 from rl_core.config import RunConfig
 from rl_core.tracking import RunFolder
 from rl_core.upkeep_config import StorageConfig
+from tasks.import_log import import_log
 
 
 def settings(root: Path, **changes: Any) -> RunConfig:
@@ -117,3 +121,28 @@ def test_what_is_no_run_of_today_is_passed_over(tmp_path: Path, text: str) -> No
     run = leave(settings(tmp_path), "broken", KeyboardInterrupt())
     (run.path / "config.yaml").write_text(text)
     assert choose_run(settings(tmp_path), "flow-run").run_id == "flow-run"
+
+
+def test_a_finished_run_that_nothing_can_go_on_from_is_not_started_anew(tmp_path: Path) -> None:
+    """Its checkpoints were deleted for the room: from step 0 on, training would cut its logs."""
+    config = settings(tmp_path, run_id="a")
+    run = RunFolder.create(config)
+    save_checkpoint(run.path, 3, lambda folder: (folder / "w").touch(), 0.5)
+    run.metrics.append(3, {"val/accuracy": 0.5})
+    run.update(status="finished", steps=3)
+    assert choose_run(config, None) == config
+    shutil.rmtree(run.path / "checkpoints")
+    with pytest.raises(BadInputError, match="no checkpoint is there to go on from after step 3"):
+        choose_run(config, None)
+    run.update(status="failed")  # a crash before its first checkpoint: it begins anew
+    assert choose_run(config, None) == config
+
+
+def test_no_training_goes_on_from_an_imported_log(tmp_path: Path) -> None:
+    log = tmp_path / "verl.log"
+    log.write_text("step:1 - critic/score/mean:0.1\nstep:2 - critic/score/mean:0.2\n")
+    run = import_log(log, root=tmp_path, run_id="verl")
+    before = run.metrics.path.read_bytes()
+    with pytest.raises(BadInputError, match=r"run verl is an imported log: .* another run_id=NAME"):
+        choose_run(settings(tmp_path, run_id="verl"), None)
+    assert run.metrics.path.read_bytes() == before

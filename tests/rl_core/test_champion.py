@@ -120,6 +120,19 @@ def test_only_a_better_one_takes_the_place(tmp_path: Path) -> None:
     assert [reign.name for reign in champion.history] == ["one/step_000005"]
 
 
+def test_fewer_problems_than_made_it_champion_take_its_place_from_nobody(tmp_path: Path) -> None:
+    challenge(tmp_path, contender(tmp_path, "one"), 20)
+    two = contender(tmp_path, "two", step=6, fill=b"2")
+    asked_less = two.model_copy(update={"num_problems": 29})
+    refused = challenge(tmp_path, asked_less, 30, champion_solved=20)
+    assert refused.reason == (
+        "not promoted: better than the champion one/step_000005 (p = 0.002, 10 problems won and "
+        "0 lost of 30), but the champion took its place by 30 problems: ask as many"
+    )
+    assert [c.current.run_id for c in all_champions(tmp_path)] == ["one"]
+    assert challenge(tmp_path, two, 30, champion_solved=20).is_champion
+
+
 def test_a_champion_whose_files_are_gone_leaves_the_place_and_is_reported(tmp_path: Path) -> None:
     challenge(tmp_path, contender(tmp_path, "one"), 20)
     two = contender(tmp_path, "two", step=6, fill=b"2")

@@ -96,6 +96,20 @@ def test_a_continued_run_keeps_its_record_and_counts_the_attempt(tmp_path: Path)
     assert yaml.safe_load((run.path / "config.yaml").read_text())["seed"] == 9
 
 
+def test_settings_that_a_run_was_continued_with_do_not_hide_those_before(tmp_path: Path) -> None:
+    run = RunFolder.create(config_in(tmp_path))
+    for seed in (0, 9, 9, 3):
+        RunFolder.create(config_in(tmp_path, seed=seed))
+    kept = {
+        path.name: yaml.safe_load(path.read_text())["seed"] for path in run.path.glob("config*")
+    }
+    assert kept == {
+        "config.yaml": 3,
+        "config_before_attempt_3.yaml": 0,
+        "config_before_attempt_5.yaml": 9,
+    }
+
+
 def test_updates_are_checked_and_timings_add_up(tmp_path: Path) -> None:
     run = RunFolder.create(config_in(tmp_path))
     run.update(timings_s={"generate": 1.5})
@@ -179,6 +193,20 @@ def test_cutting_forgets_later_steps_and_a_half_written_line(tmp_path: Path) -> 
     assert log.path.read_text() == "".join(whole.splitlines(keepends=True)[:3])
     log.append(3, {})
     assert [row["step"] for row in log.read()] == [0, 1, 2, 3]
+
+
+def test_metrics_of_steps_that_are_done_again_are_kept(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    for step in range(5):
+        log.append(step, {"a": step / 10})
+    whole = log.path.read_text().splitlines()
+    log.cut_after(2)
+    log.append(3, {"a": 0.9})
+    redone = log.path.read_text().splitlines()[-1]
+    log.cut_after(2)
+    log.cut_after(2)  # nothing is left to be cut
+    kept = tmp_path / "metrics_cut.jsonl"
+    assert kept.read_text().splitlines() == [*whole[3:], redone]
 
 
 def test_a_full_disk_costs_metrics_lines_and_nothing_else(

@@ -121,6 +121,14 @@ ANSWERS: dict[str, tuple[dict[str, Any], list[str], list[tuple[Any, ...]]]] = {
             ("step_000003", 3, 4, 0.5, 0.15004, 0.84996, 0.25, 0.5, 0.55),
         ],
     ),
+    "kept_evaluations": (
+        {},
+        ["run_id", "evaluation", "is_default", "model", "problems", "accuracy", "accuracy_low"],
+        [
+            (A, "unknown", True, "base", 4, 0.25, 0.04559),
+            (A, "unknown", True, "step_000003", 4, 0.5, 0.15004),
+        ],
+    ),
     "accuracy_by_num_solutions": (
         {},
         ["model", "solutions", "problems", "base_accuracy", "accuracy", "gain"],

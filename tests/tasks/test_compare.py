@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,26 @@ def test_what_cannot_be_compared_ends_with_2(
     assert run_command(["compare", *names, f"storage.root={two_runs}"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert not (two_runs / "compare.html").exists()
+
+
+def test_a_page_of_other_runs_and_any_other_file_stay(
+    capsys: pytest.CaptureFixture[str], two_runs: Path
+) -> None:
+    root, page = f"storage.root={two_runs}", two_runs / "compare.html"
+    shutil.copytree(two_runs / "runs" / "alpha", two_runs / "runs" / "gamma")
+    assert run_command(["compare", "alpha", "beta", root]) == 0
+    first = page.read_bytes()
+    assert run_command(["compare", "beta", "alpha", root]) == 0
+    assert list(two_runs.glob("compare-*")) == []  # of the same runs: made from them anew
+    assert run_command(["compare", "alpha", "beta", root]) == 0
+    assert run_command(["compare", "alpha", "gamma", root]) == 0
+    kept = two_runs / "compare-alpha-beta.html"
+    assert f"the page of other runs that was there is now {kept}" in capsys.readouterr().out
+    assert kept.read_bytes() == first
+    assert "alpha, gamma" in page.read_text()
+
+    settings = two_runs / "runs" / "alpha" / "config.yaml"
+    before = settings.read_bytes()
+    assert run_command(["compare", "alpha", "beta", root, f"output={settings}"]) == 2
+    assert "is there and compares no runs" in capsys.readouterr().err
+    assert settings.read_bytes() == before

@@ -23,6 +23,7 @@ from rl_core.types import Completion, GenerationRequest, SamplingSettings
 from tasks.checkpoint_names import find_model
 from tasks.evaluate import evaluate_run, evaluate_with, group_table, summary_table
 from tasks.evaluate_checkpoint import evaluate_models
+from tasks.evaluator import Evaluator
 from tests.conftest import build_tiny_model
 
 PROBLEMS = [
@@ -283,3 +284,22 @@ def test_real_engines_answer_with_the_base_then_with_the_checkpoint(
             assert row["response"] == tokenizer.decode(ids, skip_special_tokens=True)
         responses[name] = [row["response"] for row in rows]
     assert responses["base"] != responses["step_000007"]
+
+
+def test_answers_that_another_version_of_the_users_reward_judged_stay(
+    tmp_path: Path, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The function has the same name, so only its source tells the two evaluations apart."""
+    monkeypatch.chdir(tmp_path)
+    reward = tmp_path / "own_reward_of_this_test.py"
+    data = write_data(tmp_path / "data")
+    config = settings(tmp_path / "out", env={"name": "countdown", "reward": f"{reward.stem}:score"})
+    evaluations = []
+    for text in ("def score(**_): return 1.0\n", "def score(**_): return 0.0\n"):
+        reward.write_text(text)
+        evaluator = Evaluator(config, data)
+        evaluations.append((evaluator.evaluation, evaluator.rows_file("m", tiny_model_path)))
+    assert evaluations[0][0] != evaluations[1][0]
+    assert evaluations[0][1] != evaluations[1][1]
+    reward.unlink()
+    assert Evaluator(config, data).settings["reward_source"] is None

@@ -6,6 +6,7 @@ import hashlib
 import html
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -179,3 +180,18 @@ def test_task_shows_the_report_in_the_prefect_ui(two_runs: Path) -> None:
     kind, uri = artifacts["learning-curve"]
     assert kind == "image"
     assert uri == make_report(two_runs / "runs" / "alpha").learning_curve_uri
+
+
+def test_a_report_of_an_unfinished_run_is_derived_from_what_lies_there(two_runs: Path) -> None:
+    """Written before or not, the report of the end is the same: nothing of it lives in the page."""
+    run = two_runs / "runs" / "beta"
+    lines = (two_runs / "runs" / "alpha" / "metrics.jsonl").read_text()
+    again = two_runs / "again" / "runs" / "beta"
+    shutil.copytree(run, again)
+    assert "beta running" in text_of(write_report(run).html.read_text())
+    for folder in (run, again):
+        (folder / "metrics.jsonl").write_text(lines)
+    pages = [text_of(write_report(folder).html.read_text()) for folder in (run, again)]
+    assert [page.partition("Time, memory and disk")[0] for page in pages] == [
+        pages[0].partition("Time, memory and disk")[0]
+    ] * 2

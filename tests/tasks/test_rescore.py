@@ -15,6 +15,7 @@ from rl_core.env_config import CountdownConfig
 from rl_core.schema import ROLLOUTS
 from rl_core.tracking import RunFolder
 from tasks import sql
+from tasks.rescore import rescore_run
 
 SOLVED = "<answer>{}</answer>"
 
@@ -96,3 +97,28 @@ def test_what_makes_no_sense_ends_with_2(
     assert run_command(["rescore", *words, f"storage.root={tmp_path}"]) == 2
     assert said in capsys.readouterr().err
     assert not (run.path / "rescored").exists()
+
+
+def test_scores_of_rollouts_that_aged_out_are_kept(run: RunFolder, tmp_path: Path) -> None:
+    """Nobody can score them anew; those of rollouts that are there are replaced."""
+    root = f"storage.root={tmp_path}"
+    first = run.path / "rollouts" / "step_000001.parquet"
+    later = [row | {"step": 2} for row in pq.read_table(first).to_pylist()]
+    second = first.with_name("step_000002.parquet")
+    pq.write_table(pa.Table.from_pylist(later, schema=ROLLOUTS), second)
+    command = ["rescore", "one", root, "env.answer_from=last_line"]
+    assert run_command(command) == 0
+    question = "select step, verdict from rescores order by step, group_id"
+    before = sql.run_query(question, root=tmp_path).rows()
+    assert [step for step, _ in before] == [1, 1, 2, 2]
+    first.unlink()
+    assert run_command(command) == 0
+    assert sql.run_query(question, root=tmp_path).rows() == before
+
+
+def test_two_changes_never_share_a_file(run: RunFolder, tmp_path: Path) -> None:
+    """Their names differ in characters that a file's name had better not hold."""
+    config = RunConfig.model_validate({"storage": {"root": tmp_path}})
+    data = tmp_path / "data" / "puzzles"
+    files = {rescore_run(config, run, data, change) for change in ("a:b", "a/b", "a:b")}
+    assert sorted(pq.read_table(file)["changed"][0].as_py() for file in files) == ["a/b", "a:b"]

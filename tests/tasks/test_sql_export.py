@@ -86,3 +86,31 @@ def test_what_cannot_be_written_is_one_line_and_leaves_nothing(
     assert run_command(arguments) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert not target.parent.exists()
+
+
+def test_only_a_catalogue_is_written_anew(
+    capsys: pytest.CaptureFixture[str], two_runs: Path, tmp_path: Path
+) -> None:
+    def export(file: Path) -> tuple[int, str]:
+        code = run_command(["sql", f"storage.root={two_runs}", "--export", str(file)])
+        return code, capsys.readouterr().err
+
+    file = tmp_path / "catalog.duckdb"
+    assert export(file) == (0, "")
+    assert export(file) == (0, "")
+    with duckdb.connect(str(file)) as connection:
+        connection.execute("create table my_notes as select 'seed 3 is odd' as note")
+    code, said = export(file)
+    assert code == 2
+    assert "also holds my_notes, which would be lost" in said
+    with duckdb.connect(str(file), read_only=True) as connection:
+        assert connection.execute("select note from my_notes").fetchone() == ("seed 3 is odd",)
+
+    with duckdb.connect(str(tmp_path / "other.duckdb")):
+        pass
+    rows = two_runs / "runs" / "alpha" / "eval" / "evaluation.parquet"
+    for another in (tmp_path / "other.duckdb", rows):
+        content = another.read_bytes()
+        code, said = export(another)
+        assert (code, len(said.splitlines())) == (2, 1)
+        assert another.read_bytes() == content

@@ -1,0 +1,209 @@
+"""One evaluation: the test problems of a data set asked of any model, under given settings.
+
+Rows are kept by all that they depend on, so that nobody asks the same twice. Not here: which models
+a run asks, and where it keeps their rows (`tasks/evaluate.py`, `rl_core/evaluation_files.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import yaml
+
+from rl_core.atomic import is_disk_full
+from rl_core.collection import PromptedProblem
+from rl_core.config import RunConfig
+from rl_core.dataset import read_problems
+from rl_core.envs.scoring import score, strict_and_lenient
+from rl_core.evaluation import evaluate_model, label_rows, read_rows, write_rows
+from rl_core.manifest import model_digest
+from rl_core.prompts import encode_prompt, load_tokenizer
+from rl_core.reserve import demand_room
+from rl_core.rewards import start_rewards
+from rl_core.tracking import RunFolder
+from rl_core.types import Completion, GenerationRequest, Problem, SamplingSettings
+
+EVALUATION_VERSION: Final = 2
+"""Part of the cache key: raise it when the same model would get other rows."""
+_logger = logging.getLogger(__name__)
+
+Rows = list[dict[str, Any]]
+
+
+class Engines(Protocol):
+    """What an evaluation needs of `Workers`."""
+
+    def generate(
+        self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
+    ) -> list[Completion]:
+        """Returns one completion per request, in their order."""
+
+    def load_weights(self, folder: Path) -> None:
+        """Gives the engines the weights of a saved model of the same architecture."""
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Asks models the test problems of one data set, under the settings of one run.
+
+    A model's rows are kept under `<storage.root>/evaluations`, by a digest of all that they depend
+    on: whoever asks the same again reads them.
+    """
+
+    config: RunConfig
+    data: Path
+    """Folder of the data set."""
+    run: RunFolder | None = None
+    """The run that asks: what its reserve gave up is not for rows."""
+
+    @cached_property
+    def problems(self) -> list[Problem]:
+        """All problems of the test split."""
+        return read_problems(self.data / "test.parquet")
+
+    @cached_property
+    def problem_set(self) -> str:
+        """A digest of all test problems: what is asked, and what is right."""
+        asked = [(problem.messages, problem.ground_truth) for problem in self.problems]
+        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def asked(self) -> list[Problem]:
+        """The problems that are asked: all, or the first `evaluation.max_problems`."""
+        return self.problems[: self.config.evaluation.max_problems]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything but the model that rows depend on."""
+        evaluation = self.config.evaluation.model_dump(mode="json")
+        if len(self.asked) == len(self.problems):
+            evaluation["max_problems"] = None  # as many as there are is all of them
+        reward = self.config.env.reward
+        return ({"reward_source": _source_digest(reward)} if reward is not None else {}) | {
+            "version": EVALUATION_VERSION,
+            "env": self.config.env.model_dump(mode="json"),
+            "evaluation": evaluation,
+            "max_response_length": self.config.data.max_response_length,
+            "engine": self.config.rollout.engine,
+            "dtype": self.config.model.dtype,
+            "problems": self.problem_set,
+        }
+
+    @cached_property
+    def evaluation(self) -> str:
+        """What is asked, as rows name it: `512-problems-1a2b3c4d`, the same for every model."""
+        return f"{len(self.asked)}-problems-{_digest(self.settings)[:8]}"
+
+    def is_own_of(self, run: RunFolder) -> bool:
+        """Says whether this is what the run's own settings ask, of the run's own problems.
+
+        Where those settings cannot be read any more, the first evaluation counts as the own one.
+        """
+        try:
+            settings = yaml.safe_load((run.path / "config.yaml").read_text(encoding="utf-8"))
+            data = run.read().data or self.data
+            own = Evaluator(RunConfig.model_validate(settings), Path(data)).evaluation
+        except (OSError, ValueError, TypeError, yaml.YAMLError):
+            return run.evaluations.own() is None
+        return own == self.evaluation
+
+    def rows_file(self, name: str, model: Path) -> Path:
+        """Returns where the rows of a model lie, there or not.
+
+        Args:
+            name: the model's, for people.
+            model: its folder.
+        """
+        digest = _digest({"settings": self.settings, "model": model_digest(model)})[:16]
+        return self.config.storage.root / "evaluations" / f"{name}-{digest}.parquet"
+
+    @property
+    def may_reuse(self) -> bool:
+        """Whether known rows are those of today: a user's own reward may have been changed."""
+        return self.config.env.reward is None
+
+    def known_rows(self, name: str, model: Path) -> Rows | None:
+        """Returns a model's rows, if it was asked before."""
+        file = self.rows_file(name, model)
+        if not file.exists():
+            return None
+        _logger.info("%s was evaluated before: %s", name, file)
+        return read_rows(file)
+
+    def ask(self, engines: Engines, name: str, model: Path) -> Rows:
+        """Returns the rows of the model whose weights the engines hold, and keeps them.
+
+        A full disk costs the keeping and a warning.
+
+        Args:
+            engines: with the weights of `model`.
+            name: the model's.
+            model: its folder, of which the tokenizer is used.
+        """
+        tokenizer = load_tokenizer(str(model))
+
+        def decode(ids: Sequence[int]) -> str:
+            return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+        env, evaluation = self.config.env, self.config.evaluation
+        chat = env.prompt_template == "chat"
+        strict, lenient = strict_and_lenient(env)
+        with start_rewards(env) as rewards:
+            rows = evaluate_model(
+                engines.generate,
+                [
+                    PromptedProblem(p, *encode_prompt(p.messages, tokenizer, chat_template=chat))
+                    for p in self.asked
+                ],
+                decode=decode,
+                score=rewards.submit,
+                score_strictly=partial(score, strict),
+                score_leniently=partial(score, lenient),
+                max_tokens=self.config.data.max_response_length,
+                samples_per_problem=evaluation.samples_per_problem,
+                temperature=evaluation.temperature,
+                seed=evaluation.seed,
+            )
+        rows = self.label(rows, run_id="", model=name, step=0)
+        try:
+            if self.run is not None:
+                demand_room(self.run.path)
+            write_rows(rows, self.rows_file(name, model))
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            _logger.warning("the rows of %s are not kept for the next who asks: %s", name, error)
+        return rows
+
+    def label(self, rows: Rows, *, run_id: str, model: str, step: int) -> Rows:
+        """Returns complete rows, see `label_rows`."""
+        return label_rows(
+            rows,
+            run_id=run_id,
+            model=model,
+            step=step,
+            evaluation=self.evaluation,
+            num_problems=len(self.asked),
+        )
+
+
+def _source_digest(reward: str) -> str | None:
+    """Returns a digest of the file of a user's reward, which is not loaded; None if not found."""
+    module = Path(*reward.partition(":")[0].split("."))
+    for folder in ("", *sys.path):
+        for file in (module.with_suffix(".py"), module / "__init__.py"):
+            if (found := Path(folder, file)).is_file():
+                return hashlib.sha256(found.read_bytes()).hexdigest()
+    return None
+
+
+def _digest(facts: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

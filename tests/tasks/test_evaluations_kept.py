@@ -1,0 +1,213 @@
+"""A run's evaluations side by side: fewer problems, or other settings, replace nothing."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from flows.cli import run_command
+from flows.stages import evaluate
+from rl_core.evaluation import read_rows
+from rl_core.evaluation_files import evaluation_of
+from rl_core.tracking import RunFolder
+from tasks import sql
+from tasks.checkpoint_names import find_model
+from tasks.evaluate import checkpoint_name, evaluate_with
+from tasks.evaluate_checkpoint import evaluate_models
+from tasks.evaluator import Evaluator
+from tasks.promote import promote_run
+from tasks.report import write_report
+from tests.tasks.test_evaluate import KnowingEngines, finished_run, settings, write_data
+
+OF_TWO = {"samples_per_problem": 2, "max_problems": 2}
+
+
+class Place:
+    """A run that was evaluated by its own settings on four problems: 0.25 -> 1."""
+
+    def __init__(self, root: Path, model: Path) -> None:
+        self.root, self.model = root / "out", model
+        self.data = write_data(root / "data")
+        self.config = settings(self.root)
+        self.run = finished_run(self.config, model)
+        self.run.update(status="finished", steps=7, model=str(model), data=str(self.data))
+        self.checkpoint = self.run.path / "checkpoints" / "step_000007"
+
+    def evaluated(self, **changes: Any) -> str:
+        """Evaluates both models, and returns which evaluation it was."""
+        config = settings(self.root, **changes)
+        evaluate_with(KnowingEngines(self.model), config, self.run, self.data, self.model)
+        return Evaluator(config, self.data).evaluation
+
+    def knows_the_checkpoint(self, **changes: Any) -> None:
+        """Keeps what the checkpoint answers under these settings: no engine need be started."""
+        engines = KnowingEngines(self.model)
+        engines.load_weights(self.checkpoint)
+        evaluator = Evaluator(settings(self.root, **changes), self.data)
+        evaluator.ask(engines, checkpoint_name(self.checkpoint), self.checkpoint)
+
+    def problems_in(self, file: str) -> int:
+        rows = read_rows(self.run.path / "eval" / file)
+        return sum(row["mode"] == "greedy" for row in rows)
+
+    def files(self) -> list[str]:
+        folder = self.run.path / "eval"
+        return sorted(str(path.relative_to(folder)) for path in folder.rglob("*.parquet"))
+
+
+@pytest.fixture
+def place(tmp_path: Path, tiny_model_path: Path) -> Place:
+    return Place(tmp_path, tiny_model_path)
+
+
+def text_of(page: Path) -> str:
+    body = page.read_text().partition("<body>")[2]
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
+
+
+def test_an_evaluation_of_fewer_problems_lies_beside_the_runs_own(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = place.evaluated()
+    before = {name: (place.run.path / "eval" / name).read_bytes() for name in place.files()}
+    assert sorted(before) == ["base.parquet", "step_000007.parquet"]
+    record = place.run.read()
+    place.knows_the_checkpoint(evaluation=OF_TWO)
+    command = ["evaluate", "checkpoint=r", "evaluation.max_problems=2"]
+    assert run_command([*command, f"storage.root={place.root}"]) == 0
+
+    said = capsys.readouterr().out
+    (named,) = re.findall(r"^rows: (.*)$", said, re.MULTILINE)
+    (page,) = re.findall(r"^right and wrong answers: (.*)$", said, re.MULTILINE)
+    fewer = Path(named).parent.name
+    assert re.fullmatch(r"2-problems-[0-9a-f]{8}", fewer)
+    assert place.files() == [f"{fewer}/step_000007.parquet", *before]
+    assert {name: (place.run.path / "eval" / name).read_bytes() for name in before} == before
+    assert place.problems_in(f"{fewer}/step_000007.parquet") == 2
+    assert Path(page) == Path(named).with_suffix(".html")
+    assert place.run.read() == record
+
+    # SQL and report go on with the run's own, and name the other one beside it.
+    kept = sql.ask("kept_evaluations", root=place.root)
+    assert kept.select("evaluation", "is_default", "model", "problems").rows() == [
+        (own, True, "base", 4),
+        (own, True, "step_000007", 4),
+        (fewer, False, "step_000007", 2),
+    ]
+    summary = sql.ask("evaluation_summary", root=place.root)
+    assert summary.select("model", "problems", "accuracy").rows() == [
+        ("base", 4, 0.25),
+        ("step_000007", 4, 1.0),
+    ]
+    assert sql.ask("gain_over_base", root=place.root)["problems"].to_list() == [4]
+    text = text_of(write_report(place.run.path).html)
+    assert "3 problems won and 0 lost of 4" in text
+    assert "both asked the same 4 problems" in text
+    assert f"{fewer} step_000007 2 1.000" in text
+
+    # The same again: the rows are read, not asked.
+    assert run_command([*command, f"storage.root={place.root}"]) == 0
+    assert place.files() == [f"{fewer}/step_000007.parquet", *before]
+
+
+def test_other_settings_of_both_models_change_neither_record_nor_champion(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place.evaluated()
+    promote_run(place.config, place.run, place.data, place.model)
+    record, champions = place.run.read(), list((place.root / "champions").glob("*.json"))
+    other = place.evaluated(evaluation=OF_TWO)
+    evaluate([f"storage.root={place.root}", "evaluation.max_problems=2"])
+    said = capsys.readouterr().out
+    assert re.search(r"^problems +2 +2$", said, re.MULTILINE)
+    assert "kept beside the run's own evaluation" in said
+    assert place.run.read() == record
+    assert list((place.root / "champions").glob("*.json")) == champions
+    assert place.files() == [
+        f"{other}/base.parquet",
+        f"{other}/step_000007.parquet",
+        "base.parquet",
+        "step_000007.parquet",
+    ]
+
+
+def test_as_many_problems_as_there_are_is_the_same_evaluation(place: Place) -> None:
+    own = place.evaluated()
+    assert place.evaluated(evaluation={"samples_per_problem": 2, "max_problems": 4}) == own
+    assert place.files() == ["base.parquet", "step_000007.parquet"]
+
+
+def test_settings_that_a_run_goes_on_with_move_its_older_evaluation_aside(place: Place) -> None:
+    """`run run_id=r evaluation.max_problems=2`: the record is of the new one, the old one stays."""
+    own = place.evaluated()
+    finished_run(settings(place.root, evaluation=OF_TWO), place.model)
+    new = place.evaluated(evaluation=OF_TWO)
+    assert place.files() == [
+        f"{own}/base.parquet",
+        f"{own}/step_000007.parquet",
+        "base.parquet",
+        "step_000007.parquet",
+    ]
+    assert [place.problems_in(name) for name in place.files()] == [4, 4, 2, 2]
+    assert (place.run.path / "eval" / own / "base.html").exists()
+    assert place.run.read().accuracy_before == 0.5
+    # And back: nothing is there twice.
+    finished_run(place.config, place.model)
+    assert place.evaluated() == own
+    assert [place.problems_in(name) for name in place.files()] == [2, 2, 4, 4]
+    assert {evaluation_of(file) for file in (place.run.path / "eval").glob("*.parquet")} == {own}
+    assert new != own
+
+
+def test_rows_of_an_older_version_are_kept_too(place: Place) -> None:
+    """They do not say what was asked."""
+    place.evaluated()
+    for file in (place.run.path / "eval").glob("*.parquet"):
+        pl.read_parquet(file).drop("evaluation", "num_problems").write_parquet(file)
+    summary = sql.ask("evaluation_summary", root=place.root)
+    assert summary.select("model", "problems", "evaluation").rows() == [
+        ("base", 4, "unknown"),
+        ("step_000007", 4, "unknown"),
+    ]
+    place.knows_the_checkpoint(evaluation=OF_TWO)
+    two = settings(place.root, evaluation=OF_TWO)
+    (file,) = evaluate_models(two, place.data, find_model("r", place.root)).files
+    assert file.parent.parent == place.run.path / "eval"
+    place.evaluated()
+    assert [name for name in place.files() if name.startswith("unknown")] == [
+        "unknown/base.parquet",
+        "unknown/step_000007.parquet",
+    ]
+
+
+def test_without_an_evaluation_of_its_own_the_largest_of_most_models_is_taken(place: Place) -> None:
+    place.knows_the_checkpoint(evaluation=OF_TWO | {"max_problems": 3})
+    three = settings(place.root, evaluation=OF_TWO | {"max_problems": 3})
+    evaluate_models(three, place.data, find_model("r", place.root))
+    data = write_report(place.run.path)
+    # The tests of training asked other problems: no accuracy of theirs stands beside it.
+    assert "**Greedy accuracy - → 1.000**" in data.markdown
+    assert "only the trained model was asked these 3 problems" in text_of(data.html)
+    both = place.evaluated(evaluation=OF_TWO)
+    taken = sql.run_query("select distinct evaluation from evaluations", root=place.root)
+    assert taken["evaluation"].to_list() == [both]
+    assert place.run.read().accuracy_after is None
+    own = place.evaluated()
+    taken = sql.run_query("select distinct evaluation from evaluations", root=place.root)
+    assert taken["evaluation"].to_list() == [own]
+    assert place.run.read().accuracy_after == 1.0
+
+
+def test_a_run_is_its_settings_own_even_where_they_cannot_be_read(place: Place) -> None:
+    own = Evaluator(place.config, place.data)
+    other = Evaluator(settings(place.root, evaluation=OF_TWO), place.data)
+    assert (own.is_own_of(place.run), other.is_own_of(place.run)) == (True, False)
+    (place.run.path / "config.yaml").write_text("of: an older version")
+    assert other.is_own_of(place.run)
+    place.evaluated()
+    assert not other.is_own_of(RunFolder(place.run.path))
