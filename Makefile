@@ -5,7 +5,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-slow chaos lint bench
+.PHONY: help env train serve test test-slow chaos lint bench
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -37,6 +37,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 train: $(STAMP) ## the main job: one run of the preset quickstart, about ten minutes
 	$(BIN)/countdown-train run preset=quickstart
+
+serve: $(STAMP) ## Prefect's server and UI, the deployments and a worker, until Ctrl-C
+	$(BIN)/countdown-train serve
 
 test: $(STAMP) ## the fast tests
 	$(BIN)/pytest -m "not slow"
