@@ -29,6 +29,7 @@ _ROOT: Final = Path(__file__).parent.parent
 _PREFECT: Final = (sys.executable, "-m", "prefect")
 _MARK: Final = "COUNTDOWN_TRAIN_SERVE"
 """Environment variable that all processes of one `serve` inherit."""
+_STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POOL: Final = "countdown"
 _WORKER: Final = ("worker", "start", "--pool", _POOL, "--type", "process", "--limit", "1")
 _DEPLOY: Final = ("--no-prompt", "deploy", "--prefect-file", "deployments/prefect.yaml", "--all")
@@ -51,14 +52,14 @@ def serve(words: Sequence[str]) -> None:
         raise BadInputError(f"serve takes no settings: {words[0]!r}")
     if not (_ROOT / "deployments" / "prefect.yaml").is_file():
         raise BadInputError(f"serve wants a checkout: there is no deployments/ in {_ROOT}")
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, _raise_interrupt)
+    for signum in _STOPS:
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # as `nohup` and a shell's `&` want it
+            signal.signal(signum, _raise_interrupt)
     with suppress(KeyboardInterrupt), _Processes() as processes:
         url = _server(processes)
         _say(f"server       {url.removesuffix('/api')}")
-        _pool(url)
+        names = _pool_and_automations()
         processes.call(*_DEPLOY)
-        names = _automations()
         _say(f"deployments  from deployments/prefect.yaml, and the automations {', '.join(names)}")
         processes.start("worker", *_WORKER)
         _say(f"worker       takes one run at a time; logs in {processes.logs}")
@@ -106,39 +107,35 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _pool(url: str) -> None:
-    """Makes the work pool; one that is there stays as it is."""
-    from prefect.workers.process import ProcessWorker
+def _pool_and_automations() -> list[str]:
+    """Makes what is not there; automations are changed as the file says. Returns their names.
 
-    pool = {
-        "name": _POOL,
-        "type": ProcessWorker.type,
-        "base_job_template": ProcessWorker.get_default_base_job_template(),
-    }
-    answer = httpx.post(f"{url}/work_pools/", json=pool, timeout=60)
-    if answer.status_code != httpx.codes.CONFLICT:
-        answer.raise_for_status()
-
-
-def _automations() -> list[str]:
-    """Makes the automations, or changes those of their names; returns the names."""
+    A work pool stays as it is, and so does whether an automation is switched on.
+    """
     import yaml
     from prefect import get_client
+    from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.context import refresh_global_settings_context
     from prefect.events.schemas.automations import AutomationCore
+    from prefect.exceptions import ObjectAlreadyExists
+    from prefect.workers.process import ProcessWorker
 
     refresh_global_settings_context()  # with the API's address
+    template = ProcessWorker.get_default_base_job_template()
+    pool = WorkPoolCreate(name=_POOL, type=ProcessWorker.type, base_job_template=template)
     data = yaml.safe_load((_ROOT / "deployments" / "automations.yaml").read_text())
-    wanted = [AutomationCore.model_validate(each) for each in data["automations"]]
+    automations = [AutomationCore.model_validate(each) for each in data["automations"]]
     with get_client(sync_client=True) as client:
-        for automation in wanted:
+        with suppress(ObjectAlreadyExists):
+            client.create_work_pool(pool)
+        for automation in automations:
             there = client.read_automations_by_name(automation.name)
             if there:
                 automation.enabled = there[0].enabled
                 client.update_automation(there[0].id, automation)
             else:
                 client.create_automation(automation)
-    return [automation.name for automation in wanted]
+    return [automation.name for automation in automations]
 
 
 class _Processes:
@@ -160,16 +157,18 @@ class _Processes:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for signum in _STOPS:
             signal.signal(signum, signal.SIG_IGN)  # it is under way
-        _say("stopping")
+        if self._started:
+            _say("stopping")
         server = self._started.pop("server", None)
         keeps = [] if server is None else [server.pid]
         for process in self._started.values():
             process.terminate()
         for process in self._marked(keeps):
-            if _is_flow_run(process) and not _is_flow_run(process.parent()):
-                process.terminate()
+            with suppress(psutil.Error):
+                if _is_flow_run(process) and not _is_flow_run(process.parent()):
+                    process.terminate()
         self._end(keeps, _LEAVE_S)
         if server is not None:
             server.terminate()

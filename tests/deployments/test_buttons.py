@@ -43,12 +43,13 @@ class Evening(Place):
 @pytest.fixture(scope="module")
 def evening(prefect: Prefect, tiny_overrides: list[str]) -> Iterator[Evening]:
     evening = Evening(prefect, prefect.folder, short_run(tiny_overrides))
+    evening.flow_run = evening.start(ON_DEMAND, ROOT)
     try:
-        evening.run_undisturbed()
-        evening.flow_run = evening.start(ON_DEMAND, ROOT)
         yield evening
     finally:
         stop(evening.worker)
+        for process in evening.flow_run.processes():  # of a test that failed
+            process.kill()
 
 
 def test_a_run_that_the_server_takes_for_lost_is_running_again(evening: Evening) -> None:
@@ -88,4 +89,5 @@ def test_a_cancelled_run_that_is_retried_equals_an_undisturbed_one(evening: Even
     wait_for(lambda: evening.flow_run.is_in("Completed", "Failed", "Crashed"))
     assert evening.flow_run.is_in("Completed"), evening.prefect.logs()
     assert evening.resumed_at(ROOT)[1:] == [evening.left_at]
+    evening.run_undisturbed()
     evening.compare(ROOT)

@@ -83,7 +83,7 @@ class Place:
     def wait_for_steps(self, root: str, num_steps: int) -> None:
         """Waits until so many more steps are done, and then for a part of a step."""
         target = max(self.steps(root), default=0) + num_steps
-        wait_for(lambda: max(self.steps(root), default=0) >= target, limit_s=300)
+        wait_for(lambda: max(self.steps(root), default=0) >= target)
         time.sleep(self.chance.uniform(0, 0.3))
 
     def retry_the_crashed(self) -> None:

@@ -7,14 +7,15 @@ from collections.abc import Callable
 from uuid import UUID
 
 import pytest
-from prefect import flow, get_client
+from prefect import flow, get_client, task
 from prefect.client.schemas.objects import State, StateDetails
-from prefect.exceptions import Abort
+from prefect.exceptions import Abort, Pause
+from prefect.flow_engine import run_flow
 from prefect.runtime import flow_run
 from prefect.states import Cancelling, Crashed, Suspended
 
 from flows import flow_run_state
-from flows.flow_run_state import heeding_the_server
+from flows.flow_run_state import heeding_the_server, is_suspended
 
 LIMIT_S = 60
 
@@ -28,11 +29,11 @@ def state_of(run_id: UUID) -> State:
     return state
 
 
-def put_in(state: State) -> UUID:
-    """Has the server take this flow run for something else, whatever its rules say."""
+def put_in(state: State, *, force: bool = True) -> UUID:
+    """Has the server take this flow run for something else, by default against its rules."""
     own = UUID(flow_run.get_id())
     with get_client(sync_client=True) as client:
-        client.set_flow_run_state(own, state, force=True)
+        client.set_flow_run_state(own, state, force=force)
     assert state_of(own).type is state.type
     return own
 
@@ -69,6 +70,38 @@ def test_a_run_that_goes_on_is_running_in_words(state: State, said: str) -> None
             assert said in (state_of(own).message or "")
 
     assert works(return_state=True).is_completed()
+
+
+def test_suspend_leaves_in_the_middle_of_a_task_and_resume_does_that_again() -> None:
+    started: list[bool] = []
+
+    @task
+    def trains() -> None:
+        started.append(is_suspended())
+        if len(started) == 1:
+            details = StateDetails(pause_reschedule=True)
+            put_in(Suspended(state_details=details), force=False)
+            wait_for(lambda: False)
+
+    @flow
+    def works() -> None:
+        with heeding_the_server():
+            try:
+                trains()
+            finally:
+                started.append(is_suspended())
+
+    with get_client(sync_client=True) as client:
+        deployment = client.create_deployment(flow_id=client.create_flow(works), name="works")
+        run = client.create_flow_run_from_deployment(deployment)
+        with pytest.raises(Pause):
+            run_flow(works, flow_run=run)
+        assert state_of(run.id).name == "Suspended"
+        client.resume_flow_run(run.id)
+        assert state_of(run.id).is_scheduled()
+        run_flow(works, flow_run=client.read_flow_run(run.id))
+    assert state_of(run.id).is_completed()
+    assert started == [False, True, False, False]
 
 
 def test_cancel_is_heeded_where_the_worker_hears_nothing_any_more(
