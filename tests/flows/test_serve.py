@@ -12,11 +12,10 @@ import httpx
 import psutil
 import pytest
 
-from tests.deployments.harness import FlowRun, Prefect, wait_for
+from tests.deployments.harness import LIMIT_S, FlowRun, Prefect, wait_for
 from tests.flows.test_run import PROGRAM, Place
 
-NUM_STEPS = 50
-_STOPPED_WITHIN_S = 90
+_STOPPED_WITHIN_S = 300
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -63,8 +62,7 @@ class Served(Prefect):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, tiny_overrides: list[str]) -> Served:
-    steps = ["rollout.engine=hf", f"trainer.total_steps={NUM_STEPS}"]
-    return Served(tmp_path_factory.mktemp("served"), [*tiny_overrides, *steps])
+    return Served(tmp_path_factory.mktemp("served"), [*tiny_overrides, "trainer.total_steps=50"])
 
 
 def ready(served: Served) -> subprocess.Popen[str]:
@@ -79,27 +77,22 @@ def ready(served: Served) -> subprocess.Popen[str]:
     return process
 
 
-def test_it_serves_and_ctrl_c_stops_all_of_it_a_run_too(served: Served) -> None:
+def test_it_serves_and_ctrl_c_stops_all_of_it(served: Served) -> None:
     process = ready(served)
     second = served.serve()
-    assert second.wait(120) == 2
-    assert second.stderr is not None
-    (line,) = second.stderr.read().splitlines()
+    _, said = second.communicate(timeout=LIMIT_S)
+    assert second.returncode == 2
+    (line,) = said.splitlines()
     assert line.startswith(f"countdown-train: port {served.port} of 127.0.0.1 is not free")
-
-    overrides = served.place.arguments[1:]
-    run = FlowRun(served, "countdown-train", overrides)
-    wait_for(lambda: len(served.place.steps()) > 2)
     os.killpg(process.pid, signal.SIGINT)
     code, out, err = served.ends(process)
     assert (code, err) == (0, "")
-    assert f"server       http://127.0.0.1:{served.port}" in out
-    assert served.place.record()["status"] == "interrupted"
-    assert served.place.record()["steps"] < NUM_STEPS
-    assert run.name in served.place.folder().name
+    assert f"server       http://127.0.0.1:{served.port}\n" in out
 
 
-def test_a_second_start_finds_all_as_it_was_and_a_death_ends_it_in_words(served: Served) -> None:
+def test_a_second_start_finds_all_as_it_was_and_a_death_ends_it_with_its_runs(
+    served: Served,
+) -> None:
     process = ready(served)
     automations = served.post("/automations/filter", {})
     assert sorted(each["name"] for each in automations) == [
@@ -107,9 +100,9 @@ def test_a_second_start_finds_all_as_it_was_and_a_death_ends_it_in_words(served:
         "countdown-train refused",
     ]
     assert len(served.post("/deployments/filter", {})) == 4
-    (run,) = served.flow_runs("countdown-train")
-    assert run["state_name"] in ("Crashed", "Cancelled")  # of the run that was stopped
 
+    FlowRun(served, "countdown-train", served.place.arguments[1:])
+    wait_for(lambda: list(served.place.root.glob("runs/*/log.txt")))
     (worker,) = (
         child for child in psutil.Process(process.pid).children() if "worker" in child.cmdline()
     )
@@ -117,3 +110,4 @@ def test_a_second_start_finds_all_as_it_was_and_a_death_ends_it_in_words(served:
     code, _, err = served.ends(process)
     assert code == 1
     assert err.startswith("countdown-train: the worker ended (-9), see ")
+    assert served.place.record()["status"] == "interrupted"
