@@ -5,7 +5,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-slow chaos lint bench
+.PHONY: help env train serve test test-slow chaos lint bench
 
 # .venv's interpreter: the first of these that requires-python allows. PYTHON=... names another.
 IS_SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
@@ -42,6 +42,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 train: $(STAMP) ## the main job: one run of the preset quickstart, about ten minutes
 	$(BIN)/countdown-train run preset=quickstart
+
+serve: $(STAMP) ## Prefect's server and UI, the deployments and a worker, until Ctrl-C
+	$(BIN)/countdown-train serve
 
 test: $(STAMP) ## the fast tests
 	$(BIN)/pytest -m "not slow"

@@ -94,6 +94,7 @@ _STAGES: Final = {
     "runs": "list the runs",
     "compare": "set RUN RUN... beside one another, curves in output=FILE.html",
     "watch": "show a RUN as it goes, by default the latest",
+    "serve": "Prefect's server, the deployments and a worker, until Ctrl-C",
 }
 _PREFLIGHT: Final = "say what would stop a run, and what it will need"
 

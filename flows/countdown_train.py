@@ -20,8 +20,10 @@ from prefect import Task, flow  # noqa: E402  # transformers and vLLM come with 
 from prefect.client.schemas.objects import FlowRun, State, TaskRun  # noqa: E402
 from prefect.context import FlowRunContext  # noqa: E402
 
+from flows.chain import Chain  # noqa: E402
 from flows.compose import PresetName, compose, own_settings  # noqa: E402
 from flows.errors import one_line  # noqa: E402
+from flows.flow_run_state import heeding_the_server  # noqa: E402
 from flows.lease import outlive_lost_leases  # noqa: E402
 from flows.run_record import choose_run, recorded  # noqa: E402
 from rl_core.config import RunConfig  # noqa: E402
@@ -81,27 +83,29 @@ def run_pipeline(config: RunConfig) -> RunFolder:
     config = choose_run(config, own_name())
     run = RunFolder.create(config)
     run.update(own_settings=own_settings(config))
-    with logs_in_ui(), recorded(run) as stage:
+    # Called, not submitted: a submitted task hears no Ctrl-C and no cancellation.
+    call = Chain()
+    with logs_in_ui(), heeding_the_server(), recorded(run) as stage:
         with stage("generate"):
             data = cached_dataset(config)
         with stage("base_model"):
             model_path = cached_base_model(config, data)
         with stage("validate"):
-            validate_task(config, data, model_path)
+            call(validate_task, config, data, model_path)
         run.update(model=str(model_path), data=str(data))
         with stage("train"):
-            # Called, not submitted: a submitted task hears no Ctrl-C and no cancellation.
-            steps = _retried_train(config, run)(config, run, data, model_path)
+            steps = call(_retried_train(config, run), config, run, data, model_path)
             run.update(steps=steps)
         with stage("prune"):
-            prune_task(config, run)
+            call(prune_task, config, run)
         with stage("evaluate"):  # an engine that was too large for training still is
-            _retried_evaluate(config, run)(settings_in_force(config, run), run, data, model_path)
+            in_force = settings_in_force(config, run)
+            call(_retried_evaluate(config, run), in_force, run, data, model_path)
         with stage("promote"):
-            promote_task(config, run, data, model_path)
+            call(promote_task, config, run, data, model_path)
         run.update(status="finished", finished_at=utc_now())  # or its report would say "running"
         with stage("report"):
-            report_task(run)
+            call(report_task, run)
     return run
 
 

@@ -12,6 +12,7 @@ hide_cuda_only_packages()
 from prefect import flow  # noqa: E402  # transformers and vLLM come with the tasks below
 
 from flows.evaluate_checkpoint import choose  # noqa: E402
+from flows.flow_run_state import heeding_the_server  # noqa: E402
 from tasks.evaluate_checkpoint import evaluate_models_task  # noqa: E402
 from tasks.flow_run import logs_in_ui  # noqa: E402
 from tasks.generate import cached_dataset  # noqa: E402
@@ -36,6 +37,6 @@ def evaluate(
     """
     asked = {"checkpoint": checkpoint} | ({"against": against} if against else {})
     chosen = choose(asked, overrides)
-    with logs_in_ui():
+    with logs_in_ui(), heeding_the_server():
         data = chosen.data or cached_dataset(chosen.config)
         return evaluate_models_task(chosen.config, data, *chosen.models)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from prefect.context import FlowRunContext
-from prefect.exceptions import TerminationSignal
+from prefect.exceptions import Pause, TerminationSignal
 
 from flows.errors import BadInputError
 from flows.existing import settings_of_run
@@ -56,7 +56,7 @@ def next_step(error: BaseException, run: RunFolder) -> str:
     outcome = f"goes on from step {step}" if step else "starts it again"
     again = f"the same command with run_id={run.run_id}"
     log = run.path / "log.txt"
-    if isinstance(error, KeyboardInterrupt | TerminationSignal):
+    if isinstance(error, KeyboardInterrupt | TerminationSignal | Pause):
         return f"the same command, or run_id={run.run_id}, {outcome}"
     if isinstance(error, OutOfMemory):
         return _make_room(error, run, again, outcome)

@@ -1,7 +1,8 @@
 """Prefect plugin: `prefect deployment run countdown-train` works without the flow's name before it.
 
-Prefect names a deployment FLOW/DEPLOYMENT. With `[tool.prefect.plugins] enabled = true` this module
-is asked at every start of Prefect; only the `prefect deployment` command is changed by it.
+Prefect names a deployment FLOW/DEPLOYMENT. With `[tool.prefect.plugins] enabled = true`, and
+outside of the repository after `prefect config set PREFECT_PLUGINS_ENABLED=true`, this module is
+asked at every start of Prefect; only the `prefect deployment` command is changed by it.
 """
 
 from __future__ import annotations
@@ -37,14 +38,20 @@ def accept_bare_names() -> None:
 
 
 async def _full_name(client: PrefectClient, name: str) -> str:
-    """Returns FLOW/DEPLOYMENT for a bare name that one deployment has, else the name itself."""
+    """Returns FLOW/DEPLOYMENT for a bare name that one deployment has.
+
+    Raises:
+        ObjectNotFound: no deployment or several have it; the command says so in a line.
+    """
     from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
+    from prefect.exceptions import ObjectNotFound
 
     if "/" in name:
         return name
     named = DeploymentFilter(name=DeploymentFilterName(any_=[name]))
     found = await client.read_deployments(deployment_filter=named)
     if len(found) != 1:
-        return name
+        problem = f"{len(found)} deployments are called {name!r}"
+        raise ObjectNotFound(ValueError(problem), problem)
     flow = await client.read_flow(found[0].flow_id)
     return f"{flow.name}/{name}"

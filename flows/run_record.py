@@ -10,9 +10,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import yaml
-from prefect.exceptions import TerminationSignal
+from prefect.exceptions import Pause, TerminationSignal
 
 from flows.errors import BadInputError, one_line
+from flows.flow_run_state import is_suspended
 from flows.last_words import last_words, show_last_words
 from rl_core.checkpoints import list_checkpoints
 from rl_core.config import RunConfig
@@ -115,10 +116,8 @@ def recorded(run: RunFolder) -> Iterator[Stage]:
     with owned(run), run.log_to_file():
         try:
             yield stage
-        except (KeyboardInterrupt, TerminationSignal) as signal:
-            name = "Ctrl-C" if isinstance(signal, KeyboardInterrupt) else "SIGTERM"
-            reason = f"stopped by {name}; the same command, or run_id={run.run_id}, resumes"
-            _close(run, "interrupted", reason, **_last_words(signal, run))
+        except (KeyboardInterrupt, TerminationSignal, Pause) as signal:
+            _close(run, "interrupted", _stopped(signal, run), **_last_words(signal, run))
             raise
         except BaseException as error:
             _logger.exception("the error in full:")
@@ -127,6 +126,17 @@ def recorded(run: RunFolder) -> Iterator[Stage]:
             error.add_note(f"log: {run.path / 'log.txt'}")
             raise
         _close(run, "finished", run.read().reason)
+
+
+def _stopped(signal: BaseException, run: RunFolder) -> str:
+    """Returns by whom a run was stopped, and what goes on with it."""
+    if is_suspended():
+        return (
+            "suspended; Resume in the UI (after the time limit that Suspend was given: Retry) "
+            f"or run_id={run.run_id} resumes"
+        )
+    name = "Ctrl-C" if isinstance(signal, KeyboardInterrupt) else "SIGTERM"
+    return f"stopped by {name}; the same command, or run_id={run.run_id}, resumes"
 
 
 def _last_words(error: BaseException, run: RunFolder) -> dict[str, Any]:

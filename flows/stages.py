@@ -47,6 +47,13 @@ def run(overrides: Sequence[str]) -> None:
     show_summary(config.storage.root, record["run_id"])
 
 
+def serve(words: Sequence[str]) -> None:
+    """Serves the deployments until Ctrl-C."""
+    from flows.serve import serve as serve_deployments
+
+    serve_deployments(words)
+
+
 def generate(overrides: Sequence[str]) -> None:
     """Makes the data set, unless it is there."""
     from tasks.generate import generate_dataset, rows_per_split
@@ -305,6 +312,7 @@ COMMANDS: Final[Mapping[str, Callable[[Sequence[str]], None]]] = {
     "runs": list_runs,
     "watch": watch,
     "compare": compare,
+    "serve": serve,
 }
 
 

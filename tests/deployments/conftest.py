@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.deployments.harness import Prefect, stop
+from tests.deployments.harness import Prefect
 
 _SETTINGS = {
     "PREFECT_SERVER_SERVICES_LATE_RUNS_AFTER_SECONDS": "3",
@@ -20,10 +20,10 @@ def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefect]:
     with tempfile.TemporaryDirectory(prefix="pf-", ignore_cleanup_errors=True) as temp_dir:
         settings = {**_SETTINGS, "TMPDIR": temp_dir}
         prefect = Prefect(tmp_path_factory.mktemp("deployed"), settings)
-        server = prefect.start_server()
+        prefect.start_server()
         try:
             noon, night = 'cron: "0 12 * * *"', 'cron: "0 1 * * *"'
             prefect.deploy({night: 'cron: "* * * * *"', noon: 'cron: "0 12 29 2 *"'})
             yield prefect
         finally:
-            stop(server)
+            prefect.stop_server()

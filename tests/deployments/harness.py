@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,10 @@ class Prefect:
             **settings,
         }
 
-    def command(self, *arguments: str) -> str:
+    def command(self, *arguments: str, cwd: Path = ROOT) -> str:
         done = subprocess.run(
             [PREFECT, *arguments],
-            cwd=ROOT,
+            cwd=cwd,
             env=self.environment,
             capture_output=True,
             text=True,
@@ -68,10 +69,18 @@ class Prefect:
                 start_new_session=True,
             )
 
-    def start_server(self) -> subprocess.Popen[bytes]:
-        process = self.start("server", "start", "--host", "127.0.0.1", "--port", str(self.port))
+    def start_server(self) -> None:
+        self._server = self.start(
+            "server", "start", "--host", "127.0.0.1", "--port", str(self.port)
+        )
         wait_for(self.is_up)
-        return process
+
+    def stop_server(self) -> None:
+        stop(self._server)
+
+    def kill_server(self) -> None:
+        os.killpg(self._server.pid, signal.SIGKILL)
+        self._server.wait()
 
     @contextmanager
     def running(self, *arguments: str) -> Iterator[None]:
@@ -175,17 +184,44 @@ class FlowRun:
         run: dict[str, Any] = self._prefect.request("GET", f"/flow_runs/{self.id}")
         return run
 
-    def set_state(self, kind: str) -> str:
+    def set_state(self, kind: str, *, force: bool = False, **more: object) -> str:
         """Asks for a state of a type, as the UI does, and returns what the server answers."""
-        body = {"state": {"type": kind}}
+        body = {"state": {"type": kind, **more}, "force": force}
         return str(self._prefect.post(f"/flow_runs/{self.id}/set_state", body)["status"])
 
     def retry(self) -> str:
         """Has a worker run it again, as Retry in the UI does."""
-        state = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "Retry from the UI"}
-        return str(
-            self._prefect.post(f"/flow_runs/{self.id}/set_state", {"state": state})["status"]
-        )
+        return self.set_state("SCHEDULED", name="AwaitingRetry", message="Retry from the UI")
+
+    def suspend(self, timeout_s: float = 3600) -> str:
+        """Asks that it leaves and waits, as Suspend in the UI does (whose default is 300 s)."""
+        until = datetime.now(UTC) + timedelta(seconds=timeout_s)
+        details = {"pause_timeout": until.isoformat(), "pause_reschedule": True}
+        return self.set_state("PAUSED", name="Suspended", state_details=details)
+
+    def resume(self) -> str:
+        """Has a worker go on with it, as Resume in the UI does."""
+        return str(self._prefect.post(f"/flow_runs/{self.id}/resume", {})["status"])
+
+    def logs(self) -> list[str]:
+        """Returns the lines of its log, as its page shows them."""
+        asked = {"logs": {"flow_run_id": {"any_": [self.id]}}, "sort": "TIMESTAMP_ASC"}
+        return [str(log["message"]) for log in self._prefect.post("/logs/filter", asked)]
+
+    def tasks(self) -> list[tuple[str, str]]:
+        """Returns name and state of all its task runs, oldest first."""
+        asked = {
+            "flow_runs": {"id": {"any_": [self.id]}},
+            "sort": "EXPECTED_START_TIME_ASC",
+        }
+        found = self._prefect.post("/task_runs/filter", asked)
+        return [(task["name"], task["state_name"]) for task in found]
+
+    def artifacts(self) -> dict[str, Any]:
+        """Returns what its artifacts hold, by their keys; the newest where a key has several."""
+        asked = {"flow_runs": {"id": {"any_": [self.id]}}, "sort": "UPDATED_DESC"}
+        found = self._prefect.post("/artifacts/filter", asked)
+        return {artifact["key"]: artifact["data"] for artifact in reversed(found)}
 
     def is_in(self, *names: str) -> bool:
         """Says whether the state has one of these names."""

@@ -13,7 +13,7 @@ from PIL import Image
 from playwright.sync_api import FloatRect, Page
 
 from tests.deployments.browser import open_browser
-from tests.deployments.harness import ROOT, WORKER, FlowRun, Prefect, hungry_after, stop, wait_for
+from tests.deployments.harness import ROOT, WORKER, FlowRun, Prefect, hungry_after, wait_for
 
 IMAGES = ROOT / "deployments" / "images"
 _STEPS = 12
@@ -31,7 +31,7 @@ def main() -> None:
     """Runs the preset under a worker of its own server, and takes both pictures."""
     with tempfile.TemporaryDirectory(prefix="pf-", ignore_cleanup_errors=True) as folder:
         prefect = Prefect(Path(folder), {"TMPDIR": folder})
-        server = prefect.start_server()
+        prefect.start_server()
         try:
             prefect.deploy({})
             run = FlowRun(prefect, "countdown-train", [], hungry_after(_STEPS))
@@ -40,7 +40,7 @@ def main() -> None:
             assert run.is_in("Completed"), prefect.logs()
             take_pictures(prefect, run.id)
         finally:
-            stop(server)
+            prefect.stop_server()
 
 
 def take_pictures(prefect: Prefect, flow_run_id: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,21 @@ def test_the_bare_name_makes_a_run_of_the_default_preset(prefect: Prefect) -> No
     assert run["state_type"] == "SCHEDULED"
     assert run["parameters"] == {"preset": "quickstart", "overrides": []}
     prefect.delete(run)
+
+
+def test_outside_of_the_repository_the_profile_teaches_bare_names(
+    prefect: Prefect, tmp_path: Path
+) -> None:
+    prefect.command("config", "set", "PREFECT_PLUGINS_ENABLED=true", cwd=tmp_path)
+    said = prefect.command("deployment", "run", "countdown-train", cwd=tmp_path)
+    assert "for deployment 'countdown-train/countdown-train'" in said
+    (run,) = prefect.flow_runs("countdown-train")
+    prefect.delete(run)
+    with pytest.raises(AssertionError) as unknown:
+        prefect.command("deployment", "run", "countdown", cwd=tmp_path)
+    prefect.command("config", "unset", "PREFECT_PLUGINS_ENABLED", "--yes", cwd=tmp_path)
+    assert "Deployment 'countdown' not found!" in str(unknown.value)
+    assert "Traceback" not in str(unknown.value)
 
 
 def test_a_worker_completes_a_run_asked_for_by_its_full_name(

@@ -50,7 +50,9 @@ class Place:
         self.killed_at: list[int]
 
     def run_undisturbed(self) -> None:
-        """Trains without a server, to compare with."""
+        """Trains without a server, to compare with; once."""
+        if (self.folder / "undisturbed").exists():
+            return
         program = [sys.executable, "-c", "from flows.cli import main; main()"]
         subprocess.run(
             [*program, "train", *self.settings("undisturbed")],
@@ -81,7 +83,7 @@ class Place:
     def wait_for_steps(self, root: str, num_steps: int) -> None:
         """Waits until so many more steps are done, and then for a part of a step."""
         target = max(self.steps(root), default=0) + num_steps
-        wait_for(lambda: max(self.steps(root), default=0) >= target, limit_s=300)
+        wait_for(lambda: max(self.steps(root), default=0) >= target)
         time.sleep(self.chance.uniform(0, 0.3))
 
     def retry_the_crashed(self) -> None:
@@ -108,12 +110,20 @@ class Place:
         return [int(step) for step in re.findall(r"training goes on after step (\d+)", said)]
 
 
-@pytest.fixture(scope="module")
-def place(prefect: Prefect, tiny_overrides: list[str]) -> Iterator[Place]:
+def short_run(tiny_overrides: list[str]) -> list[str]:
+    """Returns settings of a run that takes long enough to be disturbed."""
     tiny = [text for text in tiny_overrides if not text.startswith("trainer.")]
     numbers = {"total_steps": NUM_STEPS, "save_freq": SAVE_FREQ, "test_freq": 10}
-    trainer = [f"trainer.{name}={value}" for name, value in numbers.items()]
-    place = Place(prefect, prefect.folder, [*tiny, *trainer, "rollout.engine=hf"])
+    return [
+        *tiny,
+        *(f"trainer.{name}={value}" for name, value in numbers.items()),
+        "rollout.engine=hf",
+    ]
+
+
+@pytest.fixture(scope="module")
+def place(prefect: Prefect, tiny_overrides: list[str]) -> Iterator[Place]:
+    place = Place(prefect, prefect.folder, short_run(tiny_overrides))
     try:
         yield place
     finally:

@@ -6,6 +6,7 @@ import anyio
 import pytest
 from prefect import flow
 from prefect.client.orchestration import PrefectClient, get_client
+from prefect.exceptions import ObjectNotFound
 
 from flows.prefect_plugin import accept_bare_names, setup_environment
 
@@ -54,7 +55,7 @@ def test_a_bare_name_is_found_where_it_is_unique(monkeypatch: pytest.MonkeyPatch
             assert (await client.read_deployment_by_name("one/unique")).flow_id == first
             assert (await client.read_deployment_by_name("two/twice")).flow_id == second
             for name in ("twice", "missing"):
-                with pytest.raises(ValueError, match="Invalid deployment name format"):
+                with pytest.raises(ObjectNotFound, match=f"deployments are called '{name}'"):
                     await client.read_deployment_by_name(name)
 
     before = PrefectClient.read_deployment_by_name

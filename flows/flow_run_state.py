@@ -1,0 +1,150 @@
+"""The state that Prefect's server has of a flow run, while that runs: buttons pressed, and errors.
+
+Prefect's own process looks at it between two tasks, and training is one task of hours. After a
+restart a server takes runs for lost that could not tell it that they live; and while it was away
+for minutes the worker has given up listening for Cancel. So a thread looks here.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from httpx import HTTPError
+from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import State, StateType
+from prefect.context import FlowRunContext
+from prefect.exceptions import Abort, Pause, PrefectException, TerminationSignal
+from prefect.states import Cancelled, Running
+
+_LOOK_S: Final = 5.0
+_WORKERS_TURN_S: Final = 45.0
+"""Seconds that Cancel is the worker's business: it looks every 10 s, and kills after 30 more."""
+_AWAY_S: Final = 600.0
+_PAUSED_FOR_GOOD: Final = (
+    "only a run of a deployment can be suspended, and resumed: this one runs on"
+)
+_logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def heeding_the_server() -> Iterator[None]:
+    """Has Suspend stop the block as SIGTERM does, Cancel too, and keeps a run that runs Running.
+
+    In the end it waits up to ten minutes for a server that is away: else nobody would ever hear how
+    the flow run ended.
+
+    Raises:
+        Pause: the run was suspended; this process ends, and its state stays what it is.
+        Abort: the run was cancelled, and no worker was there to do it.
+    """
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None:
+        yield
+        return
+    watch = _Watch(context)
+    try:
+        with watch:
+            yield
+    except TerminationSignal:
+        watch.raise_what_was_asked()
+        raise
+    _wait_for_server()
+
+
+def is_suspended() -> bool:
+    """Says whether this flow run was suspended, and is on its way out."""
+    context = FlowRunContext.get()
+    return context is not None and context.flow_run_suspension_request.is_requested()
+
+
+class _Watch:
+    """A thread that looks at the state of this process's flow run every few seconds."""
+
+    def __init__(self, context: FlowRunContext) -> None:
+        assert context.flow_run is not None
+        self._id = context.flow_run.id
+        self._can_resume = context.flow_run.deployment_id is not None
+        self._suspension = context.flow_run_suspension_request
+        self._closing = threading.Event()
+        self._acting = threading.Lock()
+        self._cancelling_since: float | None = None
+        self._cancels = False
+        self._stopped = False
+
+    def __enter__(self) -> None:
+        own = contextvars.copy_context()
+        threading.Thread(target=own.run, args=(self._look_on,), daemon=True).start()
+
+    def __exit__(self, *error: object) -> None:
+        with self._acting:  # what it has begun, and nothing after that
+            self._closing.set()
+
+    def raise_what_was_asked(self) -> None:
+        """Raises what Prefect ends a run by, if it was this watch that stopped it."""
+        suspended = self._suspension.get_state()
+        if suspended is not None:
+            raise Pause(state=suspended) from None
+        if self._cancels:
+            self._tell(Cancelled(message="Cancelled by its own process: no worker did it."))
+            raise Abort("cancelled") from None
+
+    def _look_on(self) -> None:
+        with get_client(sync_client=True) as client:
+            while not self._closing.wait(_LOOK_S):
+                try:
+                    state = client.read_flow_run(self._id).state
+                    with self._acting:
+                        if state is not None and not self._closing.is_set():
+                            self._heed(state, client)
+                except (HTTPError, PrefectException):
+                    continue  # it is away
+
+    def _heed(self, state: State, client: SyncPrefectClient) -> None:
+        if state.type is not StateType.CANCELLING:
+            self._cancelling_since = None
+        if state.type is StateType.PAUSED and self._can_resume:
+            self._suspension.mark_requested(state)  # Prefect looks there between two tasks
+            self._stop("suspended")
+        elif state.type in (StateType.CRASHED, StateType.PAUSED):
+            why = state.message if state.type is StateType.CRASHED else _PAUSED_FOR_GOOD
+            _logger.warning("the server had this run as %s (%s), but it runs", state.name, why)
+            client.set_flow_run_state(self._id, Running(message=why), force=True)
+        elif state.type is StateType.CANCELLING:
+            since = self._cancelling_since = self._cancelling_since or time.monotonic()
+            if time.monotonic() - since > _WORKERS_TURN_S:
+                self._cancels = True
+                self._stop("cancelled, and no worker did it")
+
+    def _stop(self, why: str) -> None:
+        """Has the main thread leave, as a worker would; once, for a second time means at once."""
+        if not self._stopped:
+            self._stopped = True
+            _logger.warning("%s: finishing the step, saving, leaving", why)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _tell(self, state: State) -> None:
+        try:
+            with get_client(sync_client=True) as client:
+                client.set_flow_run_state(self._id, state, force=True)
+        except (HTTPError, PrefectException) as error:
+            _logger.warning("the Prefect server was not told %s: %s", state.name, error)
+
+
+def _wait_for_server() -> None:
+    deadline = time.monotonic() + _AWAY_S
+    is_told = False
+    with get_client(sync_client=True) as client:
+        while client.api_healthcheck() is not None and time.monotonic() < deadline:
+            if not is_told:
+                _logger.warning("all is done, but the Prefect server is away: waiting to tell it")
+            is_told = True
+            time.sleep(_LOOK_S)

@@ -1,0 +1,93 @@
+"""Buttons of Prefect's UI on one run in mid-training: each ends in a state that is true, in words.
+
+In the order of a restless evening, on the session's server.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from rl_core.checkpoints import latest
+from tests.deployments.harness import FlowRun, Prefect, stop, wait_for
+from tests.deployments.test_faults import NUM_STEPS, ON_DEMAND, Place, short_run
+
+ROOT = "buttons"
+TRUE_WITHIN_S = 120
+_WORKERS_SAY_S = 5
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+class Evening(Place):
+    """A place with one run, and what each button left."""
+
+    flow_run: FlowRun
+    left_at: int
+
+    def is_left(self, state: str) -> None:
+        """Waits for its processes to be gone; then it is in a state, and what it did is saved."""
+        wait_for(lambda: not self.flow_run.processes(), limit_s=TRUE_WITHIN_S)
+        time.sleep(_WORKERS_SAY_S)  # on the end of a process
+        wait_for(lambda: self.flow_run.is_in(state), limit_s=TRUE_WITHIN_S)
+        self.left_at = self.steps(ROOT)[-1]
+        checkpoint = latest(self.run(ROOT).path)
+        assert checkpoint is not None
+        record = self.run(ROOT).read()
+        assert (record.status, record.steps) == ("interrupted", self.left_at)
+        assert checkpoint.step == self.left_at < NUM_STEPS
+
+
+@pytest.fixture(scope="module")
+def evening(prefect: Prefect, tiny_overrides: list[str]) -> Iterator[Evening]:
+    evening = Evening(prefect, prefect.folder, short_run(tiny_overrides))
+    evening.flow_run = evening.start(ON_DEMAND, ROOT)
+    try:
+        yield evening
+    finally:
+        stop(evening.worker)
+        for process in evening.flow_run.processes():  # of a test that failed
+            process.kill()
+
+
+def test_a_run_that_the_server_takes_for_lost_is_running_again(evening: Evening) -> None:
+    """As its automation does after a restart, before any heartbeat can have come."""
+    evening.wait_for_steps(ROOT, 2)
+    state = {"name": "Crashed", "message": "No heartbeat for 90 s."}
+    assert evening.flow_run.set_state("CRASHED", force=True, **state) == "ACCEPT"
+    wait_for(lambda: evening.flow_run.is_in("Running"), limit_s=TRUE_WITHIN_S)
+    assert any("but it runs" in line for line in evening.flow_run.logs())
+
+
+def test_suspend_saves_the_step_and_leaves(evening: Evening) -> None:
+    assert evening.flow_run.suspend() == "ACCEPT"
+    evening.is_left("Suspended")
+    reason = evening.run(ROOT).read().reason
+    assert reason is not None
+    assert "Resume in the UI" in reason
+    assert any("Resume in the UI" in line for line in evening.flow_run.logs())
+
+
+def test_resume_goes_on_where_it_was_left(evening: Evening) -> None:
+    assert evening.flow_run.resume() == "ACCEPT"
+    evening.wait_for_steps(ROOT, 2)
+    assert evening.flow_run.is_in("Running")
+    assert evening.flow_run.read()["run_count"] == 2
+    assert evening.resumed_at(ROOT)[-1] == evening.left_at
+
+
+def test_cancel_saves_the_step_and_leaves(evening: Evening) -> None:
+    assert evening.flow_run.set_state("CANCELLING") == "ACCEPT"
+    evening.is_left("Cancelled")
+
+
+def test_a_cancelled_run_that_is_retried_equals_an_undisturbed_one(evening: Evening) -> None:
+    assert evening.flow_run.retry() == "ACCEPT"
+    wait_for(lambda: evening.flow_run.read()["run_count"] == 3)
+    wait_for(lambda: evening.flow_run.is_in("Completed", "Failed", "Crashed"))
+    assert evening.flow_run.is_in("Completed"), evening.prefect.logs()
+    assert evening.resumed_at(ROOT)[-1] == evening.left_at
+    evening.run_undisturbed()
+    evening.compare(ROOT)
