@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import tempfile
@@ -23,10 +24,11 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "import",
         help=_HELP,
-        description=f"{_HELP}. output=FILE names the preset, run_id=NAME the run; other settings "
+        description=f"{_HELP}. output=FILE names the preset, run_id=NAME the run; NAME=VALUE is a "
+        "variable that the script takes from outside (BASE_MODEL=Qwen/Qwen2.5-3B N_GPUS=1); settings "
         "say what a log is of, where it does not itself.",
     )
-    parser.add_argument("words", nargs="*", metavar="FILE | KEY=VALUE")
+    parser.add_argument("words", nargs="*", metavar="FILE | KEY=VALUE | NAME=VALUE")
     parser.set_defaults(command=import_file)
 
 
@@ -51,7 +53,8 @@ def import_file(options: argparse.Namespace) -> None:
         if is_log(text):
             _import_log(file, text, settings)
         else:
-            _import_script(file, text, Path(given.get("output", f"{file.stem}.yaml")))
+            output = Path(given.get("output", f"{file.stem}.yaml"))
+            _import_script(file, text, output, _variables(settings))
     except ValueError as error:
         raise BadInputError(f"{file}: {error}") from None
 
@@ -106,14 +109,34 @@ def _settings_of_log(text: str, given: list[str]) -> RunConfig | None:
             return None
 
 
-def _import_script(file: Path, text: str, output: Path) -> None:
+def _variables(words: list[str]) -> dict[str, str]:
+    """Returns the variables that a script takes from outside.
+
+    Raises:
+        BadInputError: a word is no variable, or is given twice.
+    """
+    variables: dict[str, str] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if re.fullmatch(r"\w+", name) is None:
+            raise BadInputError(
+                f"{word!r} is no variable of a script, NAME=VALUE: a setting goes to "
+                f"countdown-train run preset=FILE.yaml {word}"
+            )
+        if name in variables:
+            raise BadInputError(f"{name} is given twice: {word!r} too")
+        variables[name] = value
+    return variables
+
+
+def _import_script(file: Path, text: str, output: Path, variables: dict[str, str]) -> None:
     from flows.compose import SettingsError, compose
     from rl_core.atomic import write_text_atomically
     from tasks.import_script import import_script
 
     if output.exists():
         raise BadInputError(f"{output} exists already: choose another name with output=FILE")
-    imported = import_script(text)
+    imported = import_script(text, variables, os.environ)
     for finding in imported.findings:
         _print(f"{finding.check:9}{'!' if finding.level == 'warning' else ' '} {finding}")
     write_text_atomically(output, imported.preset(file.name))

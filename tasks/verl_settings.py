@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 SAME: Final[dict[str, str]] = {
     "data.train_files": "data.train_files",
     "data.val_files": "data.test_files",
+    "data.train_max_samples": "data.train_size",
     "data.train_batch_size": "data.train_batch_size",
     "data.max_prompt_length": "data.max_prompt_length",
     "data.max_response_length": "data.max_response_length",
     "actor_rollout_ref.model.path": "model.path",
-    "actor_rollout_ref.model.enable_gradient_checkpointing": "model.gradient_checkpointing",
     "actor_rollout_ref.model.lora_rank": "model.lora_rank",
     "actor_rollout_ref.model.lora_alpha": "model.lora_alpha",
+    "actor_rollout_ref.model.lora.rank": "model.lora_rank",
+    "actor_rollout_ref.model.lora.alpha": "model.lora_alpha",
     "actor_rollout_ref.actor.optim.lr": "actor.lr",
-    "actor_rollout_ref.actor.optim.lr_warmup_steps": "actor.warmup_steps",
     "actor_rollout_ref.actor.optim.weight_decay": "actor.weight_decay",
     "actor_rollout_ref.actor.ppo_mini_batch_size": "actor.mini_batch_size",
     "actor_rollout_ref.actor.ppo_epochs": "actor.ppo_epochs",
@@ -23,10 +24,8 @@ SAME: Final[dict[str, str]] = {
     "actor_rollout_ref.actor.clip_ratio_high": "actor.clip_eps_high",
     "actor_rollout_ref.actor.entropy_coeff": "actor.entropy_coef",
     "actor_rollout_ref.actor.grad_clip": "actor.grad_clip",
-    "actor_rollout_ref.actor.loss_agg_mode": "actor.loss_aggregation",
+    "actor_rollout_ref.actor.optim.clip_grad": "actor.grad_clip",
     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": "actor.micro_batch_tokens",
-    "actor_rollout_ref.rollout.name": "rollout.engine",
-    "actor_rollout_ref.rollout.n": "algorithm.group_size",
     "actor_rollout_ref.rollout.temperature": "rollout.temperature",
     "actor_rollout_ref.rollout.top_p": "rollout.top_p",
     "actor_rollout_ref.rollout.top_k": "rollout.top_k",
@@ -34,8 +33,9 @@ SAME: Final[dict[str, str]] = {
     "actor_rollout_ref.rollout.max_num_seqs": "rollout.max_num_seqs",
     "critic.optim.lr": "critic.lr",
     "critic.optim.weight_decay": "critic.weight_decay",
-    "critic.cliprange_value": "critic.value_clip",
+    "critic.optim.clip_grad": "critic.grad_clip",
     "critic.grad_clip": "critic.grad_clip",
+    "critic.cliprange_value": "critic.value_clip",
     "algorithm.adv_estimator": "algorithm.estimator",
     "algorithm.gamma": "algorithm.gamma",
     "algorithm.lam": "algorithm.gae_lambda",
@@ -43,100 +43,91 @@ SAME: Final[dict[str, str]] = {
     "algorithm.kl_ctrl.type": "algorithm.kl_controller",
     "algorithm.kl_ctrl.target_kl": "algorithm.kl_target",
     "algorithm.kl_ctrl.horizon": "algorithm.kl_horizon",
+    "critic.kl_ctrl.kl_coef": "algorithm.kl_coef",
+    "critic.kl_ctrl.type": "algorithm.kl_controller",
+    "algorithm.rollout_correction.rollout_is_threshold": "actor.importance_cap",
+    "algorithm.rollout_is_threshold": "actor.importance_cap",
     "trainer.critic_warmup": "critic.warmup_steps",
     "trainer.save_freq": "trainer.save_freq",
     "trainer.test_freq": "trainer.test_freq",
     "trainer.total_epochs": "trainer.total_epochs",
     "trainer.total_training_steps": "trainer.total_steps",
+    "trainer.max_actor_ckpt_to_keep": "checkpoints.keep_last",
     "trainer.logger": "trainer.logger",
     "trainer.project_name": "trainer.wandb_project",
 }
-"""verl's key -> ours, where a value means the same."""
+"""verl's key -> ours, where a value means the same; null and -1 leave ours at its default."""
 
 TOGETHER: Final = frozenset(
     {
+        "data.val_max_samples",
+        "actor_rollout_ref.model.enable_gradient_checkpointing",
+        "actor_rollout_ref.actor.enable_gradient_checkpointing",
+        "critic.model.enable_gradient_checkpointing",
         "actor_rollout_ref.actor.clip_ratio",
+        "actor_rollout_ref.actor.loss_agg_mode",
+        "actor_rollout_ref.actor.policy_loss.loss_mode",
         "actor_rollout_ref.actor.ppo_micro_batch_size",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
         "actor_rollout_ref.actor.use_kl_loss",
         "actor_rollout_ref.actor.kl_loss_coef",
         "actor_rollout_ref.actor.kl_loss_type",
+        "actor_rollout_ref.actor.fsdp_config.param_offload",
+        "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
+        "actor_rollout_ref.ref.fsdp_config.param_offload",
+        "critic.model.fsdp_config.optimizer_offload",
+        "critic.fsdp.optimizer_offload",
+        "actor_rollout_ref.rollout.name",
+        "actor_rollout_ref.rollout.n",
+        "actor_rollout_ref.rollout.free_cache_engine",
         "actor_rollout_ref.rollout.tensor_model_parallel_size",
+        "algorithm.group_size",
         "algorithm.kl_penalty",
         "algorithm.use_kl_in_reward",
+        "algorithm.norm_adv_by_std_in_grpo",
+        "algorithm.filter_groups.enable",
+        "algorithm.filter_groups.max_num_gen_batches",
+        "custom_reward_function.path",
+        "custom_reward_function.name",
+        "reward.custom_reward_function.path",
+        "reward.custom_reward_function.name",
         "trainer.n_gpus_per_node",
         "trainer.nnodes",
+        *(
+            f"{optimizer}.{name}"
+            for optimizer in ("actor_rollout_ref.actor.optim", "critic.optim")
+            for name in (
+                "warmup_style",
+                "lr_scheduler_type",
+                "lr_decay_style",
+                "lr_warmup_steps",
+                "lr_warmup_steps_ratio",
+            )
+        ),
     }
 )
-"""Keys that are read with others, by `tasks/import_script.py`."""
+"""Keys that are read with others, see `tasks/verl_rules.py`."""
 
-_SPLIT = "the learner splits by actor.micro_batch_tokens alone, and by itself where memory ends"
-_SERVED = "there is no sharding here: one learner, one card"
-
-IDLE: Final[dict[str, str]] = {
-    "data.val_batch_size": "the test split is generated at once; it never helped against memory",
-    "data.truncation": "a prompt beyond the limit is refused before the start, never cut",
-    "data.filter_overlong_prompts": "a prompt beyond the limit is refused before the start",
-    "data.return_raw_input_ids": "the engine takes token ids",
-    "data.return_raw_chat": "the engine takes token ids",
-    "data.shuffle": "the order of problems follows from `seed`",
-    "data.prompt_key": "columns are found by their names",
-    "actor_rollout_ref.hybrid_engine": "engine and learner are processes of their own",
-    "actor_rollout_ref.model.use_remove_padding": "rows are packed by length as it is",
-    "actor_rollout_ref.model.use_shm": "models are memory-mapped",
-    "actor_rollout_ref.actor.strategy": _SERVED,
-    "actor_rollout_ref.actor.use_dynamic_bsz": "micro-batches always go by tokens",
-    "actor_rollout_ref.actor.ulysses_sequence_parallel_size": _SERVED,
-    "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio": "actor.warmup_steps takes steps",
-    "actor_rollout_ref.actor.fsdp_config.param_offload": _SERVED,
-    "actor_rollout_ref.actor.fsdp_config.grad_offload": _SERVED,
-    "actor_rollout_ref.actor.fsdp_config.optimizer_offload": _SERVED,
-    "actor_rollout_ref.ref.fsdp_config.param_offload": _SERVED,
-    "actor_rollout_ref.ref.log_prob_micro_batch_size": _SPLIT,
-    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": _SPLIT,
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size": _SPLIT,
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": _SPLIT,
-    "actor_rollout_ref.rollout.enforce_eager": "the engine decides by its device",
-    "actor_rollout_ref.rollout.free_cache_engine": "rollout.sleep=true does this on a GPU",
-    "actor_rollout_ref.rollout.dtype": "model.dtype holds for learner and engine alike",
-    "actor_rollout_ref.rollout.load_format": "engines load what the learner loads",
-    "actor_rollout_ref.rollout.do_sample": "temperature decides",
-    "actor_rollout_ref.rollout.max_num_batched_tokens": "the engine decides by its memory",
-    "actor_rollout_ref.rollout.enable_chunked_prefill": "the engine decides",
-    "actor_rollout_ref.rollout.disable_log_stats": "the engine's log is in the run's folder",
-    "critic.model.path": "the critic starts from the actor's model",
-    "critic.model.tokenizer_path": "one tokenizer, the model's",
-    "critic.model.enable_gradient_checkpointing": "model.gradient_checkpointing holds for both",
-    "critic.model.use_remove_padding": "rows are packed by length as it is",
-    "critic.model.fsdp_config.param_offload": _SERVED,
-    "critic.model.fsdp_config.grad_offload": _SERVED,
-    "critic.model.fsdp_config.optimizer_offload": _SERVED,
-    "critic.optim.lr_warmup_steps": "the critic's rate starts in full",
-    "critic.optim.lr_warmup_steps_ratio": "the critic's rate starts in full",
-    "critic.ppo_micro_batch_size": _SPLIT,
-    "critic.ppo_micro_batch_size_per_gpu": _SPLIT,
-    "critic.ppo_mini_batch_size": "actor.mini_batch_size holds for both",
-    "critic.ppo_epochs": "actor.ppo_epochs holds for both",
-    "critic.forward_micro_batch_size": _SPLIT,
-    "reward_model.enable": "a rule scores; env.reward takes a function of your own",
-    "trainer.val_before_train": "the untrained model is always tested first",
-    "trainer.default_hdfs_dir": "files stay under storage.root",
-    "trainer.default_local_dir": "storage.root is the place",
-    "trainer.experiment_name": "run_id=NAME names a run",
-    "trainer.resume_mode": "the same command resumes by itself",
-    "trainer.log_val_generations": "every rollout is in the log",
-    "trainer.max_actor_ckpt_to_keep": "checkpoints.keep_last is the setting",
-    "trainer.remove_previous_ckpt_in_save": "checkpoints.quota_bytes decides",
+DEFAULTS: Final[dict[str, Any]] = {
+    "data.train_batch_size": 1024,
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    "actor.mini_batch_size": 256,
+    "trainer.total_epochs": 30,
 }
-"""verl's keys without a meaning here, and why."""
+"""Ours -> what every version of verl and TinyZero takes where a script is silent."""
 
-ESTIMATORS: Final = (
-    "gae",
-    "grpo",
-    "rloo",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-)
+ESTIMATORS: Final = {
+    "gae": "gae",
+    "grpo": "grpo",
+    "grpo_vectorized": "grpo",
+    "rloo": "rloo",
+    "rloo_vectorized": "rloo",
+    "reinforce_plus_plus": "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
+}
+POLICY_LOSSES: Final = {"vanilla": "ppo", "gspo": "gspo", "cispo": "cispo"}
+AGGREGATIONS: Final = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")
 KL_ESTIMATORS: Final = {
     "kl": "k1",
     "k1": "k1",
@@ -145,4 +136,4 @@ KL_ESTIMATORS: Final = {
     "low_var_kl": "k3",
     "k3": "k3",
 }
-"""verl's names of KL estimators -> ours."""
+"""verl's names -> ours."""

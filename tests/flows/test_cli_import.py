@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from flows.cli import run_command
 from flows.compose import SettingsError, compose
 from tasks.time_plan import measured_before
-from tests.tasks.launch_scripts import PLANTED, PRINTED, SOUND
+from tests.tasks.launch_scripts import FROM_OUTSIDE, GSM8K, PLANTED, PRINTED, SOUND
 
 UNNAMED = "step:1 - critic/score/mean:0.036 - timing_s/step:8.990\n"
 """A log that does not say what it is of."""
@@ -40,6 +43,77 @@ def test_a_script_full_of_mistakes_still_gives_a_preset_that_composes(
     assert "to be mended" not in printed
     config = compose([f"preset={preset}"])
     assert (config.actor.mini_batch_size, config.algorithm.group_size) == (32, 8)
+
+
+def verl_gsm8k(file: Path, num_rows: int, first: int) -> None:
+    """Writes rows as verl's own preparation of GSM8K does."""
+    asked = 'Let\'s think step by step and output the final answer after "####".'
+    rows = [
+        {
+            "data_source": "openai/gsm8k",
+            "prompt": [{"role": "user", "content": f"What is {i} and {i}? {asked}"}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": str(2 * i)},
+            "extra_info": {
+                "split": file.stem,
+                "index": i,
+                "answer": f"Twice {i}.\n#### {2 * i}",
+                "question": f"What is {i} and {i}?",
+            },
+        }
+        for i in range(first, first + num_rows)
+    ]
+    file.parent.mkdir(exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), file)
+
+
+def test_a_gsm8k_script_and_verls_files_pass_the_stages_before_training(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_model_path: Path
+) -> None:
+    verl_gsm8k(tmp_path / "gsm8k" / "train.parquet", 300, 0)
+    verl_gsm8k(tmp_path / "gsm8k" / "test.parquet", 20, 1_000)
+    model = shutil.copytree(tiny_model_path, tmp_path / "Qwen-tiny")
+    (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    script, preset = tmp_path / "grpo.sh", tmp_path / "grpo.yaml"
+    script.write_text(GSM8K)
+    data = f"DATA_DIR={tmp_path / 'gsm8k'}"
+    assert run_command(["import", str(script), data, f"output={preset}"]) == 0
+    assert "to be mended" not in capsys.readouterr().out
+    config = compose([f"preset={preset}"])
+    assert (config.env.name, config.env.prompt_template) == ("gsm8k", "chat")
+    assert (config.algorithm.estimator, config.algorithm.group_size) == ("grpo", 4)
+    assert config.data.train_files == (str(tmp_path / "gsm8k" / "train.parquet"),)
+
+    here = [
+        *(f"preset={preset}", f"storage.root={tmp_path}", f"model.path={model}"),
+        *("resources.learner_gpus=0", "resources.rollout_gpus=0", "data.name=words"),
+    ]
+    for stage in ("config", "preflight", "generate", "validate"):
+        assert run_command([stage, *here]) == 0, capsys.readouterr().err
+    written = pq.read_table(tmp_path / "data" / "words" / "train.parquet").to_pylist()
+    assert len(written) == 300
+    assert written[9]["reward_model"]["ground_truth"] == "18"
+
+
+def test_variables_are_given_behind_the_script(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("BASE_MODEL", "DATA_DIR", "N_GPUS", "EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    script, preset = tmp_path / "train.sh", tmp_path / "mine.yaml"
+    script.write_text(FROM_OUTSIDE)
+    given = ["BASE_MODEL=Qwen/Qwen2.5-3B", "DATA_DIR=countdown", "N_GPUS=1", f"output={preset}"]
+    assert run_command(["import", str(script), *given]) == 0
+    printed = capsys.readouterr().out
+    assert "$BASE_MODEL" not in printed
+    assert "$EXPERIMENT_NAME is not set in this script" in printed
+    assert compose([f"preset={preset}"]).model.path == "Qwen/Qwen2.5-3B"
+    for wrong, words in (
+        ("actor.lr=1e-5", "goes to countdown-train run preset=FILE.yaml actor.lr=1e-5"),
+        ("N_GPUS=2", "N_GPUS is given twice"),
+    ):
+        assert run_command(["import", str(script), "N_GPUS=1", wrong, "output=no.yaml"]) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_a_log_becomes_a_run_and_its_diagnosis_is_said(

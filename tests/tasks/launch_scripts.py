@@ -7,8 +7,8 @@ export BASE_MODEL=${1:-Qwen/Qwen2.5-0.5B}   # any hub name
 TP=1
 
 python3 -m verl.trainer.main_ppo \
-    data.train_files=nowhere/train.parquet \
-    data.val_files=nowhere/test.parquet \
+    data.train_files=nowhere/countdown/train.parquet \
+    data.val_files=nowhere/countdown/test.parquet \
     data.train_batch_size=256 \
     data.max_prompt_length=256 \
     data.max_response_length=1024 \
@@ -62,3 +62,70 @@ PRINTED = """(main_task pid=3107) {'actor_rollout_ref': {'actor': {'ppo_mini_bat
 (main_task pid=3107) step:1 - critic/score/mean:0.036 - timing_s/step:8.990
 """
 """A console log of verl: the settings as it prints them, and a step."""
+
+GSM8K = r"""#!/bin/bash
+MODEL_PATH=~/models/Qwen2.5-7B-Instruct
+DATA_DIR=${DATA_DIR:-~/no-such-place/gsm8k}
+python3 -m verl.trainer.main_ppo \
+    algorithm.adv_estimator=grpo \
+    algorithm.group_size=4 \
+    algorithm.kl_penalty=0.001 \
+    data.train_files="['${DATA_DIR}/train.parquet']" \
+    data.val_files="['${DATA_DIR}/test.parquet']" \
+    data.train_batch_size=256 \
+    data.max_prompt_length=512 \
+    data.max_response_length=512 \
+    actor_rollout_ref.model.path=${MODEL_PATH} \
+    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 \
+    trainer.n_gpus_per_node=1 \
+    trainer.total_epochs=3 \
+    trainer.save_freq=1 \
+    trainer.test_freq=-1 \
+    trainer.experiment_name=grpo_gsm8k_qwen7b
+"""
+"""A quickstart's GRPO on GSM8K: group size and coefficient under names that verl does not have."""
+
+FROM_OUTSIDE = r"""python3 -m verl.trainer.main_ppo \
+data.train_files=$DATA_DIR/train.parquet \
+data.train_batch_size=256 \
+actor_rollout_ref.model.path=$BASE_MODEL \
+critic.model.path=$BASE_MODEL \
+critic.model.enable_gradient_checkpointing=True \
+trainer.n_gpus_per_node=$N_GPUS \
+trainer.experiment_name=$EXPERIMENT_NAME
+"""
+"""TinyZero's way: the person who starts it exports what it is about."""
+
+ARRAYS = r"""set -xeuo pipefail
+DEVICE=${DEVICE:-$(python3 -c 'import torch_npu' 2>/dev/null && echo npu || echo gpu)}
+MODEL_PATH=${MODEL_PATH:-Qwen/Qwen2.5-3B}
+tokens=${TOKENS:-$((1024 * 3))}
+gpus=${GPUS:-}
+EXTRA=()
+case "${DEVICE}" in
+    gpu | cuda) gpus=${gpus:-1} ;;
+    *)
+        gpus=16
+        EXTRA+=(actor_rollout_ref.actor.use_torch_compile=False)
+        ;;
+esac
+if [ "${DEVICE}" = npu ] && [ -n "${gpus}" ]; then
+    MODEL_PATH=nothing
+elif [[ ${MODEL_PATH##*/} == Qwen* ]]; then
+    EXTRA+=("actor_rollout_ref.rollout.n=$((gpus + 4))")
+fi
+DATA=(
+    data.train_files="['$HOME/data/countdown/train.parquet']"
+    data.train_batch_size=256   # prompts
+)
+ACTOR=(
+    actor_rollout_ref.model.path="$MODEL_PATH"
+    actor_rollout_ref.actor.ppo_max_token_len_per_gpu=${tokens}
+    trainer.n_gpus_per_node=${gpus}
+    critic.ppo_max_token_len_per_gpu='${actor_rollout_ref.actor.ppo_max_token_len_per_gpu}'
+)
+python3 -m verl.trainer.main_ppo \
+    algorithm.adv_estimator=rloo algorithm.use_kl_in_reward=False \
+    "${DATA[@]}" "${ACTOR[@]}" "${EXTRA[@]}" "$@"
+"""
+"""The form of verl 0.9's examples: arrays, a case by device, defaults of variables."""

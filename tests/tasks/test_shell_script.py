@@ -24,6 +24,45 @@ printf '%s\n' plain $A "$B" '$A' ${C:-fallback} x=$A/y.z \
     assert expected[-1] == 'quo"ted'
 
 
+BRANCHES = r"""
+KIND=${KIND:-$(nobody-has-this-program 2>/dev/null && echo left || echo right)}
+base=/models/Qwen2.5-3B.sh; empty=
+n=$((2 + 3 * (4 - 1))); m=${M:-$((n / 2))}; n+=0
+: ${late:=set at last}
+LIST=(one "two words" $n); LIST+=('three' "${KIND}er")
+case "$KIND" in
+    left) LIST+=(wrong) ;;
+    r* | x) LIST+=(${base##*/}) ;;
+    *) LIST+=(wrong) ;;
+esac
+if [ "$KIND" != right ] || [[ -z $base ]]; then LIST+=(wrong)
+elif [[ ${base%.sh} == /models/Qwen* && -n "$KIND" ]] && [ $n -gt 100 ]; then LIST+=("$KIND $n")
+else LIST+=(wrong); fi
+if ! [ -z "${empty}" ]; then LIST+=(wrong); fi
+printf '%s\n' "${LIST[@]}" ${empty:+no} ${base:+a.b=$m} "${late} $n" "${nothing[@]}"
+"""
+
+
+def test_arrays_conditions_and_sums_are_those_of_bash_itself() -> None:
+    said = subprocess.run(["bash", "-c", BRANCHES], capture_output=True, text=True, check=True)
+    assert words(BRANCHES)[-1][2:] == said.stdout.splitlines()
+    assert "right 110" in said.stdout
+
+
+def test_variables_from_outside_decide_and_are_remembered() -> None:
+    script = read_script('A=${A:-1}\nB=2\ntrain a.b=$A c.d=$B "${E}"\n', {"A": "7", "B": "8"})
+    assert [word.text for word in script.commands[-1].words] == ["train", "a.b=7", "c.d=2", "${E}"]
+    assert script.outer_variables == (("A", 1),)
+    assert script.assigned == {"B": 2}
+    assert script.unset_variables == (("E", 3),)
+    assert script.askable == ("A", "E")
+
+
+def test_a_way_that_only_a_program_would_tell_is_the_first() -> None:
+    script = "case $(uname) in Linux) A=1 ;; *) A=2 ;; esac\nif test-it; then A=3; fi\ntrain x=$A\n"
+    assert words(script)[-1] == ["train", "x=1"]
+
+
 def test_a_backslash_and_a_blank_end_the_command_there() -> None:
     script = read_script("train a=1 \\\n  b=2 \\ \n  c.d=3\n")
     assert [[w.text for w in c.words] for c in script.commands] == [
