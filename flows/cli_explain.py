@@ -38,24 +38,26 @@ def explain(options: argparse.Namespace) -> None:
     if not options.words:
         raise BadInputError("explain takes a KEY, as actor.lr, or KEY=VALUE (config lists all)")
     key, equals, value = options.words[0].partition("=")
-    from tasks.verl_settings import IDLE, SAME
-
-    if key in IDLE:
-        _print(f"{key}: verl's, without a meaning here: {IDLE[key]}")
-        return
     from flows.compose import compose
-    from flows.explain import find_settings, in_words
+    from flows.explain import all_settings, find_settings, in_words, ours_of
+    from tasks.verl_idle import meaning
+
+    ours = ours_of(key)
+    is_ours = any(f"{setting.key}.".startswith(f"{ours}.") for setting in all_settings())
+    if not is_ours and (reason := meaning(key, "")) is not None:
+        _print(f"{key}: verl's, without a meaning here: {reason[0]}")
+        return
 
     found = []
     if key in ("preset", "env"):
         _choice(key)
     else:
         found = find_settings(key)
-        if SAME.get(key, key) != key:
-            _print(f"verl's {key} is called {SAME[key]} here")
+        if ours != key:
+            _print(f"verl's {key} is called {ours} here")
         _print("\n\n".join(map(in_words, found)))
     if equals:
-        ours, others = SAME.get(key, key), options.words[1:]
+        others = options.words[1:]
         envs = {setting.env for setting in found}
         if len(envs) == 1 and not any(word.startswith(("env=", "preset=")) for word in others):
             others = [*(f"env={env}" for env in envs if env), *others]

@@ -25,8 +25,8 @@ def add_parser(commands: Any) -> None:
         "import",
         help=_HELP,
         description=f"{_HELP}. output=FILE names the preset, run_id=NAME the run; NAME=VALUE is a "
-        "variable that the script takes from outside (BASE_MODEL=Qwen/Qwen2.5-3B N_GPUS=1); settings "
-        "say what a log is of, where it does not itself.",
+        "variable that the script takes from outside (BASE_MODEL=Qwen/Qwen2.5-3B N_GPUS=1). Of a "
+        "log, settings say what it is of, where it does not itself.",
     )
     parser.add_argument("words", nargs="*", metavar="FILE | KEY=VALUE | NAME=VALUE")
     parser.set_defaults(command=import_file)

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from flows.setting_keys import CONF, ENVS, check_key
 from rl_core.config import RunConfig
 from rl_core.env_config import CountdownConfig, Section
-from tasks.verl_settings import SAME
+from tasks.verl_settings import SAME, TOGETHER
 
 _CODE: Final = ("rl_core", "tasks", "flows")
 _WIDTH: Final = 100
@@ -73,12 +73,17 @@ def find_settings(key: str) -> list[Setting]:
     Raises:
         SettingsError: there is no such setting; it names the nearest.
     """
-    ours = SAME.get(key, key)
+    ours = ours_of(key)
     found = [setting for setting in all_settings() if setting.key == ours]
     found = found or [s for s in all_settings() if s.key.startswith(f"{ours}.")]
     if not found:
         check_key(key, ())
     return found
+
+
+def ours_of(key: str) -> str:
+    """Returns our name of a setting of verl's, the nearest; any other key as it is."""
+    return (SAME | TOGETHER).get(key, key)
 
 
 def in_words(setting: Setting) -> str:
@@ -150,7 +155,7 @@ def _settings_of(model: type[BaseModel], prefix: str, env: str | None) -> Iterat
             _allowed(schema[name]),
             _text(schema[name].get("default")),
             _said_by_presets(key, env),
-            tuple(verl for verl, ours in SAME.items() if ours == key),
+            tuple(verl for verl, ours in (SAME | TOGETHER).items() if ours == key),
         )
 
 

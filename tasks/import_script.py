@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import yaml
 
@@ -71,10 +71,10 @@ def import_script(
 def import_settings(values: Mapping[str, Any]) -> Imported:
     """Returns verl's settings, by dotted key as its log holds them, in ours."""
     given = {
-        key: _Given("null" if value is None else str(value), line)
+        key: Given("null" if value is None else str(value), line)
         for line, (key, value) in enumerate(values.items(), start=1)
     }
-    return Imported(*_translate(given))
+    return Imported(*translate(given, 1))
 
 
 def _line(finding: Finding) -> int:

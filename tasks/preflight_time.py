@@ -36,7 +36,7 @@ def time_findings(config: RunConfig) -> Iterator[Finding]:
         "warning" if limit else "ok",
         said,
         f"{limit} will stop it earlier: raise it, or lower trainer.total_steps" if limit else "",
-        {"estimates": [plan.figures() for plan in plans]},
+        figures={"estimates": [plan.figures() for plan in plans]},
     )
 
 

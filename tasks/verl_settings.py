@@ -58,55 +58,56 @@ SAME: Final[dict[str, str]] = {
 }
 """verl's key -> ours, where a value means the same; null and -1 leave ours at its default."""
 
-TOGETHER: Final = frozenset(
-    {
-        "data.val_max_samples",
-        "actor_rollout_ref.model.enable_gradient_checkpointing",
-        "actor_rollout_ref.actor.enable_gradient_checkpointing",
-        "critic.model.enable_gradient_checkpointing",
-        "actor_rollout_ref.actor.clip_ratio",
-        "actor_rollout_ref.actor.loss_agg_mode",
-        "actor_rollout_ref.actor.policy_loss.loss_mode",
-        "actor_rollout_ref.actor.ppo_micro_batch_size",
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
-        "actor_rollout_ref.actor.use_kl_loss",
-        "actor_rollout_ref.actor.kl_loss_coef",
-        "actor_rollout_ref.actor.kl_loss_type",
-        "actor_rollout_ref.actor.fsdp_config.param_offload",
-        "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
-        "actor_rollout_ref.ref.fsdp_config.param_offload",
-        "critic.model.fsdp_config.optimizer_offload",
-        "critic.fsdp.optimizer_offload",
-        "actor_rollout_ref.rollout.name",
-        "actor_rollout_ref.rollout.n",
-        "actor_rollout_ref.rollout.free_cache_engine",
-        "actor_rollout_ref.rollout.tensor_model_parallel_size",
-        "algorithm.group_size",
-        "algorithm.kl_penalty",
-        "algorithm.use_kl_in_reward",
-        "algorithm.norm_adv_by_std_in_grpo",
-        "algorithm.filter_groups.enable",
-        "algorithm.filter_groups.max_num_gen_batches",
-        "custom_reward_function.path",
-        "custom_reward_function.name",
-        "reward.custom_reward_function.path",
-        "reward.custom_reward_function.name",
-        "trainer.n_gpus_per_node",
-        "trainer.nnodes",
-        *(
-            f"{optimizer}.{name}"
-            for optimizer in ("actor_rollout_ref.actor.optim", "critic.optim")
-            for name in (
-                "warmup_style",
-                "lr_scheduler_type",
-                "lr_decay_style",
-                "lr_warmup_steps",
-                "lr_warmup_steps_ratio",
-            )
-        ),
-    }
-)
-"""Keys that are read with others, see `tasks/verl_rules.py`."""
+TOGETHER: Final[dict[str, str]] = {
+    "data.val_max_samples": "trainer.test_problems",
+    "actor_rollout_ref.model.enable_gradient_checkpointing": "model.gradient_checkpointing",
+    "actor_rollout_ref.actor.enable_gradient_checkpointing": "model.gradient_checkpointing",
+    "critic.model.enable_gradient_checkpointing": "model.gradient_checkpointing",
+    "actor_rollout_ref.actor.clip_ratio": "actor.clip_eps_low",
+    "actor_rollout_ref.actor.loss_agg_mode": "actor.loss_aggregation",
+    "actor_rollout_ref.actor.policy_loss.loss_mode": "actor.policy_loss",
+    "actor_rollout_ref.actor.ppo_micro_batch_size": "actor.micro_batch_tokens",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "actor.micro_batch_tokens",
+    "actor_rollout_ref.actor.use_kl_loss": "algorithm.kl_mode",
+    "actor_rollout_ref.actor.kl_loss_coef": "algorithm.kl_coef",
+    "actor_rollout_ref.actor.kl_loss_type": "algorithm.kl_estimator",
+    "actor_rollout_ref.actor.fsdp_config.param_offload": "resources.offload",
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload": "resources.offload",
+    "actor_rollout_ref.ref.fsdp_config.param_offload": "resources.offload",
+    "critic.model.fsdp_config.optimizer_offload": "resources.offload",
+    "critic.fsdp.optimizer_offload": "resources.offload",
+    "actor_rollout_ref.rollout.name": "rollout.engine",
+    "actor_rollout_ref.rollout.n": "algorithm.group_size",
+    "actor_rollout_ref.rollout.free_cache_engine": "rollout.sleep",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": "rollout.num_engines",
+    "algorithm.group_size": "algorithm.group_size",
+    "algorithm.kl_penalty": "algorithm.kl_estimator",
+    "algorithm.use_kl_in_reward": "algorithm.kl_mode",
+    "algorithm.norm_adv_by_std_in_grpo": "algorithm.estimator",
+    "algorithm.filter_groups.enable": "algorithm.resample_rounds",
+    "algorithm.filter_groups.max_num_gen_batches": "algorithm.resample_rounds",
+    "custom_reward_function.path": "env.reward",
+    "custom_reward_function.name": "env.reward",
+    "reward.custom_reward_function.path": "env.reward",
+    "reward.custom_reward_function.name": "env.reward",
+    "trainer.n_gpus_per_node": "rollout.num_engines",
+    "trainer.nnodes": "rollout.num_engines",
+    **{
+        f"{optimizer}.{verl}": f"{section}.{ours}"
+        for optimizer, section in (
+            ("actor_rollout_ref.actor.optim", "actor"),
+            ("critic.optim", "critic"),
+        )
+        for verl, ours in (
+            ("warmup_style", "lr_schedule"),
+            ("lr_scheduler_type", "lr_schedule"),
+            ("lr_decay_style", "lr_schedule"),
+            ("lr_warmup_steps", "warmup_steps"),
+            ("lr_warmup_steps_ratio", "warmup_steps"),
+        )
+    },
+}
+"""verl's key -> the nearest of ours, where others decide as well (`tasks/verl_rules.py`)."""
 
 DEFAULTS: Final[dict[str, Any]] = {
     "data.train_batch_size": 1024,
