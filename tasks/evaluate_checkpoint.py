@@ -76,7 +76,10 @@ def evaluate_models(
     models = [model] if against is None else [model, against]
     answers = [_answers(evaluator, one) for one in models]
     files = [_keep(evaluator, one, rows) for one, rows in zip(models, answers, strict=True)]
-    return _evaluated(evaluator, files, answers)
+    found = _evaluated(evaluator, files, answers)
+    shown = zip(found.answers, models, strict=True)
+    named = tuple(replace(some, run_id="", model=one.name) for some, one in shown)
+    return replace(found, answers=named)
 
 
 def evaluated_of_run(

@@ -14,6 +14,7 @@ from rl_core.evaluation import read_rows
 from rl_core.tracking import RunFolder
 from tasks.checkpoint_names import find_model
 from tasks.evaluate_checkpoint import evaluate_models
+from tasks.evaluator import Evaluator
 from tests.conftest import build_tiny_model
 from tests.tasks.held_out import write_test_split
 
@@ -34,11 +35,11 @@ def settings(root: Path, **evaluation: int) -> RunConfig:
     )
 
 
-def without_whose(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {name: value for name, value in row.items() if name not in ("run_id", "model", "step")}
-        for row in rows
-    ]
+LABELS = ("run_id", "model", "step", "evaluation", "num_problems")
+
+
+def without_labels(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name not in LABELS} for row in rows]
 
 
 @pytest.mark.slow
@@ -62,7 +63,10 @@ def test_the_same_checkpoint_gives_the_same_rows_and_is_as_good_as_itself(
     assert result.files[1].parent == config.storage.root / "evaluations"
     assert {(r["run_id"], r["model"], r["step"]) for r in saved} == {("r", "step_000007", 7)}
     assert {(r["run_id"], r["step"]) for r in plain} == {("", 0)}
-    assert without_whose(saved) == without_whose(plain)
+    assert {(r["evaluation"], r["num_problems"]) for r in [*saved, *plain]} == {
+        (Evaluator(config, data).evaluation, 6)
+    }
+    assert without_labels(saved) == without_labels(plain)
     assert result.comparison is not None
     assert (result.comparison.verdict, result.comparison.p_value) == ("cannot tell", 1.0)
     assert [s.accuracy for s in result.summaries] == [result.summaries[0].accuracy] * 2
@@ -70,7 +74,8 @@ def test_the_same_checkpoint_gives_the_same_rows_and_is_as_good_as_itself(
     # A problem's rows do not depend on those asked beside it.
     fewer = settings(tmp_path / "out", max_problems=4)
     (file,) = evaluate_models(fewer, data, folder).files
-    assert read_rows(file) == [row for row in plain if row["prompt_index"] < 4]
+    first_four = [row for row in plain if row["prompt_index"] < 4]
+    assert without_labels(read_rows(file)) == without_labels(first_four)
     first = file.read_bytes()
     file.unlink()
     assert evaluate_models(fewer, data, folder).files == (file,)

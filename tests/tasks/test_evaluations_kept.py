@@ -85,6 +85,7 @@ def test_an_evaluation_of_fewer_problems_lies_beside_the_runs_own(
     (named,) = re.findall(r"^rows: (.*)$", said, re.MULTILINE)
     (page,) = re.findall(r"^right and wrong answers: (.*)$", said, re.MULTILINE)
     fewer = Path(named).parent.name
+    assert "r/step_000007: 2 of 2 right" in said
     assert re.fullmatch(r"2-problems-[0-9a-f]{8}", fewer)
     assert place.files() == [f"{fewer}/step_000007.parquet", *before]
     assert {name: (place.run.path / "eval" / name).read_bytes() for name in before} == before
