@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Final, NoReturn
 
-from flows import cli_ask, cli_data, cli_explain, cli_import, cli_sql, stages
+from flows import cli_ask, cli_data, cli_explain, cli_import, cli_sql, completion, stages
 from flows.errors import BadInputError, RunFailedError, SettingsError, one_line
 from rl_core.process_env import apply_defaults
 
@@ -32,6 +32,7 @@ _PREFECT_DEFAULTS: Final = {
 
 def main() -> NoReturn:
     """Runs the command line and exits; the entry point `countdown-train`."""
+    completion.answer_shell(_parser)
     apply_defaults()
     for name, value in _PREFECT_DEFAULTS.items():
         os.environ.setdefault(name, value)
@@ -118,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     cli_sql.add_parser(commands)
     cli_data.add_parser(commands)
     cli_ask.add_parser(commands)
+    completion.add_parser(commands)
     cli_explain.add_parsers(commands)
     return parser
 
