@@ -28,7 +28,7 @@ def postgresql() -> Iterator[str]:
     if found is None:
         assert "MUST_MOUNT" not in os.environ, "no PostgreSQL: apt-get install postgresql"
         pytest.skip("no PostgreSQL is installed (apt-get install postgresql)")
-    programs = Path(found).parent
+    programs = Path(found).resolve().parent  # distributions link some of them elsewhere
     # It refuses to be root.
     user: dict[str, Any] = {"user": "postgres", "group": "postgres"} if os.getuid() == 0 else {}
     with socket.socket() as probe:
