@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import socket
 import statistics
 import sys
@@ -40,7 +41,7 @@ MOST_MORE: Final = 3
 _MB: Final = 1e6
 _INTERVAL_S: Final = 1.0
 _DISK_INTERVAL_S: Final = 10.0
-_LIMIT_S: Final = 120.0
+_LIMIT_S: Final = 600.0
 _JOB: Final = (
     "preset=quickstart",
     *("base_model.hidden_size=64", "base_model.intermediate_size=128", "base_model.num_layers=2"),
@@ -400,6 +401,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="stays, by default a temporary one")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.folder or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,8 @@ _DEFAULTS = {
     # Weights lie in Ray's shared memory once, however many engines hold on to them.
     "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray's head would remember each of a hundred thousand calls, 45 kB per step, for nobody.
+    "RAY_task_events_report_interval_ms": "0",
     "RAY_worker_niceness": "0",  # Ray's 15 starves a run beside anything else on the machine
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_NO_USAGE_STATS": "1",
