@@ -236,6 +236,11 @@ class ResourcesConfig(Section):
     hours, price and memory (in place of `gpu_memory_gib`) from what is known of it; by default the
     card that is there."""
 
+    @property
+    def planned_card_gib(self) -> float | None:
+        """Memory of the card that the settings name, None where they name none."""
+        return self.gpu_memory_gib if self.card is None else named_card(self.card).memory_gib
+
 
 class TrainerConfig(Section):
     """The loop."""

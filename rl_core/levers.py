@@ -122,7 +122,7 @@ def _roomy_share(config: RunConfig, shape: ModelShape | None) -> float:
 
 def _share_for(config: RunConfig, shape: ModelShape | None, num_sequences: int) -> float:
     """Returns the share of the card that holds the model, and so many of the longest responses."""
-    card_gib = config.resources.gpu_memory_gib
+    card_gib = config.resources.planned_card_gib
     if shape is None or card_gib is None:
         return _LEAST_SHARE
     weights = shape.num_parameters * compute_width(config)

@@ -11,7 +11,6 @@ from typing import Final
 
 import psutil
 
-from rl_core.cards import named_card
 from rl_core.config import RunConfig
 from rl_core.disk_plan import disk_plan
 from rl_core.fits import cheapest_fit
@@ -93,10 +92,8 @@ def _what_fits(shape: ModelShape, config: RunConfig, limit: float, on_gpu: bool)
 
 def _card_gib(config: RunConfig) -> float | None:
     """The card that the settings name, else the smallest that is there; None if none is known."""
-    if config.resources.card is not None:
-        return named_card(config.resources.card).memory_gib
-    if config.resources.gpu_memory_gib is not None:
-        return config.resources.gpu_memory_gib
+    if (planned := config.resources.planned_card_gib) is not None:
+        return planned
     if (torch_version() or "").endswith("+cpu"):
         return None
     facts = read_device()
