@@ -104,7 +104,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="countdown-train",
         description="Reinforcement learning on verifiable tasks, from puzzles to a report.",
-        epilog="Settings are KEY=VALUE: preset=tinyzero-3b actor.lr=1e-6; `config` prints all.",
+        epilog="Settings are KEY=VALUE: preset=tinyzero-3b actor.lr=1e-6; `config` prints all, "
+        "`explain KEY` says what one means.",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, help_text in _STAGES.items():

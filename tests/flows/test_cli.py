@@ -92,7 +92,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str], flag: str)
     printed = capsys.readouterr().out
     for command in ("run", "generate", "validate", "train", "prune", "evaluate", "report"):
         assert f"\n    {command}" in printed
-    for command in ("preflight", "config", "runs", "sql"):
+    for command in ("preflight", "config", "runs", "sql", "data", "ask", "explain", "completion"):
         assert f"\n    {command}" in printed
 
 
