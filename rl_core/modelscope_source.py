@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +24,7 @@ MODEL_FILES: Final = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
 _PREFIX: Final = "modelscope:"
 _NAME: Final = re.compile(r"[\w.-]*\w[\w.-]*/[\w.-]*\w[\w.-]*")
 _PACKAGE: Final = "modelscope_hub"
+_LONGEST_REASON: Final = 200  # characters
 
 
 def modelscope_name(path: str) -> str | None:
@@ -112,8 +114,9 @@ def _download(settings: HubConfig, name: str, refused: str) -> Path:
         )
     except (HubError, OSError) as error:
         raise ValueError(_not_given(refused, str(error))) from None
-    if not report.complete:
-        raise ValueError(_not_given(refused, _first_error(report)))
+    with closing(report):
+        if not report.complete:
+            raise ValueError(_not_given(refused, _first_error(report)))
     folder = Path(report.output_dir)
     if not (folder / "config.json").is_file():
         raise ValueError(f"{refused}, and what ModelScope has of it holds no config.json: no model")
@@ -121,10 +124,10 @@ def _download(settings: HubConfig, name: str, refused: str) -> Path:
 
 
 def _not_given(refused: str, reason: str) -> str:
-    first_line = reason.strip().partition("\n")[0]  # a server's whole answer may follow
+    said = reason.strip().partition("\n")[0][:_LONGEST_REASON]  # a whole answer may follow
     return (
-        f"{refused}, and ModelScope did not give all of it ({first_line}): check the name and, for "
-        "a private model, MODELSCOPE_API_TOKEN; the same command goes on from what did arrive"
+        f"{refused}, and ModelScope did not give it whole ({said}): check the name and, for a "
+        "private model, MODELSCOPE_API_TOKEN; the same command goes on from what did arrive"
     )
 
 

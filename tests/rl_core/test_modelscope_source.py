@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -159,6 +161,16 @@ def test_a_server_that_is_away_is_one_line(
 def test_a_repository_without_a_model_is_told_so(hub: ModelScope) -> None:
     hub.files = {"README.md": b"# Soon"}
     assert "no config.json" in refusal()
+
+
+def test_nothing_is_left_open(hub: ModelScope) -> None:
+    gc.collect()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        resolve_model(NAME)
+        refusal("modelscope:someone/else")
+        gc.collect()
+    assert [str(warning.message) for warning in caught] == []
 
 
 @pytest.mark.parametrize("name", ["", "tiny", "a/b/c", "/b", "a/", "../b", "a/..", "a/b@v1"])
