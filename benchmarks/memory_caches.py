@@ -184,7 +184,7 @@ def main() -> None:
     for step in range(1, options.steps + 1):
         for contestant in contestants:
             contestant.step()
-        if step % 20 == 0 or step == options.steps:
+        if step % 10 == 0 or step == options.steps:
             first = [report["phases"]["weights"] for report in contestants[0].reports]
             print(f"after {step} steps", *(c.row(first) for c in contestants), sep="\n", flush=True)
     for contestant in contestants:

@@ -36,7 +36,7 @@ from rl_core.statistics import theil_sen_slope
 
 ROOT: Final = Path(__file__).parent.parent
 MOST_MB_PER_STEP: Final = 0.2
-MOST_MORE: Final = 3
+MOST_MORE: Final = 4
 """Open files and threads: by so many the last quarter of the steps may exceed the first."""
 _MB: Final = 1e6
 _INTERVAL_S: Final = 1.0
