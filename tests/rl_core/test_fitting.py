@@ -211,7 +211,6 @@ def test_a_single_row_that_does_not_fit_ends_the_step_and_names_phase_size_and_k
     assert caught.value.phase == phase
     assert caught.value.detail.startswith(MESSAGE)
     assert "single row" in caught.value.detail
-    # Without a gradient nothing is kept that could be computed again.
     assert ("gradient_checkpointing=true" in caught.value.detail) is (phase in UPDATES)
     assert "resources.learner_threads=1" in caught.value.detail
 
