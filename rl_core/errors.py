@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 _MEMORY_WORDS = (
     "out of memory",
@@ -29,6 +30,10 @@ class OutOfMemory(RuntimeError):  # noqa: N818  # OutOfMemoryError is torch's an
     def __reduce__(self) -> tuple[type[OutOfMemory], tuple[str, str]]:
         """Rebuilds from both fields: an exception's default pickle would pass the message alone."""
         return type(self), (self.phase, self.detail)
+
+
+RAY: Final = "Ray"
+"""The worker that `WorkerDied` names where Ray itself did not start."""
 
 
 class WorkerDied(RuntimeError):  # noqa: N818  # as OutOfMemory

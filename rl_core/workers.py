@@ -29,7 +29,7 @@ from ray.exceptions import (
 from rl_core.actors import LearnerActor, RolloutActor
 from rl_core.atomic import reading
 from rl_core.config import RunConfig
-from rl_core.errors import OutOfMemory, WorkerDied, first_line
+from rl_core.errors import RAY, OutOfMemory, WorkerDied, first_line
 from rl_core.family import children_that_mention, session_folder
 from rl_core.placement import LEARNER, engine_name, loading_queues
 from rl_core.process_env import apply_defaults, process_environment
@@ -336,7 +336,7 @@ def _ray_session(
                 if not is_rays and type(error) is not Exception:
                     raise
                 why = why_not_started(error, temp_dir, log_folder)
-                raise WorkerDied("Ray", f"it did not start ({why})") from error
+                raise WorkerDied(RAY, f"it did not start ({why})") from error
             put_back()
             yield temp_dir
         finally:

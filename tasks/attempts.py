@@ -14,7 +14,7 @@ from typing import Any
 from prefect.context import TaskRunContext
 
 from rl_core.config import RunConfig
-from rl_core.errors import OutOfMemory, WorkerDied
+from rl_core.errors import RAY, OutOfMemory, WorkerDied
 from rl_core.ladder import Changes, in_words, next_rung, rungs_left, with_changes
 from rl_core.memory_plan import ModelShape
 from rl_core.tracking import Attempt, RunFolder
@@ -31,7 +31,7 @@ def changes_for_retry(config: RunConfig, run: RunFolder, error: BaseException) -
     """Returns what a retry after this error shall change, or None: no retry would help.
 
     Nothing changes after a process died for the first time; when it dies again, the machine's
-    memory is what the next attempt takes less of.
+    memory is what the next attempt takes less of. A Ray that was too slow to start holds none.
 
     Args:
         config: as the user asked for it.
@@ -41,7 +41,7 @@ def changes_for_retry(config: RunConfig, run: RunFolder, error: BaseException) -
     in_force = settings_in_force(config, run)
     if isinstance(error, OutOfMemory):
         return next_rung(in_force, error, _shape(run))
-    if isinstance(error, WorkerDied) and _died_before(error, run):
+    if isinstance(error, WorkerDied) and error.worker != RAY and _died_before(error, run):
         killed = OutOfMemory(error.worker, error.detail)
         return next_rung(in_force, killed, _shape(run)) or {}
     return {}

@@ -206,6 +206,17 @@ def test_a_process_that_died_is_started_again_as_it_was_and_then_with_less(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_harness")
+def test_a_ray_that_was_too_slow_to_start_costs_no_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = WorkerDied("Ray", "it did not start (The current node timed out during startup)")
+    training = Training(tmp_path, Attempts(slow, slow, 300), monkeypatch)
+    assert training() == 300
+    assert training.changes() == ["", "", ""]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_harness")
 def test_a_mistake_is_not_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attempts = Attempts(ValueError("a setting is wrong"))
     training = Training(tmp_path, attempts, monkeypatch)
