@@ -1,6 +1,7 @@
 """What the caches of prepared matrix products cost a learner in memory, and save it in time.
 
     .venv/bin/python benchmarks/memory_caches.py [--steps 60] [--bounds 1024:1024 64:16 ...]
+        [--rollouts 256]
 
 oneDNN keeps the code of each product that it has prepared, one entry per shape, and torch keeps
 such entries beside it; rollouts are ragged, so nearly every micro-batch has shapes of its own. Each
@@ -29,7 +30,7 @@ OVERRIDES: Final = ("preset=quickstart", "resources.learner_threads=1")
 _MIB: Final = 2**20
 
 
-def train(model: Path) -> None:
+def train(model: Path, num_rollouts: int) -> None:
     """Trains a step for each line of standard input, and says after each what it took."""
     from workload import Gate
 
@@ -47,7 +48,8 @@ def train(model: Path) -> None:
     from rl_core.learner import Learner
     from rl_core.types import Completion, Problem, Rollout, ScoredText
 
-    config = compose(OVERRIDES)
+    sizes = (f"data.train_batch_size={num_rollouts}", f"actor.mini_batch_size={num_rollouts // 2}")
+    config = compose([*OVERRIDES, *sizes])
     learner, rng, gate = Learner(config, model), np.random.default_rng(0), Gate()
 
     def rollout(i: int) -> Rollout:
@@ -85,12 +87,12 @@ def own_bytes() -> int:
 class Contestant:
     """A learner's process."""
 
-    def __init__(self, bounds: str, model: Path) -> None:
+    def __init__(self, bounds: str, model: Path, num_rollouts: int) -> None:
         self.bounds = bounds
         primitives, products = bounds.split(":")
         here = Path(__file__).parent
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--train", str(model)],
+            [sys.executable, __file__, f"--train={model}", f"--rollouts={num_rollouts}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -170,13 +172,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--bounds", nargs="+", default=BOUNDS, metavar="ONEDNN:TORCH")
+    parser.add_argument("--rollouts", type=int, default=256, help="per step, in two mini-batches")
     parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.train:
-        train(options.train)
+        train(options.train, options.rollouts)
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder))
-        contestants = [Contestant(bounds, Path(folder)) for bounds in options.bounds]
+        contestants = [
+            Contestant(bounds, Path(folder), options.rollouts) for bounds in options.bounds
+        ]
     print(
         f"{'bounds':>10}{'CPU s / step':>14}{'MiB, quarter':>14}{'MiB, end':>12}"
         f"{'MiB more / step':>16}   weights"

@@ -14,8 +14,8 @@ _DEFAULTS = {
     "GOMP_SPINCOUNT": "0",  # a thread that spins for its partner costs tenfold on a busy machine
     "HF_HUB_DISABLE_TELEMETRY": "1",
     # oneDNN keeps the code of every product that it has prepared, torch another such list in each
-    # thread, 1,024 entries each: one per shape, and rollouts are ragged. Memory would grow by up
-    # to 40 MB per step for hours. Chosen by benchmarks/memory_caches.py.
+    # thread, 1,024 entries each: one per shape, and rollouts are ragged. Memory would grow by tens
+    # of MB per step. Chosen by benchmarks/memory_caches.py.
     "LRU_CACHE_CAPACITY": "16",
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
     "MODELSCOPE_LOG_LEVEL": "CRITICAL",  # what it reports in ten lines, we say in one
