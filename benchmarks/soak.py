@@ -24,21 +24,17 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 import psutil
+from soak_watch import Disk, Look, Watch, children, summarize
 
-from rl_core.host_memory import own_bytes, worker_name
 from rl_core.statistics import theil_sen_slope
 
 ROOT: Final = Path(__file__).parent.parent
-MOST_MB_PER_STEP: Final = 0.2
-MOST_MORE: Final = 4
-"""Open files and threads: by so many the last quarter of the steps may exceed the first."""
-_MB: Final = 1e6
 _INTERVAL_S: Final = 1.0
 _DISK_INTERVAL_S: Final = 10.0
 _LIMIT_S: Final = 600.0
@@ -55,157 +51,6 @@ _JOB: Final = (
     # Both quotas are met on the way, so that pruning and ageing have something to do.
     *("checkpoints.keep_last=2", "storage.rollout_quota_bytes=200000"),
 )
-
-
-@dataclass(frozen=True)
-class Look:
-    """One process, or several of one name, at one moment."""
-
-    step: int
-    time_s: float
-    own_mb: float
-    files: int
-    threads: int
-    cpu_s: float
-
-
-@dataclass(frozen=True)
-class Row:
-    """What became of one process over the steps after the warm-up."""
-
-    name: str
-    mb_first: float
-    mb_last: float
-    mb_per_step: float
-    files_more: float
-    threads_more: float
-    cpu_s_per_step: float
-    cpu_drift: float
-    """Of the CPU seconds per step over all these steps, as a share of them."""
-
-    def faults(self) -> list[str]:
-        """Returns what is beyond its limit, in words."""
-        found = []
-        if self.mb_per_step > MOST_MB_PER_STEP:
-            found.append(f"{self.name} gains {self.mb_per_step:.2f} MB per step")
-        for what, more in (("open files", self.files_more), ("threads", self.threads_more)):
-            if more > MOST_MORE:
-                found.append(f"{self.name} has {more:.0f} more {what} than at first")
-        return found
-
-
-def summarize(name: str, looks: Sequence[Look]) -> Row:
-    """Returns one process's row of the table."""
-
-    def slope(values: Sequence[float], steps: Sequence[float]) -> float:
-        return theil_sen_slope(list(zip(steps, values, strict=True)))
-
-    quarter = max(len(looks) // 4, 1)
-
-    def more(values: Sequence[int]) -> float:
-        return statistics.median(values[-quarter:]) - statistics.median(values[:quarter])
-
-    steps = [float(look.step) for look in looks]
-    rates = [
-        (b.step, (b.cpu_s - a.cpu_s) / (b.step - a.step))
-        for a, b in zip(looks[:-10], looks[10:], strict=True)  # over ten looks: the clock is coarse
-        if b.step > a.step
-    ]
-    cpu_s = statistics.median(rate for _, rate in rates) if rates else 0.0
-    drift = theil_sen_slope(rates) * (steps[-1] - steps[0]) / cpu_s if cpu_s > 0 else 0.0
-    return Row(
-        name,
-        mb_first=statistics.median(look.own_mb for look in looks[:quarter]),
-        mb_last=statistics.median(look.own_mb for look in looks[-quarter:]),
-        mb_per_step=slope([look.own_mb for look in looks], steps),
-        files_more=more([look.files for look in looks]),
-        threads_more=more([look.threads for look in looks]),
-        cpu_s_per_step=cpu_s,
-        cpu_drift=drift,
-    )
-
-
-class Watch:
-    """Looks at all processes of a run and of its server.
-
-    Args:
-        run: the command's process.
-        server: the server's.
-    """
-
-    def __init__(self, run: psutil.Process, server: psutil.Process) -> None:
-        self._run, self._server = run, server
-        self.looks: dict[str, list[Look]] = {}
-        self.environments: dict[str, dict[str, str]] = {}
-        self.ray_folder: Path | None = None
-
-    def look(self, step: int) -> None:
-        """Looks once."""
-        found: dict[str, list[float]] = {}
-        for name, process in self._processes():
-            with suppress(psutil.Error, OSError, LookupError):  # processes come and go
-                times = process.cpu_times()
-                seen = (
-                    own_bytes(process.pid) / _MB,
-                    process.num_fds(),
-                    process.num_threads(),
-                    times.user + times.system,
-                )
-                so_far = found.get(name, [0.0] * len(seen))
-                found[name] = [a + b for a, b in zip(so_far, seen, strict=True)]
-                if name not in self.environments:
-                    self.environments[name] = process.environ()
-        now = time.monotonic()
-        for name, (own_mb, files, threads, cpu_s) in found.items():
-            look = Look(step, now, own_mb, int(files), int(threads), cpu_s)
-            self.looks.setdefault(name, []).append(look)
-
-    def _processes(self) -> Iterator[tuple[str, psutil.Process]]:
-        for process in (self._server, *_children(self._server)):
-            yield "server", process
-        yield "flow", self._run
-        for process in _children(self._run):
-            with suppress(psutil.Error, OSError):
-                command = process.cmdline()
-                if "tasks.child" in command:
-                    yield command[command.index("tasks.child") + 1], process
-                    continue
-                name = worker_name(process.pid)
-                yield (name if name != "others" else self._ray_name(process)), process
-
-    def _ray_name(self, process: psutil.Process) -> str:
-        """Returns `raylet`, `gcs_server`, ..., and notes where Ray keeps its session."""
-        for argument in process.cmdline():
-            if argument.startswith("--temp-dir="):
-                self.ray_folder = Path(argument.partition("=")[2])
-        name = process.name()
-        return name if name in ("raylet", "gcs_server") else "ray, others"
-
-
-class Disk:
-    """Bytes and files in folders, by step."""
-
-    def __init__(self, folders: Mapping[str, Path]) -> None:
-        self.folders = dict(folders)
-        self.seen: dict[str, list[tuple[int, float, int]]] = {}
-
-    def look(self, step: int) -> None:
-        """Looks once."""
-        for name, folder in self.folders.items():
-            sizes = []
-            # Folders may vanish in the middle of it, which `os.walk` does not mind.
-            paths = [Path(at, file) for at, _, files in os.walk(folder) for file in files]
-            for path in [folder] if folder.is_file() else paths:
-                with suppress(OSError):
-                    sizes.append(path.stat().st_blocks * 512)
-            self.seen.setdefault(name, []).append((step, sum(sizes) / _MB, len(sizes)))
-
-
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return list(process.children(recursive=True))
-    except psutil.NoSuchProcess:
-        return []
 
 
 @contextmanager
@@ -227,7 +72,7 @@ def server(folder: Path, environment: Mapping[str, str]) -> Iterator[psutil.Proc
             time.sleep(0.2)
         yield process
     finally:
-        family = [process, *_children(process)]
+        family = [process, *children(process)]
         process.terminate()
         for left in psutil.wait_procs(family, timeout=30)[1]:
             left.kill()

@@ -25,6 +25,7 @@ STEPS, WARM_UP, LIMIT_S = 200, 60, 1_500
 
 @pytest.fixture
 def soak(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(FILE.parent)
     spec = importlib.util.spec_from_file_location("soak", FILE)
     assert spec is not None
     assert spec.loader is not None
