@@ -42,7 +42,7 @@ def preflight(config: RunConfig) -> list[Finding]:
     """Returns what was found, whatever it was: the caller decides what a fatal finding stops."""
     return [
         *_storage(config),
-        *_own_files(config),
+        *_problems(config),
         *_installed(config),
         *device_findings(config),
         *_model(config),
@@ -107,9 +107,19 @@ def _verdict(findings: list[Finding]) -> str:
 
 
 def _own_files(config: RunConfig) -> Iterator[Finding]:
-    """Files that are not there, or with fewer problems than a step needs."""
+    """Files that are not there."""
     try:
         look_up_files(config.data)
+    except ValueError as error:
+        yield Finding("data", "fatal", str(error))
+
+
+def _problems(config: RunConfig) -> Iterator[Finding]:
+    """Files that are not there, or with fewer problems than a step needs."""
+    if missing := list(_own_files(config)):
+        yield from missing
+        return
+    try:
         planned_steps(config)
     except ValueError as error:
         yield Finding("data", "fatal", str(error))

@@ -56,8 +56,8 @@ PRINTED = """(main_task pid=3107) {'actor_rollout_ref': {'actor': {'ppo_mini_bat
 \x1b[36m(main_task pid=3107)\x1b[0m                    'model': {'path': '/root/qwen2505B'},
 (main_task pid=3107)                        'rollout': {'n': 1, 'name': 'vllm'}},
 (main_task pid=3107)  'algorithm': {'adv_estimator': 'gae', 'kl_ctrl': {'type': 'fixed'}},
-(main_task pid=3107)  'data': {'max_response_length': 1024, 'train_batch_size': 32,
-(main_task pid=3107)           'val_files': None},
+(main_task pid=3107)  'data': {'max_prompt_length': 256, 'max_response_length': 1024,
+(main_task pid=3107)           'train_batch_size': 32, 'val_files': None},
 (main_task pid=3107)  'trainer': {'logger': ['wandb'], 'resume': {}}}
 (main_task pid=3107) step:1 - critic/score/mean:0.036 - timing_s/step:8.990
 """

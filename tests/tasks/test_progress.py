@@ -144,7 +144,9 @@ def test_a_step_that_is_remembered_takes_no_names_of_its_own():
 
 def test_a_long_run_is_diagnosed_a_hundred_times_and_not_every_fifth_step(monkeypatch):
     looked_at = []
-    monkeypatch.setattr("tasks.progress.diagnose", lambda rows: looked_at.append(len(rows)) or [])
+    monkeypatch.setattr(
+        "tasks.progress.diagnose", lambda rows, _: looked_at.append(len(rows)) or []
+    )
     logger = logging.getLogger("progress")
     with TrainingProgress(logger, on_console=False, budget=BudgetConfig()) as progress:
         for step in range(1, 3_001):
