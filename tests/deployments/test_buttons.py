@@ -39,6 +39,10 @@ class Evening(Place):
         assert (record.status, record.steps) == ("interrupted", self.left_at)
         assert checkpoint.step == self.left_at < NUM_STEPS
 
+    def says(self, words: str) -> None:
+        """Waits for a line of the run's log: they come to the server a moment later."""
+        wait_for(lambda: any(words in line for line in self.flow_run.logs()), limit_s=TRUE_WITHIN_S)
+
 
 @pytest.fixture(scope="module")
 def evening(prefect: Prefect, tiny_overrides: list[str]) -> Iterator[Evening]:
@@ -58,7 +62,7 @@ def test_a_run_that_the_server_takes_for_lost_is_running_again(evening: Evening)
     state = {"name": "Crashed", "message": "No heartbeat for 90 s."}
     assert evening.flow_run.set_state("CRASHED", force=True, **state) == "ACCEPT"
     wait_for(lambda: evening.flow_run.is_in("Running"), limit_s=TRUE_WITHIN_S)
-    assert any("but it runs" in line for line in evening.flow_run.logs())
+    evening.says("but it runs")
 
 
 def test_suspend_saves_the_step_and_leaves(evening: Evening) -> None:
@@ -67,7 +71,7 @@ def test_suspend_saves_the_step_and_leaves(evening: Evening) -> None:
     reason = evening.run(ROOT).read().reason
     assert reason is not None
     assert "Resume in the UI" in reason
-    assert any("Resume in the UI" in line for line in evening.flow_run.logs())
+    evening.says("Resume in the UI")
 
 
 def test_resume_goes_on_where_it_was_left(evening: Evening) -> None:

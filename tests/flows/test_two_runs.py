@@ -52,7 +52,7 @@ def test_both_finish_and_share_what_is_made_once(tmp_path: Path, tiny_overrides:
         assert [json.loads(row)["step"] for row in rows] == list(range(NUM_STEPS + 1))
         rollouts = pl.read_parquet(folder / "rollouts" / "*.parquet")
         assert set(rollouts["run_id"]) == {folder.name}
-        assert (folder / "report.html").read_text().endswith("</html>\n")
+        assert (folder / "report.html").read_text().rstrip().endswith("</html>")
 
     for shared in ("data", "models"):
         made = [path for path in (place.root / shared).iterdir() if path.is_dir()]
