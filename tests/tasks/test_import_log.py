@@ -74,6 +74,7 @@ def test_verls_settings_are_found_before_the_steps() -> None:
         "actor_rollout_ref.rollout.name": "vllm",
         "algorithm.adv_estimator": "gae",
         "algorithm.kl_ctrl.type": "fixed",
+        "data.max_prompt_length": 256,
         "data.max_response_length": 1_024,
         "data.train_batch_size": 32,
         "data.val_files": None,
