@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from rl_core.process_env import apply_defaults
+from rl_core.system.process_env import apply_defaults
 
 apply_defaults()
 
@@ -27,11 +27,11 @@ import torch  # noqa: E402  # reads its settings from the environment on import
 import transformers  # noqa: E402
 
 from rl_core.batch import TrainBatch  # noqa: E402
-from rl_core.checkpoints import save_checkpoint  # noqa: E402
-from rl_core.config import RunConfig  # noqa: E402
-from rl_core.learner import Learner  # noqa: E402
-from rl_core.manifest import find_damage  # noqa: E402
-from rl_core.memory_plan import ModelShape  # noqa: E402
+from rl_core.checkpoints.manifest import find_damage  # noqa: E402
+from rl_core.checkpoints.store import save_checkpoint  # noqa: E402
+from rl_core.config.run import RunConfig  # noqa: E402
+from rl_core.learner.learner import Learner  # noqa: E402
+from rl_core.resources.memory_plan import ModelShape  # noqa: E402
 
 SHAPE = {
     "hidden_size": 896,

@@ -31,14 +31,14 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from rl_core.config import RunConfig, TrainerConfig
-from rl_core.diagnosis import diagnose, repeated_share
-from rl_core.host_memory import INTERVAL_S, usage_now
-from rl_core.tensorboard_tracker import TensorBoardTracker
-from rl_core.tracking import RunFolder
-from rl_core.upkeep_config import StorageConfig
-from rl_core.wandb_tracker import WandbTracker
-from tasks.progress import DIAGNOSIS_STEPS
+from rl_core.config.operations import StorageConfig
+from rl_core.config.run import RunConfig, TrainerConfig
+from rl_core.runs.run_folder import RunFolder
+from rl_core.tracking.diagnosis import diagnose, repeated_share
+from rl_core.tracking.host_memory import INTERVAL_S, usage_now
+from rl_core.tracking.tensorboard_tracker import TensorBoardTracker
+from rl_core.tracking.wandb_tracker import WandbTracker
+from tasks.prefect_ui.progress import DIAGNOSIS_STEPS
 
 METRICS = {f"timing_s/phase_{i}": i / 7 for i in range(70)}
 LOGGERS: tuple[tuple[str, ...], ...] = ((), ("tensorboard",), ("wandb",))

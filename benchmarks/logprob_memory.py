@@ -24,7 +24,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from rl_core.process_env import apply_defaults
+from rl_core.system.process_env import apply_defaults
 
 apply_defaults()
 

@@ -34,7 +34,7 @@ def train(model: Path, num_rollouts: int) -> None:
     """Trains a step for each line of standard input, and says after each what it took."""
     from workload import Gate
 
-    from rl_core.process_env import apply_defaults, process_environment
+    from rl_core.system.process_env import apply_defaults, process_environment
 
     os.environ.update(process_environment(num_threads=1, on_gpu=False, offline=True))
     apply_defaults()
@@ -42,11 +42,11 @@ def train(model: Path, num_rollouts: int) -> None:
 
     import numpy as np
 
-    from flows.compose import compose
-    from rl_core.actors import PAD_ID
+    from flows.settings.compose import compose
     from rl_core.batch import collate
-    from rl_core.learner import Learner
+    from rl_core.learner.learner import Learner
     from rl_core.types import Completion, Problem, Rollout, ScoredText
+    from rl_core.workers.actors import PAD_ID
 
     sizes = (f"data.train_batch_size={num_rollouts}", f"actor.mini_batch_size={num_rollouts // 2}")
     config = compose([*OVERRIDES, *sizes])
@@ -143,7 +143,7 @@ def make_model(folder: Path) -> None:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from flows.compose import compose
+    from flows.settings.compose import compose
 
     size = compose(OVERRIDES).base_model
     torch.manual_seed(0)

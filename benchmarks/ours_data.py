@@ -11,9 +11,9 @@ from pathlib import Path
 
 from usage import print_report
 
-from rl_core.config import DataConfig
-from rl_core.dataset import write_dataset
-from rl_core.env_config import CountdownConfig
+from rl_core.config.env import CountdownConfig
+from rl_core.config.run import DataConfig
+from rl_core.data.dataset import write_dataset
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from workload import (
     text,
 )
 
-from rl_core.process_env import apply_defaults, hide_cuda_only_packages
+from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages
 
 apply_defaults()
 hide_cuda_only_packages()
@@ -33,20 +33,21 @@ hide_cuda_only_packages()
 import torch  # noqa: E402  # reads its settings from the environment on import
 from transformers import PreTrainedTokenizerFast  # noqa: E402
 
-from rl_core.actors import ENGINES, PAD_ID  # noqa: E402
 from rl_core.batch import collate  # noqa: E402
-from rl_core.collection import PromptedProblem, build_requests  # noqa: E402
-from rl_core.config import RunConfig  # noqa: E402
-from rl_core.learner import Learner  # noqa: E402
-from rl_core.preparation import rollout_columns  # noqa: E402
+from rl_core.config.run import RunConfig  # noqa: E402
+from rl_core.learner.experience import rollout_columns  # noqa: E402
+from rl_core.learner.learner import Learner  # noqa: E402
+from rl_core.rollout.collector import build_requests  # noqa: E402
 from rl_core.rollout.protocol import RolloutEngine, in_order  # noqa: E402
 from rl_core.types import (  # noqa: E402
     Completion,
     Problem,
+    PromptedProblem,
     Rollout,
     SamplingSettings,
     ScoredText,
 )
+from rl_core.workers.actors import ENGINES, PAD_ID  # noqa: E402
 
 MICRO_BATCH_TOKENS = 1_300
 """Two groups of eight: as fast as 2,048 on the machines at hand, with 96 MB less."""

@@ -32,7 +32,7 @@ import httpx
 import psutil
 from soak_watch import Disk, Look, Watch, children, summarize
 
-from rl_core.statistics import theil_sen_slope
+from rl_core.evaluation.statistics import theil_sen_slope
 
 ROOT: Final = Path(__file__).parent.parent
 _INTERVAL_S: Final = 1.0

@@ -13,8 +13,8 @@ from typing import Final
 
 import psutil
 
-from rl_core.host_memory import own_bytes, worker_name
-from rl_core.statistics import theil_sen_slope
+from rl_core.evaluation.statistics import theil_sen_slope
+from rl_core.tracking.host_memory import own_bytes, worker_name
 
 MOST_MB_PER_STEP: Final = 0.2
 MOST_MORE: Final = 4
@@ -132,8 +132,8 @@ class Watch:
         for process in children(self._run):
             with suppress(psutil.Error, OSError):
                 command = process.cmdline()
-                if "tasks.child" in command:
-                    yield command[command.index("tasks.child") + 1], process
+                if "tasks.supervision.child" in command:
+                    yield command[command.index("tasks.supervision.child") + 1], process
                     continue
                 name = worker_name(process.pid)
                 yield (name if name != "others" else self._ray_name(process)), process

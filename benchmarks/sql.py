@@ -135,7 +135,7 @@ def median(work: Callable[[], Any]) -> tuple[float, float]:
 
 def cases(only: str) -> Iterator[tuple[str, dict[str, str], str | None]]:
     """Yields each question with its defaults, and as its Example asks it: name, values, run."""
-    from tasks.sql import list_queries
+    from tasks.queries.sql import list_queries
 
     for query in list_queries():
         if only and query.name not in only.split(","):
@@ -153,7 +153,7 @@ def cases(only: str) -> Iterator[tuple[str, dict[str, str], str | None]]:
 
 def ask_all(root: Path, only: str) -> None:
     """Asks every question and prints a table, the slowest last."""
-    from tasks.sql import ask
+    from tasks.queries.sql import ask
 
     lines = []
     for name, values, run in cases(only):
@@ -186,7 +186,7 @@ def ask_peer(root: Path, folder: Path) -> None:
     """Asks the same of verl's dump, and prints how many times our seconds that takes."""
     import duckdb
 
-    from tasks.sql import ask
+    from tasks.queries.sql import ask
 
     write_peer(root, folder)
     size = sum(file.stat().st_size for file in folder.rglob("*.jsonl"))
@@ -204,7 +204,7 @@ def ask_peer(root: Path, folder: Path) -> None:
 
 def time_command(root: Path) -> None:
     """Prints what a person waits for the command line, Python's start included."""
-    main = "from flows.cli import main; main()"
+    main = "from flows.cli.main import main; main()"
     command = [sys.executable, "-c", main, "sql", "learning_curve", "--run", "latest"]
 
     def run_it() -> None:

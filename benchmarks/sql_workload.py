@@ -17,15 +17,14 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 
-from rl_core.checkpoints import save_checkpoint
-from rl_core.config import RunConfig
+from rl_core.checkpoints.store import save_checkpoint
+from rl_core.config.operations import StorageConfig
+from rl_core.config.run import RunConfig
 from rl_core.envs.countdown import render_prompt
-from rl_core.evaluation import label_rows, write_rows
-from rl_core.held_out_log import MOST_PROBLEMS
-from rl_core.schema import RESCORES, ROLLOUTS
-from rl_core.tracking import RunFolder
+from rl_core.evaluation.rows import label_rows, write_rows
+from rl_core.runs.run_folder import RunFolder
+from rl_core.schema import MOST_VALIDATION_ROWS, RESCORES, ROLLOUTS
 from rl_core.types import Completion, Problem, Rollout, ScoredText
-from rl_core.upkeep_config import StorageConfig
 
 PROMPTS, GROUP_SIZE = 64, 4
 STEP_ROWS = PROMPTS * GROUP_SIZE
@@ -180,7 +179,7 @@ class Author:
 
     def held_out(self, skill: float) -> list[Rollout]:
         """Returns the answers that a run keeps of a test: to the first problems, the same ones."""
-        dice = self._random.random(MOST_PROBLEMS).tolist()
+        dice = self._random.random(MOST_VALIDATION_ROWS).tolist()
         return [self.rollout(index, (index, 0), die / skill, 8) for index, die in enumerate(dice)]
 
     def evaluation(self) -> Iterator[dict[str, object]]:

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from workload import RESPONSE_TOKENS, SHAPE, VARIANTS, prompts
 
-from rl_core.process_env import process_environment
+from rl_core.system.process_env import process_environment
 
 HERE = Path(__file__).parent
 WORK = HERE.parent / ".benchmarks"

@@ -58,14 +58,14 @@ def main() -> None:
     options = arguments()
     limit_threads(options.threads)
 
-    from rl_core.base_tokenizer import train_tokenizer
-    from rl_core.config import DataConfig, RunConfig
-    from rl_core.dataset import content_hash, read_verified, write_dataset
-    from rl_core.parquet_guard import read_parquet
-    from rl_core.prompt_lengths import measure_all
-    from rl_core.prompts import count_tokens, encode_prompt, load_tokenizer
-    from tasks.check_tables import recounts_table, solutions_table
+    from rl_core.config.run import DataConfig, RunConfig
+    from rl_core.data.dataset import content_hash, read_verified, write_dataset
+    from rl_core.data.parquet_guard import read_parquet
+    from rl_core.data.prompt_lengths import measure_all
+    from rl_core.data.prompts import count_tokens, encode_prompt, load_tokenizer
+    from rl_core.sft.tokenizer import train_tokenizer
     from tasks.validate import check_dataset, measure_prompts, run_checks
+    from tasks.validation.check_tables import recounts_table, solutions_table
 
     config = RunConfig(data=DataConfig(train_size=options.rows, max_prompt_length=1024))
     with tempfile.TemporaryDirectory() as temporary:

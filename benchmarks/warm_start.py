@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rl_core.process_env import apply_defaults
+from rl_core.system.process_env import apply_defaults
 
 apply_defaults()
 
@@ -24,10 +24,10 @@ from transformers import (  # noqa: E402
     LogitsProcessorList,
 )
 
-from flows.compose import compose  # noqa: E402
-from rl_core.dataset import read_problems  # noqa: E402
+from flows.settings.compose import compose  # noqa: E402
+from rl_core.data.dataset import read_problems  # noqa: E402
 from rl_core.envs.countdown import render_prompt, score_response  # noqa: E402
-from rl_core.search_traces import ANSWER_OPEN, VERDICTS, check_response  # noqa: E402
+from rl_core.sft.search_traces import ANSWER_OPEN, VERDICTS, check_response  # noqa: E402
 from tasks.base_model import base_model  # noqa: E402
 from tasks.generate import generate_dataset  # noqa: E402
 

@@ -3,7 +3,7 @@
     preflight -> generate -> validate -> base model -> train -> prune -> evaluate -> promote
     -> report
 
-Not here: what a stage does (`tasks/`), and how the command line shows it (`flows/cli.py`).
+Not here: what a stage does (`tasks/`), and how the command line shows it (`flows/cli/main.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rl_core.process_env import apply_defaults, hide_cuda_only_packages
+from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages
 
 apply_defaults()  # a Prefect worker starts this module without our command line
 hide_cuda_only_packages()
@@ -20,26 +20,26 @@ from prefect import Task, flow  # noqa: E402  # transformers and vLLM come with 
 from prefect.client.schemas.objects import FlowRun, State, TaskRun  # noqa: E402
 from prefect.context import FlowRunContext  # noqa: E402
 
-from flows.chain import Chain  # noqa: E402
-from flows.compose import PresetName, compose, own_settings  # noqa: E402
 from flows.errors import one_line  # noqa: E402
-from flows.flow_run_state import heeding_the_server  # noqa: E402
-from flows.lease import outlive_lost_leases  # noqa: E402
-from flows.run_record import choose_run, recorded  # noqa: E402
-from rl_core.config import RunConfig  # noqa: E402
+from flows.prefect_patches.lease import outlive_lost_leases  # noqa: E402
+from flows.runs.chain import Chain  # noqa: E402
+from flows.runs.run_record import choose_run, recorded  # noqa: E402
+from flows.runs.state import heeding_the_server  # noqa: E402
+from flows.settings.compose import PresetName, compose, own_settings  # noqa: E402
+from rl_core.config.run import RunConfig  # noqa: E402
 from rl_core.errors import OutOfMemory, Stalled, WorkerDied  # noqa: E402
-from rl_core.tracking import RunFolder, utc_now  # noqa: E402
-from tasks.attempts import attempt_name, changes_for_retry, settings_in_force  # noqa: E402
+from rl_core.runs.run_folder import RunFolder, utc_now  # noqa: E402
 from tasks.base_model import cached_base_model  # noqa: E402
 from tasks.evaluate import evaluate_task  # noqa: E402
-from tasks.finished import is_trained  # noqa: E402
-from tasks.flow_run import logs_in_ui, tag_flow_run  # noqa: E402
 from tasks.generate import cached_dataset  # noqa: E402
+from tasks.prefect_ui.attempts import attempt_name, changes_for_retry, settings_in_force  # noqa: E402
+from tasks.prefect_ui.flow_run import logs_in_ui, tag_flow_run  # noqa: E402
+from tasks.prefect_ui.result_keys import is_trained  # noqa: E402
 from tasks.preflight import preflight_task  # noqa: E402
 from tasks.promote import promote_task  # noqa: E402
 from tasks.prune import prune_task  # noqa: E402
 from tasks.report import report_task  # noqa: E402
-from tasks.supervision import train_task  # noqa: E402
+from tasks.train import train_task  # noqa: E402
 from tasks.validate import validate_task  # noqa: E402
 
 outlive_lost_leases()
@@ -75,8 +75,8 @@ def settings_of(preset: str, overrides: Sequence[str]) -> RunConfig:
 def run_pipeline(config: RunConfig) -> RunFolder:
     """Runs every stage inside a flow run and returns the run, finished.
 
-    Retry in the UI does not repeat a stage that is done (tasks/finished.py), but for preflight,
-    which looks at the machine of today.
+    Retry in the UI does not repeat a stage that is done (tasks/prefect_ui/result_keys.py), but for
+    preflight, which looks at the machine of today.
     """
     tag_flow_run(config)
     preflight_task(config)

@@ -1,9 +1,9 @@
-"""How a command of `countdown-train` ends when it does not end well (exit codes: flows/cli.py)."""
+"""How a command of `countdown-train` ends when it does not end well; main.py has the exit codes."""
 
 from __future__ import annotations
 
-from rl_core.atomic import is_disk_full
-from rl_core.printable import printable
+from rl_core.system.atomic import is_disk_full
+from rl_core.system.printable import printable
 
 
 class SettingsError(ValueError):

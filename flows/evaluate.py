@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rl_core.process_env import apply_defaults, hide_cuda_only_packages
+from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages
 
 apply_defaults()  # a Prefect worker starts this module without our command line
 hide_cuda_only_packages()
@@ -12,10 +12,10 @@ hide_cuda_only_packages()
 from prefect import flow  # noqa: E402  # transformers and vLLM come with the tasks below
 
 from flows.evaluate_checkpoint import choose  # noqa: E402
-from flows.flow_run_state import heeding_the_server  # noqa: E402
+from flows.runs.state import heeding_the_server  # noqa: E402
 from tasks.evaluate_checkpoint import evaluate_models_task  # noqa: E402
-from tasks.flow_run import logs_in_ui  # noqa: E402
 from tasks.generate import cached_dataset  # noqa: E402
+from tasks.prefect_ui.flow_run import logs_in_ui  # noqa: E402
 
 
 @flow(name="evaluate")

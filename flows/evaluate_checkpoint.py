@@ -11,16 +11,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flows.compose import compose
 from flows.errors import BadInputError
-from flows.existing import settings_of_run
-from rl_core.config import RunConfig
-from rl_core.dataset import generator_settings
-from rl_core.evaluation_summary import EvaluationSummary
-from tasks.answers import Answers, as_table
-from tasks.checkpoint_names import NamedModel, find_model
+from flows.runs.lookup import settings_of_run
+from flows.settings.compose import compose
+from rl_core.config.run import RunConfig
+from rl_core.data.dataset import generator_settings
+from rl_core.evaluation.summary import EvaluationSummary
 from tasks.evaluate_checkpoint import Evaluated, evaluate_models
 from tasks.generate import generate_dataset
+from tasks.queries.checkpoint_names import NamedModel, find_model
+from tasks.report_page.answers import Answers, as_table
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,16 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.logging import get_run_logger
 from prefect.logging.loggers import flow_run_logger
 
-from flows.compose import PresetName
 from flows.countdown_train import name_of, own_name, run_pipeline, settings_of
 from flows.errors import one_line
-from flows.run_record import choose_run
-from rl_core.atomic import reading
-from rl_core.champion import Reign
-from rl_core.config import RunConfig
-from rl_core.log_file import redact
-from rl_core.tracking import RunFolder
-from tasks.notify import Listeners, notify, notify_task, warn_of_mistakes
+from flows.runs.run_record import choose_run
+from flows.settings.compose import PresetName
+from rl_core.checkpoints.champion import PromotedContender
+from rl_core.config.run import RunConfig
+from rl_core.runs.run_folder import RunFolder
+from rl_core.system.atomic import reading
+from rl_core.system.log_file import redact
+from tasks.prefect_ui.notify import Listeners, notify, notify_task, warn_of_mistakes
 from tasks.start import champion_of, start_task
 
 
@@ -128,7 +128,7 @@ def _run(config: RunConfig | None) -> RunFolder | None:
     return run if (run.path / "run.json").exists() else None
 
 
-def _champion(config: RunConfig, run: RunFolder) -> Reign | None:
+def _champion(config: RunConfig, run: RunFolder) -> PromotedContender | None:
     """Returns the champion of a run's problems; None, too, where nothing tells it."""
     data = run.read().data
     try:

@@ -7,15 +7,15 @@ from typing import Any
 
 from prefect import flow
 
-from flows.compose import compose
 from flows.errors import BadInputError
-from flows.existing import find_run, settings_of_run
-from rl_core.config import RunConfig
-from rl_core.run_owner import close_lost_runs
-from rl_core.tracking import RunFolder
-from tasks.flow_run import logs_in_ui
+from flows.runs.lookup import find_run, settings_of_run
+from flows.settings.compose import compose
+from rl_core.config.run import RunConfig
+from rl_core.runs.lock import close_lost_runs
+from rl_core.runs.run_folder import RunFolder
+from tasks.prefect_ui.flow_run import logs_in_ui
 from tasks.prune import prune_runs_task
-from tasks.run_files import find_runs
+from tasks.queries.run_tables import find_runs
 
 _WHERE = ("run_id=", "storage.root=")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import pyarrow as pa
 
 _MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string())])
@@ -121,3 +123,6 @@ RESCORES = pa.schema(
     ]
 )
 """Rollouts scored anew: `changed` names the settings that differ from the run's own."""
+
+MOST_VALIDATION_ROWS: Final = 128
+"""Kept of each test: to read, not to count, so the disk need not hold them all."""

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rl_core.collection import Collected, PromptedProblem, collect, read_answers, to_rollouts
-from rl_core.config import RunConfig
-from rl_core.data_order import batch_indices, steps_per_epoch, total_steps
-from rl_core.phases import per_token_ms
-from rl_core.rollout_ahead import Clock, RolloutsAhead
-from rl_core.token_budgets import tell_of_memory
-from rl_core.types import GenerationRequest, Rollout, SamplingSettings
+from rl_core.config.run import RunConfig
+from rl_core.data.sampling import batch_indices, steps_per_epoch, total_steps
+from rl_core.learner.profiling import per_token_ms
+from rl_core.resources.token_budgets import tell_of_memory
+from rl_core.rollout.collector import Collected, collect, read_answers, to_rollouts
+from rl_core.rollout.prefetch import Clock, RolloutsAhead
+from rl_core.types import GenerationRequest, PromptedProblem, Rollout, SamplingSettings
 
 if TYPE_CHECKING:
-    from rl_core.background_save import BackgroundSave
-    from rl_core.rewards import Rewards
-    from rl_core.tracking import RunFolder
-    from rl_core.workers import Workers
+    from rl_core.checkpoints.background_save import BackgroundSave
+    from rl_core.rewards.scoring import Rewards
+    from rl_core.runs.run_folder import RunFolder
+    from rl_core.workers.cluster import Workers
 
 _logger = logging.getLogger(__name__)
 

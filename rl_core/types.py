@@ -40,6 +40,15 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class PromptedProblem:
+    """A problem with its prompt as text and as token ids: tokenized once per run."""
+
+    problem: Problem
+    prompt_text: str
+    prompt_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class ScoredText:
     """A scorer's verdict on one response, whatever the env."""
 

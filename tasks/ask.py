@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from rl_core.config import RunConfig
-from rl_core.env_config import CountdownConfig
+from rl_core.config.env import CountdownConfig
+from rl_core.config.run import RunConfig
 from rl_core.envs import countdown, gsm8k
-from rl_core.process_env import hide_cuda_only_packages, process_environment
-from rl_core.seeds import seed_of
+from rl_core.system.process_env import hide_cuda_only_packages, process_environment
+from rl_core.system.seeds import seed_of
 from rl_core.types import GenerationRequest, Problem, SamplingSettings, ScoredText
 
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ def ask_model(
     threads = config.resources.learner_threads
     os.environ |= process_environment(num_threads=threads, on_gpu=on_gpu, offline=True)
     hide_cuda_only_packages()
-    from rl_core.prompts import encode_prompt, load_tokenizer
-    from rl_core.rewards import start_rewards
+    from rl_core.data.prompts import encode_prompt, load_tokenizer
+    from rl_core.rewards.scoring import start_rewards
 
     tokenizer = load_tokenizer(str(model))
     chat = config.env.prompt_template == "chat"

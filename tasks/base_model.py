@@ -1,6 +1,6 @@
 """Base model: the folder that training starts from, named by `model.path` or home-made and cached.
 
-Not the training itself: `rl_core/warm_start.py` makes the home-made model.
+Not the training itself: `rl_core/sft/train.py` makes the home-made model.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any, Final
 from prefect import task
 from prefect.context import TaskRunContext
 
-from rl_core.atomic import locked, sweep_leftovers
-from rl_core.config import RunConfig
-from rl_core.dataset import generator_settings, read_problems, read_solutions
-from rl_core.env_config import CountdownConfig
+from rl_core.config.env import CountdownConfig
+from rl_core.config.run import RunConfig
+from rl_core.data.dataset import generator_settings, read_problems, read_solutions
 from rl_core.envs.countdown import render_prompt
-from tasks.artifacts import create_table_artifact
-from tasks.finished import once_per_flow_run
+from rl_core.system.atomic import locked, sweep_leftovers
+from tasks.prefect_ui.artifacts import create_table_artifact
+from tasks.prefect_ui.result_keys import once_per_flow_run
 
 if TYPE_CHECKING:
-    from rl_core.lessons import Lessons
-    from rl_core.warm_start import WarmStartReport
+    from rl_core.sft.examples import Lessons
+    from rl_core.sft.train import WarmStartReport
 
 RECIPE_VERSION: Final = 2
 """Part of the cache key: raise it when the same settings would make another model."""
@@ -46,7 +46,7 @@ def base_model(config: RunConfig, data: Path) -> Path:
         data: folder of the data set.
     """
     if config.model.path is not None:
-        from rl_core.prompts import resolve_model
+        from rl_core.data.prompts import resolve_model
 
         return resolve_model(config.model.path)
     folder = home_made_folder(config)
@@ -125,7 +125,7 @@ def cached_base_model(config: RunConfig, data: Path) -> Path:
 def _warm_start(config: RunConfig, data: Path, folder: Path) -> WarmStartReport:
     from transformers.utils.logging import disable_progress_bar
 
-    from rl_core.warm_start import make_base_model
+    from rl_core.sft.train import make_base_model
 
     disable_progress_bar()  # of saving one small file
     _logger.info("warm-starting the home-made base model: %d steps", config.base_model.steps)
@@ -138,8 +138,8 @@ def _warm_start(config: RunConfig, data: Path, folder: Path) -> WarmStartReport:
 
 
 def _lessons(config: RunConfig, data: Path) -> Lessons:
-    from rl_core.search_lessons import SearchLessons
-    from rl_core.solution_lessons import SolutionLessons
+    from rl_core.sft.search_examples import SearchLessons
+    from rl_core.sft.solution_examples import SolutionLessons
 
     env, settings = config.env, config.base_model
     files = [data / f"{split}.parquet" for split in ("train", "test")]

@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow.parquet as pq
 from prefect import task
 
-from rl_core.champion import champion_file, read_champion
-from rl_core.checkpoints import list_checkpoints, reading_latest, reading_sound
-from rl_core.config import RunConfig
-from rl_core.evaluation import read_rows
-from rl_core.evaluation_files import PAGE
-from rl_core.evaluation_summary import EvaluationSummary, summarise
-from rl_core.full_disk import write_unless_full
-from rl_core.tracking import RunFolder
+from rl_core.checkpoints.champion import champion_file, read_champion
+from rl_core.checkpoints.store import list_checkpoints, reading_latest, reading_sound
+from rl_core.config.run import RunConfig
+from rl_core.evaluation.files import PAGE
+from rl_core.evaluation.rows import read_rows
+from rl_core.evaluation.summary import EvaluationSummary, summarise
+from rl_core.runs.full_disk import write_unless_full
+from rl_core.runs.run_folder import RunFolder
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
-from rl_core.workers import Workers
-from tasks.answers import IN_ARTIFACT, choose_answers, show_answers, write_page
-from tasks.artifacts import create_table_artifact
+from rl_core.workers.cluster import Workers
 from tasks.evaluator import Engines, Evaluator, Rows
-from tasks.finished import once_per_training
-from tasks.supervision import call_supervised
+from tasks.prefect_ui.artifacts import create_table_artifact
+from tasks.prefect_ui.result_keys import once_per_training
+from tasks.report_page.answers import IN_ARTIFACT, choose_answers, show_answers, write_page
+from tasks.supervision.supervisor import call_supervised
 
 if TYPE_CHECKING:
-    from tasks.child import Channel
+    from tasks.supervision.child import Channel
 
 GROUPS: Final = "Greedy accuracy by how many numbers and how many solutions a problem has."
 """What the table of `group_table` shows."""
@@ -108,7 +108,7 @@ def evaluate_with(
 
     Writes `eval/base.parquet` and `eval/step_000100.parquet`, and `accuracy_before` and
     `accuracy_after` in `run.json`. Asked otherwise than the run's own settings say, both models'
-    rows lie beside those, and `run.json` stays: see `rl_core/evaluation_files.py`. The champion of
+    rows lie beside those, and `run.json` stays: see `rl_core/evaluation/files.py`. The champion of
     these problems is asked too where its rows under these settings are missing, so that the
     checkpoint can be compared with it.
     """

@@ -11,16 +11,13 @@ from typing import Any
 
 from prefect import task
 
-from rl_core.checkpoints import reading_sound
-from rl_core.config import RunConfig
-from rl_core.evaluation import read_rows
-from rl_core.evaluation_files import PAGE
-from rl_core.evaluation_summary import Comparison, EvaluationSummary, compare, summarise
-from rl_core.tracking import RunFolder
-from rl_core.workers import Workers
-from tasks.answers import IN_ARTIFACT, Answers, choose_answers, show_answers, write_page
-from tasks.artifacts import create_table_artifact
-from tasks.checkpoint_names import NamedModel
+from rl_core.checkpoints.store import reading_sound
+from rl_core.config.run import RunConfig
+from rl_core.evaluation.files import PAGE
+from rl_core.evaluation.rows import read_rows
+from rl_core.evaluation.summary import Comparison, EvaluationSummary, compare, summarise
+from rl_core.runs.run_folder import RunFolder
+from rl_core.workers.cluster import Workers
 from tasks.evaluate import (
     GROUPS,
     checkpoint_name,
@@ -29,6 +26,9 @@ from tasks.evaluate import (
     summary_table,
 )
 from tasks.evaluator import Evaluator, Rows
+from tasks.prefect_ui.artifacts import create_table_artifact
+from tasks.queries.checkpoint_names import NamedModel
+from tasks.report_page.answers import IN_ARTIFACT, Answers, choose_answers, show_answers, write_page
 
 _logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """One evaluation: the test problems of a data set asked of any model, under given settings.
 
 Rows are kept by all that they depend on, so that nobody asks the same twice. Not here: which models
-a run asks, and where it keeps their rows (`tasks/evaluate.py`, `rl_core/evaluation_files.py`).
+a run asks, and where it keeps their rows (`tasks/evaluate.py`, `rl_core/evaluation/files.py`).
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from typing import Any, Final, Protocol
 
 import yaml
 
-from rl_core.atomic import is_disk_full
-from rl_core.collection import PromptedProblem
-from rl_core.config import RunConfig
-from rl_core.dataset import read_problems
-from rl_core.envs.scoring import score, strict_and_lenient
-from rl_core.evaluation import evaluate_model, label_rows, read_rows, write_rows
-from rl_core.manifest import model_digest
-from rl_core.prompts import encode_prompt, load_tokenizer
-from rl_core.reserve import demand_room
-from rl_core.rewards import start_rewards
-from rl_core.tracking import RunFolder
-from rl_core.types import Completion, GenerationRequest, Problem, SamplingSettings
+from rl_core.checkpoints.manifest import model_digest
+from rl_core.config.run import RunConfig
+from rl_core.data.dataset import read_problems
+from rl_core.data.prompts import encode_prompt, load_tokenizer
+from rl_core.evaluation.rows import evaluate_model, label_rows, read_rows, write_rows
+from rl_core.rewards.rules import score, strict_and_lenient
+from rl_core.rewards.scoring import start_rewards
+from rl_core.runs.run_folder import RunFolder
+from rl_core.system.atomic import is_disk_full
+from rl_core.system.disk_reserve import demand_room
+from rl_core.types import Completion, GenerationRequest, Problem, PromptedProblem, SamplingSettings
 
 EVALUATION_VERSION: Final = 2
 """Part of the cache key: raise it when the same model would get other rows."""

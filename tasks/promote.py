@@ -8,18 +8,19 @@ from typing import Any
 
 from prefect import task
 
-from rl_core.atomic import is_disk_full
-from rl_core.champion import Contender, Promotion, Reign, promote
-from rl_core.checkpoints import reading_latest
-from rl_core.config import RunConfig
-from rl_core.evaluation_summary import summarise
-from rl_core.manifest import model_digest
-from rl_core.retention import Checkpoint
-from rl_core.tracking import RunFolder, utc_now
-from tasks.artifacts import create_table_artifact
+from rl_core.checkpoints.champion import Contender, PromotedContender
+from rl_core.checkpoints.manifest import model_digest
+from rl_core.checkpoints.retention import Checkpoint
+from rl_core.checkpoints.store import reading_latest
+from rl_core.config.run import RunConfig
+from rl_core.evaluation.promotion import Promotion, promote
+from rl_core.evaluation.summary import summarise
+from rl_core.runs.run_folder import RunFolder, utc_now
+from rl_core.system.atomic import is_disk_full
 from tasks.evaluate import checkpoint_name
 from tasks.evaluator import Evaluator, Rows
-from tasks.finished import once_per_training
+from tasks.prefect_ui.artifacts import create_table_artifact
+from tasks.prefect_ui.result_keys import once_per_training
 
 _logger = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ def _compare(
     folder = checkpoint.path.resolve().relative_to(root.resolve())
     file = evaluator.rows_file(checkpoint_name(checkpoint.path), checkpoint.path)
 
-    def champion_rows(champion: Reign) -> Rows | None:
+    def champion_rows(champion: PromotedContender) -> Rows | None:
         path = root / champion.checkpoint
         return evaluator.known_rows(checkpoint_name(path), path)
 

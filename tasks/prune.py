@@ -8,13 +8,13 @@ from typing import Any, Final
 
 from prefect import task
 
-from rl_core.config import RunConfig
-from rl_core.pruning import prune
-from rl_core.retention import PruningDecision, gigabytes
-from rl_core.rollout_log import RolloutFile
-from rl_core.tracking import RunFolder
-from tasks.artifacts import create_table_artifact
-from tasks.finished import once_per_training
+from rl_core.checkpoints.pruning import prune
+from rl_core.checkpoints.retention import PruningDecision, gigabytes
+from rl_core.config.run import RunConfig
+from rl_core.runs.rollout_log import RolloutFile
+from rl_core.runs.run_folder import RunFolder
+from tasks.prefect_ui.artifacts import create_table_artifact
+from tasks.prefect_ui.result_keys import once_per_training
 
 LEFT_ALONE: Final = "left alone"
 _logger = logging.getLogger(__name__)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from prefect import task
 
-from rl_core.atomic import write_text_atomically
-from rl_core.full_disk import write_unless_full
-from rl_core.tracking import RunFolder
-from tasks.artifacts import create_image_artifact, create_markdown_artifact
-from tasks.learning_curve import learning_curve
-from tasks.report_data import gather
-from tasks.report_page import render_html, render_markdown
+from rl_core.runs.full_disk import write_unless_full
+from rl_core.runs.run_folder import RunFolder
+from rl_core.system.atomic import write_text_atomically
+from tasks.prefect_ui.artifacts import create_image_artifact, create_markdown_artifact
+from tasks.prefect_ui.learning_curve import learning_curve
+from tasks.report_page.data import gather
+from tasks.report_page.page import render_html, render_markdown
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rl_core.atomic import write_bytes_atomically
-from rl_core.config import RunConfig
-from rl_core.dataset import read_problems
-from rl_core.rewards import Rewards, start_rewards
+from rl_core.config.run import RunConfig
+from rl_core.data.dataset import read_problems
+from rl_core.rewards.scoring import Rewards, start_rewards
+from rl_core.runs.run_folder import RunFolder
 from rl_core.schema import RESCORES
-from rl_core.tracking import RunFolder
+from rl_core.system.atomic import write_bytes_atomically
 from rl_core.types import Problem
-from tasks.run_files import reading_rollouts
+from tasks.queries.run_tables import reading_rollouts
 
 _BATCH_ROWS = 8_192
 _COLUMNS = ["step", "group_id", "sample_index", "prompt_index", "response"]

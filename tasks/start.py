@@ -7,13 +7,13 @@ from pathlib import Path
 from prefect import task
 from prefect.logging import get_run_logger
 
-from rl_core.champion import Champion, champion_file, read_champion
-from rl_core.config import RunConfig
-from rl_core.memory_plan import ModelShape
+from rl_core.checkpoints.champion import Champion, champion_file, read_champion
+from rl_core.config.run import RunConfig
+from rl_core.resources.memory_plan import ModelShape
 from tasks.evaluator import Evaluator
-from tasks.finished import once_per_flow_run
 from tasks.generate import generate_dataset
-from tasks.preflight_plans import model_shape
+from tasks.prefect_ui.result_keys import once_per_flow_run
+from tasks.preflight_checks.plans import model_shape
 
 
 def champion_of(config: RunConfig, data: Path) -> Champion | None:

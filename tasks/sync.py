@@ -7,9 +7,9 @@ from pathlib import Path
 
 import yaml
 
-from rl_core.reachability import wandb_url, why_silent
-from rl_core.wandb_run_id import TRACKING
-from rl_core.wandb_tracker import UPLOAD_TIMEOUT_S, upload_run
+from rl_core.system.network import wandb_url, why_silent
+from rl_core.tracking.wandb_run_id import TRACKING
+from rl_core.tracking.wandb_tracker import UPLOAD_TIMEOUT_S, upload_run
 
 
 def wants_wandb(run_folder: Path) -> bool:

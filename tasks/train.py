@@ -1,66 +1,31 @@
-"""Train: Ray launches learner and rollout engines, the trainer loop runs until done or stopped.
-
-In the trainer's process, which `tasks/supervision.py` starts and watches; Prefect is not loaded.
-"""
+"""Train: the loop in a watched process, its progress and its attempts in Prefect's UI."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rl_core.background_save import BackgroundSave
-from rl_core.collection import PromptedProblem
-from rl_core.config import RunConfig
-from rl_core.cost import Spending
-from rl_core.data_order import total_steps
-from rl_core.dataset import read_problems
-from rl_core.host_memory import HostMemory
-from rl_core.prompts import encode_prompt, load_tokenizer
-from rl_core.resume import checkpoint_to_resume
-from rl_core.rewards import start_rewards
-from rl_core.run_owner import training
-from rl_core.stopping import LEAVING_S, StopSignals
-from rl_core.tensorboard_tracker import TensorBoardTracker
-from rl_core.tracking import RunFolder
-from rl_core.trainer import TrainInputs, train
-from rl_core.types import Problem
-from rl_core.wandb_tracker import WandbTracker
-from rl_core.workers import Workers
+from prefect import task
+from prefect.context import TaskRunContext
+from prefect.logging import get_run_logger
 
-if TYPE_CHECKING:
-    from tasks.child import Channel
-    from tasks.progress import Log
+from rl_core.config.run import RunConfig
+from rl_core.runs.run_folder import RunFolder
+from rl_core.system.log_file import Log
+from tasks.prefect_ui.attempts import (
+    attempt_name,
+    settings_in_force,
+    show_attempts,
+    telling_of_the_end,
+)
+from tasks.prefect_ui.progress import TrainingProgress
+from tasks.prefect_ui.result_keys import once_per_flow_run
+from tasks.preflight_checks.hours import plan_steps
+from tasks.supervision.supervisor import call_supervised
+from tasks.supervision.trainer_process import train_for_parent
 
 
-TRAINER_LOGGER = "tasks.train"
-"""What the trainer logs under this name goes to the logger of whoever asked for the training."""
-
-
-def load_inputs(config: RunConfig, data: Path, model_path: Path) -> TrainInputs:
-    """Returns both splits with their prompts tokenized, and the tokenizer's decoder."""
-    tokenizer = load_tokenizer(str(model_path))
-    chat = config.env.prompt_template == "chat"
-
-    def prompted(problems: Sequence[Problem]) -> list[PromptedProblem]:
-        return [
-            PromptedProblem(p, *encode_prompt(p.messages, tokenizer, chat_template=chat))
-            for p in problems
-        ]
-
-    def decode(ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(ids, skip_special_tokens=True))
-
-    return TrainInputs(
-        train=prompted(read_problems(data / "train.parquet")),
-        test=prompted(read_problems(data / "test.parquet")),
-        decode=decode,
-    )
-
-
-def train_model(
+def train_supervised(
     config: RunConfig,
     run: RunFolder,
     *,
@@ -68,116 +33,71 @@ def train_model(
     model_path: Path,
     on_step: Callable[[int, int, dict[str, float]], None],
     logger: Log,
-    on_progress: Callable[[str], None] = lambda phase: None,
 ) -> int:
-    """Trains, from the run's latest checkpoint where it has one, and returns the last step done.
+    """Trains like `train_model`, in a watched process, and returns the last step done.
+
+    When it is asked to stop it finishes its step and saves.
 
     Args:
         config: the run's settings.
-        run: the run's folder; logs past the checkpoint are cut before training goes on.
-        data: folder of the data set.
-        model_path: folder of the base model, also the reference policy.
-        on_step: called with (step, last step, metrics).
-        logger: hears where training starts from.
-        on_progress: see `Workers.start`.
+        run: the run's folder; what the trainer prints is in `workers/trainer.log`.
+        data: see `train_model`.
+        model_path: see `train_model`.
+        on_step: see `train_model`.
+        logger: hears what `train_model` tells its own, and the workers' warnings and errors.
 
     Raises:
-        ValueError: there are too few problems for one batch, `env.reward` names no function, or
-            no checkpoint of the run is sound.
-        OutOfMemory: a phase did not fit; the latest checkpoint stands.
-        WorkerDied: the learner or an engine was killed.
+        WorkerDied: the trainer was killed, or one of its workers was.
+        Stalled: nothing moved for `watchdog.stall_s`.
+        Exception: whatever else `train_model` raised.
     """
-    inputs = load_inputs(config, data, model_path)
-    last_step = total_steps(config, len(inputs.train))
-    checkpoint = checkpoint_to_resume(run, logger.warning)
-    start_step = checkpoint.step if checkpoint else 0
-    if checkpoint is not None and start_step >= last_step:
-        logger.info("training was already finished at step %d", start_step)
-        return start_step
-    run.cut_after(start_step)
-    spending = Spending(config.budget, run.metrics.values("timing_s/step"))
-    if (limit := spending.limit_within(1)) is not None:
-        _say_stopped(run, limit, start_step, spending, logger)
-        return start_step
-    logger.info(
-        "training goes on after step %d" if checkpoint else "training starts (step %d)", start_step
+    last_done = 0
+
+    def tell(step: int, last_step: int, metrics: dict[str, float]) -> None:
+        nonlocal last_done
+        last_done = step
+        on_step(step, last_step, metrics)
+
+    steps = call_supervised(
+        train_for_parent,
+        {"config": config, "run": run, "data": data, "model_path": model_path},
+        name="trainer",
+        log_folder=run.path / "workers",
+        stall_s=config.watchdog.stall_s,
+        logger=logger,
+        on_step=tell,
     )
-    resume_from = checkpoint.path if checkpoint else None
-    with (
-        HostMemory(config, run) as host_memory,
-        start_rewards(config.env) as rewards,
-        WandbTracker(config, run.path, resume_from),
-        TensorBoardTracker(config, run.path, start_step) as tensorboard,
-        Workers.start(
-            config,
-            model_path,
-            resume_from=resume_from,
-            log_folder=run.path / "workers",
-            report=logger.info,
-            on_progress=on_progress,
-        ) as workers,
-        StopSignals() as stop,
-        BackgroundSave(
-            config.checkpoints,
-            run.path,
-            workers,
-            min_free_bytes=int(config.storage.min_free_gib * 2**30),
-            after_save=partial(tidy_rollouts, run, config.storage.rollout_quota_bytes),
-        ) as saves,
-    ):
-
-        def tell(step: int, last_step: int, metrics: dict[str, float]) -> None:
-            spending.add_step(metrics.get("timing_s/step", 0.0))
-            on_step(step, last_step, metrics)
-            tensorboard.on_step(step, last_step, metrics)
-
-        def should_stop() -> bool:
-            nonlocal limit
-            limit = spending.limit_within(2)  # asked in a step that is not counted yet
-            return limit is not None or stop.requested()
-
-        last_done = train(
-            config,
-            inputs,
-            workers=workers,
-            rewards=rewards,
-            run=run,
-            saves=saves,
-            start_step=start_step,
-            on_step=tell,
-            should_stop=should_stop,
-            look_at_host=host_memory.metrics,
-        )
-    if limit is not None and last_done < total_steps(config, len(inputs.train)):
-        _say_stopped(run, limit, last_done, spending, logger)
-    if saves.trouble is not None:
-        run.note(saves.trouble)
-    return last_done
+    return last_done if steps is None else steps
 
 
-def train_for_parent(
-    channel: Channel, *, config: RunConfig, run: RunFolder, data: Path, model_path: Path
-) -> int:
-    """Trains as `train_model` does, in a process whose parent hears of it through the channel."""
-    with training(run, wait_s=LEAVING_S):
-        return train_model(
-            config,
+@task(
+    name="train",
+    task_run_name=attempt_name,  # type: ignore[arg-type]  # a plain function does
+    persist_result=True,
+    result_serializer="json",
+    cache_key_fn=once_per_flow_run,
+)
+def train_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) -> int:
+    """Trains inside a flow run: progress artifact, retries by the flow's condition."""
+    logger = get_run_logger()
+    in_task = TaskRunContext.get() is not None
+    show_attempts(run, logger)
+    in_force = settings_in_force(config, run)
+    shown = TrainingProgress(
+        logger,
+        on_console="console" in config.trainer.logger,
+        budget=config.budget,
+        config=in_force,
+        planned=plan_steps(config, run),
+        earlier=run.metrics.read(),
+        artifacts_of=run if in_task else None,
+    )
+    with telling_of_the_end(config, run), shown as progress:
+        return train_supervised(
+            in_force,
             run,
             data=data,
             model_path=model_path,
-            on_step=channel.step,
-            logger=logging.getLogger(TRAINER_LOGGER),
-            on_progress=channel.progress,
+            on_step=progress.on_step,
+            logger=logger,
         )
-
-
-def tidy_rollouts(run: RunFolder, quota_bytes: int) -> None:
-    """Joins the rollout files of past steps, and deletes the oldest beyond the quota."""
-    run.rollouts.compact()
-    run.rollouts.age_out(quota_bytes)
-
-
-def _say_stopped(run: RunFolder, limit: str, step: int, spending: Spending, logger: Log) -> None:
-    reason = f"{limit} allows no step after {step} ({spending}): training stopped there"
-    logger.warning("%s", reason)
-    run.note(reason)

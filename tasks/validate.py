@@ -20,18 +20,18 @@ import pyarrow as pa
 from prefect import task
 from prefect.context import TaskRunContext
 
-from rl_core.config import RunConfig
-from rl_core.dataset import read_verified
-from rl_core.env_config import CountdownConfig, EnvConfig
+from rl_core.config.env import CountdownConfig, EnvConfig
+from rl_core.config.run import RunConfig
+from rl_core.data.dataset import read_verified
+from rl_core.data.parquet_guard import MAX_ROWS, DatasetError
+from rl_core.data.prompt_lengths import SAMPLE_ROWS, CountTokens, measure_all, measure_by_parts
 from rl_core.envs import countdown, gsm8k
-from rl_core.parquet_guard import MAX_ROWS, DatasetError
-from rl_core.printable import printable
-from rl_core.prompt_lengths import SAMPLE_ROWS, CountTokens, measure_all, measure_by_parts
-from tasks.artifacts import create_table_artifact, plain
-from tasks.check_tables import recounts_table, solutions_table
-from tasks.finished import once_per_flow_run
-from tasks.prompt_report import LengthReport, report_lengths
-from tasks.sql import SQL_FOLDER, CheckSession, Value, load_check, open_checks
+from rl_core.system.printable import printable
+from tasks.prefect_ui.artifacts import create_table_artifact, plain
+from tasks.prefect_ui.result_keys import once_per_flow_run
+from tasks.queries.sql import SQL_FOLDER, CheckSession, Value, load_check, open_checks
+from tasks.validation.check_tables import recounts_table, solutions_table
+from tasks.validation.prompt_report import LengthReport, report_lengths
 
 ENVS = ("countdown", "gsm8k")
 SHOWN_ROWS = 3
@@ -88,7 +88,10 @@ def validate_dataset(config: RunConfig, data: Path, model_path: Path) -> Validat
         DatasetError: a file is missing, truncated or damaged.
         ValidationFailed: a check found rows.
     """
-    from rl_core.prompts import count_tokens, load_tokenizer  # transformers takes seconds to load
+    from rl_core.data.prompts import (  # transformers takes seconds to load
+        count_tokens,
+        load_tokenizer,
+    )
 
     tokenizer = load_tokenizer(str(model_path))
     chat = config.env.prompt_template == "chat"

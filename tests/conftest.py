@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from rl_core.process_env import apply_defaults, hide_cuda_only_packages, process_environment
+from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages, process_environment
 
 os.environ.update(process_environment(num_threads=1, on_gpu=False, offline=True))
 apply_defaults()
@@ -20,7 +20,7 @@ from pathlib import Path  # noqa: E402  # nothing may import torch before the en
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
-from tests.chaos import Ledger, as_table  # noqa: E402
+from tests.support.chaos import Ledger, as_table  # noqa: E402
 
 # Other work on the machine makes single examples slow: time is measured in benchmarks/, not here.
 hypothesis.settings.register_profile("suite", deadline=None)
@@ -113,8 +113,8 @@ def full_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     It is made once per session.
     """
-    from rl_core.config import RunConfig
-    from rl_core.dataset import write_dataset
+    from rl_core.config.run import RunConfig
+    from rl_core.data.dataset import write_dataset
 
     folder = tmp_path_factory.mktemp("full") / "data"
     config = RunConfig()

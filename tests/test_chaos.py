@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.chaos import Ledger, as_table
+from tests.support.chaos import Ledger, as_table
 
 
 def test_a_row_per_kind_with_its_sums_and_places_and_the_tests_that_failed() -> None:

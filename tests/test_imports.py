@@ -31,14 +31,14 @@ def loaded_by(code: str) -> set[str]:
 @pytest.mark.parametrize(
     "module",
     [
-        "rl_core.config",
+        "rl_core.config.run",
         "rl_core.types",
         "rl_core.schema",
         "rl_core.envs.countdown",
         "rl_core.envs.gsm8k",
-        "rl_core.envs.scoring",
-        "rl_core.tracking",
-        "rl_core.checkpoints",
+        "rl_core.rewards.rules",
+        "rl_core.runs.run_folder",
+        "rl_core.checkpoints.store",
         "rl_core.errors",
     ],
 )
@@ -47,7 +47,7 @@ def test_the_light_modules_load_nothing_heavy(module: str) -> None:
 
 
 def test_settings_load_hydra_only() -> None:
-    assert loaded_by("from flows.compose import compose; compose(['seed=1'])") == {"hydra"}
+    assert loaded_by("from flows.settings.compose import compose; compose(['seed=1'])") == {"hydra"}
 
 
 def test_algorithms_load_torch_only() -> None:
@@ -68,7 +68,7 @@ def test_quick_commands_load_no_engine(
     arguments: list[str], allowed: set[str], tmp_path: Path
 ) -> None:
     command = [*arguments, f"storage.root={tmp_path}"]
-    assert loaded_by(f"from flows.cli import run_command; run_command({command!r})") <= allowed
+    assert loaded_by(f"from flows.cli.main import run_command; run_command({command!r})") <= allowed
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_quick_commands_take_little_cpu(arguments: list[str], bar_s: float, tmp_
     """CPU seconds, the least of three: a neighbour on the same core makes each of them longer."""
 
     def cpu_s() -> float:
-        command = [sys.executable, "-c", "from flows.cli import main; main()", *arguments]
+        command = [sys.executable, "-c", "from flows.cli.main import main; main()", *arguments]
         started = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL)
         _, status, used = os.wait4(started.pid, 0)
         started.returncode = os.waitstatus_to_exitcode(status)
@@ -89,5 +89,7 @@ def test_quick_commands_take_little_cpu(arguments: list[str], bar_s: float, tmp_
 
 
 def test_help_loads_nothing_heavy() -> None:
-    code = "from flows.cli import run_command\ntry: run_command(['-h'])\nexcept SystemExit: pass"
+    code = (
+        "from flows.cli.main import run_command\ntry: run_command(['-h'])\nexcept SystemExit: pass"
+    )
     assert loaded_by(code) == set()

@@ -14,14 +14,14 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from flows.cli import _parse, run_command
-from flows.compose import compose
-from flows.existing import take_arguments
+from flows.cli.main import _parse, run_command
+from flows.runs.lookup import take_arguments
+from flows.settings.compose import compose
 
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`countdown-train ([^`]+)`")
-PROGRAM = [sys.executable, "-c", "from flows.cli import main; main()"]
+PROGRAM = [sys.executable, "-c", "from flows.cli.main import main; main()"]
 OWN_ARGUMENTS = ("checkpoint", "against", "dry_run", "split")
 SCRIPT = """python3 -m verl.trainer.main_ppo \\
     data.train_batch_size=256 \\

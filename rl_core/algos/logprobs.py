@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from rl_core.algos.products import product, product_operand
+from rl_core.algos.matmul import product, product_operand
 
 _BLOCK_LOGITS = 2**21
 """In one block: 8 MiB of float32."""

@@ -29,7 +29,7 @@ from rl_core.envs.solution_texts import solution_texts
 from rl_core.envs.solver import Solved, solve_range
 
 if TYPE_CHECKING:
-    from rl_core.env_config import CountdownConfig
+    from rl_core.config.env import CountdownConfig
 
 MAX_SETS = 5_000_000
 """Most sets of numbers that are looked at for one operand count."""

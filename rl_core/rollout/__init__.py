@@ -1,1 +1,1 @@
-"""Engines that turn prompts into responses."""
+"""Stage 3: engines that turn prompts into responses, and what collects those."""

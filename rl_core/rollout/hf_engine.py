@@ -13,8 +13,8 @@ from typing import Any, Literal, cast
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from rl_core.fast_linear import use_fast_products
-from rl_core.response_states import can_share_prompts
+from rl_core.models.fast_linear import use_fast_products
+from rl_core.models.shared_prefix import can_share_prompts
 from rl_core.rollout.model_files import complete_weights, stop_token_ids, weight_shapes
 from rl_core.rollout.shared_prompts import ATTENTION, RoomyLayer, SharedPrompts
 from rl_core.types import Completion, GenerationRequest, SamplingSettings

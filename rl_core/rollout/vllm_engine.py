@@ -1,7 +1,7 @@
 """Stage 3 with vLLM, inside this process (the only vllm import).
 
-Set the environment first (`rl_core.process_env`): `VLLM_ENABLE_V1_MULTIPROCESSING=0` keeps the
-engine in-process, which starts in a third of the time, half the memory, and leaves no children.
+Set the environment first (`rl_core.system.process_env`): `VLLM_ENABLE_V1_MULTIPROCESSING=0` keeps
+the engine in-process, which starts in a third of the time, half the memory, and leaves no children.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from rl_core.errors import first_line, is_out_of_memory
-from rl_core.process_env import hide_cuda_only_packages
 from rl_core.rollout.model_files import complete_weights, stop_token_ids, weight_shapes
+from rl_core.system.process_env import hide_cuda_only_packages
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
 
 hide_cuda_only_packages()
@@ -79,7 +79,7 @@ class VllmEngine:
         if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
             raise RuntimeError(
                 "VLLM_ENABLE_V1_MULTIPROCESSING is not 0: start the process with the environment "
-                "of rl_core.process_env, or vLLM's own child processes outlive it"
+                "of rl_core.system.process_env, or vLLM's own child processes outlive it"
             )
         self._shapes = weight_shapes(model_path)
         self._stop_token_ids = stop_token_ids(model_path)

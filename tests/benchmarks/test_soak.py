@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from rl_core.checkpoints import list_checkpoints
+from rl_core.checkpoints.store import list_checkpoints
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "soak.py"
 STEPS, WARM_UP, LIMIT_S = 200, 60, 1_500

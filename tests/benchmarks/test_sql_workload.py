@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from tasks import sql
+from tasks.queries import sql
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "sql_workload.py"
 

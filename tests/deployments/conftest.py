@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.deployments.harness import Prefect
+from tests.support.harness import Prefect
 
 _SETTINGS = {
     "PREFECT_SERVER_SERVICES_LATE_RUNS_AFTER_SECONDS": "3",

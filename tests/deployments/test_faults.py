@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from rl_core.checkpoints import latest
-from rl_core.tracking import RunFolder
-from tests.chaos import Ledger
-from tests.deployments.harness import ROOT, WORKER, FlowRun, Prefect, edited, stop, wait_for
+from rl_core.checkpoints.store import latest
+from rl_core.runs.run_folder import RunFolder
 from tests.rl_core.test_trainer import comparable
+from tests.support.chaos import Ledger
+from tests.support.harness import ROOT, WORKER, FlowRun, Prefect, edited, stop, wait_for
 
 NUM_STEPS = 20
 SAVE_FREQ = 3
@@ -53,7 +53,7 @@ class Place:
         """Trains without a server, to compare with; once."""
         if (self.folder / "undisturbed").exists():
             return
-        program = [sys.executable, "-c", "from flows.cli import main; main()"]
+        program = [sys.executable, "-c", "from flows.cli.main import main; main()"]
         subprocess.run(
             [*program, "train", *self.settings("undisturbed")],
             cwd=ROOT,

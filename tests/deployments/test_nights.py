@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from flows.existing import settings_of_run
-from rl_core.tracking import RunFolder
-from tests.champions import crown
-from tests.chaos import Ledger
-from tests.deployments.harness import WORKER, FlowRun, Prefect, wait_for
-from tests.listeners import SECRET, Hook, hook
+from flows.runs.lookup import settings_of_run
+from rl_core.runs.run_folder import RunFolder
+from tests.support.champions import crown
+from tests.support.chaos import Ledger
+from tests.support.harness import WORKER, FlowRun, Prefect, wait_for
+from tests.support.listeners import SECRET, Hook, hook
 
 NIGHTLY = "countdown-train-nightly"
 _WORKERS_SAY_S = 5

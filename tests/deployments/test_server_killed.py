@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.chaos import Ledger
-from tests.deployments.harness import Prefect, stop, wait_for
-from tests.deployments.postgresql import postgresql
 from tests.deployments.test_faults import ON_DEMAND, Place, short_run
+from tests.support.chaos import Ledger
+from tests.support.harness import Prefect, stop, wait_for
+from tests.support.postgresql import postgresql
 
 ARTIFACTS = {"training", "learning-curve", "checkpoints", "evaluation", "champion", "report"}
 TRUE_WITHIN_S = 120

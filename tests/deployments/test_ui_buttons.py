@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from rl_core.checkpoints import latest
-from tests.deployments.harness import FlowRun, Prefect, stop, wait_for
+from rl_core.checkpoints.store import latest
 from tests.deployments.test_faults import NUM_STEPS, ON_DEMAND, Place, short_run
+from tests.support.harness import FlowRun, Prefect, stop, wait_for
 
 ROOT = "buttons"
 TRUE_WITHIN_S = 120

@@ -12,11 +12,11 @@ from typing import Any, get_args
 import pytest
 from playwright.sync_api import Locator, expect
 
-from flows.compose import PresetName
-from rl_core.tracking import RunFolder
-from tests.chaos import Ledger
-from tests.deployments.browser import Pages, open_browser
-from tests.deployments.harness import WORKER, FlowRun, Prefect, hungry_after, wait_for
+from flows.settings.compose import PresetName
+from rl_core.runs.run_folder import RunFolder
+from tests.support.browser import Pages, open_browser
+from tests.support.chaos import Ledger
+from tests.support.harness import WORKER, FlowRun, Prefect, hungry_after, wait_for
 
 NUM_STEPS = 4
 LEARNS_STEPS = 2

@@ -20,18 +20,18 @@ from prefect.client.schemas.sorting import ArtifactSort
 from prefect.runtime import flow_run
 
 from flows import countdown_train as module
-from flows.compose import PresetName
 from flows.countdown_train import countdown_train, is_worth_retrying
-from flows.run_record import recorded
-from rl_core.checkpoints import save_checkpoint
-from rl_core.config import ResourcesConfig, RunConfig
+from flows.runs.run_record import recorded
+from flows.settings.compose import PresetName
+from rl_core.checkpoints.store import save_checkpoint
+from rl_core.config.operations import RetryConfig, StorageConfig
+from rl_core.config.run import ResourcesConfig, RunConfig
 from rl_core.errors import OutOfMemory, Stalled, WorkerDied
-from rl_core.ladder import in_words
-from rl_core.tracking import RunFolder
-from rl_core.upkeep_config import RetryConfig, StorageConfig
-from tasks import supervision
-from tasks.attempts import settings_in_force
-from tests.chaos import Ledger
+from rl_core.resources.oom_recovery import in_words
+from rl_core.runs.run_folder import RunFolder
+from tasks import train
+from tasks.prefect_ui.attempts import settings_in_force
+from tests.support.chaos import Ledger
 
 
 def test_the_form_offers_the_presets_and_explains_both_parameters() -> None:
@@ -79,7 +79,7 @@ class Training:
         monkeypatch: pytest.MonkeyPatch,
         resources: ResourcesConfig = ResourcesConfig(),  # noqa: B008  # frozen
     ) -> None:
-        monkeypatch.setattr(supervision, "train_supervised", attempts)
+        monkeypatch.setattr(train, "train_supervised", attempts)
         self.config = RunConfig(
             run_id="r",
             storage=StorageConfig(root=root),

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import run_command
+from flows.cli.main import run_command
 from flows.evaluate_checkpoint import render
-from rl_core.checkpoints import save_checkpoint
-from rl_core.config import RunConfig
-from rl_core.evaluation_summary import compare, summarise
-from rl_core.tracking import RunFolder
-from rl_core.upkeep_config import StorageConfig
+from rl_core.checkpoints.store import save_checkpoint
+from rl_core.config.operations import StorageConfig
+from rl_core.config.run import RunConfig
+from rl_core.evaluation.summary import compare, summarise
+from rl_core.runs.run_folder import RunFolder
 from tasks.evaluate_checkpoint import Evaluated
-from tests.rl_core.test_evaluation_summary import row
+from tests.rl_core.evaluation.test_summary import row
 
 
 @pytest.mark.parametrize(

@@ -18,15 +18,15 @@ import pytest
 from prefect import flow
 
 from flows import countdown_train as module
-from flows.compose import compose
-from flows.run_record import recorded
-from rl_core.checkpoints import save_checkpoint
-from rl_core.config import RunConfig
-from rl_core.dataset import write_dataset
-from rl_core.evaluation import read_rows
-from rl_core.tracking import RunFolder
-from tests.chaos import Ledger
+from flows.runs.run_record import recorded
+from flows.settings.compose import compose
+from rl_core.checkpoints.store import save_checkpoint
+from rl_core.config.run import RunConfig
+from rl_core.data.dataset import write_dataset
+from rl_core.evaluation.rows import read_rows
+from rl_core.runs.run_folder import RunFolder
 from tests.conftest import build_tiny_model
+from tests.support.chaos import Ledger
 
 pytestmark = [
     pytest.mark.slow,
@@ -34,12 +34,12 @@ pytestmark = [
     pytest.mark.usefixtures("prefect_harness"),
 ]
 
-COMMAND = [sys.executable, "-c", "from flows.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from flows.cli.main import main; main()"]
 MARKER = "TEST_EVALUATION_MARKER"
 VICTIMS = {
     "Ray's head": "gcs/gcs_server",
     "engine": "RolloutActor",
-    "evaluator": "tasks.child evaluator",
+    "evaluator": "tasks.supervision.child evaluator",
 }
 
 

@@ -26,9 +26,9 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from flows.countdown_train import countdown_train
-from rl_core.tracking import RunFolder
-from tasks.artifacts import LiveArtifacts
-from tasks.flow_run import logs_in_ui
+from rl_core.runs.run_folder import RunFolder
+from tasks.prefect_ui.artifacts import LiveArtifacts
+from tasks.prefect_ui.flow_run import logs_in_ui
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_harness")]
 

@@ -16,10 +16,10 @@ import polars as pl
 import pytest
 
 from rl_core.envs.gsm8k import score_response
-from tasks.sql import ask, list_queries
+from tasks.queries.sql import ask, list_queries
 
 ROOT = Path(__file__).parent.parent.parent
-PROGRAM = [sys.executable, "-c", "from flows.cli import main; main()"]
+PROGRAM = [sys.executable, "-c", "from flows.cli.main import main; main()"]
 SMALL = (
     *("data.train_size=64", "data.test_size=16", "data.train_batch_size=8"),
     *("data.max_response_length=64", "actor.mini_batch_size=4", "algorithm.group_size=4"),

@@ -11,16 +11,16 @@ import pytest
 from prefect.blocks.system import Secret
 
 from flows import nightly as module
-from flows.compose import SettingsError
 from flows.nightly import nightly
-from rl_core.atomic import alone_in
-from rl_core.checkpoints import save_checkpoint
-from rl_core.config import RunConfig
-from rl_core.tracking import RunFolder
+from flows.settings.compose import SettingsError
+from rl_core.checkpoints.store import save_checkpoint
+from rl_core.config.run import RunConfig
+from rl_core.runs.run_folder import RunFolder
+from rl_core.system.atomic import alone_in
 from tasks.generate import generate_dataset
-from tasks.notify import Listeners, notify, webhook_url
-from tests.champions import crown
-from tests.listeners import Hook, hook
+from tasks.prefect_ui.notify import Listeners, notify, webhook_url
+from tests.support.champions import crown
+from tests.support.listeners import Hook, hook
 
 
 class Pipeline:

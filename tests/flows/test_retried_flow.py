@@ -8,10 +8,10 @@ import pytest
 from prefect import flow, task
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 
-from rl_core.config import RunConfig
-from rl_core.tracking import RunFolder
-from rl_core.upkeep_config import StorageConfig
-from tasks.finished import once_per_flow_run, once_per_training
+from rl_core.config.operations import StorageConfig
+from rl_core.config.run import RunConfig
+from rl_core.runs.run_folder import RunFolder
+from tasks.prefect_ui.result_keys import once_per_flow_run, once_per_training
 
 
 def new_run(root: Path) -> tuple[RunConfig, RunFolder]:

@@ -16,11 +16,11 @@ from typing import Any
 import psutil
 import pytest
 
-from flows.cli import run_command
-from tasks import sql
+from flows.cli.main import run_command
+from tasks.queries import sql
 
 ROOT = Path(__file__).parent.parent.parent
-PROGRAM = [sys.executable, "-c", "from flows.cli import main; main()"]
+PROGRAM = [sys.executable, "-c", "from flows.cli.main import main; main()"]
 LIMIT_S = 600
 NUM_STEPS = 15
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import run_command
-from rl_core.config import RunConfig, TrainerConfig
-from rl_core.tracking import RunFolder
-from rl_core.upkeep_config import StorageConfig
-from tests.rl_core.fake_wandb import API_KEY, FakeWandb, closed_port
+from flows.cli.main import run_command
+from rl_core.config.operations import StorageConfig
+from rl_core.config.run import RunConfig, TrainerConfig
+from rl_core.runs.run_folder import RunFolder
+from tests.support.fake_wandb import API_KEY, FakeWandb, closed_port
 
 
 def a_run(root: Path, run_id: str, *loggers: str) -> RunFolder:

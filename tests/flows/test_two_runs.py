@@ -8,7 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from rl_core.atomic import TEMPORARY_PREFIX, TRASH_PREFIX
+from rl_core.system.atomic import TEMPORARY_PREFIX, TRASH_PREFIX
 from tests.flows.test_run import LIMIT_S, Place
 
 NUM_STEPS = 3

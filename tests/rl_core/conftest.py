@@ -10,9 +10,9 @@ import huggingface_hub.constants
 import numpy as np
 import pytest
 
-from rl_core.config import RunConfig
+from rl_core.config.run import RunConfig
 from rl_core.types import Completion, Problem, Rollout, ScoredText
-from tests.rl_core.faults import mounted_small_disk
+from tests.support.faults import mounted_small_disk
 
 if TYPE_CHECKING:
     from rl_core.batch import TrainBatch

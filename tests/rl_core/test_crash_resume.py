@@ -16,11 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rl_core.checkpoints import latest
-from rl_core.config import RunConfig
-from rl_core.manifest import MANIFEST, find_damage
+from rl_core.checkpoints.manifest import MANIFEST, find_damage
+from rl_core.checkpoints.store import latest
+from rl_core.config.run import RunConfig
 from tests.rl_core.test_trainer import comparable, rollouts, train_until
-from tests.rl_core.test_workers import GONE_WITHIN_S
+from tests.rl_core.workers.test_cluster import GONE_WITHIN_S
 
 STEPS = 7
 MARKER = "TEST_CRASH_MARKER"
@@ -56,7 +56,7 @@ def settings(root: Path, run_id: str, engine: str) -> RunConfig:
 def crash(config: RunConfig, model: Path, place: str, step: int, delay_s: float) -> None:
     """Runs until the run kills itself, and until the last of its processes is gone."""
     marker = uuid.uuid4().hex
-    command = [sys.executable, "-m", "tests.rl_core.crashing_run", config.model_dump_json()]
+    command = [sys.executable, "-m", "tests.support.crashing_run", config.model_dump_json()]
     command += [str(model), place, str(step), str(delay_s)]
     # Ray's folder, which a SIGKILL leaves; pytest's own is too long for it.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temp_dir:

@@ -13,16 +13,15 @@ import pytest
 from safetensors.torch import load_file
 
 from rl_core import trainer as trainer_module
-from rl_core.background_save import BackgroundSave
-from rl_core.checkpoints import latest, list_checkpoints
-from rl_core.collection import PromptedProblem
-from rl_core.config import RunConfig
-from rl_core.prompts import encode_prompt, load_tokenizer
-from rl_core.rewards import start_rewards
-from rl_core.tracking import RunFolder
+from rl_core.checkpoints.background_save import BackgroundSave
+from rl_core.checkpoints.store import latest, list_checkpoints
+from rl_core.config.run import RunConfig
+from rl_core.data.prompts import encode_prompt, load_tokenizer
+from rl_core.rewards.scoring import start_rewards
+from rl_core.runs.run_folder import RunFolder
 from rl_core.trainer import TrainInputs, train
-from rl_core.types import Problem, SnapshotBytes
-from rl_core.workers import Workers
+from rl_core.types import Problem, PromptedProblem, SnapshotBytes
+from rl_core.workers.cluster import Workers
 
 STEPS = 4
 NOT_COMPARED = (

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from rl_core.checkpoints import list_checkpoints
-from rl_core.config import RunConfig
-from rl_core.reserve import RESERVE, RESERVE_BYTES
-from rl_core.rollout_log import rollout_files
-from tests.chaos import Ledger
-from tests.rl_core.faults import leave_free, mounted_small_disk
+from rl_core.checkpoints.store import list_checkpoints
+from rl_core.config.run import RunConfig
+from rl_core.runs.rollout_log import rollout_files
+from rl_core.system.disk_reserve import RESERVE, RESERVE_BYTES
 from tests.rl_core.test_crash_resume import saved_files
 from tests.rl_core.test_trainer import comparable, settings, train_until
+from tests.support.chaos import Ledger
+from tests.support.faults import leave_free, mounted_small_disk
 
 STEPS = 6
 DISK_BYTES = RESERVE_BYTES + 24 * 2**20

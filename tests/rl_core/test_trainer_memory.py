@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from rl_core.actors import ENGINES, PAD_ID
-from rl_core.background_save import BackgroundSave
 from rl_core.batch import collate
-from rl_core.config import RunConfig
-from rl_core.learner import Learner
-from rl_core.preparation import rollout_columns
-from rl_core.rewards import start_rewards
-from rl_core.rollout.fitting_engine import FittingEngine
-from rl_core.tracking import RunFolder
+from rl_core.checkpoints.background_save import BackgroundSave
+from rl_core.config.run import RunConfig
+from rl_core.learner.experience import rollout_columns
+from rl_core.learner.learner import Learner
+from rl_core.rewards.scoring import start_rewards
+from rl_core.rollout.adaptive_engine import FittingEngine
+from rl_core.runs.run_folder import RunFolder
 from rl_core.trainer import train
 from rl_core.types import Completion, GenerationRequest, Rollout, SamplingSettings
-from tests.chaos import Ledger
-from tests.rl_core.memory_faults import engine_out_of_memory, out_of_memory
+from rl_core.workers.actors import ENGINES, PAD_ID
 from tests.rl_core.test_trainer import comparable, inputs, rollouts, settings
+from tests.support.chaos import Ledger
+from tests.support.memory_faults import engine_out_of_memory, out_of_memory
 
 LATEST = "checkpoints/latest/model.safetensors"
 
@@ -125,7 +125,7 @@ def test_an_engine_that_ran_out_of_memory_leaves_the_run_as_an_undisturbed_one(
         config = config.model_copy(update={"actor": gentle})
         workers = LocalWorkers(config, tiny_model_path)
         workers.failing_calls = failing_calls  # in the second step, and in the test after the last
-        with caplog.at_level(logging.WARNING, logger="rl_core.token_budgets"):
+        with caplog.at_level(logging.WARNING, logger="rl_core.resources.token_budgets"):
             runs[name] = train_locally(workers, config, tiny_model_path)
     assert [m for m in caplog.messages if m.startswith("step")] == [
         "step 2: out of memory in gen: 4 -> 2 responses at a time, nothing was lost",

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.compose import compose
-from rl_core.prompts import encode_prompt, load_tokenizer
+from flows.settings.compose import compose
+from rl_core.data.prompts import encode_prompt, load_tokenizer
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.types import GenerationRequest, SamplingSettings
 from tasks.ask import ask_model, question_of, read_question

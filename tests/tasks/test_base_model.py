@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from prefect import flow
 
-from rl_core.base_model_config import BaseModelConfig
-from rl_core.config import DataConfig, ModelConfig, RunConfig
-from rl_core.env_config import CountdownConfig
-from rl_core.upkeep_config import StorageConfig
+from rl_core.config.base_model import BaseModelConfig
+from rl_core.config.env import CountdownConfig
+from rl_core.config.operations import StorageConfig
+from rl_core.config.run import DataConfig, ModelConfig, RunConfig
 from tasks.base_model import (
     base_model,
     base_model_task,

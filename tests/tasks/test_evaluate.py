@@ -11,19 +11,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rl_core.checkpoints import save_checkpoint
-from rl_core.config import RunConfig
-from rl_core.evaluation import read_rows
-from rl_core.prompts import load_tokenizer
-from rl_core.pruning import prune
+from rl_core.checkpoints.pruning import prune
+from rl_core.checkpoints.store import save_checkpoint
+from rl_core.config.run import RunConfig
+from rl_core.data.prompts import load_tokenizer
+from rl_core.evaluation.rows import read_rows
+from rl_core.evaluation.statistics import wilson_interval
+from rl_core.runs.run_folder import RunFolder
 from rl_core.schema import COUNTDOWN_DATASET
-from rl_core.statistics import wilson_interval
-from rl_core.tracking import RunFolder
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
-from tasks.checkpoint_names import find_model
 from tasks.evaluate import evaluate_run, evaluate_with, group_table, summary_table
 from tasks.evaluate_checkpoint import evaluate_models
 from tasks.evaluator import Evaluator
+from tasks.queries.checkpoint_names import find_model
 from tests.conftest import build_tiny_model
 
 PROBLEMS = [

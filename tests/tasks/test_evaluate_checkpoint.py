@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from rl_core.checkpoints import save_checkpoint
-from rl_core.config import RunConfig
-from rl_core.evaluation import read_rows
-from rl_core.tracking import RunFolder
-from tasks.checkpoint_names import find_model
+from rl_core.checkpoints.store import save_checkpoint
+from rl_core.config.run import RunConfig
+from rl_core.evaluation.rows import read_rows
+from rl_core.runs.run_folder import RunFolder
 from tasks.evaluate_checkpoint import evaluate_models
 from tasks.evaluator import Evaluator
+from tasks.queries.checkpoint_names import find_model
 from tests.conftest import build_tiny_model
-from tests.tasks.held_out import write_test_split
+from tests.support.held_out import write_test_split
 
 
 def write_data(folder: Path, num_problems: int) -> Path:

@@ -10,17 +10,17 @@ from typing import Any
 import polars as pl
 import pytest
 
-from flows.cli import run_command
-from flows.stages import evaluate
-from rl_core.evaluation import read_rows
-from rl_core.evaluation_files import evaluation_of
-from rl_core.tracking import RunFolder
-from tasks import sql
-from tasks.checkpoint_names import find_model
+from flows.cli.main import run_command
+from flows.cli.stages import evaluate
+from rl_core.evaluation.files import evaluation_of
+from rl_core.evaluation.rows import read_rows
+from rl_core.runs.run_folder import RunFolder
 from tasks.evaluate import checkpoint_name, evaluate_with
 from tasks.evaluate_checkpoint import evaluate_models
 from tasks.evaluator import Evaluator
 from tasks.promote import promote_run
+from tasks.queries import sql
+from tasks.queries.checkpoint_names import find_model
 from tasks.report import write_report
 from tests.tasks.test_evaluate import KnowingEngines, finished_run, settings, write_data
 

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from flows.cli.summary import summary_lines
 from flows.errors import one_line
-from flows.run_record import recorded
-from flows.summary import summary_lines
-from rl_core.checkpoints import save_checkpoint
-from rl_core.evaluation import read_rows
-from rl_core.full_disk import write_unless_full
-from rl_core.reserve import RESERVE_BYTES, hold_reserve
-from rl_core.tracking import RunFolder
+from flows.runs.run_record import recorded
+from rl_core.checkpoints.store import save_checkpoint
+from rl_core.evaluation.rows import read_rows
+from rl_core.runs.full_disk import write_unless_full
+from rl_core.runs.run_folder import RunFolder
+from rl_core.system.disk_reserve import RESERVE_BYTES, hold_reserve
 from tasks.evaluate import evaluate_with
 from tasks.promote import promote_run
 from tasks.report import write_last_report, write_report
-from tests.chaos import Ledger
-from tests.rl_core.faults import leave_free, mounted_small_disk
+from tests.support.chaos import Ledger
+from tests.support.faults import leave_free, mounted_small_disk
 from tests.tasks.test_evaluate import KnowingEngines, finished_run, settings, write_data
 
 

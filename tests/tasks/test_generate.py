@@ -20,17 +20,17 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
-from rl_core.config import DataConfig, RunConfig
-from rl_core.dataset import DatasetError, dataset_folder, read_problems
-from rl_core.env_config import CountdownConfig
-from rl_core.upkeep_config import StorageConfig
+from rl_core.config.env import CountdownConfig
+from rl_core.config.operations import StorageConfig
+from rl_core.config.run import DataConfig, RunConfig
+from rl_core.data.dataset import DatasetError, dataset_folder, read_problems
 from tasks.generate import (
     _cache_key,
     cached_dataset,
     generate_dataset,
     generate_task,
 )
-from tests.rl_core.envs.brute_force import brute_force
+from tests.support.brute_force import brute_force
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from flows.cli import run_command
-from rl_core.config import DataConfig, RunConfig
-from rl_core.dataset import read_problems, write_dataset
-from rl_core.env_config import CountdownConfig
-from rl_core.tracking import RunFolder
+from flows.cli.main import run_command
+from rl_core.config.env import CountdownConfig
+from rl_core.config.run import DataConfig, RunConfig
+from rl_core.data.dataset import read_problems, write_dataset
+from rl_core.runs.run_folder import RunFolder
+from rl_core.training import train_model
 from tasks.generate import generate_dataset
-from tasks.train import train_model
 from tasks.validate import check_dataset
-from tests.rl_core.own_data import SOLVABLE, tinyzero_row, write_tinyzero
+from tests.support.own_data import SOLVABLE, tinyzero_row, write_tinyzero
 
 
 def ten_tokens(prompts: Sequence[object]) -> list[int]:

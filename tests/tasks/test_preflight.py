@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from flows.compose import compose
-from rl_core.config import ModelConfig, ResourcesConfig, RunConfig
-from rl_core.env_config import CountdownConfig
-from rl_core.known_shapes import known_shape
-from rl_core.upkeep_config import StorageConfig
+from flows.settings.compose import compose
+from rl_core.config.env import CountdownConfig
+from rl_core.config.operations import StorageConfig
+from rl_core.config.run import ModelConfig, ResourcesConfig, RunConfig
+from rl_core.resources.known_shapes import known_shape
 from tasks import preflight as module
-from tasks import preflight_device
-from tasks.finding import Finding, PreflightError
 from tasks.preflight import preflight, refuse_fatal
+from tasks.preflight_checks import device as preflight_device
+from tasks.preflight_checks.finding import Finding, PreflightError
 
 
 def small(root: Path, **changes: object) -> RunConfig:
@@ -207,8 +207,8 @@ def test_an_unreachable_wandb_is_a_warning(tmp_path: Path, monkeypatch: pytest.M
     ("name", "expected"),
     [
         ("no_such_module:score", "fatal"),
-        ("tests.rl_core.user_rewards:no_such", "fatal"),
-        ("tests.rl_core.user_rewards:same_text", "ok"),
+        ("tests.support.user_rewards:no_such", "fatal"),
+        ("tests.support.user_rewards:same_text", "ok"),
     ],
 )
 def test_a_reward_of_ones_own_is_loaded_before_anything_else(

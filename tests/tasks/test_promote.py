@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rl_core.champion import all_champions
-from rl_core.checkpoints import save_checkpoint
-from rl_core.config import RunConfig
-from rl_core.prompts import load_tokenizer
-from rl_core.tracking import RunFolder
+from rl_core.checkpoints.champion import all_champions
+from rl_core.checkpoints.store import save_checkpoint
+from rl_core.config.run import RunConfig
+from rl_core.data.prompts import load_tokenizer
+from rl_core.runs.run_folder import RunFolder
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
-from tasks.checkpoint_names import find_model
 from tasks.evaluate import evaluate_with
 from tasks.promote import champion_table, promote_run
-from tests.tasks.held_out import write_test_split
+from tasks.queries.checkpoint_names import find_model
+from tests.support.held_out import write_test_split
 
 NUM_PROBLEMS = 12
 
@@ -175,7 +175,7 @@ def test_a_champion_that_these_engines_cannot_run_stays(
 
     # As if it had been trained from another model: the pointer names the folder as it is now.
     save_checkpoint(run.path, 7, write, 0.5)
-    from rl_core.manifest import model_digest
+    from rl_core.checkpoints.manifest import model_digest
 
     file = next((place.root / "champions").glob("countdown-*.json"))
     named = json.loads(file.read_text())

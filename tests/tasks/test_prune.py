@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from rl_core.checkpoints import list_checkpoints, save_checkpoint
-from rl_core.config import RunConfig
-from rl_core.tracking import RunFolder
-from rl_core.upkeep_config import CheckpointsConfig, StorageConfig
+from rl_core.checkpoints.store import list_checkpoints, save_checkpoint
+from rl_core.config.operations import CheckpointsConfig, StorageConfig
+from rl_core.config.run import RunConfig
+from rl_core.runs.run_folder import RunFolder
 from tasks.prune import LEFT_ALONE, prune_run, prune_runs
-from tasks.run_files import bytes_by_kind
+from tasks.queries.run_tables import bytes_by_kind
 
 
 def run_with_checkpoints(root: Path, accuracies: dict[int, float | None]) -> RunFolder:

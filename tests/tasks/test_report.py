@@ -15,10 +15,10 @@ import pytest
 from prefect import get_client
 from prefect.testing.utilities import prefect_test_harness
 
-from rl_core.tracking import RunFolder
+from rl_core.runs.run_folder import RunFolder
 from tasks.report import Report, make_report, report_task, write_report
-from tasks.report_charts import charts
-from tasks.report_data import ReportData, gather
+from tasks.report_page.charts import charts
+from tasks.report_page.data import ReportData, gather
 
 
 @pytest.fixture(scope="module")

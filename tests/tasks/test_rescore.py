@@ -8,13 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flows.cli import run_command
-from rl_core.config import RunConfig
-from rl_core.dataset import read_problems, write_dataset
-from rl_core.env_config import CountdownConfig
+from flows.cli.main import run_command
+from rl_core.config.env import CountdownConfig
+from rl_core.config.run import RunConfig
+from rl_core.data.dataset import read_problems, write_dataset
+from rl_core.runs.run_folder import RunFolder
 from rl_core.schema import ROLLOUTS
-from rl_core.tracking import RunFolder
-from tasks import sql
+from tasks.queries import sql
 from tasks.rescore import rescore_run
 
 SOLVED = "<answer>{}</answer>"

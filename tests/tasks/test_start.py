@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from rl_core.checkpoints import save_checkpoint
-from rl_core.config import RunConfig
-from rl_core.tracking import RunFolder
+from rl_core.checkpoints.store import save_checkpoint
+from rl_core.config.run import RunConfig
+from rl_core.runs.run_folder import RunFolder
 from tasks.generate import generate_dataset
 from tasks.start import champion_of, champion_to_train
-from tests.champions import crown
+from tests.support.champions import crown
 
 
 def settings(root: Path, model: Path, **data: object) -> RunConfig:

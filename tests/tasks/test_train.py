@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from rl_core.checkpoints import latest
-from rl_core.reserve import RESERVE_BYTES
-from tests.chaos import Ledger
-from tests.rl_core.fake_wandb import API_KEY, black_hole
-from tests.rl_core.faults import mounted_small_disk
-from tests.rl_core.test_tensorboard_tracker import curves
+from rl_core.checkpoints.store import latest
+from rl_core.system.disk_reserve import RESERVE_BYTES
+from tests.rl_core.tracking.test_tensorboard_tracker import curves
+from tests.support.chaos import Ledger
+from tests.support.fake_wandb import API_KEY, black_hole
+from tests.support.faults import mounted_small_disk
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent.parent
 def train(
     root: Path, overrides: list[str], variables: Mapping[str, str] = {}
 ) -> subprocess.CompletedProcess[str]:
-    code = "import sys; from flows.cli import run_command; sys.exit(run_command(sys.argv[1:]))"
+    code = "import sys; from flows.cli.main import run_command; sys.exit(run_command(sys.argv[1:]))"
     return subprocess.run(
         [sys.executable, "-c", code, "train", *overrides, f"storage.root={root}", "run_id=one"],
         env=os.environ | {"PYTHONPATH": str(ROOT), **variables},

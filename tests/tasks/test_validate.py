@@ -18,12 +18,12 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.testing.utilities import prefect_test_harness
 
-from rl_core.config import DataConfig, RunConfig
-from rl_core.dataset import DatasetError, write_dataset
-from rl_core.env_config import CountdownConfig, Gsm8kConfig
+from rl_core.config.env import CountdownConfig, Gsm8kConfig
+from rl_core.config.run import DataConfig, RunConfig
+from rl_core.data.dataset import DatasetError, write_dataset
 from rl_core.envs import gsm8k
 from rl_core.envs.countdown import Template
-from tasks.sql import SQL_FOLDER
+from tasks.queries.sql import SQL_FOLDER
 from tasks.validate import (
     ValidationFailed,
     check_dataset,
@@ -31,7 +31,7 @@ from tasks.validate import (
     validate_dataset,
     validate_task,
 )
-from tests.tasks.broken_rows import COUNTDOWN_BREAKS, GSM8K_BREAKS, Break, Rows
+from tests.support.broken_rows import COUNTDOWN_BREAKS, GSM8K_BREAKS, Break, Rows
 
 COUNTDOWN = RunConfig(
     env=CountdownConfig(max_operands=3, max_number=20),

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from rl_core.env_config import CountdownConfig
+from rl_core.config.env import CountdownConfig
 from rl_core.envs import puzzles as module
 from rl_core.envs.arithmetic import evaluate, parse
 from rl_core.envs.form_values import Ints

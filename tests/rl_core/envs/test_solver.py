@@ -14,7 +14,7 @@ from rl_core.envs.form_values import FormValues
 from rl_core.envs.forms import form_at, form_text, num_forms
 from rl_core.envs.solution_texts import solution_texts
 from rl_core.envs.solver import _is_first_of_equals, solve, solve_many, solve_range
-from tests.rl_core.envs.brute_force import brute_force
+from tests.support.brute_force import brute_force
 
 
 @pytest.mark.parametrize(

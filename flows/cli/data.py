@@ -1,0 +1,206 @@
+"""The command `countdown-train data`: first rows, columns and lengths of texts of parquet files."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from flows.errors import BadInputError
+from flows.runs.lookup import existing_run, take_arguments
+
+if TYPE_CHECKING:
+    from rl_core.config.run import RunConfig
+    from tasks.queries.parquet_look import CountTokens
+
+_FORMATS: Final = ("table", "csv", "json", "parquet")
+_LOOKS: Final = ("head", "columns", "lengths")
+_ARGUMENTS: Final = ("split", "column", "run_id")
+_ROWS: Final = 5
+_HELP: Final = "look into a data set or any parquet file: head [N], columns, lengths"
+
+
+def add_parser(commands: Any) -> None:
+    """Adds `data` to the command line's commands."""
+    parser = commands.add_parser(
+        "data",
+        help=_HELP,
+        description="head [N] shows the first rows, columns their types, lengths how many "
+        "characters and tokens the texts take. FILE is any parquet file, or a folder of them; by "
+        "default the data set of run_id=RUN or of the settings. split=test, column=response.",
+    )
+    parser.add_argument("words", nargs="*", metavar="head [N] | columns | lengths | FILE | K=V")
+    parser.add_argument("--format", choices=_FORMATS, default="table")
+    parser.set_defaults(command=data)
+
+
+def data(options: argparse.Namespace) -> None:
+    """Shows one file, or each split's lengths.
+
+    Raises:
+        BadInputError: no such look, file, column or data set.
+    """
+    named = [word for word in options.words if "=" not in word or Path(word).exists()]
+    asked, settings = take_arguments([w for w in options.words if w not in named], _ARGUMENTS)
+    if not named or named[0] not in _LOOKS:
+        raise BadInputError(f"data takes one of {', '.join(_LOOKS)} first, and then a FILE or none")
+    look, places = named[0], named[1:]
+    count = _ROWS
+    if look == "head" and places and places[0].isdigit():
+        count = int(places.pop(0))
+    if len(places) > 1:
+        raise BadInputError(f"data {look} takes one FILE at a time, not {' and '.join(places)}")
+    if "column" in asked and look != "lengths":
+        raise BadInputError(f"data {look} shows all columns: column= is for lengths")
+    try:
+        if look == "lengths":
+            _lengths(options, places, asked, settings)
+        else:
+            (file,) = _files(places, asked, settings, default="train")
+            _rows(options, file, count if look == "head" else None)
+    except ValueError as error:
+        raise BadInputError(" ".join(str(error).split())) from error
+
+
+def _rows(options: argparse.Namespace, file: Path, count: int | None) -> None:
+    from tasks.queries.parquet_look import columns, describe_file, first_rows
+
+    frame = columns(file) if count is None else first_rows(file, count)
+    if options.format == "table":
+        sys.stdout.write(f"{describe_file(file)}\n")
+    _show(frame, options.format)
+
+
+def _lengths(
+    options: argparse.Namespace, places: list[str], asked: dict[str, str], settings: list[str]
+) -> None:
+    import polars as pl
+
+    from tasks.queries.parquet_look import describe_file, text_lengths
+
+    files = _files(places, asked, settings, default=None)
+    tokenizer, count_tokens = _tokenizer(asked, settings)
+    found = [text_lengths(file, asked.get("column"), count_tokens) for file in files]
+    rows = [
+        {"file": str(file)} | row
+        for file, lengths in zip(files, found, strict=True)
+        for row in lengths.summary
+    ]
+    if options.format != "table":
+        _show(pl.DataFrame(rows), options.format)
+        return
+    for file, lengths in zip(files, found, strict=True):
+        sys.stdout.write(f"{describe_file(file)}\n")
+        _show(pl.DataFrame(lengths.summary), "table")
+        sys.stdout.write("\n".join([*lengths.histogram, "", ""]))
+    sys.stdout.write(f"{tokenizer}\n")
+
+
+def _files(
+    places: list[str], asked: dict[str, str], settings: list[str], *, default: str | None
+) -> list[Path]:
+    """Returns the files that are meant.
+
+    Args:
+        places: a file or a folder, or nothing: then it is a data set.
+        asked: `split` and `run_id`, each or none.
+        settings: of the data set.
+        default: the split that is meant where none is named; None for all.
+    """
+    if places:
+        place = Path(places[0]).expanduser()
+        if not place.is_dir():
+            return [place]
+        folder, why = place, ""
+    else:
+        folder, why = _dataset(asked, settings)
+    split = asked.get("split", default)
+    there = sorted(file for file in folder.glob("*.parquet") if not file.name.startswith("."))
+    if not there:
+        raise BadInputError(f"{folder} holds no parquet file{why}")
+    if split is None:
+        return sorted(there, key=lambda file: file.stem == "test")
+    chosen = [file for file in there if file.stem == split]
+    if chosen or "split" not in asked:
+        return chosen or there[:1]
+    raise BadInputError(f"no split={split} in {folder} (there are: {_names(there)})")
+
+
+def _names(files: list[Path]) -> str:
+    return ", ".join(file.stem for file in files)
+
+
+def _dataset(asked: dict[str, str], settings: list[str]) -> tuple[Path, str]:
+    """Returns the folder of a run's data set or of the settings', and how it would come there."""
+    from rl_core.data.dataset import dataset_folder
+
+    if "run_id" in asked:
+        _, run = existing_run([f"run_id={asked['run_id']}", *settings], arguments=_ARGUMENTS)
+        folder = run.read().data
+        if folder is None:
+            raise BadInputError(f"run {run.run_id} did not get as far as a data set")
+        return Path(folder), f": the data set of {run.run_id} was deleted"
+    from flows.settings.compose import compose
+
+    config = compose(settings, arguments=_ARGUMENTS)
+    words = " ".join(["countdown-train generate", *settings])
+    return dataset_folder(config), f" yet, it is preset={config.preset}'s: {words}"
+
+
+def _tokenizer(asked: dict[str, str], settings: list[str]) -> tuple[str, CountTokens | None]:
+    """Returns whose tokens are counted, in words, and the tokenizer if one is at hand.
+
+    Nothing is fetched for a look.
+    """
+    model, is_chat = _model(asked, settings)
+    if model is None:
+        return "no tokens: no model was made yet (model.path=FOLDER names one)", None
+    from rl_core.data.prompts import find_model_here, load_tokenizer
+
+    folder = find_model_here(model)
+    if folder is None:
+        return f"no tokens: {model} is not on this machine (model.path=FOLDER names another)", None
+    tokenizer = load_tokenizer(str(folder))
+
+    def count(texts: Any) -> list[int]:
+        from rl_core.data.prompts import count_tokens
+
+        as_prompts: list[Any] = [
+            [{"role": "user", "content": text}] if isinstance(text, str) else text for text in texts
+        ]
+        # A conversation of several messages is nothing without a chat template.
+        by_template = is_chat or any(len(messages) != 1 for messages in as_prompts)
+        return count_tokens(as_prompts, tokenizer, chat_template=by_template)
+
+    way = ", rendered by its chat template" if is_chat else ""
+    return f"tokens are those of {model}{way}", count
+
+
+def _model(asked: dict[str, str], settings: list[str]) -> tuple[str | None, bool]:
+    """Returns the model of a run or of the settings, and whether prompts are chats."""
+    if "run_id" in asked:
+        run_words = [f"run_id={asked['run_id']}", *settings]
+        config, run = existing_run(run_words, arguments=_ARGUMENTS)
+        return run.read().model, config.env.prompt_template == "chat"
+    from flows.settings.compose import compose
+
+    config = compose(settings, arguments=_ARGUMENTS)
+    return _base_model(config), config.env.prompt_template == "chat"
+
+
+def _base_model(config: RunConfig) -> str | None:
+    if config.model.path is not None:
+        return config.model.path
+    from tasks.base_model import home_made_folder, is_complete
+
+    folder = home_made_folder(config)
+    return str(folder) if is_complete(folder) else None
+
+
+def _show(frame: Any, output_format: str) -> None:
+    from flows.cli.sql import terminal_width
+    from tasks.queries.render import render
+
+    sys.stdout.flush()
+    sys.stdout.buffer.write(render(frame, output_format, width=terminal_width()))

@@ -1,0 +1,279 @@
+"""`countdown-train serve`: Prefect's server, the deployments and a worker, until Ctrl-C.
+
+The long way, a command each, is in the README. What is there already (pool, deployments,
+automations, a server at PREFECT_API_URL) is used and brought up to date.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Final, NoReturn
+from urllib.parse import urlsplit
+
+import httpx
+import psutil
+
+from flows.errors import BadInputError, RunFailedError
+
+_ROOT: Final = Path(__file__).parents[2]
+_PREFECT: Final = (sys.executable, "-m", "prefect")
+_MARK: Final = "COUNTDOWN_TRAIN_SERVE"
+"""Environment variable that all processes of one `serve` inherit."""
+_STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_POOL: Final = "countdown"
+_WORKER: Final = ("worker", "start", "--pool", _POOL, "--type", "process", "--limit", "1")
+_DEPLOY: Final = ("--no-prompt", "deploy", "--prefect-file", "deployments/prefect.yaml", "--all")
+_START_S: Final = 300.0
+_LEAVE_S: Final = 45.0
+"""Seconds that a run has to finish its step, save and leave, see rl_core/system/signals.py."""
+_STOP_S: Final = 15.0
+_POLL_S: Final = 0.5
+_LINES_SHOWN: Final = 3
+
+
+def serve(words: Sequence[str]) -> None:
+    """Starts all that deployments need, says where it is, and stops it again on Ctrl-C.
+
+    Raises:
+        BadInputError: words were given, this is no checkout, or the port is taken.
+        RunFailedError: one of the processes ended by itself; the others were stopped.
+    """
+    if words:
+        raise BadInputError(f"serve takes no settings: {words[0]!r}")
+    if not (_ROOT / "deployments" / "prefect.yaml").is_file():
+        raise BadInputError(f"serve wants a checkout: there is no deployments/ in {_ROOT}")
+    for signum in _STOPS:
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # as `nohup` and a shell's `&` want it
+            signal.signal(signum, _raise_interrupt)
+    with suppress(KeyboardInterrupt), _Processes() as processes:
+        url = _server(processes)
+        _say(f"server       {url.removesuffix('/api')}")
+        names = _pool_and_automations()
+        processes.call(*_DEPLOY)
+        _say(f"deployments  from deployments/prefect.yaml, and the automations {', '.join(names)}")
+        processes.start("worker", *_WORKER)
+        _say(f"worker       takes one run at a time; logs in {processes.logs}")
+        _say(f"from another terminal: PREFECT_API_URL={url} prefect deployment run countdown-train")
+        _say("Ctrl-C stops all of it; a run that goes on there saves first, and Retry continues it")
+        processes.watch()
+
+
+def _server(processes: _Processes) -> str:
+    """Returns the URL of an API that answers: of the settings, else of a server started here."""
+    from prefect.settings import get_current_settings
+
+    settings = get_current_settings()
+    if settings.api.url is not None and _answers(settings.api.url):
+        return settings.api.url
+    own = settings.server.api
+    url = settings.api.url or f"http://{own.host}:{own.port}/api"
+    address = urlsplit(url)
+    host, port = address.hostname or own.host, address.port or own.port
+    if settings.api.url is not None and host not in ("127.0.0.1", "localhost"):
+        raise BadInputError(f"no Prefect server answers at PREFECT_API_URL={url}")
+    _refuse_taken(host, port)
+    os.environ["PREFECT_API_URL"] = url
+    processes.start("server", "server", "start", "--host", host, "--port", str(port))
+    processes.wait_until(lambda: _answers(url))
+    return url
+
+
+def _refuse_taken(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server itself does
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise BadInputError(
+                f"port {port} of {host} is not free ({error.strerror}): set PREFECT_API_URL="
+                f"http://{host}:{port}/api if a server is there, else PREFECT_SERVER_API_PORT"
+            ) from None
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=5).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+def _pool_and_automations() -> list[str]:
+    """Makes what is not there; automations are changed as the file says. Returns their names.
+
+    A work pool stays as it is, and so does whether an automation is switched on.
+    """
+    import yaml
+    from prefect import get_client
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.context import refresh_global_settings_context
+    from prefect.events.schemas.automations import AutomationCore
+    from prefect.exceptions import ObjectAlreadyExists
+    from prefect.workers.process import ProcessWorker
+
+    refresh_global_settings_context()  # with the API's address
+    template = ProcessWorker.get_default_base_job_template()
+    pool = WorkPoolCreate(name=_POOL, type=ProcessWorker.type, base_job_template=template)
+    data = yaml.safe_load((_ROOT / "deployments" / "automations.yaml").read_text())
+    automations = [AutomationCore.model_validate(each) for each in data["automations"]]
+    with get_client(sync_client=True) as client:
+        with suppress(ObjectAlreadyExists):
+            client.create_work_pool(pool)
+        for automation in automations:
+            there = client.read_automations_by_name(automation.name)
+            if there:
+                automation.enabled = there[0].enabled
+                client.update_automation(there[0].id, automation)
+            else:
+                client.create_automation(automation)
+    return [automation.name for automation in automations]
+
+
+class _Processes:
+    """Prefect's long-running commands: what they started ends with them, at the latest here.
+
+    Each has a session of its own, so that a terminal's Ctrl-C comes to this process alone, which
+    stops them in order: the worker and its runs, then the server that hears how these ended.
+    """
+
+    def __init__(self) -> None:
+        from prefect.settings import get_current_settings
+
+        self.logs = get_current_settings().home / "serve"
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self._mark = secrets.token_hex(8)
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> _Processes:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for signum in _STOPS:
+            signal.signal(signum, signal.SIG_IGN)  # it is under way
+        if self._started:
+            _say("stopping")
+        server = self._started.pop("server", None)
+        keeps = [] if server is None else [server.pid]
+        for process in self._started.values():
+            process.terminate()
+        for process in self._marked(keeps):
+            with suppress(psutil.Error):
+                if _is_flow_run(process) and not _is_flow_run(process.parent()):
+                    process.terminate()
+        self._end(keeps, _LEAVE_S)
+        if server is not None:
+            server.terminate()
+        self._end([], _STOP_S)
+
+    def start(self, name: str, *arguments: str) -> None:
+        """Starts a command that goes on."""
+        with (self.logs / f"{name}.log").open("ab") as log:
+            self._started[name] = subprocess.Popen(
+                [*_PREFECT, *arguments],
+                cwd=_ROOT,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def call(self, *arguments: str) -> None:
+        """Runs a command to its end.
+
+        Raises:
+            RunFailedError: it failed.
+        """
+        done = subprocess.run(
+            [*_PREFECT, *arguments],
+            cwd=_ROOT,
+            env=self._environment(),
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            what = f"`prefect {' '.join(arguments)}` failed ({done.returncode})"
+            raise RunFailedError(f"{what}\n{_end_of(done.stdout + done.stderr)}")
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Waits for a condition, as long as all processes live.
+
+        Raises:
+            RunFailedError: one of them ended, or it took too long.
+        """
+        deadline = time.monotonic() + _START_S
+        while not condition():
+            self._refuse_dead()
+            if time.monotonic() > deadline:
+                raise RunFailedError(f"Prefect did not start in {_START_S:.0f} s; see {self.logs}")
+            time.sleep(_POLL_S)
+
+    def watch(self) -> NoReturn:
+        """Waits until one of the processes ends, which it says by an error."""
+        while True:
+            self._refuse_dead()
+            time.sleep(_POLL_S)
+
+    def _refuse_dead(self) -> None:
+        for name, process in self._started.items():
+            if process.poll() is not None:
+                log = self.logs / f"{name}.log"
+                said = _end_of(log.read_text(errors="replace"))
+                raise RunFailedError(f"the {name} ended ({process.returncode}), see {log}\n{said}")
+
+    def _environment(self) -> dict[str, str]:
+        # deployments/prefect.yaml reads the working folder in PWD. What our terminal does not show
+        # of Prefect's own lines belongs into the logs.
+        quiet = "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"
+        own = {name: value for name, value in os.environ.items() if name != quiet}
+        return {**own, _MARK: self._mark, "PWD": str(_ROOT)}
+
+    def _marked(self, but: Sequence[int]) -> list[psutil.Process]:
+        """Returns the living processes that descend from the commands, but these."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if process.environ().get(_MARK) == self._mark and process.pid not in but:
+                    found.append(process)
+        return found
+
+    def _end(self, but: Sequence[int], patience_s: float) -> None:
+        """Waits until all but these are gone; kills what takes too long."""
+        deadline = time.monotonic() + patience_s
+        while left := self._marked(but):
+            if time.monotonic() > deadline:
+                for process in left:
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
+            psutil.wait_procs(left, timeout=_POLL_S)
+            for process in self._started.values():
+                process.poll()  # a child that nobody asked after would stay as a zombie
+
+
+def _raise_interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _is_flow_run(process: psutil.Process | None) -> bool:
+    with suppress(psutil.Error, OSError):
+        return process is not None and "PREFECT__FLOW_RUN_ID" in process.environ()
+    return False
+
+
+def _end_of(text: str) -> str:
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    return " | ".join(lines[-_LINES_SHOWN:])
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()

@@ -1,0 +1,76 @@
+"""The short table at the end of a run: what it reached, where things lie, what to try next."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rl_core.config.run import RunConfig
+from rl_core.resources.oom_recovery import in_words
+from rl_core.runs.resume import remarks
+from rl_core.runs.run_folder import RunFolder, RunRecord
+from rl_core.tracking.diagnosis import diagnose
+from tasks.queries.sql import ask
+
+_LABEL_WIDTH = 17
+
+
+def show_summary(root: Path, run_id: str) -> None:
+    """Prints the table of one run."""
+    lines = summary_lines(RunFolder(root / "runs" / run_id), root)
+    sys.stdout.write("\n" + "".join(f"{line}\n" for line in lines))
+
+
+def summary_lines(run: RunFolder, root: Path) -> list[str]:
+    """Returns accuracy before and after, steps, time by stage, places and next commands.
+
+    Lines are not wrapped, so that a path or a command can be copied.
+    """
+    record = run.read()
+    where = "" if root == RunConfig().storage.root else f" storage.root={root}"
+    intervals = _intervals(record, root)
+    seconds = sum(record.timings_s.values())
+    price = run.price_of(seconds)
+    found = diagnose(run.metrics.read())
+    rows = [
+        ("run", f"{record.run_id}, {record.status}"),
+        ("accuracy before", _accuracy(record.accuracy_before, intervals.get("base"))),
+        ("accuracy after", _accuracy(record.accuracy_after, intervals.get("trained"))),
+        *([("champion", record.champion)] if record.champion else []),
+        *(("diagnosis" if i == 0 else "", str(one)) for i, one in enumerate(found)),
+        ("steps", str(record.steps)),
+        *(
+            ("retried", f"from step {attempt.from_step} with {in_words(attempt.changes)}")
+            for attempt in record.attempts
+            if attempt.changes
+        ),
+        *(("checkpoint", remark) for remark in remarks(run.path)),
+        *([("reason", record.reason)] if record.reason else []),
+        ("time", f"{seconds / 60:.1f} min" + (f", {price}" if price else "")),
+        *(("", f"{seconds:8.1f} s {stage}") for stage, seconds in record.timings_s.items()),
+        ("data set", str(record.data)),
+        ("base model", str(record.model)),
+        ("run folder", str(run.path)),
+        ("report", str(run.path / "report.html")),
+        ("try next", f"countdown-train sql learning_curve --run {record.run_id}{where}"),
+        ("", f"countdown-train sql won_and_lost --run {record.run_id}{where}"),
+        ("", f"countdown-train run preset={record.preset} seed=1{where}"),
+    ]
+    return [f"{label:<{_LABEL_WIDTH}}{value}" for label, value in rows]
+
+
+def _accuracy(value: float | None, interval: tuple[float, float] | None) -> str:
+    if value is None:
+        return "not measured"
+    return f"{value:.3f}" + (f" ({interval[0]:.3f} to {interval[1]:.3f})" if interval else "")
+
+
+def _intervals(record: RunRecord, root: Path) -> dict[str, tuple[float, float]]:
+    """Returns the 95% intervals of the base model's accuracy and of the model last trained."""
+    rows = ask("evaluation_summary", root=root, run=record.run_id).sort("step").to_dicts()
+    own = RunFolder(root / "runs" / record.run_id).evaluations.own()
+    rows = [row for row in rows if row["evaluation"] == own]  # which `run.json` is of
+    return {
+        "base" if row["model"] == "base" else "trained": (row["accuracy_low"], row["accuracy_high"])
+        for row in rows
+    }

@@ -1,0 +1,184 @@
+"""The command `countdown-train watch [RUN]`: a run as it goes, in the terminal."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from flows.errors import BadInputError
+from flows.runs.lookup import find_run
+
+if TYPE_CHECKING:
+    from rl_core.runs.run_folder import RunFolder
+
+INTERVAL_S: Final = 2.0
+_BARS: Final = "▁▂▃▄▅▆▇█"
+_SPARK_WIDTH: Final = 40
+_SAMPLES: Final = 2
+_SAMPLE_CHARACTERS: Final = 400
+_LOG_BYTES: Final = 4_096
+_SHOWN: Final = (
+    ("reward/accuracy", "accuracy"),
+    ("val/accuracy", "test accuracy"),
+    ("critic/score/mean", "score"),
+    ("response_length/mean", "tokens"),
+    ("actor/entropy_loss", "entropy"),
+    ("critic/kl", "KL"),
+    ("rollout/tokens_per_s", "tokens/s"),
+    ("timing_s/step", "s per step"),
+    ("disk/free_gib", "disk free GiB"),
+)
+
+
+def watch(words: Sequence[str]) -> None:
+    """Shows a run until it ends or Ctrl-C; once, where the output is no terminal."""
+    named = [word for word in words if "=" not in word]
+    if len(named) > 1:
+        raise BadInputError("watch takes one RUN, by default the latest")
+    run_ids = [f"run_id={name}" for name in named if name != "latest"]
+    run = find_run([*run_ids, *(word for word in words if "=" in word)])
+    console = Console()
+    if not console.is_terminal:
+        console.print(view(run))
+        return
+    with (
+        suppress(KeyboardInterrupt),  # the usual way to leave: the run goes on
+        Live(view(run), console=console, screen=False, auto_refresh=False) as live,
+    ):
+        while run.read().status == "running":
+            time.sleep(INTERVAL_S)
+            live.update(view(run), refresh=True)
+        live.update(view(run), refresh=True)  # its end
+
+
+def view(run: RunFolder) -> RenderableType:
+    """Returns what there is to see of a run: progress, curves, memory, samples, diagnosis."""
+    from rl_core.tracking.diagnosis import diagnose
+
+    record, rows = run.read(), run.metrics.read()
+    colour = {"running": "cyan", "finished": "green"}.get(record.status, "red")
+    title = Text.assemble((run.run_id, "bold"), "  ", (record.status, colour))
+    if record.reason:
+        title.append(f"  {record.reason}")
+    found = [Text(f"! {one}", "yellow") for one in diagnose(rows)]
+    return Group(
+        title,
+        _progress(run, rows),
+        *(_last_words(run) if record.status == "running" else []),
+        _curves(rows),
+        *_memory(rows),
+        *(found or [Text("nothing stands out", "dim")]),
+        *_samples(run),
+    )
+
+
+def spark(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
+    """Returns a curve as one line of bars, each the mean of its share of the values."""
+    if not values:
+        return ""
+    count = min(width, len(values))
+    edges = [i * len(values) // count for i in range(count + 1)]
+    means = [sum(values[low:high]) / (high - low) for low, high in itertools.pairwise(edges)]
+    low, span = min(means), max(means) - min(means)
+    top = len(_BARS) - 1
+    return "".join(_BARS[round((mean - low) / span * top) if span else 0] for mean in means)
+
+
+def _progress(run: RunFolder, rows: list[dict[str, Any]]) -> RenderableType:
+    from tasks.hours.run_time import last_step_of, left_of
+
+    steps = max((row["step"] for row in rows), default=0)
+    grid = Table.grid(padding=(0, 1))
+    last = last_step_of(run)
+    said = f"step {steps}" + (f" of {last}" if last else "")
+    if (left := left_of(run)) is not None:
+        said += f", {left}"
+    bar = ProgressBar(total=last or max(steps, 1), completed=steps, width=_SPARK_WIDTH)
+    grid.add_row(bar, said)
+    return grid
+
+
+def _last_words(run: RunFolder) -> list[RenderableType]:
+    """The log's last line: what a run does before it trains, and after."""
+    from rl_core.system.printable import printable
+
+    try:
+        with (run.path / "log.txt").open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _LOG_BYTES))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return []
+    said = next((line for line in reversed(lines) if line.strip()), "")
+    return [Text(printable(said), "dim", no_wrap=True, overflow="ellipsis")] if said else []
+
+
+def _curves(rows: list[dict[str, Any]]) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    for name, label in _SHOWN:
+        values = [float(row[name]) for row in rows if row.get(name) is not None]
+        if values:
+            first, last = (f"{value:,.4g}" for value in (values[0], values[-1]))
+            table.add_row(Text(label, "dim"), spark(values), f"{first} → {last}")
+    return table
+
+
+def _memory(rows: list[dict[str, Any]]) -> list[RenderableType]:
+    """What each phase took at most, and what each process holds, in the last step."""
+    from rl_core.tracking.memory_growth import AVAILABLE_GIB, HOST_GIB
+
+    shown: list[RenderableType] = []
+    for label, prefix in (
+        ("memory peaks, GiB  ", "memory/peak_gib/"),
+        ("memory held, GiB   ", HOST_GIB),
+    ):
+        values = {
+            name.removeprefix(prefix): float(value)
+            for row in rows[-1:]
+            for name, value in row.items()
+            if name.startswith(prefix) and value is not None
+        }
+        worst = sorted(values.items(), key=lambda item: -item[1])[:4]
+        said = ", ".join(f"{name} {gib:.2f}" for name, gib in worst)
+        if prefix == HOST_GIB and rows and rows[-1].get(AVAILABLE_GIB) is not None:
+            said += f"; {rows[-1][AVAILABLE_GIB]:.1f} are left"
+        if values:
+            shown.append(Text.assemble((label, "dim"), said))
+    return shown
+
+
+def _samples(run: RunFolder) -> list[RenderableType]:
+    """The newest rollouts, as the model wrote them: what a terminal obeys is taken out."""
+    from rl_core.system.printable import printable
+    from tasks.queries.sql import run_query
+
+    newest = run_query(
+        "select step, verdict, score, response from rollouts "
+        "order by step desc, group_id asc, sample_index asc limit $limit",
+        {"limit": _SAMPLES},
+        root=run.path.parent.parent,
+        run=run.run_id,
+    )
+    return [
+        Panel(
+            Text("\n".join(map(printable, _end_of(str(row["response"])).split("\n")))),
+            title=f"step {row['step']}: {row['verdict']}, {row['score']:g}",
+            title_align="left",
+        )
+        for row in newest.to_dicts()
+    ]
+
+
+def _end_of(response: str) -> str:
+    """Returns the last characters, where the answer is, and says that there are more before."""
+    text = response.strip()
+    return text if len(text) <= _SAMPLE_CHARACTERS else f"… {text[-_SAMPLE_CHARACTERS:]}"

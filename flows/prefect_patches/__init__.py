@@ -1,0 +1,1 @@
+"""Where Prefect alone would lose a night, or asks for a longer name."""

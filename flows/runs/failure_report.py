@@ -1,0 +1,187 @@
+"""The last words of a run that failed: what was measured last, where memory went, what to do next.
+
+In `run.json`, and as the artifact `last-words` of its flow run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from prefect.context import FlowRunContext
+from prefect.exceptions import Pause, TerminationSignal
+
+from flows.errors import BadInputError
+from flows.runs.lookup import settings_of_run
+from rl_core.checkpoints.store import list_checkpoints
+from rl_core.config.run import RunConfig
+from rl_core.errors import OutOfMemory, WorkerDied
+from rl_core.resources.oom_recovery import beyond_the_ladder
+from rl_core.runs.run_folder import RunFolder, RunRecord
+from rl_core.system.atomic import is_disk_full
+from rl_core.system.disk_reserve import RESERVE_BYTES
+from rl_core.system.log_file import redact
+from tasks.prefect_ui.artifacts import create_markdown_artifact
+from tasks.prefect_ui.attempts import settings_that_help
+
+_SHOWN: Final = (
+    "reward/accuracy",
+    "val/accuracy",
+    "critic/score/mean",
+    "response_length/mean",
+    "critic/kl",
+    "rollout/tokens_per_s",
+)
+_TIMELINES: Final = {"memory/peak_gib/": "", "memory/host_gib/": "host "}
+_STEPS_KEPT: Final = 20
+_STEPS_IN_TABLE: Final = 8
+_GIB: Final = 2**30
+_logger = logging.getLogger(__name__)
+
+
+def last_words(error: BaseException, run: RunFolder) -> dict[str, Any]:
+    """Returns the fields of `run.json` that a failure fills: numbers of the last steps, advice."""
+    rows = run.metrics.read()
+    return {
+        "next_step": next_step(error, run),
+        "last_metrics": last_metrics(rows),
+        "memory_gib": memory_timeline(rows),
+    }
+
+
+def next_step(error: BaseException, run: RunFolder) -> str:
+    """Returns in one sentence what to do about an error that ended a run."""
+    step = max((c.step for c in list_checkpoints(run.path) if c.resumable), default=0)
+    outcome = f"goes on from step {step}" if step else "starts it again"
+    again = f"the same command with run_id={run.run_id}"
+    log = run.path / "log.txt"
+    if isinstance(error, KeyboardInterrupt | TerminationSignal | Pause):
+        return f"the same command, or run_id={run.run_id}, {outcome}"
+    if isinstance(error, OutOfMemory):
+        return _make_room(error, run, again, outcome)
+    if isinstance(error, WorkerDied):
+        return (
+            f"read {run.path / 'workers' / f'{error.worker}.log'}, and ask `dmesg -T | grep -i "
+            f"'killed process'` whether the kernel wanted its memory; {again} {outcome}"
+        )
+    if is_disk_full(error):
+        return (
+            f"free {_missing_gib(run):.1f} GiB where {run.path} lies (`countdown-train prune "
+            f"run_id={run.run_id} storage.root={run.path.parent.parent} dry_run=true` shows what "
+            f"may go); {again} {outcome}"
+        )
+    if type(error).__name__ == "Stalled":
+        return (
+            f"see in {log} where every thread stood (a phase that is only slow wants a larger "
+            f"watchdog.stall_s); {again} {outcome}"
+        )
+    if isinstance(error, ValueError):
+        return f"set right what the message names; {again} {outcome}"
+    return f"the end of {log} has the error in full; {again} {outcome}"
+
+
+def last_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Returns the last step, and the last value of each metric by which people judge a run.
+
+    Args:
+        rows: of `metrics.jsonl`, in their order.
+    """
+    found = {name: float(row[name]) for name in _SHOWN for row in rows if row.get(name) is not None}
+    return {"step": float(rows[-1]["step"])} | found if rows else {}
+
+
+def memory_timeline(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float | None, ...]]:
+    """Returns `step`, and by phase (or `host PROCESS`) GiB at each of these steps, at most 20.
+
+    Args:
+        rows: of `metrics.jsonl`, in their order.
+    """
+    last = rows[-_STEPS_KEPT:]
+    names = {
+        metric: short + metric.removeprefix(prefix)
+        for row in last
+        for metric in row
+        for prefix, short in _TIMELINES.items()
+        if metric.startswith(prefix)
+    }
+    if not names:
+        return {}
+    measured = [row for row in last if row.keys() & names.keys()]
+    timeline: dict[str, tuple[float | None, ...]] = {
+        "step": tuple(float(row["step"]) for row in measured)
+    }
+    for metric, name in names.items():
+        values = (row.get(metric) for row in measured)
+        timeline[name] = tuple(None if value is None else round(value, 3) for value in values)
+    return timeline
+
+
+def show_last_words(run: RunFolder) -> None:
+    """Leaves what `run.json` says about a failure as an artifact, if this is a flow run."""
+    if FlowRunContext.get() is None:
+        return
+    try:
+        create_markdown_artifact(
+            redact(as_markdown(run.read())),
+            key="last-words",
+            description="Why the run failed, what it measured last, and what to do next.",
+        )
+    except ValueError as error:  # the record itself cannot be read
+        _logger.warning("the last words could not be shown: %s", error)
+
+
+def as_markdown(record: RunRecord) -> str:
+    """Returns the last words of a run as a page."""
+    lines = [
+        f"# {record.run_id}: {record.status} after {record.steps} steps",
+        "",
+        f"**Why:** {_plain(record.reason)}",
+        "",
+        f"**What to do next:** {record.next_step}",
+    ]
+    if record.last_metrics:
+        lines += ["", "| last measured | |", "|---|---:|"]
+        lines += [f"| {name} | {value:.4g} |" for name, value in record.last_metrics.items()]
+    if record.host_peak_gib:
+        peaks = (f"{name} {gib:.2f}" for name, gib in record.host_peak_gib.items())
+        lines += ["", f"The most of the machine's memory, in GiB: {', '.join(peaks)}"]
+    if record.memory_gib:
+        steps = record.memory_gib["step"][-_STEPS_IN_TABLE:]
+        lines += ["", "| GiB at step | " + " | ".join(f"{step:g}" for step in steps) + " |"]
+        lines += ["|---|" + "---:|" * len(steps)]
+        for name, values in record.memory_gib.items():
+            if name != "step":
+                cells = ("" if v is None else f"{v:.2f}" for v in values[-_STEPS_IN_TABLE:])
+                lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _make_room(error: OutOfMemory, run: RunFolder, again: str, outcome: str) -> str:
+    config = _settings(run)
+    helpful = settings_that_help(config, run, error) if config else []
+    if not helpful:
+        others = [*beyond_the_ladder(config or RunConfig(), error.phase), "more memory"]
+        return f"take {' or '.join(others)}; {again} {outcome}"
+    more = f" ({' or '.join(helpful[1:])} would help as well)" if helpful[1:] else ""
+    return f"{again} {helpful[0]}{more} {outcome}"
+
+
+def _settings(run: RunFolder) -> RunConfig | None:
+    try:
+        return settings_of_run(run.path, run.path.parent.parent)
+    except BadInputError:
+        return None
+
+
+def _missing_gib(run: RunFolder) -> float:
+    """Returns what the largest checkpoint wants beside what is free, in GiB, at least 0.1."""
+    config = _settings(run) or RunConfig()
+    checkpoint = max((c.size_bytes for c in list_checkpoints(run.path)), default=0)
+    wanted = config.storage.min_free_gib + (checkpoint + RESERVE_BYTES) / _GIB
+    return max(wanted - run.free_gib(), 0.1)
+
+
+def _plain(text: str | None) -> str:
+    """Returns an error's text so that markdown shows it as it is."""
+    return "".join(f"\\{c}" if c in "\\`*_[]<>|#" else c for c in text or "(nothing said)")

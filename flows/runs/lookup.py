@@ -1,0 +1,107 @@
+"""Reads what a command is about: an existing run's settings, and arguments that are no settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from flows.errors import BadInputError
+
+if TYPE_CHECKING:
+    from rl_core.config.run import RunConfig
+    from rl_core.runs.run_folder import RunFolder
+
+_PLAIN_ROOT: Final = re.compile(r"storage\.root=(?=.*/)([\w./-]+)")
+"""A path that Hydra reads as it stands."""
+
+
+def storage_root(overrides: Sequence[str]) -> Path:
+    """Returns where runs and data sets are, which is all that a question to them needs to know.
+
+    Without Hydra wherever it would have nothing to do: to import it takes longer than to answer.
+
+    Raises:
+        SettingsError: as `compose`.
+    """
+    if not overrides:
+        from rl_core.config.operations import StorageConfig
+
+        return StorageConfig().root
+    plain = _PLAIN_ROOT.fullmatch(overrides[0])
+    if plain is not None and len(overrides) == 1:
+        return Path(plain[1])
+    from flows.settings.compose import compose
+
+    return compose(overrides).storage.root
+
+
+def take_arguments(
+    overrides: Sequence[str], names: Sequence[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Returns the command's own arguments by name, and the settings that remain.
+
+    Raises:
+        BadInputError: an argument is empty or given twice.
+    """
+    taken: dict[str, str] = {}
+    settings = []
+    for text in overrides:
+        name, _, value = text.partition("=")
+        if name not in names:
+            settings.append(text)
+        elif name in taken:
+            raise BadInputError(f"{name} is given twice: {text!r} too")
+        elif not value.strip():
+            raise BadInputError(f"{text!r} is not KEY=VALUE")
+        else:
+            taken[name] = value.strip()
+    return taken, settings
+
+
+def existing_run(
+    overrides: Sequence[str], *, arguments: Sequence[str] = ()
+) -> tuple[RunConfig, RunFolder]:
+    """Returns the run named by run_id, else the latest, and its settings under the overrides.
+
+    Args:
+        overrides: settings; `storage.root` says where the runs are.
+        arguments: keys that the command takes beside settings, to be suggested.
+    """
+    from flows.settings.compose import compose
+
+    where = [text for text in overrides if text.startswith(("run_id=", "storage.root="))]
+    run = find_run(where)
+    base = settings_of_run(run.path, run.path.parent.parent)
+    others = [text for text in overrides if text not in where]
+    return compose(others, base=base, arguments=arguments), run
+
+
+def find_run(overrides: Sequence[str]) -> RunFolder:
+    """Returns the run named by run_id, else the latest, below `storage.root`."""
+    from flows.settings.compose import compose
+    from rl_core.runs.run_folder import RunFolder
+    from tasks.queries.run_tables import find_runs
+
+    where = compose(overrides)
+    try:
+        (folder,) = find_runs(where.storage.root, where.run_id or "latest")
+    except (OSError, ValueError) as error:
+        raise BadInputError(" ".join(str(error).split())) from None
+    return RunFolder(folder)
+
+
+def settings_of_run(folder: Path, root: Path) -> RunConfig:
+    """Returns the settings that a run was started with, for a storage root of today's name."""
+    import yaml
+
+    from rl_core.config.run import RunConfig
+
+    try:
+        settings = yaml.safe_load((folder / "config.yaml").read_text())
+        settings["run_id"] = folder.name
+        settings["storage"]["root"] = root
+        return RunConfig.model_validate(settings)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise BadInputError(" ".join(str(error).split())) from None

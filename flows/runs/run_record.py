@@ -1,0 +1,155 @@
+"""Which run this is, and what became of it: `run.json` from the flow's side."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import yaml
+from prefect.exceptions import Pause, TerminationSignal
+
+from flows.errors import BadInputError, one_line
+from flows.runs.failure_report import last_words, show_last_words
+from flows.runs.state import is_suspended
+from rl_core.checkpoints.store import list_checkpoints
+from rl_core.config.run import RunConfig
+from rl_core.runs.lock import close_lost_runs, owned
+from rl_core.runs.run_folder import IMPORTED, RunFolder, new_run_id, utc_now
+
+Stage = Callable[[str], AbstractContextManager[None]]
+
+_logger = logging.getLogger(__name__)
+
+
+def choose_run(config: RunConfig, flow_run_id: str | None) -> RunConfig:
+    """Returns the settings with `run_id` filled in.
+
+    A run_id that was given stands. Else a retry of the same flow run goes on with its own run; else
+    the latest run of exactly these settings is continued, if it was interrupted; else the run is
+    new.
+
+    Args:
+        config: the run's settings.
+        flow_run_id: a name that all attempts of one flow run share; None outside of a flow run.
+
+    Raises:
+        BadInputError: the run_id is that of a run whose results would be lost.
+    """
+    if config.run_id is not None:
+        _refuse_to_start_anew(RunFolder(config.storage.root / "runs" / config.run_id))
+        return config
+    close_lost_runs(config.storage.root)
+    new = re.sub(r"[^A-Za-z0-9._-]+", "-", flow_run_id) if flow_run_id else new_run_id()
+    if not (config.storage.root / "runs" / new).exists():
+        interrupted = _interrupted_run(config)
+        if interrupted is not None:
+            _logger.info("continuing %s, interrupted with the same settings", interrupted)
+            new = interrupted
+    return config.model_copy(update={"run_id": new})
+
+
+def _refuse_to_start_anew(run: RunFolder) -> None:
+    """Lets no finished run that nothing can go on from begin at step 0, which forgets its logs.
+
+    Raises:
+        BadInputError: it is such a run.
+    """
+    if not (run.path / "run.json").exists():
+        return
+    record = run.read()
+    if record.preset == IMPORTED:
+        why = "is an imported log"
+    elif record.status == "finished" and record.steps and not _can_go_on(run):
+        why = f"is finished, and no checkpoint is there to go on from after step {record.steps}"
+    else:
+        return
+    raise BadInputError(
+        f"run {run.run_id} {why}: to start it anew would lose its metrics and rollouts; choose "
+        f"another run_id=NAME, or move {run.path} away"
+    )
+
+
+def _can_go_on(run: RunFolder) -> bool:
+    return any(checkpoint.resumable for checkpoint in list_checkpoints(run.path))
+
+
+def _interrupted_run(config: RunConfig) -> str | None:
+    """Returns the latest run of these settings, if it was interrupted."""
+    same = []
+    for folder in (config.storage.root / "runs").glob("*/"):
+        try:
+            settings = yaml.safe_load((folder / "config.yaml").read_text())
+            record = RunFolder(folder).read()
+            equal = RunConfig.model_validate({**settings, "run_id": None}) == config
+        except (OSError, ValueError, TypeError, yaml.YAMLError):
+            continue  # what lies there is no run of today's settings
+        if equal:
+            same.append(record)
+    latest = max(same, key=lambda record: record.started_at, default=None)
+    return latest.run_id if latest is not None and latest.status == "interrupted" else None
+
+
+@contextmanager
+def recorded(run: RunFolder) -> Iterator[Stage]:
+    """Yields a timer of stages; at the end `run.json` says what became of the run, and why.
+
+    A continued run's stages add up.
+
+    Raises:
+        ValueError: another process is at work on the run.
+    """
+
+    @contextmanager
+    def stage(name: str) -> Iterator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            before = run.read().timings_s.get(name, 0.0)
+            run.update(timings_s={name: round(before + time.monotonic() - start, 3)})
+
+    with owned(run), run.log_to_file():
+        try:
+            yield stage
+        except (KeyboardInterrupt, TerminationSignal, Pause) as signal:
+            _close(run, "interrupted", _stopped(signal, run), **_last_words(signal, run))
+            raise
+        except BaseException as error:
+            _logger.exception("the error in full:")
+            _close(run, "failed", one_line(error), **_last_words(error, run))
+            show_last_words(run)
+            error.add_note(f"log: {run.path / 'log.txt'}")
+            raise
+        _close(run, "finished", run.read().reason)
+
+
+def _stopped(signal: BaseException, run: RunFolder) -> str:
+    """Returns by whom a run was stopped, and what goes on with it."""
+    if is_suspended():
+        return (
+            "suspended; Resume in the UI (after the time limit that Suspend was given: Retry) "
+            f"or run_id={run.run_id} resumes"
+        )
+    name = "Ctrl-C" if isinstance(signal, KeyboardInterrupt) else "SIGTERM"
+    return f"stopped by {name}; the same command, or run_id={run.run_id}, resumes"
+
+
+def _last_words(error: BaseException, run: RunFolder) -> dict[str, Any]:
+    """Returns what can be said beside the reason, which must be told whatever else fails."""
+    try:
+        return last_words(error, run)
+    except Exception:
+        _logger.exception("no last words:")
+        return {}
+
+
+def _close(run: RunFolder, status: str, reason: str | None, **words: Any) -> None:
+    _logger.info("run %s %s%s", run.run_id, status, f": {reason}" if reason else "")
+    if words.get("next_step"):
+        _logger.info("what to do next: %s", words["next_step"])
+    steps = max((row["step"] for row in run.metrics.read()), default=0)
+    run.update(status=status, reason=reason, finished_at=utc_now(), steps=steps, **words)

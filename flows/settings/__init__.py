@@ -1,0 +1,1 @@
+"""Presets and overrides -> one validated configuration, and what each setting means."""

@@ -1,0 +1,104 @@
+"""Which settings there are, under which env, and what a mistaken name may have meant.
+
+Without Hydra, so that a completion answers at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from flows.errors import SettingsError
+from rl_core.config.env import CountdownConfig, Gsm8kConfig
+from rl_core.config.run import RunConfig
+
+PresetName = Literal[
+    "quickstart",
+    "tinyzero-0.5b-24gb",
+    "tinyzero-3b",
+    "tinyzero-3b-instruct",
+    "gsm8k-grpo-7b",
+    "gsm8k-ppo-0.5b",
+    "gsm8k-toy",
+]
+"""The files of `conf/preset`: a Literal, so that Prefect's form offers them as a list."""
+
+CONF: Final = Path(__file__).parent / "conf"
+ENVS: Final[Mapping[str, type[CountdownConfig] | type[Gsm8kConfig]]] = {
+    "countdown": CountdownConfig,
+    "gsm8k": Gsm8kConfig,
+}
+CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "preset": get_args(PresetName),
+    "env": tuple(ENVS),
+}
+"""What is chosen by name beside the settings."""
+
+
+@cache
+def known_keys(env: str) -> tuple[str, ...]:
+    """Returns the dotted keys that a user may set under an env, in the order of the models."""
+    return tuple(_leaves(RunConfig(env=ENVS[env]()).model_dump(mode="json", exclude={"preset"})))
+
+
+def check_key(key: str, arguments: Sequence[str]) -> None:
+    """Refuses what is a setting under no env.
+
+    Args:
+        key: what the user wrote.
+        arguments: keys that the command takes beside settings.
+
+    Raises:
+        SettingsError: it names the nearest.
+    """
+    known = tuple(dict.fromkeys(key for env in ENVS for key in known_keys(env)))
+    if key in known:
+        return
+    if key == "env.name":
+        raise SettingsError(f"env.name is chosen by env=NAME (there are: {', '.join(ENVS)})")
+    if any(name.startswith(f"{key}.") for name in known):
+        raise SettingsError(f"{key!r} is a group of settings: write {key}.NAME=VALUE")
+    raise SettingsError(f"unknown setting {key!r}{nearest(key, (*arguments, *CHOICES, *known))}")
+
+
+def check_env(keys: Sequence[str], env: str) -> None:
+    """Refuses settings of another env than the one in force."""
+    for key in keys:
+        if key not in known_keys(env):
+            raise SettingsError(of_another_env(key, env))
+
+
+def unknown_choice(group: str, name: str) -> str:
+    """Returns what is wrong with a name that `preset` or `env` does not have."""
+    names = CHOICES[group]
+    return f"unknown {group} {name!r}{nearest(name, names)} (there are: {', '.join(names)})"
+
+
+def of_another_env(key: str, env: str) -> str:
+    """Returns what is wrong with a setting that another env has, and this one does not."""
+    others = [name for name in ENVS if key in known_keys(name)]
+    return f"unknown setting {key!r} under env={env}: it belongs to env={others[0]}"
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Returns `; did you mean X?`: X shares the last part of its key, or most of its letters."""
+
+    def likeness(candidate: str) -> tuple[float, float]:
+        whole = difflib.SequenceMatcher(None, name, candidate).ratio()
+        last = name.rpartition(".")[2], candidate.rpartition(".")[2]
+        return max(whole, difflib.SequenceMatcher(None, *last).ratio()), whole
+
+    best = max(names, key=likeness)
+    return f"; did you mean {best}?" if likeness(best)[0] >= 0.5 else ""
+
+
+def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
+    """Yields the dotted keys that a user may set."""
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        elif prefix + key != "env.name":
+            yield prefix + key

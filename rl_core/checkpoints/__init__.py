@@ -1,0 +1,1 @@
+"""Stage 8: checkpoints saved, verified, found again, and pruned."""

@@ -1,0 +1,104 @@
+"""CHAMPION: the best checkpoint of all runs on a set of problems, and those before it.
+
+    <storage.root>/champions/countdown-1a2b3c4d5e6f.json  one per set of test problems
+
+How a checkpoint takes the place is in `rl_core.evaluation.promotion`. Nothing here loads a model.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rl_core.checkpoints.manifest import MANIFEST, model_digest
+
+
+class Contender(BaseModel):
+    """An evaluated checkpoint that is, was or may become champion."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    run_id: str
+    step: int
+    checkpoint: str
+    """Its folder, relative to `storage.root`."""
+    model_digest: str
+    accuracy: float
+    """Greedy, on the test problems."""
+    num_problems: int
+    evaluation: dict[str, Any]
+    """Everything but the model that its evaluation rows depend on."""
+    rows: str
+    """File of these rows, relative to `storage.root`."""
+
+    @property
+    def name(self) -> str:
+        """The checkpoint as a person writes it: `RUN/step_000100`."""
+        return f"{self.run_id}/{Path(self.checkpoint).name}"
+
+
+class PromotedContender(Contender):
+    """A contender's time as champion."""
+
+    promoted_at: str
+    reason: str
+    """What it was better than, with the numbers of the test."""
+
+
+class Champion(BaseModel):
+    """The content of a champion's file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    env: str
+    problems: str
+    """Digest of all test problems, which also names the file."""
+    current: PromotedContender
+    history: tuple[PromotedContender, ...] = ()
+    """Those before, the oldest first."""
+
+    def is_there(self, root: Path) -> bool:
+        """Says whether the champion's checkpoint still lies where it was, unchanged."""
+        folder = root / self.current.checkpoint
+        return (folder / MANIFEST).is_file() and model_digest(folder) == self.current.model_digest
+
+
+def champion_file(root: Path, env: str, problems: str) -> Path:
+    """Returns where the champion of a set of problems is named, there or not."""
+    return root / "champions" / f"{env}-{problems[:12]}.json"
+
+
+def read_champion(file: Path) -> Champion | None:
+    """Returns the champion that a file names, None if there is none.
+
+    Raises:
+        ValueError: the file is not a champion's.
+    """
+    try:
+        return Champion.model_validate_json(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise ValueError(f"{file} does not name a champion: delete it ({error})") from error
+
+
+def all_champions(root: Path) -> list[Champion]:
+    """Returns the champions of all sets of problems, the one promoted last at the end."""
+    champions = [read_champion(file) for file in sorted((root / "champions").glob("[!.]*.json"))]
+    return sorted((c for c in champions if c is not None), key=lambda c: c.current.promoted_at)
+
+
+def champion_steps(run_folder: Path) -> frozenset[int]:
+    """Returns the steps of a run's checkpoints that are champions, which nothing may delete.
+
+    Args:
+        run_folder: `<storage.root>/runs/<run_id>`.
+
+    Raises:
+        ValueError: a file of `champions/` cannot be read: what it protects is not known.
+    """
+    return frozenset(
+        champion.current.step
+        for champion in all_champions(run_folder.parent.parent)
+        if champion.current.run_id == run_folder.name
+    )

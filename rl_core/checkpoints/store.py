@@ -1,0 +1,224 @@
+"""A CHECKPOINT: saved whole or not at all, found again from the disk, verified before it is used.
+
+    checkpoints/step_000100/  a Hugging Face model folder; `trainer/` in it is for a resume
+    checkpoints/step_000100/checkpoint.json  the manifest: step, accuracy, files with checksums
+    checkpoints/latest, best  relative symlinks, for people and `from_pretrained`
+
+What exists is read from the disk each time, never remembered: the pointers are a convenience, and
+a crash between a save and their update is repaired by the next save or prune. What the folder of a
+step holds is up to the caller; nothing here loads a model. Which checkpoints stay: pruning.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from rl_core.checkpoints.manifest import (
+    MANIFEST,
+    Manifest,
+    find_damage,
+    read_manifest,
+    write_manifest,
+)
+from rl_core.checkpoints.retention import Checkpoint
+from rl_core.system.atomic import (
+    disk_full_as_os_error,
+    locked,
+    new_folder,
+    reading,
+    replace_symlink,
+    sweep_leftovers,
+)
+
+_STEP_FOLDER = re.compile(r"step_(\d{6,})")
+_logger = logging.getLogger(__name__)
+
+
+def save_checkpoint(
+    run_folder: Path,
+    step: int,
+    write: Callable[[Path], None],
+    accuracy: float | None,
+    *,
+    resumable: bool = True,
+) -> Path:
+    """Saves one checkpoint, moves the pointers, and returns its folder.
+
+    A save that fails or is killed leaves the checkpoints before it and both pointers as they were;
+    what a killed one leaves half-written is swept by the next.
+
+    Args:
+        run_folder: `runs/<run_id>`.
+        step: a checkpoint of the same step is replaced.
+        write: fills the folder it is given.
+        accuracy: held-out greedy accuracy; `best` moves only to a strictly higher one, and None
+            (not measured) is below all.
+        resumable: False where `write` leaves out what a resume needs: then `latest` stays.
+
+    Raises:
+        OSError: the disk is full or fails; nothing of this save is left.
+    """
+    folder = checkpoints_folder(run_folder)
+    final = folder / f"step_{step:06d}"
+    with locked(folder):
+        swept = sweep_leftovers(folder)
+        if swept:
+            _logger.warning("removed what an interrupted save left: %s", ", ".join(swept))
+        with new_folder(final) as temporary:
+            with disk_full_as_os_error(temporary):
+                write(temporary)
+            write_manifest(temporary, step, accuracy, resumable=resumable)
+        move_pointers(run_folder)
+    return final
+
+
+def list_checkpoints(run_folder: Path) -> list[Checkpoint]:
+    """Returns the checkpoints on the disk by step, without those that miss (parts of) files."""
+    return [
+        _as_checkpoint(path, manifest)
+        for path in _step_folders(run_folder)
+        if isinstance(manifest := read_manifest(path), Manifest)
+    ]
+
+
+def latest(run_folder: Path, *, to_resume: bool = True) -> Checkpoint | None:
+    """Returns the newest sound checkpoint, every byte verified, or None.
+
+    Damaged ones are skipped, and a warning in the log says which and why.
+
+    Args:
+        run_folder: `runs/<run_id>`.
+        to_resume: skips those that hold the model alone.
+    """
+    with reading_latest(run_folder, to_resume=to_resume) as checkpoint:
+        return checkpoint
+
+
+@contextmanager
+def reading_latest(run_folder: Path, *, to_resume: bool = True) -> Iterator[Checkpoint | None]:
+    """Yields what `latest` returns, and keeps it from being pruned within the block."""
+    for path in reversed(_step_folders(run_folder)):
+        with ExitStack() as held:
+            try:
+                held.enter_context(reading(path))
+            except FileNotFoundError:  # pruned a moment ago
+                continue
+            checkpoint = _sound(path, to_resume=to_resume)
+            if checkpoint is not None:
+                yield checkpoint
+                return
+    yield None
+
+
+@contextmanager
+def reading_sound(folder: Path) -> Iterator[None]:
+    """Keeps a checkpoint from being pruned within the block, every byte of it verified.
+
+    Args:
+        folder: the checkpoint's, or a model's without a manifest, which is taken as it is.
+
+    Raises:
+        FileNotFoundError: there is none, or it was pruned a moment ago.
+        ValueError: it is damaged.
+    """
+    with reading(folder):
+        damage = find_damage(folder) if (folder / MANIFEST).exists() else None
+        if damage is not None:
+            raise ValueError(f"checkpoint {folder} is damaged: {damage}")
+        yield
+
+
+def find_damaged(run_folder: Path, newest: Checkpoint | None) -> dict[Path, str]:
+    """Returns what is wrong with each checkpoint that is damaged, newest first.
+
+    Args:
+        run_folder: `runs/<run_id>`.
+        newest: what `latest` returned: those after it are read whole, others looked at for missing
+            files and sizes alone.
+    """
+    found, is_newer = dict[Path, str](), True
+    for path in reversed(_step_folders(run_folder)):
+        is_newer = is_newer and (newest is None or path != newest.path)
+        damage = find_damage(path) if is_newer else read_manifest(path)
+        if isinstance(damage, str):
+            found[path] = damage
+    return found
+
+
+def best(run_folder: Path) -> Checkpoint | None:
+    """Returns the run's checkpoint of the highest accuracy; see `best_of`."""
+    return best_of(list_checkpoints(run_folder))
+
+
+def best_of(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
+    """Returns the checkpoint of the highest accuracy (the first of equals), or None.
+
+    One whose accuracy was not measured counts below all others.
+    """
+    return max(
+        checkpoints,
+        key=lambda c: float("-inf") if c.accuracy is None else c.accuracy,
+        default=None,
+    )
+
+
+def checkpoints_folder(run_folder: Path) -> Path:
+    """Returns where a run's checkpoints lie, there or not."""
+    return run_folder / "checkpoints"
+
+
+def _step_folders(run_folder: Path) -> list[Path]:
+    """Returns the checkpoint folders by step, pointers and leftovers excluded."""
+    folder = checkpoints_folder(run_folder)
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return sorted(
+        (path for path in paths if _STEP_FOLDER.fullmatch(path.name)),
+        key=lambda path: int(path.name.removeprefix("step_")),
+    )
+
+
+def _sound(path: Path, *, to_resume: bool) -> Checkpoint | None:
+    """Returns a checkpoint if every byte of it is right, and None, in words, if it is of no use."""
+    manifest = read_manifest(path)
+    if isinstance(manifest, Manifest) and to_resume and not manifest.resumable:
+        _logger.warning("checkpoint %s holds the model alone: using the one before it", path.name)
+        return None
+    damage = find_damage(path)
+    if damage is not None:
+        _logger.warning("checkpoint %s is damaged (%s): using the one before it", path.name, damage)
+        return None
+    assert isinstance(manifest, Manifest)
+    return _as_checkpoint(path, manifest)
+
+
+def _as_checkpoint(path: Path, manifest: Manifest) -> Checkpoint:
+    return Checkpoint(
+        path=path,
+        step=manifest.step,
+        accuracy=manifest.accuracy,
+        size_bytes=manifest.total_bytes,
+        created_at=manifest.created_at,
+        resumable=manifest.resumable,
+    )
+
+
+def move_pointers(run_folder: Path) -> None:
+    """Points `latest` and `best` at what they should be, as the disk says.
+
+    Where the disk has no room even for that, the next save or prune does it.
+    """
+    resumable = [c for c in list_checkpoints(run_folder) if c.resumable]
+    targets = {"latest": resumable[-1] if resumable else None, "best": best(run_folder)}
+    try:
+        for name, checkpoint in targets.items():
+            link = checkpoints_folder(run_folder) / name
+            if checkpoint is None:
+                link.unlink(missing_ok=True)
+            elif not link.is_symlink() or link.readlink() != Path(checkpoint.path.name):
+                replace_symlink(link, checkpoint.path.name)
+    except OSError as error:
+        _logger.warning("`latest` and `best` could not be moved: %s", error)

@@ -1,0 +1,110 @@
+"""A SNAPSHOT: tensors copied into memory of their own, so that nobody waits while they are written.
+
+Not the writing: learner.py knows what a checkpoint holds, background_save.py when it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from threading import Lock
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from rl_core.system.threads import MicroBatchThreads
+from rl_core.types import SnapshotBytes
+
+_BLOCK: Final = 2**22
+"""Elements copied at a time: an embedding alone can be a third of a model."""
+_PARTS: Final = 8
+"""Shares of a copy, so that a thread that is held up leaves its work to the others."""
+_BYTES_BESIDE: Final = 2**16
+"""Config, schedules, manifest and what a file system adds to each of a dozen files."""
+_BYTES_PER_TENSOR: Final = 256
+"""Its name, type and place in a safetensors header."""
+
+
+def bytes_to_write(
+    model: Mapping[str, Tensor], state: Mapping[str, Tensor], *, beside: int
+) -> SnapshotBytes:
+    """Returns what a checkpoint of these tensors takes of the disk, at most.
+
+    Args:
+        model: the tensors that are served; tied ones count twice and are written once.
+        state: those that only a resume needs.
+        beside: bytes of the tokenizer's files.
+    """
+
+    def num_bytes(tensors: Mapping[str, Tensor]) -> int:
+        return sum(t.nbytes + _BYTES_PER_TENSOR + len(name) for name, t in tensors.items())
+
+    return SnapshotBytes(num_bytes(model) + beside + _BYTES_BESIDE, num_bytes(state))
+
+
+class SnapshotMemory:
+    """CPU memory for copies of named tensors, pinned for those of a GPU.
+
+    It is kept from copy to copy: the page faults of fresh memory cost several times the copying.
+
+    Args:
+        threads: copy the parts, on a CPU.
+        copies: False for none: where memory is short, a snapshot is the tensors themselves, which
+            must be written before they change.
+    """
+
+    def __init__(self, threads: MicroBatchThreads, *, copies: bool = True) -> None:
+        self._threads = threads
+        self._makes_copies = copies
+        self._copies: dict[str, Tensor] = {}
+        self._lock = Lock()
+
+    def reserve(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes the page faults for copies of such tensors; a copy meanwhile waits for that.
+
+        Args:
+            tensors: read for shape, dtype and device alone.
+        """
+        if not self._makes_copies:
+            return
+        with self._lock:
+            for name, tensor in tensors.items():
+                self._memory_for(name, tensor).zero_()
+
+    @torch.no_grad()
+    def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns contiguous copies on the CPU; those returned before are overwritten.
+
+        Args:
+            tensors: of any device; a name's shape and dtype never change.
+        """
+        if not self._makes_copies:
+            return dict(tensors)
+        with self._lock:
+            copies = {name: self._memory_for(name, tensor) for name, tensor in tensors.items()}
+        blocks = [
+            pair
+            for name, tensor in tensors.items()
+            for pair in zip(
+                torch.split(copies[name].view(-1), _BLOCK),
+                torch.split(tensor.reshape(-1), _BLOCK),
+                strict=True,
+            )
+        ]
+
+        def copy_part(part: int) -> None:
+            for target, source in blocks[part::_PARTS]:
+                target.copy_(source, non_blocking=True)
+
+        for _ in self._threads.map(copy_part, range(_PARTS)):
+            pass
+        if any(tensor.is_cuda for tensor in tensors.values()):
+            torch.cuda.synchronize()
+        return copies
+
+    def _memory_for(self, name: str, tensor: Tensor) -> Tensor:
+        if name not in self._copies:
+            self._copies[name] = torch.empty(
+                tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda
+            )
+        return self._copies[name]

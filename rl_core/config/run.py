@@ -1,0 +1,383 @@
+"""Every setting of a run: its default, its bound and its unit, validated once at the start.
+
+Defaults are those of a TinyZero reproduction on one GPU; presets
+(`flows/settings/conf/preset/`) hold only what differs. Models are frozen: nothing changes a
+setting in mid-run.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from rl_core.config.base_model import BaseModelConfig
+from rl_core.config.env import CountdownConfig, EnvConfig, Section
+from rl_core.config.operations import (
+    BudgetConfig,
+    CheckpointsConfig,
+    RetryConfig,
+    StorageConfig,
+    WatchdogConfig,
+)
+from rl_core.system.cards import named_card
+
+LrSchedule = Literal["constant", "linear", "cosine"]
+GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
+
+
+def _as_list(value: Any) -> Any:
+    """One name stands for a list of one, null for none."""
+    return () if value is None else (value,) if isinstance(value, str) else value
+
+
+Files = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
+
+
+class DataConfig(Section):
+    """The data set and how it is fed."""
+
+    name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Folder under `<storage.root>/data`; by default the env's name and a hash of what made it."""
+    train_files: Files = ()
+    """Your own problems, by default none: paths or globs of parquet or JSON lines, or OWNER/NAME of
+    a Hugging Face data set."""
+    test_files: Files = ()
+    """Their test split, all of it; by default the rows after the first `train_size` (if there are
+    fewer, the last `test_size`)."""
+    train_size: int = Field(327_680, ge=1)
+    """Rows of the train split; of own files at most (ignored by GSM8K's `env.source` but `toy`)."""
+    test_size: int = Field(1_024, ge=1)
+    """Rows of the test split (likewise, and by `test_files`)."""
+    seed: int = Field(0, ge=0)
+    """Seed of the generated problems, apart from the run's seed so that runs share their data."""
+    train_batch_size: int = Field(256, ge=1)
+    """Prompts per step; with `algorithm.group_size` n, n times as many rollouts."""
+    max_prompt_length: int = Field(256, ge=1)
+    """Longest prompt, in tokens; a longer one fails validation."""
+    max_response_length: int = Field(1_024, ge=1)
+    """Longest response, in tokens; a longer one is cut."""
+
+    @model_validator(mode="after")
+    def _tests_what_it_trains(self) -> DataConfig:
+        if self.test_files and not self.train_files:
+            raise ValueError(
+                f"data.test_files={list(self.test_files)} wants data.train_files beside it"
+            )
+        return self
+
+
+class ModelConfig(Section):
+    """The model that is trained."""
+
+    path: str | None = None
+    """A local folder, a Hugging Face name or `modelscope:OWNER/NAME`; by default the home-made base
+    model (`base_model`)."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Compute type of learner and rollout; master weights and optimizer state stay float32."""
+    gradient_checkpointing: bool = False
+    """Keeps one activation per layer and computes the rest again: less memory, a third slower."""
+    lora_rank: int = Field(0, ge=0)
+    """Rank of the adapters that learn in place of the weights, 0 to train the weights themselves.
+
+    On every linear layer of actor and critic; learning rates want to be about ten times as high.
+    """
+    lora_alpha: float = Field(16.0, gt=0)
+    """What adapters add is scaled by `lora_alpha / lora_rank`."""
+
+
+class AlgorithmConfig(Section):
+    """How rewards become advantages."""
+
+    estimator: Literal[
+        "gae", "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"
+    ] = "gae"
+    """How advantages are computed: `gae` is PPO with a critic, the others do without one."""
+    gamma: float = Field(1.0, gt=0, le=1)
+    """Discount per token; 1 values a late reward as much as an early one."""
+    gae_lambda: float = Field(1.0, ge=0, le=1)
+    """GAE's lambda: 1 trusts the returns alone, smaller values trust the critic more."""
+    group_size: int = Field(1, ge=1)
+    """Rollouts per prompt; the group estimators need at least 2."""
+    kl_mode: Literal["reward", "loss", "none"] = "reward"
+    """KL to the reference as a penalty in the reward, as a term of the loss, or not at all."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    """Of the KL per token: `k1` plain, `k2` squared, `k3` never negative (low variance)."""
+    kl_coef: float = Field(0.001, ge=0)
+    """Weight of the KL to the reference; the adaptive controller starts from it."""
+    kl_controller: Literal["fixed", "adaptive"] = "fixed"
+    """Whether `kl_coef` stays as it is, or follows `kl_target`."""
+    kl_target: float = Field(6.0, gt=0)
+    """Adaptive controller: wished KL per response, in nats."""
+    kl_horizon: int = Field(10_000, ge=1)
+    """Adaptive controller: the more rollouts, the slower the coefficient follows."""
+    resample_rounds: int = Field(0, ge=0)
+    """Group estimators: rounds, at most, that replace groups without spread by other problems'."""
+    mask_truncated: bool = False
+    """Responses cut off at the length limit teach nothing (overlong filtering)."""
+    outcome_gate: bool = True
+    """Group estimators: a group whose responses all fail gets no advantage from format credit."""
+
+
+class ActorConfig(Section):
+    """The policy's update."""
+
+    lr: float = Field(1e-6, gt=0)
+    """Learning rate of the policy (AdamW), after the warm-up."""
+    lr_schedule: LrSchedule = "constant"
+    """After the warm-up; `linear` and `cosine` fall to 0 at `trainer.total_steps`."""
+    warmup_steps: int = Field(0, ge=0)
+    """Training steps until `lr` is reached, in a line from 0."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's, decoupled from the gradient."""
+    mini_batch_size: int = Field(128, ge=1)
+    """Prompts per optimizer step."""
+    micro_batch_tokens: int = Field(16_384, ge=1)
+    """Padded tokens per forward pass, at most: fewer in a phase that ran out of memory.
+
+    Changes memory and speed, never the result.
+    """
+    ppo_epochs: int = Field(1, ge=1)
+    """Passes over a step's rollouts."""
+    policy_loss: Literal["ppo", "gspo", "cispo"] = "ppo"
+    """`gspo` has one ratio per response, and wants clips of about 3e-4; `cispo` clips weights."""
+    clip_eps_low: float = Field(0.2, gt=0, lt=1)
+    """How far a token's ratio may fall below 1 before it is clipped."""
+    clip_eps_high: float = Field(0.2, gt=0)
+    """How far it may rise above 1; more than below is DAPO's clip-higher."""
+    entropy_coef: float = Field(0.001, ge=0)
+    """Weight of the entropy bonus: more keeps responses more varied."""
+    grad_clip: float = Field(1.0, gt=0)
+    """Largest norm of the policy's gradient; a longer one is scaled down."""
+    importance_cap: float | None = Field(2.0, ge=1)
+    """Largest weight of a token that rollout and learner see differently; null: no correction."""
+    loss_aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = (
+        "token-mean"
+    )
+    """What weighs alike: all tokens, or all responses (their tokens summed, or averaged)."""
+
+
+class CriticConfig(Section):
+    """The value model's update (estimator `gae` only)."""
+
+    share_trunk: bool = False
+    """The critic is a value head on the actor's last hidden states, learned with it in one pass.
+
+    `actor.*` then moves the trunk, and `lr`, `weight_decay`, `grad_clip` are the head's alone.
+    """
+    loss_coef: float = Field(0.5, gt=0)
+    """With `share_trunk`: weight of the value loss beside the policy's (PPO's c1)."""
+    lr: float = Field(1e-5, gt=0)
+    """Learning rate of the critic (AdamW)."""
+    lr_schedule: LrSchedule = "constant"
+    """As the policy's: `linear` and `cosine` fall to 0 at `trainer.total_steps`."""
+    warmup_steps: int = Field(0, ge=0)
+    """First steps of the run in which only the critic learns (of a shared trunk, its head)."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's, decoupled from the gradient."""
+    value_clip: float = Field(0.5, gt=0)
+    """How far a value may move from the old one before the loss stops following."""
+    grad_clip: float = Field(1.0, gt=0)
+    """Largest norm of the critic's gradient."""
+
+
+class RolloutConfig(Section):
+    """Generation of responses."""
+
+    engine: Literal["vllm", "hf"] = "vllm"
+    """`hf` generates with transformers: slower, and runs wherever torch does."""
+    num_engines: int = Field(1, ge=1)
+    """Rollout actors; the batch is split evenly between them."""
+    temperature: float = Field(1.0, gt=0, le=2)
+    """Of sampling in training: 1 samples the policy itself, less plays safe."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Refused below 1: it renormalises what is sampled, and the learner does not."""
+    top_k: int = Field(-1, ge=-1)
+    """Refused above 0, as `top_p` below 1; -1 and 0 keep all words."""
+    kv_cache_mib: int = Field(128, ge=16)
+    """KV cache of a CPU engine."""
+    gpu_memory_utilization: float = Field(0.4, gt=0, lt=1)
+    """Share of the card that a GPU engine may use beside the learner."""
+    sleep: bool = False
+    """A vLLM engine on a GPU gives its memory back while the learner works on the same card."""
+    max_num_seqs: int = Field(256, ge=1)
+    """Responses that the engine generates at a time, at most: fewer where memory ran out."""
+    overlap: int = Field(0, ge=0, le=1)
+    """1: the next step's rollouts are generated while the learner updates, one step off-policy."""
+
+    @model_validator(mode="after")
+    def _samples_the_policy_itself(self) -> RolloutConfig:
+        why = "renormalises what is sampled, so the learner's log-probs would not match"
+        if self.top_p < 1:
+            raise ValueError(f"rollout.top_p={self.top_p} {why}: use 1.0")
+        if self.top_k > 0:
+            raise ValueError(f"rollout.top_k={self.top_k} {why}: use -1")
+        return self
+
+
+class ResourcesConfig(Section):
+    """What Ray may use."""
+
+    ray_address: str | None = None
+    """A running cluster; by default a private one-machine Ray lives as long as the run."""
+    learner_threads: int = Field(2, ge=1)
+    """CPU threads of the learner."""
+    rollout_threads: int = Field(1, ge=1)
+    """Threads of each rollout actor."""
+    learner_gpus: float = Field(0.0, ge=0)
+    """Share of a GPU, or GPUs, of the learner; 0 computes on the CPU."""
+    rollout_gpus: float = Field(0.0, ge=0)
+    """Share of a GPU, or GPUs, of each rollout actor; 0 computes on the CPU."""
+    offload: bool = False
+    """Reference and optimizer state of a GPU learner wait in the machine's memory between uses."""
+    gpu_memory_gib: float | None = Field(None, gt=0)
+    """Memory of the card that the run is planned for, which preflight compares with the plan."""
+    card: Annotated[str, AfterValidator(lambda name: named_card(name).name)] | None = None
+    """The card that the run is planned for, as in `RTX 4090`, `A100 80GB`, `H100`: preflight takes
+    hours, price and memory (in place of `gpu_memory_gib`) from what is known of it; by default the
+    card that is there."""
+
+    @property
+    def planned_card_gib(self) -> float | None:
+        """Memory of the card that the settings name, None where they name none."""
+        return self.gpu_memory_gib if self.card is None else named_card(self.card).memory_gib
+
+
+class TrainerConfig(Section):
+    """The loop."""
+
+    total_epochs: int = Field(15, ge=1)
+    """Passes over the train split."""
+    total_steps: int | None = Field(None, ge=1)
+    """Stops earlier than `total_epochs` would, where set."""
+    save_freq: int = Field(100, ge=1)
+    """Steps between checkpoints; the last step is always saved."""
+    test_freq: int = Field(100, ge=1)
+    """Steps between greedy evaluations on the test split; they choose `best`."""
+    test_problems: int = Field(1_024, ge=1)
+    """Test problems used by those evaluations (the first so many)."""
+    logger: tuple[Literal["console", "wandb", "tensorboard"], ...] = ("console",)
+    """Who is shown each step beside `metrics.jsonl` and `log.txt`, which always have it.
+
+    `console`: a bar and lines in the terminal; `tensorboard`: event files in the run's folder;
+    `wandb`: a process beside the trainer, which adds samples at each test. Without any, the
+    terminal shows but events and warnings.
+    """
+    wandb_project: str = "countdown-train"
+    """Project in wandb that the run belongs to."""
+    wandb_mode: Literal["offline", "online"] = "offline"
+    """`online` falls back to `offline` where the server does not answer within 3 seconds;
+    `countdown-train sync` uploads later."""
+
+
+class EvaluationConfig(Section):
+    """The evaluation after training, of base and trained model alike."""
+
+    samples_per_problem: int = Field(4, ge=1, le=1_024)
+    """Samples for pass@k and maj@k, k in 1, 2, 3, ... up to this."""
+    temperature: float = Field(1.0, gt=0, le=2)
+    """Of those samples; the answers that count for accuracy are greedy."""
+    max_problems: int | None = Field(None, ge=1)
+    """Test problems used (the first so many); null: all."""
+    seed: int = Field(0, ge=0)
+    """Of those samples, so that every model is asked the same."""
+
+
+class RunConfig(Section):
+    """One run, from puzzles to report."""
+
+    preset: str = "quickstart"
+    """One of the presets, or a YAML file of your own: settings to start from."""
+    run_id: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run's folder; an existing one is continued. By default a time and a word."""
+    seed: int = Field(0, ge=0)
+    """Of order, sampling and fresh weights: the same seed repeats a run."""
+    storage: StorageConfig = StorageConfig()
+    env: EnvConfig = CountdownConfig()
+    """The family of problems, chosen by `env=countdown` or `env=gsm8k`."""
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    base_model: BaseModelConfig = BaseModelConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    actor: ActorConfig = ActorConfig()
+    critic: CriticConfig = CriticConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    resources: ResourcesConfig = ResourcesConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    checkpoints: CheckpointsConfig = CheckpointsConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    retry: RetryConfig = RetryConfig()
+    budget: BudgetConfig = BudgetConfig()
+    watchdog: WatchdogConfig = WatchdogConfig()
+
+    @property
+    def has_one_update(self) -> bool:
+        """Whether a step's log-probs can be those of its only update, so that a pass is saved.
+
+        A KL penalty in the reward wants them before it: then the engines' must be the same.
+        """
+        algorithm, actor = self.algorithm, self.actor
+        in_reward = algorithm.kl_mode == "reward" and algorithm.kl_coef > 0
+        engines_agree = self.model.dtype == "float32" and not self.rollout.overlap
+        fills_batch = actor.mini_batch_size == self.data.train_batch_size
+        return fills_batch and actor.ppo_epochs == 1 and (engines_agree or not in_reward)
+
+    @model_validator(mode="after")
+    def _fills_its_batches(self) -> RunConfig:
+        batch, mini = self.data.train_batch_size, self.actor.mini_batch_size
+        if mini > batch or batch % mini:
+            raise ValueError(
+                f"actor.mini_batch_size={mini} must divide data.train_batch_size={batch}: "
+                f"a mini-batch left unfilled would scale gradients by {(batch % mini) / mini:.3g}"
+            )
+        if self.env.is_generated and batch > self.data.train_size:
+            raise ValueError(
+                f"data.train_batch_size={batch} is above data.train_size={self.data.train_size}: "
+                "no step could be filled"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _knows_how_to_learn(self) -> RunConfig:
+        estimator, group_size = self.algorithm.estimator, self.algorithm.group_size
+        if estimator in GROUP_ESTIMATORS and group_size < 2:
+            raise ValueError(
+                f"algorithm.estimator={estimator} compares the responses to one prompt, and one "
+                f"alone teaches nothing: algorithm.group_size={group_size} must be at least 2"
+            )
+        if self.critic.share_trunk and estimator != "gae":
+            raise ValueError(
+                f"critic.share_trunk=true wants a critic, which algorithm.estimator={estimator} "
+                "does without: use gae, or critic.share_trunk=false"
+            )
+        if estimator not in GROUP_ESTIMATORS and self.algorithm.resample_rounds:
+            raise ValueError(
+                f"algorithm.resample_rounds={self.algorithm.resample_rounds} replaces groups "
+                f"without spread, which algorithm.estimator={estimator} does not know: use 0"
+            )
+        if self.algorithm.kl_mode == "loss" and self.algorithm.kl_estimator == "k1":
+            raise ValueError(
+                "algorithm.kl_estimator=k1 has no gradient on average, so as a loss it would not "
+                "hold the policy: use k2 or k3, or algorithm.kl_mode=reward"
+            )
+        for name, section in (("actor", self.actor), ("critic", self.critic)):
+            if section.lr_schedule != "constant" and self.trainer.total_steps is None:
+                raise ValueError(
+                    f"{name}.lr_schedule={section.lr_schedule} ends with the run: "
+                    "trainer.total_steps must say when that is"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _knows_when_to_generate(self) -> RunConfig:
+        if self.rollout.sleep and (self.rollout.overlap or self.resources.rollout_gpus == 0):
+            raise ValueError(
+                "rollout.sleep=true frees a GPU while the learner works: it needs "
+                "resources.rollout_gpus above 0 and rollout.overlap=0"
+            )
+        if self.rollout.overlap and self.actor.importance_cap is None:
+            raise ValueError(
+                "rollout.overlap=1 learns from the responses of an older policy: "
+                "actor.importance_cap=null must be a number, so that this is corrected"
+            )
+        return self

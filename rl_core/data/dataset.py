@@ -1,0 +1,342 @@
+"""Data sets on disk (data path stage 1): writes both splits, proves them whole, reads problems.
+
+A data set is a folder with `train.parquet` and `test.parquet`. Each file's key-value metadata says
+what made it and holds a hash of its rows: a folder is reused only if it is what is asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from rl_core.config.env import CountdownConfig, Gsm8kConfig
+from rl_core.config.run import DataConfig, RunConfig
+from rl_core.data.countdown_table import countdown_table
+from rl_core.data.gsm8k_source import SPLITS, find_source, read_rows, source_digest
+from rl_core.data.parquet_guard import MAX_ROWS, DatasetError, read_parquet
+from rl_core.data.user_files import own_settings, read_own_data
+from rl_core.envs import gsm8k
+from rl_core.envs.puzzles import generate_puzzles
+from rl_core.envs.word_problems import generate_word_problems
+from rl_core.schema import GSM8K_DATASET
+from rl_core.system.atomic import new_folder
+from rl_core.types import Message, Problem
+
+GENERATOR_VERSION = 1
+"""Raise it when the same settings would make other rows."""
+
+_SETTINGS, _SEED, _VERSION, _CONTENT, _SOURCE, _OWN = (
+    f"countdown_train.{name}".encode()
+    for name in ("generator", "seed", "version", "content_sha256", "source_sha256", "own_files")
+)
+_NOT_GENERATOR_SETTINGS = {
+    *("answer_from", "format_score", "full_score"),
+    *("reward", "reward_workers", "reward_timeout_s", "reward_memory_mib"),
+}
+_ROW_GROUP_ROWS = 65_536
+
+
+def generator_settings(env: CountdownConfig | Gsm8kConfig, data: DataConfig) -> dict[str, Any]:
+    """Returns everything that the rows depend on, as plain values.
+
+    Raises:
+        ValueError: a file of `data.train_files` or `data.test_files` cannot be read.
+    """
+    if data.train_files:
+        return {**own_settings(env, data), "version": GENERATOR_VERSION}
+    settings = {
+        "env": env.model_dump(mode="json", exclude=_NOT_GENERATOR_SETTINGS),
+        "version": GENERATOR_VERSION,
+    }
+    if env.is_generated:
+        settings |= data.model_dump(mode="json", include={"train_size", "test_size", "seed"})
+    return settings
+
+
+def dataset_name(env: CountdownConfig | Gsm8kConfig, data: DataConfig) -> str:
+    """Returns the folder's name: `data.name`, else the env's name and a hash of what makes it."""
+    settings = json.dumps(generator_settings(env, data), sort_keys=True)
+    return data.name or f"{env.name}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
+
+
+def dataset_folder(config: RunConfig) -> Path:
+    """Returns where the data set of a run's settings lies, there or not."""
+    return config.storage.root / "data" / dataset_name(config.env, config.data)
+
+
+def write_dataset(env: CountdownConfig | Gsm8kConfig, data: DataConfig, folder: Path) -> None:
+    """Makes both splits; the folder appears whole, or not at all.
+
+    The same settings give the same bytes on every machine with the same pyarrow.
+
+    Args:
+        env: what the problems are.
+        data: how many, and the seed.
+        folder: where they go; a data set that is there is replaced.
+
+    Raises:
+        ValueError: fewer problems exist than are asked for, the source of GSM8K or the user's files
+            cannot be used, or the folder holds something else.
+    """
+    others = _other_files(folder)
+    if others:
+        raise ValueError(
+            f"{folder} holds {others[0]}, which is no data set: choose another data.name"
+        )
+    facts: dict[bytes, str] = {}
+    if data.train_files:
+        own = read_own_data(env, data)
+        tables, facts[_OWN] = own.tables, json.dumps(own.facts)
+    elif isinstance(env, CountdownConfig):
+        tables = _countdown_tables(env, data)
+    elif env.is_generated:
+        tables = _toy_tables(env, data)
+    else:
+        files = find_source(env.source)
+        facts[_SOURCE] = source_digest(files)
+        tables = {split: _gsm8k_table(env, split, read_rows(files[split])) for split in SPLITS}
+    with new_folder(folder) as temporary:
+        for split, table in tables.items():
+            metadata = {
+                _SETTINGS: json.dumps(generator_settings(env, data), sort_keys=True).encode(),
+                _SEED: str(data.seed).encode(),
+                _VERSION: str(GENERATOR_VERSION).encode(),
+                _CONTENT: content_hash(table).encode(),
+            }
+            metadata |= {key: value.encode() for key, value in facts.items()}
+            pq.write_table(
+                table.replace_schema_metadata(metadata),
+                temporary / f"{split}.parquet",
+                version="2.6",
+                compression="zstd",
+                row_group_size=_ROW_GROUP_ROWS,
+            )
+
+
+def is_ready(env: CountdownConfig | Gsm8kConfig, data: DataConfig, folder: Path) -> bool:
+    """Says whether the folder holds the data set of these settings; not if a file is missing.
+
+    Raises:
+        ValueError: the folder was made by other settings, or from another copy of the source.
+        DatasetError: a file is truncated, or its rows are not those that were written.
+    """
+    paths = [folder / f"{split}.parquet" for split in SPLITS]
+    for path in paths:
+        if path.is_file():
+            _check_file(path, generator_settings(env, data))
+    if not all(path.is_file() for path in paths):
+        return False
+    if data.train_files or env.is_generated or not isinstance(env, Gsm8kConfig):
+        return True  # the settings hold the hash of own files, and all that is generated
+    if Path(env.source).expanduser().is_dir():
+        made_from = (pq.read_metadata(paths[0]).metadata or {}).get(_SOURCE, b"").decode()
+        if made_from != source_digest(find_source(env.source)):
+            raise ValueError(
+                f"{folder} was made from another copy of env.source={env.source}: delete the "
+                "folder or choose another data.name"
+            )
+    return True
+
+
+def read_problems(path: Path) -> list[Problem]:
+    """Returns the problems of one split, in file order.
+
+    Files of TinyZero and verl are read too: `num_solutions` is 0 and `index` the row number where
+    `extra_info` does not say.
+
+    Raises:
+        DatasetError: the file is missing, truncated, or lacks a column.
+    """
+    table = read_parquet(path)
+    columns = ["data_source", "prompt", "reward_model"]
+    missing = [name for name in columns if name not in table.column_names]
+    if missing:
+        raise DatasetError(f"{path}: no column {missing[0]!r}; it has {table.column_names}")
+    extras: Sequence[dict[str, Any] | None] = [None] * table.num_rows
+    if "extra_info" in table.column_names:
+        extras = table["extra_info"].to_pylist()
+    rows = zip(*(table[name].to_pylist() for name in columns), extras, strict=True)
+    problems: list[Problem] = []
+    try:
+        for number, (data_source, messages, reward_model, extra) in enumerate(rows):
+            index = (extra or {}).get("index")
+            problems.append(
+                Problem(
+                    index=number if index is None else index,
+                    data_source=data_source,
+                    messages=tuple(Message(role=m["role"], content=m["content"]) for m in messages),
+                    ground_truth=reward_model["ground_truth"],
+                    num_solutions=(extra or {}).get("num_solutions") or 0,
+                )
+            )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DatasetError(
+            f"{path}: row {len(problems)} is not shaped like a problem ({error!r})"
+        ) from error
+    return problems
+
+
+def read_solutions(path: Path) -> list[tuple[str, str]]:
+    """Returns the (prompt, solution) pairs of one split, in file order.
+
+    Args:
+        path: a file of `write_dataset`, of a prompt template that is one raw text.
+
+    Raises:
+        DatasetError: the file is missing or truncated.
+    """
+    table = read_parquet(path)
+    prompts = (messages[0]["content"] for messages in table["prompt"].to_pylist())
+    extras = (extra["solution"] for extra in table["extra_info"].to_pylist())
+    return list(zip(prompts, extras, strict=True))
+
+
+def verify_file(path: Path) -> dict[bytes, bytes]:
+    """Reads one split whole, and returns its key-value metadata.
+
+    Raises:
+        DatasetError: the file is missing or damaged, or its rows are not those of its own hash.
+    """
+    return read_verified(path).schema.metadata or {}
+
+
+def read_verified(path: Path, *, max_rows: int = MAX_ROWS) -> pa.Table:
+    """Returns the rows of one split, proved to be those that were written.
+
+    Raises:
+        DatasetError: as `verify_file`, or there are more than `max_rows` rows.
+    """
+    table = read_parquet(path, max_rows=max_rows)
+    metadata = table.schema.metadata or {}
+    if _CONTENT in metadata and metadata[_CONTENT] != content_hash(table).encode():
+        raise DatasetError(
+            f"{path}: the rows are not those that were written (changed or damaged): delete the "
+            "folder and run again"
+        )
+    return table
+
+
+def content_hash(table: pa.Table) -> str:
+    """Returns the sha256 of a table's names, types and values, whatever its chunks."""
+    digest = hashlib.sha256()
+    for field, column in zip(table.schema, table.itercolumns(), strict=True):
+        digest.update(f"{field.name}:{len(column)};".encode())
+        _feed(digest, column.chunks or [pa.array([], field.type)])
+    return digest.hexdigest()
+
+
+def _check_file(path: Path, settings: dict[str, Any]) -> None:
+    metadata = verify_file(path)
+    try:
+        made_by = json.loads(metadata[_SETTINGS])
+        changed = sorted(_flat(settings).items() ^ _flat(made_by).items(), key=repr)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{path} does not say what made it: delete it or choose another data.name"
+        ) from error
+    if changed:
+        raise ValueError(
+            f"{path} was made by other settings ({changed[0][0]} differs): delete the folder or "
+            "choose another data.name"
+        )
+
+
+def _countdown_tables(env: CountdownConfig, data: DataConfig) -> dict[str, pa.Table]:
+    puzzles = generate_puzzles(env, size=data.train_size + data.test_size, seed=data.seed)
+    parts = {"train": puzzles[data.test_size :], "test": puzzles[: data.test_size]}
+    return {
+        split: countdown_table(part, split=split, template=env.prompt_template)
+        for split, part in parts.items()
+    }
+
+
+def _toy_tables(env: Gsm8kConfig, data: DataConfig) -> dict[str, pa.Table]:
+    written = generate_word_problems(size=data.train_size + data.test_size, seed=data.seed)
+    pairs = [(problem.question, problem.answer) for problem in written]
+    return {
+        "train": _gsm8k_table(env, "train", pairs[data.test_size :]),
+        "test": _gsm8k_table(env, "test", pairs[: data.test_size]),
+    }
+
+
+def _gsm8k_table(env: Gsm8kConfig, split: str, pairs: Sequence[tuple[str, str]]) -> pa.Table:
+    rows = [
+        {
+            "data_source": gsm8k.DATA_SOURCE,
+            "prompt": gsm8k.render_messages(env.prompt_template, question),
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": gsm8k.extract_truth(answer)},
+            "extra_info": {
+                "split": split,
+                "index": index,
+                "num_solutions": 0,
+                "solution": answer,
+            },
+        }
+        for index, (question, answer) in enumerate(pairs)
+    ]
+    return pa.Table.from_pylist(rows, schema=GSM8K_DATASET)
+
+
+def _feed(digest: hashlib._Hash, chunks: list[pa.Array]) -> None:
+    """Hashes a column: validity, then lengths, then values, down to the leaves."""
+    kind = chunks[0].type
+    digest.update(f"{kind.id}:".encode())  # a list's item has another name once written
+    valid = [chunk.is_valid().to_numpy(zero_copy_only=False) for chunk in chunks]
+    digest.update(np.packbits(np.concatenate(valid)).data)
+    if pa.types.is_struct(kind):
+        children = zip(*(chunk.flatten() for chunk in chunks), strict=True)
+        for field, child in zip(kind, children, strict=True):
+            digest.update(f"{field.name};".encode())
+            _feed(digest, list(child))
+    elif pa.types.is_list(kind):
+        for chunk in chunks:
+            digest.update(_plain(pc.list_value_length(chunk)))
+        _feed(digest, [chunk.flatten() for chunk in chunks])
+    elif pa.types.is_string(kind):
+        for chunk in chunks:
+            digest.update(_plain(pc.binary_length(chunk)))
+        for chunk in chunks:
+            digest.update(_text_bytes(chunk))
+    else:
+        for chunk in chunks:
+            digest.update(_plain(chunk))
+
+
+def _plain(array: pa.Array) -> memoryview:
+    """Returns the bytes of an array's values, with 0 for null."""
+    return np.ascontiguousarray(pc.fill_null(array, 0).to_numpy(zero_copy_only=False)).data
+
+
+def _text_bytes(array: pa.StringArray) -> memoryview:
+    """Returns the UTF-8 bytes of all texts, one after the other, nothing for null."""
+    _, offsets, values = (array if array.null_count == 0 else pc.fill_null(array, "")).buffers()
+    if values is None or len(array) == 0:
+        return memoryview(b"")
+    ends = np.frombuffer(offsets, dtype=np.int32)[[array.offset, array.offset + len(array)]]
+    return memoryview(values)[ends[0] : ends[1]]
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings under the names that a user types."""
+    data = {
+        f"data.{key}": value for key, value in settings.items() if key not in ("env", "version")
+    }
+    env = {f"env.{key}": value for key, value in settings["env"].items()}
+    return data | env | {"generator version": settings["version"]}
+
+
+def _other_files(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        return []
+    return sorted(
+        {path.name for path in folder.iterdir()} - {f"{split}.parquet" for split in SPLITS}
+    )

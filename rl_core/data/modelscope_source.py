@@ -1,0 +1,162 @@
+"""Stage 2: a model named on ModelScope -> its folder in ModelScope's own cache.
+
+Not the Hugging Face hub, which `prompts.py` asks. The only file that imports `modelscope_hub`, an
+extra.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from rl_core.system.atomic import locked
+from rl_core.system.network import hubs_are_off, why_unreachable
+
+if TYPE_CHECKING:
+    from modelscope_hub import DownloadReport, HubConfig
+
+MODEL_FILES: Final = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
+"""What a model is loaded from; pickled weights and pictures stay where they are."""
+_PREFIX: Final = "modelscope:"
+_NAME: Final = re.compile(r"[\w.-]*\w[\w.-]*/[\w.-]*\w[\w.-]*")
+_PACKAGE: Final = "modelscope_hub"
+_LONGEST_REASON: Final = 200  # characters
+
+
+def modelscope_name(path: str) -> str | None:
+    """Returns OWNER/NAME of `modelscope:OWNER/NAME`, or None for any other model path.
+
+    Raises:
+        ValueError: it is another thing than OWNER/NAME, or the package is not installed.
+    """
+    if not path.startswith(_PREFIX):
+        return None
+    name = path.removeprefix(_PREFIX)
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"model.path={path}: a model of ModelScope is {_PREFIX}OWNER/NAME")
+    if importlib.util.find_spec(_PACKAGE) is None:
+        raise ValueError(
+            f"model.path={path} needs the package modelscope-hub, which is not installed: "
+            "pip install modelscope-hub (the extra `modelscope`), or give a local folder"
+        )
+    return name
+
+
+def fetch_from_modelscope(name: str) -> Path:
+    """Returns the folder of a model of ModelScope; what the local cache lacks is downloaded.
+
+    A download that broke goes on where it broke. A whole copy is taken as it is, without a word to
+    the network.
+
+    Args:
+        name: OWNER/NAME.
+
+    Raises:
+        ValueError: neither the cache nor ModelScope have all of it.
+    """
+    if (folder := cached_from_modelscope(name)) is not None:
+        return folder
+    refused = f"model.path={_PREFIX}{name} is not in ModelScope's local cache"
+    if hubs_are_off():
+        raise ValueError(
+            f"{refused}, and HF_HUB_OFFLINE is set: unset it to fetch it, or give a local folder"
+        )
+    if (why := why_unreachable(modelscope_url())) is not None:
+        raise ValueError(
+            f"{refused}, and {modelscope_url()} does not answer ({why}): "
+            "connect this machine, fill the cache elsewhere, or give a local folder"
+        )
+    settings = _settings()
+    unfinished = _unfinished(settings, name)
+    with locked(unfinished.parent):  # a second run waits here for the first one's download
+        if (folder := cached_from_modelscope(name)) is not None:
+            return folder
+        unfinished.touch()
+        folder = _download(settings, name, refused)
+        unfinished.unlink()
+    return folder
+
+
+def cached_from_modelscope(name: str) -> Path | None:
+    """Returns the folder of a model that lies whole in ModelScope's cache; None if it does not."""
+    from modelscope_hub import CacheNotFound, HubApi
+
+    settings = _settings()
+    try:
+        folder = HubApi(settings).download_repo(name, "model", local_files_only=True)
+    except CacheNotFound:
+        return None
+    # Files appear whole under their names, so what is missing is what tells: our own record knows
+    # all of them, and what `modelscope download` broke off lacks weights more often than not.
+    is_broken = _unfinished(settings, name).exists() or any(folder.glob("*.incomplete"))
+    return None if is_broken or not _has_weights(folder) else folder.resolve()
+
+
+def modelscope_url() -> str:
+    """Returns where a model of ModelScope would come from, unless it lies on its other site."""
+    return str(_settings().endpoint)
+
+
+def _download(settings: HubConfig, name: str, refused: str) -> Path:
+    from modelscope_hub import HubApi, HubError
+
+    try:
+        site = HubApi(settings).resolve_endpoint_for_read(name)
+        client = HubApi(settings, endpoint=site)
+        # The report names every file that failed, and paths that would lead out of the cache are
+        # refused, unlike those of a plain download.
+        report = client.download_repo_report(
+            name, "model", allow_patterns=MODEL_FILES, retry_failed=True
+        )
+    except (HubError, OSError) as error:
+        raise ValueError(_not_given(refused, str(error))) from None
+    with closing(report):
+        if not report.complete:
+            raise ValueError(_not_given(refused, _first_error(report)))
+    folder = Path(report.output_dir)
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{refused}, and what ModelScope has of it holds no config.json: no model")
+    return folder.resolve()
+
+
+def _not_given(refused: str, reason: str) -> str:
+    said = reason.strip().partition("\n")[0][:_LONGEST_REASON]  # a whole answer may follow
+    return (
+        f"{refused}, and ModelScope did not give it whole ({said}): check the name and, for a "
+        "private model, MODELSCOPE_API_TOKEN; the same command goes on from what did arrive"
+    )
+
+
+def _first_error(report: DownloadReport) -> str:
+    listed = [report.global_error, *report.listing_errors]
+    failed = [f"{file.path}: {file.error}" for file in report.iter_files() if file.error]
+    return next((text for text in (*listed, *failed) if text), report.status)
+
+
+def _has_weights(folder: Path) -> bool:
+    index = folder / "model.safetensors.index.json"
+    names = {"model.safetensors"}
+    if index.is_file():
+        names = set(json.loads(index.read_text())["weight_map"].values())
+    return all((folder / name).is_file() for name in ("config.json", *names))
+
+
+def _unfinished(settings: HubConfig, name: str) -> Path:
+    """The file that is there while a download of ours is under way, or has died."""
+    return settings.cache_dir / ".countdown-train" / name.replace("/", "--") / "unfinished"
+
+
+def _settings() -> HubConfig:
+    from modelscope_hub import HubConfig
+
+    class Anonymous(HubConfig):
+        """Sends no identifier of this installation: that is ModelScope's telemetry."""
+
+        def get_session_id(self) -> str:
+            return ""  # then each request carries a new random one
+
+    return Anonymous()

@@ -1,0 +1,152 @@
+"""Stage 2: a model's folder, its tokenizer, and messages -> prompt text and token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from rl_core.data.modelscope_source import (
+    MODEL_FILES,
+    cached_from_modelscope,
+    fetch_from_modelscope,
+    modelscope_name,
+)
+from rl_core.types import Message
+
+_PROBE = "Using the numbers [19, 36, 55, 7], create 98.\n<think> 55 + 36 = 91, 91 + 7 = 98 yes"
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+def resolve_model(path: str) -> Path:
+    """Returns the folder of a model: `path` itself, or the local copy of a hub's model.
+
+    A model that is not in the local cache is downloaded, unless `HF_HUB_OFFLINE` is set.
+
+    Args:
+        path: a folder, OWNER/NAME of the Hugging Face hub, or `modelscope:OWNER/NAME`.
+
+    Raises:
+        ValueError: it is neither a model's folder nor to be had from cache or hub.
+    """
+    if (name := modelscope_name(path)) is not None:
+        return fetch_from_modelscope(name)
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"model.path={path} is a folder without config.json: no model in it")
+        return folder.resolve()
+    refused = f"model.path={path} is no folder and no cached hub model"
+    if path.startswith((".", "/", "~")) or path.count("/") > 1:  # a hub name is at most OWNER/NAME
+        raise ValueError(f"{refused}: check the path")
+    for cached_only in (True, False):
+        try:
+            return Path(
+                snapshot_download(path, local_files_only=cached_only, allow_patterns=MODEL_FILES)
+            )
+        except (OSError, ValueError, HfHubHTTPError) as error:
+            reason = error
+    raise ValueError(
+        f"{refused}, and the hub did not give it ({type(reason).__name__}): "
+        "give a local folder or a model that can be downloaded"
+    )
+
+
+def find_model_here(path: str) -> Path | None:
+    """Returns the folder of a model that is on this machine, None where it is not: asks no hub."""
+    if (name := modelscope_name(path)) is not None:
+        return cached_from_modelscope(name)
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    try:
+        return Path(snapshot_download(path, local_files_only=True, allow_patterns=MODEL_FILES))
+    except (OSError, ValueError):
+        return None
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """Returns the tokenizer of a model's folder or Hugging Face model, proved to be lossless.
+
+    Raises:
+        ValueError: there is no such model, or its tokenizer does not give a text back as it was.
+    """
+    folder = resolve_model(path)
+    if not any((folder / name).is_file() for name in _VOCABULARIES):
+        raise ValueError(
+            f"model.path={path} holds no tokenizer ({', '.join(_VOCABULARIES)}): copy the files of "
+            "its base model's tokenizer into it"
+        )
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    _check_lossless(tokenizer, path)
+    return tokenizer
+
+
+def encode_prompt(
+    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, *, chat_template: bool
+) -> tuple[str, tuple[int, ...]]:
+    """Returns a prompt as text and as token ids.
+
+    Args:
+        messages: with a chat template the conversation so far, else one user message that is the
+            whole prompt.
+        tokenizer: the model's.
+        chat_template: whether the tokenizer's own chat template renders the messages. Otherwise
+            the text is tokenized raw; special tokens in it (`<|im_start|>`) are recognised.
+
+    Raises:
+        ValueError: the messages do not fit, or the tokenizer has no chat template.
+    """
+    text = _prompt_text(messages, tokenizer, chat_template=chat_template)
+    # A chat template writes its own special tokens, and a base prompt has none.
+    return text, tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+def count_tokens(
+    prompts: Sequence[Sequence[Message]],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    chat_template: bool,
+) -> list[int]:
+    """Returns how many token ids `encode_prompt` gives for each prompt, tokenized as one batch."""
+    texts = [_prompt_text(messages, tokenizer, chat_template=chat_template) for messages in prompts]
+    if not texts:
+        return []
+    encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False)
+    return [len(ids) for ids in encoded["input_ids"]]
+
+
+def _prompt_text(
+    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, *, chat_template: bool
+) -> str:
+    if chat_template:
+        if not tokenizer.chat_template:
+            raise ValueError(
+                "env.prompt_template=chat needs a tokenizer with a chat template, and this model's "
+                "has none: use prompt_template=base"
+            )
+        return str(
+            tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            )
+        )
+    if len(messages) != 1 or messages[0]["role"] != "user":
+        raise ValueError(
+            f"a raw prompt is one user message, got roles {[m['role'] for m in messages]}: "
+            "use a chat template for conversations"
+        )
+    return messages[0]["content"]
+
+
+def _check_lossless(tokenizer: PreTrainedTokenizerBase, path: str) -> None:
+    # transformers may rebuild a tokenizer by the model's type, with another pre-tokenizer than the
+    # one it was trained with: rewards would then be given for text that the model never wrote.
+    back = tokenizer.decode(tokenizer.encode(_PROBE, add_special_tokens=False))
+    if back != _PROBE:
+        raise ValueError(
+            f"model.path={path}: the tokenizer is not lossless, {_PROBE!r} comes back as {back!r}; "
+            "check its pre-tokenizer and tokenizer_class"
+        )

@@ -1,0 +1,304 @@
+"""The user's own problems: files of any known shape -> both splits of a data set (stage 1).
+
+Not the reading of files (`source_files`), nor of rows (`own_rows`), nor the writing (`dataset`).
+Rows that would spoil a measurement are dropped and counted: duplicates, training rows that the test
+split holds too, problems without a solution.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+
+from rl_core.config.env import CountdownConfig, Gsm8kConfig
+from rl_core.config.run import DataConfig
+from rl_core.data.readers import (
+    Record,
+    count_rows,
+    digest_of,
+    file_digest,
+    find_files,
+    read_records,
+)
+from rl_core.data.user_rows import COLUMNS, NUM_OPERANDS, UNKNOWN_TEMPLATE, OwnProblem, read_problem
+from rl_core.envs import countdown, gsm8k
+from rl_core.envs.solver import solve_many
+from rl_core.schema import COUNTDOWN_DATASET, GSM8K_DATASET
+
+_logger = logging.getLogger(__name__)
+
+Split = Literal["train", "test"]
+SPLITS: tuple[Split, ...] = get_args(Split)
+
+
+class OwnFilesError(ValueError):
+    """What the user gave cannot be used: one line that names file, row, value and limit."""
+
+
+@contextmanager
+def _refused_as_own_files() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise OwnFilesError(str(error)) from error
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """A data set made of the user's files."""
+
+    tables: dict[str, pa.Table]
+    """Both splits, in the columns of `schema`."""
+    facts: dict[str, Any]
+    """What it was made from and what was dropped, as plain values."""
+
+
+@_refused_as_own_files()
+def own_settings(env: CountdownConfig | Gsm8kConfig, data: DataConfig) -> dict[str, Any]:
+    """Returns everything that the rows depend on: the files count by content, not by name.
+
+    Raises:
+        OwnFilesError: a file is not there or cannot be read.
+    """
+    sizes = {"train_size"} if data.test_files else {"train_size", "test_size"}
+    return {
+        "env": env.model_dump(mode="json", include={"name", "prompt_template"}),
+        **data.model_dump(mode="json", include=sizes),
+        **{f"{split}_files": digest_of(files) for split, files in _find(data).items()},
+    }
+
+
+@_refused_as_own_files()
+def look_up_files(data: DataConfig) -> None:
+    """Raises OwnFilesError where a local file is not there; the network is not asked."""
+    _find(data, from_hub=False)
+
+
+@_refused_as_own_files()
+def num_own_training_rows(data: DataConfig) -> int:
+    """Returns how many rows the train split has, before any is left out, from local files alone.
+
+    Raises:
+        OwnFilesError: a file cannot be read, or there are rows for the test split alone.
+    """
+    num_rows = sum(map(count_rows, _find(data, from_hub=False)["train"]))
+    if data.test_files:
+        return min(num_rows, data.train_size)
+    _refuse_test_rows_alone(num_rows, data)
+    return min(num_rows - data.test_size, data.train_size)
+
+
+@_refused_as_own_files()
+def read_own_data(env: CountdownConfig | Gsm8kConfig, data: DataConfig) -> OwnData:
+    """Returns both splits, and logs in one line what was taken and what was dropped.
+
+    Without `data.test_files` the first train_size + test_size rows are taken and the last test_size
+    of them are the test split, as TinyZero cuts its data. Rows are cut before any is dropped.
+
+    Args:
+        env: what the problems are, and the template for rows without a prompt.
+        data: the files, and how many rows.
+
+    Raises:
+        OwnFilesError: a file or a row cannot be used, or no row is left.
+    """
+    files = _find(data)
+    left_out: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
+    rows = _read_splits(env, data, files, left_out["train"])
+    num_read = {split: len(rows[split]) for split in SPLITS}
+    tested: set[tuple[Any, ...]] = set()
+    for split in reversed(SPLITS):  # a problem in both belongs to the test split
+        rows[split] = _without_doubles(rows[split], tested, left_out[split])
+        if isinstance(env, CountdownConfig):
+            rows[split] = _with_solutions(rows[split], left_out[split])
+        tested = {problem.key for problem in rows[split]}
+    _say_what_was_left_out(rows, num_read, left_out)
+    return OwnData(
+        tables={split: _table(env, split, rows[split]) for split in SPLITS},
+        facts={
+            "rows_read": num_read,
+            "left_out": {split: dict(+left_out[split]) for split in SPLITS},
+            "other_prompts": _say_whose_prompts(env, rows),
+            "files": {
+                split: [{"file": str(file), "sha256": file_digest(file)} for file in found]
+                for split, found in files.items()
+            },
+        },
+    )
+
+
+def _find(data: DataConfig, *, from_hub: bool = True) -> dict[str, list[Path]]:
+    named = {"train": data.train_files, "test": data.test_files}
+    return {
+        split: find_files(f"data.{split}_files", names, split, from_hub=from_hub)
+        for split, names in named.items()
+        if names
+    }
+
+
+def _read_splits(
+    env: CountdownConfig | Gsm8kConfig,
+    data: DataConfig,
+    files: dict[str, list[Path]],
+    left_out: Counter[str],
+) -> dict[str, list[OwnProblem]]:
+    """Returns the rows of each split; counts those of the train files that are not taken."""
+    to_take = data.train_size if data.test_files else data.train_size + data.test_size
+    records = _records(files["train"])
+    rows = {"train": [_read(env, *record) for record in islice(records, to_take)]}
+    left_out[f"beyond data.train_size={data.train_size}"] = sum(1 for _ in records)
+    if data.test_files:
+        rows["test"] = [_read(env, *record) for record in _records(files["test"])]
+    else:
+        _refuse_test_rows_alone(len(rows["train"]), data)
+        rows["test"] = rows["train"][-data.test_size :]
+        del rows["train"][-data.test_size :]
+    return rows
+
+
+def _refuse_test_rows_alone(num_rows: int, data: DataConfig) -> None:
+    if num_rows <= data.test_size:
+        raise ValueError(
+            f"data.train_files hold {num_rows} rows, no more than data.test_size={data.test_size}, "
+            "which would be cut off for the test split: lower it, or give data.test_files"
+        )
+
+
+def _records(files: Iterable[Path]) -> Iterator[tuple[Path, int, Record]]:
+    """Yields (file, row, record).
+
+    Raises:
+        ValueError: a file holds no rows.
+    """
+    for file in files:
+        records = read_records(file, COLUMNS)
+        first = next(records, None)
+        if first is None:
+            raise ValueError(f"{file}: holds no rows: leave it out")
+        for row, record in chain([first], records):
+            yield file, row, record
+
+
+def _read(env: CountdownConfig | Gsm8kConfig, file: Path, row: int, record: Record) -> OwnProblem:
+    try:
+        return read_problem(env, record)
+    except ValueError as error:
+        raise ValueError(f"{file}: row {row}: {error}") from None
+
+
+def _without_doubles(
+    problems: Sequence[OwnProblem], tested: set[tuple[Any, ...]], left_out: Counter[str]
+) -> list[OwnProblem]:
+    """Returns the first problem of each key that is not in the test split."""
+    unique: dict[tuple[Any, ...], OwnProblem] = {}
+    for problem in problems:
+        if problem.key in tested:
+            left_out["in the test split"] += 1
+        elif problem.key in unique:
+            left_out["duplicates"] += 1
+        else:
+            unique[problem.key] = problem
+    return list(unique.values())
+
+
+def _with_solutions(problems: Sequence[OwnProblem], left_out: Counter[str]) -> list[OwnProblem]:
+    """Returns the solvable problems with a solution and the number of solutions each."""
+    solved: dict[int, tuple[str | None, int]] = {}
+    for num_operands in NUM_OPERANDS:
+        own = [i for i, problem in enumerate(problems) if len(problem.key[0]) == num_operands]
+        if not own:
+            continue
+        numbers = np.asarray([problems[i].key[0] for i in own], dtype=np.int64)
+        targets = np.asarray([problems[i].key[1] for i in own], dtype=np.int64)
+        sets, rows = np.unique(numbers, axis=0, return_inverse=True)
+        order = np.argsort(rows, kind="stable")
+        labels = solve_many(sets, rows[order], targets[order])
+        solved |= {own[i]: label for i, label in zip(order.tolist(), labels, strict=True)}
+    kept: list[OwnProblem] = []
+    for i, problem in enumerate(problems):
+        solution, num_solutions = solved[i]
+        if solution is None:
+            left_out["without a solution"] += 1
+        else:
+            kept.append(replace(problem, solution=solution, num_solutions=num_solutions))
+    return kept
+
+
+def _say_what_was_left_out(
+    rows: dict[str, list[OwnProblem]],
+    num_read: Mapping[Split, int],
+    left_out: dict[str, Counter[str]],
+) -> None:
+    """Logs one line; raises ValueError where a split has no rows left."""
+    said = []
+    for split in SPLITS:
+        reasons = [f"{count:,} {reason}" for reason, count in (+left_out[split]).items()]
+        said.append(
+            f"{split} has {len(rows[split]):,} of {num_read[split]:,} rows"
+            + (f", left out: {', '.join(reasons)}" if reasons else "")
+        )
+        if not rows[split]:
+            raise ValueError(f"own files: {said[-1]}: give other data.{split}_files")
+    _logger.info("own files: %s", "; ".join(said))
+
+
+def _say_whose_prompts(
+    env: CountdownConfig | Gsm8kConfig, rows: dict[str, list[OwnProblem]]
+) -> dict[str, int]:
+    """Returns how many prompts each other template has, and warns of each."""
+    others = [
+        (problem.template, f"index {index} of {split}")
+        for split in SPLITS
+        for index, problem in enumerate(rows[split])
+        if problem.template != env.prompt_template
+    ]
+    first = dict(reversed(others))
+    counts = Counter(template for template, _ in others)
+    for template, count in counts.items():
+        theirs = "no template's" if template == UNKNOWN_TEMPLATE else f"those of {template}"
+        _logger.warning(
+            "own files: %s prompts are not those of env.prompt_template=%s but %s (the first: "
+            "%s): kept as they are",
+            f"{count:,}",
+            env.prompt_template,
+            theirs,
+            first[template],
+        )
+    return dict(counts)
+
+
+def _table(
+    env: CountdownConfig | Gsm8kConfig, split: Split, problems: Sequence[OwnProblem]
+) -> pa.Table:
+    is_countdown = isinstance(env, CountdownConfig)
+    source = countdown.DATA_SOURCE if is_countdown else gsm8k.DATA_SOURCE
+    columns: dict[str, list[Any]] = {
+        "data_source": [source] * len(problems),
+        "prompt": [problem.prompt for problem in problems],
+        "ability": ["math"] * len(problems),
+        "reward_model": [{"style": "rule", "ground_truth": p.truth} for p in problems],
+        "extra_info": [
+            {
+                "split": split,
+                "index": index,
+                "num_solutions": problem.num_solutions,
+                "solution": problem.solution,
+            }
+            for index, problem in enumerate(problems)
+        ],
+    }
+    if not is_countdown:
+        return pa.Table.from_pydict(columns, schema=GSM8K_DATASET)
+    truths = [problem.truth for problem in problems]
+    columns["nums"] = [truth["numbers"] for truth in truths if isinstance(truth, dict)]
+    columns["target"] = [truth["target"] for truth in truths if isinstance(truth, dict)]
+    return pa.Table.from_pydict(columns, schema=COUNTDOWN_DATASET)

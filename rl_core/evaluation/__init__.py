@@ -1,0 +1,1 @@
+"""Stage 9: rows of an evaluation, what they say, and who becomes champion."""

@@ -1,0 +1,96 @@
+"""PROMOTION: a checkpoint takes the champion's place by being better on the very same problems.
+
+`summary.compare` is the judge. Nothing here loads a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_core.checkpoints.champion import (
+    Champion,
+    Contender,
+    PromotedContender,
+    champion_file,
+    read_champion,
+)
+from rl_core.checkpoints.manifest import MANIFEST
+from rl_core.evaluation.summary import compare
+from rl_core.system.atomic import locked, write_text_atomically
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """What became of a contender."""
+
+    is_champion: bool
+    reason: str
+    """In one sentence, for log, summary and report."""
+    champion: Champion | None
+    """Who holds the place now."""
+
+
+def promote(
+    root: Path,
+    contender: Contender,
+    *,
+    env: str,
+    problems: str,
+    now: str,
+    rows: Rows,
+    base_rows: Rows,
+    champion_rows: Callable[[PromotedContender], Rows | None],
+) -> Promotion:
+    """Makes a checkpoint champion if it is better, and says what became of it.
+
+    Better than the champion on the same problems, and on no fewer than made it champion. Where
+    there is none, or its files are gone, better than the contender's own base model: a model that
+    learned nothing is no champion. One promotion at a time; a prune of the run waits meanwhile.
+
+    Args:
+        root: `storage.root`.
+        contender: a checkpoint of a run.
+        env: name of the problem family.
+        problems: digest of the test problems.
+        now: time of promotion, ISO 8601.
+        rows: the contender's evaluation rows.
+        base_rows: of its base model, likewise evaluated.
+        champion_rows: returns the champion's rows, likewise evaluated; None where there are none.
+    """
+    file = champion_file(root, env, problems)
+    checkpoint = root / contender.checkpoint
+    with locked(file.parent), locked(checkpoint.parent):
+        champion = read_champion(file)
+        if not (checkpoint / MANIFEST).is_file():
+            return Promotion(False, f"not promoted: {contender.name} is gone", champion)
+        rival, rival_rows, gone = "its base model", base_rows, ""
+        if champion is not None and champion.is_there(root):
+            rival = f"the champion {champion.current.name}"
+            if champion.current.model_digest == contender.model_digest:
+                return Promotion(True, f"{champion.current.name} is the champion already", champion)
+            asked = champion_rows(champion.current)
+            if asked is None:
+                why = f"not promoted: {rival} could not be asked the same problems"
+                return Promotion(False, why, champion)
+            rival_rows = asked
+        elif champion is not None:
+            gone = f"; the champion {champion.current.name} is gone from the disk"
+        result = compare(rows, rival_rows)
+        reason = result.against(rival) + gone
+        if result.verdict != "better":
+            return Promotion(False, f"not promoted: {reason}", champion)
+        if champion is not None and not gone:
+            needed = champion.current.num_problems
+            if contender.num_problems < needed:
+                reason += f", but the champion took its place by {needed} problems: ask as many"
+                return Promotion(False, f"not promoted: {reason}", champion)
+        promoted_now = PromotedContender(**contender.model_dump(), promoted_at=now, reason=reason)
+        history = (*champion.history, champion.current) if champion else ()
+        promoted = Champion(env=env, problems=problems, current=promoted_now, history=history)
+        write_text_atomically(file, promoted.model_dump_json(indent=2) + "\n")
+    return Promotion(True, f"promoted: {reason}", promoted)

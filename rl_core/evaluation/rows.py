@@ -1,0 +1,147 @@
+"""9 an EVALUATION ROW: a model's response to a held-out problem, and its verdicts.
+
+Each problem is answered once greedily (accuracy) and n times sampled (pass@k). Engines, decoding
+and scoring come in as functions: nothing here loads a model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rl_core.rewards.rules import GroundTruth
+from rl_core.schema import EVALUATION
+from rl_core.system.atomic import new_file
+from rl_core.system.seeds import seed_of
+from rl_core.types import Completion, GenerationRequest, Problem, SamplingSettings, ScoredText
+
+if TYPE_CHECKING:
+    from rl_core.types import PromptedProblem
+
+Generate = Callable[[Sequence[GenerationRequest], SamplingSettings], list[Completion]]
+Score = Callable[[str, GroundTruth], ScoredText]
+
+
+def evaluate_model(
+    generate: Generate,
+    problems: Sequence[PromptedProblem],
+    *,
+    decode: Callable[[Sequence[int]], str],
+    score: Callable[[str, Problem], Future[ScoredText]],
+    score_strictly: Score,
+    score_leniently: Score,
+    max_tokens: int,
+    samples_per_problem: int,
+    temperature: float,
+    seed: int,
+) -> list[dict[str, Any]]:
+    """Returns one row per response: each problem once greedily, then n times sampled.
+
+    Rows have the columns of `rl_core.schema.EVALUATION` that follow `step`; `label_rows` adds whose
+    they are. Sampling seeds depend on (seed, problem, sample) alone, so every model is asked the
+    same, and a problem's rows do not change with the problems beside it.
+
+    Args:
+        generate: an engine's (or several engines') generation, in the order of the requests.
+        problems: held-out problems with their prompts tokenized.
+        decode: token ids to text, without special tokens.
+        score: (response, its problem) to the verdict that counts, by the env's own settings; all
+            of a mode's responses are handed over before the first is waited for.
+        score_strictly: (response, ground truth) to the env's verdict, the answer in the strictest
+            place.
+        score_leniently: the same with the answer wherever it may be.
+        max_tokens: longest response.
+        samples_per_problem: n.
+        temperature: of the n samples.
+        seed: of the evaluation.
+    """
+    asked = {"greedy": [(item, 0) for item in problems]}
+    asked["sampled"] = [(item, i) for item in problems for i in range(samples_per_problem)]
+    rows = []
+    for mode, questions in asked.items():
+        requests = [
+            GenerationRequest(item.prompt_ids, seed_of(seed, item.problem.index, sample))
+            for item, sample in questions
+        ]
+        sampling = SamplingSettings(max_tokens, temperature if mode == "sampled" else 0.0)
+        completions = generate(requests, sampling)
+        texts = [decode(completion.response_ids.tolist()) for completion in completions]
+        pending = [
+            score(text, item.problem) for text, (item, _) in zip(texts, questions, strict=True)
+        ]
+        for (item, sample), completion, text, scored in zip(
+            questions, completions, texts, pending, strict=True
+        ):
+            truth = item.problem.ground_truth
+            rows.append(
+                _question(item, mode, sample)
+                | {
+                    "response": text,
+                    "response_tokens": len(completion.response_ids),
+                    "finish_reason": completion.finish_reason,
+                    "verdict_strict": score_strictly(text, truth).verdict,
+                    "verdict_lenient": score_leniently(text, truth).verdict,
+                }
+                | asdict(scored.result())
+            )
+    return rows
+
+
+def label_rows(
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    run_id: str,
+    model: str,
+    step: int,
+    evaluation: str | None = None,
+    num_problems: int | None = None,
+) -> list[dict[str, Any]]:
+    """Returns complete rows: with the run, the model and the evaluation they belong to.
+
+    Args:
+        rows: of one model.
+        run_id: empty where the model is of no run.
+        model: `base`, `step_000100`.
+        step: of training.
+        evaluation: what was asked; None for a test during training.
+        num_problems: that were asked.
+    """
+    labels = {"run_id": run_id, "model": model, "step": step}
+    labels |= {"evaluation": evaluation, "num_problems": num_problems}
+    return [dict(row) | labels for row in rows]
+
+
+def write_rows(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
+    """Writes complete rows as parquet, whole or not at all."""
+    with new_file(file) as temporary:
+        pq.write_table(
+            pa.Table.from_pylist(list(rows), schema=EVALUATION), temporary, compression="zstd"
+        )
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a file of `write_rows`."""
+    rows: list[dict[str, Any]] = pq.read_table(file, schema=EVALUATION).to_pylist()
+    return rows
+
+
+def _question(item: PromptedProblem, mode: str, sample_index: int) -> dict[str, Any]:
+    problem = item.problem
+    truth = problem.ground_truth
+    return {
+        "prompt_index": problem.index,
+        "data_source": problem.data_source,
+        "num_solutions": problem.num_solutions,
+        "mode": mode,
+        "sample_index": sample_index,
+        "prompt": item.prompt_text,
+        "num_operands": None if isinstance(truth, str) else len(truth["numbers"]),
+        "ground_truth": json.dumps(truth, sort_keys=True),
+    }

@@ -1,0 +1,248 @@
+"""What evaluation rows say: one model's numbers with intervals, and two models compared in pairs.
+
+Shares of greedy responses have Wilson intervals, which hold at 0 and 1 too; all other means have
+bootstrap intervals over problems.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from rl_core.evaluation.statistics import (
+    Estimate,
+    majority_at_ks,
+    mcnemar_p,
+    means,
+    pass_at_k,
+    quartile_cuts,
+    share,
+)
+
+UNREADABLE_VERDICTS = frozenset({"no_answer", "bad_syntax", "too_long"})
+"""Verdicts of responses without an answer that can be read; all others have the right format."""
+ALPHA: Final = 0.05
+"""Chance of a verdict between two models that are alike."""
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Greedy accuracy on the problems that have something in common."""
+
+    label: str
+    num_problems: int
+    accuracy: Estimate
+
+
+@dataclass(frozen=True)
+class EvaluationSummary:
+    """What the rows of one model say."""
+
+    model: str
+    step: int
+    num_problems: int
+    accuracy: Estimate
+    """Share of problems whose greedy response is `correct` by the env's own settings."""
+    accuracy_strict: Estimate | None
+    """The same with the answer in the strictest place only; None in rows of older versions."""
+    accuracy_lenient: Estimate | None
+    """The same with the answer wherever it may be."""
+    score: Estimate
+    """Of greedy responses, format credit included."""
+    format_share: Estimate
+    """Share of greedy responses with an answer that can be read, right or wrong."""
+    response_tokens: Estimate
+    """Of greedy responses."""
+    pass_at_k: Mapping[int, Estimate]
+    """By k = 1, 2, 3, ... up to the samples per problem."""
+    majority_at_k: Mapping[int, Estimate]
+    """By k: k samples vote by the value of their answers. Empty in rows of older versions."""
+    by_num_operands: tuple[Group, ...]
+    """Countdown: `3 numbers`, `4 numbers`, ..."""
+    by_difficulty: tuple[Group, ...]
+    """Quartiles of the number of solutions, fewest (the hardest) first; empty where unknown.
+
+    Equal numbers fall into one quartile, so quartiles differ in size, and few numbers fill fewer.
+    """
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A model beside another on the same problems, by greedy accuracy."""
+
+    num_problems: int
+    won: int
+    """Problems that the model solves and the other does not."""
+    lost: int
+    """Problems that the other solves and the model does not."""
+    p_value: float
+    """Of McNemar's exact test."""
+
+    @property
+    def verdict(self) -> Literal["better", "worse", "cannot tell"]:
+        """What the test says of the model, at `ALPHA`."""
+        if self.p_value >= ALPHA:
+            return "cannot tell"
+        return "better" if self.won > self.lost else "worse"
+
+    def __str__(self) -> str:
+        """`better (p = 0.039, 10 problems won and 2 lost of 62)`."""
+        return f"{self.verdict} ({self._numbers})"
+
+    def against(self, other: str) -> str:
+        """Returns `better than OTHER (p = 0.039, ...)`, worse than it, or cannot tell from it."""
+        than = "from" if self.verdict == "cannot tell" else "than"
+        return f"{self.verdict} {than} {other} ({self._numbers})"
+
+    @property
+    def _numbers(self) -> str:
+        return (
+            f"p = {self.p_value:.2g}, {self.won} problems won and {self.lost} lost of "
+            f"{self.num_problems}"
+        )
+
+
+def summarise(rows: Sequence[Row], *, seed: int = 0) -> EvaluationSummary:
+    """Returns what the rows of one model say.
+
+    Args:
+        rows: complete rows of one model.
+        seed: of the bootstrap.
+
+    Raises:
+        ValueError: there are no greedy rows.
+    """
+    greedy = [row for row in rows if row["mode"] == "greedy"]
+    if not greedy:
+        raise ValueError(f"no greedy row among {len(rows)} evaluation rows: nothing to summarise")
+    samples: defaultdict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row["mode"] == "sampled":
+            samples[row["prompt_index"]].append(row)
+    num_readable = sum(row["verdict"] not in UNREADABLE_VERDICTS for row in greedy)
+    score, tokens = means([(row["score"], row["response_tokens"]) for row in greedy], seed=seed)
+    return EvaluationSummary(
+        model=greedy[0]["model"],
+        step=greedy[0]["step"],
+        num_problems=len(greedy),
+        accuracy=_accuracy(greedy),
+        accuracy_strict=_accuracy_if_known(greedy, "verdict_strict"),
+        accuracy_lenient=_accuracy_if_known(greedy, "verdict_lenient"),
+        score=score,
+        format_share=share(num_readable, len(greedy)),
+        response_tokens=tokens,
+        pass_at_k=_by_k(list(samples.values()), _pass_at_ks, seed),
+        majority_at_k=_by_k(list(samples.values()), _majority_at_ks, seed)
+        if greedy[0]["ground_truth"] is not None
+        else {},
+        by_num_operands=_by_num_operands(greedy),
+        by_difficulty=_by_difficulty(greedy),
+    )
+
+
+def compare(rows: Sequence[Row], other: Sequence[Row]) -> Comparison:
+    """Returns how a model's greedy responses do beside another's, problem by problem.
+
+    Args:
+        rows: of the model.
+        other: of the other model.
+
+    Raises:
+        ValueError: the rows are not proved to answer the same problems, by prompt and ground truth.
+    """
+    first, second = _greedy_by_problem(rows), _greedy_by_problem(other)
+    if first.keys() != second.keys():
+        differing = len(first.keys() ^ second.keys())
+        raise ValueError(
+            f"the models were not asked the same problems: {len(first)} and {len(second)}, "
+            f"{differing} of them only one of the two; evaluate both again"
+        )
+    solved = Counter((first[key], second[key]) for key in first)
+    won, lost = solved[True, False], solved[False, True]
+    return Comparison(len(first), won, lost, mcnemar_p(won, lost))
+
+
+def _greedy_by_problem(rows: Sequence[Row]) -> dict[tuple[int, str, str], bool]:
+    """Returns whether each problem was solved, by its index, prompt and ground truth."""
+    greedy = [row for row in rows if row["mode"] == "greedy"]
+    if any(row["ground_truth"] is None for row in greedy):
+        raise ValueError(
+            "rows of an older version do not say which problems they answer: evaluate again"
+        )
+    return {
+        (row["prompt_index"], row["prompt"], row["ground_truth"]): row["verdict"] == "correct"
+        for row in greedy
+    }
+
+
+def _accuracy(rows: Sequence[Row], column: str = "verdict") -> Estimate:
+    return share(sum(row[column] == "correct" for row in rows), len(rows))
+
+
+def _accuracy_if_known(rows: Sequence[Row], column: str) -> Estimate | None:
+    return None if any(row[column] is None for row in rows) else _accuracy(rows, column)
+
+
+def _by_k(
+    samples: Sequence[Sequence[Row]],
+    estimate: Callable[[Sequence[Row]], Sequence[float]],
+    seed: int,
+) -> dict[int, Estimate]:
+    """Returns the mean over problems for k = 1, 2, 3, ... up to the samples that every one has."""
+    if not samples:
+        return {}
+    fewest = min(map(len, samples))
+    by_problem = np.array([estimate(rows)[:fewest] for rows in samples])
+    return dict(enumerate(means(by_problem, seed=seed), start=1))
+
+
+def _pass_at_ks(rows: Sequence[Row]) -> list[float]:
+    num_correct = sum(row["verdict"] == "correct" for row in rows)
+    return [pass_at_k(len(rows), num_correct, k) for k in range(1, len(rows) + 1)]
+
+
+def _majority_at_ks(rows: Sequence[Row]) -> tuple[float, ...]:
+    """Returns maj@k of one problem; what the verdict calls correct votes as one value."""
+    num_correct = sum(row["verdict"] == "correct" for row in rows)
+    wrong = Counter(row["value"] for row in rows if row["verdict"] != "correct")
+    num_silent = wrong.pop(None, 0)
+    return majority_at_ks(num_correct, tuple(sorted(wrong.values())), num_silent)
+
+
+def _by_num_operands(rows: Sequence[Row]) -> tuple[Group, ...]:
+    groups: defaultdict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row["num_operands"] is not None:
+            groups[row["num_operands"]].append(row)
+    return tuple(
+        Group(f"{count} numbers", len(found), _accuracy(found))
+        for count, found in sorted(groups.items())
+    )
+
+
+def _by_difficulty(rows: Sequence[Row]) -> tuple[Group, ...]:
+    known = [row for row in rows if row["num_solutions"]]
+    if not known:
+        return ()
+    cuts = quartile_cuts([row["num_solutions"] for row in known])
+    quartiles: defaultdict[int, list[Row]] = defaultdict(list)
+    for row in known:
+        quartiles[bisect_left(cuts, row["num_solutions"])].append(row)
+    return tuple(
+        Group(_range([row["num_solutions"] for row in found]), len(found), _accuracy(found))
+        for _, found in sorted(quartiles.items())
+    )
+
+
+def _range(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    if low == high:
+        return "1 solution" if low == 1 else f"{low} solutions"
+    return f"{low} to {high} solutions"

@@ -1,0 +1,130 @@
+"""Passes over a batch that run out of memory are run again, in smaller micro-batches.
+
+A micro-batch is only how much is computed at a time: whatever the split, the sums are the same to
+rounding. So one that does not fit costs its pass, and neither the step nor the run.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from rl_core.batch import TrainBatch, micro_batches, padded_tokens
+from rl_core.config.run import RunConfig
+from rl_core.errors import OutOfMemory, first_line, is_out_of_memory
+from rl_core.resources.oom_recovery import remedies
+from rl_core.resources.token_budgets import TokenBudgets, read_learned, write_learned
+from rl_core.system.devices import describe_device
+
+Result = TypeVar("Result")
+
+
+class Fitting:
+    """Splits batches by the budgets of their phases, and keeps what it learns about these.
+
+    Args:
+        config: the run's settings.
+        model: the actor, as it is trained.
+        device: of all models.
+        share_prompts: see `micro_batches`.
+        file: what earlier runs have learned, and the next will read; None for neither.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model: Any,
+        device: torch.device,
+        *,
+        share_prompts: bool,
+        file: Path | None,
+    ) -> None:
+        self._config, self._device, self._share_prompts = config, device, share_prompts
+        self._budgets = TokenBudgets(config.actor.micro_batch_tokens)
+        self._place, self._file = memory_place(config, model, device), file
+        if file is not None:
+            self._budgets.restore(read_learned(file, self._place))
+
+    def __call__(
+        self, phase: str, batch: TrainBatch, attempt: Callable[[list[Tensor]], Result]
+    ) -> Result:
+        """Returns `attempt(rows of each micro-batch, int64 [b])`, again until it fits.
+
+        Args:
+            phase: whose budget holds.
+            batch: is split.
+            attempt: must not mind what one that failed before has left.
+
+        Raises:
+            OutOfMemory: though every micro-batch was a single row.
+        """
+        while True:
+            parts = micro_batches(batch, self._budgets[phase], share_prompts=self._share_prompts)
+            try:
+                return attempt(parts)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                said = first_line(error)
+            # The error is gone by now, and with it the frames that held the pass's tensors.
+            gc.collect()
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+            sizes = self._sizes(batch, [rows for rows in parts if len(rows) > 1])
+            if not sizes:
+                told = self._with_remedies(phase, said, self._sizes(batch, parts))
+                raise OutOfMemory(phase, told)
+            self._budgets.shrink(phase, max(sizes))
+
+    def end_step(self) -> dict[str, float]:
+        """Returns the step's metrics, see `TokenBudgets`; the next run learns what is new."""
+        metrics, has_changed = self._budgets.end_step()
+        if has_changed and self._file is not None:
+            write_learned(self._file, self._place, self._budgets.learned())
+        return metrics
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a resume needs, as plain values."""
+        return {"place": self._place, "learned": self._budgets.learned()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Puts back what `state` returned, unless that was learned in another place."""
+        if state["place"] == self._place:
+            self._budgets.restore(state["learned"])
+
+    def _sizes(self, batch: TrainBatch, parts: Sequence[Tensor]) -> list[int]:
+        return [padded_tokens(batch, rows, share_prompts=self._share_prompts) for rows in parts]
+
+    def _with_remedies(self, phase: str, said: str, sizes: Sequence[int]) -> str:
+        return (
+            f"{said.rstrip('.')}. Every micro-batch is a single row already, the longest of "
+            f"{max(sizes)} tokens. What helps: {' or '.join(remedies(self._config, phase))}"
+        )
+
+
+def memory_place(config: RunConfig, model: Any, device: torch.device) -> str:
+    """Returns in words what a phase's memory depends on: two runs that agree can share budgets.
+
+    Args:
+        config: the run's settings.
+        model: the actor, as it is trained.
+        device: of all models.
+    """
+    threads = 1 if device.type == "cuda" else config.resources.learner_threads
+    shape = model.config.get_text_config()
+    num_weights = sum(weight.numel() for weight in model.parameters())
+    parts = [
+        describe_device(device),
+        f"{shape.model_type} {shape.num_hidden_layers}x{shape.hidden_size}, {num_weights} weights",
+        f"{config.algorithm.estimator} {config.model.dtype}",
+        f"{threads} threads" if threads > 1 else "",
+        "gradient checkpointing" if config.model.gradient_checkpointing else "",
+        "shared trunk" if config.critic.share_trunk else "",
+        f"{config.data.max_prompt_length}+{config.data.max_response_length} tokens",
+    ]
+    return "; ".join(part for part in parts if part)

@@ -1,0 +1,29 @@
+"""What a learner does not need all the time waits in the machine's memory, not on its card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from rl_core.config.run import RunConfig
+
+
+def resting_place(config: RunConfig, device: torch.device) -> torch.device | None:
+    """Returns where reference and optimizer state wait for their use, None for where they are."""
+    return torch.device("cpu") if config.resources.offload and device.type == "cuda" else None
+
+
+@contextmanager
+def brought(
+    model: nn.Module, device: torch.device, rests_on: torch.device | None
+) -> Iterator[None]:
+    """Has a model on its device within the block; afterwards it is where it rests, if anywhere."""
+    model.to(device)
+    try:
+        yield
+    finally:
+        if rests_on is not None:
+            model.to(rests_on)

@@ -1,0 +1,224 @@
+"""A model with its AdamW and its learning-rate schedule: the unit that one update moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rl_core.config.run import LrSchedule, RunConfig
+from rl_core.models.models import Models
+
+_DECAYS: dict[LrSchedule, Callable[[float], float]] = {
+    "constant": lambda progress: 1.0,
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+}
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def lr_factor(step: int, *, schedule: LrSchedule, warmup_steps: int, num_steps: int) -> float:
+    """Returns what the learning rate is multiplied by.
+
+    Args:
+        step: training step, from 0; past the last one a decay has ended at 0.
+        schedule: how it falls after the warm-up.
+        warmup_steps: first steps: step k of them has (k + 1) / warmup_steps.
+        num_steps: at which a decay reaches 0, so the last step still learns.
+    """
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    progress = (step - warmup_steps) / max(num_steps - warmup_steps, 1)
+    return _DECAYS[schedule](min(progress, 1.0))
+
+
+class Optimized:
+    """A model, its optimizer and its schedule.
+
+    Args:
+        model: all parameters that require gradient are optimized.
+        lr: learning rate after the warm-up.
+        schedule: what becomes of `lr` after the warm-up, see `lr_factor`.
+        warmup_steps: training steps until `lr` is reached, linearly.
+        num_steps: training steps in all.
+        weight_decay: of AdamW, decoupled.
+        grad_clip: largest norm of the whole gradient.
+        rests_on: where AdamW's moments wait between two moves; by default beside the weights.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        lr: float,
+        schedule: LrSchedule,
+        warmup_steps: int,
+        num_steps: int,
+        weight_decay: float,
+        grad_clip: float,
+        rests_on: torch.device | None = None,
+    ) -> None:
+        self.model = model
+        self._grad_clip = grad_clip
+        self._rests_on = rests_on
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self._optimizer = torch.optim.AdamW(
+            self.parameters, lr=lr, weight_decay=weight_decay, fused=True
+        )
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(
+            self._optimizer,
+            partial(lr_factor, schedule=schedule, warmup_steps=warmup_steps, num_steps=num_steps),
+        )
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next update."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def clip(self) -> Tensor:
+        """Clips the gathered gradient and returns its norm, a scalar; no weight moves yet.
+
+        All memory that `move` needs is taken here, so that what does not fit can be done again.
+        """
+        self._make_moments()
+        if self._rests_on is not None:
+            self._bring_moments(self.parameters[0].device)
+        return nn.utils.clip_grad_norm_(self.parameters, self._grad_clip, foreach=True)
+
+    def move(self, norm: Tensor) -> None:
+        """Moves the weights along the clipped gradient and clears it.
+
+        A gradient that is not finite is thrown away: one bad micro-batch must not end a run.
+
+        Args:
+            norm: what `clip` returned.
+        """
+        if math.isfinite(norm.item()):
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.rest()
+
+    def rest(self) -> None:
+        """Leaves the device to forward and backward passes, if the moments rest elsewhere."""
+        if self._rests_on is not None:
+            self._bring_moments(self._rests_on)
+
+    def _bring_moments(self, device: torch.device) -> None:
+        for state in self._optimizer.state.values():
+            for field in _MOMENTS:
+                state[field] = state[field].to(device)
+
+    def _make_moments(self) -> None:
+        """Makes AdamW's state as its first step would: all of it, or nothing."""
+        state = self._optimizer.state
+        made: dict[Tensor, dict[str, Tensor]] = {
+            parameter: {
+                "step": torch.zeros((), device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+            for parameter in self.parameters
+            if parameter.grad is not None and not state.get(parameter)
+        }
+        state.update(made)
+
+    def end_step(self) -> None:
+        """Moves the schedule on by one training step, however many updates that had."""
+        self._schedule.step()
+
+    def state_tensors(self, prefix: str) -> dict[str, Tensor]:
+        """Returns the optimizer's state as `<prefix>.<parameter>.<field>`."""
+        return {
+            f"{prefix}.{name}.{field}": value
+            for name, parameter in self.model.named_parameters()
+            for field, value in self._optimizer.state.get(parameter, {}).items()
+        }
+
+    def weight_tensors(self, prefix: str) -> dict[str, Tensor]:
+        """Returns the weights that are optimized as `<prefix>.<parameter>`."""
+        return {
+            f"{prefix}.{name}": parameter.detach()
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad
+        }
+
+    def restore_weights(self, prefix: str, tensors: Mapping[str, Tensor]) -> None:
+        """Puts back what `weight_tensors` returned."""
+        for name, weight in self.weight_tensors(prefix).items():
+            weight.copy_(tensors[name])
+
+    def moments_to_come(self, prefix: str) -> dict[str, Tensor]:
+        """Returns, by the names of `state_tensors`, tensors like those that updates will make."""
+        return {
+            f"{prefix}.{name}.{field}": parameter.detach()
+            for name, parameter in self.model.named_parameters()
+            for field in _MOMENTS
+            if parameter.requires_grad
+        }
+
+    def schedule_state(self) -> dict[str, Any]:
+        """Returns the schedule's state as plain numbers."""
+        return dict(self._schedule.state_dict())
+
+    def restore(
+        self, prefix: str, tensors: Mapping[str, Tensor], schedule: Mapping[str, Any]
+    ) -> None:
+        """Puts back what `state_tensors` and `schedule_state` returned."""
+        for name, parameter in self.model.named_parameters():
+            start = f"{prefix}.{name}."
+            state = {k.removeprefix(start): x for k, x in tensors.items() if k.startswith(start)}
+            if state:
+                self._optimizer.state[parameter] = {
+                    field: x.to(parameter.device) for field, x in state.items()
+                }
+        self.rest()
+        self._schedule.load_state_dict(dict(schedule))
+        for group, lr in zip(
+            self._optimizer.param_groups, self._schedule.get_last_lr(), strict=True
+        ):
+            group["lr"] = lr
+
+
+def optimize_models(
+    config: RunConfig, models: Models, rests_on: torch.device | None = None
+) -> dict[str, Optimized]:
+    """Returns what learns, by name: the actor, and the critic where there is one.
+
+    Of a critic that shares the actor's trunk, that is the head alone.
+
+    Args:
+        config: the run's settings.
+        models: with adapters, if any, in place.
+        rests_on: see `Optimized`.
+    """
+    # Decays alone need it, and the settings make sure that they have it.
+    num_steps = config.trainer.total_steps or 0
+    warmup_steps = config.critic.warmup_steps if models.critic else 0
+    optimized = {
+        "actor": Optimized(
+            models.actor,
+            lr=config.actor.lr,
+            schedule=config.actor.lr_schedule,
+            warmup_steps=config.actor.warmup_steps,
+            num_steps=num_steps - warmup_steps,
+            weight_decay=config.actor.weight_decay,
+            grad_clip=config.actor.grad_clip,
+            rests_on=rests_on,
+        )
+    }
+    if models.critic is not None:
+        optimized["critic"] = Optimized(
+            models.critic.head if config.critic.share_trunk else models.critic,
+            lr=config.critic.lr,
+            schedule=config.critic.lr_schedule,
+            warmup_steps=0,
+            num_steps=num_steps,
+            weight_decay=config.critic.weight_decay,
+            grad_clip=config.critic.grad_clip,
+            rests_on=rests_on,
+        )
+    return optimized

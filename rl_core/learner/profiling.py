@@ -1,0 +1,158 @@
+"""What phases cost: seconds, memory peaks, and what share of the device's arithmetic they use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rl_core.batch import TrainBatch
+from rl_core.config.run import RunConfig
+from rl_core.resources.memory_plan import ModelShape
+from rl_core.types import Rollout
+
+_GIB = 2**30
+_PER_RESPONSE_TOKEN = ("gen",)
+_PER_TOKEN = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
+
+
+@contextmanager
+def measured(phase: str, device: torch.device, metrics: dict[str, float]) -> Iterator[None]:
+    """Notes what the block costs: `timing_s/<phase>` and `memory/peak_gib/<phase>`.
+
+    The peak is of all tensors on a GPU (its queue included in the time), and of the whole process
+    on a CPU. Of a GPU also `memory/card_gib`, all that it has, and `memory/card_left_gib/<phase>`:
+    what was left of it at the peak, beside what all processes hold.
+    """
+    start = time.perf_counter()
+    _reset_peak(device)
+    yield
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    metrics[f"timing_s/{phase}"] = time.perf_counter() - start
+    metrics[f"memory/peak_gib/{phase}"] = _peak_bytes(device) / _GIB
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        # What torch keeps for later can be used again, so it is not gone.
+        mine = torch.cuda.memory_reserved(device)
+        metrics[f"memory/card_left_gib/{phase}"] = (free + mine - _peak_bytes(device)) / _GIB
+        metrics["memory/card_gib"] = total / _GIB
+
+
+def _reset_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        # A system that does not allow it shows the highest peak since the start.
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def _peak_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
+def per_token_ms(seconds: Mapping[str, float], rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Returns `timing_per_token_ms/*` as verl counts: `gen` by response tokens, the rest by all.
+
+    Args:
+        seconds: `timing_s/*` of a step.
+        rollouts: the step's.
+    """
+    num_response_tokens = sum(len(rollout.completion.response_ids) for rollout in rollouts)
+    num_tokens = num_response_tokens + sum(len(rollout.prompt_ids) for rollout in rollouts)
+    divisors = dict.fromkeys(_PER_RESPONSE_TOKEN, num_response_tokens)
+    divisors |= dict.fromkeys(_PER_TOKEN, num_tokens)
+    return {
+        f"timing_per_token_ms/{phase}": 1e3 * seconds[f"timing_s/{phase}"] / divisor
+        for phase, divisor in divisors.items()
+        if f"timing_s/{phase}" in seconds
+    }
+
+
+class Utilisation:
+    """What share of the device's measured peak the updates use (`mfu/*`).
+
+    Args:
+        config: the run's settings.
+        model_path: folder of the base model; one of unknown shape has no such figures.
+        device: of the learner.
+    """
+
+    def __init__(self, config: RunConfig, model_path: Path, device: torch.device) -> None:
+        self._epochs = config.actor.ppo_epochs
+        self._shape: ModelShape | None = None
+        with suppress(ValueError):
+            self._shape = ModelShape.from_folder(model_path)
+        dtype = torch.bfloat16 if config.model.dtype == "bfloat16" else torch.float32
+        self._peak = peak_flops(device, dtype, config.resources.learner_threads)
+
+    def __call__(self, batch: TrainBatch, seconds: Mapping[str, float]) -> dict[str, float]:
+        """Returns `mfu/actor` and `mfu/critic`, of those that were updated.
+
+        Args:
+            batch: the step's rollouts.
+            seconds: with `timing_s/update_actor` and `timing_s/update_critic`.
+        """
+        if self._shape is None:
+            return {}
+        shares = {}
+        for model, has_head in (("actor", True), ("critic", False)):
+            phase = f"timing_s/update_{model}"
+            if phase in seconds:
+                flops = self._epochs * training_flops(
+                    self._shape, batch.prompt_lengths, batch.response_lengths, has_head=has_head
+                )
+                shares[f"mfu/{model}"] = flops / (seconds[phase] * self._peak)
+        return shares
+
+
+def training_flops(
+    shape: ModelShape, prompt_lengths: Tensor, response_lengths: Tensor, *, has_head: bool
+) -> float:
+    """Returns the floating-point operations of one forward and backward pass over a batch.
+
+    Two per weight and token forward, twice that backward; attention over half of each square; the
+    output layer at response tokens alone. Padding and what is computed again do not count
+    (Chowdhery et al. 2022, arXiv:2204.02311, appendix B).
+
+    Args:
+        shape: of the model.
+        prompt_lengths: int64 [B], tokens.
+        response_lengths: int64 [B], tokens.
+        has_head: whether there is an output layer: an actor's, not a critic's.
+    """
+    lengths = (prompt_lengths + response_lengths).double()
+    weights = shape.num_layers * shape.num_layer_parameters * float(lengths.sum())
+    query_size = shape.num_heads * shape.head_size
+    attention = shape.num_layers * query_size * float(lengths.square().sum())
+    head = shape.vocab_size * shape.hidden_size * float(response_lengths.sum()) if has_head else 0.0
+    return 3 * 2 * (weights + attention + head)
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype, num_threads: int) -> float:
+    """Returns the rate of a large matrix product, operations per second: the best of a few.
+
+    Args:
+        device: of the learner.
+        dtype: of its products; on a CPU without instructions for it, float32 is what counts.
+        num_threads: of a CPU, each computing a product of its own.
+    """
+    on_gpu = device.type == "cuda"
+    size, best = 8192 if on_gpu else 512, 0.0
+    for kind in {dtype, torch.float32}:
+        left = torch.ones(size, size, device=device, dtype=kind)
+        for _ in range(4):
+            start = time.perf_counter()
+            torch.mm(left, left)
+            if on_gpu:
+                torch.cuda.synchronize(device)
+            best = max(best, 2 * size**3 / (time.perf_counter() - start))
+    return best * (1 if on_gpu else num_threads)

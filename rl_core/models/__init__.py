@@ -1,0 +1,1 @@
+"""Actor, critic and reference: how they are loaded, and their forward passes."""

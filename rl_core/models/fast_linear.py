@@ -1,0 +1,54 @@
+"""Linear layers whose float32 products go where `algos.products` finds them fastest on this CPU."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from rl_core.algos.matmul import prefers_onednn, product
+
+
+def use_fast_products(model: nn.Module) -> None:
+    """Makes the model's plain linear layers compute with `product`, where that is any faster.
+
+    Args:
+        model: is changed in place; weights, names and results to rounding stay.
+    """
+    if not prefers_onednn():
+        return
+    for module in model.modules():
+        if type(module) is nn.Linear and module.weight.device.type == "cpu":
+            module.__class__ = FastLinear
+
+
+class FastLinear(nn.Linear):
+    """nn.Linear by `product`, backward pass included; under autocast it is nn.Linear."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns x W' + b, [..., out], of x [..., in]."""
+        if x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
+            return super().forward(x)
+        flat = x.reshape(-1, x.shape[-1])
+        result = cast("Tensor", _Product.apply(flat, self.weight, self.bias))  # type: ignore[no-untyped-call]  # torch leaves apply untyped
+        return result.view(*x.shape[:-1], -1)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        result = product(x, weight)
+        return result if bias is None else result.add_(bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        (grad,) = grads
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        return (
+            product(grad, weight.T) if needs_x else None,
+            product(grad.T, x.T) if needs_weight else None,
+            grad.sum(dim=0) if needs_bias else None,
+        )

@@ -1,0 +1,341 @@
+"""Actor, critic and reference: how they are loaded, and their forward passes over a batch.
+
+Weights are float32 always; with dtype bfloat16 the forward passes run under autocast. Modules stay
+in eval mode: dropout would make the ratio of new to old policy differ from 1 before any update.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from rl_core.algos.logprobs import token_logprobs, token_logprobs_and_entropy
+from rl_core.batch import TrainBatch
+from rl_core.config.run import RunConfig
+from rl_core.models.fast_linear import use_fast_products
+from rl_core.models.lora import add_adapters, merged_state
+from rl_core.models.shared_prefix import response_states
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+)
+_PROBE_TOKENS = 4
+Module = TypeVar("Module", bound=nn.Module)
+
+
+class Critic(nn.Module):
+    """A backbone, its own or the actor's, and a linear head that starts at value 0 everywhere."""
+
+    def __init__(self, backbone: nn.Module, hidden_size: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = nn.Linear(hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+
+def load_actor(path: Path, device: torch.device) -> transformers.PreTrainedModel:
+    """Returns the causal LM of a folder: float32 weights, SDPA attention, eval mode.
+
+    Args:
+        path: a local folder in the Hugging Face layout.
+        device: where it shall live.
+
+    Raises:
+        ValueError: if the folder holds no model, or one whose logits are not simply its output
+            embedding times its last hidden state (soft-capped, scaled or biased logits).
+    """
+    if not (path / "config.json").is_file():
+        raise ValueError(f"model.path={path}: no such model (a folder with config.json is needed)")
+    if not any(path.glob("*.safetensors")):
+        raise ValueError(
+            f"model.path={path} holds no *.safetensors file, and pickles (*.bin, *.pt) can execute "
+            "code, so none is loaded: load it where you trust it, and save_pretrained"
+        )
+    transformers.utils.logging.disable_progress_bar()  # the terminal is the trainer's
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        path,
+        dtype=torch.float32,
+        attn_implementation="sdpa",
+        local_files_only=True,
+        use_safetensors=True,
+    )
+    model.config.use_cache = False
+    model.to(device).eval()
+    use_fast_products(model)
+    _check_plain_logits(model, path)
+    return model
+
+
+def checkpoint_gradients(model: transformers.PreTrainedModel) -> None:
+    """Makes each layer keep its input alone and compute the rest again in the backward pass.
+
+    Args:
+        model: in eval mode; all that is inside its layers stays so, and with it dropout off.
+
+    Raises:
+        ValueError: if the architecture has no layers that can do that.
+    """
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if not layers:
+        raise ValueError(
+            f"model.gradient_checkpointing=true: {type(model).__name__} does not support it"
+        )
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in layers:
+        layer.training = True  # transformers asks for it; not .train(), which goes on inside
+
+
+def copy_sharing_frozen(model: Module) -> Module:
+    """Returns a copy that has its own learning weights, and the very same tensors of the others."""
+    shared = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
+    return copy.deepcopy(model, shared)
+
+
+def make_critic(actor: transformers.PreTrainedModel, *, share_trunk: bool = False) -> Critic:
+    """Returns a critic with a value head of zeros.
+
+    Args:
+        actor: what it starts from.
+        share_trunk: its backbone is the actor's; else a copy, see `copy_sharing_frozen`.
+    """
+    trunk = actor.get_decoder()
+    backbone = trunk if share_trunk else copy_sharing_frozen(trunk)
+    critic = Critic(backbone, actor.config.get_text_config().hidden_size)
+    return critic.to(next(actor.parameters()).device)
+
+
+@dataclass(frozen=True)
+class Models:
+    """All models of a learner, on one device."""
+
+    actor: transformers.PreTrainedModel
+    reference: transformers.PreTrainedModel | None
+    """The frozen base model, if a KL is wanted."""
+    critic: Critic | None
+    """If the estimator wants one."""
+
+
+def load_models(
+    config: RunConfig, model_path: Path, resume_from: Path | None, device: torch.device
+) -> Models:
+    """Returns the models of a run, as they are before what a learner's state holds is put back.
+
+    Args:
+        config: the run's settings.
+        model_path: folder of the base model.
+        resume_from: a checkpoint, whose actor is wanted.
+        device: where they shall live.
+
+    Raises:
+        ValueError: as `load_actor` and `checkpoint_gradients` do.
+    """
+    # With adapters, a checkpoint holds merged weights: base and adapters come apart.
+    rank = config.model.lora_rank
+    folder = model_path if resume_from is None or rank else resume_from
+    actor = load_actor(folder, device).requires_grad_(not rank)
+    reference = None
+    if config.algorithm.kl_mode != "none" and config.algorithm.kl_coef > 0:
+        reference = copy_sharing_frozen(actor) if rank else load_actor(model_path, device)
+        reference.requires_grad_(False)
+    if rank:
+        add_adapters(actor, rank=rank, alpha=config.model.lora_alpha)
+    if config.model.gradient_checkpointing:
+        checkpoint_gradients(actor)
+    critic = None
+    if config.algorithm.estimator == "gae":
+        critic = make_critic(actor, share_trunk=config.critic.share_trunk)
+    return Models(actor, reference, critic)
+
+
+@torch.no_grad()
+def _check_plain_logits(model: transformers.PreTrainedModel, path: Path) -> None:
+    """Log-probs are computed from hidden states: refuse a model for which that would be wrong."""
+    ids = torch.arange(_PROBE_TOKENS, device=model.device).unsqueeze(0)
+    expected = model(input_ids=ids, use_cache=False).logits
+    hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+    actual = hidden @ model.get_output_embeddings().weight.T
+    if not torch.allclose(actual, expected, rtol=1e-3, atol=1e-3):
+        raise ValueError(
+            f"model.path={path}: its logits are transformed after the output embedding "
+            f"({type(model).__name__}), which log-probs from hidden states do not support"
+        )
+
+
+def _pad(per_token: Tensor, response_mask: Tensor) -> Tensor:
+    """Returns [N] as [B, T], 0 outside the mask; differentiable."""
+    return per_token.new_zeros(response_mask.shape).masked_scatter(response_mask, per_token)
+
+
+def response_logprobs(
+    model: transformers.PreTrainedModel,
+    batch: TrainBatch,
+    *,
+    temperature: float,
+    compute_dtype: torch.dtype,
+) -> Tensor:
+    """Returns the log-probs of the response tokens under the tempered policy, float32 [B, T].
+
+    Args:
+        model: a causal LM.
+        batch: B rows.
+        temperature: of the distribution that was sampled from.
+        compute_dtype: float32, or bfloat16 for autocast.
+    """
+    hidden, head = _actor_states(model, batch, compute_dtype)
+    logprobs = token_logprobs(
+        hidden, head, batch.response_ids(), temperature=temperature, compute_dtype=compute_dtype
+    )
+    return _pad(logprobs, batch.response_mask)
+
+
+def response_logprobs_and_entropy(
+    model: transformers.PreTrainedModel,
+    batch: TrainBatch,
+    *,
+    temperature: float,
+    compute_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Returns log-probs and entropies at the response tokens, each float32 [B, T].
+
+    Takes what `response_logprobs` takes.
+    """
+    hidden, head = _actor_states(model, batch, compute_dtype)
+    logprobs, entropy = token_logprobs_and_entropy(
+        hidden, head, batch.response_ids(), temperature=temperature, compute_dtype=compute_dtype
+    )
+    return _pad(logprobs, batch.response_mask), _pad(entropy, batch.response_mask)
+
+
+def response_logprobs_and_values(
+    model: transformers.PreTrainedModel,
+    value_head: nn.Linear,
+    batch: TrainBatch,
+    *,
+    temperature: float,
+    compute_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Returns log-probs and values at the response tokens from one pass, each float32 [B, T].
+
+    Takes what `response_logprobs` takes, and the head of a critic that shares the trunk.
+    """
+    hidden, head = _actor_states(model, batch, compute_dtype)
+    logprobs = token_logprobs(
+        hidden, head, batch.response_ids(), temperature=temperature, compute_dtype=compute_dtype
+    )
+    return _pad(logprobs, batch.response_mask), _head_values(value_head, hidden, batch)
+
+
+def response_logprobs_entropy_and_values(
+    model: transformers.PreTrainedModel,
+    value_head: nn.Linear,
+    batch: TrainBatch,
+    *,
+    temperature: float,
+    compute_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns log-probs, entropies and values from one pass, each float32 [B, T].
+
+    Takes what `response_logprobs_and_values` takes.
+    """
+    hidden, head = _actor_states(model, batch, compute_dtype)
+    logprobs, entropy = token_logprobs_and_entropy(
+        hidden, head, batch.response_ids(), temperature=temperature, compute_dtype=compute_dtype
+    )
+    mask = batch.response_mask
+    return _pad(logprobs, mask), _pad(entropy, mask), _head_values(value_head, hidden, batch)
+
+
+def _actor_states(
+    model: transformers.PreTrainedModel, batch: TrainBatch, compute_dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    with _autocast(batch, compute_dtype):
+        return response_states(model.get_decoder(), batch), model.get_output_embeddings().weight
+
+
+def response_values(
+    critic: Critic, batch: TrainBatch, *, compute_dtype: torch.dtype, backbone_learns: bool = True
+) -> Tensor:
+    """Returns the values of the states before each response token, float32 [B, T].
+
+    Args:
+        critic: backbone and head.
+        batch: B rows.
+        compute_dtype: float32, or bfloat16 for autocast (the head is float32 always).
+        backbone_learns: False keeps gradient, and the memory it needs, from the backbone.
+    """
+    recorded = backbone_learns and torch.is_grad_enabled()
+    with _autocast(batch, compute_dtype), torch.set_grad_enabled(recorded):
+        hidden = response_states(critic.backbone, batch)
+    return _head_values(critic.head, hidden, batch)
+
+
+def _head_values(head: nn.Linear, hidden: Tensor, batch: TrainBatch) -> Tensor:
+    return _pad(head(hidden.float()).squeeze(-1), batch.response_mask)
+
+
+def _autocast(batch: TrainBatch, compute_dtype: torch.dtype) -> torch.autocast:
+    return torch.autocast(
+        batch.input_ids.device.type,
+        dtype=torch.bfloat16,
+        enabled=compute_dtype == torch.bfloat16,
+    )
+
+
+def complete_weights(model: transformers.PreTrainedModel) -> dict[str, Tensor]:
+    """Returns every weight once under its Hugging Face name, detached, on the model's device.
+
+    Adapters are merged, see `lora.py`. A tied output embedding is left out (it IS the input
+    embedding): loaders tie it again.
+    """
+    weights: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in merged_state(model):
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            weights[name] = tensor.detach()
+    return weights
+
+
+def save_actor(
+    model: transformers.PreTrainedModel,
+    weights: Mapping[str, Tensor],
+    tokenizer_from: Path,
+    folder: Path,
+) -> None:
+    """Writes a model as a folder that transformers and vLLM load as it lies, tokenizer included.
+
+    Args:
+        model: says what to write beside the weights; its own may change meanwhile.
+        weights: written as they are, in float32; see `complete_weights`.
+        tokenizer_from: the folder whose tokenizer files are copied.
+        folder: is made if missing.
+    """
+    model.save_pretrained(folder, state_dict=dict(weights))
+    for file in _tokenizer_files(tokenizer_from):
+        shutil.copyfile(file, folder / file.name)
+
+
+def tokenizer_bytes(folder: Path) -> int:
+    """Returns the size of the files that `save_actor` copies."""
+    return sum(file.stat().st_size for file in _tokenizer_files(folder))
+
+
+def _tokenizer_files(folder: Path) -> list[Path]:
+    return [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]

@@ -1,0 +1,98 @@
+"""The cheapest settings with which a run fits into a memory, by its own plan.
+
+All combinations of the levers are tried in the order of their cost, so the first that fits is the
+cheapest: nothing is assumed about how levers work together.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rl_core.config.run import RunConfig
+from rl_core.resources.levers import LEVERS, Lever, Settings, Value, typed, with_settings
+from rl_core.resources.memory_plan import ModelShape
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Settings to change, and what the plan says to the run with them."""
+
+    changes: Settings
+    """By name, those that cost least first; empty where the run fits as it is."""
+    costs: Sequence[str]
+    """In words, of each change."""
+    config: RunConfig
+    """The run's settings with the changes, validated."""
+    need_gib: float
+    """By the plan of `config`."""
+    fits: bool
+    """False: nothing does, and this comes closest."""
+
+    @property
+    def overrides(self) -> str:
+        """The changes as one line to paste."""
+        return typed(self.changes)
+
+
+def cheapest_fit(
+    config: RunConfig,
+    shape: ModelShape | None,
+    need_gib: Callable[[RunConfig], float],
+    limit_gib: float,
+    levers: Sequence[Lever] = LEVERS,
+) -> Proposal:
+    """Returns the cheapest changes with which the run fits, or the closest that levers come.
+
+    Args:
+        config: the run's settings.
+        shape: of its model.
+        need_gib: the memory that settings need, by their plan.
+        limit_gib: of the memory.
+        levers: the cheapest first, each dearer than all before it together.
+    """
+    closest: Proposal | None = None
+    for changes, costs in _by_cost(config, shape, levers):
+        needed = need_gib(_copied(config, changes))
+        if needed > limit_gib and closest is not None and needed >= closest.need_gib:
+            continue
+        changed = with_settings(config, changes)
+        if changed is None:
+            continue
+        closest = Proposal(changes, costs, changed, need_gib(changed), needed <= limit_gib)
+        if closest.fits:
+            break
+    assert closest is not None, "settings without changes are valid"
+    return closest
+
+
+def _by_cost(
+    config: RunConfig, shape: ModelShape | None, levers: Sequence[Lever]
+) -> Iterator[tuple[dict[str, Value], list[str]]]:
+    """Yields all combinations: whatever a dear lever is spared comes first."""
+    choices = [(None, *lever.steps(config, shape)) for lever in levers]
+    # The last factor of a product runs fastest: the cheapest lever's.
+    for chosen in itertools.product(*reversed(choices)):
+        pulled = [
+            (lever, value)
+            for lever, value in zip(levers, reversed(chosen), strict=True)
+            if value is not None
+        ]
+        changes = {lever.name: value for lever, value in pulled}
+        if len(changes) == len(pulled):  # else the same as without the cheaper of the two
+            yield changes, [lever.costs for lever, _ in pulled]
+
+
+def _copied(config: RunConfig, changes: Settings) -> RunConfig:
+    """Returns the settings with changes that are not validated: a fiftieth of the time."""
+    sections: dict[str, dict[str, Value]] = {}
+    for name, value in changes.items():
+        section, field = name.split(".")
+        sections.setdefault(section, {})[field] = value
+    return config.model_copy(
+        update={
+            section: getattr(config, section).model_copy(update=fields)
+            for section, fields in sections.items()
+        }
+    )

@@ -1,0 +1,152 @@
+"""What a card, or the machine, must have for a run: the memory plan of all who lie there together.
+
+Before anything is loaded; what is measured while a run trains: profiling.py and host_memory.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rl_core.config.run import RunConfig
+from rl_core.resources.memory_plan import (
+    ModelShape,
+    PhaseMemory,
+    compute_width,
+    longest_bytes,
+    memory_plan,
+    resting_learner,
+)
+from rl_core.resources.placement import LEARNER, card_tenants, shares_a_card
+
+_GIB: Final = 2**30
+_PROCESS_GIB: Final = 0.9
+"""Of the machine, for a process with torch and vLLM, before it holds a model."""
+CUDA_GIB: Final = 0.5
+"""Of a card, for each process that uses it."""
+ENGINE_ITSELF_GIB: Final = 1.0
+"""Of a card, beside weights and KV cache: what a step of vLLM takes, and keeps while it sleeps."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What lies in one memory at the same time, in GiB by what it is."""
+
+    parts: Mapping[str, float]
+
+    @property
+    def total_gib(self) -> float:
+        """The sum of the parts."""
+        return sum(self.parts.values())
+
+    def __str__(self) -> str:
+        return " + ".join(f"{name} {gib:.2f}" for name, gib in self.parts.items())
+
+
+@dataclass(frozen=True)
+class Need:
+    """The moments of the fullest memory; where engines sleep, there are two."""
+
+    moments: Sequence[Moment]
+
+    @property
+    def total_gib(self) -> float:
+        """The fullest moment, which the memory must be able to hold."""
+        return max(moment.total_gib for moment in self.moments)
+
+    def __str__(self) -> str:
+        return ", then ".join(str(moment) for moment in self.moments)
+
+
+def learner_peak(plan: Sequence[PhaseMemory]) -> PhaseMemory:
+    """Returns the learner's largest phase."""
+    return max((p for p in plan if p.process == "learner"), key=lambda p: p.total_bytes)
+
+
+def takes_turns(config: RunConfig) -> bool:
+    """Says whether learner and engines use one card in turns, and not at the same time."""
+    return config.rollout.sleep and config.rollout.engine == "vllm" and shares_a_card(config)
+
+
+def card_need(shape: ModelShape, config: RunConfig, card_gib: float) -> Need:
+    """Returns what the fullest card must hold.
+
+    vLLM takes its share of the card at once, and all new weights come beside it. Engines that take
+    turns with the learner have theirs only while the learner rests.
+
+    Args:
+        shape: of the actor without adapters.
+        config: the run's settings, with learner or engines on a GPU.
+        card_gib: memory of each card, of which `rollout.gpu_memory_utilization` is a share.
+    """
+    plan = memory_plan(shape, config)
+    needs = [_on_card(tenants, plan, shape, config, card_gib) for tenants in card_tenants(config)]
+    return max(needs, key=lambda need: need.total_gib)
+
+
+def least_engine_gib(shape: ModelShape, config: RunConfig) -> float:
+    """Returns what vLLM must have of a card to start: room for one response of the longest."""
+    weights = shape.num_parameters * compute_width(config)
+    return (weights + longest_bytes(config, shape)) / _GIB + ENGINE_ITSELF_GIB
+
+
+def starves_engine(shape: ModelShape, config: RunConfig, card_gib: float) -> bool:
+    """Says whether vLLM would refuse to start: its share of the card is too small for the model."""
+    if config.rollout.engine != "vllm" or not config.resources.rollout_gpus:
+        return False
+    share_gib = config.rollout.gpu_memory_utilization * card_gib
+    return share_gib < least_engine_gib(shape, config)
+
+
+def machine_need(shape: ModelShape, config: RunConfig) -> Need:
+    """Returns what the machine's memory must hold for a run without a GPU."""
+    plan, num_engines = memory_plan(shape, config), config.rollout.num_engines
+    peak = learner_peak(plan)
+    parts = {
+        f"learner ({peak.phase})": peak.total_bytes / _GIB,
+        _engines(num_engines): num_engines * plan[-1].total_bytes / _GIB,
+        f"{1 + num_engines} processes": _PROCESS_GIB * (1 + num_engines),
+    }
+    return Need([Moment(parts)])
+
+
+def _on_card(
+    tenants: Sequence[str],
+    plan: Sequence[PhaseMemory],
+    shape: ModelShape,
+    config: RunConfig,
+    card_gib: float,
+) -> Need:
+    num_engines = sum(name != LEARNER for name in tenants)
+    cuda = {"CUDA": CUDA_GIB * len(tenants)}
+    awake = _awake(num_engines, plan[-1], config, card_gib)
+    if LEARNER not in tenants:
+        return Need([Moment(awake | cuda)])
+    peak = learner_peak(plan)
+    works = {f"learner ({peak.phase})": peak.total_bytes / _GIB}
+    if not (num_engines and takes_turns(config)):
+        return Need([Moment(works | awake | cuda)])
+    rests = {"learner at rest": resting_learner(shape, config).total_bytes / _GIB}
+    asleep = {f"{_engines(num_engines)} asleep": num_engines * ENGINE_ITSELF_GIB}
+    return Need([Moment(works | asleep | cuda), Moment(rests | awake | cuda)])
+
+
+def _awake(
+    num_engines: int, engine: PhaseMemory, config: RunConfig, card_gib: float
+) -> dict[str, float]:
+    if not num_engines:
+        return {}
+    name = _engines(num_engines)
+    if config.rollout.engine == "hf":
+        return {name: num_engines * engine.total_bytes / _GIB}
+    share = config.rollout.gpu_memory_utilization
+    incoming = engine.parts["incoming_weights"] / _GIB
+    return {
+        f"{name} ({share:g} of the card)": num_engines * share * card_gib,
+        "new weights on their way": num_engines * incoming,
+    }
+
+
+def _engines(number: int) -> str:
+    return "engine" if number == 1 else f"{number} engines"

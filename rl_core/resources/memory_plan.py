@@ -1,0 +1,309 @@
+"""How many bytes a run needs in each phase, worked out before anything is loaded.
+
+Not measured, and not torch: shapes and settings alone. Learner and engine are separate processes,
+which share a card or a machine's memory; a process itself (torch, CUDA) comes on top.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_core.config.base_model import BaseModelConfig
+from rl_core.config.run import RunConfig
+
+_FLOAT32 = 4
+_LOGIT_BLOCK = 2**21 * _FLOAT32
+"""See algos/logprobs.py: blocks of so many logits."""
+_LIVE_BLOCKS = 4
+"""Logits, their exponentials, and what an operation makes of them."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What a decoder with gated MLPs and grouped attention (Qwen2, Llama) needs memory for."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    vocab_size: int
+    tied: bool
+    """Input and output embedding are one tensor."""
+    attention_bias: bool
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
+        """Returns the shape that a Hugging Face `config.json` describes.
+
+        Raises:
+            ValueError: if it describes no such decoder.
+        """
+        try:
+            heads = int(config["num_attention_heads"])
+            hidden = int(config["hidden_size"])
+            return cls(
+                hidden_size=hidden,
+                intermediate_size=int(config["intermediate_size"]),
+                num_layers=int(config["num_hidden_layers"]),
+                num_heads=heads,
+                num_kv_heads=int(config.get("num_key_value_heads") or heads),
+                head_size=int(config.get("head_dim") or hidden // heads),
+                vocab_size=int(config["vocab_size"]),
+                tied=bool(config.get("tie_word_embeddings", False)),
+                attention_bias=bool(
+                    config.get("attention_bias", config.get("model_type") == "qwen2")
+                ),
+            )
+        except KeyError as error:
+            raise ValueError(f"config.json has no {error}: its memory cannot be planned") from None
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> ModelShape:
+        """Returns the shape of a model folder, see `from_config`."""
+        return cls.from_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+
+    @classmethod
+    def of_base_model(cls, settings: BaseModelConfig) -> ModelShape:
+        """Returns the shape of the home-made base model."""
+        return cls(
+            hidden_size=settings.hidden_size,
+            intermediate_size=settings.intermediate_size,
+            num_layers=settings.num_layers,
+            num_heads=settings.num_heads,
+            num_kv_heads=settings.num_heads,
+            head_size=settings.hidden_size // settings.num_heads,
+            vocab_size=settings.vocab_size,
+            tied=True,
+            attention_bias=True,
+        )
+
+    @property
+    def _query_size(self) -> int:
+        return self.num_heads * self.head_size
+
+    @property
+    def _kv_size(self) -> int:
+        return self.num_kv_heads * self.head_size
+
+    @property
+    def num_layer_parameters(self) -> int:
+        """Parameters of one layer."""
+        projected = self._query_size + 2 * self._kv_size
+        attention = self.hidden_size * (projected + self._query_size)
+        bias = projected if self.attention_bias else 0
+        return (
+            attention
+            + bias
+            + 3 * self.hidden_size * self.intermediate_size
+            + (2 * self.hidden_size)
+        )
+
+    @property
+    def num_backbone_parameters(self) -> int:
+        """Parameters without an output embedding: a critic's, but for its head."""
+        layers = self.num_layers * self.num_layer_parameters
+        return self.vocab_size * self.hidden_size + layers + self.hidden_size
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the causal LM, a tied embedding once."""
+        head = 0 if self.tied else self.vocab_size * self.hidden_size
+        return self.num_backbone_parameters + head
+
+    def num_adapter_parameters(self, rank: int) -> int:
+        """Parameters of low-rank adapters on all linear layers."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        attention = 2 * (hidden + self._query_size) + 2 * (hidden + self._kv_size)
+        return self.num_layers * rank * (attention + 3 * (hidden + inner))
+
+    def activation_bytes(self, num_tokens: int, *, dtype: str, checkpointed: bool) -> int:
+        """Returns what a forward pass keeps for its backward pass.
+
+        Under autocast norms keep float32, and bfloat16 copies of the weights are kept as well.
+
+        Args:
+            num_tokens: of the micro-batch, padding included.
+            dtype: of the products, float32 or bfloat16.
+            checkpointed: whether a layer keeps its input alone (and one at a time, the rest).
+        """
+        hidden, width = self.hidden_size, _FLOAT32 if dtype == "float32" else 2
+        inside = 4 * self.intermediate_size + 2 * (self._query_size + self._kv_size)
+        if dtype == "float32":
+            per_token = _FLOAT32 * (inside + 6 * hidden + self.num_heads + 2)
+            weights = 0
+        else:
+            in_float32 = 4 * hidden + self.num_heads + 2
+            per_token = width * (inside + 5 * hidden) + _FLOAT32 * in_float32
+            weights = width * self.num_layer_parameters
+        layer = num_tokens * per_token + weights
+        if checkpointed:
+            return self.num_layers * num_tokens * hidden * _FLOAT32 + layer
+        return self.num_layers * layer
+
+    def kv_bytes(self, width: int) -> int:
+        """Returns what a token takes in a KV cache whose numbers have so many bytes."""
+        return 2 * self.num_layers * self._kv_size * width
+
+    def plain_logits_bytes(self, num_tokens: int) -> int:
+        """Returns one float32 tensor of all logits; the plain way keeps several of these."""
+        return num_tokens * self.vocab_size * _FLOAT32
+
+
+@dataclass(frozen=True)
+class PhaseMemory:
+    """The peak of one phase, in bytes by what they are for."""
+
+    phase: str
+    process: str
+    """`learner` or `engine`."""
+    parts: Mapping[str, int]
+
+    @property
+    def total_bytes(self) -> int:
+        """The sum of the parts."""
+        return sum(self.parts.values())
+
+
+def memory_plan(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
+    """Returns the learner's phases in their order, then the engine's.
+
+    Args:
+        shape: of the actor without adapters; critic and reference have the same backbone.
+        config: the run's settings.
+    """
+    return [*_learner_phases(shape, config), _engine_phase(shape, config)]
+
+
+def micro_batch_tokens(config: RunConfig) -> int:
+    """Returns the padded tokens of the largest micro-batch that the settings allow."""
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    num_rows = config.data.train_batch_size * config.algorithm.group_size
+    return min(max(config.actor.micro_batch_tokens, longest), num_rows * longest)
+
+
+def resting_learner(shape: ModelShape, config: RunConfig) -> PhaseMemory:
+    """Returns what the learner holds between two steps, when it has given back what it can."""
+    models = _models(shape, config)
+    resident = {
+        "weights": _FLOAT32 * (models.actor + models.critic + models.frozen),
+        "optimizer": 2 * _FLOAT32 * (models.actor + models.critic),
+    }
+    on_gpu = config.resources.learner_gpus > 0
+    if on_gpu and config.resources.offload:
+        resident = {"weights": resident["weights"] - _offloaded_reference(models, config)}
+    # Beside a card it lies in the machine's memory.
+    if config.checkpoints.in_background and not on_gpu:
+        merged = shape.num_parameters if config.model.lora_rank else 0
+        resident["snapshot"] = _FLOAT32 * (merged + 3 * (models.actor + models.critic))
+    return PhaseMemory("rest", "learner", resident)
+
+
+@dataclass(frozen=True)
+class _Models:
+    """Numbers of parameters: what learns, and what stands still beside it."""
+
+    actor: int
+    critic: int
+    frozen: int
+
+
+def _models(shape: ModelShape, config: RunConfig) -> _Models:
+    """With adapters, the weights below them are there once for all models."""
+    has_critic = config.algorithm.estimator == "gae"
+    has_reference = config.algorithm.kl_mode != "none" and config.algorithm.kl_coef > 0
+    rank = config.model.lora_rank
+    adapters = shape.num_adapter_parameters(rank)
+    critic = shape.hidden_size + 1
+    if not config.critic.share_trunk:
+        critic += adapters if rank else shape.num_backbone_parameters
+    return _Models(
+        actor=adapters if rank else shape.num_parameters,
+        critic=critic if has_critic else 0,
+        frozen=shape.num_parameters if rank or has_reference else 0,
+    )
+
+
+def _offloaded_reference(models: _Models, config: RunConfig) -> int:
+    """Bytes that come to the card for a pass and go again; adapters have no reference apart."""
+    offloads = config.resources.learner_gpus > 0 and config.resources.offload
+    return _FLOAT32 * models.frozen if offloads and not config.model.lora_rank else 0
+
+
+def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
+    models, rank = _models(shape, config), config.model.lora_rank
+    resident = resting_learner(shape, config).parts
+    reference = _offloaded_reference(models, config)
+    on_gpu = config.resources.learner_gpus > 0
+    offloads = on_gpu and config.resources.offload
+    threads = 1 if on_gpu else config.resources.learner_threads
+    tokens = micro_batch_tokens(config)
+    kept = shape.activation_bytes(
+        tokens, dtype=config.model.dtype, checkpointed=config.model.gradient_checkpointing
+    )
+    # The widest moment of a layer: an MLP's gate, up, activation and product, or their gradients.
+    passing = tokens * _FLOAT32 * (4 * shape.intermediate_size + 4 * shape.hidden_size)
+    if rank:  # beside a product: B A x, that scaled, the sum, and peft's float32 copy of x
+        copies = 3 if config.model.dtype == "float32" else 4
+        passing += copies * tokens * _FLOAT32 * shape.intermediate_size
+
+    def update(phase: str, num_parameters: int, logits: int) -> PhaseMemory:
+        # Each thread has the gradient of its own micro-batch before it is added.
+        gradients = 1 if threads == 1 else 1 + threads
+        parts = {
+            "gradients": gradients * _FLOAT32 * num_parameters,
+            "activations": threads * (kept + passing),
+            "logits": threads * logits,
+        }
+        moments = {"gradients": parts["gradients"], "optimizer": 2 * _FLOAT32 * num_parameters}
+        if offloads and sum(moments.values()) > sum(parts.values()):
+            parts = moments  # they come when the activations have gone
+        return PhaseMemory(phase, "learner", {**resident, **parts})
+
+    block = _LIVE_BLOCKS * _LOGIT_BLOCK
+    forward = {
+        "weights": resident["weights"] + reference,
+        "activations": threads * passing,
+        "logits": threads * block,
+    }
+    phases = [PhaseMemory("log_probs", "learner", {**resident, **forward})]
+    shares_trunk = config.critic.share_trunk
+    if models.critic and not shares_trunk:
+        phases.append(update("update_critic", models.critic, 0))
+    joint = models.critic if shares_trunk else 0
+    phases.append(update("update_actor", models.actor + joint, block))
+    return phases
+
+
+def longest_bytes(config: RunConfig, shape: ModelShape) -> int:
+    """Returns keys and values of the longest prompt and response, as an engine keeps them."""
+    num_tokens = config.data.max_prompt_length + config.data.max_response_length
+    return num_tokens * shape.kv_bytes(compute_width(config))
+
+
+def compute_width(config: RunConfig) -> int:
+    """Returns the bytes of a number in the type that learner and engines compute in."""
+    return _FLOAT32 if config.model.dtype == "float32" else 2
+
+
+def _engine_phase(shape: ModelShape, config: RunConfig) -> PhaseMemory:
+    width = compute_width(config)
+    weights = width * shape.num_parameters
+    # In place, but all new weights are there before the first is written.
+    parts = {"weights": weights, "incoming_weights": weights}
+    num_seqs, data = config.rollout.max_num_seqs, config.data
+    if config.rollout.engine == "hf":
+        longest = data.max_prompt_length + data.max_response_length
+        parts["kv_cache"] = num_seqs * longest * shape.kv_bytes(width)
+        # All prompts are read at once, through a layer at a time.
+        per_token = _FLOAT32 * 4 * (shape.intermediate_size + shape.hidden_size)
+        parts["activations"] = num_seqs * data.max_prompt_length * per_token
+        parts["logits"] = _LIVE_BLOCKS * num_seqs * shape.vocab_size * _FLOAT32
+    elif config.resources.rollout_gpus == 0:
+        parts["kv_cache"] = config.rollout.kv_cache_mib * 2**20
+    return PhaseMemory("gen", "engine", parts)

@@ -1,0 +1,212 @@
+"""Tokens per micro-batch, phase by phase: less where memory ran out, and carefully more again.
+
+Numbers and files alone; microbatching.py runs passes again, and adaptive_engine.py what
+engines generate: there it is responses at a time.
+
+The rule. A phase starts at `actor.micro_batch_tokens`. Where a pass runs out of memory, its budget
+becomes half of the largest micro-batch that could be split, until the pass fits. From then on every
+20 steps without such an error add a quarter, up to four fifths of what failed last. After 200 of
+them that failure is forgotten: then the budget may grow to where it started. So a budget that is
+the largest possible costs one pass done twice in some 200 steps, and one that something else on the
+card had made small is whole again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import Field, TypeAdapter
+
+from rl_core.system.atomic import locked, write_text_atomically
+
+BUDGETS_FILE: Final = "token_budgets.json"
+"""Under `storage.root`: what runs have learned, by what memory depends on."""
+GROWING_STEPS: Final = 20
+FORGETTING_STEPS: Final = 200
+
+_logger = logging.getLogger(__name__)
+
+_Tokens = Annotated[int, Field(ge=1)]
+
+
+@dataclass
+class _Budget:
+    """What a phase has learned."""
+
+    tokens: _Tokens
+    failed_tokens: _Tokens | None = None
+    """The largest micro-batch of the last pass that did not fit, until that is forgotten."""
+    clean_steps: Annotated[int, Field(ge=0)] = 0
+    """Since the last pass that did not fit."""
+
+    def shrink(self, failed_tokens: int) -> None:
+        self.tokens, self.failed_tokens = max(failed_tokens // 2, 1), failed_tokens
+        self.clean_steps = 0
+
+    def end_clean_step(self, limit: int) -> None:
+        self.clean_steps += 1
+        if self.clean_steps >= FORGETTING_STEPS:
+            self.failed_tokens = None
+        if self.clean_steps % GROWING_STEPS == 0:
+            ceiling = limit if self.failed_tokens is None else self.failed_tokens * 4 // 5
+            grown = min(self.tokens + max(self.tokens // 4, 1), ceiling)
+            self.tokens = max(self.tokens, grown)
+
+
+Learned = dict[str, _Budget]
+"""By phase; one whose budget is the limit, and never failed, is left out."""
+_ONE_PLACE: Final = TypeAdapter(Learned)
+_ALL_PLACES: Final = TypeAdapter(dict[str, Learned])
+
+
+class TokenBudgets:
+    """The budgets of a learner's phases, in padded tokens; of an engine, in responses at a time.
+
+    Args:
+        limit: where they start, and the most they ever are.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._learned: Learned = {}
+        self._failures: dict[str, list[int]] = {}
+
+    def __getitem__(self, phase: str) -> int:
+        """Returns the budget of a phase, which from here on counts as one of the current step."""
+        self._failures.setdefault(phase, [])
+        budget = self._learned.get(phase)
+        return self._limit if budget is None else budget.tokens
+
+    def shrink(self, phase: str, failed_tokens: int) -> None:
+        """Halves a phase's budget.
+
+        Args:
+            phase: whose pass ran out of memory.
+            failed_tokens: of the largest micro-batch that can still be split.
+        """
+        self._failures[phase].append(failed_tokens)
+        self._learned.setdefault(phase, _Budget(self._limit)).shrink(failed_tokens)
+
+    def end_step(self) -> tuple[dict[str, float], bool]:
+        """Lets budgets grow; returns the step's metrics, and whether any budget has changed.
+
+        `memory/budget_tokens/<phase>` is what the step ended with and `memory/oom/<phase>` how many
+        passes did not fit; `memory/oom_tokens/<phase>`, if there were any, the first one's largest
+        micro-batch.
+        """
+        metrics: dict[str, float] = {}
+        has_changed = False
+        for phase, failed_tokens in self._failures.items():
+            metrics[f"memory/budget_tokens/{phase}"] = before = self[phase]
+            metrics[f"memory/oom/{phase}"] = len(failed_tokens)
+            if failed_tokens:
+                metrics[f"memory/oom_tokens/{phase}"] = failed_tokens[0]
+            elif phase in self._learned:
+                self._end_clean_step(phase)
+            has_changed |= bool(failed_tokens) or self[phase] != before
+        self._failures = {}
+        return metrics, has_changed
+
+    def _end_clean_step(self, phase: str) -> None:
+        budget = self._learned[phase]
+        budget.end_clean_step(self._limit)
+        if budget.tokens == self._limit and budget.failed_tokens is None:
+            del self._learned[phase]
+
+    def learned(self) -> dict[str, dict[str, Any]]:
+        """Returns what `restore` takes, as plain numbers by phase."""
+        return {phase: asdict(budget) for phase, budget in self._learned.items()}
+
+    def restore(self, learned: Mapping[str, Any]) -> None:
+        """Takes over what was learned, as far as the limit allows.
+
+        Raises:
+            ValueError: if it is nothing that `learned` returned.
+        """
+        self._learned = _ONE_PLACE.validate_python(learned)
+        for budget in self._learned.values():
+            budget.tokens = min(budget.tokens, self._limit)
+
+
+def read_learned(file: Path, place: str) -> dict[str, Any]:
+    """Returns what earlier runs have learned, as `TokenBudgets.restore` takes it.
+
+    A file that cannot be read counts as empty, with a warning.
+
+    Args:
+        file: may be missing.
+        place: what memory depends on, in words: device, model, lengths.
+    """
+    return {phase: asdict(budget) for phase, budget in _read_all(file).get(place, {}).items()}
+
+
+def write_learned(file: Path, place: str, learned: Mapping[str, Any]) -> None:
+    """Puts what a run has learned beside what others have; a disk that refuses is a warning.
+
+    Args:
+        file: is made if missing, and replaced if it cannot be read.
+        place: see `read_learned`.
+        learned: by phase, see `TokenBudgets.learned`.
+    """
+    try:
+        with locked(file.parent):
+            places = _read_all(file) | {place: _ONE_PLACE.validate_python(learned)}
+            plain = _ALL_PLACES.dump_python({name: x for name, x in places.items() if x})
+            write_text_atomically(file, json.dumps(plain, indent=1, sort_keys=True) + "\n")
+    except OSError as error:
+        _logger.warning("%s: the next run will not know the token budgets: %s", file, error)
+
+
+def _read_all(file: Path) -> dict[str, Learned]:
+    try:
+        return _ALL_PLACES.validate_json(file.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        said = str(error).splitlines()[0]
+        _logger.warning("%s: holds no token budgets and is ignored: %s", file, said)
+        return {}
+
+
+def merge_metrics(engines: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Returns several engines' metrics of memory as one's: failures added up, else the worst."""
+    merged: dict[str, float] = {}
+    for name in sorted({name for metrics in engines for name in metrics}):
+        numbers = [metrics[name] for metrics in engines if name in metrics]
+        worst = min if name.startswith("memory/budget_") else max
+        merged[name] = sum(numbers) if name.startswith("memory/oom/") else worst(numbers)
+    return merged
+
+
+def tell_of_memory(step: int | None, metrics: Mapping[str, float]) -> None:
+    """Says in words which phases of a step ran out of memory.
+
+    Args:
+        step: None for an evaluation after training.
+        metrics: what `end_step` returned.
+    """
+    when = "evaluation" if step is None else f"step {step}"
+    for name, failed in metrics.items():
+        phase = name.rsplit("/", 1)[1] if name.startswith("memory/oom_") else ""
+        if name.startswith("memory/oom_tokens/"):
+            _logger.warning(
+                "%s: %s ran out of memory at %d tokens; %d from now on, the step's result is "
+                "unchanged",
+                when,
+                phase,
+                failed,
+                metrics[f"memory/budget_tokens/{phase}"],
+            )
+        elif name.startswith("memory/oom_seqs/"):
+            _logger.warning(
+                "%s: out of memory in %s: %d -> %d responses at a time, nothing was lost",
+                when,
+                phase,
+                failed,
+                metrics["memory/budget_seqs/gen"],
+            )

@@ -1,0 +1,120 @@
+"""Stage 4: `python -m rl_core.rewards.reward_worker`, which calls a user's reward function.
+
+Started and judged by `rl_core.rewards.scoring`. Standard library only, so that it starts in a
+moment and a crash in the function takes nothing else with it. Says `{}` or `{"error": ...}` when it
+has loaded the function, then answers one line of JSON per line of JSON.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import math
+import numbers
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+_PR_SET_PDEATHSIG: Final = 1
+LONGEST_ANSWER: Final = 1_000
+"""Characters of `pred` that are kept."""
+
+
+def main() -> None:
+    """Serves until the socket closes; arguments: function, its socket, MiB, the parent's pid."""
+    name, descriptor, memory_mib, parent = sys.argv[1:]
+    _die_with(int(parent))
+    limit = int(memory_mib) * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with os.fdopen(int(descriptor), "r+b", buffering=0) as stream:
+        try:
+            function = load(name)
+        except BaseException as error:  # noqa: BLE001  # even sys.exit in a user's module is an answer
+            _say(stream, {"error": describe(error)})
+            return
+        _say(stream, {})
+        own_pid = os.getpid()
+        with os.fdopen(os.dup(stream.fileno()), "rb") as questions:
+            for line in questions:
+                said = answer(function, json.loads(line))
+                if os.getpid() != own_pid:  # the function forked, and this is the copy
+                    os._exit(0)
+                _say(stream, said)
+
+
+def load(name: str) -> Callable[..., Any]:
+    """Returns the function that `package.module:function` names.
+
+    Raises:
+        ValueError: there is no such module, or no such function in it.
+    """
+    module_name, _, attribute = name.partition(":")
+    module = importlib.import_module(module_name)
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        raise ValueError(f"{Path(module.__file__ or module_name)} has no function {attribute}")
+    return function  # type: ignore[no-any-return]  # callable() says no more
+
+
+def answer(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the function says of one response, or why that is no reward.
+
+    Args:
+        function: the user's.
+        arguments: `data_source`, `solution_str`, `ground_truth` and `extra_info`.
+    """
+    try:
+        return checked(function(**arguments))
+    except BaseException as error:  # noqa: BLE001  # whatever a user's function raises is an answer
+        return {"error": describe(error)}
+
+
+def checked(result: object) -> dict[str, Any]:
+    """Returns `score`, and `acc` and `pred` where they are given, as plain values.
+
+    Raises:
+        TypeError: it is neither a number nor a mapping with a number `score`.
+        ValueError: the score is not finite.
+    """
+    said = result if isinstance(result, Mapping) else {"score": result}
+    score = said.get("score")
+    if not isinstance(score, numbers.Real):
+        kind = type(score if isinstance(result, Mapping) else result).__name__
+        raise TypeError(f"returned {kind}, not a number or a mapping with a number 'score'")
+    if not math.isfinite(score):
+        raise ValueError(f"returned {float(score)}, which is no score")
+    plain: dict[str, Any] = {"score": float(score)}
+    if said.get("acc") is not None:
+        plain["acc"] = bool(said["acc"])
+    if said.get("pred") is not None:
+        plain["pred"] = str(said["pred"])[:LONGEST_ANSWER]
+    return plain
+
+
+def describe(error: BaseException) -> str:
+    """Returns an error in a line of moderate length."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def _die_with(parent: int) -> None:
+    """Has the kernel kill this process when its parent dies, even in an endless loop."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # died before we asked
+        os._exit(1)
+
+
+def _say(stream: Any, message: Mapping[str, Any]) -> None:
+    data = json.dumps(message).encode() + b"\n"
+    while data:
+        data = data[stream.write(data) :]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""Scores responses as they come in (stage 4): the env's own rule, or a user's function.
+
+The env's own rules are scored where they are asked for: each takes microseconds, bounded for any
+text, a tenth of what it would cost to send the text to another process. A user's function may do
+anything, so it runs in processes of its own, with limits, off the calling thread.
+
+`env.reward=package.module:function` names a function with verl's signature:
+
+    def compute_score(data_source: str, solution_str: str, ground_truth, extra_info=None):
+        return float(solution_str.strip() == ground_truth)
+
+It gets the response in `solution_str`, the row's `ground_truth`, and the problem's `index` and
+`num_solutions` in `extra_info`; all by keyword. It returns a number, or a mapping with `score`, and
+if it likes `acc` (is it correct?) and `pred` (the answer it read).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any, Final, Protocol
+
+from rl_core.config.env import CountdownConfig, Gsm8kConfig
+from rl_core.rewards.rules import score as score_by_rule
+from rl_core.types import Problem, ScoredText
+
+REWARD_ERROR: Final = "reward_error"
+INCORRECT: Final = "incorrect"
+"""What a user's function did not find correct: whether it was readable, only the function knows."""
+_START_TIMEOUT_S: Final = 120.0
+"""A user's module may import much; only then do the limits per response count."""
+_REASONS_TOLD: Final = 3
+_logger = logging.getLogger(__name__)
+
+
+class RewardFailed(Exception):  # noqa: N818  # it is no error of ours
+    """Why a user's function gave no reward."""
+
+
+class Rewards(Protocol):
+    """Scores responses, one by one or many at a time."""
+
+    def submit(self, response: str, problem: Problem) -> Future[ScoredText]:
+        """Returns the score to be, without waiting for it."""
+        ...
+
+
+@contextmanager
+def start_rewards(env: CountdownConfig | Gsm8kConfig) -> Iterator[Rewards]:
+    """Yields what scores the env's responses, and leaves no process behind.
+
+    Raises:
+        ValueError: `env.reward` names no function.
+    """
+    if env.reward is None:
+        yield _RuleRewards(env)
+        return
+    rewards = _UserRewards(env, env.reward)
+    try:
+        yield rewards
+    finally:
+        rewards.close()
+
+
+def refusal(env: CountdownConfig | Gsm8kConfig) -> str | None:
+    """Returns in words why `env.reward` cannot be used; None if it can, or if none is set."""
+    if env.reward is None:
+        return None
+    try:
+        _Process(env, env.reward).kill()
+    except RewardFailed as error:
+        return f"env.reward={env.reward} cannot be loaded ({error})"
+    return None
+
+
+class _RuleRewards:
+    def __init__(self, env: CountdownConfig | Gsm8kConfig) -> None:
+        self._env = env
+
+    def submit(self, response: str, problem: Problem) -> Future[ScoredText]:
+        scored: Future[ScoredText] = Future()
+        scored.set_result(score_by_rule(self._env, response, problem.ground_truth))
+        return scored
+
+
+class _UserRewards:
+    """`env.reward_workers` threads, each with a process that it watches and replaces.
+
+    What waits to be scored is held anyway, as the rollouts of a step: the queue needs no bound.
+    """
+
+    def __init__(self, env: CountdownConfig | Gsm8kConfig, name: str) -> None:
+        self._env, self._name = env, name
+        self._own = threading.local()
+        self._processes: set[_Process] = set()
+        self._lock, self._closing, self._told = threading.Lock(), False, 0
+        # A process dies with the thread that started it, hence one that lives as long as the run.
+        self._pool = ThreadPoolExecutor(env.reward_workers, "reward")
+        try:
+            self._pool.submit(self._process).result()
+        except RewardFailed as error:
+            self._pool.shutdown()
+            raise ValueError(f"env.reward={name} cannot be loaded ({error})") from None
+
+    def submit(self, response: str, problem: Problem) -> Future[ScoredText]:
+        return self._pool.submit(self._score, response, problem)
+
+    def close(self) -> None:
+        """Kills all processes; what still waits is not scored."""
+        with self._lock:
+            self._closing = True
+            for process in self._processes:
+                process.kill()
+        self._pool.shutdown(cancel_futures=True)
+        for process in self._processes:
+            process.close()
+
+    def _score(self, response: str, problem: Problem) -> ScoredText:
+        question = {
+            "data_source": problem.data_source,
+            "solution_str": response,
+            "ground_truth": problem.ground_truth,
+            "extra_info": {"index": problem.index, "num_solutions": problem.num_solutions},
+        }
+        try:
+            said = self._process().ask(question)
+        except RewardFailed as error:
+            self._tell(problem, error)
+            return ScoredText(0.0, REWARD_ERROR, None)
+        is_correct = said.get("acc", said["score"] >= self._env.full_score)
+        verdict, read = "correct" if is_correct else INCORRECT, said.get("pred")
+        return ScoredText(said["score"], verdict, answer=read, value=read)
+
+    def _process(self) -> _Process:
+        """Returns this thread's process, a new one where the last is gone."""
+        process: _Process | None = getattr(self._own, "process", None)
+        if process is None or not process.is_usable:
+            fresh = _Process(self._env, self._name)
+            with self._lock:
+                self._processes = self._processes - {process} | {fresh}
+                if self._closing:
+                    fresh.kill()
+            process = self._own.process = fresh
+        return process
+
+    def _tell(self, problem: Problem, error: RewardFailed) -> None:
+        with self._lock:
+            self._told += 1
+            told, closing = self._told, self._closing
+        if told <= _REASONS_TOLD and not closing:
+            last = "; further reasons are not told" if told == _REASONS_TOLD else ""
+            _logger.warning(
+                "%s gave no reward for a response to problem %d, which scores 0: %s%s",
+                self._name,
+                problem.index,
+                error,
+                last,
+            )
+
+
+class _Process:
+    """One process with the user's function; unusable once anything went wrong with it."""
+
+    def __init__(self, env: CountdownConfig | Gsm8kConfig, name: str) -> None:
+        """Starts it and waits until the function is loaded.
+
+        Raises:
+            RewardFailed: the function cannot be loaded.
+        """
+        self._timeout_s = env.reward_timeout_s
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # Its own session, so that what it starts in turn can be killed with it.
+            arguments = (name, theirs.fileno(), env.reward_memory_mib, os.getpid())
+            self._popen = subprocess.Popen(
+                [sys.executable, "-m", "rl_core.rewards.reward_worker", *map(str, arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._socket, self.is_usable = ours, True
+        try:
+            self._receive(_START_TIMEOUT_S)
+        except RewardFailed:
+            self.kill()
+            raise
+
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Returns what the function said of one response.
+
+        Raises:
+            RewardFailed: it said nothing in time, or nothing that is a reward, or died.
+        """
+        try:
+            line = json.dumps(question, default=str).encode() + b"\n"
+            self._socket.settimeout(self._timeout_s)
+            self._socket.sendall(line)
+        except OSError as error:
+            raise self._lost(error) from None
+        return self._receive(self._timeout_s)
+
+    def kill(self) -> None:
+        """Ends the process and all that it started; harmless when repeated."""
+        self.is_usable = False
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for an answer
+        self._popen.wait()
+
+    def _receive(self, timeout_s: float) -> dict[str, Any]:
+        data = b""
+        try:
+            self._socket.settimeout(timeout_s)
+            while not data.endswith(b"\n"):
+                part = self._socket.recv(2**16)
+                if not part:
+                    raise EOFError
+                data += part
+            said: dict[str, Any] = json.loads(data)
+        except (OSError, EOFError, ValueError) as error:
+            raise self._lost(error) from None
+        if "error" in said:
+            raise RewardFailed(said["error"])
+        return said
+
+    def close(self) -> None:
+        """Kills the process, when no thread waits for it any more."""
+        self.kill()
+        self._socket.close()
+
+    def _lost(self, error: Exception) -> RewardFailed:
+        """Kills the process; returns what became of it, in words."""
+        if isinstance(error, TimeoutError):
+            waited_s = self._socket.gettimeout()
+            self.close()
+            return RewardFailed(f"no answer within {waited_s:g} s")
+        with suppress(subprocess.TimeoutExpired):
+            self._popen.wait(timeout=1.0)
+        code = self._popen.poll()
+        self.close()
+        if code is None:
+            return RewardFailed(f"its answer could not be read ({type(error).__name__})")
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        return RewardFailed(f"its process died: {how}")

@@ -1,0 +1,163 @@
+"""Where generating runs out of memory, what is missing is generated again, less at a time.
+
+How many responses are under way changes none of them: each has a seed of its own. So what does not
+fit costs those that had not ended, and neither the step nor the run. The rule by which the number
+shrinks and grows is that of token_budgets.py.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+from transformers import AutoConfig
+
+from rl_core.config.run import RunConfig
+from rl_core.errors import OutOfMemory, first_line, is_out_of_memory, out_of_memory_as
+from rl_core.resources.oom_recovery import remedies
+from rl_core.resources.token_budgets import TokenBudgets, read_learned, write_learned
+from rl_core.rollout.model_files import weight_shapes
+from rl_core.rollout.protocol import RolloutEngine
+from rl_core.system.devices import describe_device
+from rl_core.types import Completion, GenerationRequest, SamplingSettings
+
+_BUDGET: Final = "gen"
+"""Whatever is generated for: it is the same engine, and the same memory."""
+_logger = logging.getLogger(__name__)
+
+
+class FittingEngine:
+    """An engine that generates as many responses at a time as memory allows.
+
+    Args:
+        config: the run's settings.
+        model_path: a Hugging Face folder that lasts as long as the engine does.
+        build: (settings, folder, responses at a time) to an engine.
+        file: what earlier runs have learned, and the next will read; None for neither.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model_path: Path,
+        build: Callable[[RunConfig, Path, int], RolloutEngine],
+        file: Path | None,
+    ) -> None:
+        self._config, self._file = config, file
+        self._place = engine_place(config, model_path)
+        self._budgets = TokenBudgets(config.rollout.max_num_seqs)
+        if file is not None:
+            self._budgets.restore(read_learned(file, self._place))
+        self._failures: dict[str, list[int]] = {}
+        self._size = self._budgets[_BUDGET]
+        self._engine = build(config, model_path, self._size)
+
+    def generate(
+        self, requests: Sequence[GenerationRequest], sampling: SamplingSettings, phase: str
+    ) -> Iterator[tuple[int, Completion]]:
+        """Yields each request's completion with its position; see `RolloutEngine.generate`.
+
+        Args:
+            requests: what to generate.
+            sampling: how.
+            phase: what it is for, in metrics and errors.
+
+        Raises:
+            OutOfMemory: though a single response was under way.
+        """
+        self._failures.setdefault(phase, [])
+        if self._size != self._budgets[_BUDGET]:
+            self._resize(phase)
+        left = dict(enumerate(requests))
+        while left:
+            positions, said, size = list(left), "", min(self._size, len(left))
+            try:
+                for i, completion in self._engine.generate(list(left.values()), sampling):
+                    del left[positions[i]]
+                    yield positions[i], completion
+            except (RuntimeError, ValueError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                said = first_line(error)
+            # The error is gone by now, and with it the frames that held the tensors.
+            if said:
+                self._shrink(phase, size, said)
+
+    def update_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Replaces all weights; see `RolloutEngine.update_weights`."""
+        self._engine.update_weights(weights)
+
+    def end_step(self) -> dict[str, float]:
+        """Returns metrics of what was generated since the last call; the next run learns from it.
+
+        `memory/budget_seqs/gen` is how many responses it ended with at a time, and
+        `memory/oom/<phase>` how often they did not fit; `memory/oom_seqs/<phase>`, if they ever did
+        not, how many were under way the first time.
+        """
+        metrics: dict[str, float] = {}
+        if self._failures:
+            metrics[f"memory/budget_seqs/{_BUDGET}"] = self._budgets[_BUDGET]
+        _, has_changed = self._budgets.end_step()
+        for phase, failed in self._failures.items():
+            metrics[f"memory/oom/{phase}"] = len(failed)
+            if failed:
+                metrics[f"memory/oom_seqs/{phase}"] = failed[0]
+        self._failures = {}
+        if has_changed and self._file is not None:
+            write_learned(self._file, self._place, self._budgets.learned())
+        return metrics
+
+    def close(self) -> None:
+        """Frees the engine's memory; it cannot be used afterwards."""
+        self._engine.close()
+
+    def _shrink(self, phase: str, failed: int, said: str) -> None:
+        if failed == 1:
+            helpful = " or ".join(remedies(self._config, phase))
+            told = f"{said.rstrip('.')}. A single response was under way. What helps: {helpful}"
+            raise OutOfMemory(phase, told)
+        self._failures[phase].append(failed)
+        self._budgets.shrink(_BUDGET, failed)
+        now = self._budgets[_BUDGET]
+        _logger.warning(
+            "out of memory in %s: %d -> %d responses at a time: %s", phase, failed, now, said
+        )
+        self._resize(phase)
+
+    def _resize(self, phase: str) -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
+        self._size = self._budgets[_BUDGET]
+        with out_of_memory_as(phase):
+            self._engine.resize(self._size)
+
+
+def engine_place(config: RunConfig, model_path: Path) -> str:
+    """Returns in words what generating takes memory by: two runs that agree can share a budget.
+
+    Args:
+        config: the run's settings.
+        model_path: folder of the model.
+    """
+    on_gpu, rollout = config.resources.rollout_gpus > 0, config.rollout
+    shape = AutoConfig.from_pretrained(model_path).get_text_config()
+    num_weights = sum(size.numel() for size in weight_shapes(model_path).values())
+    cache = ""
+    if rollout.engine == "vllm":
+        cache = (
+            f"{rollout.gpu_memory_utilization:g} of the card"
+            if on_gpu
+            else f"cache of {rollout.kv_cache_mib} MiB"
+        )
+    parts = [
+        describe_device(torch.device("cuda" if on_gpu else "cpu")),
+        f"{shape.model_type} {shape.num_hidden_layers}x{shape.hidden_size}, {num_weights} weights",
+        f"{rollout.engine} {config.model.dtype}",
+        cache,
+        f"{config.data.max_prompt_length}+{config.data.max_response_length} tokens",
+    ]
+    return "; ".join(part for part in parts if part)

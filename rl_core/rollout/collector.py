@@ -1,0 +1,223 @@
+"""Stage 3 and 4 of a step: ask the engines, score what comes back while they go on."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+
+from rl_core.config.run import RunConfig
+from rl_core.rewards.scoring import Rewards
+from rl_core.system.seeds import seed_of
+from rl_core.tracking.diagnosis import repeated_share
+from rl_core.types import (
+    Completion,
+    GenerationRequest,
+    Problem,
+    PromptedProblem,
+    Rollout,
+    SamplingSettings,
+    ScoredText,
+)
+
+Stream: TypeAlias = Callable[
+    [Sequence[GenerationRequest], SamplingSettings], Iterable[tuple[int, Completion]]
+]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A completion as text, and its score to be."""
+
+    completion: Completion
+    text: str
+    scored: Future[ScoredText]
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The rollouts that a step learns from, and what was seen on the way."""
+
+    rollouts: list[Rollout]
+    """`group_size` per problem of the batch, group after group."""
+    metrics: dict[str, float]
+    """Of the batch's own problems: replacing groups does not flatter the accuracy.
+
+    `rollout/tokens_per_s` counts the response tokens of replaced groups too.
+    """
+
+
+def collect(
+    config: RunConfig,
+    problems: Sequence[PromptedProblem],
+    chosen: Sequence[int],
+    step: int,
+    *,
+    stream: Stream,
+    decode: Callable[[Sequence[int]], str],
+    rewards: Rewards,
+    clock: Callable[[str], AbstractContextManager[None]],
+) -> Collected:
+    """Returns the scored rollouts of a step.
+
+    Where `algorithm.resample_rounds` says so, groups whose scores are all equal, which teach
+    nothing, are replaced by groups of other problems (DAPO, arXiv:2503.14476, section 3.2). These
+    depend on (seed, step) alone; groups that no round could replace stay, so the batch is full.
+
+    Args:
+        config: the run's settings.
+        problems: all training problems.
+        chosen: the step's problems, as positions.
+        step: counted from 1.
+        stream: yields one completion per request, with its position, as each has ended.
+        decode: token ids without special tokens to text.
+        rewards: scores responses while others are still being written.
+        clock: times `gen`, and as `reward` what scoring takes after it.
+    """
+    group_size = config.algorithm.group_size
+    sampling = SamplingSettings(config.data.max_response_length, config.rollout.temperature)
+
+    num_tokens, seconds = 0, 0.0
+
+    def ask(asked: Sequence[PromptedProblem]) -> list[Rollout]:
+        nonlocal num_tokens, seconds
+        requests = build_requests(asked, group_size=group_size, seed=config.seed, step=step)
+        start = time.perf_counter()
+        with clock("gen"):
+            answers = read_answers(
+                stream(requests, sampling),
+                [item.problem for item in asked for _ in range(group_size)],
+                decode=decode,
+                rewards=rewards,
+            )
+        seconds += time.perf_counter() - start
+        num_tokens += sum(len(answer.completion.response_ids) for answer in answers)
+        with clock("reward"):
+            return to_rollouts(asked, answers, group_size=group_size)
+
+    rollouts = ask([problems[i] for i in chosen])
+    metrics = reward_metrics(rollouts)
+    replaced = 0
+    others = _other_problems(config, step, len(problems), chosen)
+    for _ in range(config.algorithm.resample_rounds):
+        flat = [g for g in range(len(chosen)) if not _has_spread(rollouts, g, group_size)]
+        drawn, others = others[: len(flat)], others[len(flat) :]
+        if not drawn:
+            break
+        fresh = ask([problems[i] for i in drawn])
+        useful = [g for g in range(len(drawn)) if _has_spread(fresh, g, group_size)]
+        for old, new in zip(flat, useful, strict=False):
+            rollouts[old * group_size : (old + 1) * group_size] = [
+                replace(rollout, group_id=old)
+                for rollout in fresh[new * group_size : (new + 1) * group_size]
+            ]
+        replaced += len(useful)
+    if config.algorithm.resample_rounds:
+        metrics["group/replaced_frac"] = replaced / len(chosen)
+    metrics["rollout/tokens_per_s"] = num_tokens / seconds
+    return Collected(rollouts, metrics)
+
+
+def _has_spread(rollouts: Sequence[Rollout], group: int, group_size: int) -> bool:
+    """Returns whether the scores of a group, by its position, differ."""
+    members = rollouts[group * group_size : (group + 1) * group_size]
+    return len({rollout.scored.score for rollout in members}) > 1
+
+
+def _other_problems(
+    config: RunConfig, step: int, num_problems: int, chosen: Sequence[int]
+) -> list[int]:
+    """Returns the positions of all problems that are not in the batch, in this step's order."""
+    if not config.algorithm.resample_rounds:
+        return []
+    order = np.random.default_rng([config.seed, step, 1]).permutation(num_problems)
+    taken = set(chosen)
+    return [int(i) for i in order if int(i) not in taken]
+
+
+def build_requests(
+    problems: Sequence[PromptedProblem], *, group_size: int, seed: int, step: int
+) -> list[GenerationRequest]:
+    """Returns `group_size` requests per problem, each with a seed of its own."""
+    return [
+        GenerationRequest(item.prompt_ids, seed_of(seed, step, item.problem.index, sample))
+        for item in problems
+        for sample in range(group_size)
+    ]
+
+
+def read_answers(
+    finished: Iterable[tuple[int, Completion]],
+    problems: Sequence[Problem],
+    *,
+    decode: Callable[[Sequence[int]], str],
+    rewards: Rewards,
+) -> list[Answer]:
+    """Returns all completions as text in the order of the requests, their scores under way.
+
+    Args:
+        finished: completions with their positions, as they end.
+        problems: of each position.
+        decode: token ids without special tokens to text.
+        rewards: scores each as soon as it is there.
+    """
+    answers: dict[int, Answer] = {}
+    for position, completion in finished:
+        text = decode(completion.response_ids.tolist())
+        scored = rewards.submit(text, problems[position])
+        answers[position] = Answer(completion, text, scored)
+    return [answers[position] for position in range(len(problems))]
+
+
+def to_rollouts(
+    problems: Sequence[PromptedProblem], answers: Sequence[Answer], *, group_size: int
+) -> list[Rollout]:
+    """Returns each answer beside its problem, once it is scored.
+
+    Args:
+        problems: those that were asked.
+        answers: `group_size` per problem, in the order of `build_requests`.
+        group_size: answers per problem.
+    """
+    rollouts = []
+    for i, answer in enumerate(answers):
+        group_id, sample_index = divmod(i, group_size)
+        item = problems[group_id]
+        rollouts.append(
+            Rollout(
+                problem=item.problem,
+                group_id=group_id,
+                sample_index=sample_index,
+                prompt_text=item.prompt_text,
+                prompt_ids=item.prompt_ids,
+                completion=answer.completion,
+                response_text=answer.text,
+                scored=answer.scored.result(),
+            )
+        )
+    return rollouts
+
+
+def reward_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Returns accuracy, verdict shares, score, and how much responses repeat themselves.
+
+    Accuracy never contains format credit.
+    """
+    verdicts = Counter(rollout.scored.verdict for rollout in rollouts)
+    shares = {f"reward/verdict/{code}": n / len(rollouts) for code, n in sorted(verdicts.items())}
+    scores = np.array([rollout.scored.score for rollout in rollouts])
+    repeated = [repeated_share(rollout.completion.response_ids) for rollout in rollouts]
+    return {
+        "reward/accuracy": verdicts["correct"] / len(rollouts),
+        "critic/score/mean": float(scores.mean()),
+        "critic/score/max": float(scores.max()),
+        "critic/score/min": float(scores.min()),
+        "rollout/repeated_frac": float(np.mean(repeated)),
+        **shares,
+    }

@@ -1,0 +1,1 @@
+"""A run's folder: record, metrics, rollouts, validation answers, lock and resume."""

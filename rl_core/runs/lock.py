@@ -1,0 +1,92 @@
+"""Who is at work on a run: a lock that vanishes with its holder, however that one ends."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from rl_core.runs.run_folder import RunFolder, utc_now
+
+_OWNER: Final = ".owner"
+_TRAINER: Final = ".trainer"
+_logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def owned(run: RunFolder) -> Iterator[None]:
+    """Holds a run within the block: `close_lost_runs` then leaves it alone.
+
+    Raises:
+        ValueError: another process is at work on it.
+    """
+    with _held(run.path / _OWNER, wait_s=2.0):
+        if run.read().status != "running":  # closed as lost just before it was held
+            run.update(status="running", reason=None, finished_at=None)
+        yield
+
+
+@contextmanager
+def training(run: RunFolder, *, wait_s: float) -> Iterator[None]:
+    """Holds a run's training; a trainer that lost its parent may take so long to save and leave.
+
+    Raises:
+        ValueError: another process trains it all the while.
+    """
+    with _held(run.path / _TRAINER, wait_s=wait_s):
+        yield
+
+
+def close_lost_runs(root: Path) -> None:
+    """Writes `interrupted` into the record of each run that says `running` but lost its process.
+
+    Args:
+        root: `storage.root`. Runs of other machines, whose locks may not be seen here, stay as they
+            are.
+    """
+    for folder in (root / "runs").glob("*/"):
+        run = RunFolder(folder)
+        with suppress(OSError, ValueError):
+            if run.read().status != "running":
+                continue
+            with (folder / _OWNER).open("r+") as owner:
+                fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if owner.read() == platform.node() and run.read().status == "running":
+                    reason = "its process is gone (killed?)"
+                    run.update(
+                        status="interrupted",
+                        reason=f"{reason}; the same command, or run_id={run.run_id}, resumes",
+                        finished_at=utc_now(),
+                        steps=max((row["step"] for row in run.metrics.read()), default=0),
+                    )
+
+
+@contextmanager
+def _held(path: Path, *, wait_s: float) -> Iterator[None]:
+    """Holds a file's lock, and notes the machine's name in it."""
+    deadline = time.monotonic() + wait_s
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    name = path.parent.name
+                    raise ValueError(
+                        f"another process is at work on run {name}: wait for it or stop it first"
+                    ) from None
+            time.sleep(0.1)
+        os.ftruncate(descriptor, 0)
+        with suppress(OSError):  # a full disk: nobody will judge this run
+            os.write(descriptor, platform.node().encode())
+        yield
+    finally:
+        os.close(descriptor)

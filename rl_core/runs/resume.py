@@ -1,0 +1,90 @@
+"""RESUME: the checkpoint from which training goes on, and in words what it could not go on from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rl_core.checkpoints.damaged import damaged_folders, set_aside, step_of
+from rl_core.checkpoints.retention import Checkpoint
+from rl_core.checkpoints.store import (
+    checkpoints_folder,
+    find_damaged,
+    latest,
+    list_checkpoints,
+    move_pointers,
+)
+from rl_core.runs.run_folder import RunFolder
+from rl_core.system.atomic import locked
+
+
+def checkpoint_to_resume(run: RunFolder, warn: Callable[[str], None]) -> Checkpoint | None:
+    """Returns the newest sound checkpoint, or None: training starts at step 0.
+
+    Damaged ones are set aside, so that a save of the same step does not replace them. What was
+    passed over, why, and which steps are done again is told to `warn` and in the run's record.
+
+    Args:
+        run: the run, which nobody else trains.
+        warn: hears a sentence, if there is something to say.
+
+    Raises:
+        ValueError: there are checkpoints, and none is sound. Starting anew would throw away the
+            metrics and rollouts of steps that a repaired one may yet go on from.
+    """
+    checkpoint = latest(run.path)
+    damaged = find_damaged(run.path, checkpoint)
+    words = [f"{path.name} is damaged ({what})" for path, what in damaged.items()]
+    folder = checkpoints_folder(run.path)
+    if checkpoint is None and (damaged or damaged_folders(folder)):
+        words += [f"{path.name} is no checkpoint any more" for path in damaged_folders(folder)]
+        raise ValueError(
+            f"{run.run_id} has no sound checkpoint to go on from: {', '.join(words)}; put a whole "
+            f"copy in place, or start anew with run_id=NAME (in {run.run_id} after removing "
+            f"{folder})"
+        )
+    start_step = checkpoint.step if checkpoint else 0
+    if damaged:
+        with locked(folder):
+            for path, what in damaged.items():
+                set_aside(path, what)
+            move_pointers(run.path)
+    words += [
+        f"{other.path.name} holds the model alone"
+        for other in list_checkpoints(run.path)
+        if other.step > start_step
+    ]
+    if words:
+        sentence = f"{', '.join(words)}: {_goes_on(run, start_step)}"
+        warn(sentence)
+        run.note(sentence)
+    return checkpoint
+
+
+def remarks(run_folder: Path) -> list[str]:
+    """Returns a sentence on each checkpoint of a run that cannot be resumed from, by step."""
+    alone = [
+        f"step {checkpoint.step} holds the model alone (the disk had no room for more): it can be "
+        "evaluated, not resumed from"
+        for checkpoint in list_checkpoints(run_folder)
+        if not checkpoint.resumable
+    ]
+    return alone + [
+        f"step {step_of(folder)} was damaged: it lies in {folder.name} until its room is needed"
+        for folder in damaged_folders(checkpoints_folder(run_folder))
+    ]
+
+
+def _goes_on(run: RunFolder, start_step: int) -> str:
+    """Returns where training goes on, and which steps are done again, in words."""
+    last = max((row["step"] for row in run.metrics.read()), default=0)
+    goes_on = f"goes on after step {start_step}" if start_step else "starts anew"
+    if last <= start_step:
+        return f"training {goes_on}"
+    first = start_step + 1
+    return f"training {goes_on} and does {_step_range(first, last)} again"
+
+
+def _step_range(first: int, last: int) -> str:
+    """Returns `step 3`, or `steps 3 to 5`."""
+    return f"step {first}" if first == last else f"steps {first} to {last}"

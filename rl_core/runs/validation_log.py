@@ -1,0 +1,88 @@
+"""HELD-OUT answers: what the model said to the same problems at each test, to be read one by one.
+
+    held_out/step_000100.parquet   rows of `rl_core.schema.EVALUATION`, greedy
+
+Not here: the evaluation after training, whose files in `eval/` hold every problem.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_core.evaluation.rows import label_rows, read_rows, write_rows
+from rl_core.schema import MOST_VALIDATION_ROWS
+from rl_core.system.atomic import sweep_leftovers
+from rl_core.system.disk_reserve import may_write
+from rl_core.types import Rollout
+
+_FILE = re.compile(r"step_(\d{6,})\.parquet")
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class HeldOutLog:
+    """`held_out/`: a file per test."""
+
+    folder: Path
+    run_id: str
+
+    def write(self, step: int, rollouts: Sequence[Rollout]) -> None:
+        """Writes the first answers of a test; a full disk costs them and a warning, not the run.
+
+        Args:
+            step: training steps done.
+            rollouts: one greedy answer per problem, in the order of the test split.
+        """
+        model = f"step_{step:06d}" if step else "base"
+        rows = [_row(rollout) for rollout in rollouts[:MOST_VALIDATION_ROWS]]
+        try:
+            if not may_write(self.folder.parent):
+                raise OSError("the disk has no room but for the last words of a run")
+            write_rows(
+                label_rows(rows, run_id=self.run_id, model=model, step=step),
+                self.folder / f"step_{step:06d}.parquet",
+            )
+        except OSError as error:
+            _logger.warning("the answers of the test at %d could not be written: %s", step, error)
+
+    def read(self) -> list[dict[str, Any]]:
+        """Returns all rows, test by test."""
+        return [row for _, file in self._files() for row in read_rows(file)]
+
+    def cut_after(self, step: int) -> None:
+        """Removes the tests of later steps, and what a killed write left."""
+        if self.folder.is_dir():
+            sweep_leftovers(self.folder)
+        for tested, file in self._files():
+            if tested > step:
+                file.unlink()
+
+    def _files(self) -> list[tuple[int, Path]]:
+        paths = self.folder.iterdir() if self.folder.is_dir() else ()
+        return sorted((int(m[1]), path) for path in paths if (m := _FILE.fullmatch(path.name)))
+
+
+def _row(rollout: Rollout) -> dict[str, Any]:
+    problem, scored = rollout.problem, rollout.scored
+    return {
+        "prompt_index": problem.index,
+        "data_source": problem.data_source,
+        "num_solutions": problem.num_solutions,
+        "mode": "greedy",
+        "sample_index": 0,
+        "prompt": rollout.prompt_text,
+        "response": rollout.response_text,
+        "answer": scored.answer,
+        "verdict": scored.verdict,
+        "score": scored.score,
+        "response_tokens": len(rollout.completion.response_ids),
+        "finish_reason": rollout.completion.finish_reason,
+        "value": scored.value,
+        "ground_truth": json.dumps(problem.ground_truth, sort_keys=True),
+    }

@@ -1,0 +1,1 @@
+"""The supervised start: a base model made at home from worked examples."""

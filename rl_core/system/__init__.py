@@ -1,0 +1,1 @@
+"""The machine: files, disks, processes, signals, network, cards and threads."""

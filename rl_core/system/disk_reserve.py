@@ -1,0 +1,86 @@
+"""The reserve: disk blocks that a run holds, and gives up so that it can still say why it dies.
+
+Only last words may use what it frees: run.json, log.txt and metrics lines. Whatever is larger takes
+the reserve back first (`may_write`), and goes without where the disk has no room for that.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from rl_core.system.atomic import is_disk_full
+
+RESERVE: Final = ".reserve"
+RESERVE_BYTES: Final = 8 * 2**20
+
+
+def hold_reserve(run_folder: Path) -> bool:
+    """Takes the reserve where the disk has room for it, and says whether it is held."""
+    path = run_folder / RESERVE
+    was_released = path.exists()
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            os.posix_fallocate(descriptor, 0, RESERVE_BYTES)
+        except OSError:
+            os.ftruncate(descriptor, 0)
+            raise
+        finally:
+            os.close(descriptor)
+    except OSError:
+        if not was_released:
+            path.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def drop_reserve(run_folder: Path) -> None:
+    """Removes the reserve of a run that is over."""
+    (run_folder / RESERVE).unlink(missing_ok=True)
+
+
+def may_write(run_folder: Path) -> bool:
+    """Says whether more than last words may be written: no reserve was given up, or it is back."""
+    path = run_folder / RESERVE
+    return not path.exists() or path.stat().st_size > 0 or hold_reserve(run_folder)
+
+
+def demand_room(run_folder: Path) -> None:
+    """Does nothing where more than last words `may_write`.
+
+    Raises:
+        OSError: that of a full disk, though what the reserve gave up may be free.
+    """
+    if not may_write(run_folder):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(run_folder))
+
+
+def write_last_words(run_folder: Path, write: Callable[[], None]) -> None:
+    """Calls `write`; where the disk is full, gives up the reserve and calls it again.
+
+    Raises:
+        OSError: it failed all the same, or there was no reserve.
+    """
+    try:
+        write()
+    except OSError as error:
+        if not (is_disk_full(error) and _release(run_folder / RESERVE)):
+            raise
+        write()
+
+
+def _release(path: Path) -> bool:
+    """Frees the reserve's blocks, and says whether there were any.
+
+    The file stays, empty: it tells that the reserve is wanted back, and emptying takes no room.
+    """
+    try:
+        had_blocks = path.stat().st_size > 0
+        os.truncate(path, 0)
+    except OSError:
+        return False
+    return had_blocks

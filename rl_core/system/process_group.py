@@ -1,0 +1,144 @@
+"""The processes of one training: known by a mark that all inherit, and ended together.
+
+A SIGKILL gives nobody time to tidy up. Whoever comes next finds by the mark what still runs, and by
+a lock that is free which of Ray's folders have lost their owner.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from rl_core.system.atomic import alone_in, reading
+
+FAMILY: Final = "COUNTDOWN_TRAIN_FAMILY"
+"""Environment variable that holds a family's name, and the file in Ray's folder that does."""
+_PREFIX: Final = "rl-"
+_LONGEST_TEMP_ROOT: Final = 30
+"""Characters: Ray's sockets lie about 75 below it, and a unix socket's path may have 107."""
+_DUMP: Final = signal.SIGUSR1
+_logger = logging.getLogger(__name__)
+
+
+def new_family() -> str:
+    """Returns a name that no other family has."""
+    return secrets.token_hex(8)
+
+
+def members(family: str) -> list[psutil.Process]:
+    """Returns the living processes of a family, of whatever parent, but this one."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and process.environ().get(FAMILY) == family:
+                found.append(process)
+    return found
+
+
+def end_family(family: str, timeout_s: float = 10.0) -> None:
+    """Kills all processes of a family and waits until they are gone; this one lives on."""
+    deadline = time.monotonic() + timeout_s
+    while left := members(family):
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        _, left = psutil.wait_procs(left, timeout=1.0)
+        if left and time.monotonic() > deadline:
+            _logger.error("these processes do not end: %s", ", ".join(str(p.pid) for p in left))
+            return
+
+
+def children_that_mention(path: Path) -> list[psutil.Process]:
+    """Returns this process's children whose command line names a path, with all their own."""
+    children = [child for child in psutil.Process().children() if _mentions(child, path)]
+    return [process for child in children for process in _with_descendants(child)]
+
+
+def _mentions(process: psutil.Process, path: Path) -> bool:
+    try:
+        return any(str(path) in argument for argument in process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def _with_descendants(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def dump_stacks_on_request() -> None:
+    """Has SIGUSR1 write the stacks of all of this process's threads to its standard error."""
+    faulthandler.register(_DUMP, file=2, all_threads=True)
+
+
+def dump_stacks(family: str) -> None:
+    """Has every process of the family that knows how to, the stopped ones too, dump its stacks."""
+    for process in members(family):
+        if _catches(process.pid, _DUMP):
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(_DUMP)
+                process.resume()
+
+
+def _catches(pid: int, number: signal.Signals) -> bool:
+    """Says whether a process has a handler for a signal; else this one would end it."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+        caught = int(status.split("SigCgt:")[1].split()[0], base=16)
+    except (OSError, IndexError, ValueError):
+        return False
+    return bool(caught >> (number - 1) & 1)
+
+
+@contextmanager
+def session_folder() -> Iterator[Path]:
+    """Yields an empty temporary folder with a short path, which outlives this process by no start.
+
+    Processes that start within the block carry the mark written into it, so that `sweep_sessions`
+    can find them.
+    """
+    sweep_sessions()
+    before = os.environ.get(FAMILY)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_short_temp_root()))
+    family = os.environ[FAMILY] = before or new_family()
+    try:
+        # Locked before it is marked: what is marked and not locked has lost its owner.
+        with reading(folder):
+            (folder / FAMILY).write_text(family, encoding="ascii")
+            yield folder
+    finally:
+        if before is None:
+            del os.environ[FAMILY]
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep_sessions() -> None:
+    """Removes the session folders of this user whose owners are dead, and kills what is left."""
+    for folder in Path(_short_temp_root()).glob(f"{_PREFIX}*/"):
+        with suppress(OSError):
+            if folder.stat().st_uid != os.getuid() or not (folder / FAMILY).is_file():
+                continue
+            with alone_in(folder, wait=False) as is_orphan:
+                if is_orphan:
+                    end_family((folder / FAMILY).read_text(encoding="ascii"))
+                    shutil.rmtree(folder)
+
+
+def _short_temp_root() -> str:
+    """Returns the temp folder, or /tmp where its path leaves no room for Ray's sockets."""
+    root = tempfile.gettempdir()
+    return root if len(root) <= _LONGEST_TEMP_ROOT else "/tmp"

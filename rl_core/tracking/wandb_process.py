@@ -1,0 +1,327 @@
+"""The process beside the trainer that hands `metrics.jsonl` to wandb: the only file to import it.
+
+    python -m rl_core.tracking.wandb_process RUN_FOLDER online|offline|upload FINISH_TIMEOUT_S
+
+It reads the file as it grows, until standard input says FINISHED or ends, and says in words on
+standard output what goes wrong. Whatever happens to it, or to wandb's service, harms no training.
+
+wandb takes no step twice and none that lies behind: it drops those, and `wandb sync` of a second
+offline file of the same run renumbers them. So each start asks where wandb's curve ends and hands
+over the lines of `metrics.jsonl` from there on, whoever wrote them: what an outage, a crash or an
+offline start left out is filled in, and steps that a resume did again (with the same result) stay
+as they were. Offline there is nobody to ask: the file starts with the first line, and replaces
+those of earlier starts. Each line keeps the time when it was written.
+
+With the line of a test goes a table of a few rollouts of that step, read from the run's folder too:
+one small table per test, which wandb shows as one panel with a slider over the steps.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal, NoReturn
+
+import psutil
+import yaml
+
+from rl_core.system.atomic import alone_in, write_text_atomically
+from rl_core.system.network import wandb_url, why_silent
+from rl_core.tracking.rollout_samples import COLUMNS, samples_of_step
+from rl_core.tracking.wandb_run_id import FINISHED, UPLOADED, keep_wandb_run_id, wandb_run_id
+
+START_TIMEOUT_S: Final = 10.0
+"""An online start that takes longer is given up."""
+_UPLOADING: Final = "uploading"
+_STAGING: Final = "staging"
+"""What wandb puts together before it is uploaded; offline, `wandb sync` reads it."""
+_SAMPLES: Final = "samples"
+_TESTED: Final = "val/accuracy"
+"""Of the lines with a test."""
+_NICE: Final = 10
+"""What learner and engines leave of the cores is enough for wandb."""
+_POLL_S: Final = 1.0
+
+
+def main() -> NoReturn:
+    """Follows a run, and exits with 0 if wandb has all of it."""
+    run_folder, mode, timeout = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+    os.nice(_NICE)
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    os.environ.pop("WANDB_SERVICE", None)  # another process's, which it would share and outlive
+    code = 0
+    try:
+        with alone_in(run_folder / "wandb", wait=False) as alone:
+            if not alone:
+                raise RuntimeError("another process is sending this run to wandb")
+            _work(run_folder, mode, timeout, _End(timeout))
+    except BaseException as error:  # noqa: BLE001  wandb raises anything, SystemExit too
+        _say(_first_line(error))
+        code = 1
+    _end_service()
+    os._exit(code)  # wandb's exit hooks would wait for the service
+
+
+def _work(run_folder: Path, mode: str, timeout_s: float, end: _End) -> None:
+    """Starts a wandb run, hands on what there is until told to stop, and waits for the upload."""
+    project, config = _settings(run_folder)
+    # What an upload leaves is of no use to anybody, and each would leave as much as the run takes.
+    folder = run_folder / "wandb" / _UPLOADING if mode == "upload" else run_folder
+    shutil.rmtree(run_folder / "wandb" / _UPLOADING, ignore_errors=True)
+    folder.mkdir(exist_ok=True)
+    _stage_in(run_folder / "wandb" / _STAGING)
+    start = partial(
+        _init,
+        folder=folder,
+        name=run_folder.name,
+        project=project,
+        config=config,
+        timeout_s=timeout_s,
+    )
+    if mode == "offline":
+        for folder in (run_folder / "wandb").glob("offline-run-*"):
+            shutil.rmtree(folder, ignore_errors=True)
+        run = start(wandb_run_id(run_folder), "offline")
+    else:
+        try:
+            run = _start_online(run_folder, start)
+        except Exception as error:
+            if mode == "upload":
+                raise
+            _go_offline(run_folder, timeout_s, _first_line(error))
+    rows = NewRows(run_folder / "metrics.jsonl")
+    sent = _hand_over(run, rows, partial(samples_of_step, run_folder / "rollouts"), end)
+    run.finish(exit_code=end.exit_code)
+    if mode != "offline" and rows.last_step is not None:
+        facts = {"server": wandb_url(), "wandb_run_id": run.id}
+        facts |= {"last_step": rows.last_step, "steps_sent": sent}
+        _note_uploaded(run_folder / "wandb", facts)
+    _tear_down()
+    if mode != "offline":
+        shutil.rmtree(run_folder / "wandb" / _STAGING, ignore_errors=True)
+
+
+def _stage_in(folder: Path) -> None:
+    """Lets wandb put its files there, in place of the system's and the user's folders.
+
+    Those it would leave behind, as this process ends without its exit hooks. Not in TMPDIR: a path
+    this long is none for the service's socket.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    tempfile.tempdir = str(folder)
+    os.environ["WANDB_DATA_DIR"] = os.environ["WANDB_CACHE_DIR"] = str(folder)
+
+
+def _note_uploaded(folder: Path, facts: Mapping[str, object]) -> None:
+    """Remembers what the server has, also for `wandb sync`, which would send it again."""
+    write_text_atomically(folder / UPLOADED, json.dumps(facts) + "\n")
+    shutil.rmtree(folder / _UPLOADING, ignore_errors=True)
+    for file in folder.glob("offline-run-*/*.wandb"):
+        file.with_suffix(".wandb.synced").touch()
+
+
+def _tear_down() -> None:
+    """Lets wandb's service end by itself, so that it closes its files."""
+    import wandb
+
+    with suppress(Exception, SystemExit):  # it raises the service's exit code
+        wandb.teardown()
+
+
+def _start_online(run_folder: Path, start: Callable[[str, Literal["online"]], Any]) -> Any:
+    """Returns a run that continues the server's, under a new name if that one was deleted there.
+
+    Raises:
+        Exception: whatever wandb finds wrong; RuntimeError where the server does not answer.
+    """
+    why = why_silent(wandb_url())
+    if why is not None:
+        raise RuntimeError(f"{wandb_url()} does not answer ({why})")
+    run_id = wandb_run_id(run_folder)
+    try:
+        return start(run_id, "online")
+    except Exception as error:
+        if "previously created and deleted" not in str(error):
+            raise
+    new = f"{run_id[:120]}-{secrets.token_hex(2)}"
+    _say(f"run {run_id} was deleted at wandb, which never takes a name again: it is now {new}")
+    keep_wandb_run_id(run_folder, new)
+    return start(new, "online")
+
+
+def _go_offline(run_folder: Path, timeout_s: float, why: str) -> NoReturn:
+    """Begins again as a process that never heard of the failed start."""
+    _say(f"offline in this run, `countdown-train sync` uploads it later: {why}")
+    _end_service()
+    program = [sys.executable, "-m", "rl_core.tracking.wandb_process"]
+    os.execv(sys.executable, [*program, str(run_folder), "offline", str(timeout_s)])
+
+
+def _init(
+    run_id: str,
+    mode: Literal["online", "offline"],
+    *,
+    folder: Path,
+    name: str,
+    project: str,
+    config: Mapping[str, Any],
+    timeout_s: float,
+) -> Any:
+    import wandb
+
+    return wandb.init(
+        project=project,
+        id=run_id,
+        name=name,
+        resume="allow",
+        dir=str(folder),
+        mode=mode,
+        config=dict(config),
+        settings=wandb.Settings(
+            console="off",
+            silent=True,
+            disable_git=True,
+            x_disable_meta=True,  # host name, command line, user
+            x_disable_stats=True,
+            x_save_requirements=False,
+            init_timeout=START_TIMEOUT_S,
+            finish_timeout=timeout_s,
+            finish_timeout_raises=True,
+        ),
+    )
+
+
+def _hand_over(
+    run: Any, rows: NewRows, samples_of: Callable[[int], list[list[Any]]], end: _End
+) -> int:
+    """Logs each row once, as it appears, but those that the server has; returns how many."""
+    next_step, sent = run.starting_step, 0
+    while True:
+        last_round = end.came()
+        for row in rows.new():
+            step, written_at = row.pop("step"), row.pop("time")
+            if step < next_step:
+                continue  # the server has it
+            # A null is a number that JSON cannot hold.
+            values = {name: math.nan if value is None else value for name, value in row.items()}
+            values["_timestamp"] = datetime.fromisoformat(written_at).timestamp()
+            _log(run, step, values, samples_of(step) if _TESTED in row else [])
+            next_step = step + 1
+            sent += 1
+        if last_round:
+            return sent
+
+
+def _log(run: Any, step: int, values: Mapping[str, Any], samples: list[list[Any]]) -> None:
+    """Logs one row, with a table of samples if there are any and wandb takes it."""
+    if samples:
+        import wandb
+
+        try:
+            table = wandb.Table(columns=list(COLUMNS), data=samples)
+            run.log({**values, _SAMPLES: table}, step=step, commit=True)
+        except Exception as error:  # noqa: BLE001  a table asks the server, and needs more of it
+            _say(f"no samples of step {step}: {_first_line(error)}")
+        else:
+            return
+    run.log(values, step=step, commit=True)
+
+
+class NewRows:
+    """The lines of a growing `metrics.jsonl`, each once, in the order of their steps."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._at = 0
+        self.last_step: int | None = None
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """Yields the rows that were written since the last call, as far as they are whole."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._at)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._at += len(line)
+                with suppress(ValueError, TypeError):  # a line that a crash cut short
+                    row = json.loads(line)
+                    self.last_step = int(row["step"])
+                    yield row
+
+
+class _End:
+    """Hears, in a thread, that the trainer is done (or died: our standard input is closed).
+
+    Args:
+        timeout_s: from then on. Whatever wandb still waits for, this process then ends itself.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._came = threading.Event()
+        self.exit_code = 0
+        """Of the trainer: 1 if it failed or died."""
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def came(self) -> bool:
+        """Waits a second at most, and says whether the end came."""
+        return self._came.wait(_POLL_S)
+
+    def _listen(self) -> None:
+        self.exit_code = int(os.read(0, 64) != FINISHED)
+        self._came.set()
+        time.sleep(self._timeout_s)
+        _say("it took too long")
+        _end_service()
+        os._exit(1)
+
+
+def _settings(run_folder: Path) -> tuple[str, dict[str, Any]]:
+    """Returns the wandb project and all settings of a run.
+
+    Raises:
+        ValueError: `config.yaml` holds no settings.
+    """
+    file = run_folder / "config.yaml"
+    try:
+        settings = yaml.safe_load(file.read_text(encoding="utf-8"))
+        return str(settings["trainer"]["wandb_project"]), settings
+    except (OSError, TypeError, KeyError, yaml.YAMLError) as error:
+        raise ValueError(f"{file} holds no settings of a run: {error}") from error
+
+
+def _end_service() -> None:
+    """Ends wandb's service, whatever state it is in: it never leaves this process behind."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            process.kill()
+            process.wait(2)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _say(line: str) -> None:
+    """Tells the parent, if it still listens."""
+    with suppress(OSError):
+        os.write(1, f"{line}\n".encode(errors="replace"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""wandb beside the trainer, never in its way: a process of its own sends what is on the disk.
+
+The trainer only starts that process and ends it: its steps cost nothing here, and neither a wandb
+that hangs, crashes or raises, nor its service, is in the trainer's process. What the process does:
+wandb_process.py.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import psutil
+
+from rl_core.config.run import RunConfig
+from rl_core.runs.run_folder import MetricsLog
+from rl_core.system.log_file import redact
+from rl_core.system.network import wandb_url
+from rl_core.tracking.wandb_run_id import FINISHED, UPLOADED, keep_wandb_run_id, wandb_run_id
+
+FINISH_TIMEOUT_S = 10.0
+"""What is not uploaded this long after the end waits for `countdown-train sync`."""
+UPLOAD_TIMEOUT_S = 300.0
+"""Longest upload of one run by `countdown-train sync`."""
+_MARGIN_S = 2.0
+"""The process gives up by itself so much earlier than it is killed."""
+_ROOT = Path(__file__).parents[2]
+_logger = logging.getLogger(__name__)
+
+
+class WandbTracker:
+    """Sends the run's metrics to wandb if `trainer.logger` names it; a context manager.
+
+    Nothing in it raises, and leaving the block takes `FINISH_TIMEOUT_S` at most; no process of it
+    remains. What wandb lacks then is in `metrics.jsonl`, from where `upload_run` sends it.
+
+    Example:
+        with WandbTracker(config, run.path):
+            run.metrics.append(1, {"critic/score/mean": 0.1})
+    """
+
+    def __init__(
+        self, config: RunConfig, run_folder: Path, resume_from: Path | None = None
+    ) -> None:
+        """Prepares; nothing starts before the block is entered.
+
+        Args:
+            config: `trainer.wandb_mode` decides about the network.
+            run_folder: `runs/<run_id>`, with `config.yaml`; wandb's files go to `wandb/` in it.
+            resume_from: the checkpoint that training goes on from, which may know the run's name.
+        """
+        self._config = config
+        self._run_folder = run_folder
+        self._resume_from = resume_from
+        self._process: subprocess.Popen[bytes] | None = None
+        self._relay: threading.Thread | None = None
+
+    def __enter__(self) -> WandbTracker:
+        if "wandb" in self._config.trainer.logger:
+            try:
+                run_id = wandb_run_id(self._run_folder, self._resume_from)
+                keep_wandb_run_id(self._run_folder, run_id)
+                mode = self._config.trainer.wandb_mode
+                self._process = _start(self._run_folder, mode, FINISH_TIMEOUT_S)
+            except OSError as error:
+                self._say_incomplete(f"its process could not be started: {error}")
+            else:
+                self._relay = threading.Thread(target=self._listen, name="wandb", daemon=True)
+                self._relay.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._process is None or self._relay is None:
+            return
+        _end(self._process, FINISH_TIMEOUT_S, last_word=b"" if kind else FINISHED)
+        self._relay.join(1.0)
+
+    def _listen(self) -> None:
+        """The thread: says in the log what the process says, and whether it got through."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            _logger.warning("wandb: %s", redact(line.decode(errors="replace").strip()))
+        if (code := self._process.wait()) != 0:
+            self._say_incomplete(f"killed by signal {-code}" if code < 0 else "given up")
+
+    def _say_incomplete(self, why: str) -> None:
+        _logger.warning(
+            "wandb lacks steps of this run (%s): metrics.jsonl has them all, and "
+            "`countdown-train sync run_id=%s` uploads them",
+            redact(why),
+            self._run_folder.name,
+        )
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What became of uploading one run."""
+
+    result: Literal["uploaded", "already", "failed"]
+    steps: int
+    """Steps that were sent now."""
+    note: str
+    """Why it failed, in one line; else the run's name at wandb."""
+
+
+def upload_run(run_folder: Path, timeout_s: float = UPLOAD_TIMEOUT_S) -> Upload:
+    """Sends wandb the steps of a run that it lacks.
+
+    What the server once said that it has is remembered in `wandb/uploaded.json`, so that nobody is
+    asked again. The run's own wandb files are not read: `metrics.jsonl` holds more.
+
+    Args:
+        run_folder: `runs/<run_id>`.
+        timeout_s: for all of it.
+    """
+    last_step = max(
+        (row["step"] for row in MetricsLog(run_folder / "metrics.jsonl").read()), default=None
+    )
+    if last_step is None:
+        return Upload("already", 0, "no step was done")
+    run_id = wandb_run_id(run_folder)
+    if (known := _uploaded(run_folder)) is not None and known["last_step"] >= last_step:
+        return Upload("already", 0, run_id)
+    try:
+        process = _start(run_folder, "upload", timeout_s)
+    except OSError as error:
+        return Upload("failed", 0, str(error))
+    _end(process, timeout_s, last_word=FINISHED)
+    assert process.stdout is not None
+    words = process.stdout.read().decode(errors="replace")
+    known = _uploaded(run_folder)
+    if process.returncode != 0 or known is None:
+        return Upload("failed", 0, redact(words.strip().rpartition("\n")[2]) or "it took too long")
+    return Upload("uploaded", known["steps_sent"], known["wandb_run_id"])
+
+
+def _uploaded(run_folder: Path) -> dict[str, Any] | None:
+    """Returns what the server of today has of a run, or None: nothing, as far as we know."""
+    try:
+        facts = json.loads((run_folder / "wandb" / UPLOADED).read_bytes())
+        there = (facts["server"], facts["wandb_run_id"])
+        is_known = there == (wandb_url(), wandb_run_id(run_folder))
+        return facts if is_known and {"last_step", "steps_sent"} <= set(facts) else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _start(run_folder: Path, mode: str, timeout_s: float) -> subprocess.Popen[bytes]:
+    """Starts the process that knows wandb.
+
+    A session of its own: Ctrl-C is for the trainer, which then lets this one finish.
+
+    Raises:
+        OSError: the disk is full, or the system has no process left.
+    """
+    folder = run_folder / "wandb"
+    folder.mkdir(exist_ok=True)
+    paths = (str(_ROOT), os.environ.get("PYTHONPATH"))
+    with (folder / f"stderr-{mode}.txt").open("wb") as stderr:
+        return subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "rl_core.tracking.wandb_process",
+                str(run_folder),
+                mode,
+                str(timeout_s - _MARGIN_S),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            start_new_session=True,
+        )
+
+
+def _end(process: subprocess.Popen[bytes], timeout_s: float, last_word: bytes) -> None:
+    """Lets the process finish, and kills it and what it started where that takes too long."""
+    assert process.stdin is not None
+    with suppress(OSError):  # it is dead
+        process.stdin.write(last_word)
+        process.stdin.flush()
+    with suppress(OSError):
+        process.stdin.close()
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout_s)
+    finally:  # an impatient Ctrl-C too
+        if process.poll() is None:
+            _kill_tree(process.pid)
+            process.wait()
+
+
+def _kill_tree(pid: int) -> None:
+    with suppress(psutil.Error):
+        parent = psutil.Process(pid)
+        for process in (*parent.children(recursive=True), parent):
+            with suppress(psutil.Error):
+                process.kill()

@@ -1,0 +1,259 @@
+"""What runs inside the Ray actors: one learner, or one rollout engine, per process.
+
+Plain classes, no Ray here. Nothing heavy is imported before the process's environment is set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rl_core.config.run import RunConfig
+from rl_core.errors import out_of_memory_as
+from rl_core.resources.memory_need import takes_turns
+from rl_core.system.atomic import is_disk_full
+from rl_core.system.log_file import RedactingFormatter
+from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages
+from rl_core.system.process_group import dump_stacks_on_request
+from rl_core.types import (
+    Completion,
+    GenerationRequest,
+    Rollout,
+    SamplingSettings,
+    SnapshotBytes,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from rl_core.learner.learner import Learner
+    from rl_core.rollout.adaptive_engine import FittingEngine
+    from rl_core.rollout.protocol import RolloutEngine
+
+_logger = logging.getLogger(__name__)
+PAD_ID = 0
+"""Fills up the learner's rows; masked everywhere, so any token will do."""
+
+
+def prepare_process(environment: Mapping[str, str], log_file: Path) -> None:
+    """Sets this process's environment and sends its output, and what we log, to `log_file`.
+
+    The file descriptors are replaced, for C++ libraries and crash dumps write there. A disk without
+    room costs what is written, not the process.
+    """
+    os.environ.update(environment)
+    apply_defaults()
+    hide_cuda_only_packages()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        log = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    sys.stdout = sys.stderr = io.TextIOWrapper(
+        _Forgiving(1), errors="backslashreplace", line_buffering=True
+    )
+    own = logging.StreamHandler()
+    own.setFormatter(RedactingFormatter())
+    logger = logging.getLogger("rl_core")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(own)
+    logger.propagate = False
+    dump_stacks_on_request()
+
+
+class _Forgiving(io.BufferedIOBase):
+    """Writes to a file descriptor what it takes; a full disk loses the rest."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        with contextlib.suppress(OSError):
+            os.write(self._descriptor, data)
+        return len(data)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+
+class LearnerActor:
+    """The learner's process."""
+
+    def __init__(self, environment: Mapping[str, str], log_file: Path) -> None:
+        prepare_process(environment, log_file)
+        self._learner: Learner
+
+    def load(
+        self,
+        config: RunConfig,
+        model_path: Path,
+        resume_from: Path | None,
+        budgets_file: Path | None,
+    ) -> None:
+        """Loads the models; apart from the constructor, so that errors arrive as what they are."""
+        with out_of_memory_as("load_learner"):
+            from rl_core.learner.learner import Learner
+
+            self._learner = Learner(config, model_path, resume_from, budgets_file)
+            self._sent_dtype = config.model.dtype
+            self._takes_turns = takes_turns(config)
+            self._give_back()
+        _logger.info(
+            "%s in %s, micro-batches of up to %d tokens",
+            model_path.name,
+            config.model.dtype,
+            config.actor.micro_batch_tokens,
+        )
+        # Before the first save needs it, beside the first rollouts.
+        threading.Thread(target=self._learner.reserve_snapshot, daemon=True).start()
+
+    def learn(
+        self, rollouts: Sequence[Rollout], step: int
+    ) -> tuple[dict[str, float], dict[str, list[float]]]:
+        """Returns the metrics of `step` and the rollout log's columns, a number per rollout."""
+        from rl_core.batch import collate
+        from rl_core.learner.experience import rollout_columns
+
+        done = self._learner.steps_done
+        assert step == done + 1, f"step {step} asked of a learner that has done {done}"
+        with out_of_memory_as("prepare"):
+            prepared, metrics = self._learner.prepare(collate(rollouts, PAD_ID))
+        with out_of_memory_as("update"):
+            metrics |= self._learner.update(prepared)
+        return metrics, rollout_columns(prepared)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Returns all weights, on the CPU, in the type in which the engines compute."""
+        import torch
+
+        dtype = getattr(torch, self._sent_dtype)
+        with out_of_memory_as("weights"):
+            sent = {n: t.to("cpu", dtype) for n, t in self._learner.weights().items()}
+        self._give_back()  # the engines wake up to take them
+        return sent
+
+    def _give_back(self) -> None:
+        """Leaves to engines on the same card what torch keeps of it for later."""
+        import torch
+
+        if self._takes_turns:
+            torch.cuda.empty_cache()
+
+    def snapshot(self) -> SnapshotBytes:
+        """Copies what a checkpoint holds, while nothing is written."""
+        with out_of_memory_as("save"):
+            return self._learner.snapshot()
+
+    def write_snapshot(self, folder: Path, *, model_alone: bool) -> None:
+        """Writes the last snapshot's checkpoint into `folder`, in a thread beside all the rest."""
+        with out_of_memory_as("save"):
+            self._learner.write_snapshot(folder, model_alone=model_alone)
+
+
+class RolloutActor:
+    """A rollout engine's process."""
+
+    def __init__(self, environment: Mapping[str, str], log_file: Path) -> None:
+        prepare_process(environment, log_file)
+        self._engine: FittingEngine
+        self._finished: Iterator[tuple[int, Completion]]
+
+    def load(
+        self,
+        config: RunConfig,
+        model_path: Path,
+        resume_from: Path | None,
+        budgets_file: Path | None,
+    ) -> None:
+        """Builds the engine named by `rollout.engine`, from a folder that outlives the run."""
+        with out_of_memory_as("load_engine"):
+            from rl_core.rollout.adaptive_engine import FittingEngine
+
+            self._engine = FittingEngine(
+                config, model_path, ENGINES[config.rollout.engine], budgets_file
+            )
+        _logger.info(
+            "%s in %s on %s, up to %d responses at a time",
+            model_path.name,
+            config.model.dtype,
+            config.rollout.engine,
+            config.rollout.max_num_seqs,
+        )
+        if resume_from is not None:
+            self.load_weights(resume_from)
+
+    def begin(
+        self, requests: Sequence[GenerationRequest], sampling: SamplingSettings, phase: str
+    ) -> None:
+        """Takes requests to generate, in place of whatever was left of those before."""
+        self._finished = self._engine.generate(requests, sampling, phase)
+
+    def next_finished(self, limit: int) -> list[tuple[int, Completion]]:
+        """Generates until so many more have ended, or all; returns them with their positions."""
+        return list(islice(self._finished, limit))
+
+    def end_step(self) -> dict[str, float]:
+        """Returns what became of the engine's memory since this was asked last."""
+        return self._engine.end_step()
+
+    def update_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Replaces all weights by the learner's."""
+        with out_of_memory_as("sync"):
+            self._engine.update_weights(weights)
+
+    def load_weights(self, folder: Path) -> None:
+        """Replaces all weights by those of a saved model."""
+        from rl_core.rollout.model_files import read_weights
+
+        with out_of_memory_as("sync"):
+            self._engine.update_weights(read_weights(folder))
+
+
+def _vllm_engine(config: RunConfig, model_path: Path, max_num_seqs: int) -> RolloutEngine:
+    from rl_core.rollout.vllm_engine import VllmEngine
+
+    return VllmEngine(
+        model_path,
+        dtype=config.model.dtype,
+        max_model_len=config.data.max_prompt_length + config.data.max_response_length,
+        max_num_seqs=max_num_seqs,
+        kv_cache_mib=config.rollout.kv_cache_mib,
+        gpu_memory_utilization=config.rollout.gpu_memory_utilization,
+        on_gpu=config.resources.rollout_gpus > 0,
+        sleeps=config.rollout.sleep,
+    )
+
+
+def _hf_engine(config: RunConfig, model_path: Path, max_num_seqs: int) -> RolloutEngine:
+    from rl_core.rollout.hf_engine import HfEngine
+
+    return HfEngine(
+        model_path,
+        dtype=config.model.dtype,
+        max_num_seqs=max_num_seqs,
+        on_gpu=config.resources.rollout_gpus > 0,
+    )
+
+
+ENGINES: dict[str, Callable[[RunConfig, Path, int], RolloutEngine]] = {
+    "vllm": _vllm_engine,
+    "hf": _hf_engine,
+}
+"""Builders by `rollout.engine`."""

@@ -1,0 +1,1 @@
+"""How long a run takes: planned by device, measured, and what is left."""

@@ -1,0 +1,252 @@
+"""How long a run will take and what it will cost: measured before, or by a roofline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, Literal
+
+from rl_core.config.run import RunConfig
+from rl_core.data.problem_count import ProblemCount, count_problems
+from rl_core.data.sampling import steps_per_epoch, total_steps
+from rl_core.resources.cost import (
+    Spread,
+    measured_step,
+    price,
+    seconds_in_words,
+    time_and_price_range,
+)
+from rl_core.resources.memory_plan import ModelShape
+from rl_core.resources.roofline import Lengths, Machine, scaled_range, step_time_range
+from rl_core.runs.run_folder import IMPORTED, MetricsLog
+from tasks.queries.run_tables import find_runs, settings_of
+
+_LAST_STEPS: Final = 50
+_SHAPE: Final = {
+    "env": None,
+    "model": None,
+    "base_model": {"vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads"},
+    "algorithm": {"estimator", "group_size", "kl_mode", "resample_rounds"},
+    "actor": {"mini_batch_size", "micro_batch_tokens", "ppo_epochs"},
+    "critic": {"share_trunk"},
+    "data": {"train_batch_size", "max_prompt_length", "max_response_length"},
+    "rollout": {"engine", "num_engines", "overlap", "sleep"},
+    "resources": None,
+}
+"""Settings that a step's time depends on, by section; None: all of the section."""
+_LOGGED_SHAPE: Final = {
+    "env": {"name"},
+    "model": {"path"},
+    "algorithm": {"estimator", "group_size"},
+    "data": {"train_batch_size", "max_prompt_length", "max_response_length"},
+}
+"""The same of an imported log, whose other settings are another program's."""
+_SAME_DEVICE: Final = {"model": None, "base_model": _SHAPE["base_model"], "resources": None}
+"""What the share of the device's peak depends on most."""
+_SAME_LENGTHS: Final = {"env": None, "model": {"path"}, "base_model": None}
+"""What the length of prompts and responses depends on most."""
+
+Sections = Mapping[str, set[str] | None]
+
+
+@dataclass(frozen=True)
+class StepEstimate:
+    """Seconds per step, and where they come from."""
+
+    seconds: Spread
+    basis: Literal["measured", "imported", "roofline"]
+    source: str
+    """A run, or a card."""
+    scaled_by: str | None = None
+    """A run on that device whose steps tell what share of its peak is reached."""
+
+    def __str__(self) -> str:
+        """Returns what it rests on, in words."""
+        return {
+            "measured": f"measured in run {self.source}",
+            "imported": f"from the imported log {self.source}",
+            "roofline": f"a roofline of {self.source}"
+            + (f", scaled by run {self.scaled_by}" if self.scaled_by else ""),
+        }[self.basis]
+
+
+def measured_before(config: RunConfig) -> StepEstimate | None:
+    """Returns the rate of the last run of the same shape, or of an imported log of it."""
+    for run, is_imported in _runs_like(config, {True: _LOGGED_SHAPE, False: _SHAPE}):
+        seconds = measured_step(_logged(run, "timing_s/step"), at_least=1)
+        if seconds is not None:
+            return StepEstimate(seconds, "imported" if is_imported else "measured", run.name)
+    return None
+
+
+def estimates(
+    config: RunConfig, shape: ModelShape | None, machines: list[Machine]
+) -> list[StepEstimate]:
+    """Returns what is known of a step's time: one figure, or one per machine that it may be.
+
+    Args:
+        config: the run's settings.
+        shape: of the model, None where it is unknown.
+        machines: those that the run is planned for.
+    """
+    known = measured_before(config)
+    if known is not None:
+        return [known]
+    if shape is None:
+        return []
+    lengths = lengths_seen(config)
+    if len(machines) == 1 and (scaled := _scaled(config, shape, machines[0], lengths)) is not None:
+        return [scaled]
+    return [
+        StepEstimate(step_time_range(shape, config, machine, lengths), "roofline", machine.name)
+        for machine in machines
+    ]
+
+
+def lengths_seen(config: RunConfig) -> Lengths | None:
+    """Returns the lengths that the last run of this model and env had, as far as it may now."""
+    most = config.data.max_response_length
+    for run, _ in _runs_like(config, {True: _LOGGED_SHAPE, False: _SAME_LENGTHS}):
+        if (seen := _lengths_of(run)) is not None:
+            return Lengths(seen.prompt, min(seen.response, most), min(seen.longest, most))
+    return None
+
+
+def _lengths_of(run: Path) -> Lengths | None:
+    """Returns the lengths of a run's last steps, where it has logged them."""
+    columns = ("prompt_length/mean", "response_length/mean", "response_length/max")
+    found = [_logged(run, name)[-_LAST_STEPS:] for name in columns]
+    return Lengths(*(median(values) for values in found)) if all(found) else None
+
+
+def _scaled(
+    config: RunConfig, shape: ModelShape, machine: Machine, lengths: Lengths | None
+) -> StepEstimate | None:
+    """Returns an estimate by the last run of this model on this device, if there was one."""
+    for run, is_imported in _runs_like(config, {True: _LOGGED_SHAPE, False: _SAME_DEVICE}):
+        if is_imported:
+            continue  # a log does not say on what device
+        seconds, seen = measured_step(_logged(run, "timing_s/step")), _lengths_of(run)
+        if seconds is None or seen is None:
+            continue
+        try:
+            other = RunConfig.model_validate(settings_of(run))
+        except ValueError:
+            continue  # of another version
+        measured = (other, seen, seconds.typical)
+        spread = scaled_range(shape, config, machine, lengths, measured)
+        return StepEstimate(spread, "roofline", machine.name, scaled_by=run.name)
+    return None
+
+
+@dataclass(frozen=True)
+class TimePlan:
+    """Steps of a run, and what they take at so many seconds each."""
+
+    config: RunConfig
+    problems: ProblemCount
+    estimate: StepEstimate
+
+    @property
+    def steps_in_epoch(self) -> int:
+        """Steps of one pass over the problems."""
+        return steps_per_epoch(self.problems.number, self.config.data.train_batch_size)
+
+    @property
+    def steps(self) -> int:
+        """Steps of all training."""
+        return total_steps(self.config, self.problems.number)
+
+    def __str__(self) -> str:
+        """Returns time and price of an epoch and of all training, in words."""
+        step, budget = self.estimate.seconds, self.config.budget
+        epoch, whole = (
+            time_and_price_range(step.times(n), budget) for n in (self.steps_in_epoch, self.steps)
+        )
+        return (
+            f"{seconds_in_words(step)} per step ({self.estimate}): {epoch} per epoch of "
+            f"{self.problems}, {whole} for {self.steps:,} steps of training"
+        )
+
+    def brief(self) -> str:
+        """Returns machine and an epoch's time and price, in words."""
+        epoch = self.estimate.seconds.times(self.steps_in_epoch)
+        return f"{self.estimate.source} {time_and_price_range(epoch, self.config.budget)}"
+
+    def figures(self) -> dict[str, Any]:
+        """Returns the same as numbers, for programs; prices are null without one per hour."""
+        step, budget = self.estimate.seconds, self.config.budget
+        named = {"step": 1, "epoch": self.steps_in_epoch, "run": self.steps}
+        return {
+            "basis": self.estimate.basis,
+            "source": self.estimate.source,
+            "scaled_by": self.estimate.scaled_by,
+            "problems": self.problems.number,
+            "steps": self.steps,
+            "steps_in_epoch": self.steps_in_epoch,
+            "seconds_per_step": _numbers(step),
+            **{f"hours_per_{of}": _numbers(step.times(n / 3_600)) for of, n in named.items()},
+            **{
+                f"price_per_{of}": None
+                if budget.price_per_hour is None
+                else _numbers(step.times((price(1.0, budget) or 0.0) * n))
+                for of, n in named.items()
+            },
+            "currency": budget.currency,
+        }
+
+
+def _numbers(spread: Spread) -> dict[str, float]:
+    return {"low": spread.low, "typical": spread.typical, "high": spread.high}
+
+
+def planned_steps(config: RunConfig) -> int:
+    """Returns the steps of all training.
+
+    Raises:
+        ValueError: the problems cannot be counted, or are too few for one step.
+    """
+    return total_steps(config, count_problems(config).number)
+
+
+def _runs_like(config: RunConfig, alike: Mapping[bool, Sections]) -> Iterator[tuple[Path, bool]]:
+    """Yields runs whose settings are the same, the last first, and whether each was imported.
+
+    Args:
+        config: the settings that are wanted.
+        alike: the settings that must be the same, of imported runs (True) and of others.
+    """
+    wanted = config.model_dump(mode="json")
+    for run in reversed(find_runs(config.storage.root)):
+        is_imported = _is_imported(run)
+        sections = alike[is_imported]
+        if _cut(settings_of(run), sections) == _cut(wanted, sections):
+            yield run, is_imported
+
+
+def _logged(run: Path, name: str) -> list[float]:
+    """A metric of a run's steps; a first test is none."""
+    rows = MetricsLog(run / "metrics.jsonl").read()
+    return [row[name] for row in rows if row["step"] > 0 and row.get(name)]
+
+
+def _is_imported(run: Path) -> bool:
+    try:
+        record = json.loads((run / "run.json").read_text(encoding="utf-8"))
+        return isinstance(record, dict) and record.get("preset") == IMPORTED
+    except (OSError, ValueError):
+        return False
+
+
+def _cut(settings: Mapping[str, Any], sections: Sections) -> dict[str, Any]:
+    return {
+        section: {
+            name: value
+            for name, value in (settings.get(section) or {}).items()
+            if value is not None and (names is None or name in names)
+        }
+        for section, names in sections.items()
+    }

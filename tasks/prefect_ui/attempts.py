@@ -1,0 +1,131 @@
+"""Attempts at training: what a retry changes, where that is kept, and how the Prefect UI shows it.
+
+Kept in `run.json`, so that a restart and a manual retry in the UI go on with what was found out.
+`config.yaml` stays what the user asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from prefect.context import TaskRunContext
+
+from rl_core.config.run import RunConfig
+from rl_core.errors import RAY, OutOfMemory, WorkerDied
+from rl_core.resources.memory_plan import ModelShape
+from rl_core.resources.oom_recovery import Changes, in_words, next_rung, rungs_left, with_changes
+from rl_core.runs.run_folder import Attempt, RunFolder
+from rl_core.system.log_file import Log
+from tasks.prefect_ui.artifacts import create_table_artifact
+
+
+def settings_in_force(config: RunConfig, run: RunFolder) -> RunConfig:
+    """Returns the settings with what the run's attempts have changed so far."""
+    return with_changes(config, (attempt.changes for attempt in run.read().attempts))
+
+
+def changes_for_retry(config: RunConfig, run: RunFolder, error: BaseException) -> Changes | None:
+    """Returns what a retry after this error shall change, or None: no retry would help.
+
+    Nothing changes after a process died for the first time; when it dies again, the machine's
+    memory is what the next attempt takes less of. A Ray that was too slow to start holds none.
+
+    Args:
+        config: as the user asked for it.
+        run: whose attempts are read.
+        error: that ended the last attempt.
+    """
+    in_force = settings_in_force(config, run)
+    if isinstance(error, OutOfMemory):
+        return next_rung(in_force, error, _shape(run))
+    if isinstance(error, WorkerDied) and error.worker != RAY and _died_before(error, run):
+        killed = OutOfMemory(error.worker, error.detail)
+        return next_rung(in_force, killed, _shape(run)) or {}
+    return {}
+
+
+def settings_that_help(config: RunConfig, run: RunFolder, error: OutOfMemory) -> list[str]:
+    """Returns, as one would type them, settings of which each makes room where it was missing."""
+    left = rungs_left(settings_in_force(config, run), error, _shape(run))
+    return [in_words(changes) for changes in left]
+
+
+@contextmanager
+def telling_of_the_end(config: RunConfig, run: RunFolder) -> Iterator[None]:
+    """Has an out-of-memory error say so where no further rung helps.
+
+    Raises:
+        OutOfMemory: with what was tried.
+    """
+    try:
+        yield
+    except OutOfMemory as error:
+        if changes_for_retry(config, run, error) is not None:
+            raise
+        tried = [in_words(a.changes) for a in run.read().attempts if a.changes]
+        said = f"tried {', '.join(tried)}" if tried else "none of the ladder is about this phase"
+        raise OutOfMemory(error.phase, f"{error.detail}; no further rung helps: {said}") from error
+
+
+def attempt_name(parameters: dict[str, Any]) -> str:
+    """Returns the train task run's name: `train`, or what is different about a later attempt.
+
+    Args:
+        parameters: of the task, with its `run`.
+    """
+    attempts = parameters["run"].read().attempts
+    if len(attempts) < 2:
+        return "train"
+    last = attempts[-1]
+    return f"train attempt {len(attempts)}: {_difference(last)}, from step {last.from_step}"
+
+
+def show_attempts(run: RunFolder, logger: Log) -> None:
+    """Says why this is not the first attempt: a line in the log, a table among the artifacts."""
+    attempts = run.read().attempts
+    if len(attempts) < 2:
+        return
+    last = attempts[-1]
+    logger.warning(
+        "attempt %d, from step %d with %s: %s",
+        len(attempts),
+        last.from_step,
+        _difference(last),
+        last.reason,
+    )
+    if TaskRunContext.get() is None:
+        return
+    create_table_artifact(
+        [
+            {
+                "attempt": number,
+                "started": attempt.started_at[:19].replace("T", " "),
+                "from step": attempt.from_step,
+                "changed settings": in_words(attempt.changes),
+                "why": attempt.reason,  # last, for its length
+            }
+            for number, attempt in enumerate(attempts, start=1)
+        ],
+        key="attempts",
+        description="Each start of training: why it was needed, and what it changed.",
+    )
+
+
+def _difference(attempt: Attempt) -> str:
+    return in_words(attempt.changes) or "the same settings"
+
+
+def _died_before(error: WorkerDied, run: RunFolder) -> bool:
+    start = f"{error.worker} died:"
+    return any(attempt.reason.startswith(start) for attempt in run.read().attempts)
+
+
+def _shape(run: RunFolder) -> ModelShape | None:
+    model = run.read().model
+    if model is not None:
+        with suppress(OSError, ValueError):
+            return ModelShape.from_folder(Path(model))
+    return None

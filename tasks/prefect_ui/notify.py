@@ -1,0 +1,194 @@
+"""Notify: one JSON object to a webhook and to a command's standard input; neither can fail a run.
+
+A webhook's URL is a secret: no line of a log, no error and no artifact holds more than its host.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.error import HTTPError, URLError
+from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from prefect import task
+from prefect.logging import get_run_logger
+
+from rl_core.system.log_file import Log
+
+WEBHOOK_S: Final = 10.0
+"""Seconds, all in all, that a webhook may take to answer."""
+COMMAND_S: Final = 60.0
+_BLOCK_NAME: Final = re.compile(r"[a-z0-9-]+")
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """Who is told."""
+
+    webhook: str | None = field(default=None, repr=False)
+    """A URL, or better the name of an environment variable or a Prefect Secret block with it."""
+    command: tuple[str, ...] = ()
+    """A program and its arguments, no shell; it reads the object from its standard input."""
+
+
+def notify(listeners: Listeners, message: Mapping[str, Any], log: Log) -> None:
+    """Tells all listeners, and logs a line on each.
+
+    Args:
+        listeners: may be none.
+        message: what JSON can hold, `event` among it.
+        log: hears a warning where a listener was not reached.
+    """
+    text = json.dumps(message)
+    webhook, command = listeners.webhook, listeners.command
+    if webhook is not None:
+        said = _within(WEBHOOK_S, lambda: _post(webhook, text.encode()))
+        _log(log, message, "the webhook", said)
+    if command:
+        _log(log, message, f"the command {command[0]}", _run(command, text))
+
+
+def warn_of_mistakes(listeners: Listeners, log: Log) -> None:
+    """Warns of listeners that could not be told, before there is anything to tell."""
+    webhook, command = listeners.webhook, listeners.command
+    if webhook is not None:
+        said = _within(WEBHOOK_S, lambda: _why_no_url(webhook))
+        if said is not None:
+            log.warning("the webhook will not be told: %s", said)
+    if command and shutil.which(command[0]) is None:
+        log.warning("the command %s will not be told: there is no such program", command[0])
+
+
+@task(name="notify", task_run_name="tell webhook and command")
+def notify_task(listeners: Listeners, message: Mapping[str, Any]) -> None:
+    """Notifies in a flow run."""
+    notify(listeners, message, get_run_logger())
+
+
+def webhook_url(webhook: str) -> str:
+    """Returns the URL that is given, or that an environment variable or a Secret block holds.
+
+    Raises:
+        ValueError: none of the three; the message does not repeat what may be a secret.
+    """
+    url = webhook if "://" in webhook else os.environ.get(webhook) or _secret(webhook)
+    if url is None:
+        raise ValueError(
+            "it is neither a URL nor names an environment variable of the worker or a Prefect "
+            "Secret block"
+        )
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError:  # its message quotes the part that is wrong
+        raise ValueError("its URL cannot be read") from None
+    if scheme not in ("http", "https"):
+        raise ValueError("its URL must begin with https:// or http://")
+    return url
+
+
+def _log(log: Log, message: Mapping[str, Any], who: str, refusal: str | None) -> None:
+    if refusal is None:
+        log.info("%s was told: %s", who, message["event"])
+    else:
+        log.warning("%s was not told of %s: %s", who, message["event"], refusal)
+
+
+def _within(limit_s: float, act: Callable[[], str | None]) -> str | None:
+    """Returns what `act` does, in a thread that is left behind where it takes too long.
+
+    A limit of the socket's alone would hold per byte, and not for looking up a host's name.
+    """
+    outcome: list[str | None] = []
+    context = contextvars.copy_context()
+    thread = threading.Thread(
+        target=lambda: outcome.append(context.run(act)), name="notify", daemon=True
+    )
+    thread.start()
+    thread.join(limit_s)
+    return outcome[0] if outcome else f"no answer within {limit_s:g} s"
+
+
+def _why_no_url(webhook: str) -> str | None:
+    try:
+        webhook_url(webhook)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _post(webhook: str, body: bytes) -> str | None:
+    """Returns None, or why it was not taken, in words without the URL."""
+    try:
+        url = webhook_url(webhook)
+    except ValueError as error:
+        return str(error)
+    parts = urlsplit(url)
+    host = parts.hostname
+    headers = {"Content-Type": "application/json", "User-Agent": "countdown-train"}
+    if parts.username is not None:  # urllib takes `user:password@host` for a host's name
+        user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        headers["Authorization"] = f"Basic {b64encode(user.encode()).decode()}"
+        url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    try:
+        request = Request(url, data=body, headers=headers, method="POST")
+        with build_opener(_NoRedirect).open(request, timeout=2 * WEBHOOK_S):
+            return None
+    except HTTPError as error:
+        return f"{host} answered {error.code}"
+    except URLError as error:
+        return f"{host}: {type(error.reason).__name__}"
+    except Exception as error:  # noqa: BLE001  # whatever a peer's bytes lead to
+        return f"{host}: {type(error).__name__}"  # its text may hold the URL
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """Takes a redirect for a refusal: following it would turn the POST into a GET."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Follows none."""
+
+
+def _secret(name: str) -> str | None:
+    from prefect.blocks.system import Secret
+
+    if not _BLOCK_NAME.fullmatch(name):  # a URL without its scheme, say: no server is to see it
+        return None
+    try:
+        return str(Secret.load(name).get())  # type: ignore[union-attr]  # no loop: it is no coroutine
+    except Exception:  # noqa: BLE001  # no such block, no such name, no server
+        return None
+
+
+def _run(command: tuple[str, ...], text: str) -> str | None:
+    """Returns None, or how the command failed; all that it started in its group ends with it."""
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            text=True,
+        )
+    except (OSError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    try:
+        process.communicate(text, timeout=COMMAND_S)
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return f"killed after {COMMAND_S:g} s"
+    return f"exit code {process.returncode}" if process.returncode else None

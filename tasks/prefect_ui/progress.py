@@ -1,0 +1,164 @@
+"""Training's progress, where people look: a bar in the terminal, artifacts in the Prefect UI."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from tqdm import tqdm
+
+from rl_core.config.operations import BudgetConfig
+from rl_core.config.run import RunConfig
+from rl_core.resources.cost import Spread, time_left
+from rl_core.runs.run_folder import RunFolder
+from rl_core.system.log_file import Log
+from rl_core.tracking.diagnosis import diagnose
+from tasks.prefect_ui.artifacts import LiveArtifacts
+from tasks.prefect_ui.learning_curve import learning_curve
+from tasks.prefect_ui.samples import latest_samples
+
+LOG_INTERVAL_S = 30.0
+DIAGNOSIS_STEPS = 5
+"""Between two diagnoses; more of a run of more than 500 steps."""
+_DIAGNOSES_PER_RUN = 100
+
+
+def describe(metrics: dict[str, float]) -> str:
+    """Returns a step in one line: accuracy, score, length, KL and tokens per second."""
+    shown = (
+        ("reward/accuracy", "accuracy {:.3f}"),
+        ("val/accuracy", "test {:.3f}"),
+        ("critic/score/mean", "score {:.3f}"),
+        ("response_length/mean", "{:.0f} tokens"),
+        ("critic/kl", "KL {:.4f}"),
+        ("rollout/tokens_per_s", "{:,.0f} tokens/s"),
+    )
+    return " · ".join(text.format(metrics[name]) for name, text in shown if name in metrics)
+
+
+class TrainingProgress:
+    """Shows each step: in the log, as a bar, and by live artifacts of a Prefect run.
+
+    These are `training` (progress and time left), `learning-curve`, `samples` and `diagnosis`.
+
+    Args:
+        logger: receives a line every `LOG_INTERVAL_S`, and each test result.
+        on_console: whether the terminal shows a bar, and the lines (which log.txt has in any case).
+        budget: whose price is shown beside the time left.
+        config: the settings in force, from which the diagnosis takes its advice; None if unknown.
+        planned: seconds per step, which count until enough steps are measured.
+        earlier: metrics of the steps before this attempt, for diagnosis and learning curve.
+        artifacts_of: the run, where a Prefect run is there to hold artifacts of it.
+    """
+
+    def __init__(
+        self,
+        logger: Log,
+        *,
+        on_console: bool,
+        budget: BudgetConfig,
+        config: RunConfig | None = None,
+        planned: Spread | None = None,
+        earlier: Iterable[Mapping[str, Any]] = (),
+        artifacts_of: RunFolder | None = None,
+    ) -> None:
+        self._logger = logger
+        self._on_console = on_console
+        self._budget, self._config = budget, config
+        self._run = artifacts_of
+        self._artifacts = LiveArtifacts() if artifacts_of is not None else None
+        self._bar: tqdm | None = None
+        self._logged_at = float("-inf")
+        self._rows = {int(row["step"]): row for row in earlier}
+        self._told: set[tuple[str, str]] = set()
+        self._planned = planned
+        self._step_seconds = [
+            float(row["timing_s/step"]) for row in self._rows.values() if row.get("timing_s/step")
+        ]
+        self._diagnosed_at = 0
+
+    def __enter__(self) -> TrainingProgress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        if self._artifacts is not None:
+            self._artifacts.close()
+
+    def on_step(self, step: int, last_step: int, metrics: dict[str, float]) -> None:
+        """Shows one step; called by the trainer loop."""
+        now = time.monotonic()
+        if self._bar is None:
+            self._bar = tqdm(
+                total=last_step,
+                initial=step,
+                unit="step",
+                disable=None if self._on_console else True,  # None: where it is no terminal
+                file=sys.stderr,
+            )
+        text = f"step {step}/{last_step} · {describe(metrics)}"
+        if "timing_s/step" in metrics:
+            self._step_seconds.append(metrics["timing_s/step"])
+        if step < last_step:
+            left = time_left(self._step_seconds, last_step - step, self._planned, self._budget)
+            text += f" · {left}" if left else ""
+        self._diagnose(step, metrics)
+        if self._bar is not None:
+            self._bar.set_postfix_str(describe(metrics), refresh=False)
+            self._bar.update(step - self._bar.n)
+        if now - self._logged_at >= LOG_INTERVAL_S or "val/accuracy" in metrics:
+            self._logger.info(text, extra={"to_console": self._on_console})
+            self._logged_at = now
+        self._show(step, last_step, text)
+
+    def _show(self, step: int, last_step: int, text: str) -> None:
+        """Hands over what the UI shall show of this step; it is made by a thread of its own."""
+        if self._artifacts is None or self._run is None:
+            return
+        percent = 100.0 * step / last_step
+        self._artifacts.show("training", "progress", lambda: percent, text)
+        title = f"{self._run.run_id}: step {step} of {last_step}"
+        self._artifacts.show(
+            "learning-curve",
+            "image",
+            lambda: learning_curve(self._up_to(step), title),
+            f"As of step {step}.",
+        )
+        self._artifacts.show(
+            "samples",
+            "markdown",
+            partial(latest_samples, self._run.rollouts),
+            "A few of the latest responses, as the model wrote them.",
+        )
+
+    def _up_to(self, step: int) -> list[Mapping[str, Any]]:
+        """Returns the metrics of the steps so far; from any thread."""
+        return [row for row in list(self._rows.values()) if row["step"] <= step]
+
+    def _diagnose(self, step: int, metrics: dict[str, float]) -> None:
+        """Says what is wrong, each thing and each advice once, and shows all of it in the UI."""
+        # Each message brings names of its own: a hundred copies per step, all night, are much.
+        self._rows[step] = {sys.intern(name): x for name, x in metrics.items()} | {"step": step}
+        # It reads all steps again, so that after many it may not look as often.
+        if step - self._diagnosed_at < max(DIAGNOSIS_STEPS, step // _DIAGNOSES_PER_RUN):
+            return
+        self._diagnosed_at = step - step % DIAGNOSIS_STEPS
+        found = diagnose(self._up_to(step), self._config)
+        new = [one for one in found if (one.rule, one.advice) not in self._told]
+        for one in new:
+            self._logger.warning("step %d, diagnosis: %s", step, one)
+            self._told.add((one.rule, one.advice))
+        if found and self._artifacts is not None:
+            lines = [f"- **{one.says}** ({one.evidence}). Try: {one.advice}" for one in found]
+            text = "\n".join(lines)
+            self._artifacts.show("diagnosis", "markdown", lambda: text, f"As of step {step}.")

@@ -1,0 +1,1 @@
+"""What preflight looks at: device, leftovers, memory, disk and hours."""

@@ -1,0 +1,190 @@
+"""Preflight's look at the card: can this torch compute on it, and who else uses it.
+
+torch is asked in a process of its own, and only where the settings want a GPU: it takes seconds to
+load, and would hold memory of the card for as long as the run is being prepared.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+from rl_core.config.run import RunConfig
+from tasks.preflight_checks.finding import Finding
+
+_PROBE_TIMEOUT_S: Final = 30.0
+_PROBE: Final = """
+import json, torch
+cards = []
+for i in range(torch.cuda.device_count()):
+    free, total = torch.cuda.mem_get_info(i)
+    cards.append([torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i), total, free])
+arches = torch.cuda.get_arch_list()
+print(json.dumps({"torch": torch.__version__, "arches": arches, "cards": cards}))
+"""
+_WHEELS: Final = {12: "CUDA 12.8 or newer (cu128)", 10: "CUDA 12.8 or newer (cu128)"}
+"""By the major compute capability: what a torch wheel must be built with to know the card."""
+_OLD_WHEELS: Final = "CUDA 12.6 (cu126), the last that knows cards so old"
+_BUSY_SHARE: Final = 0.1
+"""Of a card's memory: more than this in other hands is worth a word."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """One GPU as torch and the driver see it."""
+
+    name: str
+    capability: tuple[int, int]
+    total_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What was found out about this machine's GPUs."""
+
+    torch: str
+    """Version, with its build: `2.13.0+cu128`."""
+    arches: tuple[str, ...]
+    """What that build has kernels for: `sm_80`, `compute_90`, ..."""
+    cards: tuple[Card, ...]
+    driver: str | None
+    neighbours: tuple[str, ...]
+    """Other processes on the cards, as `nvidia-smi` names them."""
+
+
+def device_findings(config: RunConfig) -> Iterator[Finding]:
+    """Yields what was found about the device that the settings want."""
+    wanted = max(config.resources.learner_gpus, config.resources.rollout_gpus)
+    torch = torch_version() or "no torch"
+    if wanted == 0:
+        yield Finding("device", "ok", f"CPU, torch {torch}")
+    elif torch.endswith("+cpu"):
+        yield Finding(
+            "device",
+            "fatal",
+            f"resources ask for a GPU, and torch {torch} is a build without CUDA",
+            "GPU=1 make env, or a preset for the CPU (quickstart)",
+        )
+    else:
+        facts = read_device()
+        if facts is None:
+            yield Finding(
+                "device", "warning", f"torch {torch} did not tell its cards", "try nvidia-smi"
+            )
+        else:
+            yield from judge_device(facts)
+
+
+def judge_device(facts: DeviceFacts) -> Iterator[Finding]:
+    """Yields a finding per card: known to torch or not, and how much of it is free."""
+    driver = f"driver {facts.driver}" if facts.driver else "no NVIDIA driver found"
+    if not facts.cards:
+        yield Finding(
+            "device",
+            "fatal",
+            f"resources ask for a GPU, and torch {facts.torch} sees none ({driver})",
+            "check nvidia-smi and CUDA_VISIBLE_DEVICES, or use a preset for the CPU (quickstart)",
+        )
+    for card in facts.cards:
+        arch = f"sm_{card.capability[0]}{card.capability[1]}"
+        said = f"{card.name}, {arch}, torch {facts.torch}, {driver}"
+        if not has_kernels(card.capability, facts.arches):
+            is_new = card.capability > max(map(_capability, facts.arches), default=(0, 0))
+            wheel = _WHEELS.get(card.capability[0], "a newer CUDA") if is_new else _OLD_WHEELS
+            yield Finding(
+                "device",
+                "fatal",
+                f"{said}, which was built for {', '.join(facts.arches)}: "
+                "it has no kernel image for this card",
+                f"install a torch wheel built with {wheel}",
+            )
+            continue
+        used = 1 - card.free_bytes / card.total_bytes
+        if used > _BUSY_SHARE:
+            others = ", ".join(facts.neighbours) or "unknown to nvidia-smi"
+            yield Finding(
+                "device",
+                "warning",
+                f"{said}; {100 * used:.0f}% of its memory is in use by others ({others})",
+                "stop them, or lower rollout.gpu_memory_utilization",
+            )
+        else:
+            yield Finding("device", "ok", said)
+
+
+def has_kernels(capability: tuple[int, int], arches: tuple[str, ...]) -> bool:
+    """Says whether a build runs on a card.
+
+    Binary code (`sm_86`) runs on cards of the same major capability and no lower minor one;
+    intermediate code (`compute_80`) is compiled for any card from there on.
+
+    Source: NVIDIA, CUDA C++ Programming Guide, "Binary Compatibility", "PTX Compatibility".
+    """
+    return any(
+        _capability(arch) <= capability
+        and (arch.startswith("compute_") or _capability(arch)[0] == capability[0])
+        for arch in arches
+    )
+
+
+@lru_cache(maxsize=1)
+def read_device() -> DeviceFacts | None:
+    """Returns what torch and nvidia-smi say, or None where torch does not answer."""
+    try:
+        said = subprocess.run(
+            [sys.executable, "-c", _PROBE],
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_TIMEOUT_S,
+            check=True,
+        )
+        found: dict[str, Any] = json.loads(said.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
+    return DeviceFacts(
+        torch=found["torch"],
+        arches=tuple(found["arches"]),
+        cards=tuple(Card(n, (c[0], c[1]), total, free) for n, c, total, free in found["cards"]),
+        driver=next(iter(_nvidia_smi("--query-gpu=driver_version")), None),
+        neighbours=tuple(_nvidia_smi("--query-compute-apps=process_name,used_memory")),
+    )
+
+
+def torch_version() -> str | None:
+    """Returns the installed torch's version without loading it."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _capability(arch: str) -> tuple[int, int]:
+    """`sm_90a` is (9, 0), `compute_120` is (12, 0)."""
+    digits = re.sub(r"\D", "", arch.partition("_")[2])
+    return (int(digits[:-1]), int(digits[-1])) if len(digits) > 1 else (0, 0)
+
+
+def _nvidia_smi(query: str) -> list[str]:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    try:
+        said = subprocess.run(
+            [program, query, "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [" ".join(line.split()) for line in said.stdout.splitlines() if line.strip()]

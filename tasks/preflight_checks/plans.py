@@ -1,0 +1,183 @@
+"""Preflight's arithmetic: what the run will need of memory and disk (`preflight_time`: of time)."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from rl_core.config.run import RunConfig
+from rl_core.resources.disk_plan import disk_plan
+from rl_core.resources.fits import cheapest_fit
+from rl_core.resources.known_shapes import known_shape
+from rl_core.resources.memory_need import (
+    card_need,
+    learner_peak,
+    least_engine_gib,
+    machine_need,
+    starves_engine,
+)
+from rl_core.resources.memory_plan import ModelShape, memory_plan, micro_batch_tokens
+from tasks.hours.time_plan import planned_steps
+from tasks.preflight_checks.device import read_device, torch_version
+from tasks.preflight_checks.finding import GIB, Finding
+
+_VERSIONS_IN_FLIGHT: Final = 4
+"""Ray's store is made for so many times the weights, see cluster.py."""
+_NO_HELP: Final = "data.train_batch_size and trainer.test_problems change nothing here"
+
+
+def memory_findings(config: RunConfig) -> Iterator[Finding]:
+    """The memory plan against the card or the machine, and the settings that would make it fit."""
+    shape = model_shape(config)
+    if shape is None:
+        return
+    tokens = micro_batch_tokens(config)
+    logits = (
+        f"all logits of {tokens:,} tokens, never held at once, would take "
+        f"{shape.plain_logits_bytes(tokens) / GIB:.3g} GiB"
+    )
+    on_gpu = config.resources.learner_gpus or config.resources.rollout_gpus
+    limit = _card_gib(config) if on_gpu else psutil.virtual_memory().available / GIB
+    if limit is None:
+        peak = learner_peak(memory_plan(shape, config))
+        said = f"learner {peak.total_bytes / GIB:.2f} GiB at most ({peak.phase}); {logits}"
+        yield Finding(
+            "memory", "ok", said, "resources.gpu_memory_gib=24 compares it with such a card"
+        )
+        return
+    needed = card_need(shape, config, limit) if on_gpu else machine_need(shape, config)
+    place = f"a card of {limit:.3g} GiB" if on_gpu else f"this machine, {limit:.1f} GiB are free"
+    message = f"{needed.total_gib:.1f} GiB on {place} ({needed}); {logits}"
+    starved = bool(on_gpu) and starves_engine(shape, config, limit)
+    if starved:
+        message += (
+            f"; rollout.gpu_memory_utilization={config.rollout.gpu_memory_utilization:g} is less "
+            f"than the {least_engine_gib(shape, config):.1f} GiB with which an engine starts"
+        )
+    if needed.total_gib <= limit and not starved:
+        yield Finding("memory", "ok", message)
+    else:
+        yield Finding("memory", "warning", message, *_what_fits(shape, config, limit, bool(on_gpu)))
+
+
+def _what_fits(shape: ModelShape, config: RunConfig, limit: float, on_gpu: bool) -> tuple[str, str]:
+    """Returns in words what would fit, and the overrides alone."""
+    # Where the card was looked up, the levers must know its size as well.
+    resources = config.resources.model_copy(update={"gpu_memory_gib": limit if on_gpu else None})
+
+    def need_gib(settings: RunConfig) -> float:
+        if not on_gpu:
+            return machine_need(shape, settings).total_gib
+        if starves_engine(shape, settings, limit):
+            return math.inf
+        return card_need(shape, settings, limit).total_gib
+
+    found = cheapest_fit(config.model_copy(update={"resources": resources}), shape, need_gib, limit)
+    if found.fits:
+        costs = "; ".join(found.costs)
+        said = f"{found.overrides} would fit, in {found.need_gib:.1f} GiB (costs: {costs})"
+        return f"{said}; {_NO_HELP}", found.overrides
+    smaller = "take a smaller model, a smaller data.max_response_length, or more memory"
+    closest = "no setting makes it fit"
+    if math.isfinite(found.need_gib) and found.changes:
+        closest += f"; {found.overrides} comes closest, with {found.need_gib:.1f} GiB"
+    return f"{closest}: {smaller}; {_NO_HELP}", ""
+
+
+def _card_gib(config: RunConfig) -> float | None:
+    """The card that the settings name, else the smallest that is there; None if none is known."""
+    if (planned := config.resources.planned_card_gib) is not None:
+        return planned
+    if (torch_version() or "").endswith("+cpu"):
+        return None
+    facts = read_device()
+    return min((card.total_bytes / GIB for card in facts.cards), default=None) if facts else None
+
+
+def disk_findings(config: RunConfig) -> Iterator[Finding]:
+    """What training will write, where temporary files go, and when the disk would be full."""
+    shape = model_shape(config)
+    if shape is None:
+        return
+    try:
+        num_steps = planned_steps(config)
+    except ValueError:
+        return  # said of the data
+    plan = disk_plan(shape, config, num_steps)
+    free = shutil.disk_usage(_existing(config.storage.root)).free
+    at = plan.fills_at(free)
+    said = (
+        f"a checkpoint takes {_size(plan.checkpoint_bytes)}, those kept {_size(plan.kept_bytes)} "
+        f"with the one being written; rollouts, tests and metrics {_size(plan.step_bytes)} a step "
+        f"at most; {_size(plan.total_bytes)} after {num_steps:,} steps, {_size(free)} are free"
+    )
+    if at == 0:
+        yield Finding(
+            "disk plan",
+            "fatal",
+            said,
+            "the checkpoints alone do not fit: lower checkpoints.keep_last, train adapters "
+            "(model.lora_rank=64), or set storage.root to a larger disk",
+        )
+    elif at is not None:
+        yield Finding("disk plan", "warning", said, f"the disk would be full at step {at:,}")
+    else:
+        yield Finding("disk plan", "ok", said)
+    if plan.checkpoint_bytes > config.checkpoints.quota_bytes:
+        yield Finding(
+            "disk plan",
+            "warning",
+            f"checkpoints.quota_bytes={config.checkpoints.quota_bytes} is less than one checkpoint",
+            f"latest and best stay all the same; set it to {3 * plan.checkpoint_bytes} or more",
+        )
+    width = 4 if config.model.dtype == "float32" else 2
+    yield from _temporary_files(width * shape.num_parameters)
+
+
+def _temporary_files(sent_bytes: int) -> Iterator[Finding]:
+    """Ray keeps weights on their way to the engines in shared memory, else in its temp folder."""
+    shared, spill = Path("/dev/shm"), Path(tempfile.gettempdir())
+    wanted = _VERSIONS_IN_FLIGHT * sent_bytes
+    free = shutil.disk_usage(shared).free if shared.is_dir() else 0
+    if wanted <= free:
+        return
+    on_disk = shutil.disk_usage(spill).free
+    yield Finding(
+        "disk plan",
+        "warning" if wanted <= on_disk else "fatal",
+        f"Ray wants {_size(wanted)} for weights on their way, {shared} has {_size(free)} free; it "
+        f"will use {spill} ({_size(on_disk)} free), which is slower",
+        "give the machine (or container: --shm-size) more shared memory",
+    )
+
+
+def model_shape(config: RunConfig) -> ModelShape | None:
+    """The model's shape; None where nothing here tells it, or its kind cannot be planned."""
+    path = config.model.path
+    if path is None:
+        return ModelShape.of_base_model(config.base_model)
+    folder = Path(path).expanduser()
+    if not folder.is_dir() and (known := known_shape(path)) is not None:
+        return known
+    try:
+        return ModelShape.from_folder(folder)
+    except (OSError, ValueError):
+        return None
+
+
+def _existing(path: Path) -> Path:
+    """The path, or the nearest folder above it that is there."""
+    return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+
+
+def _size(num_bytes: int) -> str:
+    """Bytes as a person says them: `18 MB`, `37.0 GB`."""
+    if num_bytes < 10**9:
+        return f"{max(num_bytes / 10**6, 0.1):.3g} MB"
+    return f"{num_bytes / 10**9:.1f} GB"

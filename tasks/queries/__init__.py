@@ -1,0 +1,1 @@
+"""Questions in SQL to the files of runs, and how their rows are shown."""

@@ -1,0 +1,110 @@
+"""Finds the model that somebody names: a run's checkpoint, the champion, a folder, a hub model."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from rl_core.checkpoints.champion import all_champions
+from rl_core.checkpoints.retention import Checkpoint
+from rl_core.checkpoints.store import best, latest, list_checkpoints
+from rl_core.runs.run_folder import RunFolder
+from tasks.queries.run_tables import find_runs
+
+_OF_A_RUN = re.compile(r"base|best|latest|step_\d{6,}")
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A model to evaluate."""
+
+    name: str
+    """As a table shows it: `RUN/step_000100`, `RUN/base`, or the name it was given."""
+    folder: Path
+    run: RunFolder | None
+    """The run it belongs to, if any."""
+    step: int
+
+    @property
+    def model(self) -> str:
+        """`step_000100` or `base` of a run, else the name."""
+        return self.name if self.run is None else self.name.rpartition("/")[2]
+
+
+def find_model(
+    name: str, root: Path, *, run_id: str = "latest", env: str | None = None
+) -> NamedModel:
+    """Returns the model that a name means.
+
+    Args:
+        name: `champion`; `RUN`, which is its latest checkpoint, `RUN/base`, `RUN/best`,
+            `RUN/latest` or `RUN/step_000100`, each without `RUN/` of the run `run_id`; a model's
+            folder; a Hugging Face name; or `modelscope:OWNER/NAME`.
+        root: `storage.root`.
+        run_id: a run, or `latest`.
+        env: the family of problems whose champion is meant; by default the one promoted last.
+
+    Raises:
+        ValueError: it means nothing that is there.
+    """
+    if name == "champion":
+        return _champion(root, env)
+    if _OF_A_RUN.fullmatch(name):
+        return _of_run(find_runs(root, run_id)[0], name)
+    run_name, _, what = name.partition("/")
+    if run_name and (root / "runs" / run_name / "run.json").is_file():
+        return _of_run(root / "runs" / run_name, what or "latest")
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        folder = folder.resolve()
+        run = folder.parent.parent
+        if (run / "run.json").is_file():
+            return _of_run(run, folder.name)
+    return NamedModel(name, _resolve(name, root), None, 0)
+
+
+def _champion(root: Path, env: str | None) -> NamedModel:
+    champions = [c for c in all_champions(root) if env in (None, c.env)]
+    if not champions:
+        of = f" of env={env}" if env else ""
+        raise ValueError(
+            f"no champion{of} in {root / 'champions'} yet: a run that learns makes one"
+        )
+    reign = champions[-1].current
+    if not champions[-1].is_there(root):
+        raise ValueError(f"the champion {reign.name} is gone from {root / reign.checkpoint}")
+    return _of_run(root / "runs" / reign.run_id, Path(reign.checkpoint).name)
+
+
+def _of_run(folder: Path, what: str) -> NamedModel:
+    run = RunFolder(folder)
+    if what == "base":
+        model = run.read().model
+        if model is None:
+            raise ValueError(f"run {run.run_id} did not get as far as a base model")
+        return NamedModel(f"{run.run_id}/base", Path(model), run, 0)
+    checkpoint = _checkpoint(folder, what)
+    if checkpoint is None:
+        there = ", ".join(c.path.name for c in list_checkpoints(folder)) or "none"
+        raise ValueError(f"{run.run_id} has no checkpoint {what!r} (there are: {there})")
+    return NamedModel(f"{run.run_id}/{checkpoint.path.name}", checkpoint.path, run, checkpoint.step)
+
+
+def _checkpoint(run_folder: Path, what: str) -> Checkpoint | None:
+    if what in ("best", "latest"):
+        return best(run_folder) if what == "best" else latest(run_folder, to_resume=False)
+    return next((c for c in list_checkpoints(run_folder) if c.path.name == what), None)
+
+
+def _resolve(name: str, root: Path) -> Path:
+    from rl_core.data.prompts import resolve_model
+
+    try:
+        return resolve_model(name)
+    except ValueError as error:
+        runs = [path.name for path in find_runs(root)]
+        close = difflib.get_close_matches(name.partition("/")[0], runs, n=1, cutoff=0.5)
+        hint = f" (did you mean the run {close[0]!r}?)" if close else ""
+        raise ValueError(str(error).replace("model.path=", "checkpoint=") + hint) from None

@@ -1,0 +1,236 @@
+"""Shows the rows of a query: a table that fits the terminal, or CSV, JSON or parquet as bytes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tasks.queries.sql import Query
+
+FORMATS = ("table", "csv", "json", "parquet")
+_LONG_TEXT = 40
+"""Cells up to this many characters are never shortened."""
+_MOST_RECORDS = 10
+"""Up to this many rows with a text longer than a line are shown one below the other."""
+_LEAST_TEXT = 12
+"""Columns of longer text are narrowed to this many characters at most."""
+
+
+def render(frame: pl.DataFrame, output_format: str, *, width: int) -> bytes:
+    """Returns rows in one of `FORMATS`, ready to be written to standard output.
+
+    Args:
+        frame: the rows.
+        output_format: `table`, `csv`, `json` (a list of objects) or `parquet`.
+        width: characters per line of the table.
+
+    Raises:
+        ValueError: there is no such format.
+    """
+    if output_format not in _RENDERERS:
+        raise ValueError(f"--format {output_format}: choose one of {', '.join(FORMATS)}")
+    return _RENDERERS[output_format](frame, width)
+
+
+def render_queries(queries: Sequence[Query], *, width: int) -> str:
+    """Returns the list of saved queries: names, what a row is, parameters with their defaults."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column()
+    topic = ""
+    for query in queries:
+        if query.topic != topic:
+            topic = query.topic
+            table.add_row(Text(f"{topic}:", style="dim"), "")
+        options = "  ".join(f"-p {p.name}={p.default}" for p in query.parameters)
+        table.add_row(Text(f"  {query.name}"), Text(query.description))
+        if options:
+            table.add_row("", Text(options, style="dim"))
+    return _print(table, width)
+
+
+def _table(frame: pl.DataFrame, width: int) -> bytes:
+    """A table that is made narrower, where it is too wide, by what costs the reader least.
+
+    What is the same in all rows is told once, above it; names of columns are folded; long texts
+    lose what all of them begin with, and share what room the short columns leave. A few rows that
+    do not fit even so are shown one below the other.
+    """
+    cells = {name: [_cell(value) for value in frame[name]] for name in frame.columns}
+    heads = {name: name for name in cells}
+    told = ""
+    if _width(heads, cells) > width:
+        same = _same_in_all_rows(frame, cells)
+        told = "".join(f"{name}: {value}\n" for name, value in same.items())
+        cells = {name: column for name, column in cells.items() if name not in same}
+    if _width(heads, cells) > width:
+        heads = {name: _folded(name, column) for name, column in cells.items()}
+        cells = {name: _without_common_start(column) for name, column in cells.items()}
+    longest = max((len(cell) for column in cells.values() for cell in column), default=0)
+    cells, are_readable = _shortened(heads, cells, width)
+    needed = _width(heads, cells)
+    if frame.height <= _MOST_RECORDS and (max(longest, needed) > width or not are_readable):
+        return _records(frame, width)
+    height = 1 + max((head.count("\n") for head in heads.values()), default=0)
+    shown = [
+        _align(_lines(heads[name], height) + column, to_right=frame[name].dtype.is_numeric())
+        for name, column in cells.items()
+    ]
+    lines = "".join(f"{'  '.join(row).rstrip()}\n" for row in zip(*shown, strict=True))
+    return f"{told}{lines}{_count(frame)}\n".encode()
+
+
+def _lines(head: str, height: int) -> list[str]:
+    lines = head.split("\n")
+    return [""] * (height - len(lines)) + lines
+
+
+def _widths(heads: Mapping[str, str], cells: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Returns what each column takes, in characters, without the two between columns."""
+    return {name: max(map(len, [*heads[name].split("\n"), *cells[name]])) for name in cells}
+
+
+def _width(heads: Mapping[str, str], cells: Mapping[str, Sequence[str]]) -> int:
+    return sum(size + 2 for size in _widths(heads, cells).values())
+
+
+def _folded(name: str, column: Sequence[str]) -> str:
+    """Returns a column's name over several lines, if that is what makes the column wide."""
+    return name.replace("_", "_\n") if len(name) > max(map(len, column), default=0) else name
+
+
+def _same_in_all_rows(frame: pl.DataFrame, cells: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Returns the texts that all of several rows have in common, but never all columns."""
+    same = {
+        name: column[0]
+        for name, column in cells.items()
+        if frame[name].dtype == pl.String and len(column) > 1 and len(set(column)) == 1
+    }
+    return same if len(same) < len(cells) else {}
+
+
+def _without_common_start(column: Sequence[str]) -> list[str]:
+    """Returns long texts without the whole words, or folders, that all of them begin with."""
+    several = len(column) > 1
+    common = os.path.commonprefix(column) if several else ""  # noqa: RUF071  texts, not paths
+    cut = max(common.rfind(" "), common.rfind("/")) + 1
+    return [f"…{text[cut:]}" for text in column] if cut > _LEAST_TEXT else list(column)
+
+
+def _shortened(
+    heads: Mapping[str, str], cells: Mapping[str, Sequence[str]], width: int
+) -> tuple[dict[str, list[str]], bool]:
+    """Returns all cells, long texts cut to an equal share of the room, and if that is readable."""
+    widths = _widths(heads, cells)
+    long = [name for name, size in widths.items() if size > _LONG_TEXT]
+    left = width - sum(size + 2 for name, size in widths.items() if name not in long)
+    room = max(_LEAST_TEXT, left // max(1, len(long)) - 2)
+    return {
+        name: [_shorten(cell, room) if name in long else cell for cell in column]
+        for name, column in cells.items()
+    }, room >= _LONG_TEXT or not long
+
+
+def _align(column: Sequence[str], *, to_right: bool) -> list[str]:
+    """Returns cells of one width on a terminal, where some characters take two columns.
+
+    Not by rich's tables, which take a second for a thousand rows.
+    """
+    sizes = [len(cell) if cell.isascii() else _cells(cell) for cell in column]
+    gaps = [" " * (max(sizes) - size) for size in sizes]
+    return [gap + cell if to_right else cell + gap for cell, gap in zip(column, gaps, strict=True)]
+
+
+def _cells(text: str) -> int:
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _records(frame: pl.DataFrame, width: int) -> bytes:
+    """One block per row, one line per value, long texts below each other: for reading responses."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for number, row in enumerate(frame.iter_rows(named=True), start=1):
+        table.add_row(Text(f"-- {number} --"), "")
+        for name, value in row.items():
+            lines = [_cell(line) for line in str(value).splitlines()] or [""]
+            text = "\n".join(lines) if isinstance(value, str) else _cell(value)
+            table.add_row(Text(name), Text(text))
+    return f"{_print(table, width)}{_count(frame)}\n".encode()
+
+
+def _cell(value: object) -> str:
+    """One value on one line; a model's text may hold anything, so control characters are shown."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 10_000 else f"{value:.0f}"
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M:%S}"
+    if isinstance(value, pl.Series):
+        value = value.to_list()
+    text = str(value).replace("\n", "⏎")
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
+
+
+def _count(frame: pl.DataFrame) -> str:
+    return f"({frame.height or 'no'} row{'' if frame.height == 1 else 's'})"
+
+
+def _shorten(text: str, room: int) -> str:
+    return text if len(text) <= room else text[: room - 1] + "…"
+
+
+def _csv(frame: pl.DataFrame, width: int) -> bytes:
+    nested = [name for name, dtype in frame.schema.items() if dtype.is_nested()]
+    flat = frame.with_columns(
+        pl.Series(name, [json.dumps(value, default=str) for value in frame[name].to_list()])
+        for name in nested
+    )
+    return flat.write_csv().encode()
+
+
+def _json(frame: pl.DataFrame, width: int) -> bytes:
+    return frame.write_json().encode() + b"\n"
+
+
+def _parquet(frame: pl.DataFrame, width: int) -> bytes:
+    buffer = io.BytesIO()
+    frame.write_parquet(buffer)
+    return buffer.getvalue()
+
+
+def _print(table: Table, width: int) -> str:
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
+
+
+_RENDERERS: dict[str, Callable[[pl.DataFrame, int], bytes]] = {
+    "table": _table,
+    "csv": _csv,
+    "json": _json,
+    "parquet": _parquet,
+}

@@ -1,0 +1,235 @@
+"""Finds what runs have written so far, as Arrow tables of raw lines and records for `sql.py`.
+
+It is not a parser: files may be half-written while a run works, so text is handed on as it lies and
+the views of `sql/views` pick out what is whole.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from rl_core.runs.rollout_log import rollout_files
+from rl_core.system.atomic import reading
+
+_METRIC_LINES = pa.schema(
+    [("run_id", pa.string()), ("line_number", pa.int64()), ("line", pa.string())]
+)
+_RUN_RECORDS = pa.schema(
+    [("run_id", pa.string()), ("folder", pa.string()), ("record", pa.string())]
+)
+_SETTINGS = pa.schema([("run_id", pa.string()), ("key", pa.string()), ("value", pa.string())])
+_DATASETS = pa.schema(
+    [
+        ("name", pa.string()),
+        ("split", pa.string()),
+        ("folder", pa.string()),
+        ("num_rows", pa.int64()),
+        ("total_bytes", pa.int64()),
+        ("content_hash", pa.string()),
+        ("seed", pa.string()),
+        ("made_by", pa.string()),
+    ]
+)
+_CHECKPOINT_RECORDS = pa.schema(
+    [
+        ("run_id", pa.string()),
+        ("name", pa.string()),
+        ("folder", pa.string()),
+        ("record", pa.string()),
+        ("is_latest", pa.bool_()),
+        ("is_best", pa.bool_()),
+    ]
+)
+
+
+def find_runs(root: Path, run: str | None = None) -> list[Path]:
+    """Returns the folders of all runs, or of one run, oldest first.
+
+    Args:
+        root: `storage.root`; it need not exist yet.
+        run: a run id, or `latest` for the run started last.
+
+    Raises:
+        ValueError: `run` names no run.
+    """
+    folder = root / "runs"
+    runs = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    runs.sort(key=lambda path: (_started_at(path), path.name))
+    if run is None:
+        return runs
+    if run == "latest":
+        if not runs:
+            raise ValueError(f"no run in {folder} yet: start one with `countdown-train run`")
+        return runs[-1:]
+    found = [path for path in runs if path.name == run]
+    if not found:
+        close = difflib.get_close_matches(run, [path.name for path in runs], n=1, cutoff=0.3)
+        hint = f"did you mean {close[0]!r}?" if close else "`countdown-train runs` lists all"
+        raise ValueError(f"no run {run!r} in {folder}: {hint}")
+    return found
+
+
+def parquet_files(runs: Sequence[Path], folder: str) -> list[Path]:
+    """Returns each run's finished parquet files in a folder; unfinished ones have other names.
+
+    Args:
+        runs: their folders.
+        folder: below each: `eval`, or `eval/*` for the folders in it.
+    """
+    return [
+        file
+        for run in runs
+        for file in sorted(run.glob(f"{folder}/*.parquet"))
+        if not file.name.startswith(".")
+    ]
+
+
+@contextmanager
+def reading_rollouts(runs: Sequence[Path]) -> Iterator[list[Path]]:
+    """Yields each run's rollout files, every step in one of them, which stay within the block."""
+    with ExitStack() as held:
+        for run in runs:
+            with suppress(FileNotFoundError):
+                held.enter_context(reading(run / "rollouts"))
+        yield [file.path for run in runs for file in rollout_files(run / "rollouts")]
+
+
+def metric_lines(runs: Sequence[Path]) -> pa.Table:
+    """Returns one row per line of each run's metrics.jsonl; the last may be half-written."""
+    rows = [
+        {"run_id": run.name, "line_number": number, "line": line}
+        for run in runs
+        for number, line in enumerate(_text(run / "metrics.jsonl").split("\n"))
+    ]
+    return pa.Table.from_pylist(rows, schema=_METRIC_LINES)
+
+
+def run_records(runs: Sequence[Path]) -> pa.Table:
+    """Returns one row per run: its run.json as text, `{}` where it is not there yet."""
+    rows = [
+        {"run_id": run.name, "folder": str(run), "record": _text(run / "run.json") or "{}"}
+        for run in runs
+    ]
+    return pa.Table.from_pylist(rows, schema=_RUN_RECORDS)
+
+
+def checkpoint_records(runs: Sequence[Path]) -> pa.Table:
+    """Returns one row per checkpoint: its manifest as text, and which links point to it."""
+    rows = []
+    for run in runs:
+        folder = run / "checkpoints"
+        latest, best = (folder / "latest").resolve().name, (folder / "best").resolve().name
+        for manifest in sorted(folder.glob("step_*/checkpoint.json")):
+            name = manifest.parent.name
+            rows.append(
+                {
+                    "run_id": run.name,
+                    "name": name,
+                    "folder": str(manifest.parent),
+                    "record": _text(manifest),
+                    "is_latest": name == latest,
+                    "is_best": name == best,
+                }
+            )
+    return pa.Table.from_pylist(rows, schema=_CHECKPOINT_RECORDS)
+
+
+def setting_rows(runs: Sequence[Path]) -> pa.Table:
+    """Returns one row per run and setting of its config.yaml, values as YAML would write them."""
+    rows = []
+    for run in runs:
+        rows += [
+            {"run_id": run.name, "key": key, "value": value}
+            for key, value in _settings(_text(run / "config.yaml"))
+        ]
+    return pa.Table.from_pylist(rows, schema=_SETTINGS)
+
+
+def settings_of(run: Path) -> dict[str, Any]:
+    """Returns what a run's config.yaml says, nothing where there is none or it cannot be read."""
+    try:
+        settings = yaml.safe_load(_text(run / "config.yaml"))
+    except yaml.YAMLError:
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
+@lru_cache(maxsize=1_000)
+def _settings(text: str) -> tuple[tuple[str, str], ...]:
+    """Returns keys and values of a config.yaml; to parse it takes longer than most questions."""
+    try:
+        return tuple(_leaves(yaml.safe_load(text)))
+    except yaml.YAMLError:
+        return ()
+
+
+def _leaves(value: object, key: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{key}.{name}" if key else str(name))
+    elif key:
+        yield key, "null" if value is None else str(value)
+
+
+def dataset_records(root: Path) -> pa.Table:
+    """Returns one row per split of each data set below `root`, from its file's footer."""
+    rows = []
+    for file in sorted((root / "data").glob("*/*.parquet")):
+        if file.name.startswith("."):
+            continue
+        try:
+            footer = pq.read_metadata(file)
+        except (OSError, pa.ArrowException):
+            continue  # what is no parquet file is no data set
+        said = {
+            key.decode(): value.decode(errors="replace")
+            for key, value in (footer.metadata or {}).items()
+        }
+        rows.append(
+            {
+                "name": file.parent.name,
+                "split": file.stem,
+                "folder": str(file.parent),
+                "num_rows": footer.num_rows,
+                "total_bytes": file.stat().st_size,
+                "content_hash": said.get("countdown_train.content_sha256"),
+                "seed": said.get("countdown_train.seed"),
+                "made_by": said.get("countdown_train.generator"),
+            }
+        )
+    return pa.Table.from_pylist(rows, schema=_DATASETS)
+
+
+def bytes_by_kind(run: Path) -> dict[str, int]:
+    """Returns where a run's disk went: bytes per top-level folder or file of it, largest first."""
+    sizes: dict[str, int] = {}
+    for path in run.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            kind = path.relative_to(run).parts[0]
+            sizes[kind] = sizes.get(kind, 0) + path.stat().st_size
+    return dict(sorted(sizes.items(), key=lambda item: -item[1]))
+
+
+def _started_at(run: Path) -> str:
+    try:
+        return str(json.loads(_text(run / "run.json") or "{}").get("started_at") or "")
+    except json.JSONDecodeError:
+        return ""
+
+
+def _text(file: Path) -> str:
+    """A file's text, empty where it is absent (or was pruned a moment ago)."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return ""

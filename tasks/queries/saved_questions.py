@@ -1,0 +1,139 @@
+"""Reads the saved questions and checks of `sql/`: what they take, say of themselves, and select."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+SQL_FOLDER = Path(__file__).resolve().parents[2] / "sql"
+
+Value = int | float | str | bool
+
+_HEADER_PARAMETER = re.compile(
+    r"^\$(?P<name>\w+): (?P<kind>int|float|str|bool) = (?P<default>\S+)(?:\s+\((?P<help>.*)\))?$"
+)
+_EXAMPLE = "Example: "
+_KINDS: dict[str, type[Value]] = {"int": int, "float": float, "str": str, "bool": bool}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One `$name` of a saved query, declared in its header as `-- $name: kind = default (help)`."""
+
+    name: str
+    kind: str
+    default: Value
+    help: str
+
+    def read(self, text: Value) -> Value:
+        """Returns `text` as a value of this parameter's kind.
+
+        Raises:
+            ValueError: `text` does not read as that kind.
+        """
+        return _read_value(self.name, self.kind, text)
+
+
+@dataclass(frozen=True)
+class Query:
+    """One saved question: a file of `sql/`."""
+
+    name: str
+    topic: str
+    """Its folder: rollouts, metrics, evaluation or runs."""
+    description: str
+    """The header comment: what a row is, and what to ask it for."""
+    example: str
+    """A command line that asks it; empty for a data check."""
+    parameters: tuple[Parameter, ...]
+    sql: str
+
+    def bind(self, arguments: Mapping[str, Value]) -> dict[str, Value]:
+        """Returns a value for every parameter: the argument where given, else the default.
+
+        Raises:
+            ValueError: an argument is unknown or does not read as its parameter's kind.
+        """
+        known = {parameter.name: parameter for parameter in self.parameters}
+        for name in arguments:
+            if name not in known:
+                usage = ", ".join(f"{p.name}={p.default}" for p in self.parameters) or "none"
+                hint = _nearest(name, known)
+                raise ValueError(
+                    f"sql {self.name} has no parameter {name!r}{hint} (it takes: {usage})"
+                )
+        return {
+            name: parameter.read(arguments.get(name, parameter.default))
+            for name, parameter in known.items()
+        }
+
+
+def list_queries() -> list[Query]:
+    """Returns all saved queries, by topic and name."""
+    files = [
+        path
+        for path in sorted(SQL_FOLDER.glob("*/*.sql"))
+        if path.parent.name not in ("views", "checks")
+    ]
+    return [_parse(path) for path in files]
+
+
+def load_query(name: str) -> Query:
+    """Returns the saved query called `name`.
+
+    Raises:
+        ValueError: there is none; the message names the nearest.
+    """
+    queries = {query.name: query for query in list_queries()}
+    if name not in queries:
+        hint = _nearest(name, queries)
+        raise ValueError(f"no saved query {name!r}{hint}; `countdown-train sql --list` lists all")
+    return queries[name]
+
+
+def load_check(path: Path) -> Query:
+    """Returns a check: a file of `sql/checks`."""
+    return _parse(path)
+
+
+def _parse(path: Path) -> Query:
+    """Reads a query's header: lines of comment, then parameter lines, then the SELECT."""
+    sql = path.read_text(encoding="utf-8")
+    description: list[str] = []
+    example = ""
+    parameters: list[Parameter] = []
+    for line in sql.splitlines():
+        if not line.startswith("--"):
+            break
+        text = line.removeprefix("--").strip()
+        if text.startswith(_EXAMPLE):
+            example = text.removeprefix(_EXAMPLE)
+            continue
+        if not text.startswith("$"):
+            description.append(text)
+            continue
+        match = _HEADER_PARAMETER.match(text)
+        if match is None:
+            raise ValueError(f"{path}: {line!r} does not read as `-- $name: kind = default (help)`")
+        default = _read_value(match["name"], match["kind"], match["default"])
+        parameters.append(Parameter(match["name"], match["kind"], default, match["help"] or ""))
+    return Query(
+        path.stem, path.parent.name, " ".join(description), example, tuple(parameters), sql
+    )
+
+
+def _read_value(name: str, kind: str, text: Value) -> Value:
+    try:
+        if kind == "bool":
+            return {"true": True, "false": False}[str(text).lower()]
+        return _KINDS[kind](text)
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"parameter {name}={text} does not read as {kind}") from error
+
+
+def _nearest(name: str, known: Mapping[str, object]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f": did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,398 @@
+"""Asks a run's files questions in SQL: saved queries, ad-hoc SELECTs and data checks.
+
+A user's SELECT sees tables that pyarrow reads, and DuckDB no file at all: no SELECT, however
+clever, can then read or write anything else (DuckDB 2 lets a CTE hold a COPY). The saved questions
+are this project's own words: for them DuckDB opens the parquet files itself, those and no others,
+which is faster where most of the text need not be read (benchmarks/sql.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+
+from rl_core import schema
+from tasks.queries import run_tables as run_files
+from tasks.queries.saved_questions import (
+    SQL_FOLDER,
+    Query,
+    Value,
+    list_queries,
+    load_check,
+    load_query,
+)
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as pads
+
+__all__ = [
+    "SQL_FOLDER",
+    "VIEWS",
+    "CheckSession",
+    "Query",
+    "Value",
+    "ask",
+    "export_catalog",
+    "list_queries",
+    "load_check",
+    "load_query",
+    "open_checks",
+    "run_query",
+]
+
+VIEWS = (
+    "rollouts",
+    "rescores",
+    "metrics",
+    "all_evaluations",
+    "evaluations",
+    "held_out",
+    "checkpoints",
+    "settings",
+    "runs",
+    "datasets",
+)
+
+
+def ask(
+    name: str, arguments: Mapping[str, Value] | None = None, *, root: Path, run: str | None = None
+) -> pl.DataFrame:
+    """Returns the answer of a saved query.
+
+    Args:
+        name: the query's name.
+        arguments: values of its parameters, as text or typed; defaults fill the rest.
+        root: `storage.root`.
+        run: a run id or `latest`; by default all runs.
+
+    Raises:
+        ValueError: unknown query, parameter or run, or a value of the wrong kind.
+    """
+    query = load_query(name)
+    parameters = query.bind(arguments or {})
+    return _answer(query.sql, parameters, root=root, run=run, is_ours=True)
+
+
+def run_query(
+    sql: str,
+    parameters: Mapping[str, Value] | None = None,
+    *,
+    root: Path,
+    run: str | None = None,
+) -> pl.DataFrame:
+    """Returns the rows of one read-only SELECT over the views of `sql/views`.
+
+    Args:
+        sql: one SELECT (WITH, FROM, VALUES, DESCRIBE and SUMMARIZE count as such).
+        parameters: values of its `$parameters`.
+        root: `storage.root`; runs may be writing there meanwhile.
+        run: a run id or `latest`; by default all runs.
+
+    Raises:
+        ValueError: not one SELECT, or DuckDB refuses it; the message is one or two lines.
+    """
+    return _answer(sql, parameters or {}, root=root, run=run, is_ours=False)
+
+
+def _answer(
+    sql: str, parameters: Mapping[str, Value], *, root: Path, run: str | None, is_ours: bool
+) -> pl.DataFrame:
+    """Returns the rows of a SELECT; `is_ours`: its words come from `sql/`, not from a user."""
+    runs = run_files.find_runs(root, run)
+    named = _named_views(sql)
+    of = {view: runs if view in named else [] for view in VIEWS}
+    asked = of["evaluations"] or of["all_evaluations"]
+    with run_files.reading_rollouts(of["rollouts"]) as rollouts:
+        files = {
+            "rollout_rows": rollouts,
+            "evaluation_rows": run_files.parquet_files(asked, "eval"),
+            "other_evaluation_rows": run_files.parquet_files(asked, "eval/*"),
+            "held_out_rows": run_files.parquet_files(of["held_out"], "held_out"),
+            "rescore_rows": run_files.parquet_files(of["rescores"], "rescored"),
+        }
+        own = {name: found for name, found in files.items() if found and is_ours}
+        tables = {
+            name: _dataset(files[name], columns)
+            for name, (_, columns) in _FILES.items()
+            if name not in own
+        }
+        with _connection(tables | _records(root, of), own) as connection:
+            _create_views(connection)
+            return _select(connection, sql, parameters, VIEWS)
+
+
+def _named_views(sql: str) -> set[str]:
+    """Returns the views that a SELECT may look at: the others need not be read for it."""
+    words = set(re.findall(r"\w+", sql.lower()))
+    by_text = {"query", "query_table"}  # functions that take a table's name as a value
+    return set(VIEWS) if words & by_text else words & set(VIEWS)
+
+
+def _records(root: Path, of: Mapping[str, Sequence[Path]]) -> dict[str, pa.Table]:
+    """Returns the small tables: what text files and footers of each view's runs say."""
+    return {
+        "setting_rows": run_files.setting_rows(of["settings"]),
+        "dataset_records": run_files.dataset_records(root),
+        "metric_lines": run_files.metric_lines(of["metrics"]),
+        "checkpoint_records": run_files.checkpoint_records(of["checkpoints"]),
+        "run_records": run_files.run_records(of["runs"]),
+    }
+
+
+def _create_views(connection: duckdb.DuckDBPyConnection) -> None:
+    for view in VIEWS:
+        select = (SQL_FOLDER / "views" / f"{view}.sql").read_text(encoding="utf-8")
+        connection.execute(f"create view {view} as {select}")
+
+
+def export_catalog(root: Path, file: Path) -> None:
+    """Writes a DuckDB file with all views, for any DuckDB client.
+
+    Rollouts, rescores and answers to tests stay where they are, and new ones are seen at the next
+    query; metrics, records, settings and footers are copied as they are now.
+
+    Args:
+        root: `storage.root`.
+        file: to be written; the format is that of DuckDB 1.0, which later ones read.
+
+    Raises:
+        ValueError: it cannot be written, or something else is there.
+    """
+    if file.exists():
+        _refuse_to_replace(file)
+    runs = run_files.find_runs(root)
+    new = file.with_name(f".tmp-{file.name}")
+    new.unlink(missing_ok=True)
+    try:
+        with duckdb.connect() as connection:
+            connection.execute(f"attach '{_quoted(new)}' as catalog (storage_version 'v1.0.0')")
+            connection.execute("use catalog")
+            for name, table in _records(root, dict.fromkeys(VIEWS, runs)).items():
+                connection.register("copied", table)
+                connection.execute(f"create table {name} as select * from copied")
+            for name, (folder, columns) in _FILES.items():
+                connection.register("empty", columns.empty_table())
+                connection.execute(f"create table no_{name} as select * from empty")
+                rows = f"select * from no_{name}"
+                if any((root / "runs").glob(f"*/{folder}")):
+                    rows += f" union all by name {_rows_on_disk(root, folder)}"
+                connection.execute(f"create view {name} as {rows}")
+            _create_views(connection)
+        new.replace(file)
+    except (duckdb.Error, OSError) as error:
+        new.unlink(missing_ok=True)
+        raise ValueError(f"{file} cannot be written: {' '.join(str(error).split())}") from error
+
+
+def _refuse_to_replace(file: Path) -> None:
+    """Lets only a catalogue be written anew, in which there is nothing that somebody else made.
+
+    Raises:
+        ValueError: the file is something else, or holds more.
+    """
+    advice = "choose another name with --export FILE, or move it away"
+    ours = {*VIEWS, *_RECORDS, *_FILES, *(f"no_{name}" for name in _FILES)}
+    try:
+        with duckdb.connect(str(file), read_only=True) as connection:
+            select = "select table_name from information_schema.tables"
+            found = {str(name) for (name,) in connection.execute(select).fetchall()}
+    except duckdb.Error as error:
+        raise ValueError(f"{file} is there and can be read by no DuckDB: {advice}") from error
+    if strange := sorted(found - ours):
+        raise ValueError(f"{file} also holds {strange[0]}, which would be lost: {advice}")
+    if "runs" not in found:
+        raise ValueError(f"{file} is there and is no catalogue of runs: {advice}")
+
+
+def _rows_on_disk(root: Path, folder: str) -> str:
+    """Returns a SELECT of the rows of all files that are there when it is asked, each row once.
+
+    Between the moment that `RolloutLog.compact` names a joined file and the moment that it deletes
+    the last of those it was made of, a step is in both: then the joined one counts. The file's name
+    decides, so that costs no look at the rows.
+    """
+    runs = root.resolve() / "runs"
+    joined, single = (_quoted(runs / "*" / "rollouts" / f"{kind}_*.parquet") for kind in _KINDS)
+    return rf"""
+        select * exclude (filename)
+        from read_parquet('{_quoted(runs / "*" / folder)}', union_by_name = true, filename = true)
+        where filename not in (
+            select single.file
+            from glob('{single}') as single
+            inner join glob('{joined}') as joined
+                on parse_dirpath(single.file) = parse_dirpath(joined.file)
+                and cast(regexp_extract(single.file, '_(\d+)[.]parquet$', 1) as bigint)
+                    between cast(regexp_extract(joined.file, '_(\d+)_\d+[.]parquet$', 1) as bigint)
+                    and cast(regexp_extract(joined.file, '_(\d+)[.]parquet$', 1) as bigint)
+        )
+    """
+
+
+_RECORDS = (
+    *("setting_rows", "dataset_records", "metric_lines"),
+    *("checkpoint_records", "run_records"),
+)
+"""Tables of `_records`."""
+_KINDS = ("steps", "step")
+"""How names of joined and of single files of rollouts begin."""
+_FILES: Mapping[str, tuple[str, pa.Schema]] = {
+    "rollout_rows": ("rollouts/step*.parquet", schema.ROLLOUTS),
+    "evaluation_rows": ("eval/*.parquet", schema.EVALUATION),
+    "other_evaluation_rows": ("eval/*/*.parquet", schema.EVALUATION),
+    "held_out_rows": ("held_out/*.parquet", schema.EVALUATION),
+    "rescore_rows": ("rescored/*.parquet", schema.RESCORES),
+}
+"""Where the rows of many files lie in a run's folder."""
+
+
+def _quoted(path: Path) -> str:
+    return str(path).replace("'", "''")
+
+
+class CheckSession:
+    """Tables in memory that any number of data checks look at, through one connection."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+        self._connection = connection
+        self._tables: list[str] = []
+
+    def add(self, name: str, table: pa.Table) -> None:
+        """Lets the checks read one more table.
+
+        Raises:
+            ValueError: a column is of a type that DuckDB does not have.
+        """
+        _register(self._connection, name, table)
+        self._tables.append(name)
+
+    def violations(
+        self, check: Query, parameters: Mapping[str, Value] | None = None
+    ) -> pl.DataFrame:
+        """Returns the rows that violate one check (none: it passes).
+
+        Args:
+            check: what its SELECT reads has been added.
+            parameters: values of its `$parameters`; defaults come from the check's header.
+
+        Raises:
+            ValueError: the SELECT does not fit the tables' columns.
+        """
+        return _select(self._connection, check.sql, check.bind(parameters or {}), self._tables)
+
+
+@contextmanager
+def open_checks() -> Iterator[CheckSession]:
+    """A session for data checks, without tables yet; it reads and writes no files."""
+    with _connection({}) as connection:
+        yield CheckSession(connection)
+
+
+@contextmanager
+def _connection(
+    tables: Mapping[str, pa.Table | pads.Dataset],
+    files: Mapping[str, Sequence[Path]] | None = None,
+) -> Iterator[duckdb.DuckDBPyConnection]:
+    """An in-memory DuckDB that sees `tables` and nothing else: no extensions, no files but `files`.
+
+    Args:
+        tables: by name.
+        files: parquet files by the name of the table of `_FILES` that they make up.
+    """
+    config: dict[str, str | bool | int] = {
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+        "allow_community_extensions": False,
+        "python_enable_replacements": False,
+        "temp_directory": str(Path(tempfile.gettempdir()) / f"countdown-train-sql-{os.getpid()}"),
+    }
+    connection = duckdb.connect(":memory:", config=config)
+    try:
+        connection.execute("set TimeZone = 'UTC'")
+        # It would stand in the answer, on standard output.
+        connection.execute("set enable_progress_bar = false")
+        if files:
+            connection.execute("set parquet_metadata_cache = true")
+            everything = [file for some in files.values() for file in some]
+            connection.execute(f"set allowed_paths = {_paths(everything)}")
+        connection.execute("set enable_external_access = false")
+        connection.execute("set lock_configuration = true")
+        for name, table in tables.items():
+            _register(connection, name, table)
+        for name, some in (files or {}).items():
+            _register_files(connection, name, some)
+        yield connection
+    finally:
+        connection.close()
+
+
+def _register_files(
+    connection: duckdb.DuckDBPyConnection, name: str, files: Sequence[Path]
+) -> None:
+    """Makes parquet files a table of `_FILES`; a column that they lack is null."""
+    columns = _FILES[name][1]
+    source = f"read_parquet({_paths(files)}, union_by_name = true)"
+    try:
+        found = {row[0] for row in connection.execute(f"describe from {source}").fetchall()}
+        rows = f"select * from {source}"
+        if lacking := [column for column in columns.names if column not in found]:
+            connection.register(f"no_{name}", columns.empty_table().select(lacking))
+            rows = f"select * from no_{name} union all by name {rows}"
+        connection.execute(f"create view {name} as {rows}")
+    except duckdb.Error as error:
+        raise ValueError(f"not a readable parquet file ({_message(error)})") from error
+
+
+def _register(
+    connection: duckdb.DuckDBPyConnection, name: str, table: pa.Table | pads.Dataset
+) -> None:
+    try:
+        connection.register(name, table)
+    except duckdb.Error as error:
+        raise ValueError(f"{name}: a column's type is unknown ({_message(error)})") from error
+
+
+def _paths(files: Sequence[Path]) -> str:
+    return "[" + ", ".join(f"'{_quoted(file.absolute())}'" for file in files) + "]"
+
+
+def _message(error: duckdb.Error) -> str:
+    return " ".join(str(error).split("\n\nLINE ")[0].split())
+
+
+def _select(
+    connection: duckdb.DuckDBPyConnection,
+    sql: str,
+    parameters: Mapping[str, Value],
+    tables: Sequence[str],
+) -> pl.DataFrame:
+    try:
+        statements = connection.extract_statements(sql)
+        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+            kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
+            raise ValueError(f"sql takes exactly one SELECT, and this is {kinds}: {sql.strip()}")
+        relation = connection.sql(sql, params=dict(parameters) or None)
+        return pl.DataFrame(relation.to_arrow_table())
+    except duckdb.Error as error:
+        raise ValueError(f"{_message(error)} (there are: {', '.join(tables)})") from error
+
+
+def _dataset(files: Sequence[Path], columns: pa.Schema | None = None) -> pa.Table | pads.Dataset:
+    """A lazy table over parquet files; with `columns`, a column that a file lacks is null."""
+    if not files and columns is not None:
+        return columns.empty_table()
+    import pyarrow.dataset as pads  # takes longer to import than most questions to answer
+
+    try:
+        return pads.dataset([str(file) for file in files], schema=columns, format="parquet")
+    except (pa.ArrowInvalid, OSError) as error:
+        names = ", ".join(str(file) for file in files[:3])
+        raise ValueError(f"{names}: not a readable parquet file ({error})") from error

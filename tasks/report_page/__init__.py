@@ -1,0 +1,1 @@
+"""A run's report: what it gathers, draws and renders."""

@@ -1,0 +1,234 @@
+"""Which charts a report and a comparison have, and what they are drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import polars as pl
+
+from tasks.report_page.chart import (
+    COLOURS,
+    PALETTE,
+    Chart,
+    Point,
+    Series,
+    finish,
+    legend,
+    line_chart,
+    new_figure,
+    smoothed,
+    stacked_chart,
+    styled,
+    themed,
+    thinned,
+)
+from tasks.report_page.data import ReportData, Row
+
+_MOST_AREAS = 6
+"""Of a stack of phases or processes; the smallest are summed up."""
+
+
+def charts(data: ReportData) -> dict[str, Chart]:
+    """Returns the charts there is something to draw for: title to themed chart."""
+    curve = data.curve
+    return _themed(
+        {
+            "Accuracy": _accuracy(curve),
+            "What became of the responses": _verdicts(data.verdicts, data.steps_per_row),
+            "Score, with format credit": _line(curve, "score", "score per response"),
+            "Response length": _line(curve, "response_tokens", "tokens per response"),
+            "Entropy": _line(curve, "entropy", "nats per token"),
+            "KL to the reference": _line(curve, "kl", "nats per response"),
+            "Accuracy by number of solutions": _before_and_after(
+                data.by_num_solutions, "solutions", "solutions that a problem has"
+            ),
+            "Accuracy by count of numbers": _before_and_after(
+                data.by_num_operands, "num_operands", "numbers that a problem has"
+            ),
+            "pass@k": _pass_at_k(data.pass_at_k),
+        }
+    )
+
+
+def resource_charts(data: ReportData) -> dict[str, Chart]:
+    """Returns where time, memory and disk went: title to themed chart."""
+    return _themed(
+        {
+            "Seconds per step": _stack(data.timeline, "timing_s/", "seconds", without=("step",)),
+            "Memory of the machine, by process": _stack(data.timeline, "memory/host_gib/", "GiB"),
+            "Memory, highest of the step": _peak(data.timeline),
+            "Free disk": _free_disk(data.timeline),
+        }
+    )
+
+
+_OVERLAID = (
+    ("Test accuracy", "test_accuracy", "share solved"),
+    ("Training accuracy", "accuracy", "share solved"),
+    ("Score, with format credit", "score", "score per response"),
+    ("Response length", "response_tokens", "tokens per response"),
+    ("Entropy", "entropy", "nats per token"),
+    ("KL to the reference", "kl", "nats per response"),
+)
+
+
+def overlaid(curves: Mapping[str, pl.DataFrame]) -> dict[str, Chart]:
+    """Returns charts with one line per run: title to themed chart.
+
+    Args:
+        curves: rows of `learning_curve` by run, in the order of the legend.
+    """
+    return _themed(
+        {
+            title: line_chart(
+                [
+                    Series(
+                        run,
+                        COLOURS[i % len(COLOURS)],
+                        _points(curve, column),
+                        "line" if i < len(COLOURS) else "dashes",
+                    )
+                    for i, (run, curve) in enumerate(curves.items())
+                ],
+                label,
+                legend_columns=1,
+            )
+            for title, column, label in _OVERLAID
+        }
+    )
+
+
+def _themed(drawn: Mapping[str, Chart | None]) -> dict[str, Chart]:
+    return {
+        title: replace(chart, svg=themed(chart.svg, title))
+        for title, chart in drawn.items()
+        if chart
+    }
+
+
+def _accuracy(curve: pl.DataFrame) -> Chart | None:
+    series = [
+        Series("train, sampled", "train", _points(curve, "accuracy")),
+        Series("test, greedy", "test", _points(curve, "test_accuracy"), "dots"),
+    ]
+    return line_chart(series, "share solved")
+
+
+def _line(curve: pl.DataFrame, column: str, label: str) -> Chart | None:
+    one = Series("each step", "train", _points(curve, column))
+    mean = smoothed(thinned(one), colour="test")
+    return line_chart([one, mean] if mean else [one], label)
+
+
+def _verdicts(shares: pl.DataFrame, steps_per_row: int) -> Chart | None:
+    if shares.is_empty():
+        return None
+    table = shares.pivot("verdict", index="step", values="share").fill_null(0).sort("step")
+    known = [name for name in PALETTE if name in table.columns]
+    other = sorted(set(table.columns) - {"step", *known})
+    order = sorted(known, key=lambda name: (name != "correct", name == "no_answer"))
+    series = [
+        Series(name, name if name in PALETTE else "muted", _points(table, name), span=steps_per_row)
+        for name in (*order, *other)
+    ]
+    return stacked_chart(series, "share of rollouts", top=1)
+
+
+def _stack(
+    timeline: pl.DataFrame, prefix: str, label: str, *, without: Sequence[str] = ()
+) -> Chart | None:
+    """Returns the metrics of a prefix on top of one another, the largest below."""
+    hidden = [f"{prefix}{name}" for name in without]
+    rows = timeline.filter(
+        pl.col("metric").str.starts_with(prefix) & ~pl.col("metric").is_in(hidden)
+    ).with_columns(pl.col("metric").str.strip_prefix(prefix))
+    if rows.is_empty():
+        return None
+    sums = rows.group_by("metric").agg(pl.sum("value")).sort("value", "metric", descending=True)
+    shown = sums["metric"].to_list()
+    if len(shown) > _MOST_AREAS:
+        shown = shown[: _MOST_AREAS - 1]
+        is_shown = pl.col("metric").is_in(shown)
+        named = pl.when(is_shown).then(pl.col("metric")).otherwise(pl.lit("the rest"))
+        rows = rows.with_columns(named.alias("metric"))
+        shown.append("the rest")
+    table = rows.pivot("metric", index="step", values="value", aggregate_function="sum")
+    table = table.fill_null(0).sort("step")
+    series = [
+        Series(name, COLOURS[i % len(COLOURS)], _points(table, name))
+        for i, name in enumerate(shown)
+    ]
+    return stacked_chart(series, label)
+
+
+def _peak(timeline: pl.DataFrame) -> Chart | None:
+    """Returns the most that any phase of the learner took, over steps."""
+    peaks = (
+        timeline.filter(pl.col("metric").str.starts_with("memory/peak_gib/"))
+        .group_by("step")
+        .agg(pl.max("value"))
+        .sort("step")
+    )
+    return line_chart([Series("learner", "test", _points(peaks, "value"))], "GiB")
+
+
+def _free_disk(timeline: pl.DataFrame) -> Chart | None:
+    rows = timeline.filter(pl.col("metric") == "disk/free_gib").sort("step")
+    return line_chart([Series("free", "test", _points(rows, "value"))], "GiB")
+
+
+def _before_and_after(rows: Sequence[Row], column: str, x_label: str) -> Chart | None:
+    if not rows:
+        return None
+    with styled():
+        figure, axes = new_figure("share solved", x_label=x_label)
+        drawn = []
+        for offset, values, colour, label in (
+            (-0.2, "base_accuracy", "base", "before"),
+            (0.2, "accuracy", "test", "after"),
+        ):
+            points = [(float(i), float(row[values] or 0)) for i, row in enumerate(rows)]
+            drawn.append(Series(label, colour, points))
+            places, heights = [i + offset for i, _ in points], [height for _, height in points]
+            axes.bar(places, heights, width=0.38, color=PALETTE[colour], label=label)
+        names = [str(row[column]) for row in rows]
+        axes.set_xticks(range(len(rows)), names)
+        axes.grid(axis="x", visible=False)
+        legend(figure, axes)
+        of = x_label.partition(" ")[0]
+        labels = [
+            f"{name} {of}, {row['problems']} problems"
+            for name, row in zip(names, rows, strict=True)
+        ]
+        return finish(figure, axes, drawn, unit=of, labels=labels)
+
+
+def _pass_at_k(rows: Sequence[Row]) -> Chart | None:
+    if not rows:
+        return None
+    with styled():
+        figure, axes = new_figure("pass@k", x_label="k samples")
+        drawn = []
+        for is_base, colour, label in ((True, "base", "before"), (False, "test", "after")):
+            own = [row for row in rows if (row["model"] == "base") == is_base]
+            if not own:
+                continue
+            ks = [row["k"] for row in own]
+            low, high = [row["low"] for row in own], [row["high"] for row in own]
+            axes.fill_between(ks, low, high, color=PALETTE[colour], alpha=0.2, lw=0)
+            means = [row["pass_at_k"] for row in own]
+            axes.plot(ks, means, color=PALETTE[colour], lw=2, marker="o", ms=4, label=label)
+            drawn.append(Series(label, colour, list(zip(ks, means, strict=True))))
+        axes.set_xscale("log", base=2)
+        ticks = sorted({row["k"] for row in rows})
+        axes.set_xticks(ticks, [str(k) for k in ticks])
+        axes.minorticks_off()
+        axes.set_ylim(bottom=0)
+        legend(figure, axes)
+        return finish(figure, axes, drawn, unit="k =")
+
+
+def _points(frame: pl.DataFrame, column: str) -> list[Point]:
+    finite = frame.filter(pl.col(column).is_finite())
+    return list(zip(finite["step"], finite[column], strict=True))

@@ -1,0 +1,108 @@
+"""What a run came through: attempts, what did not fit into memory, checkpoints, warnings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_core.resources.oom_recovery import in_words
+from rl_core.runs.resume import remarks
+from rl_core.runs.run_folder import Attempt, RunFolder, RunRecord
+
+_MOST_WARNINGS = 40
+_LINE = re.compile(
+    r"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)Z "
+    r"(?P<level>WARNING|ERROR|CRITICAL) (?P<logger>[\w.]+): (?P<message>.*)"
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that went wrong, and how the run went on."""
+
+    where: str
+    """`attempt 2`, `step 12`, `checkpoint`."""
+    what: str
+    how: str
+
+
+@dataclass(frozen=True)
+class LoggedWarning:
+    """A line of the log, once for all lines that say the same."""
+
+    time: str
+    """Of the first, UTC."""
+    level: str
+    message: str
+    count: int
+
+
+def faults(run: Path, record: RunRecord) -> list[Fault]:
+    """Returns what the run's record, metrics and checkpoints say went wrong, oldest first.
+
+    Args:
+        run: the run's folder.
+        record: its record.
+    """
+    attempts = list(enumerate(record.attempts, start=1))[1:]
+    return [
+        *(_attempt(number, attempt) for number, attempt in attempts),
+        *_out_of_memory(RunFolder(run).metrics.read()),
+        *(Fault("checkpoint", remark, "kept beside the sound ones") for remark in remarks(run)),
+    ]
+
+
+def warnings(run: Path) -> list[LoggedWarning]:
+    """Returns what the run's log warned of, the first time each, oldest first."""
+    seen: dict[str, LoggedWarning] = {}
+    try:
+        lines = (run / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    for match in filter(None, map(_LINE.fullmatch, lines)):
+        key = re.sub(r"\d+", "0", match["message"])  # step by step the same
+        before = seen.get(key)
+        seen[key] = LoggedWarning(
+            before.time if before else match["time"].replace("T", " "),
+            match["level"],
+            before.message if before else match["message"],
+            before.count + 1 if before else 1,
+        )
+    return list(seen.values())[:_MOST_WARNINGS]
+
+
+def _attempt(number: int, attempt: Attempt) -> Fault:
+    if attempt.reason == "continued":
+        what, how = "interrupted", "continued"
+    else:
+        what, how = attempt.reason, "retried"
+    changes = f" with {in_words(attempt.changes)}" if attempt.changes else ""
+    return Fault(f"attempt {number}", what, f"{how} from step {attempt.from_step}{changes}")
+
+
+def _out_of_memory(rows: Iterable[dict[str, Any]]) -> list[Fault]:
+    """Returns, by phase, how often a pass did not fit and what fitted then."""
+    counts: dict[str, int] = {}
+    first: dict[str, int] = {}
+    left: dict[str, str] = {}
+    for row in rows:
+        for name, value in row.items():
+            phase = name.removeprefix("memory/oom/")
+            if phase == name or not value:
+                continue
+            counts[phase] = counts.get(phase, 0) + int(value)
+            first.setdefault(phase, row["step"])
+            for unit, kind in (("tokens", "budget_tokens"), ("sequences", "budget_seqs")):
+                if (budget := row.get(f"memory/{kind}/{phase}")) is not None:
+                    left[phase] = f", {budget:g} {unit} at a time since"
+    return [
+        Fault(
+            f"step {first[phase]}",
+            f"out of memory in {phase}, {counts[phase]} time{'s' if counts[phase] > 1 else ''}",
+            f"split and done again, the result unchanged{left.get(phase, '')}",
+        )
+        for phase in sorted(counts, key=lambda phase: first[phase])
+    ]

@@ -1,0 +1,113 @@
+"""Turns a report's data into its HTML page and its markdown, by the templates beside this file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from rl_core.resources.oom_recovery import in_words
+from tasks.report_page.answers import Answers
+from tasks.report_page.chart import PALETTE
+from tasks.report_page.charts import charts, overlaid, resource_charts
+from tasks.report_page.compare import Comparison
+from tasks.report_page.data import ReportData
+
+_TEMPLATES = Path(__file__).resolve().parent / "templates"
+
+
+def render_html(data: ReportData) -> str:
+    """Returns one self-contained page; all text of models and settings is escaped."""
+    return _page(
+        "report.html.j2",
+        data=data,
+        run=data.record,
+        charts=charts(data),
+        resource_charts=resource_charts(data),
+    )
+
+
+def render_markdown(data: ReportData) -> str:
+    """Returns the short version: headline and tables, without any text of a model."""
+    template = _environment(autoescape=False).get_template("report.md.j2")
+    return template.render(data=data, run=data.record)
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """Returns the page of several runs beside one another, self-contained as a report is."""
+    return _page(
+        "compare.html.j2",
+        comparison=comparison,
+        charts=overlaid(comparison.curves),
+    )
+
+
+def render_answers(answers: Answers) -> str:
+    """Returns the page of a model's right and wrong answers, self-contained as a report is."""
+    return _page("answers.html.j2", answers=answers)
+
+
+def _page(template: str, **values: object) -> str:
+    """Returns a page that may run its own script alone, by that script's hash."""
+    script = (_TEMPLATES / "hover.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        _environment(autoescape=True)
+        .get_template(template)
+        .render(
+            script=script,
+            script_hash=f"sha256-{digest}",
+            palette={name.replace("_", "-"): colour for name, colour in PALETTE.items()},
+            **values,
+        )
+    )
+
+
+def _environment(*, autoescape: bool) -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=autoescape,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"share": _share, "bytes": _bytes, "time": _time, "signed": _signed}
+    environment.filters |= {"typed": in_words, "setting": _setting}
+    return environment
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _signed(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.3f}"
+
+
+def _setting(value: object) -> str:
+    """As one would type it."""
+    if isinstance(value, list):
+        return f"[{','.join(map(_setting, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "null" if value is None else str(value)
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

@@ -1,0 +1,235 @@
+"""What a report shows of a model's own words: the same problems through training, best and worst.
+
+All of it is text that a model wrote: pages escape it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from rl_core.runs.run_folder import RunFolder
+from tasks.queries import sql
+
+Row = dict[str, Any]
+
+_LONGEST_SAMPLE = 4_000
+"""Characters of a sample's response that are shown, before and after its answer."""
+_LONGEST_ANSWER_IN_A_STORY = 600
+_MOST_TESTS = 5
+"""Answers shown of a problem: the first, the last, and where the verdict changed."""
+_EXTREMES = 2
+"""Best samples, and as many of the worst."""
+_EXTREMES_QUERY = """
+select step, prompt_index, verdict, score, answer, response, prompt, advantage_mean
+from rollouts
+where step >= $from_step
+order by {order}, hash(step, group_id, sample_index)
+limit $limit
+"""
+_BEST = "score desc, advantage_mean desc nulls last"
+_WORST = "score asc, advantage_mean asc nulls last"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One response to read, cut in three around the answer."""
+
+    step: int
+    verdict: str
+    score: float
+    prompt: str
+    before: str
+    answer: str
+    after: str
+    is_cut: bool
+
+
+@dataclass(frozen=True)
+class Story:
+    """One held-out problem through training."""
+
+    title: str
+    problem: str
+    """Short, of its ground truth: `19, 11, 9 -> 118`; empty where a row has none."""
+    prompt: str
+    tests: list[Sample]
+    """The first, the last, and those in between where the verdict changed, oldest first."""
+    num_tests: int
+    num_correct: int
+
+
+def samples(run: Path, *, from_step: int) -> list[Sample]:
+    """Returns one rollout of each verdict, the most frequent verdict first.
+
+    Args:
+        run: the run's folder.
+        from_step: leaves out earlier ones.
+    """
+    root, name = run.parent.parent, run.name
+    counts = sql.run_query(
+        "select verdict from rollouts where step >= $from_step "
+        "group by verdict order by verdict != 'correct', count(*) desc, verdict",
+        {"from_step": from_step},
+        root=root,
+        run=name,
+    )
+    found: list[Sample] = []
+    for verdict in counts["verdict"]:
+        arguments: Row = {"verdict": verdict, "from_step": from_step, "limit": 1}
+        rows = sql.ask("samples_of_a_verdict", arguments, root=root, run=name)
+        found += [as_sample(row) for row in rows.to_dicts()]
+    return found
+
+
+def best_and_worst(run: Path, *, from_step: int) -> tuple[list[Sample], list[Sample]]:
+    """Returns the rollouts of the highest and of the lowest score; of equals, by advantage.
+
+    So the best are those that training reinforced most, and the worst those it punished most.
+
+    Args:
+        run: the run's folder.
+        from_step: leaves out earlier ones.
+    """
+
+    def asked(order: str) -> list[Sample]:
+        rows = sql.run_query(
+            _EXTREMES_QUERY.format(order=order),
+            {"from_step": from_step, "limit": _EXTREMES},
+            root=run.parent.parent,
+            run=run.name,
+        )
+        return [as_sample(row) for row in rows.to_dicts()]
+
+    best, worst = asked(_BEST), asked(_WORST)
+    return best, [sample for sample in worst if sample not in best]
+
+
+def stories(run: Path) -> list[Story]:
+    """Returns held-out problems that show what training did, at most one of each kind.
+
+    Kinds: wrong first and right later (the earliest to stay so), right first and wrong later, never
+    right (the one with the most near misses). Taken from the tests of training, of a run that kept
+    none from the evaluation of base and trained model.
+    """
+    rows = RunFolder(run).held_out.read()
+    if len({row["step"] for row in rows}) < 2:
+        rows = _evaluated(run)
+    rows.sort(key=lambda row: (row["prompt_index"], row["step"]))
+    problems = [list(group) for _, group in groupby(rows, key=lambda row: row["prompt_index"])]
+    problems = [tests for tests in problems if len(tests) > 1]
+
+    learned = [t for t in problems if not _is_right(t[0]) and _is_right(t[-1])]
+    forgotten = [t for t in problems if _is_right(t[0]) and not _is_right(t[-1])]
+    never = [t for t in problems if not any(map(_is_right, t))]
+    chosen = (
+        ("wrong at first, right at the end", learned, _num_wrong),
+        ("right at first, wrong at the end", forgotten, _num_right),
+        ("never right", never, _num_without_value),
+    )
+    return [_story(title, min(tests, key=key)) for title, tests, key in chosen if tests]
+
+
+def _evaluated(run: Path) -> list[Row]:
+    """Returns the greedy answers of the base model and of the newest trained one."""
+    frame = sql.run_query(
+        "select prompt_index, step, prompt, response, answer, verdict, score, "
+        "ground_truth from evaluations "
+        "where mode = 'greedy' and (model = 'base' or step = (select max(step) from evaluations))",
+        root=run.parent.parent,
+        run=run.name,
+    )
+    return frame.unique(["prompt_index", "step"], keep="first", maintain_order=True).to_dicts()
+
+
+def _story(title: str, tests: Sequence[Row]) -> Story:
+    changes = [new for old, new in pairwise(tests[:-1]) if old["verdict"] != new["verdict"]]
+    shown = [tests[0], *changes[: _MOST_TESTS - 2], tests[-1]]
+    return Story(
+        title=title,
+        problem=_problem(tests[0]["ground_truth"]),
+        prompt=tests[0]["prompt"] or "",
+        tests=[as_sample(row, longest=_LONGEST_ANSWER_IN_A_STORY) for row in shown],
+        num_tests=len(tests),
+        num_correct=sum(map(_is_right, tests)),
+    )
+
+
+def _problem(ground_truth: str | None) -> str:
+    try:
+        truth = json.loads(ground_truth or "")
+        return f"{', '.join(map(str, truth['numbers']))} -> {truth['target']}"
+    except (ValueError, TypeError, KeyError):
+        return ""
+
+
+def _is_right(row: Row) -> bool:
+    return bool(row["verdict"] == "correct")
+
+
+def _num_right(tests: Sequence[Row]) -> int:
+    return sum(map(_is_right, tests))
+
+
+def _num_wrong(tests: Sequence[Row]) -> int:
+    return len(tests) - _num_right(tests)
+
+
+def _num_without_value(tests: Sequence[Row]) -> int:
+    """The fewer, the nearer the model came: it calculated well, to a wrong result."""
+    return sum(row["verdict"] != "wrong_value" for row in tests)
+
+
+def as_sample(row: Row, *, longest: int = _LONGEST_SAMPLE) -> Sample:
+    """Returns a rollout or an evaluated response, to be shown."""
+    response = row["response"] or ""
+    before, answer, after = cut_around_answer(response, row["answer"], longest=longest)
+    return Sample(
+        step=row["step"],
+        verdict=row["verdict"],
+        score=row["score"],
+        prompt=row["prompt"] or "",
+        before=before,
+        answer=answer,
+        after=after,
+        is_cut=len(before) + len(answer) + len(after) < len(response),
+    )
+
+
+def cut_around_answer(
+    response: str, answer: str | None, *, longest: int = _LONGEST_SAMPLE
+) -> tuple[str, str, str]:
+    """Returns what comes before the scored answer, the answer, and what comes after it.
+
+    The answer stands in the last answer tag, else where its text occurs last; without one, all is
+    `before`. Of a long response only the part around the answer is returned.
+    """
+    closing = response.rfind("</answer>")
+    opening = response.rfind("<answer>", 0, max(closing, 0))
+    found = response.rfind(answer) if answer else -1
+    start = end = len(response)
+    if answer and opening >= 0:
+        start, end = opening + len("<answer>"), closing
+    elif answer and found >= 0:
+        start, end = found, found + len(answer)
+    return (
+        response[max(0, start - longest) : start],
+        response[start:end],
+        response[end : end + longest],
+    )
+
+
+def from_the_end(verdicts: pl.DataFrame) -> int:
+    """Returns the step from which on samples are taken: the last fifth of training.
+
+    Args:
+        verdicts: rows with a `step`, of steps that have rollouts.
+    """
+    last = int(verdicts["step"].max() or 0)  # type: ignore[arg-type]  # an int column, or empty
+    return max(1, last - last // 5)

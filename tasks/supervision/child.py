@@ -1,0 +1,141 @@
+"""A watched process: `python -m tasks.supervision.child NAME SOCKET`, see supervisor.py."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+from base64 import b64decode, b64encode
+from contextlib import suppress
+from types import FrameType
+from typing import Any, Final, NoReturn
+
+from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages
+
+apply_defaults()
+hide_cuda_only_packages()
+
+from rl_core.errors import first_line  # noqa: E402  # torch comes with what is called
+from rl_core.system.log_file import RedactingFormatter  # noqa: E402
+from rl_core.system.process_group import FAMILY, dump_stacks_on_request, end_family  # noqa: E402
+from rl_core.system.signals import LEAVING_S  # noqa: E402
+
+_PROGRESS_INTERVAL_S: Final = 0.5
+_logger = logging.getLogger("tasks.supervision.child")  # its __name__ is __main__
+
+
+class Channel(logging.Handler):
+    """Tells the parent what happens, a line of JSON each; a parent that is gone hears nothing.
+
+    As a handler of loggers it tells what they say.
+    """
+
+    def __init__(self, to_parent: socket.socket) -> None:
+        super().__init__(logging.INFO)
+        self._socket = to_parent
+        self._sending = threading.RLock()
+        self._told: tuple[str, float] = ("", 0.0)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Tells one log record."""
+        self._send(log=[record.name, record.levelno, self.format(record)])
+
+    def step(self, step: int, last_step: int, metrics: dict[str, float]) -> None:
+        """Tells that a step is done."""
+        self._send(step=[step, last_step, metrics])
+
+    def progress(self, phase: str) -> None:
+        """Tells that a phase has begun or is a piece further, unless that was said just now."""
+        told, told_at = self._told
+        if phase != told or time.monotonic() - told_at > _PROGRESS_INTERVAL_S:
+            self._told = phase, time.monotonic()
+            self._send(progress=phase)
+
+    def done(self, result: object) -> None:
+        """Tells what came of the call, as its last word."""
+        self._send(done=b64encode(pickle.dumps(result)).decode())
+
+    def error(self, error: Exception) -> None:
+        """Tells what ended the call, as its last word."""
+        self._send(error=b64encode(_pickled(error)).decode())
+
+    def _send(self, **message: Any) -> None:
+        line = json.dumps(message, default=float).encode() + b"\n"
+        with self._sending, suppress(OSError):
+            self._socket.sendall(line)
+
+
+def main() -> NoReturn:
+    """Does what the parent asks."""
+    name, to_parent = sys.argv[1], socket.socket(fileno=int(sys.argv[2]))
+    to_parent.set_inheritable(False)  # else a grandchild's life would look like ours
+    signal.signal(signal.SIGTERM, _leave)
+    dump_stacks_on_request()
+    with to_parent.makefile("rb") as stream:
+        job = stream.readline()
+    threading.Thread(target=_leave_with_parent, args=(to_parent,), daemon=True).start()
+    channel = Channel(to_parent)
+    _log_to(channel)
+    sys.exit(_work(name, job, channel))
+
+
+def _work(name: str, job: bytes, channel: Channel) -> int:
+    """Returns the exit code."""
+    try:
+        function, arguments = pickle.loads(b64decode(job))  # of our parent, by a private way
+        result = function(channel, **arguments)
+    except Exception as error:  # whatever it is, the parent raises it
+        _logger.exception("%s failed:", name)
+        channel.error(error)
+        return 1
+    channel.done(result)
+    return 0
+
+
+def _log_to(channel: Channel) -> None:
+    """Sends our loggers' records to the parent, and to this process's own log."""
+    own = logging.StreamHandler()
+    own.setFormatter(RedactingFormatter())
+    for name in ("rl_core", "tasks"):
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        logger.addHandler(channel)
+        logger.addHandler(own)
+        logger.propagate = False
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _leave_with_parent(to_parent: socket.socket) -> None:
+    """Waits until the parent is gone, then has this process save and leave, or else dies."""
+    with suppress(OSError):
+        while to_parent.recv(1):
+            pass
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+    signal.pthread_kill(main_thread, signal.SIGTERM)
+    time.sleep(LEAVING_S)
+    end_family(os.environ[FAMILY])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _pickled(error: Exception) -> bytes:
+    """Returns an error that can be unpickled: itself, or what it says."""
+    try:
+        data = pickle.dumps(error)
+        pickle.loads(data)
+    except Exception:  # noqa: BLE001  # a foreign exception's own code runs here
+        return pickle.dumps(RuntimeError(f"{type(error).__name__}: {first_line(error)}"))
+    return data
+
+
+if __name__ == "__main__":
+    main()

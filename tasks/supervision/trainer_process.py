@@ -1,0 +1,33 @@
+"""What the watched child process calls to train: Prefect is not loaded there."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rl_core.config.run import RunConfig
+from rl_core.runs.lock import training
+from rl_core.runs.run_folder import RunFolder
+from rl_core.system.signals import LEAVING_S
+from rl_core.training import train_model
+from tasks.supervision.worker_logs import TRAINER_LOGGER
+
+if TYPE_CHECKING:
+    from tasks.supervision.child import Channel
+
+
+def train_for_parent(
+    channel: Channel, *, config: RunConfig, run: RunFolder, data: Path, model_path: Path
+) -> int:
+    """Trains as `train_model` does, in a process whose parent hears of it through the channel."""
+    with training(run, wait_s=LEAVING_S):
+        return train_model(
+            config,
+            run,
+            data=data,
+            model_path=model_path,
+            on_step=channel.step,
+            logger=logging.getLogger(TRAINER_LOGGER),
+            on_progress=channel.progress,
+        )

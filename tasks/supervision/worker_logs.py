@@ -1,0 +1,165 @@
+"""What learner and engines say, passed on to the logger of whoever asked for them.
+
+Each process writes all of its output to a file of its own, and there it stays. Passed on are the
+lines of loggers that people should see: warnings and errors, and everything from INFO up of our
+own. What libraries print beside them (banners, progress, Python's warnings) is noise.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from rl_core.system.log_file import Log, redact
+from rl_core.system.printable import printable
+
+TRAINER_LOGGER: Final = "tasks.train"
+"""What the trainer logs under this name goes to the logger of whoever asked for the training."""
+_POLL_S: Final = 2.0
+_READ_BYTES: Final = 2**16
+"""Of a file in one look; of more, only the end is read."""
+_LINES: Final = 20
+"""Passed on of a file in `_WINDOW_S`; the others are counted."""
+_WINDOW_S: Final = 60.0
+_LINE_CHARACTERS: Final = 500
+_REMEMBERED: Final = 1_000
+_NUMBERS: Final = re.compile(r"\d+(?:\.\d+)?")
+
+_LEVELS: Final = {
+    **{name: logging.getLevelName(name) for name in ("INFO", "WARNING", "ERROR", "CRITICAL")},
+    "FATAL": logging.CRITICAL,
+    **{"E": logging.ERROR, "F": logging.CRITICAL, "C": logging.CRITICAL},
+}
+_OURS: Final = re.compile(
+    r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ (?P<level>INFO|WARNING|ERROR|CRITICAL) "
+    r"(?:rl_core|tasks)[\w.]*: (?P<text>.*)"
+)
+_OTHERS: Final = tuple(
+    re.compile(pattern)
+    for pattern in (
+        # vLLM: "(EngineCore pid=9) WARNING 11-21 20:46:16 [cpu.py:123] text"
+        r"(?:\([^()]{1,60}\) )?(?P<level>WARNING|ERROR|CRITICAL) \d\d-\d\d [\d:.]+ (?P<text>.*)",
+        # Ray's C++: "[2026-11-21 20:46:16,123 E 9 9] worker.cc:1: text"
+        r"\[[\d\- :,]{19,} (?P<level>[EFC]) \d+ \d+\] (?P<text>.*)",
+        # torch: "[E1121 20:46:16.123 file.cpp:1] text"; its warnings are Python's, in C++
+        r"(?:\[rank\d+\]:)?\[(?P<level>[EF])\d{4} [\d:.]+ (?P<text>.*)",
+        # logging's default, of a library that was given no format: "WARNING:name:text"
+        r"(?P<level>WARNING|ERROR|CRITICAL):[\w.]+:(?P<text>.*)",
+        # How Python, its interpreter and C++ end a process.
+        r"(?P<text>(?:[\w.]+\.)?\w*(?:Error|Exception)(?::.*)?)",
+        r"(?P<text>Fatal Python error: .*)",
+        r"(?P<text>terminate called .*)",
+        r"(?P<text>(?:CUDA error|Segmentation fault).*)",
+    )
+)
+
+
+def worth_telling(line: str) -> tuple[int, str] | None:
+    """Returns level and text of a line that people should see, None for any other.
+
+    Args:
+        line: of a worker's output.
+    """
+    for pattern in (_OURS, *_OTHERS):
+        if match := pattern.fullmatch(line.rstrip()):
+            level = match.groupdict().get("level")
+            return _LEVELS[level] if level else logging.ERROR, match["text"]
+    return None
+
+
+class _Tail:
+    """One file, from where it ends now."""
+
+    def __init__(self, path: Path, *, from_start: bool) -> None:
+        self.path = path
+        self._offset = 0 if from_start else path.stat().st_size
+        self._told: set[str] = set()
+        self._window: tuple[float, int] = (float("-inf"), 0)
+
+    def look(self, logger: Log, *, at_end: bool) -> None:
+        """Tells what is new of it."""
+        lines = self._new_lines(at_end=at_end)
+        left = 0
+        for line in lines:
+            found = worth_telling(line)
+            if found is None or not self._is_new(found[1]):
+                continue
+            if not self._may_tell():
+                left += 1
+                continue
+            text = printable(redact(found[1]))[:_LINE_CHARACTERS]
+            logger.log(found[0], "%s: %s", self.path.stem, text)
+        if left:
+            logger.warning("%s: %d more lines, in %s", self.path.stem, left, self.path)
+
+    def _new_lines(self, *, at_end: bool) -> list[str]:
+        size = self.path.stat().st_size
+        start = max(self._offset, size - _READ_BYTES)
+        with self.path.open("rb") as file:
+            file.seek(start)
+            data = file.read(size - start)
+        end = len(data) if at_end else data.rfind(b"\n") + 1
+        self._offset = start + end
+        return data[:end].decode(errors="replace").splitlines()
+
+    def _is_new(self, text: str) -> bool:
+        """Says whether it was not told yet, whatever its numbers are."""
+        kind = _NUMBERS.sub("0", text)
+        if kind in self._told or len(self._told) >= _REMEMBERED:
+            return False
+        self._told.add(kind)
+        return True
+
+    def _may_tell(self) -> bool:
+        began, count = self._window
+        if time.monotonic() - began > _WINDOW_S:
+            began, count = time.monotonic(), 0
+        self._window = began, count + 1
+        return count < _LINES
+
+
+@contextmanager
+def worker_logs(folder: Path, logger: Log) -> Iterator[None]:
+    """Passes on what learner and engines say within the block, each thing once.
+
+    A thread looks into their files now and then: it costs the workers nothing, and a worker that
+    writes without end costs no more than the last of it.
+
+    Args:
+        folder: a run's `workers/`, where the files are or will be.
+        logger: hears `engine_0: text` at the level at which it was said.
+    """
+    tails = {path: _Tail(path, from_start=False) for path in _files(folder)}
+    over = threading.Event()
+
+    def look(*, at_end: bool) -> None:
+        for path in _files(folder):
+            with suppress(OSError):
+                tail = tails.setdefault(path, _Tail(path, from_start=True))
+                tail.look(logger, at_end=at_end)
+
+    def watch() -> None:
+        while not over.wait(_POLL_S):
+            look(at_end=False)
+
+    context = contextvars.copy_context()  # of the Prefect run whose log this is
+    thread = threading.Thread(target=context.run, args=(watch,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        look(at_end=True)
+
+
+def _files(folder: Path) -> list[Path]:
+    """Returns the files of learner and engines: a child tells its parent itself what it says."""
+    return [path for path in folder.glob("*.log") if path.stem not in ("trainer", "evaluator")]

@@ -1,0 +1,1 @@
+"""What the data checks need beside the two splits."""

@@ -1,0 +1,94 @@
+"""In a real bash, which runs the program at each TAB."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.cli.completion import suggestions
+from flows.cli.main import run_command
+from flows.settings.keys import CHOICES
+from tests.test_imports import loaded_by
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = (
+    f'#!{sys.executable}\nfrom flows.cli.main import main\nif __name__ == "__main__":\n    main()\n'
+)
+TAB = """
+eval "$(countdown-train completion bash)"
+function=$(complete -p countdown-train | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+for line in "$@"; do
+    COMP_LINE="$line" COMP_POINT=${#line} COMP_TYPE=9 COMPREPLY=()
+    "$function" countdown-train
+    (IFS='|'; echo "${COMPREPLY[*]}")
+done
+"""
+
+
+def test_tab_in_bash_completes_commands_presets_settings_and_runs(tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "countdown-train"
+    program.parent.mkdir()
+    program.write_text(PROGRAM)
+    program.chmod(0o755)
+    (tmp_path / "outputs" / "runs" / "my-run").mkdir(parents=True)
+    asked = {
+        "preflig": "preflight ",
+        "run preset=tinyzero-3b": "tinyzero-3b|tinyzero-3b-instruct",
+        "run env=g": "gsm8k ",
+        "train seed=1 actor.lr_": "actor.lr_schedule=",
+        "sql learning": "learning_curve ",
+        "watch my": "my-run ",
+        "data col": "column=|columns",
+    }
+    done = subprocess.run(
+        ["bash", "--norc", "-c", TAB, "bash", *(f"countdown-train {line}" for line in asked)],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PATH": f"{program.parent}:{os.environ['PATH']}",
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stderr == ""
+    found = dict(zip(asked, done.stdout.split("\n")[: len(asked)], strict=True))
+    order = {line: sorted(words.split("|")) for line, words in found.items()}
+    assert order == {line: sorted(words.split("|")) for line, words in asked.items()}
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_gets_a_script_that_it_can_read(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, shell: str
+) -> None:
+    assert run_command(["completion", shell]) == 0
+    script = tmp_path / "script"
+    script.write_text(capsys.readouterr().out)
+    assert "countdown-train" in script.read_text()
+    if shutil.which(shell):
+        subprocess.run([shell, "-n", str(script)], check=True, timeout=60)
+
+
+def test_values_are_suggested_where_they_can_be_counted() -> None:
+    assert set(suggestions("run", "preset=")) == {f"preset={name}" for name in CHOICES["preset"]}
+    assert list(suggestions("run", "critic.share_trunk=")) == [
+        "critic.share_trunk=true",
+        "critic.share_trunk=false",
+    ]
+    assert set(suggestions("run", "env.answer_from=")) == {
+        f"env.answer_from={place}" for place in ("anywhere", "last_line", "strict", "lenient")
+    }
+    assert list(suggestions("run", "actor.lr=")) == []
+    assert list(suggestions("run", "no.such=")) == []
+    assert "env.source=" in suggestions("run", "env.")
+
+
+def test_a_tab_loads_nothing_heavy() -> None:
+    code = "from flows.cli.completion import suggestions; list(suggestions('sql', ''))"
+    assert loaded_by(code) == set()

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flows.cli.main import run_command
+from flows.cli.watch import _end_of, spark
+from rl_core.config.run import RunConfig
+from rl_core.runs.run_folder import RunFolder
+from rl_core.schema import ROLLOUTS
+
+HOSTILE = "\x1b[2Jgone\n[bold]bold[/bold]"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    settings = {
+        "run_id": "one",
+        "storage": {"root": tmp_path},
+        "trainer": {"total_steps": 20},
+    }
+    run = RunFolder.create(RunConfig.model_validate(settings))
+    for step in range(1, 11):
+        run.metrics.append(
+            step,
+            {"critic/score/mean": 0.0, "timing_s/step": 60.0, "memory/peak_gib/gen": 1.25},
+        )
+    row = {
+        "run_id": "one",
+        "step": 10,
+        "group_id": 0,
+        "sample_index": 0,
+        "verdict": "no_answer",
+        "score": 0.0,
+        "response": HOSTILE,
+        "generated_at": datetime(2026, 11, 21, tzinfo=UTC),
+    }
+    file = run.path / "rollouts" / "step_000010.parquet"
+    file.parent.mkdir(exist_ok=True)
+    pq.write_table(pa.Table.from_pylist([row], schema=ROLLOUTS), file)
+    return run
+
+
+def test_a_curve_as_bars_by_hand() -> None:
+    assert spark([]) == ""
+    assert spark([3.0, 3.0]) == "▁▁"
+    assert spark([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert spark([0, 0, 7, 7], width=2) == "▁█"
+    assert spark([0, 1, 7], width=2) == "▁█"  # means of (0) and (1, 7)
+
+
+def test_one_look_shows_progress_curves_memory_samples_and_what_is_wrong(
+    capsys: pytest.CaptureFixture[str], run: RunFolder, tmp_path: Path
+) -> None:
+    assert run_command(["watch", "one", f"storage.root={tmp_path}"]) == 0
+    said = capsys.readouterr().out
+    assert "step 10 of 20, 10 min left" in said
+    assert "s per step  ▁▁▁▁▁▁▁▁▁▁  60 → 60" in said
+    assert "gen 1.25" in said
+    assert "no response has scored anything yet" in said
+    assert "step 10: no_answer, 0" in said
+    assert "\x1b[2J" not in said
+    assert "[bold]bold[/bold]" in said  # a model's text is no markup
+
+
+def test_before_the_first_step_the_log_tells_what_the_run_does(
+    capsys: pytest.CaptureFixture[str], run: RunFolder, tmp_path: Path
+) -> None:
+    (run.path / "metrics.jsonl").unlink()
+    (run.path / "log.txt").write_text("one\n12:00 warm start 3/900 \x1b[2J\n")
+    assert run_command(["watch", "one", f"storage.root={tmp_path}"]) == 0
+    said = capsys.readouterr().out
+    assert "12:00 warm start 3/900" in said
+    assert "\x1b[2J" not in said
+    assert "step 0 of 20" in said
+
+
+def test_only_the_end_of_a_long_response_is_shown() -> None:
+    assert _end_of("\n1 + 2\n") == "1 + 2"
+    assert _end_of("a" * 300 + "b" * 400) == "… " + "b" * 400
+
+
+def test_ctrl_c_leaves_a_watch_without_a_word(
+    capsys: pytest.CaptureFixture[str],
+    run: RunFolder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("flows.cli.watch.time.sleep", interrupt)
+    assert run_command(["watch", "one", f"storage.root={tmp_path}"]) == 0
+    said = capsys.readouterr()
+    assert "step 10 of 20" in said.out
+    assert said.err == ""
+
+
+def test_a_run_that_is_over_ends_the_watch_in_a_terminal_too(
+    capsys: pytest.CaptureFixture[str],
+    run: RunFolder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    run.update(status="finished", reason=None)
+    assert run_command(["watch", f"storage.root={tmp_path}"]) == 0
+    assert "finished" in capsys.readouterr().out
+
+
+def test_a_run_that_has_only_begun_is_shown(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "runs" / "new"
+    folder.mkdir(parents=True)
+    record = {"run_id": "new", "preset": "quickstart", "started_at": "2026-11-21T00:00:00"}
+    (folder / "run.json").write_text(json.dumps(record))
+    assert run_command(["watch", f"storage.root={tmp_path}"]) == 0
+    assert "step 0" in capsys.readouterr().out
+
+
+def test_unknown_runs_end_with_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run_command(["watch", "nope", f"storage.root={tmp_path}"]) == 2
+    assert run_command(["watch", "a", "b"]) == 2
+
+
+def test_memory_that_grows_is_named_with_the_step_at_which_none_is_left(
+    capsys: pytest.CaptureFixture[str], run: RunFolder, tmp_path: Path
+) -> None:
+    for step in range(11, 51):
+        held = {"memory/host_gib/learner": 0.5 + 0.04 * step, "memory/host_gib/trainer": 0.25}
+        run.metrics.append(step, held | {"memory/host_available_gib": 20 - 0.04 * step})
+    assert run_command(["watch", "one", f"storage.root={tmp_path}"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "memory held, GiB learner 2.50, trainer 0.25; 18.0 are left" in said
+    # 20 GiB at 0.04 GiB per step
+    assert "memory of learner grows steadily: the machine's is full at about step 500" in said

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+
+import pytest
+from prefect import flow_engine
+from prefect._internal.concurrency.cancellation import CancelledError
+from prefect.concurrency import _leases
+
+from flows.prefect_patches.lease import outlive_lost_leases
+
+LIMIT_S = 60
+MAINTAIN = "maintain_concurrency_lease"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_harness")
+def test_a_lease_that_the_server_has_forgotten_does_not_end_the_flow(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_leases, "_RENEWAL_MAX_ATTEMPTS", 1)
+    monkeypatch.setattr(flow_engine, MAINTAIN, getattr(_leases, MAINTAIN))
+
+    def work() -> bool:
+        """Works until it is told of the lost lease."""
+        lease = getattr(flow_engine, MAINTAIN)(
+            uuid.uuid4(), 300, raise_on_lease_renewal_failure=True
+        )
+        deadline = time.monotonic() + LIMIT_S
+        with lease:
+            while "slots are no longer reserved. Execution will" not in caplog.text:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        return True
+
+    with caplog.at_level(logging.WARNING), pytest.raises(CancelledError):
+        work()
+    outlive_lost_leases()
+    with caplog.at_level(logging.WARNING):
+        assert work()

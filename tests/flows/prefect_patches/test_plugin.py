@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import importlib.metadata
+
+import anyio
+import pytest
+from prefect import flow
+from prefect.client.orchestration import PrefectClient, get_client
+from prefect.exceptions import ObjectNotFound
+
+from flows.prefect_patches.plugin import accept_bare_names, setup_environment
+
+
+def test_the_entry_point_is_installed() -> None:
+    (plugin,) = importlib.metadata.entry_points(group="prefect.plugins", name="countdown-train")
+    assert plugin.load().setup_environment is setup_environment
+
+
+@pytest.mark.parametrize(
+    ("command", "is_changed"),
+    [
+        (["/bin/prefect", "deployment", "run", "x"], True),
+        (["/bin/prefect", "--profile", "p", "deployment", "inspect", "x"], True),
+        (["/bin/prefect", "server", "start"], False),
+        (["/x/countdown-train", "deployment"], False),
+    ],
+)
+def test_only_the_deployment_command_is_changed(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], is_changed: bool
+) -> None:
+    before = PrefectClient.read_deployment_by_name
+    monkeypatch.setattr(PrefectClient, "read_deployment_by_name", before)
+    monkeypatch.setattr("sys.argv", command)
+    setup_environment(ctx=None)  # type: ignore[arg-type]  # the context is not looked at
+    assert (PrefectClient.read_deployment_by_name is not before) == is_changed
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_harness")
+def test_a_bare_name_is_found_where_it_is_unique(monkeypatch: pytest.MonkeyPatch) -> None:
+    @flow(name="one")
+    def one() -> None: ...
+
+    @flow(name="two")
+    def two() -> None: ...
+
+    async def deploy_and_read() -> None:
+        async with get_client() as client:
+            first = await client.create_flow(one)
+            second = await client.create_flow(two)
+            await client.create_deployment(flow_id=first, name="unique")
+            await client.create_deployment(flow_id=first, name="twice")
+            await client.create_deployment(flow_id=second, name="twice")
+            assert (await client.read_deployment_by_name("unique")).flow_id == first
+            assert (await client.read_deployment_by_name("one/unique")).flow_id == first
+            assert (await client.read_deployment_by_name("two/twice")).flow_id == second
+            for name in ("twice", "missing"):
+                with pytest.raises(ObjectNotFound, match=f"deployments are called '{name}'"):
+                    await client.read_deployment_by_name(name)
+
+    before = PrefectClient.read_deployment_by_name
+    monkeypatch.setattr(PrefectClient, "read_deployment_by_name", before)
+    accept_bare_names()
+    anyio.run(deploy_and_read)

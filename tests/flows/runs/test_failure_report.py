@@ -1,0 +1,217 @@
+"""What a run that failed leaves: one sentence why, one what to do next, and its last numbers."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+from prefect.exceptions import TerminationSignal
+
+from flows.cli.summary import summary_lines
+from flows.runs.failure_report import as_markdown, last_metrics, memory_timeline, next_step
+from flows.runs.run_record import recorded
+from rl_core.checkpoints.store import save_checkpoint
+from rl_core.config.operations import StorageConfig
+from rl_core.config.run import RunConfig
+from rl_core.errors import OutOfMemory, WorkerDied
+from rl_core.runs.run_folder import RunFolder, RunRecord
+from rl_core.system.disk_reserve import RESERVE_BYTES
+from tests.support.chaos import Ledger
+from tests.support.faults import leave_free, mounted_small_disk
+
+METRICS = {"reward/accuracy": 0.25, "critic/kl": 0.01}
+
+
+class Stalled(RuntimeError):  # noqa: N818  # by its name
+    """Stands for the watchdog's error."""
+
+
+def new_run(root: Path, *, checkpoint: int | None = 400) -> RunFolder:
+    run = RunFolder.create(RunConfig(run_id="r", storage=StorageConfig(root=root)))
+    if checkpoint is not None:
+        save_checkpoint(run.path, checkpoint, lambda folder: None, accuracy=None)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (
+            OutOfMemory("update_actor", "2.3 GiB"),
+            "{again} model.gradient_checkpointing=true (resources.learner_threads=1 or checkpoints."
+            "in_background=false or rollout.max_num_seqs=128 would help as well) {outcome}",
+        ),
+        (
+            WorkerDied("engine_1", "killed?"),
+            "read {run}/workers/engine_1.log, and ask `dmesg -T | grep -i 'killed process'` "
+            "whether the kernel wanted its memory; {again} {outcome}",
+        ),
+        (
+            Stalled("gen: no progress for 600 s"),
+            "see in {run}/log.txt where every thread stood (a phase that is only slow wants a "
+            "larger watchdog.stall_s); {again} {outcome}",
+        ),
+        (
+            ValueError("actor.lr=-1"),
+            "set right what the message names; {again} {outcome}",
+        ),
+        (KeyboardInterrupt(), "the same command, or run_id=r, {outcome}"),
+        (TerminationSignal(15), "the same command, or run_id=r, {outcome}"),
+        (
+            RuntimeError("what?"),
+            "the end of {run}/log.txt has the error in full; {again} {outcome}",
+        ),
+    ],
+)
+def test_each_kind_of_error_has_its_advice(
+    tmp_path: Path, error: BaseException, advice: str
+) -> None:
+    run = new_run(tmp_path)
+    again, outcome = "the same command with run_id=r", "goes on from step 400"
+    assert next_step(error, run) == advice.format(run=run.path, again=again, outcome=outcome)
+
+
+def test_a_run_without_a_checkpoint_starts_again(tmp_path: Path) -> None:
+    run = new_run(tmp_path, checkpoint=None)
+    assert next_step(KeyboardInterrupt(), run).endswith("run_id=r, starts it again")
+
+
+def test_where_no_setting_helps_the_advice_is_a_smaller_task(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    changes = {"checkpoints.in_background": (True, False), "rollout.max_num_seqs": (256, 8)}
+    run.add_attempt("out of memory in save", changes)
+    advice = next_step(OutOfMemory("save", "16 GiB"), run)
+    assert advice.startswith(
+        "take a smaller data.max_response_length or data.max_prompt_length or "
+        "critic.share_trunk=true in a new run or model.lora_rank=64 in a new run or more memory; "
+    )
+    nowhere = next_step(OutOfMemory("save", "x"), RunFolder(tmp_path / "no run"))
+    assert nowhere.startswith("take a smaller data.max_response_length")
+
+
+@pytest.mark.chaos
+def test_a_full_disk_still_takes_the_last_words_and_says_how_much_to_free(
+    tmp_path: Path, survived: Ledger
+) -> None:
+    with mounted_small_disk(tmp_path, RESERVE_BYTES + 2**20) as disk:
+        run = new_run(disk)
+        run.metrics.append(1, METRICS)
+        leave_free(disk, 0)
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with pytest.raises(OSError, match="No space"), recorded(run):
+            raise full
+        record = run.read()
+        # 1 GiB that must stay free, 8 MiB of reserve and a checkpoint of some hundred bytes.
+        assert record.next_step == (
+            f"free 1.0 GiB where {run.path} lies (`countdown-train prune run_id=r storage.root="
+            f"{disk} dry_run=true` shows what may go); the same command with run_id=r goes on from "
+            "step 400"
+        )
+        assert record.reason == (
+            "OSError: [Errno 28] No space left on device: delete other runs or files on that disk, "
+            "or set storage.root to a folder of another"
+        )
+        assert record.last_metrics == {"step": 1, **METRICS}
+        rows = [row["step"] for row in run.metrics.read()]
+    survived("ENOSPC", "run.json's last words", rows_lost=len({1} - set(rows)))
+
+
+def test_the_last_numbers_are_each_the_last_there_is() -> None:
+    rows = [
+        {"step": 1, "val/accuracy": 0.5, "critic/kl": 0.1, "actor/lr": 1e-6},
+        {"step": 2, "critic/kl": None, "reward/accuracy": 0.75},
+    ]
+    assert last_metrics(rows) == {
+        "step": 2,
+        "reward/accuracy": 0.75,
+        "val/accuracy": 0.5,
+        "critic/kl": 0.1,
+    }
+    assert last_metrics([]) == {}
+
+
+def test_memory_is_told_by_phase_for_the_last_steps() -> None:
+    rows = [{"step": 0, "val/accuracy": 0.1}]
+    rows += [{"step": step, "memory/peak_gib/ref": step / 8} for step in range(1, 30)]
+    rows[-1] |= {"memory/peak_gib/update_actor": 2.34567, "memory/host_gib/learner": 3.0}
+    timeline = memory_timeline(rows)
+    assert timeline["step"] == tuple(range(10, 30))
+    assert timeline["ref"] == tuple(step / 8 for step in range(10, 30))
+    assert timeline["update_actor"] == (None,) * 19 + (2.346,)
+    assert timeline["host learner"] == (None,) * 19 + (3.0,)
+    assert memory_timeline(rows[:1]) == {}
+
+
+def test_a_failure_is_told_in_run_json_and_a_new_start_forgets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "a-secret-of-many-letters")
+    run = new_run(tmp_path)
+    for step in (1, 2):
+        run.metrics.append(step, METRICS | {"memory/peak_gib/ref": 1.5 * step})
+    with pytest.raises(RuntimeError), recorded(run):
+        raise RuntimeError("no answer to a-secret-of-many-letters")
+    record = run.read()
+    assert record.last_metrics == {"step": 2, **METRICS}
+    assert record.memory_gib == {"step": (1, 2), "ref": (1.5, 3.0)}
+    text = (run.path / "run.json").read_text()
+    assert '"ref": [1.5, 3.0]' in text
+    assert "a-secret" not in text + (run.path / "log.txt").read_text()
+    assert "what to do next: the end of" in (run.path / "log.txt").read_text()
+    again = RunFolder.create(RunConfig(run_id="r", storage=StorageConfig(root=tmp_path))).read()
+    assert (again.next_step, again.last_metrics, again.memory_gib) == (None, {}, {})
+
+
+def test_the_page_names_reason_advice_and_numbers_and_shows_text_as_it_is() -> None:
+    record = RunRecord(
+        run_id="r",
+        preset="quickstart",
+        status="failed",
+        steps=2,
+        started_at="now",
+        reason="a <b> in `c`",
+        next_step="do *this*",
+        last_metrics={"step": 2, "critic/kl": 0.012344},
+        memory_gib={"step": (1, 2), "ref": (None, 0.5)},
+        host_peak_gib={"learner": 1.25, "engine_0": 0.5},
+    )
+    assert as_markdown(record).splitlines() == [
+        "# r: failed after 2 steps",
+        "",
+        r"**Why:** a \<b\> in \`c\`",
+        "",
+        "**What to do next:** do *this*",
+        "",
+        "| last measured | |",
+        "|---|---:|",
+        "| step | 2 |",
+        "| critic/kl | 0.01234 |",
+        "",
+        "The most of the machine's memory, in GiB: learner 1.25, engine_0 0.50",
+        "",
+        "| GiB at step | 1 | 2 |",
+        "|---|---:|---:|",
+        "| ref |  | 0.50 |",
+    ]
+
+
+def test_the_table_at_the_end_names_what_retries_changed(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    run.add_attempt("learner died")
+    run.add_attempt("out of memory in gen", {"rollout.kv_cache_mib": (128, 64)})
+    lines = [line for line in summary_lines(run, tmp_path) if line.startswith("retried")]
+    assert lines == ["retried          from step 400 with rollout.kv_cache_mib=64"]
+
+
+def test_a_record_from_before_there_were_last_words_is_read(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    old = json.loads((run.path / "run.json").read_text())
+    for name in ("next_step", "last_metrics", "memory_gib"):
+        del old[name]
+    old["attempts"] = [{"started_at": "then", "reason": "started"}]
+    (run.path / "run.json").write_text(json.dumps(old))
+    (attempt,) = run.read().attempts
+    assert (attempt.from_step, attempt.changes) == (0, {})

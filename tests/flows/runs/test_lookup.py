@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.runs.lookup import storage_root
+from flows.settings.compose import SettingsError, compose
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["storage.root=/a/b-c/d.e_f"],
+        ["storage.root=./outputs"],
+        ["storage.root=there"],
+        ["storage.root='/a (b)'"],
+        ["storage.root=/a b"],
+        ["preset=tinyzero-3b", "storage.root=/a"],
+        ["seed=1"],
+    ],
+)
+def test_the_short_way_to_the_root_ends_where_the_settings_do(overrides: list[str]) -> None:
+    assert storage_root(overrides) == compose(overrides).storage.root
+
+
+@pytest.mark.parametrize("overrides", [["storage.root=null"], ["storage.rot=/a"], ["root=/a"]])
+def test_what_is_no_root_is_refused_as_any_setting(overrides: list[str]) -> None:
+    with pytest.raises(SettingsError):
+        storage_root(overrides)
+
+
+def test_a_relative_root_stays_relative() -> None:
+    assert storage_root(["storage.root=a/b"]) == Path("a/b")

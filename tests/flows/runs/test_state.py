@@ -1,0 +1,142 @@
+"""A state that the server has of a running flow run, and what that run makes of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from uuid import UUID
+
+import pytest
+from prefect import flow, get_client, task
+from prefect.client.schemas.objects import State, StateDetails
+from prefect.exceptions import Abort, Pause
+from prefect.flow_engine import run_flow
+from prefect.runtime import flow_run
+from prefect.states import Cancelling, Crashed, Suspended
+
+from flows.runs import state as flow_run_state
+from flows.runs.state import heeding_the_server, is_suspended
+
+LIMIT_S = 60
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_harness")]
+
+
+def state_of(run_id: UUID) -> State:
+    with get_client(sync_client=True) as client:
+        state = client.read_flow_run(run_id).state
+    assert state is not None
+    return state
+
+
+def put_in(state: State, *, force: bool = True) -> UUID:
+    """Has the server take this flow run for something else, by default against its rules."""
+    own = UUID(flow_run.get_id())
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(own, state, force=force)
+    assert state_of(own).type is state.type
+    return own
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow_run_state, "_LOOK_S", 0.2)
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (Crashed(message="No heartbeat for 90 s."), "No heartbeat for 90 s."),
+        # A page of Prefect forces this, and nothing could ever resume it.
+        (
+            Suspended(state_details=StateDetails(pause_reschedule=True)),
+            "only a run of a deployment can be suspended",
+        ),
+    ],
+)
+def test_a_run_that_goes_on_is_running_in_words(state: State, said: str) -> None:
+    @flow
+    def works() -> None:
+        with heeding_the_server():
+            own = put_in(state)
+            wait_for(lambda: state_of(own).is_running())
+            assert said in (state_of(own).message or "")
+
+    assert works(return_state=True).is_completed()
+
+
+def test_suspend_leaves_in_the_middle_of_a_task_and_resume_does_that_again() -> None:
+    started: list[bool] = []
+
+    @task
+    def trains() -> None:
+        started.append(is_suspended())
+        if len(started) == 1:
+            details = StateDetails(pause_reschedule=True)
+            put_in(Suspended(state_details=details), force=False)
+            wait_for(lambda: False)
+
+    @flow
+    def works() -> None:
+        with heeding_the_server():
+            try:
+                trains()
+            finally:
+                started.append(is_suspended())
+
+    with get_client(sync_client=True) as client:
+        deployment = client.create_deployment(flow_id=client.create_flow(works), name="works")
+        run = client.create_flow_run_from_deployment(deployment)
+        with pytest.raises(Pause):
+            run_flow(works, flow_run=run)
+        assert state_of(run.id).name == "Suspended"
+        client.resume_flow_run(run.id)
+        assert state_of(run.id).is_scheduled()
+        run_flow(works, flow_run=client.read_flow_run(run.id))
+    assert state_of(run.id).is_completed()
+    assert started == [False, True, False, False]
+
+
+def test_cancel_is_heeded_where_the_worker_hears_nothing_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker gives up listening when its server was away for half a minute."""
+    monkeypatch.setattr(flow_run_state, "_WORKERS_TURN_S", 1.0)
+    seen: list[UUID] = []
+
+    @flow
+    def works() -> None:
+        with heeding_the_server():
+            seen.append(put_in(Cancelling()))
+            wait_for(lambda: False)
+
+    with pytest.raises(Abort):
+        works()
+    assert state_of(seen[0]).is_cancelled()
+    assert "no worker" in (state_of(seen[0]).message or "")
+
+
+def test_what_ends_while_the_server_is_away_waits_to_tell_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = iter([ConnectionError(), ConnectionError()])
+    monkeypatch.setattr(
+        "prefect.client.orchestration.SyncPrefectClient.api_healthcheck",
+        lambda client: next(away, None),
+    )
+
+    @flow
+    def works() -> None:
+        with heeding_the_server():
+            pass
+
+    works()
+    assert next(away, None) is None
+    assert caplog.text.count("waiting to tell it") == 1

@@ -1,0 +1,303 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import yaml
+
+import flows
+from flows.settings.compose import PresetName, SettingsError, compose, own_settings, to_yaml
+from rl_core.config.env import CountdownConfig, Gsm8kConfig
+from rl_core.config.run import GROUP_ESTIMATORS, RunConfig
+
+PRESETS = get_args(PresetName)
+CONF = Path(flows.__file__).parent / "settings" / "conf"
+
+
+def test_the_literal_lists_exactly_the_preset_files() -> None:
+    assert sorted(PRESETS) == sorted(path.stem for path in (CONF / "preset").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_composes_and_names_itself(preset: str) -> None:
+    assert compose([f"preset={preset}"]).preset == preset
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_holds_differences_only_and_says_for_what_hardware(preset: str) -> None:
+    """No value of a preset repeats the model's default (of the env the preset chooses)."""
+    path = CONF / "preset" / f"{preset}.yaml"
+    text = path.read_text()
+    assert text.startswith("# @package _global_\n# ")
+    assert "GPU" in text or "CPU" in text
+    config = compose([f"preset={preset}"])
+    defaults = RunConfig(env=type(config.env)()).model_dump(mode="json")
+    for section, values in yaml.safe_load(text).items():
+        if section == "defaults":
+            continue
+        for key, value in values.items():
+            assert defaults[section][key] != value, f"{section}.{key}={value} is the default"
+
+
+def test_defaults_are_those_of_the_diary() -> None:
+    config = RunConfig()
+    assert (config.actor.lr, config.critic.lr) == (1e-6, 1e-5)
+    assert (config.rollout.temperature, config.rollout.top_p) == (1.0, 1.0)
+    assert (config.actor.grad_clip, config.critic.grad_clip, config.actor.ppo_epochs) == (1, 1, 1)
+    assert (config.data.train_batch_size, config.actor.mini_batch_size) == (256, 128)
+    assert (config.data.max_response_length, config.data.max_prompt_length) == (1024, 256)
+    assert (config.trainer.save_freq, config.trainer.test_freq) == (100, 100)
+    assert config.trainer.total_epochs == 15
+    assert (config.data.train_size, config.data.test_size) == (327_680, 1_024)
+    assert (config.algorithm.gamma, config.algorithm.gae_lambda) == (1.0, 1.0)
+    assert (config.actor.clip_eps_low, config.actor.clip_eps_high) == (0.2, 0.2)
+    assert (config.critic.value_clip, config.actor.entropy_coef) == (0.5, 0.001)
+    assert (config.algorithm.kl_mode, config.algorithm.kl_estimator) == ("reward", "k1")
+    assert config.algorithm.kl_coef == 0.001
+
+
+def test_quickstart_is_the_default_and_is_small() -> None:
+    config = compose()
+    assert config.preset == "quickstart"
+    assert isinstance(config.env, CountdownConfig)
+    assert (config.env.min_operands, config.env.max_operands) == (3, 3)
+    assert (config.env.min_number, config.env.max_number) == (1, 20)
+    assert (config.data.train_size, config.data.test_size) == (20_000, 512)
+    assert config.model.path is None
+    assert config.rollout.engine == "vllm"
+
+
+def test_an_override_wins_over_the_preset() -> None:
+    config = compose(["actor.lr=3e-5", "preset=quickstart", "env.max_number=30"])
+    assert config.actor.lr == 3e-5
+    assert config.env.model_dump()["max_number"] == 30
+    assert config.data.train_size == 20_000
+
+
+def test_what_a_run_changed_of_its_preset_is_told() -> None:
+    assert own_settings(compose(["run_id=a", "storage.root=/elsewhere"])) == {}
+    changed = compose(["preset=tinyzero-3b", "actor.lr=2e-6", "trainer.logger=[console,wandb]"])
+    assert own_settings(changed) == {
+        "actor.lr": (1e-6, 2e-6),
+        "trainer.logger": (["console"], ["console", "wandb"]),
+    }
+    of_another_env = own_settings(compose().model_copy(update={"env": Gsm8kConfig()}))
+    assert of_another_env["env.name"] == ("countdown", "gsm8k")
+    assert of_another_env["env.max_number"] == (20, None)
+    gone = compose().model_copy(update={"preset": "gone.yaml"})
+    assert own_settings(gone)["trainer.total_steps"] == (None, 25)
+
+
+def test_the_env_of_a_preset_replaces_the_other_env() -> None:
+    config = compose(["preset=gsm8k-grpo-7b", "env.answer_from=lenient"])
+    assert config.env.name == "gsm8k"
+    assert config.env.answer_from == "lenient"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "env"),
+    [
+        (["env=gsm8k"], Gsm8kConfig()),
+        (["preset=tinyzero-3b-instruct", "env=gsm8k"], Gsm8kConfig()),
+        (["preset=gsm8k-toy", "env=countdown"], CountdownConfig()),
+        (["preset=gsm8k-toy", "env=gsm8k"], Gsm8kConfig(source="toy", prompt_template="think")),
+        (
+            ["env=gsm8k", "env.source=toy", "env.reward=a:b", "data.max_prompt_length=99"],
+            Gsm8kConfig(source="toy", reward="a:b"),
+        ),
+    ],
+)
+def test_a_chosen_env_replaces_what_the_preset_says_of_its_own(
+    overrides: list[str], env: CountdownConfig | Gsm8kConfig
+) -> None:
+    """`env=gsm8k` alone used to end as: unknown setting 'env.max_operands'."""
+    assert compose(overrides).env == env
+
+
+@pytest.mark.parametrize(
+    ("text", "env"),
+    [
+        ("env: gsm8k", Gsm8kConfig()),
+        ("env: {name: gsm8k, source: toy}", Gsm8kConfig(source="toy")),
+        ("defaults: [override /env: gsm8k]\nenv: {source: toy}", Gsm8kConfig(source="toy")),
+        ("env: {max_operands: 5, reward: 'a:b'}", CountdownConfig(max_operands=5, reward="a:b")),
+    ],
+)
+def test_a_file_may_name_its_env_as_config_prints_it(
+    tmp_path: Path, text: str, env: CountdownConfig | Gsm8kConfig
+) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text(text)
+    assert compose([f"preset={file}"]).env == env
+    other = Gsm8kConfig if isinstance(env, CountdownConfig) else CountdownConfig
+    chosen = compose([f"preset={file}", f"env={other().name}"])
+    assert chosen.env == other(reward=env.reward)
+    printed = tmp_path / "printed.yaml"
+    config = compose([f"preset={file}", "trainer.total_steps=7"])
+    printed.write_text(to_yaml(config))
+    again = compose([f"preset={printed}"])
+    assert again == config.model_copy(update={"preset": str(printed)})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("env: gsm9k", "unknown env 'gsm9k'; did you mean gsm8k? (there are: countdown, gsm8k)"),
+        ("defaults: [override /env: gsm9k]", "unknown env 'gsm9k'; did you mean gsm8k?"),
+        (
+            "env: {name: gsm8k, max_operands: 3}",
+            "unknown setting 'env.max_operands' under env=gsm8k: it belongs to env=countdown",
+        ),
+        ("env: {max_operand: 3}", "'env.max_operand'; did you mean env.max_operands?"),
+        ("data: 5", "data=5: is a group of settings, NAME: VALUE below it"),
+        (
+            "trainer.total_steps: 5",
+            "in a file 'trainer.total_steps' is written as `trainer:` and `total_steps:` below it",
+        ),
+        ("trainer: {total_stepz: 5}", "'trainer.total_stepz'; did you mean trainer.total_steps?"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_line_that_helps(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        compose([f"preset={file}"])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_toy_preset_compares_answers_to_word_problems_that_it_writes() -> None:
+    config = compose(["preset=gsm8k-toy"])
+    assert isinstance(config.env, Gsm8kConfig)
+    assert (config.env.source, config.env.prompt_template) == ("toy", "think")
+    assert config.env.is_generated
+    assert config.model.path is None
+    assert (config.algorithm.estimator, config.algorithm.group_size) == ("grpo", 8)
+    assert not compose(["preset=gsm8k-grpo-7b"]).env.is_generated
+
+
+@pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
+def test_a_group_of_one_is_refused_with_the_reason(estimator: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        compose([f"algorithm.estimator={estimator}"])
+    assert str(refused.value) == (
+        f"algorithm.estimator={estimator} compares the responses to one prompt, and one alone "
+        "teaches nothing: algorithm.group_size=1 must be at least 2"
+    )
+    compose([f"algorithm.estimator={estimator}", "algorithm.group_size=2"])
+
+
+def test_texts_stay_as_written_and_null_unsets() -> None:
+    assert compose(["run_id=007"]).run_id == "007"
+    assert compose(["run_id=1e5"]).run_id == "1e5"
+    assert compose(["model.path=123"]).model.path == "123"
+    assert compose(["storage.root=/a folder/b"]).storage.root == Path("/a folder/b")
+    assert compose(["storage.root='a(b)'"]).storage.root == Path("a(b)")
+    assert compose(["trainer.total_steps=null"]).trainer.total_steps is None
+    assert compose(["trainer.logger=[console,wandb]"]).trainer.logger == ("console", "wandb")
+
+
+def test_yaml_holds_every_setting_and_reads_back_equal() -> None:
+    config = compose(["preset=tinyzero-3b", "seed=7"])
+    assert RunConfig.model_validate(yaml.safe_load(to_yaml(config))) == config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["lr=abc"], ["unknown setting 'lr'", "did you mean actor.lr?"]),
+        (["data.trainbatchsize=3"], ["'data.trainbatchsize'", "data.train_batch_size"]),
+        (["preset=nope"], ["unknown preset 'nope'", "quickstart"]),
+        (["preset=tinyzero-3b-instrukt"], ["did you mean tinyzero-3b-instruct?"]),
+        (["env=gsm8"], ["unknown env 'gsm8'", "did you mean gsm8k?"]),
+        (
+            ["env=gsm8k", "env.min_operands=3"],
+            ["unknown setting 'env.min_operands'", "it belongs to env=countdown"],
+        ),
+        (["preset=gsm8k-toy", "env.max_number=9"], ["under env=gsm8k", "env=countdown"]),
+        (["env.source=toy"], ["under env=countdown", "it belongs to env=gsm8k"]),
+        (["env=gsm8k", "env.prompt_template=base"], ["must be 'chat' or 'think'"]),
+        (["presets=tinyzero-3b"], ["did you mean preset?"]),
+        (["env.name=gsm8k"], ["env=NAME"]),
+        (["seed=abc"], ["seed=abc", "whole number"]),
+        (["seed=1.5"], ["seed=1.5", "whole number"]),
+        (["actor.lr=fast"], ["actor.lr=fast", "a number"]),
+        (["actor.lr=nan"], ["actor.lr=nan", "finite"]),
+        (["algorithm.outcome_gate=maybe"], ["algorithm.outcome_gate=maybe", "true or false"]),
+        (["data.train_size=0"], ["data.train_size=0", "at least 1"]),
+        (["data.test_files=a.jsonl"], ["data.test_files=['a.jsonl']", "wants data.train_files"]),
+        (["data.train_files=7"], ["data.train_files=7", "must be a list, [a,b]"]),
+        (["rollout.temperature=3"], ["rollout.temperature=3", "at most 2"]),
+        (["actor.lr=0"], ["actor.lr=0", "above 0"]),
+        (["rollout.gpu_memory_utilization=1"], ["must be below 1"]),
+        (["env.min_operands=9"], ["env.min_operands=9", "at most 6"]),
+        (["env.min_operands=6"], ["env.min_operands=6", "env.max_operands=3"]),
+        (["algorithm.estimator=grpp"], ["algorithm.estimator=grpp", "did you mean grpo?"]),
+        (["algorithm.estimator=grpo"], ["algorithm.group_size=1", "at least 2"]),
+        (["preset=gsm8k-toy", "data.train_size=31"], ["train_batch_size=64", "train_size=31"]),
+        (["actor.mini_batch_size=100"], ["actor.mini_batch_size=100", "0.56"]),
+        (["data.train_batch_size=32"], ["mini_batch_size=128", "train_batch_size=32", "0.25"]),
+        (["rollout.top_p=0.9"], ["rollout.top_p=0.9", "renormalises", "use 1.0"]),
+        (["rollout.top_k=50"], ["rollout.top_k=50", "renormalises", "use -1"]),
+        (["rollout.overlap=1", "actor.importance_cap=null"], ["importance_cap=null", "a number"]),
+        (["rollout.sleep=true"], ["rollout.sleep=true", "resources.rollout_gpus above 0"]),
+        (["preset=gsm8k-grpo-7b", "critic.share_trunk=true"], ["share_trunk=true", "grpo", "gae"]),
+        (["model.lora_rank=-1"], ["model.lora_rank=-1", "at least 0"]),
+        (
+            ["preset=tinyzero-3b", "critic.lr_schedule=cosine"],
+            ["critic.lr_schedule=cosine", "trainer.total_steps"],
+        ),
+        (["algorithm.resample_rounds=2"], ["algorithm.resample_rounds=2", "gae"]),
+        (["run_id=a/b"], ["run_id=a/b", "match"]),
+        (["storage=here"], ["'storage' is a group"]),
+        (["storage.root=null"], ["storage.root=None", "path"]),
+        (["trainer.logger=wandb"], ["trainer.logger=wandb", "[a,b]"]),
+        (["foo"], ["'foo' is not KEY=VALUE"]),
+        (["=1"], ["'=1' is not KEY=VALUE"]),
+        (["seed="], ["'seed=' is not KEY=VALUE"]),
+        (["+new=1"], ["'+new=1'", "plain KEY=VALUE"]),
+        (["seed=1,2"], ["'seed=1,2'", "several values"]),
+        (["seed=1", "seed=2"], ["seed is given twice"]),
+        (["storage.root=a(b"], ["'storage.root=a(b'", "quotes"]),
+        (["storage.root=${nothing}"], ["nothing"]),
+        (["storage.root=???"], ["root"]),
+    ],
+)
+def test_every_mistake_is_one_line_that_helps(overrides: list[str], words: list[str]) -> None:
+    with pytest.raises(SettingsError) as caught:
+        compose(overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert [word for word in words if word not in message] == []
+
+
+def test_files_are_one_name_or_a_list() -> None:
+    assert compose([]).data.train_files == ()
+    config = compose(["data.train_files=a/*.parquet", "data.test_files=[b.jsonl,openai/gsm8k]"])
+    assert config.data.train_files == ("a/*.parquet",)
+    assert config.data.test_files == ("b.jsonl", "openai/gsm8k")
+    assert RunConfig.model_validate(yaml.safe_load(to_yaml(config))) == config
+    assert compose(["data.train_files=null"]).data.train_files == ()
+    assert compose(["data.train_files=a.jsonl"], base=config).data.train_files == ("a.jsonl",)
+
+
+def test_composing_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    compose(["seed=1"])
+    assert list(tmp_path.iterdir()) == []
+    assert Path.cwd() == tmp_path
+
+
+def test_the_settings_of_a_run_can_be_changed_but_not_its_preset() -> None:
+    run = compose(["preset=gsm8k-ppo-0.5b", "run_id=mine"])
+    changed = compose(["checkpoints.keep_last=0", "env.answer_from=lenient"], base=run)
+    assert changed.run_id == "mine"
+    assert changed.preset == "gsm8k-ppo-0.5b"
+    assert changed.checkpoints.keep_last == 0
+    assert changed.env.answer_from == "lenient"
+    assert compose([], base=run) == run
+    with pytest.raises(SettingsError, match="preset cannot change"):
+        compose(["preset=quickstart"], base=run)

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import yaml
+
+from flows.cli.main import run_command
+from flows.settings.compose import PresetName, SettingsError, compose
+from flows.settings.explain import all_settings, find_settings, in_words, readers, yaml_with_words
+from flows.settings.keys import ENVS, known_keys
+from tests.flows.cli.test_main import fails
+
+PRESETS = get_args(PresetName)
+
+
+def test_every_setting_is_explained_in_words_of_its_own() -> None:
+    for env in ENVS:
+        of_env = [s.key for s in all_settings() if s.env in (None, env)]
+        assert set(known_keys(env)) == set(of_env) - {"preset", "env.name"}
+    without = [s.key for s in all_settings() if len(s.meaning.split()) < 2]
+    assert without == []
+    assert [s.key for s in all_settings() if not s.allowed or not s.default] == []
+
+
+@pytest.mark.parametrize(
+    ("key", "allowed", "default"),
+    [
+        ("actor.lr", "a number above 0", "1e-06"),
+        ("actor.clip_eps_low", "a number above 0, below 1", "0.2"),
+        ("rollout.overlap", "a whole number at least 0, at most 1", "0"),
+        ("rollout.engine", "vllm or hf", "vllm"),
+        ("critic.share_trunk", "true or false", "false"),
+        ("actor.importance_cap", "a number at least 1 or null", "2.0"),
+        ("storage.root", "a path", "outputs"),
+        ("trainer.logger", "a list of console, wandb or tensorboard", "[console]"),
+        ("data.train_files", "a list of texts", "[]"),
+        ("budget.currency", r"a text that matches ^\S{1,8}$", "EUR"),
+    ],
+)
+def test_bounds_and_defaults_are_those_of_the_models(key: str, allowed: str, default: str) -> None:
+    (setting,) = find_settings(key)
+    assert (setting.allowed, setting.default) == (allowed, default)
+    assert f"  allowed   {allowed}\n" in in_words(setting)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_presets_say_is_what_they_set(preset: str) -> None:
+    config = compose([f"preset={preset}"])
+    said = 0
+    for setting in all_settings():
+        if preset in setting.presets:
+            section, _, name = setting.key.rpartition(".")
+            value = getattr(getattr(config, section) if section else config, name)
+            assert yaml.safe_load(setting.presets[preset]) == value or (
+                float(setting.presets[preset]) == value
+            )
+            said += 1
+    assert said >= 4
+
+
+def test_a_setting_of_two_envs_is_explained_for_both() -> None:
+    countdown, gsm8k = find_settings("env.format_score")
+    assert (countdown.env, countdown.default) == ("countdown", "0.1")
+    assert (gsm8k.env, gsm8k.default) == ("gsm8k", "0.0")
+
+
+def test_a_setting_is_found_by_verls_name_and_a_group_by_its_own() -> None:
+    (setting,) = find_settings("actor_rollout_ref.rollout.n")
+    assert setting.key == "algorithm.group_size"
+    assert "actor_rollout_ref.rollout.n" in setting.verl
+    assert {s.key for s in find_settings("watchdog")} == {"watchdog.stall_s"}
+    with pytest.raises(SettingsError, match=r"unknown setting 'lr'; did you mean actor.lr\?"):
+        find_settings("lr")
+
+
+def test_readers_are_modules_that_read_it_not_those_that_name_it() -> None:
+    assert readers("actor.lr") == ["rl_core/learner/optimizer.py"]
+    assert "rl_core/tracking/diagnosis.py" not in readers("algorithm.kl_coef")  # advice in a text
+    assert "rl_core/workers/actors.py" in readers("rollout.kv_cache_mib")
+
+
+@pytest.mark.parametrize("overrides", [[], ["preset=gsm8k-grpo-7b", "storage.root='/a: b'"]])
+def test_the_explained_settings_are_a_preset_file(tmp_path: Path, overrides: list[str]) -> None:
+    config = compose([*overrides, "trainer.logger=[console,wandb]", "data.train_files=a.jsonl"])
+    file = tmp_path / "explained.yaml"
+    file.write_text(yaml_with_words(config))
+    assert max(map(len, file.read_text().splitlines())) <= 110
+    assert yaml.safe_load(file.read_text()) == config.model_dump(mode="json")
+    again = compose([f"preset={file}"])
+    assert again == config.model_copy(update={"preset": str(file)})
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["actor.lr"], "Learning rate of the policy"),
+        (["actor.lr=1e-4"], "actor.lr=1e-4 is allowed with preset=quickstart\n"),
+        (["env.source=toy"], "is allowed with preset=quickstart env=gsm8k\n"),
+        (["actor.lr=1e-4", "preset=tinyzero-3b"], "is allowed with preset=tinyzero-3b\n"),
+        (["actor_rollout_ref.rollout.n=4"], "algorithm.group_size=4 is allowed"),
+        (["critic.model.path"], "without a meaning here: the critic starts from the actor's"),
+        (["preset"], "quickstart           A laptop CPU"),
+        (["env=gsm8k"], "env=gsm8k is allowed"),
+        (["critic"], "critic.value_clip\n"),
+    ],
+)
+def test_explain_on_the_command_line(
+    capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert run_command(["explain", *words]) == 0
+    assert said in capsys.readouterr().out
+
+
+def test_what_is_not_allowed_is_explained_and_ends_with_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_command(["explain", "actor.lr=0"]) == 2
+    printed = capsys.readouterr()
+    assert "a number above 0" in printed.out
+    assert printed.err == "countdown-train: actor.lr=0: must be above 0.0\n"
+    assert run_command(["explain", "algorithm.estimator=grpo"]) == 2
+    assert "algorithm.group_size=1 must be at least 2" in capsys.readouterr().err
+    assert "did you mean actor.lr?" in fails(capsys, "explain", "lr")
+    assert "explain takes a KEY" in fails(capsys, "explain")
+
+
+def test_config_explains_all_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["config", "--explain", "seed=5"]) == 0
+    printed = capsys.readouterr().out
+    assert "\nseed: 5\n" in printed
+    assert "  # Learning rate of the policy (AdamW), after the warm-up.\n" in printed

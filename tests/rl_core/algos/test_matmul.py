@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rl_core.algos import matmul as products
+
+
+@pytest.fixture(params=["mkl", "onednn"])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    name: str = request.param
+    monkeypatch.setattr(products, "prefers_onednn", lambda: name == "onednn")
+    return name
+
+
+@pytest.mark.usefixtures("library")
+def test_both_libraries_multiply_tensors_of_any_strides() -> None:
+    left, right = torch.randn(5, 7), torch.randn(4, 7)
+    expected = (left.double() @ right.double().T).float()
+    for one in (left, left.T.contiguous().T, torch.randn(5, 9)[:, :7].copy_(left)):
+        for other in (right, right.T.contiguous().T):
+            torch.testing.assert_close(products.product(one, other), expected)
+
+
+def test_by_hand() -> None:
+    left, right = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, -6.0]])
+    assert products.product(left, right).tolist() == [[11.0, -7.0]]
+
+
+@pytest.mark.parametrize(("native", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_bfloat16_is_multiplied_in_float32_where_it_would_be_emulated(
+    monkeypatch: pytest.MonkeyPatch, native: bool, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(products, "_has_bfloat16", lambda: native)
+    rounded = torch.randn(3, 3).bfloat16()
+    operand = products.product_operand(rounded)
+    assert operand.dtype == dtype
+    assert torch.equal(operand.float(), rounded.float())
+    assert products.product_operand(rounded.float()).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("cpu_info", "onednn", "bfloat16"),
+    [
+        ("vendor_id\t: AuthenticAMD\nflags\t\t: avx2 fma", True, False),
+        ("vendor_id\t: GenuineIntel\nflags\t\t: avx512f avx512_bf16 amx_bf16", False, True),
+        ("", False, False),
+    ],
+)
+def test_the_cpu_decides(
+    monkeypatch: pytest.MonkeyPatch, cpu_info: str, onednn: bool, bfloat16: bool
+) -> None:
+    monkeypatch.setattr(products, "_cpu_info", lambda: cpu_info)
+    for function, expected in (
+        (products.prefers_onednn, onednn),
+        (products._has_bfloat16, bfloat16),
+    ):
+        function.cache_clear()
+        assert function() is expected
+        function.cache_clear()

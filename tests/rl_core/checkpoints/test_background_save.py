@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_core.checkpoints import background_save
+from rl_core.checkpoints.background_save import BackgroundSave
+from rl_core.checkpoints.store import latest, list_checkpoints, save_checkpoint
+from rl_core.config.operations import CheckpointsConfig
+from rl_core.errors import WorkerDied
+from rl_core.types import SnapshotBytes
+from tests.support.faults import leave_free
+
+DEADLINE_S = 30
+
+
+class Source:
+    """One number that training moves, its snapshot, and a write that waits until it may go on."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.copied = 0
+        self.may_write = threading.Event()
+        self.may_write.set()
+
+    def snapshot(self) -> SnapshotBytes:
+        self.copied = self.number
+        return SnapshotBytes(model=1_000, state=10)
+
+    def write_snapshot(self, folder: Path, *, model_alone: bool = False) -> None:
+        (folder / "model.bin").write_bytes(b"w" * 1_000)
+        assert self.may_write.wait(DEADLINE_S)
+        if not model_alone:
+            (folder / "number").write_text(str(self.copied))
+
+
+def saving(run: Path, source: Source, **kept: Any) -> BackgroundSave:
+    return BackgroundSave(CheckpointsConfig(**kept), run, source)
+
+
+def saved(run: Path) -> dict[int, str]:
+    return {c.step: (c.path / "number").read_text() for c in list_checkpoints(run)}
+
+
+def test_training_goes_on_during_a_write_which_holds_the_state_of_its_snapshot(
+    tmp_path: Path,
+) -> None:
+    source = Source()
+    with saving(tmp_path, source) as saves:
+        source.may_write.clear()
+        source.number = 1
+        saves.snapshot()
+        assert not (tmp_path / "checkpoints").exists()  # nothing is written before the logs are
+        saves.write(1, 0.5)
+        source.number = 2
+        assert saved(tmp_path) == {}
+        source.may_write.set()
+    assert saved(tmp_path) == {1: "1"}
+    (checkpoint,) = list_checkpoints(tmp_path)
+    assert checkpoint.accuracy == 0.5
+
+
+def test_without_a_copy_training_waits_for_the_write(tmp_path: Path) -> None:
+    source = Source()
+    with saving(tmp_path, source, in_background=False) as saves:
+        source.number = 1
+        saves.snapshot()
+        saves.write(1, None)
+        assert saved(tmp_path) == {1: "1"}
+
+
+def test_a_snapshot_waits_until_the_one_before_is_written(tmp_path: Path) -> None:
+    source = Source()
+    with saving(tmp_path, source) as saves:
+        source.may_write.clear()
+        source.number = 1
+        saves.snapshot()
+        saves.write(1, None)
+        source.number = 2
+        second = threading.Thread(target=saves.snapshot)
+        second.start()
+        second.join(0.2)
+        assert second.is_alive()
+        assert source.copied == 1
+        source.may_write.set()
+        second.join(DEADLINE_S)
+        assert saved(tmp_path) == {1: "1"}
+        assert source.copied == 2
+        saves.write(2, None)
+    assert saved(tmp_path) == {1: "1", 2: "2"}
+
+
+def test_room_is_made_before_each_write(tmp_path: Path) -> None:
+    source = Source()
+    with saving(tmp_path, source, keep_last=1) as saves:
+        for step, accuracy in enumerate((0.1, 0.9, 0.2, 0.3, 0.4), start=1):
+            saves.snapshot()
+            saves.write(step, accuracy)
+    assert sorted(saved(tmp_path)) == [2, 4, 5]
+
+
+def test_a_full_disk_costs_the_checkpoint_and_not_the_run(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = Source()
+    with saving(small_disk, source) as saves:
+        saves.snapshot()
+        saves.write(1, None)
+        saves.snapshot()
+        leave_free(small_disk, 0)
+        saves.write(2, None)
+        saves.snapshot()
+        leave_free(small_disk, 500_000)
+        saves.write(3, None)
+    assert sorted(saved(small_disk)) == [1, 3]
+    assert "step 2 was not saved ([Errno 28] No space left on device" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+def test_a_checkpoint_that_the_disk_spoils_is_told_and_not_the_latest(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source()
+    with saving(tmp_path, source) as saves:
+        saves.snapshot()
+        saves.write(1, None)
+        saves.snapshot()
+
+        def save_on_a_bad_disk(*arguments: Any, **options: Any) -> Path:
+            folder = save_checkpoint(*arguments, **options)
+            (folder / "model.bin").write_bytes(b"v" * 1_000)
+            return folder
+
+        monkeypatch.setattr(background_save, "save_checkpoint", save_on_a_bad_disk)
+        saves.write(2, None)
+    words = "step 2 was saved, but its model.bin has other content than was saved"
+    assert words in caplog.text
+    found = latest(tmp_path)
+    assert found is not None
+    assert found.step == 1
+
+
+class Failing(Source):
+    def write_snapshot(self, folder: Path, *, model_alone: bool = False) -> None:
+        raise WorkerDied("learner", "its process is gone")
+
+
+@pytest.mark.parametrize("end", [lambda saves: saves.snapshot(), lambda saves: None])
+def test_what_no_disk_explains_is_raised_at_the_next_wait(
+    tmp_path: Path, end: Callable[[BackgroundSave], None]
+) -> None:
+    def loop() -> None:
+        with saving(tmp_path, Failing()) as saves:
+            saves.snapshot()
+            saves.write(1, None)
+            end(saves)
+
+    with pytest.raises(WorkerDied, match="its process is gone"):
+        loop()
+    assert saved(tmp_path) == {}
+
+
+def test_an_exception_of_the_loop_waits_for_the_write_and_is_not_hidden_by_its_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = Source()
+
+    def loop(source: Source) -> None:
+        with saving(tmp_path, source) as saves:
+            saves.snapshot()
+            source.may_write.clear()
+            saves.write(1, None)
+            threading.Timer(0.1, source.may_write.set).start()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        loop(source)
+    assert saved(tmp_path) == {1: "0"}
+    with pytest.raises(KeyboardInterrupt):
+        loop(Failing())
+    assert "the last save failed as well (learner died: its process is gone)" in caplog.text

@@ -1,0 +1,139 @@
+"""Nothing that lies in a checkpoint, a model's folder or a settings file is ever executed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flows.errors import BadInputError
+from flows.runs.lookup import settings_of_run
+from flows.runs.run_record import choose_run
+from rl_core.config.run import RunConfig
+from rl_core.learner.learner import Learner
+from rl_core.runs.run_folder import RunFolder
+from rl_core.workers.actors import ENGINES
+
+PICKLED = (
+    "pytorch_model.bin",
+    "adapter_model.bin",
+    "model.pt",
+    "training_args.bin",
+    "optimizer.pt",
+    "scheduler.pt",
+    "rng_state.pth",
+    "trainer/learner.pt",
+    "trainer/learner.pkl",
+)
+
+
+class Payload:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, proof: Path) -> None:
+        self._proof = proof
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self._proof),)
+
+
+@pytest.fixture
+def config() -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "data": {"max_prompt_length": 64, "max_response_length": 16},
+            "rollout": {"kv_cache_mib": 16, "max_num_seqs": 4},
+            "resources": {"learner_threads": 1},
+        }
+    )
+
+
+def plant(folder: Path, proof: Path) -> None:
+    for name in PICKLED:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(pickle.dumps(Payload(proof)))
+
+
+def test_the_payload_works(tmp_path: Path) -> None:
+    pickle.loads(pickle.dumps(Payload(tmp_path / "proof")))
+    assert (tmp_path / "proof").exists()
+
+
+def test_pickles_beside_the_safetensors_of_a_checkpoint_are_not_loaded(
+    tmp_path: Path, tiny_model_path: Path, config: RunConfig
+) -> None:
+    proof, folder = tmp_path / "proof", tmp_path / "checkpoint"
+    Learner(config, tiny_model_path).save(folder)
+    plant(folder, proof)
+    Learner(config, tiny_model_path, resume_from=folder)
+    ENGINES["hf"](config, folder, 8)
+    assert not proof.exists()
+
+
+@pytest.mark.slow
+def test_nor_by_vllm(tmp_path: Path, tiny_model_path: Path, config: RunConfig) -> None:
+    proof, folder = tmp_path / "proof", tmp_path / "checkpoint"
+    shutil.copytree(tiny_model_path, folder)
+    plant(folder, proof)
+    code = """
+import sys
+from pathlib import Path
+from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages, process_environment
+import os
+os.environ.update(process_environment(num_threads=1, on_gpu=False, offline=True))
+apply_defaults()
+hide_cuda_only_packages()
+from rl_core.workers.actors import ENGINES
+from rl_core.config.run import RunConfig
+ENGINES["vllm"](RunConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]), 8)
+"""
+    subprocess.run([sys.executable, "-c", code, config.model_dump_json(), str(folder)], check=True)
+    assert not proof.exists()
+
+
+def test_a_checkpoint_whose_weights_are_a_pickle_is_refused(
+    tmp_path: Path, tiny_model_path: Path, config: RunConfig
+) -> None:
+    proof, folder = tmp_path / "proof", tmp_path / "checkpoint"
+    shutil.copytree(tiny_model_path, folder)
+    plant(folder, proof)
+    (folder / "model.safetensors").unlink()
+    for load in (lambda config, folder: ENGINES["hf"](config, folder, 8), Learner):
+        with pytest.raises((ValueError, OSError), match="safetensors"):
+            load(config, folder)
+    # ... even under the right name.
+    (folder / "model.safetensors").write_bytes(pickle.dumps(Payload(proof)))
+    for load in (lambda config, folder: ENGINES["hf"](config, folder, 8), Learner):
+        with pytest.raises(Exception, match=r"(?i)header|safetensors"):
+            load(config, folder)
+    assert not proof.exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "!!python/object/apply:os.mkdir ['{proof}']",
+        "run_id: !!python/object/apply:os.mkdir ['{proof}']",
+        "storage: {{root: !!python/object/new:os.mkdir ['{proof}']}}",
+    ],
+)
+def test_settings_files_hold_settings_and_no_code(tmp_path: Path, text: str) -> None:
+    proof = tmp_path / "proof"
+    poisoned = text.format(proof=proof)
+    run = RunFolder.create(RunConfig.model_validate({"run_id": "r", "storage": {"root": tmp_path}}))
+    run.update(status="interrupted")
+    (run.path / "config.yaml").write_text(poisoned)
+    with pytest.raises((BadInputError, yaml.YAMLError)):
+        settings_of_run(run.path, tmp_path)
+    assert run.price_of(60.0) is None
+    chosen = choose_run(RunConfig.model_validate({"storage": {"root": tmp_path}}), None)
+    assert chosen.run_id != "r"
+    assert not proof.exists()
+    yaml.unsafe_load(poisoned)
+    assert proof.exists()

@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+import itertools
+import logging
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl_core.checkpoints.manifest import find_damage
+from rl_core.checkpoints.pruning import make_room, prune
+from rl_core.checkpoints.retention import Checkpoint, plan_pruning
+from rl_core.checkpoints.store import save_checkpoint
+from tests.support.chaos import Ledger
+from tests.support.checkpoint_files import hidden, pointers, steps, writer
+from tests.support.faults import leave_free, run_and_kill_at_event
+
+
+def some_checkpoint(step: int, size_bytes: int = 10, accuracy: float | None = None) -> Checkpoint:
+    return Checkpoint(Path(f"step_{step:06d}"), step, accuracy, size_bytes, "2026-01-01")
+
+
+def test_a_prune_killed_at_any_system_event_leaves_only_whole_checkpoints(small_disk: Path) -> None:
+    for event_number in itertools.count(1):
+        run = small_disk / str(event_number)
+        for step, accuracy in ((1, 0.1), (2, 0.9), (3, 0.2)):
+            save_checkpoint(run, step, writer(), accuracy)
+        killed = run_and_kill_at_event(
+            lambda run=run: prune(run, keep_last=0, quota_bytes=10),  # type: ignore[misc]
+            event_number,
+        )
+        assert {2, 3} <= set(steps(run))
+        on_disk = sorted((run / "checkpoints").glob("step_*"))
+        assert [find_damage(path) for path in on_disk] == [None] * len(on_disk)
+        assert pointers(run) == ("step_000003", "step_000002")
+        prune(run, keep_last=0, quota_bytes=10)
+        assert steps(run) == [2, 3]
+        assert hidden(run) == []
+        shutil.rmtree(run)
+        if not killed:
+            break
+    assert event_number > 20
+
+
+def test_pruning_says_why() -> None:
+    checkpoints = [some_checkpoint(step, 1_000_000_000) for step in range(1, 8)]
+    decisions = plan_pruning(
+        checkpoints, latest_step=7, best_step=2, keep_last=3, quota_bytes=4_500_000_000
+    )
+    assert [(d.checkpoint.step, d.keep, d.reason) for d in decisions] == [
+        (7, True, "latest"),
+        (6, True, "number 1 of the newest 3, within the quota"),
+        (5, True, "number 2 of the newest 3, within the quota"),
+        (4, False, "over the quota of 4.5 GB"),
+        (3, False, "over the quota of 4.5 GB"),
+        (2, True, "best"),
+        (1, False, "over the quota of 4.5 GB"),
+    ]
+    decisions = plan_pruning(
+        checkpoints, latest_step=7, best_step=7, keep_last=1, quota_bytes=10**12
+    )
+    assert [(d.checkpoint.step, d.reason) for d in decisions if d.keep] == [
+        (7, "latest and best"),
+        (6, "number 1 of the newest 1, within the quota"),
+    ]
+    assert {d.reason for d in decisions if not d.keep} == {
+        "older than the newest 1 beside latest and best"
+    }
+
+
+@given(
+    sizes=st.lists(st.integers(0, 100), min_size=1, max_size=12),
+    data=st.data(),
+    keep_last=st.integers(0, 6),
+    quota_bytes=st.integers(-50, 700),
+)
+def test_what_stays_is_latest_best_and_the_longest_newest_row_that_fits(
+    sizes: list[int], data: st.DataObject, keep_last: int, quota_bytes: int
+) -> None:
+    checkpoints = [some_checkpoint(step, size) for step, size in enumerate(sizes)]
+    newest, highest = (data.draw(st.integers(0, len(sizes) - 1)) for _ in range(2))
+    decisions = plan_pruning(
+        data.draw(st.permutations(checkpoints)),
+        latest_step=newest,
+        best_step=highest,
+        keep_last=keep_last,
+        quota_bytes=quota_bytes,
+    )
+    assert [d.checkpoint.step for d in decisions] == list(range(len(sizes)))[::-1]
+    kept = {d.checkpoint.step for d in decisions if d.keep}
+    always = {newest, highest}
+    others = [step for step in reversed(range(len(sizes))) if step not in always]
+    row = [step for step in others if step in kept]
+    assert always <= kept
+    assert row == others[: len(row)]
+    assert len(row) <= keep_last
+    used = sum(sizes[step] for step in kept)
+    assert used <= quota_bytes or kept == always
+    if len(row) < min(keep_last, len(others)):
+        assert used + sizes[others[len(row)]] > quota_bytes
+
+
+def test_a_dry_run_decides_the_same_and_deletes_nothing(tmp_path: Path) -> None:
+    for step in range(1, 6):
+        save_checkpoint(tmp_path, step, writer(), 1 / step)
+    dry = prune(tmp_path, keep_last=1, quota_bytes=10**9, dry_run=True)
+    assert steps(tmp_path) == [1, 2, 3, 4, 5]
+    assert prune(tmp_path, keep_last=1, quota_bytes=10**9) == dry
+    assert steps(tmp_path) == [1, 4, 5]
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [
+        ".lock",
+        "best",
+        "latest",
+        "step_000001",
+        "step_000004",
+        "step_000005",
+    ]
+
+
+def test_room_counts_the_coming_checkpoint_within_the_quota(tmp_path: Path) -> None:
+    for step in range(1, 5):
+        save_checkpoint(tmp_path, step, writer(size=1_000), 0.5 if step == 1 else 0.1)
+    make_room(tmp_path, 2_500, keep_last=9, quota_bytes=5_500)  # 2,500 beside 1, 3 and 4
+    assert steps(tmp_path) == [1, 3, 4]
+    make_room(tmp_path, 2_500, keep_last=9, quota_bytes=5_499)
+    assert steps(tmp_path) == [1, 4]
+    save_checkpoint(tmp_path, 5, writer(size=1_000), 0.1)
+    make_room(tmp_path, 1_000, keep_last=9, quota_bytes=4_000)
+    assert steps(tmp_path) == [1, 4, 5]
+    make_room(tmp_path, 1_000, keep_last=1, quota_bytes=10**9)  # 5 will be the one beside 6
+    assert steps(tmp_path) == [1, 5]
+    make_room(tmp_path, 1_000, keep_last=0, quota_bytes=1)
+    assert steps(tmp_path) == [1, 5]
+
+
+def test_room_is_made_for_the_free_disk_before_the_save(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    for step in range(1, 5):
+        save_checkpoint(small_disk, step, writer(size=500_000), 0.5 if step == 2 else 0.1)
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint(small_disk, 5, writer(size=500_000), 0.1)
+    make_room(small_disk, 520_000, keep_last=9, quota_bytes=10**12)
+    assert steps(small_disk) == [2, 3, 4]
+    save_checkpoint(small_disk, 5, writer(size=500_000), 0.1)
+    assert caplog.text == ""
+    make_room(small_disk, 1_900_000, keep_last=9, quota_bytes=10**12)
+    assert steps(small_disk) == [2, 5]
+    assert "the next checkpoint takes about 0.0019 GB but" in caplog.text
+
+
+def test_a_prune_waits_for_a_save_in_another_process(tmp_path: Path) -> None:
+    code = f"""
+import sys
+from pathlib import Path
+from rl_core.checkpoints.pruning import prune
+print("ready", flush=True)
+prune(Path({str(tmp_path)!r}), keep_last=0, quota_bytes=1)
+"""
+    for step in (1, 2, 3):
+        save_checkpoint(tmp_path, step, writer(), 0.5 if step == 1 else 0.1)
+    pruners = []
+
+    def write(folder: Path) -> None:
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        pruners.append(process)
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        writer()(folder)
+
+    save_checkpoint(tmp_path, 4, write, 0.1)
+    assert pruners[0].wait(60) == 0
+    assert steps(tmp_path) == [1, 4]
+
+
+def test_every_so_many_steps_stay_behind_the_newest_and_within_the_quota() -> None:
+    checkpoints = [some_checkpoint(step, 10) for step in range(100, 1_000, 100)]
+
+    def kept(quota_bytes: int, disk_bytes: int | None = None) -> list[int]:
+        decisions = plan_pruning(
+            checkpoints,
+            latest_step=900,
+            best_step=700,
+            keep_last=1,
+            quota_bytes=quota_bytes,
+            keep_every=300,
+            disk_bytes=disk_bytes,
+        )
+        return [d.checkpoint.step for d in decisions if d.keep]
+
+    assert kept(1_000) == [900, 800, 700, 600, 300]
+    assert kept(49) == [900, 800, 700, 600]
+    assert kept(39) == [900, 800, 700]
+    assert kept(1) == [900, 700]
+    assert kept(1_000, disk_bytes=49) == [900, 800, 700, 600]
+    decisions = plan_pruning(
+        checkpoints,
+        latest_step=900,
+        best_step=900,
+        keep_last=0,
+        quota_bytes=1_000,
+        keep_every=300,
+        disk_bytes=25,
+    )
+    assert [(d.checkpoint.step, d.reason) for d in decisions if d.checkpoint.step % 300 == 0] == [
+        (900, "latest and best"),
+        (600, "of every 300 steps, within the quota"),
+        (300, "the disk has room for 2.5e-08 GB of checkpoints"),
+    ]
+
+
+def test_what_is_protected_stays_and_counts_whatever_the_quota() -> None:
+    checkpoints = [some_checkpoint(step, 10) for step in (1, 2, 3, 4)]
+    decisions = plan_pruning(
+        checkpoints,
+        latest_step=4,
+        best_step=2,
+        keep_last=5,
+        quota_bytes=30,
+        protected={1: "being read", 2: "champion"},
+    )
+    assert [(d.checkpoint.step, d.keep, d.reason) for d in decisions] == [
+        (4, True, "latest"),
+        (3, False, "over the quota of 3e-08 GB"),
+        (2, True, "best and champion"),
+        (1, True, "being read"),
+    ]
+
+
+def test_free_disk_is_left_as_far_as_deleting_can(small_disk: Path) -> None:
+    for step in range(1, 5):
+        save_checkpoint(small_disk, step, writer(size=400_000), 0.5 if step == 2 else 0.1)
+    leave_free(small_disk, 200_000)
+    prune(small_disk, keep_last=9, quota_bytes=10**12, min_free_bytes=190_000)
+    assert steps(small_disk) == [1, 2, 3, 4]
+    prune(small_disk, keep_last=9, quota_bytes=10**12, min_free_bytes=500_000)
+    assert steps(small_disk) == [2, 3, 4]
+    prune(small_disk, keep_last=9, quota_bytes=10**12, min_free_bytes=10**9)
+    assert steps(small_disk) == [2, 4]
+
+
+def test_retention_is_that_of_the_disk_whoever_saved_it(tmp_path: Path) -> None:
+    code = f"""
+from pathlib import Path
+from rl_core.checkpoints.store import save_checkpoint
+from rl_core.checkpoints.pruning import make_room
+from tests.support.checkpoint_files import steps, writer
+run = Path({str(tmp_path)!r})
+step = max(steps(run), default=0) + 1
+make_room(run, 1_000, keep_last=1, quota_bytes=10**9, keep_every=3)
+save_checkpoint(run, step, writer(), 0.9 if step == 2 else 0.1)
+"""
+    for _ in range(5):
+        subprocess.run([sys.executable, "-c", code], check=True)
+    assert steps(tmp_path) == [2, 3, 4, 5]
+    assert pointers(tmp_path) == ("step_000005", "step_000002")
+
+
+READS = """
+import sys
+from pathlib import Path
+from rl_core.checkpoints.store import reading_latest
+from rl_core.checkpoints.manifest import find_damage
+run, last_step, num_read = Path(sys.argv[1]), int(sys.argv[2]), 0
+while True:
+    with reading_latest(run) as checkpoint:
+        assert find_damage(checkpoint.path) is None, checkpoint
+        num_read += 1
+        if checkpoint.step == last_step:
+            break
+print(num_read)
+"""
+
+
+@pytest.mark.chaos
+def test_two_pruners_a_saver_and_a_reader_at_the_same_time(
+    tmp_path: Path, survived: Ledger
+) -> None:
+    """Each pruner by another rule; what stays is whole, and latest and best are among it."""
+    prunes = f"""
+from pathlib import Path
+from rl_core.checkpoints.pruning import prune
+for _ in range(40):
+    prune(Path({str(tmp_path)!r}), keep_last=KEEP, quota_bytes=10**9)
+"""
+    for step in range(1, 6):
+        save_checkpoint(tmp_path, step, writer(), 0.9 if step == 3 else 0.1)
+    pruners = [
+        subprocess.Popen([sys.executable, "-c", prunes.replace("KEEP", str(keep))])
+        for keep in (0, 2)
+    ]
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READS, str(tmp_path), "25"], stdout=subprocess.PIPE, text=True
+    )
+    for step in range(6, 26):
+        save_checkpoint(tmp_path, step, writer(), 0.1)
+        assert steps(tmp_path)[-1] == step
+    assert int(reader.communicate(timeout=60)[0]) > 0
+    assert reader.returncode == 0
+    assert [pruner.wait(60) for pruner in pruners] == [0, 0]
+    assert {3, 25} <= set(steps(tmp_path))
+    assert [find_damage(path) for path in (tmp_path / "checkpoints").glob("step_*")] == [
+        None for _ in steps(tmp_path)
+    ]
+    assert pointers(tmp_path) == ("step_000025", "step_000003")
+    assert hidden(tmp_path) == []
+    good_lost = len({3, 25} - set(steps(tmp_path)))
+    survived("racing pruners", "two, a saver and a reader", rows_lost=good_lost)

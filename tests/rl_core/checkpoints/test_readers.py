@@ -1,0 +1,108 @@
+"""Checkpoints that somebody reads while others prune."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_core.checkpoints import pruning
+from rl_core.checkpoints.manifest import find_damage
+from rl_core.checkpoints.pruning import prune
+from rl_core.checkpoints.retention import PruningDecision, plan_pruning
+from rl_core.checkpoints.store import reading_latest, save_checkpoint
+from rl_core.system.atomic import alone_in, reading, remove_folder
+from tests.support.checkpoint_files import steps, writer
+
+READER = """
+import sys, time
+from pathlib import Path
+from rl_core.system.atomic import reading
+with reading(Path(sys.argv[1])):
+    print("reading", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_what_another_process_reads_stays_until_that_process_is_gone(tmp_path: Path) -> None:
+    for step in range(1, 5):
+        save_checkpoint(tmp_path, step, writer(), 0.1)
+    read = str(tmp_path / "checkpoints" / "step_000002")
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READER, read], stdout=subprocess.PIPE, text=True
+    )
+    assert reader.stdout is not None
+    reader.stdout.readline()
+    decisions = prune(tmp_path, keep_last=0, quota_bytes=1)
+    assert steps(tmp_path) == [1, 2, 4]
+    assert {d.checkpoint.step: d.reason for d in decisions if d.keep} == {
+        4: "latest",
+        2: "being read by another process",
+        1: "best",
+    }
+    reader.kill()
+    reader.wait()
+    prune(tmp_path, keep_last=0, quota_bytes=1)
+    assert steps(tmp_path) == [1, 4]
+
+
+def test_a_reader_that_comes_between_plan_and_deletion_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in range(1, 4):
+        save_checkpoint(tmp_path, step, writer(), 0.1)
+    with contextlib.ExitStack() as held:
+
+        def plan_then_read(*arguments: Any, **options: Any) -> list[PruningDecision]:
+            decisions = plan_pruning(*arguments, **options)
+            held.enter_context(reading(tmp_path / "checkpoints" / "step_000002"))
+            return decisions
+
+        monkeypatch.setattr(pruning, "plan_pruning", plan_then_read)
+        decisions = prune(tmp_path, keep_last=0, quota_bytes=1)
+    assert [(d.checkpoint.step, d.reason) for d in decisions if d.keep][1] == (
+        2,
+        "being read by another process",
+    )
+    assert steps(tmp_path) == [1, 2, 3]
+
+
+def test_what_was_removed_before_it_could_be_read_is_not_found(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save_checkpoint(tmp_path, step, writer(), 0.1 * step)
+    path = tmp_path / "checkpoints" / "step_000001"
+    with alone_in(path, wait=True):
+        code = f"""
+from pathlib import Path
+from rl_core.system.atomic import reading
+print("ready", flush=True)
+try:
+    with reading(Path({str(path)!r})):
+        print("read")
+except FileNotFoundError:
+    print("gone")
+"""
+        reader = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        assert reader.stdout is not None
+        reader.stdout.readline()
+        with pytest.raises(subprocess.TimeoutExpired):
+            reader.wait(0.5)
+        remove_folder(path)
+    assert reader.stdout.readline() == "gone\n"
+    reader.wait()
+
+
+def test_latest_is_held_while_it_is_read_and_pruned_after(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 1, writer(), 0.1)
+    with reading_latest(tmp_path) as checkpoint:
+        assert checkpoint is not None
+        save_checkpoint(tmp_path, 2, writer(), 0.9)
+        prune(tmp_path, keep_last=0, quota_bytes=1)
+        assert steps(tmp_path) == [1, 2]
+        assert find_damage(checkpoint.path) is None
+    prune(tmp_path, keep_last=0, quota_bytes=1)
+    assert steps(tmp_path) == [2]

@@ -1,0 +1,313 @@
+"""Data sets on disk: the schema, the same bytes again, reuse only of what was asked for, damage."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rl_core.config.env import CountdownConfig
+from rl_core.config.run import DataConfig
+from rl_core.data.dataset import (
+    GENERATOR_VERSION,
+    DatasetError,
+    content_hash,
+    dataset_name,
+    is_ready,
+    read_problems,
+    verify_file,
+    write_dataset,
+)
+from rl_core.envs.countdown import render_prompt, score_response
+
+ENV = CountdownConfig(max_operands=3, max_number=20)
+DATA = DataConfig(train_size=60, test_size=20, seed=5)
+GOLDEN_TRAIN = "abad74527071a4b2c806c86e289e678b14177823babfe60c409cce5b0e8254b3"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small data set of `ENV` and `DATA`."""
+    write_dataset(ENV, DATA, tmp_path / "data" / "small")
+    return tmp_path / "data" / "small"
+
+
+def test_columns_are_those_of_the_specification(folder: Path) -> None:
+    schema = pq.read_schema(folder / "train.parquet")
+    assert schema.names == [
+        *["nums", "target", "data_source", "prompt", "ability", "reward_model", "extra_info"]
+    ]
+    assert pq.read_table(folder / "test.parquet").num_rows == 20
+    row = pq.read_table(folder / "train.parquet").to_pylist()[7]
+    nums, target = row["nums"], row["target"]
+    assert row["data_source"] == "countdown"
+    assert row["prompt"] == [{"role": "user", "content": render_prompt("base", nums, target)}]
+    assert row["ability"] == "math"
+    truth = {"target": target, "numbers": nums}
+    assert row["reward_model"] == {"style": "rule", "ground_truth": truth}
+    extra = row["extra_info"]
+    assert (extra["split"], extra["index"]) == ("train", 7)
+    solution = f"<answer>{extra['solution']}</answer>"
+    assert score_response(solution, nums, target).verdict == "correct"
+
+
+def test_no_problem_is_in_a_file_twice_or_in_both(folder: Path) -> None:
+    rows = [
+        (tuple(sorted(row["nums"])), row["target"])
+        for split in ("train", "test")
+        for row in pq.read_table(folder / f"{split}.parquet").to_pylist()
+    ]
+    assert len(set(rows)) == len(rows) == 80
+
+
+def test_metadata_says_what_made_the_file(folder: Path) -> None:
+    metadata = pq.read_metadata(folder / "test.parquet").metadata
+    made_by = json.loads(metadata[b"countdown_train.generator"])
+    assert made_by["env"]["max_number"] == 20
+    assert "format_score" not in made_by["env"], "scores do not change the rows"
+    assert (made_by["train_size"], made_by["test_size"], made_by["seed"]) == (60, 20, 5)
+    assert metadata[b"countdown_train.seed"] == b"5"
+    assert metadata[b"countdown_train.version"] == b"1"
+    assert (
+        metadata[b"countdown_train.content_sha256"]
+        == content_hash(pq.read_table(folder / "test.parquet")).encode()
+    )
+
+
+def test_rows_are_the_same_on_every_machine(folder: Path) -> None:
+    assert content_hash(pq.read_table(folder / "train.parquet")) == GOLDEN_TRAIN
+
+
+@pytest.mark.parametrize(
+    ("env", "data", "golden"),
+    [
+        (
+            CountdownConfig(
+                min_operands=2,
+                max_number=6,
+                min_target=1,
+                max_target=300,
+                prompt_template="chat",
+            ),
+            DataConfig(train_size=4_000, test_size=100, seed=5),
+            "6c5aa3ec12b29a8479167836a6138d5d1b2cd4e03e87c9fb639a649dc1ef9133",
+        ),
+        (
+            CountdownConfig(max_operands=3, max_number=20, min_target=1, max_target=204),
+            DataConfig(train_size=20_000, test_size=512),
+            "90b5e4d0b035b778d1788f327bad7938e551ed4e7838ff118e3e76fd54d16616",
+        ),
+    ],
+    ids=["equal numbers", "quickstart"],
+)
+def test_rows_are_those_of_version_1(
+    env: CountdownConfig, data: DataConfig, golden: str, tmp_path: Path
+) -> None:
+    """Hashes of rows that were made one at a time, each solution written by itself."""
+    assert GENERATOR_VERSION == 1
+    write_dataset(env, data, tmp_path / "data")
+    assert content_hash(pq.read_table(tmp_path / "data" / "train.parquet")) == golden
+
+
+@pytest.mark.slow
+def test_bytes_do_not_depend_on_the_number_of_cores(tmp_path: Path) -> None:
+    """Two row groups and two chunks of rows, so that threads have something to share."""
+    code = (
+        "import sys, pathlib, pyarrow\n"
+        "from rl_core.config.run import DataConfig\n"
+        "from rl_core.data.dataset import write_dataset\n"
+        "from rl_core.config.env import CountdownConfig\n"
+        "threads = int(sys.argv[2]); pyarrow.set_cpu_count(threads)\n"
+        "pyarrow.set_io_thread_count(threads)\n"
+        "write_dataset(CountdownConfig(), DataConfig(train_size=70_000, test_size=20, seed=5),"
+        " pathlib.Path(sys.argv[1]))"
+    )
+    variables = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "POLARS_MAX_THREADS", "PYTHONHASHSEED")
+    made: list[dict[str, bytes]] = []
+    for threads in ("1", "2", "7"):
+        folder = tmp_path / threads
+        environment = os.environ | dict.fromkeys(variables, threads)
+        command = [sys.executable, "-c", code, str(folder), threads]
+        subprocess.run(command, check=True, env=environment)
+        made.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    assert pq.read_metadata(tmp_path / "1" / "train.parquet").num_row_groups == 2
+    assert made[0] == made[1] == made[2]
+
+
+def test_name_follows_what_the_rows_depend_on() -> None:
+    name = dataset_name(ENV, DATA)
+    assert name.startswith("countdown-")
+    assert len(name) == len("countdown-") + 8
+    assert dataset_name(ENV.model_copy(update={"format_score": 0.3}), DATA) == name
+    assert dataset_name(ENV, DATA.model_copy(update={"train_batch_size": 8})) == name
+    for other in ({"seed": 6}, {"train_size": 61}, {"test_size": 21}):
+        assert dataset_name(ENV, DATA.model_copy(update=other)) != name
+    assert dataset_name(ENV.model_copy(update={"max_number": 21}), DATA) != name
+    assert dataset_name(ENV, DATA.model_copy(update={"name": "mine"})) == "mine"
+
+
+def test_what_is_there_is_ready_only_for_its_own_settings(folder: Path) -> None:
+    assert is_ready(ENV, DATA, folder)
+    assert is_ready(ENV.model_copy(update={"full_score": 2.0}), DATA, folder)
+    assert not is_ready(ENV, DATA, folder.with_name("absent"))
+    with pytest.raises(ValueError, match=r"other settings \(data.seed differs\).*data.name"):
+        is_ready(ENV, DATA.model_copy(update={"seed": 6}), folder)
+    with pytest.raises(ValueError, match=r"\(env.max_number differs\)"):
+        is_ready(ENV.model_copy(update={"max_number": 21}), DATA, folder)
+
+
+def test_a_deleted_file_is_noticed_and_made_again(folder: Path) -> None:
+    before = (folder / "test.parquet").read_bytes()
+    (folder / "test.parquet").unlink()
+    assert not is_ready(ENV, DATA, folder)
+    write_dataset(ENV, DATA, folder)
+    assert (folder / "test.parquet").read_bytes() == before
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
+def test_truncation_is_one_clear_line(folder: Path, share: float) -> None:
+    path = folder / "train.parquet"
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
+    for read in (read_problems, verify_file, lambda _: is_ready(ENV, DATA, folder)):
+        with pytest.raises(DatasetError, match=r"train\.parquet: not a readable") as caught:
+            read(path)
+        assert "\n" not in str(caught.value)
+
+
+def test_flipped_bytes_are_noticed(folder: Path) -> None:
+    path = folder / "train.parquet"
+    content = path.read_bytes()
+    for place in range(40, len(content) // 2, len(content) // 20):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :])
+        try:
+            verify_file(path)
+        except DatasetError:
+            continue
+        rows = pq.read_table(path).to_pylist()
+        path.write_bytes(content)
+        assert rows == pq.read_table(path).to_pylist(), "damage that changes no row may pass"
+
+
+def test_a_changed_row_is_noticed(folder: Path) -> None:
+    path = folder / "train.parquet"
+    table = pq.read_table(path)
+    rows = table.to_pylist()
+    rows[3]["extra_info"]["solution"] = "1 + 1"
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
+    with pytest.raises(DatasetError, match="not those that were written"):
+        verify_file(path)
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = pq.write_table
+
+    def disk_full(table: Any, path: Path, **options: Any) -> None:
+        whole(table, path, **options)
+        if path.name == "test.parquet":
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pq, "write_table", disk_full)
+    with pytest.raises(OSError, match="No space left"):
+        write_dataset(ENV, DATA, tmp_path / "data" / "small")
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_a_folder_with_something_else_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ValueError, match=r"thesis\.tex.*data\.name"):
+        write_dataset(ENV, DATA, tmp_path)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_too_many_rows_are_refused_with_the_number_that_exist(tmp_path: Path) -> None:
+    data = DataConfig(train_size=20_000, test_size=512)
+    with pytest.raises(ValueError, match="only 12166 exist"):
+        write_dataset(ENV, data, tmp_path / "data")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_problems_carry_what_the_loop_needs(folder: Path) -> None:
+    problems = read_problems(folder / "train.parquet")
+    rows = pq.read_table(folder / "train.parquet").to_pylist()
+    assert [problem.index for problem in problems] == list(range(60))
+    for problem, row in zip(problems, rows, strict=True):
+        assert list(problem.messages) == row["prompt"]
+        assert problem.ground_truth == row["reward_model"]["ground_truth"]
+        assert problem.num_solutions == row["extra_info"]["num_solutions"] >= 1
+
+
+def test_tinyzero_files_are_read(tmp_path: Path) -> None:
+    rows = [
+        {
+            "target": 98,
+            "nums": [44, 19, 35],
+            "data_source": "countdown",
+            "prompt": [{"content": "Using the numbers ...", "role": "user"}],
+            "ability": "math",
+            "reward_model": {
+                "ground_truth": {"numbers": [44, 19, 35], "target": 98},
+                "style": "rule",
+            },
+            "extra_info": {"index": 12, "split": "train"},
+        }
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "tinyzero.parquet")
+    (problem,) = read_problems(tmp_path / "tinyzero.parquet")
+    assert (problem.index, problem.num_solutions) == (12, 0)
+    assert problem.ground_truth == {"target": 98, "numbers": [44, 19, 35]}
+    assert problem.messages == ({"role": "user", "content": "Using the numbers ..."},)
+    verify_file(tmp_path / "tinyzero.parquet")
+
+    bare = pa.Table.from_pylist(rows).drop_columns(["extra_info"])
+    pq.write_table(bare, tmp_path / "bare.parquet")
+    assert read_problems(tmp_path / "bare.parquet")[0].index == 0
+
+
+def test_files_of_another_kind_are_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"none\.parquet is missing"):
+        read_problems(tmp_path / "none.parquet")
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
+    with pytest.raises(DatasetError, match="no column 'data_source'"):
+        read_problems(tmp_path / "a.parquet")
+    odd = pa.table({"data_source": ["x"], "prompt": ["text"], "reward_model": [1]})
+    pq.write_table(odd, tmp_path / "odd.parquet")
+    with pytest.raises(DatasetError, match="row 0 is not shaped like a problem"):
+        read_problems(tmp_path / "odd.parquet")
+
+
+def test_content_hash_ignores_chunks_and_sees_every_value() -> None:
+    rows: list[dict[str, Any]] = [
+        {"a": [1, 2], "b": {"c": "x", "d": None}},
+        {"a": [], "b": {"c": "yz", "d": 4}},
+    ]
+    schema = pa.schema(
+        [
+            ("a", pa.list_(pa.int64())),
+            ("b", pa.struct([("c", pa.string()), ("d", pa.int64())])),
+        ]
+    )
+
+    def digest(*parts: list[dict[str, Any]]) -> str:
+        return content_hash(
+            pa.concat_tables([pa.Table.from_pylist(part, schema=schema) for part in parts])
+        )
+
+    assert digest(rows) == digest(rows[:1], rows[1:])
+    changes: list[list[dict[str, Any]]] = [
+        [{"a": [1], "b": rows[0]["b"]}, {"a": [2], "b": rows[1]["b"]}],
+        [{"a": [1, 2], "b": {"c": "xy", "d": None}}, {"a": [], "b": {"c": "z", "d": 4}}],
+        [{"a": [1, 2], "b": {"c": "x", "d": 0}}, rows[1]],
+        [{"a": [1, 2], "b": None}, rows[1]],
+        [rows[0], {"a": None, "b": rows[1]["b"]}],
+        [rows[0]],
+        rows[::-1],
+    ]
+    assert len({digest(rows), *(digest(changed) for changed in changes)}) == len(changes) + 1

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import shutil
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from rl_core.data.prompts import encode_prompt, load_tokenizer, resolve_model
+from rl_core.types import Message
+
+CHAT = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model_path: Path) -> PreTrainedTokenizerBase:
+    return load_tokenizer(str(tiny_model_path))
+
+
+def user(text: str) -> list[Message]:
+    return [{"role": "user", "content": text}]
+
+
+def test_a_raw_prompt_is_the_user_messages_text_and_nothing_else(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    text, ids = encode_prompt(user("ab\n1"), tokenizer, chat_template=False)
+    assert text == "ab\n1"
+    # The fixture's vocabulary: two specials, then the byte-level alphabet in the order of its
+    # characters, which stand for ! .. ~ (33 .. 126) first and for a newline (Ċ) much later.
+    assert ids[0] == 2 + ord("a") - ord("!")
+    assert ids[1] == ids[0] + 1
+    assert ids[3] == 2 + ord("1") - ord("!")
+    assert len(ids) == 4
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(st.characters(exclude_categories=("Cs",)), max_size=40))
+def test_a_raw_prompt_survives_the_round_trip(
+    tokenizer: PreTrainedTokenizerBase, text: str
+) -> None:
+    text = unicodedata.normalize("NFC", text)  # what Qwen2's tokenizer does to any text
+    assert tokenizer.decode(encode_prompt(user(text), tokenizer, chat_template=False)[1]) == text
+
+
+def test_special_tokens_in_a_raw_prompt_are_recognised_and_none_are_added(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    _, ids = encode_prompt(user("<|endoftext|>a"), tokenizer, chat_template=False)
+    assert ids == (1, 2 + ord("a") - ord("!"))
+
+
+def test_chat_goes_through_the_tokenizers_template(tiny_model_path: Path) -> None:
+    tokenizer = load_tokenizer(str(tiny_model_path))
+    tokenizer.chat_template = CHAT
+    messages: list[Message] = [{"role": "system", "content": "s"}, *user("q 12")]
+    text, ids = encode_prompt(messages, tokenizer, chat_template=True)
+    assert text == "<system>s<user>q 12<assistant>"
+    assert tokenizer.decode(ids) == text
+
+
+def test_chat_without_a_template_names_the_remedy(tokenizer: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(ValueError, match="prompt_template=base"):
+        encode_prompt(user("q"), tokenizer, chat_template=True)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[], [{"role": "system", "content": "s"}], [*user("a"), *user("b")]],
+)
+def test_a_raw_prompt_is_exactly_one_user_message(
+    tokenizer: PreTrainedTokenizerBase, messages: list[Message]
+) -> None:
+    with pytest.raises(ValueError, match="one user message"):
+        encode_prompt(messages, tokenizer, chat_template=False)
+
+
+@pytest.mark.parametrize("path", ["nowhere/model", "./nowhere", "/no/such/folder", "Qwen2"])
+def test_a_model_that_is_not_there_is_one_line(path: str) -> None:
+    with pytest.raises(ValueError, match="is no folder and no cached hub model") as caught:
+        load_tokenizer(path)
+    assert str(caught.value).startswith(f"model.path={path} ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_a_model_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"without config\.json"):
+        resolve_model(str(tmp_path))
+
+
+def test_a_folder_resolves_to_itself(tiny_model_path: Path) -> None:
+    assert resolve_model(str(tiny_model_path)) == tiny_model_path.resolve()
+
+
+def test_a_folder_without_a_tokenizer_is_told_so(tiny_model_path: Path, tmp_path: Path) -> None:
+    shutil.copy(tiny_model_path / "config.json", tmp_path)
+    with pytest.raises(ValueError, match="no tokenizer"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_a_tokenizer_that_drops_white_space_is_refused(tmp_path: Path) -> None:
+    words = ["<unk>", *sorted(set("Using the numbers [19 36 55 7] create 98"))]
+    backend = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>").save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt_neo"}')  # rebuilds no tokenizer
+    with pytest.raises(ValueError, match="not lossless"):
+        load_tokenizer(str(tmp_path))

@@ -1,0 +1,170 @@
+"""Files that a user names: found here or in the hub's cache, read with the row said, or refused."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_core.data.readers import digest_of, file_digest, find_files, is_hub_name, read_records
+from tests.support.own_data import put_in_cache, write_rows
+
+SETTING = "data.train_files"
+ROWS: list[dict[str, Any]] = [{"nums": [1, 2], "target": 3}, {"nums": [4, 5], "target": 9}]
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.json", "a.jsonl.gz", "a.json.gz"])
+def test_every_kind_of_file_gives_the_same_records(tmp_path: Path, name: str) -> None:
+    file = write_rows(tmp_path / name, ROWS)
+    assert find_files(SETTING, [str(file)], "train") == [file]
+    assert list(read_records(file, ("nums", "target"))) == [(1, ROWS[0]), (2, ROWS[1])]
+
+
+def test_json_rows_are_counted_as_lines(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('\n{"target": 3}\n\n{"target": 9, "prompt": "\u2028 is no line end"}\r\n')
+    assert [row for row, _ in read_records(file, ("target",))] == [2, 4]
+
+
+def test_globs_stand_for_their_files_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("b.jsonl", "a.jsonl", "deep/er/c.jsonl"):
+        write_rows(tmp_path / name, ROWS)
+    names = [file.name for file in find_files(SETTING, [f"{tmp_path}/*.jsonl"], "train")]
+    assert names == ["a.jsonl", "b.jsonl"]
+    monkeypatch.chdir(tmp_path / "deep")
+    everywhere = find_files(SETTING, ["er/c.jsonl", "../[ab].jsonl"], "train")
+    assert [file.name for file in everywhere] == ["c.jsonl", "a.jsonl", "b.jsonl"]
+    assert len(find_files(SETTING, [f"{tmp_path}/**/*.jsonl"], "train")) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("none.parquet", "none.parquet: there is no such file; a relative path starts at /"),
+        ("none/x.parquet", "there is no such file"),
+        ("", "is a folder"),
+        ("*.parquet", "no file matches"),
+        ("folder", "is a folder: name its files, such as folder/*.parquet"),
+        ("rows.csv", "rows.csv is of a kind that is not read: give parquet or JSON lines"),
+        ("*.csv", "rows.csv is of a kind"),
+        ("x" * 300, "not readable"),
+        ("pipe", "there is no such file"),
+    ],
+)
+def test_names_that_stand_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("rows.csv").write_text("nums,target")
+    os.mkfifo("pipe")
+    with pytest.raises(ValueError, match=r"data\.train_files") as caught:
+        find_files(SETTING, [name], "train")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'{"target": 1}\n{"target": \n', "line 2 is not JSON (Expecting value"),
+        (b'{"target": 1}\n\n[1]\n', "line 3 is a list, every line must be a JSON object"),
+        (b'{"target": "\xff"}\n', "line 1 is not JSON"),
+        (b'{"target": "\\ud800"}\n', "line 1 is not JSON"),
+        (b"[" * 100_000, "line 1 is not JSON"),
+        (b'{"target": ' + b"9" * 10_000 + b"}", "line 1 is not JSON"),
+    ],
+)
+def test_lines_that_are_no_objects(tmp_path: Path, content: bytes, words: str) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"a\.jsonl") as caught:
+        list(read_records(file, ("target",)))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl.gz"])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9])
+def test_truncated_files_are_one_clear_line(tmp_path: Path, name: str, share: float) -> None:
+    file = write_rows(tmp_path / name, ROWS * 100)
+    content = file.read_bytes()
+    file.write_bytes(content[: int(len(content) * share)])
+    if (name, share) == ("a.jsonl.gz", 0.0):
+        assert list(read_records(file, ("nums",))) == []  # no member at all is an empty text
+        return
+    with pytest.raises(ValueError, match=r"not readable, truncated or damaged") as caught:
+        list(read_records(file, ("nums",)))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_parquet_file_without_any_known_column(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "a.parquet", ROWS)
+    with pytest.raises(ValueError, match=r"none of the columns \['prompt'\], only \['nums', 't"):
+        list(read_records(file, ("prompt",)))
+
+
+def test_the_digest_follows_content_not_name(tmp_path: Path) -> None:
+    one, two = write_rows(tmp_path / "one.jsonl", ROWS), write_rows(tmp_path / "two.jsonl", ROWS)
+    assert file_digest(one) == hashlib.sha256(one.read_bytes()).hexdigest()
+    assert digest_of([one]) == digest_of([two])
+    assert len({digest_of([one]), digest_of([one, two]), digest_of([])}) == 3
+    before = digest_of([one])
+    one.write_bytes(one.read_bytes() + b"\n")
+    assert digest_of([one]) != before
+
+
+def test_a_hub_name_is_owner_and_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert is_hub_name("Jiayi-Pan/Countdown-Tasks-3to4")
+    assert is_hub_name("openai/gsm8k")
+    for path in ("gsm8k", "a/b/c", "./a", "~/a", "/a/b", "data/*", "data/rows.csv", "a/b.parquet"):
+        assert not is_hub_name(path), path
+    Path("openai").mkdir()
+    assert not is_hub_name("openai/gsm8k"), "a path into a folder that is there"
+
+
+def test_the_hubs_countdown_tasks_come_from_the_cache(hub_cache: Path) -> None:
+    name = "Jiayi-Pan/Countdown-Tasks-3to4"
+    files = {f"data/train-0000{i}-of-00002.parquet": [row] for i, row in enumerate(ROWS)}
+    snapshot = put_in_cache(hub_cache, name, files)
+    found = find_files(SETTING, [name], "train")
+    assert [file.relative_to(snapshot) for file in found] == [Path(path) for path in files]
+    assert [record for file in found for _, record in read_records(file, ("nums", "target"))] == (
+        ROWS
+    )
+    assert find_files(SETTING, [name], "train", from_hub=False) == []
+    with pytest.raises(ValueError, match=r"data\.test_files=.* has not all files of the split"):
+        find_files("data.test_files", [name], "test")
+
+
+def test_the_hubs_gsm8k_is_its_config_main(hub_cache: Path) -> None:
+    pairs = [{"question": "Nine twice?", "answer": "#### 18"}]
+    paths = ["main/train-00000-of-00001.parquet", "main/test-00000-of-00001.parquet"]
+    others = {path.replace("main", "socratic"): ROWS for path in paths}
+    put_in_cache(hub_cache, "openai/gsm8k", dict.fromkeys(paths, pairs) | others)
+    for split in ("train", "test"):
+        (file,) = find_files(SETTING, ["openai/gsm8k"], split)
+        assert file.parts[-2:] == ("main", f"{split}-00000-of-00001.parquet")
+
+
+def test_half_of_a_hub_data_set_in_the_cache_is_not_all(hub_cache: Path) -> None:
+    put_in_cache(hub_cache, "me/mine", {"data/train-00001-of-00002.parquet": ROWS})
+    with pytest.raises(ValueError, match=r"train_files=me/mine has not all files of the split"):
+        find_files(SETTING, ["me/mine"], "train")
+
+
+def test_a_refusal_of_the_hub_says_no_token(
+    hub_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    with pytest.raises(ValueError, match=r"data\.train_files=me/mine") as caught:
+        find_files(SETTING, ["me/mine"], "train")
+    assert "\n" not in str(caught.value)
+    assert "hf_secret" not in str(caught.value) + caplog.text
+    assert not hub_cache.exists() or not list(hub_cache.rglob("*.parquet"))

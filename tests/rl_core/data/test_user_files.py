@@ -1,0 +1,396 @@
+"""The user's own problems: every shape of row, what is dropped and counted, what is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rl_core.config.env import CountdownConfig, Gsm8kConfig
+from rl_core.config.run import DataConfig
+from rl_core.data.dataset import dataset_name, is_ready, read_problems, verify_file, write_dataset
+from rl_core.envs.countdown import render_messages, score_response
+from rl_core.envs.solver import solve
+from rl_core.schema import COUNTDOWN_DATASET, GSM8K_DATASET
+from tests.support.own_data import (
+    SOLVABLE,
+    TINYZERO,
+    UNSOLVABLE,
+    put_in_cache,
+    tinyzero_row,
+    write_tinyzero,
+)
+
+ENV = CountdownConfig()
+Row = dict[str, Any]
+
+
+def plain(problems: Sequence[tuple[list[int], int]]) -> list[Row]:
+    return [{"nums": numbers, "target": target} for numbers, target in problems]
+
+
+def write_lines(file: Path, rows: Sequence[Row]) -> str:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+def made(
+    env: CountdownConfig | Gsm8kConfig, data: DataConfig, folder: Path
+) -> dict[str, list[Row]]:
+    """Rows of both splits as they lie on disk."""
+    write_dataset(env, data, folder)
+    return {
+        split: pq.read_table(folder / f"{split}.parquet").to_pylist() for split in ("train", "test")
+    }
+
+
+def facts(folder: Path) -> Row:
+    metadata = pq.read_metadata(folder / "train.parquet").metadata
+    stored: Row = json.loads(metadata[b"countdown_train.own_files"])
+    return stored
+
+
+def test_numbers_and_targets_become_whole_rows(tmp_path: Path) -> None:
+    train = write_lines(tmp_path / "train.jsonl", plain(SOLVABLE[:4]))
+    test = write_lines(tmp_path / "test.jsonl", plain(SOLVABLE[4:]))
+    env = CountdownConfig(prompt_template="qwen-instruct")
+    data = DataConfig(train_files=(train,), test_files=(test,), test_size=1)
+    rows = made(env, data, tmp_path / "out")
+    assert [len(rows["train"]), len(rows["test"])] == [4, 2], "test files are taken whole"
+    for split, problems in (("train", SOLVABLE[:4]), ("test", SOLVABLE[4:])):
+        for index, (row, (numbers, target)) in enumerate(zip(rows[split], problems, strict=True)):
+            assert (row["nums"], row["target"]) == (numbers, target)
+            assert row["data_source"] == "countdown"
+            assert row["prompt"] == render_messages("qwen-instruct", numbers, target)
+            truth = {"target": target, "numbers": numbers}
+            assert row["reward_model"] == {"style": "rule", "ground_truth": truth}
+            extra = row["extra_info"]
+            assert (extra["split"], extra["index"]) == (split, index)
+            assert (extra["solution"], extra["num_solutions"]) == solve(numbers, target)
+            answer = f"<answer>{extra['solution']}</answer>"
+            assert score_response(answer, numbers, target).verdict == "correct"
+        assert (
+            pq.read_schema(tmp_path / "out" / f"{split}.parquet")
+            .remove_metadata()
+            .equals(COUNTDOWN_DATASET)
+        )
+    verify_file(tmp_path / "out" / "train.parquet")
+
+
+def test_labels_of_every_number_of_operands_are_the_solvers(tmp_path: Path) -> None:
+    problems = [*SOLVABLE, ([5, 5, 5, 5], 30), ([1, 2, 3, 4, 5], 15), ([8, 3, 5], 16)]
+    file = write_lines(tmp_path / "a.jsonl", plain(problems[::-1]))
+    rows = made(ENV, DataConfig(train_files=(file,), test_size=2), tmp_path / "out")
+    for row in rows["train"] + rows["test"]:
+        extra = row["extra_info"]
+        assert (extra["solution"], extra["num_solutions"]) == solve(row["nums"], row["target"])
+
+
+def test_a_tinyzero_file_is_taken_as_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = write_tinyzero(tmp_path / "train.parquet", SOLVABLE)
+    data = DataConfig(train_files=(str(file),), test_size=2)
+    with caplog.at_level(logging.INFO):
+        rows = made(ENV, data, tmp_path / "out")
+    for name in ("nums", "target", "data_source", "prompt", "ability", "reward_model"):
+        assert [row[name] for row in rows["train"] + rows["test"]] == (
+            pq.read_table(file)[name].to_pylist()
+        )
+    assert [row["extra_info"]["index"] for row in rows["test"]] == [0, 1]
+    assert caplog.messages == ["own files: train has 4 of 4 rows; test has 2 of 2 rows"]
+
+
+def test_our_own_files_are_read_back_as_they_were(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "a.jsonl", plain(SOLVABLE))
+    first = made(ENV, DataConfig(train_files=(file,), test_size=2), tmp_path / "one")
+    again = DataConfig(
+        train_files=(f"{tmp_path}/one/tr*.parquet",), test_files=(f"{tmp_path}/one/test.parquet",)
+    )
+    assert made(ENV, again, tmp_path / "two") == first
+
+
+def test_without_test_files_the_split_is_tinyzeros(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "a.jsonl", plain(SOLVABLE))
+
+    def targets(train_size: int, test_size: int) -> list[list[int]]:
+        data = DataConfig(train_files=(file,), train_size=train_size, test_size=test_size)
+        rows = made(ENV, data, tmp_path / f"{train_size}-{test_size}")
+        return [[row["target"] for row in rows[split]] for split in ("train", "test")]
+
+    assert targets(2, 3) == [[98, 16], [14, 91, 8]], "rows 0..1, then 2..4; row 5 is left out"
+    assert targets(100, 2) == [[98, 16, 14, 91], [8, 20]], "fewer rows: the last two"
+    stored = facts(tmp_path / "2-3")
+    assert stored["rows_read"] == {"train": 2, "test": 3}
+    assert stored["left_out"]["train"] == {"beyond data.train_size=2": 1}
+    with pytest.raises(
+        ValueError, match=r"hold 6 rows, no more than data\.test_size=6.*test_files"
+    ):
+        targets(100, 6)
+
+
+def test_what_would_spoil_a_measurement_is_dropped_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    turned = [(numbers[::-1], target) for numbers, target in SOLVABLE]
+    train = write_lines(
+        tmp_path / "train.jsonl",
+        plain([SOLVABLE[0], turned[0], UNSOLVABLE, turned[1], SOLVABLE[2], SOLVABLE[0]]),
+    )
+    test = write_lines(
+        tmp_path / "test.jsonl", plain([SOLVABLE[1], SOLVABLE[3], turned[3], UNSOLVABLE])
+    )
+    with caplog.at_level(logging.INFO):
+        rows = made(ENV, DataConfig(train_files=(train,), test_files=(test,)), tmp_path / "out")
+    assert [row["nums"] for row in rows["train"]] == [SOLVABLE[0][0], SOLVABLE[2][0]]
+    assert [row["nums"] for row in rows["test"]] == [SOLVABLE[1][0], SOLVABLE[3][0]], "test wins"
+    assert [row["extra_info"]["index"] for row in rows["train"]] == [0, 1], "without gaps"
+    counts = {
+        "train": {"in the test split": 1, "duplicates": 2, "without a solution": 1},
+        "test": {"duplicates": 1, "without a solution": 1},
+    }
+    stored = facts(tmp_path / "out")
+    assert stored["left_out"] == counts
+    assert stored["files"]["test"][0]["file"] == test
+    assert caplog.messages == [
+        "own files: train has 2 of 6 rows, left out: 2 duplicates, 1 in the test split, "
+        "1 without a solution; test has 2 of 4 rows, left out: 1 duplicates, 1 without a solution"
+    ]
+
+
+def test_a_split_without_a_row_left_is_refused(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "a.jsonl", plain(SOLVABLE[:2]))
+    with pytest.raises(ValueError, match=r"train has 0 of 2 rows, left out: 2 in the test split"):
+        made(ENV, DataConfig(train_files=(file,), test_files=(file,)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_foreign_prompts_are_kept_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [tinyzero_row(*problem, index) for index, problem in enumerate(SOLVABLE)]
+    rows[1]["prompt"] = [{"role": "user", "content": "Make 16 of 3, 5 and 8."}]
+    rows[2]["prompt"] = render_messages("chat", *SOLVABLE[2])
+    del rows[3]["prompt"]
+    file = write_lines(tmp_path / "a.jsonl", rows)
+    out = made(ENV, DataConfig(train_files=(file,), test_size=1), tmp_path / "out")
+    assert [row["prompt"] for row in out["train"][1:3]] == [rows[1]["prompt"], rows[2]["prompt"]]
+    assert out["train"][3]["prompt"] == render_messages("base", *SOLVABLE[3])
+    assert facts(tmp_path / "out")["other_prompts"] == {"unknown": 1, "chat": 1}
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert said == [
+        "own files: 1 prompts are not those of env.prompt_template=base but no template's (the "
+        "first: index 1 of train): kept as they are",
+        "own files: 1 prompts are not those of env.prompt_template=base but those of chat (the "
+        "first: index 2 of train): kept as they are",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"nums": [0, 5, 8], "target": 40}, "nums=[0, 5, 8] holds 0, the solver takes whole num"),
+        ({"nums": [1000, 5], "target": 5}, "holds 1000, the solver takes whole numbers from 1 to"),
+        ({"nums": [2.5, 5], "target": 5}, "holds 2.5, the solver takes whole numbers"),
+        ({"nums": [2.0, 5], "target": 7}, "holds 2.0"),
+        ({"nums": [True, 5], "target": 6}, "holds True"),
+        ({"nums": [None, 5], "target": 6}, "holds None"),
+        ({"nums": ["2", 5], "target": 6}, "holds '2'"),
+        ({"nums": [[2], 5], "target": 6}, "holds [2]"),
+        ({"nums": [7], "target": 7}, "holds 1 numbers, the solver takes 2 to 6: leave the row out"),
+        ({"nums": [1] * 7, "target": 7}, "holds 7 numbers"),
+        ({"nums": "1 2", "target": 3}, "nums='1 2' must be a list"),
+        ({"nums": None, "target": 3}, "nums=None must be a list"),
+        ({"nums": [1, 2]}, "target=None must be a whole number from 1 to"),
+        ({"nums": [1, 2], "target": 3.5}, "target=3.5 must be a whole number"),
+        ({"nums": [1, 2], "target": 0}, "target=0 must be a whole number from 1 to"),
+        ({"nums": [1, 2], "target": 10**30}, "must be a whole number"),
+        ({"question": "Nine twice?"}, "neither nums and target nor reward_model.ground_truth"),
+        ({"reward_model": "rule"}, "reward_model='rule' must be an object"),
+        ({"reward_model": {"ground_truth": "18"}}, "ground_truth='18' must be {target, numbers}"),
+        (
+            {"nums": [1, 2], "target": 3, "reward_model": {"ground_truth": {"target": 2}}},
+            "are not those of reward_model.ground_truth ({'target': 2})",
+        ),
+        (
+            {"nums": [1, 2], "target": 3, "prompt": "Make 3"},
+            "prompt='Make 3' must be a list of {ro",
+        ),
+        ({"nums": [1, 2], "target": 3, "prompt": []}, "prompt=[] must be a list"),
+        ({"nums": [1, 2], "target": 3, "prompt": [{"role": "user"}]}, "must be a list of {role, c"),
+        ({"nums": [1, 2], "target": 3, "prompt": [["user", "hi"]]}, "must be a list of {role, con"),
+    ],
+)
+def test_rows_that_cannot_be_used_name_file_row_value_and_limit(
+    tmp_path: Path, row: Row, words: str
+) -> None:
+    file = write_lines(tmp_path / "a.jsonl", [*plain(SOLVABLE), row])
+    with pytest.raises(ValueError, match=r"a\.jsonl: row 7: ") as caught:
+        made(ENV, DataConfig(train_files=(file,), test_size=2), tmp_path / "out")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+    assert not (tmp_path / "out").exists()
+
+
+def test_parquet_of_wrong_types_is_refused_too(tmp_path: Path) -> None:
+    columns = {"nums": [[44.0, 19.0, 35.0]] * 3, "target": [98, 97, 96]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet: row 1: .*holds 44\.0, the solver takes"):
+        made(ENV, DataConfig(train_files=(f"{tmp_path}/a.parquet",)), tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_a_file_without_rows_is_refused(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    if name == "a.jsonl":
+        file.touch()
+    else:
+        pq.write_table(TINYZERO.empty_table(), file)
+    with pytest.raises(ValueError, match=rf"{name}: holds no rows"):
+        made(ENV, DataConfig(train_files=(str(file),)), tmp_path / "out")
+
+
+def test_the_name_follows_the_content_of_the_files(tmp_path: Path) -> None:
+    one = write_lines(tmp_path / "one.jsonl", plain(SOLVABLE))
+    two = write_lines(tmp_path / "two.jsonl", plain(SOLVABLE))
+
+    def name(*files: str, env: CountdownConfig = ENV, **data: Any) -> str:
+        return dataset_name(env, DataConfig.model_validate({"train_files": files, **data}))
+
+    assert name(one) == name(two), "where a file lies does not matter"
+    assert name(one) == name(one, seed=5, train_batch_size=8), "nothing is drawn"
+    assert name(one) == name(one, env=CountdownConfig(max_number=20, full_score=2.0))
+    different = [
+        name(one),
+        name(one, two),
+        name(one, train_size=5),
+        name(one, test_size=5),
+        name(one, test_files=(two,)),
+        name(one, env=CountdownConfig(prompt_template="chat")),
+        dataset_name(ENV, DataConfig()),
+    ]
+    assert name(one, test_files=(two,)) == name(one, test_files=(two,), test_size=5)
+    write_lines(tmp_path / "one.jsonl", plain(SOLVABLE[:5]))
+    assert len({*different, name(one)}) == len(different) + 1
+
+
+def test_a_changed_source_is_noticed(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "a.jsonl", plain(SOLVABLE))
+    data = DataConfig(train_files=(file,), test_size=2, name="mine")
+    assert not is_ready(ENV, data, tmp_path / "mine")
+    write_dataset(ENV, data, tmp_path / "mine")
+    assert is_ready(ENV, data, tmp_path / "mine")
+    write_lines(tmp_path / "a.jsonl", plain(SOLVABLE[:5]))
+    with pytest.raises(ValueError, match=r"other settings \(data\.train_files differs\)"):
+        is_ready(ENV, data, tmp_path / "mine")
+
+
+GSM8K_PAIRS = [
+    ("Nine twice?", "Two nines.\n#### 18"),
+    ("Rent?", "#### 1,800"),
+    ("Half?", "#### .5"),
+]
+
+
+def verl_gsm8k(row: int) -> Row:
+    question, answer = GSM8K_PAIRS[row]
+    asked = f'{question} Let\'s think step by step and output the final answer after "####".'
+    return {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "user", "content": asked}],
+        "ability": "math",
+        "reward_model": {
+            "style": "rule",
+            "ground_truth": answer[-5:].lstrip("# ").replace(",", ""),
+        },
+        "extra_info": {"split": "train", "index": row, "answer": answer, "question": question},
+    }
+
+
+def without_extra(row: int) -> Row:
+    return {k: v for k, v in verl_gsm8k(row).items() if k in ("prompt", "reward_model")}
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param(lambda i: dict(zip(("question", "answer"), GSM8K_PAIRS[i], strict=True))),
+        pytest.param(verl_gsm8k),
+        pytest.param(without_extra),
+    ],
+    ids=["plain", "verl", "verl without extra_info"],
+)
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_gsm8k_rows_of_every_shape(
+    tmp_path: Path, kind: str, shape: Callable[[int], Row], caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [shape(0), shape(1), shape(2), shape(0)]
+    file = tmp_path / f"a.{kind}"
+    if kind == "jsonl":
+        write_lines(file, rows)
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    data = DataConfig(train_files=(str(file),), test_size=2)
+    out = made(Gsm8kConfig(source="not/asked"), data, tmp_path / "out")
+    assert [row["reward_model"]["ground_truth"] for row in out["train"]] == ["1800"], "test wins"
+    assert [row["reward_model"]["ground_truth"] for row in out["test"]] == [".5", "18"]
+    assert [row["prompt"] for row in out["test"]] == [verl_gsm8k(i)["prompt"] for i in (2, 0)]
+    assert out["train"][0]["extra_info"]["solution"].endswith("00")
+    assert pq.read_schema(tmp_path / "out" / "test.parquet").remove_metadata().equals(GSM8K_DATASET)
+    assert read_problems(tmp_path / "out" / "test.parquet")[1].ground_truth == "18"
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_hub_data_sets_become_rows_by_their_names(hub_cache: Path, tmp_path: Path) -> None:
+    name = "Jiayi-Pan/Countdown-Tasks-3to4"
+    put_in_cache(hub_cache, name, {"data/train-00000-of-00001.parquet": plain(SOLVABLE)})
+    rows = made(ENV, DataConfig(train_files=(name,), test_size=2), tmp_path / "countdown")
+    assert [row["target"] for row in rows["train"] + rows["test"]] == [
+        target for _, target in SOLVABLE
+    ]
+    assert name.replace("/", "--") in facts(tmp_path / "countdown")["files"]["train"][0]["file"]
+
+    pairs = [{"question": question, "answer": answer} for question, answer in GSM8K_PAIRS]
+    put_in_cache(
+        hub_cache,
+        "openai/gsm8k",
+        {
+            "main/train-00000-of-00001.parquet": pairs[:2],
+            "main/test-00000-of-00001.parquet": pairs[2:],
+        },
+    )
+    both = DataConfig(train_files=("openai/gsm8k",), test_files=("openai/gsm8k",))
+    by_source = made(Gsm8kConfig(), DataConfig(), tmp_path / "source")
+    assert made(Gsm8kConfig(), both, tmp_path / "files") == by_source
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"question": "One?", "answer": "one"}, "must end with '#### <number>'"),
+        ({"question": 1, "answer": "#### 1"}, "question=1 must be a text"),
+        ({"question": "One?"}, "neither `answer` nor reward_model.ground_truth"),
+        ({"answer": "#### 1"}, "neither `question` nor `prompt`"),
+        (
+            {"question": "One?", "reward_model": {"ground_truth": 1}},
+            "a number as text, such as '18'",
+        ),
+        ({"question": "One?", "reward_model": {"ground_truth": "many"}}, "must end with '####"),
+        (
+            {"question": "One?", "answer": "#### 1", "reward_model": {"ground_truth": "2"}},
+            "ground_truth='2' is not its answer's number 1",
+        ),
+    ],
+)
+def test_gsm8k_rows_that_cannot_be_used(tmp_path: Path, row: Row, words: str) -> None:
+    file = write_lines(tmp_path / "a.jsonl", [row, row])
+    with pytest.raises(ValueError, match=r"a\.jsonl: row 1: ") as caught:
+        made(Gsm8kConfig(), DataConfig(train_files=(file,), test_size=1), tmp_path / "out")
+    assert words in str(caught.value)

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rl_core.evaluation.statistics import wilson_interval
+from rl_core.evaluation.summary import compare, summarise
+
+
+def row(index: int, verdict: str, mode: str = "greedy", **changes: Any) -> dict[str, Any]:
+    scores = {"correct": 1.0, "no_answer": 0.0}
+    return {
+        "run_id": "r",
+        "model": "base",
+        "step": 0,
+        "prompt_index": index,
+        "data_source": "countdown",
+        "num_solutions": index,
+        "mode": mode,
+        "sample_index": 0,
+        "prompt": f"p{index}",
+        "response": "r",
+        "answer": None,
+        "verdict": verdict,
+        "score": scores.get(verdict, 0.1),
+        "response_tokens": 10 * index,
+        "finish_reason": "stop",
+        "value": None,
+        "verdict_strict": verdict,
+        "verdict_lenient": verdict,
+        "num_operands": 3,
+        "ground_truth": f"t{index}",
+    } | changes
+
+
+def test_a_summary_by_hand() -> None:
+    greedy = [
+        row(1, "correct", verdict_strict="no_answer"),
+        row(2, "no_answer", num_operands=4),
+        row(3, "bad_syntax"),
+        row(4, "wrong_numbers", num_operands=4),
+        row(5, "correct", num_operands=4),
+        row(0, "too_long", verdict_lenient="correct"),
+    ]
+    sampled = [
+        row(index, verdict, "sampled", response_tokens=999, sample_index=i, value=value)
+        for index, samples in {
+            1: [("correct", "6")] * 4,
+            2: [("correct", "6"), ("no_answer", None), ("wrong_value", "7"), ("wrong_value", "7")],
+        }.items()
+        for i, (verdict, value) in enumerate(samples)
+    ]
+    summary = summarise(sampled + greedy)
+    assert (summary.model, summary.step, summary.num_problems) == ("base", 0, 6)
+    assert summary.accuracy.value == pytest.approx(2 / 6)
+    assert (summary.accuracy.low, summary.accuracy.high) == wilson_interval(2, 6)
+    assert summary.accuracy_strict is not None
+    assert summary.accuracy_strict.value == pytest.approx(1 / 6)
+    assert summary.accuracy_lenient is not None
+    assert summary.accuracy_lenient.value == pytest.approx(3 / 6)
+    assert summary.score.value == pytest.approx((1 + 0 + 0.1 + 0.1 + 1 + 0.1) / 6)
+    assert summary.format_share.value == pytest.approx(3 / 6)
+    assert (summary.format_share.low, summary.format_share.high) == wilson_interval(3, 6)
+    assert summary.response_tokens.value == pytest.approx(25.0)
+    assert summary.response_tokens.low < 25 < summary.response_tokens.high
+    assert {k: round(e.value, 6) for k, e in summary.pass_at_k.items()} == {
+        1: (1 + 0.25) / 2,
+        2: (1 + 0.5) / 2,
+        3: (1 + 0.75) / 2,
+        4: 1.0,
+    }
+    assert (summary.pass_at_k[1].low, summary.pass_at_k[1].high) == (0.25, 1.0)
+    # Pairs of problem 2: right+silent 1, twice right+wrong 1/2. Triples: r+s+w twice 1/2, r+w+w 0.
+    assert {k: round(e.value, 6) for k, e in summary.majority_at_k.items()} == {
+        1: (1 + 0.25) / 2,
+        2: round((1 + 2 / 6) / 2, 6),
+        3: (1 + 0.25) / 2,
+        4: (1 + 0) / 2,
+    }
+    assert [(g.label, g.num_problems, g.accuracy.value) for g in summary.by_num_operands] == [
+        ("3 numbers", 3, pytest.approx(1 / 3)),
+        ("4 numbers", 3, pytest.approx(1 / 3)),
+    ]
+    # Of 1..5 (0 is unknown) a quarter lies at or below 2, half at or below 3, three quarters 4.
+    assert [(g.label, g.num_problems, g.accuracy.value) for g in summary.by_difficulty] == [
+        ("1 to 2 solutions", 2, 0.5),
+        ("3 solutions", 1, 0.0),
+        ("4 solutions", 1, 0.0),
+        ("5 solutions", 1, 1.0),
+    ]
+
+
+def test_equal_difficulties_fall_into_one_quartile() -> None:
+    rows = [row(i, "correct", num_solutions=n) for i, n in enumerate([1, 1, 1, 1, 1, 8, 9, 9])]
+    groups = [(g.label, g.num_problems) for g in summarise(rows).by_difficulty]
+    assert groups == [("1 solution", 5), ("8 solutions", 1), ("9 solutions", 2)]
+    unknown = [row(i, "correct", num_solutions=0, num_operands=None) for i in range(3)]
+    assert summarise(unknown).by_difficulty == summarise(unknown).by_num_operands == ()
+
+
+def test_k_stops_at_the_samples_that_every_problem_has() -> None:
+    rows = [row(1, "correct")]
+    rows += [row(1, "correct", "sampled"), row(2, "correct", "sampled")]
+    rows += [row(2, "correct", "sampled")]
+    assert list(summarise(rows).pass_at_k) == [1]
+    assert dict(summarise(rows[:1]).pass_at_k) == {}
+
+
+def test_rows_of_an_older_version_say_what_they_can() -> None:
+    new = ("value", "verdict_strict", "verdict_lenient", "num_operands", "ground_truth")
+    old = [
+        row(1, "correct", mode, **dict.fromkeys(new)) for mode in ("greedy", "sampled", "sampled")
+    ]
+    summary = summarise(old)
+    assert summary.accuracy.value == 1.0
+    assert list(summary.pass_at_k) == [1, 2]
+    assert (summary.accuracy_strict, summary.accuracy_lenient) == (None, None)
+    assert summary.majority_at_k == {}
+    with pytest.raises(ValueError, match="rows of an older version do not say which problems"):
+        compare(old, old)
+
+
+def test_nothing_is_no_summary() -> None:
+    with pytest.raises(ValueError, match="no greedy row among 1 evaluation rows"):
+        summarise([row(1, "correct", "sampled")])
+
+
+def solved(*outcomes: bool) -> list[dict[str, Any]]:
+    return [row(i, "correct" if right else "wrong_value") for i, right in enumerate(outcomes)]
+
+
+def test_models_are_compared_problem_by_problem() -> None:
+    both, neither = [True] * 30, [False] * 20
+    won, lost = [True] * 10 + [False] * 2, [False] * 10 + [True] * 2
+    one, other = solved(*both, *neither, *won), solved(*both, *neither, *lost)
+    better, worse = compare(one, list(reversed(other))), compare(other, one)
+    assert (better.verdict, better.won, better.lost, better.num_problems) == ("better", 10, 2, 62)
+    assert better.p_value == worse.p_value == pytest.approx(2 * 79 / 4096)
+    assert worse.verdict == "worse"
+    assert better.against("X") == ("better than X (p = 0.039, 10 problems won and 2 lost of 62)")
+    assert str(worse) == "worse (p = 0.039, 2 problems won and 10 lost of 62)"
+    same = compare(one, one)
+    assert (same.verdict, same.p_value) == ("cannot tell", 1.0)
+    assert same.against("X").startswith("cannot tell from X (p = 1,")
+    five_to_none = compare(solved(*[True] * 5), solved(*[False] * 5))
+    assert (five_to_none.verdict, five_to_none.p_value) == ("cannot tell", 2 / 32)
+
+
+@pytest.mark.parametrize("change", [{"prompt": "other"}, {"ground_truth": "other"}])
+def test_other_problems_are_not_compared(change: dict[str, str]) -> None:
+    rows = solved(True, False)
+    other = [rows[0], rows[1] | change]
+    with pytest.raises(ValueError, match="not asked the same problems: 2 and 2, 2 of them"):
+        compare(rows, other)
+    with pytest.raises(ValueError, match="not asked the same problems: 2 and 1"):
+        compare(rows, rows[:1])
+    sampled = [row(9, "correct", "sampled", prompt="whatever")]
+    assert compare(rows + sampled, rows).verdict == "cannot tell"

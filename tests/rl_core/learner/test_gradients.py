@@ -1,0 +1,131 @@
+"""Gradients of the learner's losses: independent of the split, equal to a slow loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from rl_core.batch import TrainBatch
+from rl_core.config.run import RunConfig
+from rl_core.learner.experience import Prepared
+from rl_core.learner.learner import STATE_FOLDER, Learner
+from rl_core.learner.state import read_state
+from tests.support.learners import slow_actor_gradient, slow_critic_gradient
+
+MakeBatch = Callable[..., TrainBatch]
+MakeSettings = Callable[..., RunConfig]
+
+
+def gradient(learner: Learner, batch: TrainBatch, which: str) -> Tensor:
+    """The gradient of one mini-batch holding the whole batch, flattened, in float64."""
+    return accumulated(learner, learner.prepare(batch)[0], which)
+
+
+def accumulated(learner: Learner, prepared: Prepared, which: str) -> Tensor:
+    loss = learner._actor_loss if which == "actor" else learner._critic_loss
+    model = learner._actor if which == "actor" else learner._critic
+    assert model is not None
+    optimized = learner._optimized["actor"] if which == "actor" else learner._optimized["critic"]
+    model.zero_grad()
+    learner._fitting(
+        "update",
+        prepared.batch,
+        lambda parts: learner._accumulate(prepared, parts, optimized.parameters, loss),
+    )
+    return torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("group_size", [1, 4])
+@pytest.mark.parametrize("which", ["actor", "critic"])
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
+def test_splitting_into_micro_batches_changes_no_gradient(
+    tiny_model_path: Path,
+    make_batch: MakeBatch,
+    group_size: int,
+    which: str,
+    aggregation: str,
+    settings: MakeSettings,
+) -> None:
+    gradients = []
+    for micro_batch_tokens in (1, 23, 50, 10_000):
+        actor = {"micro_batch_tokens": micro_batch_tokens, "loss_aggregation": aggregation}
+        config = settings(
+            actor=actor | {"mini_batch_size": 8, "entropy_coef": 0.01},
+            algorithm={"kl_mode": "loss", "kl_estimator": "k3", "kl_coef": 0.1},
+        )
+        batch = make_batch(group_size=group_size)
+        gradients.append(gradient(Learner(config, tiny_model_path), batch, which))
+    unsplit = gradients.pop()
+    assert unsplit.norm() > 1e-3
+    for split in gradients:
+        assert (split - unsplit).norm() / unsplit.norm() < 1e-6
+
+
+@pytest.mark.parametrize("which", ["actor", "critic"])
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
+def test_responses_cut_off_teach_nothing_where_they_are_masked(
+    tiny_model_path: Path,
+    make_batch: MakeBatch,
+    which: str,
+    aggregation: str,
+    settings: MakeSettings,
+) -> None:
+    config = settings(
+        actor={"mini_batch_size": 8, "loss_aggregation": aggregation, "entropy_coef": 0.01},
+        algorithm={"kl_mode": "none", "mask_truncated": True},
+    )
+    batch = make_batch()
+    batch.truncated[[1, 4, 5]] = True
+    learner = Learner(config, tiny_model_path)
+    prepared, _ = learner.prepare(batch)
+    whole = accumulated(learner, prepared, which)
+    others = accumulated(learner, prepared.select(torch.tensor([0, 2, 3, 6, 7])), which)
+    assert whole.norm() > 1e-3
+    assert (whole - others).norm() / whole.norm() < 1e-6
+    batch.truncated[:] = True
+    prepared, _ = learner.prepare(batch)
+    assert accumulated(learner, prepared, which).norm() == 0.0
+
+
+def test_each_mini_batch_moves_along_the_gradient_of_its_own_loss(
+    tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    """Against a slow loop over transformers' logits, with every term of the loss at work."""
+    config = settings(
+        actor={"entropy_coef": 0.05, "lr": 1e-12},  # the second mini-batch sees the same weights
+        critic={"lr": 1e-12},
+        algorithm={"kl_mode": "loss", "kl_estimator": "k3", "kl_coef": 0.1},
+    )
+    learner = Learner(config, tiny_model_path)
+    prepared, _ = learner.prepare(make_batch())
+    # As after some updates: ratios near 1 and beyond the clip, a reference and a gap of their own.
+    mask, generator = prepared.batch.response_mask, torch.Generator().manual_seed(0)
+    old, ref, gap = torch.randn((3, *mask.shape), generator=generator) * 0.2
+    prepared.old_logprobs.add_(torch.where(mask, old, 0.0))
+    assert prepared.ref_logprobs is not None
+    prepared.ref_logprobs.add_(torch.where(mask, ref, 0.0))
+    prepared.batch.rollout_logprobs.copy_(torch.where(mask, prepared.old_logprobs + 3 * gap, 0.0))
+    halves = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    actor = [slow_actor_gradient(tiny_model_path, prepared, rows) for rows in halves]
+    critic = [slow_critic_gradient(learner, prepared, rows) for rows in halves]
+    metrics = learner.update(prepared)
+    for name, gradients in (("actor", actor), ("critic", critic)):
+        norms = [gradient.norm().item() for gradient in gradients]
+        assert abs(norms[0] - norms[1]) > 1e-3
+        assert metrics[f"{name}/grad_norm"] == pytest.approx(sum(norms) / 2, rel=1e-4)
+    # Norms could agree by accident: the first moments, a tenth of the last gradient, could not.
+    learner.save(tmp_path)
+    moments = read_state(tmp_path / STATE_FOLDER)[0]
+    names = [name for name, _ in learner._actor.named_parameters()]
+    # Two steps leave 0.1 g2 + 0.09 g1, each clipped to norm 1.
+    clipped = [gradient / max(gradient.norm().item(), 1.0) for gradient in actor]
+    torch.testing.assert_close(
+        torch.cat([moments[f"actor.{name}.exp_avg"].flatten() for name in names]),
+        0.1 * clipped[1] + 0.09 * clipped[0],
+        atol=1e-6,
+        rtol=1e-3,
+    )

@@ -1,0 +1,386 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from rl_core.algos.masking import masked_sum
+from rl_core.batch import TrainBatch, collate
+from rl_core.config.run import RunConfig
+from rl_core.learner.experience import assemble
+from rl_core.learner.learner import STATE_FOLDER, Learner
+from rl_core.learner.state import read_state
+from rl_core.models.models import response_logprobs
+from rl_core.types import Rollout
+from tests.support.learners import all_weights, assert_bitwise_equal, without_timings
+
+MakeBatch = Callable[..., TrainBatch]
+MakeSettings = Callable[..., RunConfig]
+
+
+def test_what_fills_up_the_rows_changes_nothing(
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    results = []
+    for pad_id in (0, 200):
+        learner = Learner(settings(), tiny_model_path)
+        metrics, columns = learner.learn(make_batch(pad_id=pad_id))
+        results.append((without_timings(metrics), columns, all_weights(learner)))
+    assert results[0][:2] == results[1][:2]
+    assert_bitwise_equal(results[0][2], results[1][2])
+
+
+def test_the_same_seed_and_batches_give_the_same_bits(
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    weights = []
+    for _ in range(2):
+        learner = Learner(settings(), tiny_model_path)
+        for step in range(2):
+            learner.learn(make_batch(step))
+        weights.append(all_weights(learner))
+    assert_bitwise_equal(*weights)
+
+
+def test_before_any_update_the_ratio_is_1_and_the_reference_is_the_policy(
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    learner = Learner(settings(actor={"mini_batch_size": 8}), tiny_model_path)
+    metrics, columns = learner.learn(make_batch())
+    assert metrics["actor/ppo_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["actor/pg_clipfrac"] == 0.0
+    assert metrics["critic/kl"] == 0.0
+    assert columns["ref_kl"] == [0.0] * 8
+    after, _ = learner.learn(make_batch())
+    assert abs(after["critic/kl"]) > 1e-4
+
+
+@pytest.mark.parametrize("kl_mode", ["loss", "none"])
+def test_one_update_needs_no_log_probs_from_before_it(
+    tiny_model_path: Path,
+    make_batch: MakeBatch,
+    settings: MakeSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    kl_mode: str,
+) -> None:
+    config = settings(
+        actor={"mini_batch_size": 8},
+        algorithm={
+            "estimator": "grpo",
+            "group_size": 2,
+            "kl_mode": kl_mode,
+            "kl_estimator": "k3",
+            "kl_controller": "adaptive",
+        },
+        data={"train_batch_size": 8},
+    )
+
+    def run(steps: int) -> tuple[list[Any], dict[str, Tensor]]:
+        learner = Learner(config, tiny_model_path)
+        learned = [learner.learn(make_batch(step, group_size=2)) for step in range(steps)]
+        return learned, all_weights(learner)
+
+    saved, weights = run(3)
+    assert all("timing_s/old_log_prob" not in metrics for metrics, _ in saved)
+    assert all(metrics["actor/ppo_kl"] == 0.0 for metrics, _ in saved)
+    monkeypatch.setattr(Learner, "_next_update_is_on_policy", lambda self: False)
+    recomputed, expected = run(3)
+    assert all("timing_s/old_log_prob" in metrics for metrics, _ in recomputed)
+    assert_bitwise_equal(weights, expected)
+    for (actual, columns), (reference, reference_columns) in zip(saved, recomputed, strict=True):
+        assert without_timings(actual) == without_timings(reference)
+        np.testing.assert_array_equal(list(columns.values()), list(reference_columns.values()))
+
+
+def test_the_engines_log_probs_serve_a_penalty_that_is_wanted_before_the_only_update(
+    tiny_model_path: Path,
+    make_batch: MakeBatch,
+    settings: MakeSettings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = settings(actor={"mini_batch_size": 8}, algorithm={"kl_coef": 0.3})
+    results = []
+    for is_recomputed in (False, True):
+        learner = Learner(config, tiny_model_path)
+        learner.learn(make_batch(1))  # away from the reference
+        batch = make_batch()
+        with torch.no_grad():
+            batch.rollout_logprobs.copy_(
+                response_logprobs(
+                    learner._actor, batch, temperature=1.0, compute_dtype=torch.float32
+                )
+            )
+        if is_recomputed:
+            monkeypatch.setattr(Learner, "_next_update_is_on_policy", lambda self: False)
+        metrics, columns = learner.learn(batch)
+        assert ("timing_s/old_log_prob" in metrics) == is_recomputed
+        results.append((without_timings(metrics), columns))
+    (saved, columns), (recomputed, expected) = results
+    assert saved == pytest.approx(recomputed, rel=1e-4, abs=1e-6)
+    np.testing.assert_allclose(columns["reward"], expected["reward"], atol=1e-5)
+    assert max(abs(kl) for kl in columns["ref_kl"]) > 0.01
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"actor": {"mini_batch_size": 8, "ppo_epochs": 2}, "algorithm": {"kl_mode": "none"}},
+        {"actor": {"mini_batch_size": 4}, "algorithm": {"kl_mode": "none"}},
+        {"actor": {"mini_batch_size": 8}, "model": {"dtype": "bfloat16"}},
+        {"actor": {"mini_batch_size": 8}, "rollout": {"overlap": 1}},
+        {
+            "actor": {"mini_batch_size": 8},
+            "algorithm": {"kl_mode": "none"},
+            "critic": {"warmup_steps": 1},
+        },
+    ],
+)
+def test_log_probs_are_recomputed_where_the_update_comes_too_late_or_more_than_once(
+    tiny_model_path: Path,
+    make_batch: MakeBatch,
+    settings: MakeSettings,
+    sections: dict[str, dict[str, Any]],
+) -> None:
+    metrics, _ = Learner(settings(**sections), tiny_model_path).learn(make_batch())
+    assert "timing_s/old_log_prob" in metrics
+    assert metrics["rollout/logprob_gap_mean"] > 0
+
+
+def test_metrics_have_verls_names(
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    metrics, _ = Learner(settings(), tiny_model_path).learn(make_batch())
+    actor = {
+        "actor/entropy_loss",
+        "actor/pg_loss",
+        "actor/pg_clipfrac",
+        "actor/ppo_kl",
+        "actor/grad_norm",
+        "actor/lr",
+    }
+    critic = {
+        "critic/kl",
+        "critic/kl_coeff",
+        "critic/vf_loss",
+        "critic/vf_clipfrac",
+        "critic/vpred_mean",
+        "critic/grad_norm",
+        "critic/lr",
+        "critic/vf_explained_var",
+    }
+    spread = {
+        f"{x}/{y}"
+        for x in (
+            *(f"critic/{z}" for z in ("score", "rewards", "advantages", "returns", "values")),
+            "response_length",
+            "prompt_length",
+            "global_seqlen",
+        )
+        for y in ("mean", "max", "min")
+    }
+    others = {"response_length/clip_ratio", "prompt_length/clip_ratio"}
+    others |= {f"global_seqlen/{x}" for x in ("minmax_diff", "balanced_min", "balanced_max")}
+    others |= {"rollout/logprob_gap_mean", "rollout/logprob_gap_max"}
+    phases = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
+    costs = {f"{what}/{phase}" for what in ("timing_s", "memory/peak_gib") for phase in phases}
+    costs |= {"mfu/actor", "mfu/critic"}
+    costs |= {
+        f"memory/{what}/{phase}"
+        for what in ("budget_tokens", "oom")
+        for phase in phases
+        if phase != "adv"
+    }
+    assert set(metrics) == actor | critic | spread | others | costs
+    assert all(np.isfinite(x) for x in metrics.values())
+    assert metrics["actor/lr"] == 1e-3
+
+
+def test_without_gae_there_is_no_critic_and_without_kl_no_reference(
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    config = settings(algorithm={"estimator": "grpo", "group_size": 2, "kl_mode": "none"})
+    learner = Learner(config, tiny_model_path)
+    metrics, _ = learner.learn(make_batch(group_size=2))
+    assert learner._critic is None
+    assert learner._reference is None
+    assert "group/zero_spread_frac" in metrics
+    absent = {"critic/kl", "critic/vf_loss", "critic/values/mean", "timing_s/ref"}
+    assert not absent & set(metrics)
+
+
+def test_during_critic_warm_up_the_actor_stands_still(
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    learner = Learner(settings(critic={"warmup_steps": 1}), tiny_model_path)
+    before = all_weights(learner)
+    metrics, _ = learner.learn(make_batch())
+    moved = {name for name, x in all_weights(learner).items() if not torch.equal(x, before[name])}
+    assert moved
+    assert all(name.startswith("critic.") for name in moved)
+    assert "actor/pg_loss" not in metrics
+    metrics, _ = learner.learn(make_batch(1))
+    assert "actor/pg_loss" in metrics
+    assert not torch.equal(
+        learner.weights()["model.norm.weight"], before["actor.model.norm.weight"]
+    )
+
+
+def test_each_epoch_updates_once_per_mini_batch_and_the_schedule_once_per_step(
+    tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    learner = Learner(settings(actor={"ppo_epochs": 3, "warmup_steps": 4}), tiny_model_path)
+    rates = [learner.learn(make_batch(step))[0]["actor/lr"] for step in range(2)]
+    assert rates == pytest.approx([0.25e-3, 0.5e-3])
+    learner.save(tmp_path)
+    tensors, numbers = read_state(tmp_path / STATE_FOLDER)
+    updates = {name: x.item() for name, x in tensors.items() if name.endswith(".step")}
+    assert set(updates.values()) == {2 * 3 * 2}  # steps, epochs, mini-batches
+    assert {name.split(".")[0] for name in updates} == {"actor", "critic"}
+    assert numbers["steps_done"] == 2
+
+
+def test_the_adaptive_controller_follows_the_kl(
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    algorithm = {"kl_controller": "adaptive", "kl_coef": 0.1, "kl_target": 6.0, "kl_horizon": 80}
+    learner = Learner(settings(algorithm=algorithm), tiny_model_path)
+    learner.learn(make_batch())
+    # At first the KL is 0, far under its target: a fifth of 8 / 80 less.
+    metrics, _ = learner.learn(make_batch(1))
+    assert metrics["critic/kl_coeff"] == pytest.approx(0.1 * 0.98)
+
+
+def test_positive_advantages_raise_the_log_prob_and_negative_ones_lower_it(
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    learner = Learner(settings(actor={"mini_batch_size": 8}), tiny_model_path)
+    batch = make_batch()
+    prepared, _ = learner.prepare(batch)
+    signs = torch.tensor([1.0, -1.0] * 4).unsqueeze(-1)
+    prepared.advantages.copy_(torch.where(batch.response_mask, signs, 0.0))
+
+    def sums() -> Tensor:
+        with torch.no_grad():
+            logprobs = response_logprobs(
+                learner._actor, batch, temperature=1.0, compute_dtype=torch.float32
+            )
+        return masked_sum(logprobs, batch.response_mask, dim=-1)
+
+    before = sums()
+    learner.update(prepared)
+    change = (sums() - before) * signs.squeeze(-1)
+    assert (change > 0).all()
+
+
+def test_prepare_changes_nothing_and_agrees_with_the_formulas(
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    learner = Learner(settings(), tiny_model_path)
+    batch, before = make_batch(), all_weights(learner)
+    prepared, metrics = learner.prepare(batch)
+    again, metrics_again = learner.prepare(batch)
+    assert without_timings(metrics) == without_timings(metrics_again)
+    assert_bitwise_equal(before, all_weights(learner))
+    # Micro-batches sort by length: each result must be back in its own row.
+    for row in range(len(batch)):
+        alone, _ = learner.prepare(batch.select(torch.tensor([row])))
+        length = int(batch.response_lengths[row])
+        torch.testing.assert_close(
+            prepared.old_logprobs[row, :length], alone.old_logprobs[0], atol=1e-5, rtol=1e-5
+        )
+    expected = assemble(
+        batch,
+        old_logprobs=again.old_logprobs,
+        ref_logprobs=again.ref_logprobs,
+        values=again.values,
+        algorithm=settings().algorithm,
+        kl_coef=0.05,
+    )
+    assert torch.equal(expected.advantages, prepared.advantages)
+
+
+def test_bfloat16_trains_float32_weights(
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    learner = Learner(settings(model={"dtype": "bfloat16"}), tiny_model_path)
+    before = all_weights(learner)
+    metrics, _ = learner.learn(make_batch())
+    after = all_weights(learner)
+    assert {x.dtype for x in after.values()} == {torch.float32}
+    assert not torch.equal(after["actor.model.norm.weight"], before["actor.model.norm.weight"])
+    reference, _ = Learner(settings(), tiny_model_path).learn(make_batch())
+    assert metrics["rollout/logprob_gap_mean"] == pytest.approx(
+        reference["rollout/logprob_gap_mean"], rel=0.05
+    )
+
+
+def test_gradient_checkpointing_of_actor_and_critic_changes_no_bit(
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    weights = []
+    for checkpointed in (False, True):
+        config = settings(model={"gradient_checkpointing": checkpointed})
+        learner = Learner(config, tiny_model_path)
+        learner.learn(make_batch())
+        weights.append(all_weights(learner))
+        assert learner._critic is not None
+        for model in (learner._actor, learner._critic):
+            layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+            assert {m.training and m.gradient_checkpointing for m in layers} == {checkpointed}
+    assert_bitwise_equal(*weights)
+
+
+def test_a_missing_model_is_named(tmp_path: Path, settings: MakeSettings) -> None:
+    with pytest.raises(ValueError, match="no such model"):
+        Learner(settings(), tmp_path / "nope")
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo"])
+def test_a_bandit_is_learned(
+    tiny_model_path: Path,
+    make_rollout: Callable[..., Rollout],
+    estimator: str,
+    settings: MakeSettings,
+) -> None:
+    """One prompt, one token of answer, reward for one of 258 tokens: its probability must rise."""
+    lucky, prompt = 65, [70, 71, 72]
+    config = settings(
+        data={"train_batch_size": 32},
+        actor={"mini_batch_size": 16, "micro_batch_tokens": 1_000, "lr": 2e-3},
+        algorithm={"estimator": estimator, "group_size": 4, "kl_coef": 0.001},
+    )
+    learner = Learner(config, tiny_model_path)
+    generator = torch.Generator().manual_seed(0)
+
+    def distribution() -> Tensor:
+        with torch.no_grad():
+            return learner._actor(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+
+    before = distribution()[lucky].exp().item()
+    assert before < 0.05
+    for _ in range(20):
+        logprobs = distribution()
+        # Half of the samples are uniform, so that the lucky token is ever seen.
+        probs = 0.5 * logprobs.exp() + 0.5 / len(logprobs)
+        probs[lucky] += 0.1
+        tokens = torch.multinomial(probs, 128, replacement=True, generator=generator).tolist()
+        rollouts = [
+            make_rollout(
+                prompt,
+                [token],
+                logprobs=[logprobs[token].item()],
+                score=float(token == lucky),
+                verdict="correct" if token == lucky else "wrong_value",
+                group_id=row // 4,
+            )
+            for row, token in enumerate(tokens)
+        ]
+        learner.learn(collate(rollouts, 0))
+    assert distribution()[lucky].exp().item() > max(0.5, 10 * before)

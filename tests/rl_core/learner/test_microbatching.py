@@ -1,0 +1,400 @@
+"""Running out of memory costs a pass, not the run: the step's result is that of a run that fits."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import logging
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rl_core.batch import TrainBatch, micro_batches, padded_tokens
+from rl_core.config.run import RunConfig
+from rl_core.errors import OutOfMemory
+from rl_core.learner.learner import Learner
+from rl_core.learner.microbatching import Fitting, memory_place
+from rl_core.resources.token_budgets import BUDGETS_FILE
+from rl_core.system.threads import MicroBatchThreads
+from tests.support.chaos import Ledger
+from tests.support.learners import (
+    all_weights,
+    assert_bitwise_equal,
+    assert_close,
+    without_timings,
+)
+from tests.support.memory_faults import MESSAGE, out_of_memory
+
+MakeBatch = Callable[..., TrainBatch]
+MakeSettings = Callable[..., RunConfig]
+Sections = dict[str, dict[str, Any]]
+
+GRPO = {"estimator": "grpo", "group_size": 4, "kl_mode": "loss", "kl_estimator": "k3"}
+EVALUATIONS = ("old_log_prob", "ref", "values")
+UPDATES = ("update_critic", "update_actor")
+RUNS: dict[str, tuple[Sections, set[str]]] = {
+    "ppo": ({}, {*EVALUATIONS, *UPDATES}),
+    "ppo on 2 threads, 2 epochs": (
+        {"actor": {"ppo_epochs": 2}, "resources": {"learner_threads": 2}},
+        {*EVALUATIONS, *UPDATES},
+    ),
+    "ppo on-policy": (
+        {"actor": {"mini_batch_size": 8}, "algorithm": {"kl_mode": "none"}},
+        {"values", *UPDATES},
+    ),
+    "ppo with one trunk": (
+        {"critic": {"share_trunk": True}},
+        {"old_log_prob", "ref", "update_actor"},
+    ),
+    "grpo on-policy, prompts shared": (
+        {"actor": {"mini_batch_size": 8, "entropy_coef": 0.01}, "algorithm": GRPO},
+        {"ref", "update_actor"},
+    ),
+    "grpo on 2 threads, 2 epochs, prompts shared": (
+        {"actor": {"ppo_epochs": 2}, "algorithm": GRPO, "resources": {"learner_threads": 2}},
+        {"old_log_prob", "ref", "update_actor"},
+    ),
+    "grpo on 2 threads, on-policy, prompts not shared": (
+        {
+            "actor": {"mini_batch_size": 8},
+            "algorithm": GRPO,
+            "model": {"gradient_checkpointing": True},
+            "resources": {"learner_threads": 2},
+        },
+        {"ref", "update_actor"},
+    ),
+}
+
+
+@pytest.fixture(params=RUNS)
+def run(request: pytest.FixtureRequest, settings: MakeSettings) -> tuple[RunConfig, set[str]]:
+    """A kind of run, and its phases."""
+    sections, phases = RUNS[request.param]
+    # Small, for where a gradient is next to 0, Adam makes a whole step of its rounding.
+    common: Sections = {
+        "actor": {"micro_batch_tokens": 60, "lr": 1e-5},
+        "critic": {"lr": 1e-5},
+        "resources": {"learner_threads": 1},
+    }
+    names = common.keys() | sections.keys()
+    merged = {name: common.get(name, {}) | sections.get(name, {}) for name in names}
+    return settings(**merged), phases
+
+
+def make_learner(
+    config: RunConfig, folder: Path, budgets: dict[str, dict[str, Any]] | None = None
+) -> Learner:
+    learner = Learner(config, folder)
+    learner._fitting._budgets.restore(budgets or {})
+    return learner
+
+
+def learned_budgets(learner: Learner) -> dict[str, dict[str, Any]]:
+    return learner._fitting._budgets.learned()
+
+
+def state_of(learner: Learner) -> dict[str, Tensor]:
+    """Weights, moments and random state."""
+    state = all_weights(learner) | {"rng": torch.get_rng_state()}
+    for name, optimized in learner._optimized.items():
+        state |= {k: x.clone() for k, x in optimized.state_tensors(f"moments.{name}").items()}
+    return state
+
+
+@pytest.mark.slow  # some seconds each, a minute and more together
+@pytest.mark.chaos
+def test_what_did_not_fit_leaves_no_trace_in_the_result(
+    tiny_model_path: Path,
+    make_batch: MakeBatch,
+    run: tuple[RunConfig, set[str]],
+    survived: Ledger,
+) -> None:
+    config, phases = run
+    injected, rows_lost = list[str](), 0
+    shared = config.algorithm.group_size > 1 and not config.model.gradient_checkpointing
+    # The second micro-batch, when the gradient of the first is there; one with shared prompts is
+    # two computations.
+    call = 2 if shared else 1
+    batches = [make_batch(seed, group_size=config.algorithm.group_size) for seed in (1, 2)]
+    uninjured = make_learner(config, tiny_model_path)
+    before = state_of(uninjured)
+    expected = [uninjured.learn(batch) for batch in batches]
+    learner = make_learner(config, tiny_model_path)
+    for batch, backward, (metrics, columns) in zip(batches, (False, True), expected, strict=True):
+        injured = phases & set(UPDATES) if backward else phases
+        with ExitStack() as stack:
+            failed = {
+                phase: stack.enter_context(out_of_memory(learner, phase, {call}, backward=backward))
+                for phase in injured
+            }
+            actual, actual_columns = learner.learn(batch)
+        assert failed == {phase: [call] for phase in injured}
+        injected += sorted(injured)
+        ooms = {n.rsplit("/", 1)[1]: x for n, x in actual.items() if n.startswith("memory/oom/")}
+        assert ooms == {phase: float(phase in injured) for phase in phases}
+        assert without_timings(actual) == pytest.approx(
+            without_timings(metrics), rel=1e-4, abs=1e-6
+        )
+        for name, column in columns.items():
+            np.testing.assert_allclose(actual_columns[name], column, rtol=1e-4, atol=1e-5)
+            rows_lost += len(column) - len(actual_columns[name])
+    assert_close(state_of(learner), state_of(uninjured), 1e-6)
+    after = state_of(learner)
+    assert max((after[name] - x).abs().max() for name, x in before.items() if name != "rng") > 1e-5
+    steps_lost = len(batches) - learner.steps_done
+    for phase in injected:
+        survived("OOM", phase, steps_lost=steps_lost, rows_lost=rows_lost)
+
+
+@pytest.mark.slow
+def test_a_step_done_again_is_bit_for_bit_one_that_was_split_so_at_once(
+    tiny_model_path: Path, make_batch: MakeBatch, run: tuple[RunConfig, set[str]]
+) -> None:
+    config, phases = run
+    batch = make_batch(1, group_size=config.algorithm.group_size)
+    learner = make_learner(config, tiny_model_path)
+    with ExitStack() as stack:
+        for phase in phases:
+            stack.enter_context(out_of_memory(learner, phase, {0}, backward=phase in UPDATES))
+        metrics, columns = learner.learn(batch)
+    budgets = learned_budgets(learner)
+    assert budgets.keys() == phases
+    smaller = make_learner(config, tiny_model_path, budgets)
+    expected, expected_columns = smaller.learn(batch)
+    assert without_timings(metrics) == without_timings(expected)
+    np.testing.assert_array_equal(list(columns.values()), list(expected_columns.values()))
+    assert_bitwise_equal(state_of(learner), state_of(smaller))
+
+
+def test_metrics_tell_what_did_not_fit_and_what_holds_from_now_on(
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    config = settings(
+        actor={"micro_batch_tokens": 10_000, "mini_batch_size": 8},
+        resources={"learner_threads": 1},
+    )
+    learner, batch = make_learner(config, tiny_model_path), make_batch(1)
+    all_tokens = 8 * int(batch.lengths.max())
+    with out_of_memory(learner, "update_actor", {0, 1}):
+        metrics, _ = learner.learn(batch)
+    assert metrics["memory/oom/update_actor"] == 2
+    assert metrics["memory/oom_tokens/update_actor"] == all_tokens
+    second = micro_batches(batch, all_tokens // 2, share_prompts=True)
+    failed = max(padded_tokens(batch, rows, share_prompts=True) for rows in second)
+    assert metrics["memory/budget_tokens/update_actor"] == failed // 2
+    assert metrics["memory/budget_tokens/update_critic"] == 10_000
+    assert metrics["memory/oom/update_critic"] == 0
+    metrics, _ = learner.learn(batch)
+    assert metrics["memory/oom/update_actor"] == 0
+    assert "memory/oom_tokens/update_actor" not in metrics
+
+
+@pytest.mark.parametrize("phase", [*EVALUATIONS, *UPDATES])
+def test_a_single_row_that_does_not_fit_ends_the_step_and_names_phase_size_and_knobs(
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings, phase: str
+) -> None:
+    learner, batch = make_learner(settings(), tiny_model_path), make_batch(1)
+    with (
+        out_of_memory(learner, phase, range(1000)),
+        pytest.raises(OutOfMemory) as caught,
+    ):
+        learner.learn(batch)
+    assert caught.value.phase == phase
+    assert caught.value.detail.startswith(MESSAGE)
+    assert "single row" in caught.value.detail
+    assert ("gradient_checkpointing=true" in caught.value.detail) is (phase in UPDATES)
+    assert "resources.learner_threads=1" in caught.value.detail
+
+
+def test_moments_that_do_not_fit_at_once_are_made_in_the_next_attempt(
+    tiny_model_path: Path,
+    make_batch: MakeBatch,
+    settings: MakeSettings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With one trunk, when the actor's moments were there and half of the head's."""
+    config = settings(critic={"share_trunk": True})
+    learner, zeros_like = make_learner(config, tiny_model_path), torch.zeros_like
+    num_moments = 2 * len(learner._optimized["actor"].parameters)
+    calls = itertools.count()
+
+    def fail_once(tensor: Tensor, **options: Any) -> Tensor:
+        if isinstance(tensor, torch.nn.Parameter) and next(calls) == num_moments + 1:
+            raise torch.OutOfMemoryError(MESSAGE)
+        return zeros_like(tensor, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "zeros_like", fail_once)
+        metrics, _ = learner.learn(make_batch(1))
+    assert metrics["memory/oom/update_actor"] == 1
+    smaller = make_learner(config, tiny_model_path, learned_budgets(learner))
+    smaller.learn(make_batch(1))
+    assert_bitwise_equal(state_of(learner), state_of(smaller))
+
+
+def test_weights_move_without_any_memory_and_never_twice(
+    tiny_model_path: Path,
+    make_batch: MakeBatch,
+    settings: MakeSettings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    learner = make_learner(settings(), tiny_model_path)
+    seen: list[str] = []
+
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            if func.namespace == "aten":
+                seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    optimizer = learner._optimized["critic"]._optimizer
+    step, calls = optimizer.step, itertools.count()
+
+    def recorded() -> None:
+        with Record():
+            step()
+
+    recorded._wrapped_by_lr_sched = True  # else torch would warn of what this is
+    monkeypatch.setattr(optimizer, "step", recorded)
+    learner.learn(make_batch(1))
+    assert set(seen) == {"aten._foreach_add_.Scalar", "aten._fused_adamw_.default"}
+
+    def fail() -> None:
+        next(calls)
+        raise torch.OutOfMemoryError(MESSAGE)
+
+    monkeypatch.setattr(optimizer, "step", fail)
+    with pytest.raises(OutOfMemory, match="update_critic"):
+        learner.learn(make_batch(2))
+    assert next(calls) == 1
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_the_next_attempt_begins_when_all_of_the_last_is_free(
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings, num_threads: int
+) -> None:
+    batch, threads = make_batch(1), MicroBatchThreads(num_threads)
+    model = Learner(settings(), tiny_model_path)._actor
+    device = torch.device("cpu")
+    fitting = Fitting(settings(), model, device, share_prompts=True, file=None)
+    alive: list[weakref.ref[Tensor]] = []
+    gc.disable()
+
+    def work(rows: Tensor) -> Tensor:
+        weight = torch.ones(3, requires_grad=True)
+        hidden = weight * 2
+        cycle: list[Any] = [hidden.sin()]
+        cycle.append(cycle)
+        alive.extend((weakref.ref(hidden), weakref.ref(cycle[0])))
+        if 0 in rows:
+            raise torch.OutOfMemoryError(MESSAGE)
+        return hidden
+
+    def attempt(parts: list[Tensor]) -> int:
+        assert [tensor() for tensor in alive] == [None] * len(alive)
+        for _ in threads.map(work, parts):
+            pass
+        return len(parts)
+
+    try:
+        with pytest.raises(OutOfMemory):
+            fitting("update_actor", batch, attempt)
+    finally:
+        gc.enable()
+    assert len(alive) >= 4
+
+
+def test_other_errors_pass(
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    learner, calls = make_learner(settings(), tiny_model_path), itertools.count()
+
+    def attempt(parts: list[Tensor]) -> None:
+        next(calls)
+        raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        learner._fitting("ref", make_batch(), attempt)
+    assert next(calls) == 1
+
+
+def test_a_resumed_run_keeps_its_budgets_and_goes_on_bit_for_bit(
+    tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    config = settings(resources={"learner_threads": 1})
+    learner = make_learner(config, tiny_model_path)
+    with out_of_memory(learner, "update_actor", {0}):
+        learner.learn(make_batch(1))
+    learner.learn(make_batch(2))
+    learner.save(tmp_path)
+    resumed = Learner(config, tiny_model_path, resume_from=tmp_path)
+    assert learned_budgets(resumed) == learned_budgets(learner)
+    assert learned_budgets(resumed)["update_actor"]["clean_steps"] == 1
+    metrics, _ = resumed.learn(make_batch(3))
+    expected, _ = learner.learn(make_batch(3))
+    assert without_timings(metrics) == without_timings(expected)
+    assert_bitwise_equal(all_weights(resumed), all_weights(learner))
+
+
+def test_a_checkpoint_from_elsewhere_or_from_before_there_were_budgets_starts_anew(
+    tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    learner = make_learner(settings(), tiny_model_path)
+    with out_of_memory(learner, "ref", {0}):
+        learner.learn(make_batch(1))
+    learner.save(tmp_path)
+    longer = settings(data={"max_response_length": 2_000})
+    assert learned_budgets(Learner(longer, tiny_model_path, resume_from=tmp_path)) == {}
+    file = tmp_path / "trainer" / "learner.json"
+    numbers = json.loads(file.read_text())
+    del numbers["token_budgets"]
+    file.write_text(json.dumps(numbers))
+    assert learned_budgets(Learner(settings(), tiny_model_path, resume_from=tmp_path)) == {}
+
+
+def test_the_next_run_starts_from_what_this_one_has_learned_and_a_resume_does_not(
+    tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    config, file = settings(), tmp_path / "outputs" / BUDGETS_FILE
+    first = Learner(config, tiny_model_path, budgets_file=file)
+    first.learn(make_batch())
+    first.save(tmp_path / "before")
+    assert not file.exists()
+    with out_of_memory(first, "update_critic", {0}):
+        first.learn(make_batch(1))
+    following = Learner(config, tiny_model_path, budgets_file=file)
+    assert learned_budgets(following) == learned_budgets(first)
+    assert learned_budgets(following).keys() == {"update_critic"}
+    # Bit for bit what it was: another run's budgets would round otherwise.
+    resumed = Learner(config, tiny_model_path, tmp_path / "before", file)
+    assert learned_budgets(resumed) == {}
+    other = settings(model={"gradient_checkpointing": True})
+    assert learned_budgets(Learner(other, tiny_model_path, budgets_file=file)) == {}
+
+
+def test_a_spoilt_file_is_ignored_with_a_warning_and_replaced(
+    tiny_model_path: Path,
+    tmp_path: Path,
+    make_batch: MakeBatch,
+    settings: MakeSettings,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    file = tmp_path / BUDGETS_FILE
+    file.write_text('{"cpu": {"update_actor": {"tokens": -3}}}')
+    with caplog.at_level(logging.WARNING):
+        learner = Learner(settings(), tiny_model_path, budgets_file=file)
+    assert "holds no token budgets and is ignored" in caplog.text
+    assert learned_budgets(learner) == {}
+    with out_of_memory(learner, "ref", {0}):
+        learner.learn(make_batch(1))
+    (place,) = json.loads(file.read_text())
+    assert place == memory_place(settings(), learner._actor, torch.device("cpu"))

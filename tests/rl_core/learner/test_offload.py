@@ -1,0 +1,78 @@
+"""Reference and optimizer state that rest elsewhere: the same numbers, and where they are when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from rl_core.batch import TrainBatch
+from rl_core.config.run import RunConfig
+from rl_core.learner import learner as learner_module
+from rl_core.learner.learner import Learner
+from rl_core.learner.offload import brought, resting_place
+from tests.support.learners import all_weights, assert_bitwise_equal, without_timings
+from tests.support.memory_faults import out_of_memory
+
+ELSEWHERE = torch.device("cpu", 0)
+"""PyTorch copies onto it, as it would onto another device."""
+
+
+def test_only_a_card_is_relieved() -> None:
+    config = RunConfig.model_validate({"resources": {"offload": True}})
+    assert resting_place(config, torch.device("cuda")) == torch.device("cpu")
+    assert resting_place(config, torch.device("cpu")) is None
+    assert resting_place(RunConfig(), torch.device("cuda")) is None
+
+
+def test_a_model_is_brought_and_put_back_whatever_happens() -> None:
+    model, resting = nn.Linear(2, 2), torch.device("meta")
+    with suppress(MemoryError), brought(model, torch.device("cpu"), resting):
+        assert model.weight.device.type == "cpu"
+        raise MemoryError
+    assert model.weight.device.type == "meta"
+    model = nn.Linear(2, 2)
+    with brought(model, torch.device("cpu"), None):
+        pass
+    assert model.weight.device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"critic": {"lr": 1e-3, "share_trunk": True}},
+        {"model": {"lora_rank": 4}, "algorithm": {"kl_mode": "loss", "kl_estimator": "k3"}},
+    ],
+    ids=["critic", "shared trunk", "adapters"],
+)
+def test_a_learner_that_offloads_learns_the_same_bits(
+    tiny_model_path: Path,
+    tmp_path: Path,
+    make_batch: Callable[..., TrainBatch],
+    settings: Callable[..., RunConfig],
+    monkeypatch: pytest.MonkeyPatch,
+    sections: dict[str, dict[str, object]],
+) -> None:
+    """With an attempt that runs out of memory in between, and a resume."""
+    config = settings(**sections)
+    results = []
+    for place in (None, ELSEWHERE):
+        monkeypatch.setattr(learner_module, "resting_place", lambda *_, place=place: place)
+        learner = Learner(config, tiny_model_path)
+        metrics = [without_timings(learner.learn(make_batch(0))[0])]
+        with out_of_memory(learner, "update_actor", {1}, backward=True) as failed:
+            metrics.append(without_timings(learner.learn(make_batch(1))[0]))
+        assert failed == [1]
+        folder = tmp_path / str(place)
+        learner.save(folder)
+        resumed = Learner(config, tiny_model_path, folder)
+        metrics.append(without_timings(resumed.learn(make_batch(2))[0]))
+        results.append((metrics, all_weights(resumed)))
+    (plain, expected), (offloaded, weights) = results
+    assert offloaded == plain
+    assert_bitwise_equal(weights, expected)

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rl_core.config.run import LrSchedule
+from rl_core.learner.optimizer import Optimized
+
+
+def make(
+    *,
+    lr: float = 0.1,
+    schedule: LrSchedule = "constant",
+    warmup_steps: int = 0,
+    num_steps: int = 100,
+    grad_clip: float = 100.0,
+    weight_decay: float = 0.0,
+    rests_on: torch.device | None = None,
+) -> tuple[nn.Linear, Optimized]:
+    model = nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[1.0, -2.0]]))
+    optimized = Optimized(
+        model,
+        lr=lr,
+        schedule=schedule,
+        warmup_steps=warmup_steps,
+        num_steps=num_steps,
+        weight_decay=weight_decay,
+        grad_clip=grad_clip,
+        rests_on=rests_on,
+    )
+    return model, optimized
+
+
+def set_grad(model: nn.Linear, values: list[float]) -> None:
+    model.weight.grad = torch.tensor([values])
+
+
+def update(optimized: Optimized) -> Tensor:
+    norm = optimized.clip()
+    optimized.move(norm)
+    return norm
+
+
+def test_first_update_by_hand() -> None:
+    # AdamW's first step moves each weight by lr against the gradient's sign, after decay lr * wd.
+    model, optimized = make(weight_decay=0.5)
+    set_grad(model, [3.0, -4.0])
+    assert update(optimized).item() == pytest.approx(5.0)
+    expected = [1.0 * 0.95 - 0.1, -2.0 * 0.95 + 0.1]
+    assert model.weight[0].tolist() == pytest.approx(expected)
+    assert model.weight.grad is None
+
+
+def test_the_gradient_is_clipped_and_its_norm_before_that_returned() -> None:
+    model, optimized = make(grad_clip=1.0)
+    set_grad(model, [3.0, -4.0])
+    assert update(optimized).item() == pytest.approx(5.0)
+    moments = optimized.state_tensors("x")["x.weight.exp_avg"]
+    assert moments[0].tolist() == pytest.approx([0.06, -0.08])  # (1 - beta1) of the unit vector
+
+
+def test_a_gradient_that_is_not_finite_is_thrown_away() -> None:
+    model, optimized = make()
+    before = model.weight.detach().clone()
+    set_grad(model, [float("inf"), 1.0])
+    assert not torch.isfinite(update(optimized))
+    assert torch.equal(model.weight, before)
+    assert model.weight.grad is None
+    set_grad(model, [1.0, 1.0])
+    update(optimized)
+    assert torch.isfinite(model.weight).all()
+    assert not torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [0.4, 0.8, 0.8, 0.8, 0.8, 0.8, 0.8]),
+        ("linear", [0.4, 0.8, 0.8, 0.6, 0.4, 0.2, 0.0]),
+        # cos(0), cos(pi / 4), cos(pi / 2), ...
+        ("cosine", [0.4, 0.8, 0.8, 0.4 + 0.4 * 0.5**0.5, 0.4, 0.4 - 0.4 * 0.5**0.5, 0.0]),
+    ],
+)
+def test_after_a_linear_warm_up_the_rate_falls_to_0_at_the_end(
+    schedule: LrSchedule, expected: list[float]
+) -> None:
+    model, optimized = make(lr=0.8, schedule=schedule, warmup_steps=2, num_steps=6)
+    rates = []
+    for _ in expected:
+        rates.append(optimized.lr)
+        set_grad(model, [1.0, 1.0])
+        update(optimized)
+        optimized.end_step()
+    assert rates == pytest.approx(expected, abs=1e-12)
+    assert optimized.lr == pytest.approx(expected[-1])
+    assert make(lr=0.8, schedule=schedule)[1].lr == 0.8
+
+
+def test_a_restored_optimizer_continues_bit_for_bit() -> None:
+    def advance(model: nn.Linear, optimized: Optimized, first: int) -> None:
+        for step in range(first, first + 3):
+            set_grad(model, [1.0 / (step + 1), step - 2.5])
+            update(optimized)
+            optimized.end_step()
+
+    model, optimized = make(schedule="cosine", warmup_steps=4, num_steps=8)
+    advance(model, optimized, 0)
+    tensors = {name: x.clone() for name, x in optimized.state_tensors("actor").items()}
+    schedule = json.loads(json.dumps(optimized.schedule_state()))
+    resumed_model, resumed = make(schedule="cosine", warmup_steps=4, num_steps=8)
+    with torch.no_grad():
+        resumed_model.weight.copy_(model.weight)
+    resumed.restore("actor", tensors, schedule)
+    assert resumed.lr == optimized.lr
+    advance(model, optimized, 3)
+    advance(resumed_model, resumed, 3)
+    assert torch.equal(model.weight, resumed_model.weight)
+    assert resumed.lr == optimized.lr
+
+
+def test_moments_that_rest_elsewhere_move_the_same_weights_and_are_saved_and_put_back() -> None:
+    elsewhere = torch.device("cpu", 0)  # PyTorch copies onto it, as it would onto another device
+    (plain, expected), (model, optimized) = make(), make(rests_on=elsewhere)
+    for values in ([3.0, -4.0], [0.5, 1.0], [-2.0, 0.1]):
+        for each, of in ((plain, expected), (model, optimized)):
+            set_grad(each, values)
+            update(of)
+        optimized.rest()  # once more, as an attempt does that is made again
+        assert torch.equal(model.weight, plain.weight)
+    for name, moment in expected.state_tensors("actor").items():
+        assert torch.equal(optimized.state_tensors("actor")[name], moment)
+    again, restored = make(rests_on=elsewhere)
+    again.load_state_dict(model.state_dict())
+    saved = {name: tensor.clone() for name, tensor in optimized.state_tensors("actor").items()}
+    restored.restore("actor", saved, optimized.schedule_state())
+    for each, of in ((model, optimized), (again, restored)):
+        set_grad(each, [1.0, 1.0])
+        update(of)
+    assert torch.equal(again.weight, model.weight)
+
+
+def test_moments_are_beside_the_weights_only_while_these_move() -> None:
+    model, optimized = make(rests_on=torch.device("meta"))
+    set_grad(model, [3.0, -4.0])
+    optimized.move(optimized.clip())
+
+    def places() -> set[str]:
+        return {
+            tensor.device.type
+            for name, tensor in optimized.state_tensors("actor").items()
+            if not name.endswith(".step")
+        }
+
+    assert places() == {"meta"}

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+import transformers
+from torch.utils.flop_counter import FlopCounterMode
+
+from rl_core.learner.profiling import measured, peak_flops, per_token_ms, training_flops
+from rl_core.resources.memory_plan import ModelShape
+from rl_core.types import Rollout
+
+CPU = torch.device("cpu")
+
+
+def test_a_phase_is_measured_in_seconds_and_in_the_memory_it_touched() -> None:
+    metrics: dict[str, float] = {}
+    with measured("small", CPU, metrics):
+        time.sleep(0.05)
+    with measured("large", CPU, metrics):
+        torch.ones(2**28, dtype=torch.uint8)  # a quarter of a GiB, gone at once
+    with measured("after", CPU, metrics):
+        pass
+    assert metrics["timing_s/small"] >= 0.05
+    grown = metrics["memory/peak_gib/large"] - metrics["memory/peak_gib/small"]
+    assert grown == pytest.approx(0.25, abs=0.02)
+    assert metrics["memory/peak_gib/after"] < metrics["memory/peak_gib/large"] - 0.2
+
+
+def test_times_per_token_by_hand(make_rollout: Callable[..., Rollout]) -> None:
+    rollouts = [make_rollout([1, 2, 3], [4]), make_rollout([1], [2, 3, 4])]
+    seconds = {"timing_s/gen": 0.4, "timing_s/update_actor": 0.8, "timing_s/step": 9.0}
+    assert per_token_ms(seconds, rollouts) == pytest.approx(
+        {"timing_per_token_ms/gen": 100.0, "timing_per_token_ms/update_actor": 100.0}
+    )
+
+
+def test_flops_are_those_that_torch_counts() -> None:
+    config = transformers.Qwen2Config(
+        vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
+        attn_implementation="eager",
+    )  # fmt: skip
+    model = transformers.Qwen2ForCausalLM(config)
+    length = 64
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=torch.ones(2, length, dtype=torch.int64)).logits.sum().backward()
+    counted = counter.get_total_flops()
+    shape = ModelShape.from_config(config.to_dict())
+    # torch computes the head at all tokens and the whole square of the attention.
+    responses, none = torch.tensor([length, length]), torch.tensor([0, 0])
+    ours = training_flops(shape, none, responses, has_head=True)
+    half_attention = 3 * 2 * 3 * 128 * 2 * length**2
+    assert ours + half_attention == pytest.approx(counted, rel=0.01)
+    headless = training_flops(shape, none, responses, has_head=False)
+    assert ours - headless == 3 * 2 * 512 * 128 * 2 * length
+    assert training_flops(shape, responses, none, has_head=True) == headless
+
+
+def test_the_peak_is_a_rate_that_this_machine_can_have() -> None:
+    assert 1e9 < peak_flops(CPU, torch.bfloat16, 1) < 1e13

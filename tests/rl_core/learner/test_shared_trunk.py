@@ -1,0 +1,254 @@
+"""A critic that is a value head on the actor's trunk: one pass, one loss, no second backbone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rl_core.batch import TrainBatch, collate
+from rl_core.config.run import RunConfig
+from rl_core.learner.experience import Prepared
+from rl_core.learner.learner import Learner
+from rl_core.learner.state import read_state
+from rl_core.types import Rollout
+from tests.support.learners import (
+    all_weights,
+    assert_bitwise_equal,
+    slow_actor_gradient,
+    slow_critic_gradient,
+    without_timings,
+)
+
+MakeBatch = Callable[..., TrainBatch]
+MakeSettings = Callable[..., RunConfig]
+SHARED = {"share_trunk": True, "lr": 1e-3}
+
+
+def random_head(learner: Learner) -> None:
+    """A head that is not 0, so that the value loss reaches the trunk."""
+    assert learner._critic is not None
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for weight in learner._critic.head.parameters():
+            weight.copy_(0.2 * torch.randn(weight.shape, generator=generator))
+
+
+def trunk_and_head(learner: Learner) -> dict[str, Tensor]:
+    assert learner._critic is not None
+    return all_weights(learner) | {
+        f"head.{name}": x.clone() for name, x in learner._critic.head.state_dict().items()
+    }
+
+
+def test_there_is_no_second_backbone(tiny_model_path: Path, settings: MakeSettings) -> None:
+    learner = Learner(settings(critic=SHARED, algorithm={"kl_mode": "none"}), tiny_model_path)
+    assert learner._critic is not None
+    assert learner._critic.backbone is learner._actor.get_decoder()
+    held = {
+        x.data_ptr(): x.numel()
+        for model in (learner._actor, learner._critic)
+        for x in model.parameters()
+    }
+    # Tied embedding 258 x 64, 2 layers (attention 12,416 with biases, MLP 24,576, norms 128), norm.
+    actor = 258 * 64 + 2 * (12_416 + 24_576 + 128) + 64
+    assert sum(held.values()) == actor + 64 + 1
+    assert sum(x.numel() for x in learner._optimized["critic"].parameters) == 64 + 1
+    assert sum(x.numel() for x in learner._optimized["actor"].parameters) == actor
+
+
+def test_old_log_probs_and_values_of_one_pass_are_those_of_two(
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    shared, apart = (
+        Learner(settings(critic={"share_trunk": share_trunk}), tiny_model_path)
+        for share_trunk in (True, False)
+    )
+    random_head(shared)
+    random_head(apart)
+    together, metrics = shared.prepare(make_batch())
+    expected, _ = apart.prepare(make_batch())
+    assert "timing_s/values" not in metrics
+    assert together.values is not None
+    assert expected.values is not None
+    assert torch.equal(together.old_logprobs, expected.old_logprobs)
+    assert torch.equal(together.values, expected.values)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("micro_batch_tokens", [1, 32, 10_000])
+def test_the_joint_gradient_is_the_sum_of_both(
+    tiny_model_path: Path,
+    make_batch: MakeBatch,
+    settings: MakeSettings,
+    threads: int,
+    micro_batch_tokens: int,
+) -> None:
+    config = settings(
+        actor={
+            "entropy_coef": 0.05,
+            "mini_batch_size": 8,
+            "micro_batch_tokens": micro_batch_tokens,
+            "ppo_epochs": 2,  # so that log-probs are there before the update
+        },
+        critic={"share_trunk": True, "loss_coef": 0.3},
+        algorithm={"kl_mode": "loss", "kl_estimator": "k3", "kl_coef": 0.1},
+        resources={"learner_threads": threads},
+    )
+    learner = Learner(config, tiny_model_path)
+    random_head(learner)
+    prepared = with_distances(learner.prepare(make_batch())[0])
+    rows = list(range(8))
+    policy = slow_actor_gradient(tiny_model_path, prepared, rows)
+    value = 0.3 * slow_critic_gradient(learner, prepared, rows)
+    assert policy.norm() > 0.1
+    assert value[:-65].norm() > 0.01
+    parameters = learner._optimized["actor"].parameters + learner._optimized["critic"].parameters
+    learner._fitting(
+        "update_actor",
+        prepared.batch,
+        lambda parts: learner._accumulate(prepared, parts, parameters, learner._joint_loss),
+    )
+    joint = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
+    expected = torch.cat([policy + value[:-65], value[-65:]])
+    torch.testing.assert_close(joint, expected, atol=1e-5, rtol=1e-3)
+
+
+def with_distances(prepared: Prepared) -> Prepared:
+    """As after some updates: ratios, values and a reference that moved, a gap to the engine."""
+    mask, generator = prepared.batch.response_mask, torch.Generator().manual_seed(0)
+    old, ref, gap, values = torch.randn((4, *mask.shape), generator=generator) * 0.2
+    prepared.old_logprobs.add_(torch.where(mask, old, 0.0))
+    assert prepared.ref_logprobs is not None
+    assert prepared.values is not None
+    prepared.ref_logprobs.add_(torch.where(mask, ref, 0.0))
+    prepared.values.add_(torch.where(mask, 3 * values, 0.0))
+    prepared.batch.rollout_logprobs.copy_(torch.where(mask, prepared.old_logprobs + 3 * gap, 0.0))
+    return prepared
+
+
+def test_the_actors_rate_moves_the_trunk_and_the_critics_the_head(
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    for still, actor_lr, critic_lr in (("head.", 1e-3, 1e-12), ("actor.", 1e-12, 1e-3)):
+        config = settings(
+            actor={"mini_batch_size": 8, "lr": actor_lr},
+            critic={"share_trunk": True, "lr": critic_lr},
+        )
+        learner = Learner(config, tiny_model_path)
+        before = trunk_and_head(learner)
+        metrics, _ = learner.learn(make_batch())
+        assert (metrics["actor/lr"], metrics["critic/lr"]) == (actor_lr, critic_lr)
+        after = trunk_and_head(learner)
+        names = [name for name in before if not name.startswith("critic.")]
+        far = {name for name in names if (after[name] - before[name]).abs().max() > 1e-4}
+        assert far == {name for name in names if not name.startswith(still)}
+
+
+PHASES = ("update_critic", "values")
+"""A shared trunk has none of its own."""
+
+
+def test_metrics_keep_their_names(
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    shared, _ = Learner(settings(critic=SHARED), tiny_model_path).learn(make_batch())
+    apart, _ = Learner(settings(), tiny_model_path).learn(make_batch())
+    kinds = ("timing_s", "memory/peak_gib", "memory/budget_tokens", "memory/oom")
+    costs = {f"{kind}/{phase}" for kind in kinds for phase in PHASES}
+    assert set(apart) - set(shared) == costs | {"mfu/critic"}
+    assert set(shared) < set(apart)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_during_critic_warm_up_the_head_alone_learns(
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings, threads: int
+) -> None:
+    config = settings(critic=SHARED | {"warmup_steps": 1}, resources={"learner_threads": threads})
+    learner = Learner(config, tiny_model_path)
+    before = trunk_and_head(learner)
+    metrics, _ = learner.learn(make_batch())
+    after = trunk_and_head(learner)
+    moved = {name for name, x in after.items() if not torch.equal(x, before[name])}
+    assert moved == {"head.weight", "head.bias", "critic.head.weight", "critic.head.bias"}
+    assert "actor/pg_loss" not in metrics
+    assert "critic/vf_loss" in metrics
+    assert all(x.grad is None for x in learner._actor.parameters())
+    metrics, _ = learner.learn(make_batch(1))
+    assert "actor/pg_loss" in metrics
+    assert not torch.equal(
+        learner.weights()["model.norm.weight"], before["actor.model.norm.weight"]
+    )
+
+
+def test_the_head_learns_what_a_state_is_worth(
+    tiny_model_path: Path, make_rollout: Callable[..., Rollout], settings: MakeSettings
+) -> None:
+    config = settings(
+        actor={"mini_batch_size": 8, "lr": 1e-4, "micro_batch_tokens": 1_000},
+        critic={"share_trunk": True, "lr": 2e-2, "value_clip": 10.0},
+        algorithm={"kl_mode": "none"},
+    )
+    learner = Learner(config, tiny_model_path)
+    rollouts = [
+        make_rollout([70, 71, prompt], [80, 81], score=float(prompt == 90), group_id=row)
+        for row, prompt in enumerate([90, 91] * 4)
+    ]
+    losses = [learner.learn(collate(rollouts, 0))[0]["critic/vf_loss"] for _ in range(40)]
+    assert losses[0] == pytest.approx(0.25)  # half of the mean of 1 and 0
+    assert losses[-1] < 0.01
+    values = learner.prepare(collate(rollouts, 0))[0].values
+    assert values is not None
+    assert values[0::2].min() > 0.8
+    assert values[1::2].max() < 0.2
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"actor": {"ppo_epochs": 2}, "critic": SHARED | {"warmup_steps": 1}},
+        {"critic": SHARED, "model": {"lora_rank": 4, "gradient_checkpointing": True}},
+        {
+            "actor": {"mini_batch_size": 8},
+            "critic": SHARED,
+            "algorithm": {"kl_mode": "loss", "kl_estimator": "k3"},
+        },
+    ],
+    ids=["warm-up", "lora", "on-policy"],
+)
+def test_saving_and_resuming_equals_no_stop_bit_for_bit(
+    tiny_model_path: Path,
+    tmp_path: Path,
+    make_batch: MakeBatch,
+    settings: MakeSettings,
+    sections: dict[str, dict[str, Any]],
+) -> None:
+    config = settings(**sections)
+    learner = Learner(config, tiny_model_path)
+    for step in range(2):
+        learner.learn(make_batch(step))
+    learner.save(tmp_path)
+    tensors, _ = read_state(tmp_path / "trainer")
+    assert tensors["critic_weights.weight"].shape == (1, 64)
+    torch.manual_seed(123)  # whatever happened in between
+    resumed = Learner(config, tiny_model_path, resume_from=tmp_path)
+    assert_bitwise_equal(trunk_and_head(learner), trunk_and_head(resumed))
+    for step in range(2, 4):
+        expected, expected_columns = learner.learn(make_batch(step))
+        actual, columns = resumed.learn(make_batch(step))
+        assert without_timings(actual) == without_timings(expected)
+        np.testing.assert_array_equal(list(columns.values()), list(expected_columns.values()))
+    assert_bitwise_equal(trunk_and_head(learner), trunk_and_head(resumed))
+
+
+def test_a_critic_of_its_own_and_a_shared_trunk_do_not_resume_each_other(
+    tiny_model_path: Path, tmp_path: Path, settings: MakeSettings
+) -> None:
+    Learner(settings(critic=SHARED), tiny_model_path).save(tmp_path)
+    with pytest.raises(ValueError, match="share_trunk=true, so critic"):
+        Learner(settings(), tiny_model_path, resume_from=tmp_path)

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rl_core.config.run import RunConfig
+from rl_core.learner.state import (
+    check_settings,
+    model_settings,
+    read_state,
+    restore_rng,
+    rng_tensors,
+    write_state,
+)
+
+
+def test_state_comes_back_as_it_was_without_pickle(tmp_path: Path) -> None:
+    tensors = {"a": torch.randn(3, 2).T, "step": torch.tensor(7.0)}
+    numbers = {"kl_coef": 0.1 + 0.2, "schedule": {"last_epoch": 3, "rates": [1e-6]}}
+    write_state(tmp_path / "new", tensors, numbers)
+    read_tensors, read_numbers = read_state(tmp_path / "new")
+    assert {name: torch.equal(x, tensors[name]) for name, x in read_tensors.items()} == {
+        "a": True,
+        "step": True,
+    }
+    assert {name: read_numbers[name] for name in numbers} == numbers
+    assert {file.suffix for file in (tmp_path / "new").iterdir()} == {".json", ".safetensors"}
+
+
+def test_random_numbers_continue_where_they_were() -> None:
+    states = {name: state.clone() for name, state in rng_tensors().items()}
+    first = torch.randn(5)
+    torch.randn(100)
+    restore_rng(states)
+    assert torch.equal(torch.randn(5), first)
+
+
+@pytest.mark.parametrize("missing", ["learner.safetensors", "learner.json"])
+def test_a_folder_without_state_is_one_clear_line(tmp_path: Path, missing: str) -> None:
+    write_state(tmp_path, {"a": torch.zeros(1)}, {})
+    (tmp_path / missing).unlink()
+    with pytest.raises(ValueError, match=f"nothing to resume from, {missing} is missing") as error:
+        read_state(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
+    write_state(tmp_path, {"a": torch.zeros(1)}, {})
+    (tmp_path / "learner.json").write_text(json.dumps({"version": 99}))
+    with pytest.raises(ValueError, match="version is 99"):
+        read_state(tmp_path)
+
+
+def test_a_state_is_for_the_adapters_and_the_critic_it_was_written_with(tmp_path: Path) -> None:
+    plain = RunConfig()
+    adapted = RunConfig.model_validate({"model": {"lora_rank": 4}})
+    shared = RunConfig.model_validate({"critic": {"share_trunk": True}})
+    older: dict[str, Any] = {"critic_schedule": {}}
+    for config in (plain, adapted, shared):
+        check_settings(tmp_path, older | {"settings": model_settings(config)}, config)
+    # States from before there were such settings; and an alpha that scales nothing.
+    check_settings(tmp_path, older, plain)
+    check_settings(tmp_path, older, RunConfig.model_validate({"model": {"lora_alpha": 3.0}}))
+    for config, name in ((adapted, "lora_rank=0"), (shared, "share_trunk=false")):
+        with pytest.raises(ValueError, match=f"saved with .*{name}, so .* cannot resume") as error:
+            check_settings(tmp_path, older, config)
+        assert "\n" not in str(error.value)

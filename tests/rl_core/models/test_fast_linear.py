@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from rl_core.algos import matmul as products
+from rl_core.batch import TrainBatch
+from rl_core.models import fast_linear, models
+from rl_core.models.fast_linear import FastLinear, use_fast_products
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As on a CPU where oneDNN is the faster one: it is there on all."""
+    for module in (fast_linear, products):
+        monkeypatch.setattr(module, "prefers_onednn", lambda: True)
+    return
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_results_and_gradients_are_those_of_a_plain_layer(onednn: None, has_bias: bool) -> None:
+    torch.manual_seed(0)
+    plain = nn.Linear(24, 40, bias=has_bias)
+    fast = nn.Linear(24, 40, bias=has_bias)
+    fast.load_state_dict(plain.state_dict())
+    use_fast_products(fast)
+    assert type(fast) is FastLinear
+    x = torch.randn(3, 5, 24, requires_grad=True)
+    weights = torch.randn(3, 5, 40)
+    gradients = []
+    for layer in (plain, fast):
+        result = layer(x)
+        torch.testing.assert_close(result, plain(x), atol=1e-5, rtol=1e-5)
+        parameters = [x, *layer.parameters()]
+        gradients.append(torch.autograd.grad((result * weights).sum(), parameters))
+    for actual, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(fast(x), plain(x))
+
+
+def test_a_whole_model_computes_the_same(
+    onednn: None, tiny_model_path: Path, make_batch: Callable[..., TrainBatch]
+) -> None:
+    fast = models.load_actor(tiny_model_path, CPU)
+    kinds = {type(m) for m in fast.modules() if isinstance(m, nn.Linear)}
+    assert kinds == {FastLinear}
+    plain = models.load_actor(tiny_model_path, CPU)
+    for module in plain.modules():
+        if isinstance(module, FastLinear):
+            module.__class__ = nn.Linear
+    logprobs = [
+        models.response_logprobs(m, make_batch(), temperature=1.0, compute_dtype=torch.float32)
+        for m in (fast, plain)
+    ]
+    torch.testing.assert_close(*logprobs, atol=1e-5, rtol=1e-5)
+
+
+def test_where_torchs_own_product_is_as_fast_layers_stay_what_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fast_linear, "prefers_onednn", lambda: False)
+    layer = nn.Linear(2, 2)
+    use_fast_products(layer)
+    assert type(layer) is nn.Linear

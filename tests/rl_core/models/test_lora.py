@@ -1,0 +1,276 @@
+"""Adapters: they alone learn, the base model is the reference, and outside nobody sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from rl_core.algos.masking import masked_sum
+from rl_core.batch import TrainBatch
+from rl_core.config.run import RunConfig
+from rl_core.learner.learner import Learner
+from rl_core.models import models
+from rl_core.models.lora import add_adapters
+from rl_core.rollout.hf_engine import HfEngine
+from rl_core.types import GenerationRequest, SamplingSettings
+from tests.support.learners import all_weights, assert_bitwise_equal, without_timings
+
+MakeBatch = Callable[..., TrainBatch]
+MakeSettings = Callable[..., RunConfig]
+LORA = {"lora_rank": 4, "lora_alpha": 8.0}
+CPU = torch.device("cpu")
+LINEAR_SIZES = [(64, 64), (64, 32), (64, 32), (64, 64), (64, 128), (64, 128), (128, 64)]
+"""Inputs and outputs of the tiny model's linear layers, q k v o gate up down, in each of 2."""
+NUM_ADAPTER_WEIGHTS = 2 * sum(4 * (inputs + outputs) for inputs, outputs in LINEAR_SIZES)
+
+
+def base_model(folder: Path) -> transformers.PreTrainedModel:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def random_adapters(model: transformers.PreTrainedModel) -> None:
+    """Fills B too, so that adapters do something."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if ".lora_B." in name:
+                weight.copy_(0.1 * torch.randn(weight.shape, generator=generator))
+
+
+@torch.no_grad()
+def logits(model: torch.nn.Module) -> Tensor:
+    return model(torch.arange(2, 42).reshape(2, 20)).logits
+
+
+def test_adapters_are_on_every_linear_layer_and_change_nothing_at_first(
+    tiny_model_path: Path,
+) -> None:
+    model = models.load_actor(tiny_model_path, CPU)
+    before = logits(model)
+    add_adapters(model, rank=4, alpha=8.0)
+    learning = {name: x.numel() for name, x in model.named_parameters() if x.requires_grad}
+    assert all(".lora_A." in name or ".lora_B." in name for name in learning)
+    assert sum(learning.values()) == NUM_ADAPTER_WEIGHTS
+    assert torch.equal(logits(model), before)
+    assert not any(module.training for module in model.modules())
+
+
+def test_merged_weights_are_w_plus_scaled_b_a_and_leave_the_model_alone(
+    tiny_model_path: Path,
+) -> None:
+    model, plain = models.load_actor(tiny_model_path, CPU), base_model(tiny_model_path)
+    add_adapters(model, rank=4, alpha=8.0)
+    random_adapters(model)
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    weights = models.complete_weights(model)
+    assert_bitwise_equal(before, model.state_dict())
+    assert weights.keys() == models.complete_weights(plain).keys()
+    start = "model.layers.1.self_attn.k_proj"
+    by_hand = before[f"{start}.base_layer.weight"] + 2.0 * (
+        before[f"{start}.lora_B.default.weight"] @ before[f"{start}.lora_A.default.weight"]
+    )
+    torch.testing.assert_close(weights[f"{start}.weight"], by_hand, atol=1e-7, rtol=1e-6)
+    expected = logits(model)
+    assert (expected - logits(plain)).abs().max() > 0.1
+    plain.load_state_dict(weights, strict=False)
+    torch.testing.assert_close(logits(plain), expected, atol=1e-5, rtol=0)
+
+
+def test_layers_that_hold_their_weight_transposed_are_merged_too(tmp_path: Path) -> None:
+    config = transformers.GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=2)
+    torch.manual_seed(0)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    model = models.load_actor(tmp_path, CPU)
+    add_adapters(model, rank=2, alpha=16.0)
+    random_adapters(model)
+    plain = base_model(tmp_path)
+    plain.load_state_dict(models.complete_weights(model), strict=False)
+    torch.testing.assert_close(logits(plain), logits(model), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_only_adapters_and_the_value_head_learn(
+    tiny_model_path: Path,
+    make_batch: MakeBatch,
+    settings: MakeSettings,
+    threads: int,
+    checkpointed: bool,
+) -> None:
+    config = settings(
+        model=LORA | {"gradient_checkpointing": checkpointed},
+        resources={"learner_threads": threads},
+    )
+    learner = Learner(config, tiny_model_path)
+    assert learner._critic is not None
+    before = {
+        name: {k: x.clone() for k, x in model.state_dict().items()}
+        for name, model in (("actor", learner._actor), ("critic", learner._critic))
+    }
+    for step in range(2):
+        learner.learn(make_batch(step))
+    for name, model in (("actor", learner._actor), ("critic", learner._critic)):
+        moved = {k for k, x in model.state_dict().items() if not torch.equal(x, before[name][k])}
+        learning = {k for k in before[name] if ".lora_" in k or k.startswith("head.")}
+        assert moved == learning
+        assert all(x.grad is None for x in model.parameters())
+
+
+def test_threads_and_checkpointing_give_the_plain_gradient(
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    weights = []
+    for threads, checkpointed in ((1, False), (2, False), (2, True)):
+        config = settings(
+            model=LORA | {"gradient_checkpointing": checkpointed},
+            resources={"learner_threads": threads},
+        )
+        learner = Learner(config, tiny_model_path)
+        learner.learn(make_batch())
+        weights.append(all_weights(learner))
+    assert_bitwise_equal(weights[0], weights[1])
+    assert_bitwise_equal(weights[0], weights[2])
+
+
+def test_the_reference_stays_the_base_model_and_nothing_frozen_is_held_twice(
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    learner = Learner(settings(model=LORA), tiny_model_path)
+    for step in range(2):
+        metrics, _ = learner.learn(make_batch(step))
+    assert abs(metrics["critic/kl"]) > 1e-4
+    assert learner._reference is not None
+    assert torch.equal(logits(learner._reference), logits(base_model(tiny_model_path)))
+    assert not torch.equal(logits(learner._actor), logits(learner._reference))
+    assert learner._critic is not None
+    held = {
+        x.data_ptr(): x.numel()
+        for model in (learner._actor, learner._reference, learner._critic)
+        for x in model.parameters()
+    }
+    base = sum(x.numel() for x in base_model(tiny_model_path).parameters())
+    assert sum(held.values()) == base + 2 * NUM_ADAPTER_WEIGHTS + 64 + 1
+
+
+def test_rewarded_responses_become_likelier(
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    config = settings(
+        model=LORA, actor={"mini_batch_size": 8, "lr": 1e-2}, algorithm={"kl_mode": "none"}
+    )
+    learner = Learner(config, tiny_model_path)
+    batch = make_batch()
+    signs = torch.tensor([1.0, -1.0] * 4)
+
+    def sums() -> Tensor:
+        with torch.no_grad():
+            logprobs = models.response_logprobs(
+                learner._actor, batch, temperature=1.0, compute_dtype=torch.float32
+            )
+        return masked_sum(logprobs, batch.response_mask, dim=-1)
+
+    before = sums()
+    for _ in range(3):
+        prepared, _ = learner.prepare(batch)
+        prepared.advantages.copy_(torch.where(batch.response_mask, signs.unsqueeze(-1), 0.0))
+        learner.update(prepared)
+    change = sums() - before
+    assert (change * signs)[signs > 0].min() > 0.5
+    assert (change * signs).sum() > 5
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"actor": {"ppo_epochs": 2}, "critic": {"warmup_steps": 1}},
+        {"algorithm": {"estimator": "grpo", "group_size": 2}},
+    ],
+)
+def test_saving_and_resuming_equals_no_stop_bit_for_bit(
+    tiny_model_path: Path,
+    tmp_path: Path,
+    make_batch: MakeBatch,
+    settings: MakeSettings,
+    sections: dict[str, dict[str, Any]],
+) -> None:
+    config = settings(model=LORA, **sections)
+    group_size = config.algorithm.group_size
+    learner = Learner(config, tiny_model_path)
+    for step in range(2):
+        learner.learn(make_batch(step, group_size=group_size))
+    learner.save(tmp_path)
+    torch.manual_seed(123)  # whatever happened in between
+    resumed = Learner(config, tiny_model_path, resume_from=tmp_path)
+    assert_bitwise_equal(learner._actor.state_dict(), resumed._actor.state_dict())
+    for step in range(2, 4):
+        batch = make_batch(step, group_size=group_size)
+        expected, expected_columns = learner.learn(batch)
+        actual, columns = resumed.learn(batch)
+        assert without_timings(actual) == without_timings(expected)
+        np.testing.assert_array_equal(list(columns.values()), list(expected_columns.values()))
+    assert_bitwise_equal(learner._actor.state_dict(), resumed._actor.state_dict())
+    assert_bitwise_equal(all_weights(learner), all_weights(resumed))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"lora_rank": 0}, "lora_rank=4, so model.lora_rank=0 cannot"),
+        ({"lora_rank": 8}, "lora_rank=4, so model.lora_rank=8 cannot"),
+        ({"lora_rank": 4}, "lora_alpha=8.0, so model.lora_alpha=16.0 cannot"),
+    ],
+)
+def test_adapters_are_resumed_as_what_they_were_alone(
+    tiny_model_path: Path,
+    tmp_path: Path,
+    settings: MakeSettings,
+    changed: dict[str, Any],
+    words: str,
+) -> None:
+    Learner(settings(model=LORA), tiny_model_path).save(tmp_path)
+    with pytest.raises(ValueError, match=words):
+        Learner(settings(model=changed), tiny_model_path, resume_from=tmp_path)
+
+
+def test_a_checkpoint_loads_as_it_lies_and_engines_get_the_same_model(
+    tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    learner = Learner(settings(model=LORA, actor={"lr": 1e-2}), tiny_model_path)
+    learner.learn(make_batch())
+    learner.save(tmp_path)
+    saved = {file.name for file in tmp_path.iterdir()}
+    assert saved >= {"config.json", "model.safetensors", "tokenizer.json"}
+    assert not any("adapter" in name for name in saved)
+    loaded = base_model(tmp_path)
+    torch.testing.assert_close(logits(loaded), logits(learner._actor), atol=1e-5, rtol=0)
+    engine = HfEngine(tiny_model_path, dtype="float32", max_num_seqs=4, on_gpu=False)
+    engine.update_weights(learner.weights())
+    request = GenerationRequest(tuple(range(70, 80)), seed=0)
+    ((_, completion),) = engine.generate([request], SamplingSettings(8, temperature=0.0))
+    with torch.no_grad():
+        greedy = loaded.generate(
+            torch.tensor([request.prompt_ids]), max_new_tokens=8, do_sample=False
+        )
+    assert completion.response_ids.tolist() == greedy[0, 10:].tolist()
+
+
+def test_bfloat16_keeps_adapters_and_their_state_in_float32(
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    learner = Learner(settings(model=LORA | {"dtype": "bfloat16"}), tiny_model_path)
+    before = all_weights(learner)
+    learner.learn(make_batch())
+    after = all_weights(learner)
+    assert {x.dtype for x in after.values()} == {torch.float32}
+    name = "actor.model.layers.0.mlp.up_proj.weight"
+    assert not torch.equal(after[name], before[name])
+    assert {x.dtype for x in learner._optimized["actor"].state_tensors("a").values()} == {
+        torch.float32
+    }

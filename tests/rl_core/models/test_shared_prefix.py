@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from rl_core.batch import TrainBatch
+from rl_core.models import models
+from rl_core.models.shared_prefix import can_share_prompts, response_states
+
+CPU = torch.device("cpu")
+
+
+def counted(backbone: torch.nn.Module, batch: TrainBatch) -> tuple[Tensor, int, Tensor]:
+    """States, tokens that were computed, and the gradient of a weighted sum of the states."""
+    num_tokens = 0
+
+    def count(module: torch.nn.Module, arguments: object, keywords: dict[str, Tensor]) -> None:
+        nonlocal num_tokens
+        num_tokens += keywords["input_ids"].numel()
+
+    hook = backbone.register_forward_pre_hook(count, with_kwargs=True)
+    backbone.zero_grad()
+    states = response_states(backbone, batch)
+    weights = torch.linspace(-1, 1, states.numel()).reshape(states.shape)
+    (states * weights).sum().backward()  # type: ignore[no-untyped-call]
+    hook.remove()
+    gradient = torch.cat([p.grad.flatten() for p in backbone.parameters() if p.grad is not None])
+    return states.detach(), num_tokens, gradient
+
+
+@pytest.mark.parametrize("group_size", [2, 3, 8])
+def test_a_prompt_read_once_serves_its_group_as_if_it_were_read_each_time(
+    tiny_model_path: Path, make_batch: Callable[..., TrainBatch], group_size: int
+) -> None:
+    backbone = models.load_actor(tiny_model_path, CPU).get_decoder()
+    batch = make_batch(group_size=group_size)
+    alone = dataclasses.replace(batch, group_ids=torch.arange(len(batch)))
+    states, few_tokens, gradient = counted(backbone, batch)
+    expected, many_tokens, expected_gradient = counted(backbone, alone)
+    torch.testing.assert_close(states, expected, atol=1e-5, rtol=1e-5)
+    assert (gradient - expected_gradient).norm() / expected_gradient.norm() < 1e-5
+    num_prompts, longest = len(batch.prompts()[0]), int(batch.prompt_lengths.max())
+    num_columns = int(batch.response_lengths.max()) - 1
+    assert few_tokens == num_prompts * longest + len(batch) * num_columns
+    assert many_tokens == batch.input_ids.numel()
+
+
+def test_a_response_of_one_token_needs_its_prompt_alone(
+    tiny_model_path: Path, make_rollout: Callable[..., object]
+) -> None:
+    from rl_core.batch import collate
+
+    backbone = models.load_actor(tiny_model_path, CPU).get_decoder()
+    batch = collate([make_rollout([5, 6, 7], [8 + i]) for i in range(2)], pad_id=0)  # type: ignore[misc]
+    states, num_tokens, _ = counted(backbone, batch)
+    expected = backbone(input_ids=torch.tensor([[5, 6, 7]])).last_hidden_state[0, -1]
+    torch.testing.assert_close(states, expected.expand(2, -1), atol=1e-5, rtol=1e-5)
+    assert num_tokens == 3
+
+
+def test_models_whose_layers_forget_or_see_a_window_read_each_prompt_again(
+    tiny_model_path: Path, make_batch: Callable[..., TrainBatch]
+) -> None:
+    checkpointed = models.load_actor(tiny_model_path, CPU)
+    assert can_share_prompts(checkpointed.get_decoder())
+    models.checkpoint_gradients(checkpointed)
+    assert not can_share_prompts(checkpointed.get_decoder())
+    batch = make_batch(group_size=4)
+    assert counted(checkpointed.get_decoder(), batch)[1] >= batch.input_ids.numel()
+    window = transformers.MistralConfig(
+        vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+        num_attention_heads=1, num_key_value_heads=1, sliding_window=4,
+    )  # fmt: skip
+    assert not can_share_prompts(transformers.MistralModel(window))
+    no_window = transformers.MistralConfig.from_dict(window.to_dict() | {"sliding_window": None})
+    assert can_share_prompts(transformers.MistralModel(no_window))

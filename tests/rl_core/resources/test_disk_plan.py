@@ -1,0 +1,81 @@
+"""The disk plan, by hand and against checkpoints that a learner wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rl_core.config.run import RunConfig
+from rl_core.learner.learner import Learner
+from rl_core.resources.disk_plan import DiskPlan, checkpoint_bytes, disk_plan
+from rl_core.resources.known_shapes import known_shape
+from rl_core.resources.memory_plan import ModelShape
+
+GRPO = {"estimator": "grpo", "group_size": 4}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"algorithm": GRPO},
+        {"critic": {"share_trunk": True}},
+        {"model": {"lora_rank": 4}},
+    ],
+)
+def test_a_checkpoint_is_as_large_as_planned(
+    tmp_path: Path, tiny_model_path: Path, changes: dict[str, object]
+) -> None:
+    config = RunConfig.model_validate({"resources": {"learner_threads": 1}, **changes})
+    learner = Learner(config, tiny_model_path)
+    for optimized in learner._optimized.values():
+        for parameter in optimized.parameters:  # Adam's moments are there after a first update
+            parameter.grad = parameter.detach() * 0
+        optimized.move(optimized.clip())
+    learner.save(tmp_path / "saved")
+    written = sum(f.stat().st_size for f in (tmp_path / "saved").rglob("*") if f.is_file())
+    planned = checkpoint_bytes(ModelShape.from_folder(tiny_model_path), config)
+    fixed = 2**20  # allowed for the tokenizer and the like
+    assert planned - fixed < written <= planned
+
+
+def test_what_stays_is_held_by_the_quota_but_never_below_two() -> None:
+    shape = known_shape("Qwen/Qwen2.5-0.5B")
+    assert shape is not None
+    one = checkpoint_bytes(shape, RunConfig())
+    # By hand: 494,032,768 weights and a critic with one number more per hidden unit, 3 floats each.
+    assert one == pytest.approx(4 * 3 * (2 * 494_032_768 + 897), rel=1e-3)
+    wide, tight = ({"checkpoints": {"quota_bytes": n * one}} for n in (10, 1))
+    assert disk_plan(shape, RunConfig.model_validate(wide), 1_000).kept_bytes == 4 * one
+    assert disk_plan(shape, RunConfig.model_validate(tight), 1_000).kept_bytes == 3 * one
+    assert disk_plan(shape, RunConfig.model_validate(wide), 100).kept_bytes == one
+
+
+def test_every_kth_checkpoint_is_counted_and_old_rollouts_are_not() -> None:
+    shape = known_shape("Qwen/Qwen2.5-0.5B")
+    assert shape is not None
+    one = checkpoint_bytes(shape, RunConfig())
+    checkpoints = {"keep_every": 200, "quota_bytes": 100 * one}
+    plan = disk_plan(shape, RunConfig.model_validate({"checkpoints": checkpoints}), 1_000)
+    assert plan.kept_bytes == 9 * one  # latest, best, two newest, and 200, 400, ..., 1,000
+    # By hand: 256 rows of 64 + 2 * 1,024 bytes, 3,000 of metrics, and at steps 0, 100, ..., 1,000
+    # a file of 10,000 with the answers to 128 problems.
+    test = 10_000 + 128 * 2_112
+    assert plan.step_bytes == 256 * 2_112 + 3_000 + test // 100
+    assert plan.logs_bytes == 1_000 * (256 * 2_112 + 3_000) + 11 * test
+    storage = {"rollout_quota_bytes": 10**8}
+    aged = disk_plan(shape, RunConfig.model_validate({"storage": storage}), 1_000)
+    assert aged.logs_bytes == 1_000 * 3_000 + 10**8 + 11 * test
+    few = RunConfig.model_validate({"storage": storage, "trainer": {"test_problems": 16}})
+    fewer = disk_plan(shape, few, 1_000)
+    assert fewer.logs_bytes == 1_000 * 3_000 + 10**8 + 11 * (10_000 + 16 * 2_112)
+
+
+def test_the_step_at_which_the_disk_is_full() -> None:
+    plan = DiskPlan(checkpoint_bytes=100, kept_bytes=300, step_bytes=10, logs_bytes=500)
+    assert plan.total_bytes == 800
+    assert plan.fills_at(800) is None
+    assert plan.fills_at(799) == 49
+    assert plan.fills_at(310) == 1
+    assert plan.fills_at(299) == 0

@@ -1,0 +1,105 @@
+"""What lies on one card together, against sums by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rl_core.config.run import RunConfig
+from rl_core.resources.memory_need import (
+    card_need,
+    learner_peak,
+    least_engine_gib,
+    machine_need,
+    starves_engine,
+)
+from rl_core.resources.memory_plan import ModelShape, memory_plan
+from tests.support import model_shapes
+
+QWEN = ModelShape.from_config(model_shapes.QWEN_05B)
+GIB = 2**30
+NUM_WEIGHTS = 494_032_768
+NEW_WEIGHTS = 2 * NUM_WEIGHTS / GIB
+"""All weights in bfloat16."""
+
+
+def tinyzero(**sections: dict[str, Any]) -> RunConfig:
+    """Actor, critic and reference of Qwen2.5-0.5B beside an engine with a fifth of 24 GiB."""
+    settings: dict[str, dict[str, Any]] = {
+        "model": {"dtype": "bfloat16", "gradient_checkpointing": True},
+        "rollout": {"gpu_memory_utilization": 0.2},
+        "resources": {"learner_gpus": 0.5, "rollout_gpus": 0.5, "gpu_memory_gib": 24},
+    }
+    names = settings.keys() | sections.keys()
+    return RunConfig.model_validate(
+        {name: settings.get(name, {}) | sections.get(name, {}) for name in names}
+    )
+
+
+def peak_gib(config: RunConfig) -> float:
+    return learner_peak(memory_plan(QWEN, config)).total_bytes / GIB
+
+
+def test_all_that_share_a_card_are_added_up_where_nobody_sleeps() -> None:
+    config = tinyzero()
+    (moment,) = card_need(QWEN, config, 24).moments
+    assert moment.total_gib == pytest.approx(peak_gib(config) + 4.8 + NEW_WEIGHTS + 2 * 0.5)
+    two = tinyzero(rollout={"num_engines": 2}, resources={"rollout_gpus": 0.25})
+    both = peak_gib(two) + 2 * (4.8 + NEW_WEIGHTS) + 3 * 0.5
+    assert card_need(QWEN, two, 24).total_gib == pytest.approx(both)
+
+
+@pytest.mark.parametrize(
+    ("offload", "bytes_per_weight"),
+    # Weights of three models and the moments of two; offloaded, the weights of two.
+    [(False, 3 * 4 + 2 * 8), (True, 2 * 4)],
+)
+def test_an_engine_that_sleeps_takes_turns_with_the_learner(
+    offload: bool, bytes_per_weight: int
+) -> None:
+    config = tinyzero(rollout={"sleep": True}, resources={"offload": offload})
+    works, rests = card_need(QWEN, config, 24).moments
+    # 1 GiB stays with vLLM, and half a GiB with each of two processes.
+    assert works.total_gib == pytest.approx(peak_gib(config) + 1 + 2 * 0.5)
+    resting = bytes_per_weight * NUM_WEIGHTS / GIB
+    assert rests.total_gib == pytest.approx(resting + 4.8 + NEW_WEIGHTS + 2 * 0.5, abs=1e-4)
+    total = card_need(QWEN, config, 24).total_gib
+    assert total == max(works.total_gib, rests.total_gib)
+    awake = tinyzero(resources={"offload": offload})
+    assert total < card_need(QWEN, awake, 24).total_gib
+
+
+def test_nobody_takes_turns_on_cards_of_their_own_or_without_vllm() -> None:
+    apart = tinyzero(rollout={"sleep": True}, resources={"learner_gpus": 1, "rollout_gpus": 1})
+    (moment,) = card_need(QWEN, apart, 24).moments
+    assert moment.total_gib == pytest.approx(peak_gib(apart) + 0.5)
+    assert len(card_need(QWEN, tinyzero(rollout={"sleep": True, "engine": "hf"}), 24).moments) == 1
+
+
+def test_the_fullest_of_two_cards_counts() -> None:
+    # Two engines on one card, 0.45 of it each; the learner has the other to itself.
+    config = tinyzero(
+        rollout={"num_engines": 2, "gpu_memory_utilization": 0.45},
+        model={"lora_rank": 16},
+    )
+    engines = 2 * (0.45 * 24 + NEW_WEIGHTS + 0.5)
+    assert card_need(QWEN, config, 24).total_gib == pytest.approx(engines)
+
+
+def test_a_share_must_hold_the_model_and_one_response() -> None:
+    # 24 layers x 2 (keys, values) x 2 heads x 64 x 2 bytes are 12,288 per token, of 1,280 tokens.
+    least = (2 * NUM_WEIGHTS + 1_280 * 12_288) / GIB + 1
+    assert least_engine_gib(QWEN, tinyzero()) == pytest.approx(least)
+    share = least / 24
+    for factor, starves in ((0.99, True), (1.01, False)):
+        config = tinyzero(rollout={"gpu_memory_utilization": factor * share})
+        assert starves_engine(QWEN, config, 24) is starves
+    assert not starves_engine(QWEN, RunConfig(), 24)  # a CPU's engine has a cache of a set size
+
+
+def test_a_machine_holds_learner_engines_and_their_processes() -> None:
+    config = RunConfig.model_validate({"rollout": {"num_engines": 2}})
+    engine = memory_plan(QWEN, config)[-1].total_bytes / GIB
+    needed = peak_gib(config) + 2 * engine + 3 * 0.9
+    assert machine_need(QWEN, config).total_gib == pytest.approx(needed)

@@ -1,0 +1,242 @@
+"""The memory plan against published sizes, against the diary, and against measured peaks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_core.config.run import RunConfig
+from rl_core.resources.memory_plan import ModelShape, PhaseMemory, memory_plan, micro_batch_tokens
+from tests.support.model_shapes import QWEN_05B
+
+GIB = 2**30
+QWEN_7B = QWEN_05B | {
+    "hidden_size": 3584,
+    "intermediate_size": 18_944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152_064,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "num_parameters"), [(QWEN_05B, 494_032_768), (QWEN_7B, 7_615_616_512)]
+)
+def test_parameters_are_as_published(config: dict[str, Any], num_parameters: int) -> None:
+    assert ModelShape.from_config(config).num_parameters == num_parameters
+
+
+def test_the_diarys_logits_come_out_as_it_met_them() -> None:
+    shape = ModelShape.from_config(QWEN_05B)
+    assert shape.plain_logits_bytes(8 * 1_024) / GIB == pytest.approx(4.64, abs=0.005)
+    assert shape.plain_logits_bytes(4 * 1_024) / GIB == pytest.approx(2.32, abs=0.005)
+
+
+def test_activations_of_one_layer_by_hand() -> None:
+    # Counted with torch.autograd.graph.saved_tensors_hooks on such a model: 6,424 bytes per token.
+    shape = ModelShape(64, 256, 1, 4, 2, 16, 100, tied=True, attention_bias=True)
+    plain = shape.activation_bytes(10, dtype="float32", checkpointed=False)
+    assert plain == 10 * 6_424
+    # In bfloat16 4,120 bytes per token, and a copy of the layer's 61,440 weights.
+    matrices = 3 * 64 * 256 + 64 * (64 + 2 * 32) + 64 * 64
+    autocast = shape.activation_bytes(10, dtype="bfloat16", checkpointed=False)
+    assert autocast == pytest.approx(10 * 4_120 + 2 * matrices, rel=0.01)
+    kept = shape.activation_bytes(10, dtype="float32", checkpointed=True)
+    assert kept == 10 * 64 * 4 + plain
+
+
+def test_a_config_of_another_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_attention_heads"):
+        ModelShape.from_config({"model_type": "mamba", "hidden_size": 64})
+
+
+def test_a_micro_batch_holds_its_budget_or_the_longest_row_or_all_there_is() -> None:
+    def tokens(budget: int, batch_size: int) -> int:
+        data = {"train_batch_size": batch_size, "max_prompt_length": 100}
+        config = {
+            "data": data | {"max_response_length": 400},
+            "actor": {"micro_batch_tokens": budget, "mini_batch_size": batch_size},
+        }
+        return micro_batch_tokens(RunConfig.model_validate(config))
+
+    assert tokens(2_000, 64) == 2_000
+    assert tokens(10, 64) == 500
+    assert tokens(100_000, 8) == 4_000
+
+
+@pytest.mark.parametrize(
+    ("sections", "learning", "frozen"),
+    [
+        ({}, 494_032_768 + 494_032_768 + 897, 494_032_768),
+        ({"critic": {"share_trunk": True}}, 494_032_768 + 897, 494_032_768),
+        # Rank 8: 24 layers x 8 x (2 x 1,792 + 2 x 1,024 + 3 x 5,760), for the actor and the critic.
+        ({"model": {"lora_rank": 8}}, 4_399_104 + 4_399_104 + 897, 494_032_768),
+        (
+            {"model": {"lora_rank": 8}, "critic": {"share_trunk": True}},
+            4_399_104 + 897,
+            494_032_768,
+        ),
+        (
+            {"model": {"lora_rank": 8}, "algorithm": {"kl_mode": "none"}},
+            4_399_104 + 4_399_104 + 897,
+            494_032_768,
+        ),
+        ({"algorithm": {"kl_mode": "none"}}, 494_032_768 + 494_032_768 + 897, 0),
+    ],
+)
+def test_the_optimizer_holds_what_learns_and_weights_are_held_once(
+    sections: dict[str, dict[str, Any]], learning: int, frozen: int
+) -> None:
+    config = RunConfig.model_validate(sections)
+    first = memory_plan(ModelShape.from_config(QWEN_05B), config)[0]
+    assert first.parts["weights"] == 4 * (learning + frozen)
+    assert first.parts["optimizer"] == 8 * learning
+
+
+MEASURE = """
+import gc, json, re, sys
+from pathlib import Path
+from rl_core.system.process_env import apply_defaults
+apply_defaults()
+import torch
+from rl_core.batch import TrainBatch
+from rl_core.config.run import RunConfig
+from rl_core.learner.learner import Learner
+
+torch.set_num_threads(1)
+config, model = RunConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2])
+
+def memory(field):
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(field + r":\\s+(\\d+) kB", status)[1]) * 1024
+
+def peak(work):
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+    result = work()
+    return result, memory("VmHWM") - base
+
+rows, size = config.data.train_batch_size * config.algorithm.group_size, config.algorithm.group_size
+prompt, response = config.data.max_prompt_length, config.data.max_response_length
+def full(value, dtype=torch.int64):
+    return torch.full((rows,), value, dtype=dtype)
+batch = TrainBatch(
+    torch.randint(8_000, (rows, prompt + response)), full(prompt), full(response),
+    torch.full((rows, response), -9.9), torch.rand(rows), torch.arange(rows) // size,
+    full(True, torch.bool), full(False, torch.bool),
+)
+torch.nn.Linear(8, 8)(torch.ones(1, 8)).sum().backward()
+base = memory("VmRSS")
+learner = Learner(config, model)
+learner.learn(batch)
+learner.snapshot()
+prepared, metrics = learner.prepare(batch)  # measures each of its phases itself
+gib = max(x for name, x in metrics.items() if name.startswith("memory/peak_gib/"))
+peaks = {"log_probs": int(gib * 2**30) - base}
+if learner._critic is not None and not config.critic.share_trunk:
+    critic = {"critic": learner._optimized["critic"]}
+    work = lambda: learner._run_epochs(prepared, critic, learner._critic_loss)
+    peaks["update_critic"] = peak(work)[1]
+moved, micro_loss = {"actor": learner._optimized["actor"]}, learner._actor_loss
+if config.critic.share_trunk:
+    moved["critic"], micro_loss = learner._optimized["critic"], learner._joint_loss
+work = lambda: learner._run_epochs(prepared, moved, micro_loss)
+peaks["update_actor"] = peak(work)[1]
+print(json.dumps(peaks))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("estimator", "dtype", "threads", "checkpointed", "sections"),
+    [
+        ("gae", "float32", 1, False, {}),
+        ("grpo", "float32", 2, False, {}),
+        ("gae", "bfloat16", 1, False, {}),
+        ("gae", "float32", 1, True, {}),
+        ("gae", "float32", 1, True, {"model": {"lora_rank": 8}}),
+        ("gae", "float32", 2, False, {"critic": {"share_trunk": True}}),
+    ],
+)
+def test_measured_peaks_are_within_a_quarter_of_the_plan(
+    tmp_path: Path,
+    estimator: str,
+    dtype: str,
+    threads: int,
+    checkpointed: bool,
+    sections: dict[str, dict[str, Any]],
+) -> None:
+    import torch
+    import transformers
+
+    shape = {
+        "hidden_size": 256,
+        "intermediate_size": 1_024,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 8_000,
+        "tie_word_embeddings": True,
+    }
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.Qwen2Config(**shape))
+    model.save_pretrained(tmp_path)
+    group_size = 1 if estimator == "gae" else 2
+    config = RunConfig.model_validate(
+        {
+            "data": {"train_batch_size": 16, "max_prompt_length": 64, "max_response_length": 192},
+            "actor": {"mini_batch_size": 8, "micro_batch_tokens": 1_024},
+            "algorithm": {
+                "estimator": estimator,
+                "group_size": group_size,
+                "kl_mode": "loss",
+                "kl_estimator": "k3",
+            },
+            "model": {"dtype": dtype, "gradient_checkpointing": checkpointed}
+            | sections.get("model", {}),
+            "critic": sections.get("critic", {}),
+            "resources": {"learner_threads": threads},
+        }
+    )
+    # Freed memory goes back at once, so that a peak is what lives and not what malloc keeps.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    output = subprocess.run(
+        [sys.executable, "-c", MEASURE, config.model_dump_json(), str(tmp_path)],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=environment,
+    ).stdout
+    measured = json.loads(output.splitlines()[-1])
+    plan = memory_plan(ModelShape.from_folder(tmp_path), config)
+    planned = {phase.phase: phase.total_bytes for phase in plan if phase.process == "learner"}
+    assert measured == pytest.approx(planned, rel=0.25)
+
+
+def test_what_is_offloaded_is_planned_only_where_it_is_used() -> None:
+    shape = ModelShape.from_config(QWEN_05B)
+
+    def plan(offload: bool, **sections: dict[str, Any]) -> dict[str, PhaseMemory]:
+        sections |= {"resources": {"learner_gpus": 1, "offload": offload}}
+        sections |= {"algorithm": {"estimator": "grpo", "group_size": 2}}
+        phases = memory_plan(shape, RunConfig.model_validate(sections))
+        return {phase.phase: phase for phase in phases}
+
+    weights = 4 * shape.num_parameters
+    there, away = plan(False), plan(True)
+    # Actor and reference for log-probs; the update is without the reference and both moments.
+    assert away["log_probs"].parts["weights"] == 2 * weights
+    assert there["log_probs"].total_bytes - away["log_probs"].total_bytes == 2 * weights
+    assert there["update_actor"].total_bytes - away["update_actor"].total_bytes == 3 * weights
+    # The moments are there when the weights move: that is more than the activations of 16 tokens.
+    few = {"max_prompt_length": 8, "max_response_length": 8}
+    short = plan(True, data=few, actor={"micro_batch_tokens": 16})
+    assert short["update_actor"].total_bytes == 4 * weights

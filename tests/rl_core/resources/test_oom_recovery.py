@@ -1,0 +1,223 @@
+"""The retry ladder: it helps where memory was missing, leaves the result alone, and ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl_core.config.base_model import BaseModelConfig
+from rl_core.config.run import RunConfig
+from rl_core.errors import OutOfMemory
+from rl_core.resources.memory_plan import ModelShape
+from rl_core.resources.oom_recovery import Changes, in_words, next_rung, rungs_left, with_changes
+from tests.support import model_shapes
+
+QWEN_05B = ModelShape.from_config(model_shapes.QWEN_05B)
+TINY = ModelShape.of_base_model(BaseModelConfig())
+HARMLESS = {
+    "model.gradient_checkpointing",
+    "resources.learner_threads",
+    "resources.offload",
+    "checkpoints.in_background",
+    "rollout.sleep",
+    "rollout.gpu_memory_utilization",
+    "rollout.kv_cache_mib",
+    "rollout.max_num_seqs",
+    "rollout.num_engines",
+}
+SWITCHED_ON = ("model.gradient_checkpointing", "rollout.sleep", "resources.offload")
+PHASES = (
+    *("load_learner", "prepare", "old_log_prob", "ref", "values", "update", "update_actor"),
+    *("update_critic", "weights", "save", "load_engine", "gen", "sync", "evaluate"),
+    *("learner", "engine_0", "trainer"),
+)
+SHARED_CARD = {"learner_gpus": 0.5, "rollout_gpus": 0.5}
+
+
+def config(**sections: dict[str, Any]) -> RunConfig:
+    return RunConfig.model_validate(sections)
+
+
+def climb(
+    settings: RunConfig, phase: str, shape: ModelShape | None = TINY, detail: str = "x"
+) -> list[str]:
+    """All rungs that are taken when the same phase fails again and again."""
+    taken = []
+    while (rung := next_rung(settings, OutOfMemory(phase, detail), shape)) is not None:
+        settings = with_changes(settings, [rung])
+        taken.append(in_words(rung))
+    return taken
+
+
+@given(
+    phase=st.sampled_from(PHASES),
+    shape=st.sampled_from([None, TINY, QWEN_05B]),
+    learner_gpus=st.sampled_from([0.0, 0.5, 1.0]),
+    rollout_gpus=st.sampled_from([0.0, 0.5, 1.0]),
+    gpu_memory_gib=st.sampled_from([None, 24.0, 1.0]),
+    engine=st.sampled_from(["vllm", "hf"]),
+    overlap=st.sampled_from([0, 1]),
+    num_engines=st.integers(1, 8),
+    learner_threads=st.integers(1, 64),
+    kv_cache_mib=st.integers(16, 10**9),
+    max_num_seqs=st.integers(1, 10_000),
+    share=st.floats(0.01, 0.99),
+)
+def test_every_ladder_ends_and_each_rung_moves_one_way_through_valid_settings(
+    phase: str,
+    shape: ModelShape | None,
+    learner_gpus: float,
+    rollout_gpus: float,
+    gpu_memory_gib: float | None,
+    engine: str,
+    overlap: int,
+    num_engines: int,
+    learner_threads: int,
+    kv_cache_mib: int,
+    max_num_seqs: int,
+    share: float,
+) -> None:
+    asked = config(
+        rollout={
+            "engine": engine,
+            "overlap": overlap,
+            "num_engines": num_engines,
+            "kv_cache_mib": kv_cache_mib,
+            "max_num_seqs": max_num_seqs,
+            "gpu_memory_utilization": share,
+        },
+        resources={
+            "learner_gpus": learner_gpus,
+            "rollout_gpus": rollout_gpus,
+            "gpu_memory_gib": gpu_memory_gib,
+            "learner_threads": learner_threads,
+        },
+    )
+    settings, taken = asked, list[Changes]()
+    while (rung := next_rung(settings, OutOfMemory(phase, "x"), shape)) is not None:
+        assert rung
+        assert rung.keys() <= HARMLESS
+        assert rung not in taken
+        taken.append(rung)
+        before, settings = settings, with_changes(settings, [rung])
+        assert settings != before
+        for name, (old, new) in rung.items():
+            section, field = name.split(".")
+            assert getattr(getattr(before, section), field) == old
+            assert getattr(getattr(settings, section), field) == new
+            grows = name in SWITCHED_ON
+            assert new > old if grows else new < old
+        assert len(taken) < 60
+    assert with_changes(asked, taken) == settings
+    assert rungs_left(settings, OutOfMemory(phase, "x"), shape) == []
+
+
+def test_an_update_on_a_cpu_keeps_less_then_computes_less_at_a_time_then_shares_better() -> None:
+    assert climb(config(rollout={"max_num_seqs": 16}), "update_actor") == [
+        "model.gradient_checkpointing=true",
+        "resources.learner_threads=1",
+        "checkpoints.in_background=false",
+        "rollout.kv_cache_mib=64 rollout.max_num_seqs=8",
+        "rollout.kv_cache_mib=32",
+        "rollout.kv_cache_mib=16",
+    ]
+
+
+def test_an_update_on_a_shared_card_takes_the_engines_memory() -> None:
+    resources = {**SHARED_CARD, "gpu_memory_gib": 24}
+    model = {"dtype": "bfloat16"}
+    # 0.92 GiB of weights, 15 MiB of KV cache for 1,280 tokens and 1.5 GiB: 0.101 of the card.
+    assert climb(config(resources=resources, model=model), "update_actor", QWEN_05B) == [
+        "model.gradient_checkpointing=true",
+        "rollout.sleep=true",
+        "rollout.gpu_memory_utilization=0.2",
+        "rollout.gpu_memory_utilization=0.101",
+        "resources.offload=true",
+    ]
+
+
+def test_passes_without_gradients_gain_nothing_from_checkpointing() -> None:
+    for phase in ("ref", "old_log_prob", "values"):
+        assert "model.gradient_checkpointing=true" not in climb(config(), phase)
+
+
+def test_cards_of_their_own_lend_each_other_nothing() -> None:
+    apart = config(resources={"learner_gpus": 1, "rollout_gpus": 1})
+    assert climb(apart, "update_actor") == [
+        "model.gradient_checkpointing=true",
+        "resources.offload=true",
+    ]
+    assert climb(apart, "ref") == ["resources.offload=true"]
+    assert climb(apart, "gen") == [
+        "rollout.gpu_memory_utilization=0.2",
+        "rollout.gpu_memory_utilization=0.1",
+    ]
+
+
+def test_an_engine_that_cannot_sleep_is_not_asked_to() -> None:
+    overlapping = config(resources=SHARED_CARD, rollout={"overlap": 1})
+    assert "rollout.sleep=true" not in climb(overlapping, "update_actor")
+
+
+def test_an_engine_whose_share_is_too_small_gets_no_smaller_one() -> None:
+    said = "No available memory for the cache blocks. Try increasing gpu_memory_utilization"
+    taken = climb(config(resources=SHARED_CARD), "load_engine", detail=said)
+    assert taken[0] == "rollout.max_num_seqs=128"
+    assert not any("utilization" in words for words in taken)
+
+
+def test_a_cache_keeps_room_for_the_longest_sequences() -> None:
+    # 24 layers, 2 KV heads of 64, float32: 24 KiB a token; twice 1,280 of them are 60 MiB.
+    assert [w for w in climb(config(), "gen", QWEN_05B) if "kv_cache" in w] == [
+        "rollout.kv_cache_mib=64 rollout.max_num_seqs=128",
+        "rollout.kv_cache_mib=60 rollout.max_num_seqs=64",
+    ]
+    assert not any("kv_cache" in words for words in climb(config(), "gen", None))
+
+
+def test_engines_are_fewer_where_they_share_the_machines_memory() -> None:
+    many = {"num_engines": 4, "engine": "hf", "max_num_seqs": 8}
+    assert climb(config(rollout=many), "gen") == ["rollout.num_engines=2", "rollout.num_engines=1"]
+    assert climb(config(rollout=many, resources={"rollout_gpus": 1}), "gen") == []
+
+
+def test_no_more_responses_are_asked_for_than_there_are() -> None:
+    few = config(
+        data={"train_batch_size": 32}, actor={"mini_batch_size": 32}, rollout={"engine": "hf"}
+    )
+    assert climb(few, "gen") == ["rollout.max_num_seqs=16", "rollout.max_num_seqs=8"]
+
+
+def test_a_setting_that_a_person_chose_anew_is_left_alone() -> None:
+    taken: list[Changes] = [
+        {"rollout.kv_cache_mib": (128, 64)},
+        {"rollout.kv_cache_mib": (64, 32)},
+        {"rollout.sleep": (False, True)},
+    ]
+    card = {"resources": SHARED_CARD}
+    assert with_changes(config(**card), taken).rollout.kv_cache_mib == 32
+    assert with_changes(config(**card), taken).rollout.sleep
+    anew = config(**card, rollout={"kv_cache_mib": 256, "overlap": 1})
+    assert with_changes(anew, taken) == anew
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ""),
+        ({"rollout.gpu_memory_utilization": (0.4, 0.2)}, "rollout.gpu_memory_utilization=0.2"),
+        ({"rollout.sleep": (False, True)}, "rollout.sleep=true"),
+        (
+            {
+                "checkpoints.in_background": (True, False),
+                "rollout.kv_cache_mib": (2 * 10**9, 10**9),
+            },
+            "checkpoints.in_background=false rollout.kv_cache_mib=1000000000",
+        ),
+    ],
+)
+def test_changes_read_like_what_one_types(changes: Changes, words: str) -> None:
+    assert in_words(changes) == words

@@ -1,0 +1,73 @@
+"""A rung of the ladder cures a learner that really cannot have the memory, and changes nothing."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from rl_core.config.run import RunConfig
+from rl_core.errors import OutOfMemory
+from rl_core.resources.oom_recovery import in_words, next_rung, with_changes
+from tests.rl_core.learner.test_memory_capped import LEARN
+from tests.support.chaos import Ledger
+
+NUM_LAYERS = 12
+
+
+def deep_model(tiny: Path, folder: Path) -> Path:
+    """Its layers keep 107 MB of a row of 2,048 tokens, and 15 MB with checkpoints."""
+    same = {"num_hidden_layers": NUM_LAYERS, "layer_types": ["full_attention"] * NUM_LAYERS}
+    config = Qwen2Config.from_pretrained(tiny, **same)
+    state = torch.random.get_rng_state()
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    torch.random.set_rng_state(state)
+    PreTrainedTokenizerFast.from_pretrained(tiny).save_pretrained(folder)
+    return folder
+
+
+def learn(config: RunConfig, model: Path, folder: Path, free_mib: int) -> str | None:
+    """Learns two steps with so much free memory (0: all); returns an error's last line."""
+    command = [sys.executable, "-c", LEARN, config.model_dump_json(), str(model)]
+    done = subprocess.run([*command, str(folder), str(free_mib)], capture_output=True, text=True)
+    return None if done.returncode == 0 else done.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+def test_the_next_rung_makes_a_single_row_fit_and_the_weights_are_the_same(
+    tiny_model_path: Path, tmp_path: Path, settings: Callable[..., RunConfig], survived: Ledger
+) -> None:
+    model = deep_model(tiny_model_path, tmp_path / "deep")
+    config = settings(
+        data={"train_batch_size": 1, "max_response_length": 1_984},
+        actor={"micro_batch_tokens": 2_048, "mini_batch_size": 1, "lr": 1e-5},
+        algorithm={"estimator": "grpo", "group_size": 2, "kl_mode": "none"},
+        resources={"learner_threads": 1},
+        checkpoints={"in_background": False},
+    )
+    assert learn(config, model, tmp_path / "whole", 0) is None
+    said = learn(config, model, tmp_path / "capped", 60)
+    assert said is not None
+    found = re.fullmatch(r"rl_core.errors.OutOfMemory: out of memory in (\w+): (.*)", said)
+    assert found, said
+    assert found[1] == "update_actor"
+    assert "Every micro-batch is a single row already" in found[2]
+    rung = next_rung(config, OutOfMemory(found[1], found[2]), None)
+    assert rung is not None
+    assert in_words(rung) == "model.gradient_checkpointing=true"
+    assert learn(with_changes(config, [rung]), model, tmp_path / "cured", 60) is None
+    for file in ("model.safetensors", "trainer/learner.safetensors"):
+        actual, expected = (load_file(tmp_path / name / file) for name in ("cured", "whole"))
+        assert actual.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert (actual[name].double() - tensor.double()).abs().max() < 1e-6, name
+    survived("OOM", "a row that does not fit (a new attempt)")

@@ -1,0 +1,139 @@
+"""Who shares a card, and who loads after whom; Ray's own placement is the oracle of the plan."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl_core.config.run import RunConfig
+from rl_core.resources.placement import card_tenants, loading_queues, shares_a_card
+from rl_core.workers import cluster as workers_module
+from rl_core.workers.cluster import Workers
+
+CARDS = {name: ("here", name) for name in "ABC"}
+
+
+def run_config(learner: float, engine: float, num_engines: int = 1) -> RunConfig:
+    resources = {"learner_gpus": learner, "rollout_gpus": engine, "learner_threads": 1}
+    return RunConfig.model_validate(
+        {"resources": resources, "rollout": {"num_engines": num_engines}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("learner", "engine", "num_engines", "tenants"),
+    [
+        (0, 0, 2, []),
+        (0.5, 0.5, 1, [["engine_0", "learner"]]),
+        (0.5, 0.25, 2, [["engine_0", "engine_1", "learner"]]),
+        (0.4, 0.3, 2, [["engine_0", "engine_1", "learner"]]),
+        # Half a card each: two engines fill the first.
+        (0.5, 0.5, 2, [["engine_0", "engine_1"], ["learner"]]),
+        (1, 0.5, 1, [["engine_0"], ["learner"]]),
+        (0.5, 1, 2, [["engine_0"], ["engine_1"], ["learner"]]),
+        (0.5, 0, 2, [["learner"]]),
+        (0, 0.5, 1, [["engine_0"]]),
+        (2, 1, 1, [["engine_0"], ["learner"], ["learner"]]),
+        # The fullest card that has room for it.
+        (0.3, 0.6, 2, [["engine_0", "learner"], ["engine_1"]]),
+    ],
+)
+def test_shares_of_cards_are_packed(
+    learner: float, engine: float, num_engines: int, tenants: list[list[str]]
+) -> None:
+    config = run_config(learner, engine, num_engines)
+    assert card_tenants(config) == tenants
+    assert shares_a_card(config) == any("learner" in card and len(card) > 1 for card in tenants)
+
+
+@pytest.mark.parametrize(
+    ("cards", "queues"),
+    [
+        ({"engine_0": "", "engine_1": "", "learner": ""}, ["engine_0", "engine_1", "learner"]),
+        ({"engine_0": "A", "learner": "A"}, ["engine_0 learner"]),
+        ({"learner": "A", "engine_0": "A"}, ["engine_0 learner"]),
+        ({"engine_0": "A", "learner": "B"}, ["engine_0", "learner"]),
+        ({"engine_0": "A", "engine_1": "B", "learner": "B"}, ["engine_0", "engine_1 learner"]),
+        # A learner on two cards waits for the engines of both.
+        ({"engine_0": "A", "engine_1": "B", "learner": "AB"}, ["engine_0 engine_1 learner"]),
+        ({"engine_0": "A", "engine_1": "A", "learner": ""}, ["engine_0 engine_1", "learner"]),
+        ({"engine_0": "A", "engine_1": "A"}, ["engine_0 engine_1"]),
+    ],
+)
+def test_who_shares_a_card_loads_one_by_one_and_the_learner_last(
+    cards: dict[str, str], queues: list[str]
+) -> None:
+    taken = {name: {CARDS[card] for card in held} for name, held in cards.items()}
+    assert sorted(loading_queues(taken)) == sorted(queue.split() for queue in queues)
+
+
+def test_cards_of_two_machines_may_have_the_same_number() -> None:
+    apart = {"engine_0": {("a", "0")}, "learner": {("b", "0")}}
+    assert sorted(loading_queues(apart)) == [["engine_0"], ["learner"]]
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["learner", "engine_0", "engine_1", "engine_2", "engine_3"]),
+        st.sets(st.sampled_from("ABC")),
+        min_size=1,
+    )
+)
+def test_no_two_on_a_card_load_at_once_and_nobody_is_left_out(cards: dict[str, set[str]]) -> None:
+    queues = loading_queues({name: {CARDS[c] for c in held} for name, held in cards.items()})
+    assert sorted(name for queue in queues for name in queue) == sorted(cards)
+    place = {name: i for i, queue in enumerate(queues) for name in queue}
+    for one in cards:
+        for other in cards:
+            assert not cards[one] & cards[other] or place[one] == place[other]
+    for queue in queues:
+        assert "learner" not in queue[:-1]
+
+
+class RecordingActor:
+    """Stands in for learner and engine, which want a real card: notes when it loads, and where."""
+
+    def __init__(self, environment: dict[str, str], log_file: Path) -> None:
+        self._log_file = log_file
+
+    def load(self, config: RunConfig, *rest: object) -> None:
+        """Takes half a second."""
+        self._note("begins")
+        time.sleep(0.5)
+        self._note("ends")
+
+    def _note(self, event: str) -> None:
+        with (self._log_file.parent / "events").open("a") as file:
+            file.write(json.dumps([self._log_file.stem, event]) + "\n")
+
+
+def start(config: RunConfig, folder: Path) -> list[list[str]]:
+    folder.mkdir()
+    with Workers.start(config, folder, log_folder=folder):
+        pass
+    return [json.loads(line) for line in (folder / "events").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_ray_loads_who_shares_a_card_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Ray believes in two cards that are not there; where it puts whom is its own doing.
+    monkeypatch.setenv("RAY_OVERRIDE_RESOURCES", json.dumps({"GPU": 2}))
+    monkeypatch.setattr(workers_module, "LearnerActor", RecordingActor)
+    monkeypatch.setattr(workers_module, "RolloutActor", RecordingActor)
+    one_by_one = [
+        [name, event]
+        for name in ("engine_0", "engine_1", "learner")
+        for event in ("begins", "ends")
+    ]
+    assert start(run_config(0.4, 0.3, 2), tmp_path / "shared") == one_by_one
+    # Two engines on one card, and the learner on the other: its own queue, at the same time.
+    seen = start(run_config(0.5, 0.5, 2), tmp_path / "apart")
+    assert [one for one in seen if one[0] != "learner"] == one_by_one[:4]
+    assert seen.index(["learner", "begins"]) < seen.index(["engine_1", "begins"])

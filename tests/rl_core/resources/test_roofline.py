@@ -1,0 +1,207 @@
+"""Seconds of a step before there is one: by hand, and against steps that others have timed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rl_core.config.run import RunConfig
+from rl_core.learner.profiling import training_flops
+from rl_core.resources.known_shapes import known_shape
+from rl_core.resources.memory_plan import ModelShape
+from rl_core.resources.roofline import (
+    ON_GPU,
+    Lengths,
+    Machine,
+    Shares,
+    decoding_steps,
+    expected_longest,
+    forward_flops,
+    guess_lengths,
+    scaled_range,
+    step_time,
+    step_time_range,
+)
+from rl_core.system.cards import named_card
+
+PERFECT = Shares(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
+TINY = ModelShape(
+    hidden_size=4, intermediate_size=8, num_layers=2, num_heads=2, num_kv_heads=1, head_size=2,
+    vocab_size=10, tied=True, attention_bias=False,
+)  # fmt: skip
+TINY_LAYER = 4 * (4 + 2 * 2 + 4) + 3 * 4 * 8 + 2 * 4
+LLAMA_8B = ModelShape(4_096, 14_336, 32, 32, 8, 128, 128_256, tied=False, attention_bias=False)
+
+QWEN3_32B = ModelShape(5_120, 25_600, 64, 64, 8, 128, 151_936, tied=False, attention_bias=False)
+
+
+def on(card: str) -> Machine:
+    figures = named_card(card)
+    flops = figures.flops("bfloat16")
+    return Machine(figures.name, True, flops, flops, 1e9 * figures.bandwidth_gb_s)
+
+
+def config(**changes: object) -> RunConfig:
+    given: dict[str, object] = {
+        "model": {"dtype": "bfloat16"},
+        "data": {"train_batch_size": 32},
+        "actor": {"mini_batch_size": 32, "micro_batch_tokens": 8_192},
+        "resources": {"learner_gpus": 0.5, "rollout_gpus": 0.5},
+    }
+    return RunConfig.model_validate(given | changes)
+
+
+def test_the_first_diary_within_a_factor_of_two() -> None:
+    """8.99 s on an RTX 4090: 32 prompts of 143 tokens, 181 response tokens, PPO with a critic."""
+    shape = known_shape("Qwen/Qwen2.5-0.5B")
+    assert shape is not None
+    seen = Lengths(143, 181, expected_longest(181, 32, 1_024))
+    known = step_time_range(shape, config(), on("RTX 4090"), seen)
+    assert 0.5 < known.typical / 8.99 < 2
+    assert known.low < 8.99 < known.high
+    # Without a word about the lengths, too.
+    guessed = step_time_range(shape, config(), on("RTX 4090"))
+    assert 0.5 < guessed.typical / 8.99 < 2
+    assert guessed.low < 8.99 < guessed.high
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_cards", "prompts", "response", "published_s"),
+    [(LLAMA_8B, 1, 4, 930, 97.7), (QWEN3_32B, 4, 8, 3_076, 393.0)],
+    ids=["Llama 3.1 8B, 16 H100s", "Qwen3 32B, 32 H100s"],
+)
+def test_published_steps_of_another_program_within_a_factor_of_two(
+    shape: ModelShape, num_cards: int, prompts: int, response: int, published_s: float
+) -> None:
+    """NeMo RL 0.4, GRPO on policy, 2,048 rollouts of 1,060 and 3,206 tokens, 4 updates.
+
+    Source: github.com/NVIDIA-NeMo/RL, docs/about/performance-summary.md. Here the share of one
+    engine: a card, or four with the weights split over them; groups of 32, prompts of about 130.
+    """
+    share = config(
+        env={"name": "gsm8k"},
+        algorithm={"estimator": "grpo", "group_size": 32, "kl_mode": "loss", "kl_estimator": "k3"},
+        data={"train_batch_size": prompts, "max_prompt_length": 512, "max_response_length": 3_584},
+        actor={"mini_batch_size": prompts // 4, "micro_batch_tokens": 4_096},
+    )
+    card = on("H100")
+    cards = Machine(
+        "H100s",
+        True,
+        num_cards * card.learner_flops,
+        num_cards * card.engine_flops,
+        num_cards * card.bandwidth,
+    )
+    seen = Lengths(130, response, expected_longest(response, 32 * prompts, 3_584))
+    step = step_time_range(shape, share, cards, seen)
+    assert 0.5 < step.typical / published_s < 2
+    assert step.low < published_s < step.high
+
+
+def test_operations_are_those_that_utilisation_counts() -> None:
+    """`phases.training_flops` is checked against torch's own counter."""
+    lengths = Lengths(5, 7, 7)
+    prompts, responses = torch.tensor([5] * 3), torch.tensor([7] * 3)
+    for has_head in (True, False):
+        ours = forward_flops(TINY, 3, lengths, num_prompts=3, has_head=has_head)
+        counted = training_flops(TINY, prompts, responses, has_head=has_head)
+        assert 3 * ours == pytest.approx(counted)
+    # A group's prompt once: two of three are not computed, but all rows attend to it.
+    grouped = forward_flops(TINY, 3, lengths, num_prompts=1, has_head=False)
+    spared = 2 * TINY.num_layers * TINY_LAYER * 2 * 5
+    assert TINY.num_layer_parameters == TINY_LAYER
+    assert forward_flops(TINY, 3, lengths, num_prompts=3, has_head=False) - grouped == spared
+
+
+def test_generation_by_hand() -> None:
+    """Two rows of 3 tokens after prompts of 2, in bfloat16, on a device of 1 kB/s."""
+    settings = config(
+        data={"train_batch_size": 2}, actor={"mini_batch_size": 2}, algorithm={"kl_mode": "none"}
+    )
+    slow_memory = Machine("by hand", True, 1e18, 1e18, 1e3)
+    lengths = Lengths(2, 3, 3)
+    parameters = 10 * 4 + 2 * TINY_LAYER + 4
+    # Three decoding steps read all weights. A token's key and value: 2 layers x 2 x 2 numbers;
+    # 2 rows x 3 tokens read 3.5 of them each.
+    weights, cache = 3 * 2 * parameters, 2 * 2 * 2 * 2 * (2 * 3 * 3.5)
+    step = step_time(TINY, settings, slow_memory, lengths, PERFECT)
+    assert step.generate == pytest.approx((weights + cache) / 1e3)
+    # The device's arithmetic bounds it instead: 6 tokens through layers and head, 4 of prompts.
+    slow_units = Machine("by hand", True, 1e18, 1e3, 1e18)
+    flops = 2 * 6 * (2 * TINY_LAYER + 10 * 4)
+    prefill = 2 * 4 * 2 * TINY_LAYER + 2 * 2 * 4 * 2 * 2**2
+    assert step_time(TINY, settings, slow_units, lengths, PERFECT).generate == pytest.approx(
+        (flops + prefill) / 1e3
+    )
+
+
+def test_the_learner_computes_what_its_settings_ask_for() -> None:
+    machine, lengths = Machine("by hand", True, 1e3, 1e18, 1e18), Lengths(2, 3, 3)
+
+    def learn(**changes: object) -> float:
+        one = {"data": {"train_batch_size": 2}, "actor": {"mini_batch_size": 2}}
+        return step_time(TINY, config(**(one | changes)), machine, lengths, PERFECT).learn
+
+    actor = forward_flops(TINY, 2, lengths, num_prompts=2, has_head=True) / 1e3
+    critic = forward_flops(TINY, 2, lengths, num_prompts=2, has_head=False) / 1e3
+    none, adapters = {"kl_mode": "none"}, {"dtype": "bfloat16", "lora_rank": 2}
+    again = {"dtype": "bfloat16", "gradient_checkpointing": True}
+    # Old log-probs and the reference's, values; an update is three passes.
+    assert learn() == pytest.approx(5 * actor + 4 * critic, rel=1e-6)
+    # The only update's own log-probs are the old ones.
+    assert learn(algorithm=none) == pytest.approx(3 * actor + 4 * critic, rel=1e-6)
+    assert learn(algorithm=none, critic={"share_trunk": True}) == pytest.approx(3 * actor, rel=1e-6)
+    assert learn(algorithm=none, model=again) == pytest.approx(4 * actor + 5 * critic, rel=1e-6)
+    assert learn(algorithm=none, model=adapters) == pytest.approx(2 * actor + 3 * critic, rel=1e-6)
+
+
+def test_responses_beyond_those_that_run_at_a_time_wait() -> None:
+    lengths = Lengths(10, 50, 200)
+    assert decoding_steps(64, lengths, 64) == 200
+    assert decoding_steps(192, lengths, 64) == 200 + 128 * 50 / 64
+
+
+def test_the_longest_of_many_is_cut_at_the_limit() -> None:
+    draws = torch.distributions.Exponential(1 / 50.0).sample((4_000, 32)).amax(dim=1).mean()
+    assert expected_longest(50, 32, 1_024) == pytest.approx(float(draws), rel=0.05)
+    assert expected_longest(50, 32, 128) == 128
+    assert expected_longest(50, 1, 1_024) == 50
+
+
+def test_bounds_hold_short_and_full_responses() -> None:
+    short, usual, full = guess_lengths(config(data={"train_batch_size": 32}))
+    assert (short.response, usual.response, full.response) == (128, 256, 1_024)
+    small = {"train_batch_size": 32, "max_response_length": 128}
+    assert [x.response for x in guess_lengths(config(data=small))] == [64, 128, 128]
+
+
+def test_another_runs_step_tells_the_share_that_is_reached() -> None:
+    shape, machine, seen = known_shape("Qwen/Qwen2.5-0.5B"), on("RTX 4090"), Lengths(143, 181, 735)
+    assert shape is not None
+    done, larger = config(), config(data={"train_batch_size": 64})
+    # The same step again is the same, on whatever device it is thought to be.
+    for card in (machine, on("T4")):
+        assert scaled_range(shape, done, card, seen, (done, seen, 8.99)).typical == pytest.approx(
+            8.99
+        )
+    alike = step_time_range(shape, done, machine, seen).typical
+    twice = scaled_range(shape, larger, machine, seen, (done, seen, 2 * alike))
+    assert twice.typical == pytest.approx(2 * step_time_range(shape, larger, machine, seen).typical)
+    assert (twice.low, twice.high) == pytest.approx((twice.typical / 1.5, twice.typical * 1.5))
+
+
+def test_more_work_never_takes_less() -> None:
+    shape, machine = known_shape("Qwen/Qwen2.5-0.5B"), on("RTX 4090")
+    assert shape is not None
+    base = step_time_range(shape, config(), machine).typical
+    double = config(data={"train_batch_size": 64})
+    assert base < step_time_range(shape, double, machine).typical < 2 * base
+    apart = {"learner_gpus": 1, "rollout_gpus": 1}
+    beside = config(resources=apart, rollout={"overlap": 1})
+    lengths = Lengths(143, 181, 735)
+    one = step_time(shape, beside, machine, lengths, ON_GPU[1])
+    assert one.total == pytest.approx(max(one.generate, one.learn) + one.sync + one.other)
+    # On one card they take turns all the same.
+    shared = config(rollout={"overlap": 1})
+    two = step_time(shape, shared, machine, lengths, ON_GPU[1])
+    assert two.total == pytest.approx(two.generate + two.learn + two.sync + two.other)

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from rl_core.resources.token_budgets import (
+    BUDGETS_FILE,
+    TokenBudgets,
+    merge_metrics,
+    read_learned,
+    tell_of_memory,
+    write_learned,
+)
+
+
+def clean_step(budgets: TokenBudgets, phase: str = "ref") -> bool:
+    budgets[phase]
+    return budgets.end_step()[1]
+
+
+def fail(budgets: TokenBudgets, tokens: int, phase: str = "ref") -> None:
+    budgets[phase]
+    budgets.shrink(phase, tokens)
+    budgets.end_step()
+
+
+def series(budgets: TokenBudgets, num_steps: int) -> dict[int, int]:
+    """The budget by clean steps, where it has changed."""
+    changes = {}
+    for step in range(1, num_steps + 1):
+        before = budgets["ref"]
+        has_changed = clean_step(budgets)
+        assert has_changed == (budgets["ref"] != before)
+        if has_changed:
+            changes[step] = budgets["ref"]
+    return changes
+
+
+def test_a_budget_grows_by_quarters_up_to_four_fifths_of_what_failed_and_after_200_steps_on() -> (
+    None
+):
+    budgets = TokenBudgets(16_384)
+    fail(budgets, 8_192)
+    assert budgets["ref"] == 4_096
+    assert series(budgets, 300) == {
+        20: 5_120,
+        40: 6_400,
+        60: 6_553,  # 8192 * 4 / 5, not 8000
+        200: 8_191,
+        220: 10_238,
+        240: 12_797,
+        260: 15_996,
+        280: 16_384,
+    }
+    assert budgets.learned() == {}
+
+
+def test_a_largest_budget_that_fails_each_time_costs_one_pass_in_200_steps() -> None:
+    budgets, fits, failures = TokenBudgets(10_000), 3_000, []
+    for step in range(2_000):
+        while budgets["ref"] > fits:
+            failures.append(step)
+            budgets.shrink("ref", budgets["ref"])
+        budgets.end_step()
+    # 10000 and 5000 at once, 2500 * 5 / 4 after 20 clean steps; from then on what fails is known.
+    assert failures[:3] == [0, 0, 21]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(failures[2:])]
+    assert min(gaps) >= 200
+    assert budgets["ref"] >= fits / 2
+
+
+def test_small_budgets_grow_too_and_never_past_the_limit() -> None:
+    budgets = TokenBudgets(4)
+    fail(budgets, 3)
+    assert budgets["ref"] == 1
+    assert series(budgets, 300) == {20: 2, 200: 3, 220: 4}
+
+
+def test_phases_learn_apart_and_a_step_without_one_does_not_count_for_it() -> None:
+    budgets = TokenBudgets(1_000)
+    fail(budgets, 800, "update_actor")
+    for _ in range(19):
+        clean_step(budgets, "update_actor")
+    clean_step(budgets, "ref")
+    assert (budgets["ref"], budgets["update_actor"]) == (1_000, 400)
+    assert clean_step(budgets, "update_actor")
+    assert budgets["update_actor"] == 500
+
+
+def test_metrics_of_a_step_by_hand() -> None:
+    budgets = TokenBudgets(1_000)
+    assert budgets["ref"] == 1_000
+    assert budgets["update_actor"] == 1_000
+    budgets.shrink("update_actor", 900)
+    budgets.shrink("update_actor", 448)
+    metrics, has_changed = budgets.end_step()
+    assert has_changed
+    assert metrics == {
+        "memory/budget_tokens/ref": 1_000,
+        "memory/oom/ref": 0,
+        "memory/budget_tokens/update_actor": 224,
+        "memory/oom/update_actor": 2,
+        "memory/oom_tokens/update_actor": 900,
+    }
+    assert budgets.end_step() == ({}, False)
+
+
+def test_what_was_learned_is_restored_below_a_lower_limit() -> None:
+    budgets = TokenBudgets(1_000)
+    fail(budgets, 800)
+    clean_step(budgets)
+    learned = json.loads(json.dumps(budgets.learned()))
+    assert learned == {"ref": {"tokens": 400, "failed_tokens": 800, "clean_steps": 1}}
+    again = TokenBudgets(1_000)
+    again.restore(learned)
+    assert again.learned() == learned
+    lower = TokenBudgets(300)
+    lower.restore(learned)
+    assert lower["ref"] == 300
+    with pytest.raises(ValueError, match="tokens"):
+        again.restore({"ref": {"tokens": 0}})
+
+
+def test_each_place_keeps_its_own_and_one_that_has_nothing_more_to_say_is_left_out(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "outputs" / BUDGETS_FILE
+    one, other = TokenBudgets(1_000), TokenBudgets(1_000)
+    fail(one, 800)
+    fail(other, 600, "update_actor")
+    assert read_learned(file, "cpu; a") == {}
+    write_learned(file, "cpu; a", one.learned())
+    write_learned(file, "cpu; b", other.learned())
+    assert read_learned(file, "cpu; a") == one.learned()
+    assert read_learned(file, "cpu; b") == other.learned()
+    assert read_learned(file, "cpu; c") == {}
+    write_learned(file, "cpu; a", {})
+    assert json.loads(file.read_text()).keys() == {"cpu; b"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", '{"cpu": 3}', '{"cpu": {"ref": {"tokens": "many"}}}', "\udc80", "\0\1"],
+)
+def test_any_other_content_counts_as_none_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
+) -> None:
+    file = tmp_path / BUDGETS_FILE
+    file.write_bytes(content.encode(errors="surrogateescape"))
+    with caplog.at_level(logging.WARNING):
+        assert read_learned(file, "cpu") == {}
+    assert "is ignored" in caplog.text
+    assert str(file) in caplog.text
+    write_learned(file, "cpu", {"ref": {"tokens": 5}})
+    assert read_learned(file, "cpu")["ref"]["tokens"] == 5
+
+
+def test_a_full_disk_is_a_warning(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from tests.support.faults import leave_free
+
+    file = small_disk / BUDGETS_FILE
+    write_learned(file, "cpu", {"ref": {"tokens": 5}})
+    leave_free(small_disk, 0)
+    with caplog.at_level(logging.WARNING):
+        write_learned(file, "cpu", {"ref": {"tokens": 4}})
+    assert "the next run will not know" in caplog.text
+    assert read_learned(file, "cpu")["ref"]["tokens"] == 5
+
+
+def test_a_step_is_told_in_words(caplog: pytest.LogCaptureFixture) -> None:
+    budgets = TokenBudgets(8_192)
+    assert budgets["ref"] == 8_192
+    budgets["update_actor"]
+    budgets.shrink("update_actor", 8_192)
+    with caplog.at_level(logging.INFO):
+        tell_of_memory(12, budgets.end_step()[0] | {"actor/lr": 1e-6})
+        clean_step(budgets)
+        tell_of_memory(13, budgets.end_step()[0])
+    assert caplog.messages == [
+        "step 12: update_actor ran out of memory at 8192 tokens; 4096 from now on, the step's "
+        "result is unchanged"
+    ]
+
+
+def test_engines_together_are_what_the_worst_of_them_is(caplog: pytest.LogCaptureFixture) -> None:
+    calm = {"memory/budget_seqs/gen": 64, "memory/oom/gen": 0}
+    hurt = {
+        "memory/budget_seqs/gen": 16,
+        "memory/oom/gen": 2,
+        "memory/oom_seqs/gen": 64,
+        "memory/oom/evaluate": 0,
+    }
+    merged = merge_metrics([calm, hurt, hurt | {"memory/budget_seqs/gen": 32}, {}])
+    assert merged == hurt | {"memory/oom/gen": 4}
+    assert merge_metrics([{}, {}]) == {}
+    with caplog.at_level(logging.WARNING, logger="rl_core.resources.token_budgets"):
+        tell_of_memory(7, calm)
+        tell_of_memory(None, merged)
+    assert caplog.messages == [
+        "evaluation: out of memory in gen: 64 -> 16 responses at a time, nothing was lost"
+    ]

@@ -1,0 +1,222 @@
+"""A user's reward in real processes: whatever it does, the run gets a score and goes on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rl_core.config.env import CountdownConfig, Gsm8kConfig
+from rl_core.config.run import RunConfig
+from rl_core.rewards.rules import score
+from rl_core.rewards.scoring import Rewards, refusal, start_rewards
+from rl_core.rollout.collector import collect
+from rl_core.types import Problem, PromptedProblem, ScoredText
+from tests.rl_core.rollout.test_collector import CORRECT, TEXTS, WRONG, ScriptedEngine
+
+PROBLEM = Problem(7, "my/data", (), "42", 3)
+TRUTH = {"target": 3, "numbers": [1, 2]}
+HERE = "tests.support.user_rewards"
+
+
+def env(function: str, **options: Any) -> Gsm8kConfig:
+    return Gsm8kConfig.model_validate({"reward": f"{HERE}:{function}"} | options)
+
+
+def children() -> list[psutil.Process]:
+    found = psutil.Process().children(recursive=True)
+    return [p for p in found if p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    before = set(children())
+    yield
+    assert set(children()) <= before
+
+
+def scores(rewards: Rewards, *responses: str) -> list[ScoredText]:
+    return [s.result(60) for s in [rewards.submit(r, PROBLEM) for r in responses]]
+
+
+def test_without_a_function_the_envs_own_rule_scores_at_once() -> None:
+    before = children()
+    with start_rewards(CountdownConfig()) as rewards:
+        problem = Problem(0, "countdown", (), TRUTH, 1)
+        scored = rewards.submit("<answer>1 + 2</answer>", problem)
+        assert scored.done()
+        assert scored.result() == score(CountdownConfig(), "<answer>1 + 2</answer>", TRUTH)
+        assert children() == before
+
+
+def test_a_number_is_a_score_and_the_full_score_is_correct() -> None:
+    with start_rewards(env("same_text")) as rewards:
+        right, wrong = scores(rewards, "42", "lone \ud800 \x00 surrogate")
+    assert (right.score, right.verdict, right.answer) == (1.0, "correct", None)
+    assert (wrong.score, wrong.verdict) == (0.0, "incorrect")
+    with start_rewards(env("same_text", full_score=2.0)) as rewards:
+        assert [s.verdict for s in scores(rewards, "42")] == ["incorrect"]
+
+
+def test_a_mapping_says_what_is_correct_and_what_was_read() -> None:
+    with start_rewards(env("as_mapping", reward_workers=2)) as rewards:
+        right, *wrong = scores(rewards, "right", *["wrong"] * 9)
+    asked = {
+        "data_source": "my/data",
+        "solution_str": "right",
+        "ground_truth": "42",
+        "extra_info": {"index": 7, "num_solutions": 3},
+    }
+    assert (right.score, right.verdict, right.answer) == (-1.0, "correct", repr(asked))
+    assert {s.verdict for s in wrong} == {"incorrect"}
+
+
+def test_whatever_a_function_does_costs_its_own_response_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bad = ["crash", "exit", "leave", "segfault", "hog", "recurse", "loop", "children"]
+    bad += ["nan", "text", "nothing", "empty", "list"]
+    # A good one behind each: an answer that came late would be taken for that one's.
+    responses = [r for one in bad for r in (one, "fine")] + ["noise", "fork", "fine", "fine"]
+    caplog.set_level(logging.WARNING)
+    with start_rewards(env("misbehave", reward_timeout_s=2.0, reward_memory_mib=512)) as rewards:
+        scored = scores(rewards, *responses)
+    lines = [p.info["cmdline"] or [] for p in psutil.process_iter(["cmdline"])]
+    assert not any("import time; time.sleep(100.7)" in line for line in lines)
+    errors = [r for r, s in zip(responses, scored, strict=True) if s.verdict == "reward_error"]
+    assert errors == bad
+    assert {s.score for s in scored if s.verdict == "reward_error"} == {0.0}
+    assert {s.score for s in scored if s.verdict == "correct"} == {1.0}
+    said = [record.getMessage() for record in caplog.records]
+    assert [m.rpartition("scores 0: ")[2] for m in said] == [
+        "KeyError: 'no such thing'",
+        "SystemExit: 3",
+        "its process died: exit code 3; further reasons are not told",
+    ]
+    assert all(
+        m.startswith(f"{HERE}:misbehave gave no reward for a response to problem 7") for m in said
+    )
+
+
+def test_reasons_in_words(caplog: pytest.LogCaptureFixture) -> None:
+    reasons = {
+        "segfault": "its process died: killed by signal 11",
+        "loop": "no answer within 0.5 s",
+        "hog": "MemoryError:",
+        "nan": "ValueError: returned nan, which is no score",
+        "text": "TypeError: returned str, not a number or a mapping with a number 'score'",
+        "empty": "TypeError: returned NoneType, not a number or a mapping with a number 'score'",
+    }
+    for pair in (dict(list(reasons.items())[:3]), dict(list(reasons.items())[3:])):
+        caplog.clear()
+        with start_rewards(env("misbehave", reward_timeout_s=0.5)) as rewards:
+            scores(rewards, *pair)
+        for record, reason in zip(caplog.records, pair.values(), strict=True):
+            assert reason in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("no_such_module:score", "ModuleNotFoundError: No module named 'no_such_module'"),
+        (f"{HERE}:no_such_function", "has no function no_such_function"),
+        (f"{HERE}:NOT_A_FUNCTION", "has no function NOT_A_FUNCTION"),
+        ("tests.support.broken_rewards:f", "RuntimeError: this module needs a licence"),
+    ],
+)
+def test_a_function_that_cannot_be_loaded_is_refused_in_one_line(name: str, why: str) -> None:
+    config = CountdownConfig(reward=name)
+    with pytest.raises(ValueError, match="cannot be loaded") as caught, start_rewards(config):
+        pass
+    message = refusal(config)
+    assert message == str(caught.value)
+    assert message.startswith(f"env.reward={name} cannot be loaded (")
+    assert why in message
+    assert "\n" not in message
+    assert name.partition(":")[0] not in sys.modules
+
+
+def test_a_function_that_can_be_loaded_is_not_refused() -> None:
+    assert refusal(env("same_text")) is None
+    assert refusal(CountdownConfig()) is None
+    with pytest.raises(ValueError, match="String should match pattern"):
+        CountdownConfig(reward="module.function")
+
+
+def test_leaving_in_the_middle_waits_for_nobody() -> None:
+    with start_rewards(env("misbehave", reward_timeout_s=600.0, reward_workers=2)) as rewards:
+        hanging = [rewards.submit("loop", PROBLEM) for _ in range(10)]
+        time.sleep(0.2)
+    assert all(scored.done() for scored in hanging)
+
+
+def test_a_killed_trainer_leaves_no_reward_process(tmp_path: Path) -> None:
+    code = f"""
+        import sys
+        from rl_core.config.env import Gsm8kConfig
+        from rl_core.rewards.scoring import start_rewards
+        from rl_core.types import Problem
+
+        env = Gsm8kConfig(reward="{HERE}:slow", reward_timeout_s=600)
+        with start_rewards(env) as rewards:
+            rewards.submit({str(tmp_path / "pid")!r}, Problem(0, "", (), "", 0)).result()
+    """
+    trainer = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
+    deadline = time.monotonic() + 60
+    try:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        os.kill(trainer.pid, signal.SIGKILL)
+        trainer.wait()
+    pid = int((tmp_path / "pid").read_text())
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_step_counts_reward_errors_and_goes_on() -> None:
+    config = RunConfig.model_validate(
+        {
+            "env": {"name": "countdown", "reward": f"{HERE}:misbehave"},
+            "data": {"train_batch_size": 128},
+        }
+    )
+    problems = [
+        PromptedProblem(Problem(i, "countdown", (), {"target": 1}, 1), "", (i,)) for i in range(4)
+    ]
+    engine = ScriptedEngine({i: [CORRECT if i else WRONG] for i in range(4)})
+    with start_rewards(config.env) as rewards:
+        collected = collect(
+            config,
+            problems,
+            range(4),
+            1,
+            stream=engine,
+            decode=lambda ids: "crash" if TEXTS[ids[0]] == TEXTS[WRONG] else "fine",
+            rewards=rewards,
+            clock=lambda phase: nullcontext(),
+        )
+    assert [r.scored.verdict for r in collected.rollouts] == ["reward_error", *["correct"] * 3]
+    assert collected.metrics["reward/verdict/reward_error"] == 0.25
+    assert collected.metrics["reward/accuracy"] == 0.75
+
+
+def test_nothing_is_imported_into_the_trainer() -> None:
+    with start_rewards(env("same_text")) as rewards:
+        scores(rewards, "42")
+    code = "import sys, rl_core.rewards.reward_worker; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "numpy", "pydantic", "ray"} & set(done.stdout.split())

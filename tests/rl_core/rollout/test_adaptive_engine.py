@@ -1,0 +1,237 @@
+"""Engines that run out of memory, for real or in the middle of a chosen forward pass."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from rl_core.config.run import RunConfig
+from rl_core.errors import OutOfMemory
+from rl_core.resources.token_budgets import BUDGETS_FILE, read_learned, tell_of_memory
+from rl_core.rollout.adaptive_engine import FittingEngine, engine_place
+from rl_core.rollout.model_files import read_weights
+from rl_core.rollout.protocol import in_order
+from rl_core.types import Completion, GenerationRequest, SamplingSettings
+from rl_core.workers.actors import ENGINES
+from tests.support.chaos import Ledger
+from tests.support.memory_faults import MESSAGE, engine_out_of_memory
+
+SAMPLED, GREEDY = (SamplingSettings(24, temperature) for temperature in (1.0, 0.0))
+REQUESTS = [GenerationRequest(tuple(range(5 + i, 25 + 2 * i)), seed=i) for i in range(20)]
+LAYERS = 2
+"""Of the tiny model: so many MLPs are computed in a pass."""
+
+
+def settings(engine: str, **rollout: int) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "data": {"train_batch_size": 8, "max_prompt_length": 96, "max_response_length": 32},
+            "actor": {"mini_batch_size": 8},
+            "rollout": {"engine": engine, "kv_cache_mib": 16, "max_num_seqs": 8} | rollout,
+        }
+    )
+
+
+def make(config: RunConfig, model: Path, file: Path | None = None) -> FittingEngine:
+    return FittingEngine(config, model, ENGINES[config.rollout.engine], file)
+
+
+def other_weights(model: Path) -> dict[str, torch.Tensor]:
+    """A learner's: an engine that is built again must not fall back to those of the folder."""
+    generator = torch.Generator().manual_seed(1)
+    return {
+        name: tensor + 0.05 * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in read_weights(model).items()
+    }
+
+
+def assert_same(actual: list[Completion], expected: list[Completion]) -> None:
+    for one, other in zip(actual, expected, strict=True):
+        assert one.response_ids.tolist() == other.response_ids.tolist()
+        assert one.finish_reason == other.finish_reason
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("name", ["hf", pytest.param("vllm", marks=pytest.mark.slow)])
+def test_an_engine_that_runs_out_of_memory_answers_as_if_it_had_not(
+    name: str, tiny_model_path: Path, tmp_path: Path, survived: Ledger
+) -> None:
+    """In a pass over the first prompts, in mid-response, and when many have been handed over."""
+    config, file = settings(name), tmp_path / BUDGETS_FILE
+    engine = make(config, tiny_model_path, file)
+    engine.update_weights(other_weights(tiny_model_path))
+    expected = {
+        mode: in_order(engine.generate(REQUESTS, mode, "gen")) for mode in (SAMPLED, GREEDY)
+    }
+    assert engine.end_step() == {"memory/budget_seqs/gen": 8, "memory/oom/gen": 0}
+
+    late = LAYERS * (24 + 10) + 1  # the second batch's tenth pass: its first MLPs are computed
+    with engine_out_of_memory({late}) as failed:
+        finished = list(engine.generate(REQUESTS, SAMPLED, "gen"))
+    assert failed == [late]
+    assert sorted(position for position, _ in finished) == list(range(len(REQUESTS)))
+    assert_same(in_order(finished), expected[SAMPLED])
+    with engine_out_of_memory({1}) as failed:
+        finished = list(engine.generate(REQUESTS, GREEDY, "evaluate"))
+    assert failed == [1]
+    assert sorted(position for position, _ in finished) == list(range(len(REQUESTS)))
+    assert_same(in_order(finished), expected[GREEDY])
+    assert engine.end_step() == {
+        "memory/budget_seqs/gen": 2,
+        "memory/oom/gen": 1,
+        "memory/oom_seqs/gen": 8,
+        "memory/oom/evaluate": 1,
+        "memory/oom_seqs/evaluate": 4,
+    }
+    engine.close()
+    learned = read_learned(file, engine_place(config, tiny_model_path))
+    assert learned == {"gen": {"tokens": 2, "failed_tokens": 4, "clean_steps": 0}}
+    survived("OOM", "gen", rows_lost=len(REQUESTS) - len(finished))
+    survived("OOM", "evaluate", rows_lost=len(REQUESTS) - len(finished))
+
+
+@pytest.mark.slow
+def test_a_vllm_engine_built_again_where_memory_is_short_has_a_smaller_cache(
+    tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rl_core.rollout import vllm_engine
+
+    engine = make(settings("vllm"), tiny_model_path)
+    inner = engine._engine
+    assert isinstance(inner, vllm_engine.VllmEngine)
+    weights = other_weights(tiny_model_path)
+    engine.update_weights(weights)
+    expected = in_order(engine.generate(REQUESTS, SAMPLED, "gen"))
+    # More than there is; of it vLLM refuses all, and takes a thousandth.
+    inner._options["kv_cache_memory_bytes"] = wanted = 2 * psutil.virtual_memory().total
+    monkeypatch.setattr(vllm_engine, "_MEMORY_SHARES", (1.0, 16 * 2**20 / wanted))
+    with engine_out_of_memory({5}):
+        assert_same(in_order(engine.generate(REQUESTS, SAMPLED, "gen")), expected)
+    monkeypatch.setattr(vllm_engine, "_MEMORY_SHARES", (1.0, 1e-9))  # no place for one response
+    with (
+        engine_out_of_memory({5}),
+        pytest.raises(OutOfMemory, match="less than requested memory for kv") as caught,
+    ):
+        list(engine.generate(REQUESTS, SAMPLED, "evaluate"))
+    assert caught.value.phase == "evaluate"
+
+
+@pytest.mark.chaos
+def test_below_a_single_response_the_phase_and_what_was_asked_for_are_named(
+    tiny_model_path: Path, survived: Ledger
+) -> None:
+    engine = make(settings("hf"), tiny_model_path)
+    with (
+        engine_out_of_memory(range(1_000)) as failed,
+        pytest.raises(OutOfMemory, match=r"4\.64 GiB.*A single response was under way") as caught,
+    ):
+        list(engine.generate(REQUESTS, GREEDY, "evaluate"))
+    assert (caught.value.phase, len(failed)) == ("evaluate", 4)  # 8, 4, 2, 1
+    assert MESSAGE in caught.value.detail
+    survived("OOM", "a single response")
+
+
+def test_another_error_is_nobodys_memory(tiny_model_path: Path) -> None:
+    engine = make(settings("hf"), tiny_model_path)
+    with pytest.raises(RuntimeError, match="negative dimension"):
+        list(engine.generate(REQUESTS, SamplingSettings(-1), "gen"))
+
+
+def test_the_next_run_starts_with_what_fitted_and_grows_back(
+    tiny_model_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, file = settings("hf"), tmp_path / BUDGETS_FILE
+    engine = make(config, tiny_model_path, file)
+    expected = in_order(engine.generate(REQUESTS, SAMPLED, "gen"))
+    with engine_out_of_memory({7}):
+        list(engine.generate(REQUESTS, SAMPLED, "gen"))
+    # At once, with what was asked for; and at the step's end.
+    assert caplog.messages == [f"out of memory in gen: 8 -> 4 responses at a time: {MESSAGE}"]
+    caplog.clear()
+    tell_of_memory(3, engine.end_step())
+    assert caplog.messages == [
+        "step 3: out of memory in gen: 8 -> 4 responses at a time, nothing was lost"
+    ]
+    again = make(config, tiny_model_path, file)
+    sizes = []
+    for _ in range(21):
+        assert_same(in_order(again.generate(REQUESTS[:1], SAMPLED, "gen")), expected[:1])
+        sizes.append(again.end_step()["memory/budget_seqs/gen"])
+    assert sizes == [4] * 20 + [5]
+    with engine_out_of_memory({7}) as failed:  # five at a time are really five
+        list(again.generate(REQUESTS, SAMPLED, "gen"))
+    assert failed == [7]
+    assert again.end_step()["memory/oom_seqs/gen"] == 5
+    assert make(settings("hf", max_num_seqs=16), tiny_model_path, file)._size == 2
+
+
+def test_a_place_is_device_model_engine_and_lengths(tiny_model_path: Path) -> None:
+    place = engine_place(settings("vllm"), tiny_model_path)
+    assert place.startswith("cpu ")
+    assert place.endswith(" weights; vllm float32; cache of 16 MiB; 96+32 tokens")
+    assert "qwen2 2x64, " in place
+    assert engine_place(settings("hf"), tiny_model_path).endswith("; hf float32; 96+32 tokens")
+
+
+GENERATE = """
+import json, re, resource, sys
+from pathlib import Path
+from rl_core.system.process_env import apply_defaults
+apply_defaults()
+import torch
+from rl_core.workers.actors import ENGINES
+from rl_core.config.run import RunConfig
+from rl_core.rollout.adaptive_engine import FittingEngine
+from rl_core.rollout.protocol import in_order
+from rl_core.types import GenerationRequest, SamplingSettings
+
+torch.set_num_threads(1)
+config, model = RunConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2])
+engine = FittingEngine(config, model, ENGINES["hf"], None)
+prompts = torch.randint(2, 258, (96, 500), generator=torch.Generator().manual_seed(0)).tolist()
+requests = [GenerationRequest(tuple(prompt), seed) for seed, prompt in enumerate(prompts)]
+def tokens(sampling, phase):
+    finished = in_order(engine.generate(requests, sampling, phase))
+    return [completion.response_ids.tolist() for completion in finished]
+list(engine.generate(requests[:2], SamplingSettings(4), "gen"))  # what a first pass keeps
+free_mib, hard = int(sys.argv[3]), resource.getrlimit(resource.RLIMIT_AS)[1]
+if free_mib:
+    status = Path("/proc/self/status").read_text()
+    limit = int(re.search(r"VmSize:\\s+(\\d+) kB", status)[1]) * 1024 + free_mib * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+answers = [
+    tokens(SamplingSettings(12, temperature), phase)
+    for temperature, phase in ((1.0, "gen"), (0.0, "evaluate"))
+]
+resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+print(json.dumps([answers, engine.end_step()]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+def test_a_capped_process_generates_what_one_with_all_memory_generates(
+    tiny_model_path: Path, survived: Ledger
+) -> None:
+    config = settings("hf", max_num_seqs=96)
+    results = []
+    for free_mib in (0, 60):
+        command = [sys.executable, "-c", GENERATE, config.model_dump_json(), str(tiny_model_path)]
+        result = subprocess.run([*command, str(free_mib)], capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        results.append(json.loads(result.stdout.splitlines()[-1]))
+    (whole, calm), (capped, metrics) = results
+    assert calm == {"memory/budget_seqs/gen": 96, "memory/oom/gen": 0, "memory/oom/evaluate": 0}
+    assert metrics["memory/oom/gen"] >= 1
+    assert metrics["memory/oom_seqs/gen"] == 96
+    assert 1 <= metrics["memory/budget_seqs/gen"] < 96
+    assert capped == whole
+    survived("OOM", "gen", rows_lost=len(whole[0]) - len(capped[0]))

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl_core.config.run import RunConfig
+from rl_core.rewards.scoring import start_rewards
+from rl_core.rollout.collector import Collected, Stream, collect
+from rl_core.types import Completion, GenerationRequest, Problem, PromptedProblem, SamplingSettings
+
+TEXTS = {1: "<answer>1 + 2</answer>", 2: "<answer>2 + 1 + 1</answer>", 3: "no idea"}
+CORRECT, WRONG, NONE = TEXTS
+
+
+def problem(index: int) -> PromptedProblem:
+    truth = {"target": 3, "numbers": [1, 2]}
+    return PromptedProblem(Problem(index, "countdown", (), truth, 1), f"p{index}", (index,))
+
+
+PROBLEMS = [problem(index) for index in range(20)]
+
+
+class ScriptedEngine:
+    """Answers each problem's samples with given tokens; those not named have no spread."""
+
+    def __init__(self, answers: dict[int, list[int]]) -> None:
+        self._answers = answers
+        self.asked: list[list[int]] = []
+
+    def __call__(
+        self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
+    ) -> list[tuple[int, Completion]]:
+        self.asked.append([request.prompt_ids[0] for request in requests])
+        seen: dict[int, int] = {}
+        completions = []
+        for request in requests:
+            index = request.prompt_ids[0]
+            sample = seen[index] = seen.get(index, -1) + 1
+            token = self._answers.get(index, [NONE, NONE])[sample]
+            ids, logprobs = np.array([token]), np.array([-1.0], dtype=np.float32)
+            completions.append(Completion(ids, logprobs, "stop"))
+        return list(enumerate(completions))[::-1]  # the last one ends first
+
+
+def run(engine: Stream, chosen: list[int], **algorithm: Any) -> Collected:
+    config = RunConfig.model_validate(
+        {
+            "algorithm": {"estimator": "grpo", "group_size": 2, "kl_mode": "none"} | algorithm,
+            "data": {"train_batch_size": 128},
+        }
+    )
+    with start_rewards(config.env) as rewards:
+        return collect(
+            config,
+            PROBLEMS,
+            chosen,
+            7,
+            stream=engine,
+            decode=lambda ids: " ".join(TEXTS[i] for i in ids),
+            rewards=rewards,
+            clock=lambda phase: nullcontext(),
+        )
+
+
+def test_without_resampling_the_batch_is_what_was_asked() -> None:
+    engine = ScriptedEngine({4: [CORRECT, WRONG]})
+    collected = run(engine, [4, 9])
+    assert engine.asked == [[4, 4, 9, 9]]
+    assert [r.problem.index for r in collected.rollouts] == [4, 4, 9, 9]
+    assert [r.scored.score for r in collected.rollouts] == [1.0, 0.1, 0.0, 0.0]
+    assert collected.metrics["reward/accuracy"] == 0.25
+    assert "group/replaced_frac" not in collected.metrics
+    assert collected.metrics["rollout/tokens_per_s"] > 0
+
+
+def test_groups_without_spread_are_replaced_by_whole_groups_that_have_some() -> None:
+    # Of all other problems, the even ones from 10 on have spread.
+    spread = {4: [CORRECT, WRONG]} | {i: [NONE, WRONG] for i in range(10, 20, 2)}
+    engine = ScriptedEngine(spread)
+    collected = run(engine, [4, 9, 5], resample_rounds=20)
+    indices = [r.problem.index for r in collected.rollouts]
+    assert indices[:2] == [4, 4]
+    assert all(index in spread for index in indices)
+    assert indices[::2] == indices[1::2]
+    assert len(set(indices)) == 3
+    assert [r.group_id for r in collected.rollouts] == [0, 0, 1, 1, 2, 2]
+    assert [r.sample_index for r in collected.rollouts] == [0, 1] * 3
+    assert collected.metrics["group/replaced_frac"] == pytest.approx(2 / 3)
+    # The accuracy is that of the three problems of the batch: one correct of six.
+    assert collected.metrics["reward/accuracy"] == pytest.approx(1 / 6)
+    everyone = [index for asked in engine.asked for index in asked]
+    assert all(everyone.count(index) == 2 for index in everyone)  # nobody is asked twice
+
+
+def test_rounds_and_problems_are_limited_and_the_batch_stays_full() -> None:
+    engine = ScriptedEngine({})
+    collected = run(engine, [4, 9, 5], resample_rounds=2)
+    assert [len(asked) for asked in engine.asked] == [6, 6, 6]
+    assert [r.problem.index for r in collected.rollouts] == [4, 4, 9, 9, 5, 5]
+    assert collected.metrics["group/replaced_frac"] == 0.0
+    exhausted = ScriptedEngine({})
+    run(exhausted, list(range(18)), resample_rounds=50)
+    assert [len(asked) for asked in exhausted.asked] == [36, 4]
+
+
+def test_the_same_step_draws_the_same_problems_again() -> None:
+    engines = [ScriptedEngine({}), ScriptedEngine({})]
+    for engine in engines:
+        run(engine, [4, 9, 5], resample_rounds=2)
+    assert engines[0].asked == engines[1].asked

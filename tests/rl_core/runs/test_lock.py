@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rl_core.config.operations import StorageConfig
+from rl_core.config.run import RunConfig
+from rl_core.runs.lock import close_lost_runs, owned, training
+from rl_core.runs.run_folder import RunFolder
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from rl_core.runs.lock import owned
+from rl_core.runs.run_folder import RunFolder
+with owned(RunFolder(Path(sys.argv[1]))):
+    print("held", flush=True)
+    time.sleep(1000)
+"""
+
+
+def new_run(root: Path, run_id: str) -> RunFolder:
+    return RunFolder.create(RunConfig(run_id=run_id, storage=StorageConfig(root=root)))
+
+
+def hold(run: RunFolder) -> subprocess.Popen[str]:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(run.path)],
+        env=os.environ | {"PYTHONPATH": str(Path.cwd())},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    return holder
+
+
+def test_a_run_whose_process_was_killed_is_interrupted(tmp_path: Path) -> None:
+    run = new_run(tmp_path, "a")
+    with hold(run) as holder:
+        try:
+            run.metrics.append(3, {})
+            close_lost_runs(tmp_path)
+            assert run.read().status == "running"
+            with pytest.raises(ValueError, match="another process is at work on run a"), owned(run):
+                pass
+        finally:
+            holder.kill()
+    close_lost_runs(tmp_path)
+    record = run.read()
+    assert (record.status, record.steps) == ("interrupted", 3)
+    assert record.reason == (
+        "its process is gone (killed?); the same command, or run_id=a, resumes"
+    )
+    assert record.finished_at is not None
+
+
+def test_a_run_that_is_taken_up_while_it_is_closed_as_lost_says_running(tmp_path: Path) -> None:
+    run = new_run(tmp_path, "a")
+    with owned(run):
+        pass
+    close_lost_runs(tmp_path)
+    assert run.read().status == "interrupted"
+    with owned(run):
+        assert run.read().status == "running"
+        assert run.read().reason is None
+
+
+def test_runs_that_cannot_be_judged_or_are_over_stay_as_they_are(tmp_path: Path) -> None:
+    close_lost_runs(tmp_path)  # there are none
+    new_run(tmp_path, "never-held")
+    elsewhere = new_run(tmp_path, "elsewhere")
+    with owned(elsewhere):
+        pass
+    (elsewhere.path / ".owner").write_text("another-machine")
+    over = new_run(tmp_path, "over")
+    with owned(over):
+        over.update(status="finished")
+    (tmp_path / "runs" / "no-run").mkdir()
+    close_lost_runs(tmp_path)
+    status = {f.name: RunFolder(f).read().status for f in (tmp_path / "runs").glob("*[!n]/")}
+    assert status.pop("over") == "finished"
+    assert set(status.values()) == {"running"}
+
+
+def test_a_second_trainer_waits_and_then_gives_up(tmp_path: Path) -> None:
+    run = new_run(tmp_path, "a")
+    with (
+        training(run, wait_s=0),
+        pytest.raises(ValueError, match="another process is at work on run a"),
+        training(run, wait_s=0.3),
+    ):
+        pass
+    with training(run, wait_s=0):
+        pass

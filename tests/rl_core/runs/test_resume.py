@@ -1,0 +1,267 @@
+"""A run whose newest checkpoint is damaged goes on from the one before, and says so in words."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rl_core.checkpoints.background_save import BackgroundSave
+from rl_core.checkpoints.manifest import find_damage
+from rl_core.checkpoints.pruning import make_room, prune
+from rl_core.checkpoints.store import latest, save_checkpoint
+from rl_core.config.run import RunConfig
+from rl_core.rewards.scoring import start_rewards
+from rl_core.runs.resume import checkpoint_to_resume, remarks
+from rl_core.runs.run_folder import RunFolder
+from rl_core.trainer import train
+from tests.rl_core.checkpoints.test_store import (
+    cut_a_file,
+    flip_a_byte,
+    garble_the_manifest,
+    lose_the_manifest,
+)
+from tests.rl_core.test_crash_resume import saved_files
+from tests.rl_core.test_trainer import comparable, inputs, rollouts, settings
+from tests.rl_core.test_trainer_memory import LocalWorkers
+from tests.support.chaos import Ledger
+from tests.support.checkpoint_files import pointers, steps, writer
+
+Damage = Callable[[Path], str]
+
+
+def cut_the_weights(folder: Path) -> str:
+    file = folder / "model.safetensors"
+    size = file.stat().st_size
+    file.write_bytes(file.read_bytes()[:100_000])
+    return f"model.safetensors has 100000 bytes instead of {size}"
+
+
+def flip_a_byte_of_the_moments(folder: Path) -> str:
+    file = folder / "trainer" / "learner.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1_000] ^= 1
+    file.write_bytes(content)
+    return "trainer/learner.safetensors has other content than was saved"
+
+
+def some_run(root: Path, num_steps: int = 5) -> RunFolder:
+    run = RunFolder.create(RunConfig.model_validate({"run_id": "r", "storage": {"root": root}}))
+    for step in range(num_steps + 1):
+        run.metrics.append(step, {"a": 1.0})
+    return run
+
+
+def train_locally(config: RunConfig, model_path: Path, stop_after: int = 99) -> RunFolder:
+    """Trains from the latest checkpoint on, in this process; stops like a killed run: no save."""
+    run, done = RunFolder.create(config), list[int]()
+    checkpoint = checkpoint_to_resume(run, logging.getLogger("rl_core").warning)
+    start_step = checkpoint.step if checkpoint else 0
+    run.cut_after(start_step)
+
+    def die(step: int, last: int, metrics: dict[str, float]) -> None:
+        done.append(step)
+        if step == stop_after:
+            raise RuntimeError("killed")
+
+    workers = LocalWorkers(config, model_path, checkpoint.path if checkpoint else None)
+    with (
+        BackgroundSave(config.checkpoints, run.path, workers) as saves,
+        start_rewards(config.env) as rewards,
+    ):
+        train(
+            config,
+            inputs(model_path),
+            workers=workers,  # type: ignore[arg-type]  # stands in for Ray's
+            run=run,
+            saves=saves,
+            rewards=rewards,
+            start_step=start_step,
+            on_step=die,
+            should_stop=lambda: False,
+        )
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, tiny_model_path: Path) -> RunFolder:
+    """A run that nothing happened to."""
+    return train_locally(six_steps(tmp_path_factory.mktemp("whole")), tiny_model_path)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory, tiny_model_path: Path) -> Path:
+    """The storage root of the same run, killed after step 5."""
+    root = tmp_path_factory.mktemp("killed")
+    with pytest.raises(RuntimeError, match="killed"):
+        train_locally(six_steps(root), tiny_model_path, stop_after=5)
+    return root
+
+
+def six_steps(root: Path) -> RunConfig:
+    config = settings(root, "r", "hf")
+    trainer = config.trainer.model_copy(update={"total_steps": 6})
+    return config.model_copy(update={"trainer": trainer})
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(
+    ("damage", "where"),
+    [
+        (cut_the_weights, "a file cut short"),
+        (flip_a_byte_of_the_moments, "a flipped byte"),
+        (lose_the_manifest, "no manifest"),
+        (garble_the_manifest, "half a manifest"),
+    ],
+)
+def test_a_damaged_latest_costs_the_steps_since_the_one_before_and_nothing_else(
+    tmp_path: Path,
+    tiny_model_path: Path,
+    whole: RunFolder,
+    killed: Path,
+    damage: Damage,
+    where: str,
+    caplog: pytest.LogCaptureFixture,
+    survived: Ledger,
+) -> None:
+    shutil.copytree(killed, tmp_path, symlinks=True, dirs_exist_ok=True)
+    config = six_steps(tmp_path)
+    run = RunFolder(tmp_path / "runs" / "r")
+    assert steps(run.path) == [2, 4]
+    steps_before = [row["step"] for row in run.metrics.read()]
+    what = damage(run.path / "checkpoints" / "step_000004")
+
+    train_locally(config, tiny_model_path)
+    assert run.read().reason == (
+        f"step_000004 is damaged ({what}): training goes on after step 2 and does steps 3 to 5 "
+        "again"
+    )
+    assert run.read().reason in caplog.messages
+    assert comparable(run) == comparable(whole)
+    assert rollouts(run).equals(rollouts(whole))
+    expected = saved_files(whole.path / "checkpoints" / "latest")
+    assert saved_files(run.path / "checkpoints" / "latest") == expected
+    assert steps(run.path) == [2, 4, 6]  # the 4 that was saved again
+    assert find_aside(run) == ["damaged_step_000004"]
+    assert find_damage(run.path / "checkpoints" / "damaged_step_000004") == what
+    steps_after = [row["step"] for row in run.metrics.read()]
+    survived(
+        "corrupt checkpoint",
+        where,
+        steps_lost=max(steps_before) - 2,
+        rows_lost=len(set(steps_before) - set(steps_after)),
+    )
+
+
+def find_aside(run: RunFolder) -> list[str]:
+    return sorted(path.name for path in (run.path / "checkpoints").glob("damaged_*"))
+
+
+def test_nothing_is_said_where_nothing_is_wrong(tmp_path: Path) -> None:
+    run, said = some_run(tmp_path), list[str]()
+    assert checkpoint_to_resume(run, said.append) is None
+    save_checkpoint(run.path, 4, writer(), 0.5)
+    found = checkpoint_to_resume(run, said.append)
+    assert found is not None
+    assert found.step == 4
+    assert said == []
+    assert run.read().reason is None
+    assert remarks(run.path) == []
+
+
+def test_two_damaged_ones_are_passed_over_and_the_pointers_move(tmp_path: Path) -> None:
+    run, said = some_run(tmp_path), list[str]()
+    for step in (2, 3, 4):
+        save_checkpoint(run.path, step, writer(), 0.1 * step)
+    folder = run.path / "checkpoints"
+    cut, flipped = cut_a_file(folder / "step_000004"), flip_a_byte(folder / "step_000003")
+    found = checkpoint_to_resume(run, said.append)
+    assert found is not None
+    assert found.step == 2
+    assert said == [
+        f"step_000004 is damaged ({cut}), step_000003 is damaged ({flipped}): training "
+        "goes on after step 2 and does steps 3 to 5 again"
+    ]
+    assert pointers(run.path) == ("step_000002", "step_000002")
+    assert remarks(run.path) == [
+        f"step {step} was damaged: it lies in damaged_step_00000{step} until its room is needed"
+        for step in (3, 4)
+    ]
+
+
+@pytest.mark.parametrize("damage", [cut_a_file, flip_a_byte, lose_the_manifest])
+def test_a_run_without_any_sound_checkpoint_is_refused_each_time_and_loses_nothing(
+    tmp_path: Path, damage: Damage
+) -> None:
+    run = some_run(tmp_path)
+    what = damage(save_checkpoint(run.path, 4, writer(), 0.5))
+    metrics = run.metrics.read()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="r has no sound checkpoint to go on from") as caught:
+            checkpoint_to_resume(run, print)
+        assert f"step_000004 is damaged ({what}); put a whole copy in place" in str(caught.value)
+        assert "start anew with run_id=NAME" in str(caught.value)
+    assert run.metrics.read() == metrics
+    assert find_aside(run) == []
+
+
+def test_one_that_was_put_right_is_gone_on_from(tmp_path: Path) -> None:
+    run = some_run(tmp_path)
+    folder = save_checkpoint(run.path, 4, writer(), 0.5)
+    flip_a_byte(folder)
+    with pytest.raises(ValueError, match="no sound checkpoint"):
+        checkpoint_to_resume(run, print)
+    (folder / "trainer" / "state.bin").write_bytes(b"w" * 10)
+    found = checkpoint_to_resume(run, print)
+    assert found is not None
+    assert found.step == 4
+
+
+def test_a_newer_one_with_the_model_alone_is_named(tmp_path: Path) -> None:
+    run, said = some_run(tmp_path, num_steps=4), list[str]()
+    save_checkpoint(run.path, 4, writer(), 0.5, resumable=False)
+    assert checkpoint_to_resume(run, said.append) is None
+    save_checkpoint(run.path, 2, writer(), 0.5)
+    found = checkpoint_to_resume(run, said.append)
+    assert found is not None
+    assert found.step == 2
+    alone = "step_000004 holds the model alone: training"
+    assert said == [
+        f"{alone} starts anew and does steps 1 to 4 again",
+        f"{alone} goes on after step 2 and does steps 3 to 4 again",
+    ]
+    assert remarks(run.path) == [
+        "step 4 holds the model alone (the disk had no room for more): it can be evaluated, not "
+        "resumed from"
+    ]
+
+
+def test_a_damaged_one_never_takes_the_place_of_a_sound_one(tmp_path: Path) -> None:
+    run = some_run(tmp_path)
+    for step in (1, 2, 3, 4):
+        save_checkpoint(run.path, step, writer(), 0.5 if step == 1 else 0.1)
+    flip_a_byte(run.path / "checkpoints" / "step_000004")
+    prune(run.path, keep_last=1, quota_bytes=10**9)
+    sound = latest(run.path)
+    assert sound is not None
+    assert sound.step == 3
+    assert steps(run.path) == [1, 2, 3, 4]  # best, the newest beside it, latest, and evidence
+
+
+def test_what_was_set_aside_goes_when_its_room_is_needed_and_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = some_run(tmp_path)
+    for step in (1, 2, 3):
+        save_checkpoint(run.path, step, writer(size=1_000), 0.5 if step == 1 else 0.1)
+    flip_a_byte(run.path / "checkpoints" / "step_000003")
+    checkpoint_to_resume(run, print)
+    make_room(run.path, 1_000, keep_last=2, quota_bytes=10_000)
+    assert find_aside(run) == ["damaged_step_000003"]
+    make_room(run.path, 1_000, keep_last=2, quota_bytes=4_000)  # two sound ones and the coming one
+    assert find_aside(run) == []
+    assert steps(run.path) == [1, 2]
+    assert "damaged_step_000003 deleted: its" in caplog.text

@@ -1,0 +1,240 @@
+"""Rollout files joined and aged out: each row once for each reader, whatever is killed or full."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rl_core.runs import rollout_log
+from rl_core.runs.rollout_log import RolloutLog, rollout_files
+from rl_core.schema import ROLLOUTS
+from rl_core.system.atomic import reading
+from rl_core.types import Rollout
+from tests.support.chaos import Ledger
+from tests.support.faults import leave_free, mounted_small_disk, run_and_kill_at_event
+
+MakeRollout = Callable[..., Rollout]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """Hundreds of flushes to the disk take no time here."""
+    with mounted_small_disk(tmp_path, 16 * 2**20) as folder:
+        yield folder
+
+
+def written(folder: Path, make_rollout: MakeRollout, steps: range, rows: int = 2) -> RolloutLog:
+    log = RolloutLog(folder / "rollouts", "r")
+    for step in steps:
+        rollouts = [make_rollout([1], [2], group_id=i) for i in range(rows)]
+        assert log.write(step, 0, rollouts, {}, policy_version=step - 1) is not None
+    return log
+
+
+def table(log: RolloutLog) -> pa.Table:
+    files = rollout_files(log.folder)
+    return pa.concat_tables([pq.read_table(file.path) for file in files])
+
+
+def names(log: RolloutLog) -> list[str]:
+    return sorted(path.name for path in log.folder.iterdir())
+
+
+def singles(first: int, last: int) -> list[str]:
+    return [f"step_{step:06d}.parquet" for step in range(first, last + 1)]
+
+
+def test_whole_hundreds_are_joined_with_the_same_rows_in_the_same_order(
+    disk: Path, make_rollout: MakeRollout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert rollout_log.BLOCK_STEPS == 100
+    monkeypatch.setattr(rollout_log, "BLOCK_STEPS", 10)  # takes a tenth of the time
+    log = written(disk, make_rollout, range(1, 24))
+    before = table(log)
+    assert log.compact() == 18
+    joined = ["steps_000001_000010.parquet", "steps_000011_000020.parquet"]
+    assert names(log) == singles(21, 23) + joined
+    assert table(log).equals(before)
+    assert pq.read_schema(log.folder / joined[0]).equals(ROLLOUTS)
+    assert pq.read_metadata(log.folder / joined[0]).num_row_groups == 1
+    assert log.compact() == 0
+    assert log.compact(last_too=True) == 2
+    assert names(log) == [*joined, "steps_000021_000023.parquet"]
+    assert table(log).equals(before)
+
+
+def test_a_hundred_is_joined_once_its_last_step_is_there_or_was_passed_over(
+    disk: Path, make_rollout: MakeRollout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout_log, "BLOCK_STEPS", 10)
+    log = written(disk, make_rollout, range(1, 10))
+    assert log.compact() == 0
+    written(disk, make_rollout, range(11, 12))  # 10 found the disk full, say
+    assert log.compact() == 8
+    assert names(log) == ["step_000011.parquet", "steps_000001_000009.parquet"]
+
+
+def test_a_join_killed_at_any_system_event_loses_and_doubles_nothing(
+    disk: Path, make_rollout: MakeRollout
+) -> None:
+    made = written(disk / "made", make_rollout, range(1, 4))
+    expected = table(made)
+    seen = set()
+    for event_number in itertools.count(1):
+        log = RolloutLog(disk / str(event_number) / "rollouts", "r")
+        shutil.copytree(made.folder, log.folder)
+        killed = run_and_kill_at_event(lambda log=log: log.compact(last_too=True), event_number)  # type: ignore[misc]
+        assert table(log).equals(expected)
+        seen.add(len(list(log.folder.iterdir())))
+        log.compact(last_too=True)
+        assert names(log) == ["steps_000001_000003.parquet"]
+        assert table(log).equals(expected)
+        if not killed:
+            break
+    assert seen >= {3, 4, 1}  # before it, half of the join beside the files, after it
+    assert event_number > 10
+
+
+def test_a_cut_killed_at_any_system_event_is_done_by_the_next(
+    disk: Path, make_rollout: MakeRollout
+) -> None:
+    made = written(disk / "made", make_rollout, range(1, 8))
+    made.compact(last_too=True)
+    written(disk / "made", make_rollout, range(8, 10))
+    for event_number in itertools.count(1):
+        log = RolloutLog(disk / str(event_number) / "rollouts", "r")
+        shutil.copytree(made.folder, log.folder)
+        killed = run_and_kill_at_event(lambda log=log: log.cut_after(3), event_number)  # type: ignore[misc]
+        steps = table(log)["step"].to_pylist()
+        assert steps == sorted(steps)
+        assert all(steps.count(step) == 2 for step in set(steps) | {1, 2, 3})
+        log.cut_after(3)
+        assert names(log) == ["steps_000001_000003.parquet"]
+        assert table(log)["step"].to_pylist() == [1, 1, 2, 2, 3, 3]
+        if not killed:
+            break
+    assert event_number > 5
+    made.cut_after(-1)
+    assert names(made) == []
+
+
+def test_files_stay_where_they_are_while_somebody_reads_them(
+    tmp_path: Path, make_rollout: MakeRollout
+) -> None:
+    log = written(tmp_path, make_rollout, range(1, 4))
+    with reading(log.folder):
+        assert log.compact(last_too=True) == 0
+        assert log.age_out(0) == []
+        assert names(log) == singles(1, 3)
+    assert log.compact(last_too=True) == 2
+
+
+def test_a_reader_in_another_process_holds_files_until_it_dies(
+    tmp_path: Path, make_rollout: MakeRollout
+) -> None:
+    log = written(tmp_path, make_rollout, range(1, 4))
+    code = f"""
+import time
+from pathlib import Path
+from rl_core.runs import rollout_log
+from rl_core.system.atomic import reading
+with reading(Path({str(log.folder)!r})):
+    print("reading", flush=True)
+    time.sleep(600)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    assert log.compact(last_too=True) == 0
+    process.kill()
+    process.wait()
+    assert log.compact(last_too=True) == 2
+
+
+def test_the_oldest_steps_go_first_and_the_newest_file_stays(
+    tmp_path: Path, make_rollout: MakeRollout, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = written(tmp_path, make_rollout, range(1, 6))
+    sizes = [file.path.stat().st_size for file in rollout_files(log.folder)]
+    assert log.age_out(sum(sizes)) == []
+    dry = log.age_out(sum(sizes[2:]), dry_run=True)
+    assert [(file.first, size) for file, size in dry] == [(1, sizes[0]), (2, sizes[1])]
+    assert names(log) == singles(1, 5)
+    assert log.age_out(sum(sizes[2:])) == dry
+    assert names(log) == singles(3, 5)
+    assert "rollouts of steps 1 to 2 deleted: over storage.rollout_quota_bytes" in caplog.text
+    log.age_out(0)
+    assert names(log) == singles(5, 5)
+
+
+@pytest.mark.chaos
+def test_a_join_without_room_leaves_the_files(
+    small_disk: Path,
+    make_rollout: MakeRollout,
+    caplog: pytest.LogCaptureFixture,
+    survived: Ledger,
+) -> None:
+    log = written(small_disk, make_rollout, range(1, 5), rows=40)
+    expected = table(log)
+    outcomes = []
+    for pages in range(8):
+        leave_free(small_disk, pages * 4096)
+        outcomes.append(log.compact(last_too=True))
+        assert table(log).equals(expected)
+        if outcomes[-1]:
+            break
+        assert names(log) == singles(1, 4)
+    assert outcomes[0] == 0
+    assert outcomes[-1] == 3
+    assert "rollouts 1 to 4 were not joined" in caplog.text
+    rows_lost = expected.num_rows - table(log).num_rows
+    survived("ENOSPC", "a join of rollout files", rows_lost=rows_lost)
+
+
+def test_a_cut_without_room_never_leaves_rows_that_a_resume_makes_again(
+    small_disk: Path, make_rollout: MakeRollout
+) -> None:
+    # Of many rows: what a tmpfs calls full may take some pages still.
+    log = written(small_disk, make_rollout, range(1, 5), rows=2_000)
+    log.compact(last_too=True)
+    leave_free(small_disk, 0)
+    log.cut_after(2)
+    assert names(log) == []
+
+
+def test_a_file_that_cannot_be_read_is_told_and_left(
+    tmp_path: Path, make_rollout: MakeRollout, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = written(tmp_path, make_rollout, range(1, 4))
+    (log.folder / "step_000002.parquet").write_bytes(b"PAR1 and no more")
+    assert log.compact(last_too=True) == 0
+    assert names(log) == singles(1, 3)
+    assert "rollouts 1 to 3 were not joined" in caplog.text
+
+
+@pytest.mark.chaos
+def test_rollouts_go_on_when_there_is_room_again(
+    small_disk: Path, make_rollout: MakeRollout, survived: Ledger
+) -> None:
+    log = written(small_disk, make_rollout, range(1, 2))
+    before = table(log).num_rows
+    rollouts = [make_rollout([1], [2], group_id=i) for i in range(40)]
+    outcomes = []
+    for pages in range(12):  # full at every block of the file
+        leave_free(small_disk, pages * 4096)
+        outcomes.append(log.write(2, 0, rollouts, {}, policy_version=1) is not None)
+        expected = singles(1, 2 if outcomes[-1] else 1)
+        assert names(log) == expected
+        (log.folder / "step_000002.parquet").unlink(missing_ok=True)
+    assert outcomes[0] is False
+    assert outcomes[-1] is True
+    assert outcomes == sorted(outcomes)
+    survived("ENOSPC", "any block of a rollout file", rows_lost=before - table(log).num_rows)

@@ -1,0 +1,327 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from rl_core.config.operations import StorageConfig
+from rl_core.config.run import ModelConfig, RunConfig
+from rl_core.runs.rollout_log import RolloutLog
+from rl_core.runs.run_folder import MetricsLog, RunFolder, new_run_id
+from rl_core.schema import ROLLOUTS
+from rl_core.types import Completion, Problem, Rollout, ScoredText
+from tests.support.faults import leave_free, mounted_small_disk, run_and_kill_at_event
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with mounted_small_disk(tmp_path) as folder:
+        yield folder
+
+
+def config_in(root: Path, **changes: Any) -> RunConfig:
+    return RunConfig(run_id="my-run", storage=StorageConfig(root=root), **changes)
+
+
+def rollout(group_id: int, sample_index: int, logprobs: list[float]) -> Rollout:
+    return Rollout(
+        problem=Problem(40 + group_id, "countdown", (), {"target": 3, "numbers": [1, 2]}, 2),
+        group_id=group_id,
+        sample_index=sample_index,
+        prompt_text="make 3",
+        prompt_ids=(5, 6, 7),
+        completion=Completion(
+            np.arange(len(logprobs)), np.array(logprobs, dtype=np.float32), "length"
+        ),
+        response_text="<answer>1 + 2</answer>",
+        scored=ScoredText(1.0, "correct", "1 + 2"),
+    )
+
+
+def test_a_new_run_has_a_record_and_its_settings(tmp_path: Path) -> None:
+    run = RunFolder.create(config_in(tmp_path, seed=3))
+    assert run.path == tmp_path / "runs" / "my-run"
+    record = json.loads((run.path / "run.json").read_text())
+    started_at, made_with = record.pop("started_at"), record.pop("made_with")
+    assert made_with["torch"] == version("torch")
+    assert datetime.fromisoformat(started_at).utcoffset() == timedelta(0)
+    assert record == {
+        "run_id": "my-run",
+        "preset": "quickstart",
+        "status": "running",
+        "steps": 0,
+        "accuracy_before": None,
+        "accuracy_after": None,
+        "champion": None,
+        "reason": None,
+        "next_step": None,
+        "last_metrics": {},
+        "memory_gib": {},
+        "host_peak_gib": {},
+        "finished_at": None,
+        "model": None,
+        "data": None,
+        "timings_s": {},
+        "own_settings": {},
+        "planned_step_s": None,
+        "planned_from": None,
+        "attempts": [
+            {"started_at": started_at, "reason": "started", "from_step": 0, "changes": {}}
+        ],
+    }
+    settings = yaml.safe_load((run.path / "config.yaml").read_text())
+    assert RunConfig.model_validate(settings) == config_in(tmp_path, seed=3)
+    assert (run.path / "run.json").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_continued_run_keeps_its_record_and_counts_the_attempt(tmp_path: Path) -> None:
+    run = RunFolder.create(config_in(tmp_path))
+    run.update(status="interrupted", reason="SIGTERM", steps=7, accuracy_before=0.25)
+    first = run.read()
+    record = RunFolder.create(config_in(tmp_path, seed=9)).read()
+    assert (record.status, record.reason, record.finished_at) == ("running", None, None)
+    assert (record.steps, record.accuracy_before) == (7, 0.25)
+    assert record.started_at == first.started_at
+    assert [attempt.reason for attempt in record.attempts] == ["started", "continued"]
+    assert yaml.safe_load((run.path / "config.yaml").read_text())["seed"] == 9
+
+
+def test_settings_that_a_run_was_continued_with_do_not_hide_those_before(tmp_path: Path) -> None:
+    run = RunFolder.create(config_in(tmp_path))
+    for seed in (0, 9, 9, 3):
+        RunFolder.create(config_in(tmp_path, seed=seed))
+    kept = {
+        path.name: yaml.safe_load(path.read_text())["seed"] for path in run.path.glob("config*")
+    }
+    assert kept == {
+        "config.yaml": 3,
+        "config_before_attempt_3.yaml": 0,
+        "config_before_attempt_5.yaml": 9,
+    }
+
+
+def test_updates_are_checked_and_timings_add_up(tmp_path: Path) -> None:
+    run = RunFolder.create(config_in(tmp_path))
+    run.update(timings_s={"generate": 1.5})
+    run.update(timings_s={"train": 2.0})
+    assert run.read().timings_s == {"generate": 1.5, "train": 2.0}
+    before = (run.path / "run.json").read_bytes()
+    with pytest.raises(ValueError, match="status"):
+        run.update(status="done")
+    with pytest.raises(ValueError, match="acuracy_after"):
+        run.update(acuracy_after=0.5)
+    assert (run.path / "run.json").read_bytes() == before
+
+
+def test_the_record_is_whole_wherever_its_writer_is_killed(tmp_path: Path) -> None:
+    run = RunFolder.create(config_in(tmp_path))
+    seen = []
+    for event_number in range(1, 100):
+        run.update(steps=1)
+        killed = run_and_kill_at_event(lambda: run.update(steps=2), event_number)
+        seen.append(run.read().steps)
+        if not killed:
+            break
+    assert seen[-1] == 2
+    assert set(seen) == {1, 2}
+
+
+def test_credentials_in_settings_and_reasons_stay_out_of_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+    config = config_in(tmp_path, model=ModelConfig(path="https://me:pa55@host/model"))
+    run = RunFolder.create(config)
+    run.add_attempt("login 0123456789abcdef refused")
+    run.update(reason="login 0123456789abcdef refused")
+    written = "".join(p.read_text() for p in run.path.iterdir() if p.is_file())
+    assert "pa55" not in written
+    assert "0123456789abcdef" not in written
+    assert run.read().reason == "login *** refused"
+
+
+def test_a_root_that_cannot_be_written_is_one_line_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"storage\.root=\S+ cannot be written \(Not a directory"):
+        RunFolder.create(config_in(tmp_path / "file"))
+
+
+def test_a_folder_without_a_record_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"run\.json is not the record of a run"):
+        RunFolder(tmp_path).read()
+
+
+def test_a_new_run_id_is_a_time_and_a_word_that_the_settings_accept() -> None:
+    name = new_run_id()
+    assert re.fullmatch(r"\d{8}-\d{6}-[a-z]+", name)
+    assert RunConfig(run_id=name).run_id == name
+
+
+def test_a_metrics_line_per_step_as_json_with_null_for_what_is_no_number(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.append(0, {"val/accuracy": 0.25})
+    log.append(1, {"epoch": 2, "a": float("nan"), "b": float("-inf"), "c": np.float32(0.5)})
+    first, second = map(json.loads, log.path.read_text().splitlines())
+    age = datetime.now(UTC) - datetime.fromisoformat(first.pop("time"))
+    assert timedelta(0) <= age < timedelta(minutes=1)
+    assert first == {"step": 0, "epoch": 0, "val/accuracy": 0.25}
+    del second["time"]
+    assert second == {"step": 1, "epoch": 2, "a": None, "b": None, "c": 0.5}
+    assert list(second)[:2] == ["step", "epoch"]
+    assert log.path.stat().st_mode & 0o777 == 0o644
+
+
+def test_cutting_forgets_later_steps_and_a_half_written_line(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    for step in range(5):
+        log.append(step, {"a": step / 10})
+    whole = log.path.read_text()
+    with log.path.open("a") as file:
+        file.write('{"step": 5, "a": 0.')
+    assert [row["step"] for row in log.read()] == [0, 1, 2, 3, 4]
+    log.cut_after(2)
+    assert log.path.read_text() == "".join(whole.splitlines(keepends=True)[:3])
+    log.append(3, {})
+    assert [row["step"] for row in log.read()] == [0, 1, 2, 3]
+
+
+def test_metrics_of_steps_that_are_done_again_are_kept(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    for step in range(5):
+        log.append(step, {"a": step / 10})
+    whole = log.path.read_text().splitlines()
+    log.cut_after(2)
+    log.append(3, {"a": 0.9})
+    redone = log.path.read_text().splitlines()[-1]
+    log.cut_after(2)
+    log.cut_after(2)  # nothing is left to be cut
+    kept = tmp_path / "metrics_cut.jsonl"
+    assert kept.read_text().splitlines() == [*whole[3:], redone]
+
+
+def test_a_full_disk_costs_metrics_lines_and_nothing_else(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = MetricsLog(small_disk / "metrics.jsonl")
+    log.append(1, {"a": 0.5})
+    leave_free(small_disk, 0)
+    text = {f"name/{i}": 0.123456789 for i in range(300)}
+    log.append(2, text)
+    assert [row["step"] for row in log.read()] == [1]
+    assert "the metrics of step 2 could not be written" in caplog.text
+    (small_disk / "ballast").unlink()
+    log.append(3, text)
+    assert [row["step"] for row in log.read()] == [1, 3]
+    assert log.read()[1]["name/299"] == 0.123456789
+
+
+def test_rollout_rows_hold_what_was_generated_and_learned(tmp_path: Path) -> None:
+    log = RolloutLog(tmp_path / "rollouts", "my-run")
+    file = log.write(
+        12,
+        1,
+        [rollout(0, 0, [-0.5, -0.25]), rollout(1, 1, [-1.0])],
+        {"reward": [1.0, 0.5], "ref_kl": np.array([0.125, np.nan], dtype=np.float32)},
+        policy_version=10,
+    )
+    assert file == tmp_path / "rollouts" / "step_000012.parquet"
+    assert pq.read_schema(file).equals(ROLLOUTS)
+    first, second = pq.read_table(file).to_pylist()
+    age = datetime.now(UTC) - first.pop("generated_at")
+    assert timedelta(0) <= age < timedelta(minutes=1)
+    assert first == {
+        "run_id": "my-run",
+        "step": 12,
+        "epoch": 1,
+        "prompt_index": 40,
+        "data_source": "countdown",
+        "group_id": 0,
+        "sample_index": 0,
+        "policy_version": 10,
+        "prompt": "make 3",
+        "response": "<answer>1 + 2</answer>",
+        "answer": "1 + 2",
+        "verdict": "correct",
+        "score": 1.0,
+        "reward": 1.0,
+        "advantage_mean": None,
+        "value_mean": None,
+        "prompt_tokens": 3,
+        "response_tokens": 2,
+        "finish_reason": "length",
+        "logprob_sum": -0.75,
+        "logprob_gap_mean": None,
+        "ref_kl": 0.125,
+    }
+    assert (second["prompt_index"], second["group_id"], second["sample_index"]) == (41, 1, 1)
+    assert (second["reward"], second["ref_kl"]) == (0.5, None)
+    assert file.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("learned", [{"reward": [1.0, 2.0]}, {"rewards": [1.0]}])
+def test_learned_columns_must_fit_the_rollouts(
+    tmp_path: Path, learned: dict[str, list[float]]
+) -> None:
+    with pytest.raises(ValueError, match="expected one number each, in reward, advantage_mean"):
+        RolloutLog(tmp_path, "r").write(1, 0, [rollout(0, 0, [0.0])], learned, policy_version=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_costs_a_rollout_file_and_nothing_else(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = RolloutLog(small_disk / "rollouts", "r")
+    leave_free(small_disk, 4096)
+    rollouts = [rollout(0, i, [0.0]) for i in range(20)]
+    assert log.write(1, 0, rollouts, {}, policy_version=0) is None
+    assert "the rollouts of step 1 could not be written" in caplog.text
+    assert list(log.folder.iterdir()) == []
+
+
+def test_a_resume_forgets_what_lies_past_its_checkpoint(tmp_path: Path) -> None:
+    run = RunFolder.create(config_in(tmp_path))
+
+    def steps_on_disk() -> tuple[list[int], list[str]]:
+        files = sorted(path.name for path in run.rollouts.folder.iterdir())
+        return [row["step"] for row in run.metrics.read()], files
+
+    run.metrics.append(0, {})
+    run.held_out.write(0, [rollout(0, 0, [0.0])])
+    for step in (1, 2, 3):
+        run.rollouts.write(step, 0, [rollout(0, 0, [0.0])], {}, policy_version=step - 1)
+        run.held_out.write(step, [rollout(0, 0, [0.0])])
+        run.metrics.append(step, {})
+    (run.rollouts.folder / ".tmp-step_000004.parquet-0a1b2c3d").write_bytes(b"PAR1")
+    run.cut_after(2)
+    assert steps_on_disk() == ([0, 1, 2], ["step_000001.parquet", "step_000002.parquet"])
+    assert [row["step"] for row in run.held_out.read()] == [0, 1, 2]
+    run.cut_after(0)  # no checkpoint: the first test is redone as well
+    assert steps_on_disk() == ([], [])
+    assert run.held_out.read() == []
+
+
+def test_logs_of_the_block_go_to_the_runs_log(tmp_path: Path) -> None:
+    import logging
+
+    run = RunFolder.create(config_in(tmp_path))
+    with run.log_to_file():
+        logging.getLogger("tasks.train").info("step 1")
+    assert (run.path / "log.txt").read_text().endswith("INFO tasks.train: step 1\n")
+
+
+def test_a_run_folder_travels_to_other_processes(tmp_path: Path) -> None:
+    import pickle
+
+    run = RunFolder.create(config_in(tmp_path))
+    assert pickle.loads(pickle.dumps(run)) == run
+    assert os.fspath(run.path) == str(tmp_path / "runs" / "my-run")

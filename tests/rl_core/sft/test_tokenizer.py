@@ -1,0 +1,99 @@
+"""The tokenizer of the home-made base model: lossless, digits alone, the same by every road."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config
+
+from rl_core.envs.countdown import render_messages
+from rl_core.sft.search_traces import write_trace
+from rl_core.sft.tokenizer import train_tokenizer
+
+
+def texts(count: int) -> list[str]:
+    rng = random.Random(0)
+    result = []
+    for _ in range(count):
+        numbers, target = [rng.randint(1, 20) for _ in range(3)], rng.randint(10, 99)
+        result.append(render_messages("base", numbers, target)[0]["content"])
+        result.append(write_trace(numbers, target, give_up_prob=0.1, rng=rng).text)
+    return result
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer(texts(500), vocab_size=640)
+
+
+@settings(deadline=None)
+@given(st.text())
+@example("héllo 12 345  no yes nothing\u0660 \ud7ff 🎉 1no\r\n\t</think>\n<answer>(1+2)*3</answer>")
+def test_any_text_survives(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_digits_and_verdicts_stand_alone(tokenizer):
+    tokens = [tokenizer.decode([i]) for i in tokenizer.encode("\n44 9 -35 +53 : 5 3 +8 no *15 yes")]
+    assert tokens == [
+        *["\n", "4", "4", " ", "9", " -", "3", "5", " +", "5", "3", " : "],
+        *["5", " ", "3", " +", "8", " no", " *", "1", "5", " yes"],
+    ]
+    for token in tokenizer.get_vocab():
+        if any(character.isdigit() for character in token):
+            assert len(token) == 1
+    assert len(tokenizer.encode("</think>\n<answer>(")) == 1
+
+
+def test_a_prompt_takes_about_18_tokens(tokenizer):
+    prompts = texts(200)[::2]
+    lengths = [len(ids) for ids in tokenizer(prompts)["input_ids"]]
+    assert sum(lengths) / len(lengths) < 19
+    assert max(lengths) <= 20
+
+
+def test_a_complete_search_fits_into_112_tokens(tokenizer):
+    rng = random.Random(1)
+    lengths = []
+    for _ in range(500):
+        numbers, target = [rng.randint(1, 20) for _ in range(3)], rng.randint(10, 99)
+        trace = write_trace(numbers, target, give_up_prob=0.0, rng=rng)
+        lengths.append(len(tokenizer.encode(trace.text)) + 1)
+    assert max(lengths) <= 112
+
+
+def test_the_same_texts_give_the_same_tokenizer(tokenizer):
+    again = train_tokenizer(texts(500), vocab_size=640)
+    assert again.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+
+
+def test_auto_tokenizer_reads_a_qwen2_folder_alike(tokenizer, tmp_path):
+    # With a qwen2 config beside it, transformers 5 would rebuild a Qwen2Tokenizer of its own.
+    tokenizer.save_pretrained(tmp_path)
+    Qwen2Config(vocab_size=len(tokenizer)).save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    odd = ["12 345 x67\u0661 e\u0301 🎉  no\n yes", "It's 3.14, isn't it?\r\n\r\n  ok"]
+    for text in [*texts(20), *odd]:
+        assert loaded.encode(text) == tokenizer.encode(text)
+        assert loaded.decode(loaded.encode(text)) == text
+    assert loaded.pad_token_id == tokenizer.pad_token_id
+    assert loaded.eos_token_id == tokenizer.eos_token_id
+    assert loaded.pad_token_id != loaded.eos_token_id
+
+
+def test_it_survives_being_saved_again(tokenizer, tmp_path):
+    # A checkpoint's folder is written by a tokenizer that was itself loaded.
+    for name in ("first", "second", "third"):
+        tokenizer.save_pretrained(tmp_path / name)
+        Qwen2Config(vocab_size=len(tokenizer)).save_pretrained(tmp_path / name)
+        again = AutoTokenizer.from_pretrained(tmp_path / name)
+        assert again.encode("[3, 15] no = 44") == tokenizer.encode("[3, 15] no = 44")
+        tokenizer = again
+
+
+def test_a_vocabulary_too_small_is_refused():
+    with pytest.raises(ValueError, match="vocab_size 257 is below 258"):
+        train_tokenizer(["abc"], vocab_size=257)

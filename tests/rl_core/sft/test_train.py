@@ -1,0 +1,206 @@
+"""The home-made base model: weights on choices by hand, a tiny run, and the folder it leaves."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from rl_core.config.base_model import BaseModelConfig
+from rl_core.envs.countdown import render_messages
+from rl_core.sft.gates import failed_gates
+from rl_core.sft.muon import Muon, orthogonalise
+from rl_core.sft.search_examples import SearchLessons, response_weights
+from rl_core.sft.search_traces import Trace, is_covered
+from rl_core.sft.tokenizer import train_tokenizer
+from rl_core.sft.train import WarmStartReport, make_base_model
+from rl_core.system.threads import MicroBatchThreads
+
+TINY = BaseModelConfig(
+    vocab_size=600,
+    hidden_size=64,
+    intermediate_size=64,
+    num_layers=2,
+    num_heads=1,
+    steps=20,
+    batch_size=16,
+    warmup_steps=5,
+    give_up_prob=0.5,
+    max_response_tokens=16,
+    num_threads=1,
+)
+
+
+def some_problems(count: int, *, seed: int) -> list[tuple[tuple[int, ...], int]]:
+    rng = random.Random(seed)
+    problems: list[tuple[tuple[int, ...], int]] = []
+    while len(problems) < count:
+        numbers, target = tuple(rng.randint(1, 20) for _ in range(3)), rng.randint(10, 99)
+        if is_covered(numbers, target):
+            problems.append((numbers, target))
+    return problems
+
+
+def render_prompt(numbers, target) -> str:
+    return render_messages("base", numbers, target)[0]["content"]
+
+
+def lessons(settings: BaseModelConfig, *, train, test) -> SearchLessons:
+    return SearchLessons(
+        settings,
+        prompts=[render_prompt(*problem) for problem in train],
+        problems=train,
+        holdout=test,
+        render_prompt=render_prompt,
+    )
+
+
+def make(folder: Path, settings: BaseModelConfig = TINY) -> tuple[WarmStartReport, list[float]]:
+    losses: list[float] = []
+    report = make_base_model(
+        settings,
+        lessons(settings, train=some_problems(60, seed=1), test=some_problems(4, seed=2)),
+        folder=folder,
+        on_step=lambda _step, _steps, loss: losses.append(loss),
+    )
+    return report, losses
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> tuple[WarmStartReport, list[float], Path]:
+    folder = tmp_path_factory.mktemp("base") / "model"
+    return *make(folder), folder
+
+
+def test_the_loss_falls(made):
+    _, losses, _ = made
+    assert len(losses) == TINY.steps
+    assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
+
+
+@pytest.mark.slow
+def test_the_same_seed_makes_the_same_weights_and_leaves_torch_alone(made, tmp_path):
+    _, losses, folder = made
+    torch.manual_seed(123)
+    expected = torch.rand(1)
+    threads = torch.get_num_threads()
+    torch.manual_seed(123)
+    _, again = make(tmp_path / "again")
+    assert torch.equal(torch.rand(1), expected)
+    assert torch.get_num_threads() == threads
+    assert again == losses
+    name = "model.safetensors"
+    assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_another_seed_makes_other_weights(made, tmp_path):
+    _, losses, _ = made
+    _, others = make(tmp_path / "other", TINY.model_copy(update={"seed": 1, "steps": 1}))
+    assert others[0] != losses[0]
+
+
+def test_the_folder_loads_with_the_auto_classes(made):
+    report, _, folder = made
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert type(model).__name__ == "Qwen2ForCausalLM"
+    assert model.config.tie_word_embeddings
+    assert model.dtype == torch.float32
+    assert model.config.vocab_size == len(tokenizer) == report.vocab_size
+    assert model.config.eos_token_id == tokenizer.eos_token_id
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+    text = render_prompt((3, 15, 9), 44)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert [tokenizer.decode([i]) for i in tokenizer.encode("12")] == ["1", "2"]
+
+
+def test_the_report_lies_beside_the_weights_and_nothing_else_is_left(made):
+    report, _, folder = made
+    written = json.loads((folder / "warm_start.json").read_text())
+    assert written["accuracy"] == report.measured["accuracy"]
+    assert tuple(written["failed_gates"]) == report.failed_gates
+    assert report.measured["coverage"] == 1.0
+    assert report.num_parameters == sum(
+        p.numel() for p in AutoModelForCausalLM.from_pretrained(folder).parameters()
+    )
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_an_interruption_leaves_nothing(tmp_path):
+    def stop(_step: int, _steps: int, _loss: float) -> None:
+        raise KeyboardInterrupt
+
+    problems = some_problems(5, seed=1)
+    with pytest.raises(KeyboardInterrupt):
+        make_base_model(
+            TINY,
+            lessons(TINY, train=problems, test=problems),
+            folder=tmp_path / "model",
+            on_step=stop,
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("problems", "message"),
+    [([((1, 2, 3, 4), 24)], "3 positive numbers"), ([], "0 train and 1 test problems")],
+)
+def test_unusable_problems_are_refused_before_any_work(problems, message):
+    with pytest.raises(ValueError, match=message):
+        lessons(TINY, train=problems, test=some_problems(1, seed=1))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer(["8 no *1 no</think>\n<answer>(5+3)+9</answer>"] * 9, vocab_size=400)
+
+
+@pytest.mark.parametrize(("exhausted", "last"), [(False, 6.0), (True, 1.0)])
+def test_weights_turn_a_tenth_of_giving_up_into_six_tenths(tokenizer, exhausted, last):
+    trace = Trace(" +8 no *1 no</think>\n<answer>(5", solved=False, exhausted=exhausted)
+    response = tokenizer.encode(trace.text)
+    no_id, yes_id, give_up_id = (
+        tokenizer.encode(text)[0] for text in (" no", " yes", "</think>\n<answer>(")
+    )
+    weights = response_weights(
+        response, trace, no_id=no_id, yes_id=yes_id, give_up_id=give_up_id, give_up_prob=0.6
+    )
+    by_token = [(tokenizer.decode([i]), w) for i, w in zip(response, weights, strict=True)]
+    # Continuing: 0.4 / 0.9. Giving up: 0.6 / 0.1, unless there was nothing left to do.
+    assert by_token[3] == (" no", 3.0)
+    assert by_token[4] == (" *", pytest.approx(0.4 / 0.9))
+    assert by_token[6:] == [
+        (" no", 3.0), ("</think>\n<answer>(", pytest.approx(last)), ("5", 1.0)
+    ]  # fmt: skip
+
+
+def test_failed_gates_are_named_with_value_and_limit():
+    good = {"format_share": 1, "arithmetic_share": 1, "judging_share": 1, "repetition_share": 0}
+    assert failed_gates(good) == ()
+    bad = good | {"arithmetic_share": 0.9, "repetition_share": 0.2}
+    assert failed_gates(bad) == (
+        "arithmetic_share is 0.900, below 0.95",
+        "repetition_share is 0.200, above 0.05",
+    )
+
+
+def test_orthogonalised_matrices_have_singular_values_near_one():
+    matrices = torch.randn(3, 8, 20, generator=torch.Generator().manual_seed(0))
+    result = orthogonalise(matrices)
+    assert torch.linalg.svdvals(result).sub(1).abs().max() < 0.35
+    one_by_one = torch.cat([orthogonalise(matrix[None]) for matrix in matrices])
+    assert torch.allclose(result, one_by_one, atol=1e-5)
+
+
+def test_muon_moves_along_the_gradient_by_hand():
+    # The first update is along the gradient's sign; 4 rows of 1 column scale it by sqrt(4) = 2.
+    tall = torch.nn.Parameter(torch.zeros(4, 1))
+    tall.grad = torch.tensor([[5.0], [0.0], [0.0], [0.0]])
+    Muon([tall]).step(lr=0.1, threads=MicroBatchThreads(1))
+    size = orthogonalise(torch.tensor([[[1.0, 0.0, 0.0, 0.0]]]))[0, 0, 0].item()
+    assert tall[:, 0].tolist() == pytest.approx([-0.2 * size, 0.0, 0.0, 0.0], rel=1e-4)
+    assert 0.65 < size < 1.25

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import errno
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rl_core.system.atomic import (
+    new_file,
+    new_folder,
+    remove_folder,
+    replace_symlink,
+    sweep_leftovers,
+    write_bytes_atomically,
+    write_text_atomically,
+)
+from tests.support.faults import leave_free, mounted_small_disk, run_and_kill_at_event
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with mounted_small_disk(tmp_path) as folder:
+        yield folder
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_text_replaces_what_was_there_and_anybody_may_read_it(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "a.txt"
+    write_text_atomically(file, "old")
+    write_text_atomically(file, "näw")
+    assert file.read_bytes() == "näw".encode()
+    assert mode(file) == 0o644
+    assert names(file.parent) == ["a.txt"]
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    write_text_atomically(file, "old")
+
+    def write_half() -> None:
+        with new_file(file) as temporary:
+            temporary.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_half()
+    assert file.read_text() == "old"
+    assert names(tmp_path) == ["a.txt"]
+
+
+@pytest.mark.parametrize("free_bytes", [0, 4096, 8192])
+def test_a_full_disk_leaves_the_old_file(small_disk: Path, free_bytes: int) -> None:
+    file = small_disk / "a.bin"
+    write_bytes_atomically(file, b"old")
+    leave_free(small_disk, free_bytes)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_bytes_atomically(file, b"x" * 20_000)
+    assert caught.value.errno == errno.ENOSPC
+    assert file.read_bytes() == b"old"
+    assert names(small_disk) == ["a.bin", "ballast"]
+
+
+def test_a_file_is_old_or_new_wherever_its_writer_is_killed(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    outcomes = []
+    for event_number in range(1, 100):
+        write_text_atomically(file, "old")
+        killed = run_and_kill_at_event(lambda: write_text_atomically(file, "new"), event_number)
+        outcomes.append(file.read_text())
+        sweep_leftovers(tmp_path)
+        assert names(tmp_path) == ["a.txt"]
+        if not killed:
+            break
+    assert not killed
+    assert len(outcomes) > 5
+    assert outcomes[0] == "old"
+    assert outcomes[-1] == "new"
+    assert set(outcomes) == {"old", "new"}
+
+
+def test_a_folder_appears_whole_with_its_subfolders_readable(tmp_path: Path) -> None:
+    final = tmp_path / "data" / "set"
+    with new_folder(final) as temporary:
+        (temporary / "sub").mkdir(mode=0o700)
+        private = temporary / "sub" / "a"
+        private.write_text("1")
+        private.chmod(0o600)
+        assert not final.exists()
+        assert temporary.parent == final.parent
+    assert (final / "sub" / "a").read_text() == "1"
+    assert (mode(final), mode(final / "sub"), mode(final / "sub" / "a")) == (0o755, 0o755, 0o644)
+    assert names(final.parent) == ["set"]
+
+
+def test_a_folder_replaces_the_one_before_and_loses_its_old_files(tmp_path: Path) -> None:
+    final = tmp_path / "set"
+    for name in ("old", "new"):
+        with new_folder(final) as temporary:
+            (temporary / name).write_text(name)
+    assert names(final) == ["new"]
+    assert names(tmp_path) == ["set"]
+
+
+def test_a_failed_folder_leaves_the_one_before(tmp_path: Path) -> None:
+    final = tmp_path / "set"
+    with new_folder(final) as temporary:
+        (temporary / "old").write_text("1")
+
+    def fill_half() -> None:
+        with new_folder(final) as temporary:
+            (temporary / "new").write_text("1")
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        fill_half()
+    assert names(final) == ["old"]
+    assert names(tmp_path) == ["set"]
+
+
+def test_removing_a_folder_never_leaves_half_of_it_under_its_name(tmp_path: Path) -> None:
+    final = tmp_path / "set"
+    states = []
+    for event_number in range(1, 200):
+        if not final.exists():
+            with new_folder(final) as temporary:
+                for name in "abc":
+                    (temporary / name).write_text(name)
+        killed = run_and_kill_at_event(lambda: remove_folder(final), event_number)
+        states.append(tuple(names(final)) if final.exists() else ())
+        sweep_leftovers(tmp_path)
+        if not killed:
+            break
+    assert set(states) == {("a", "b", "c"), ()}
+    assert names(tmp_path) == []
+
+
+def test_sweeping_takes_leftovers_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / ".tmp-a").write_text("")
+    (tmp_path / ".trash-b").mkdir()
+    (tmp_path / ".trash-b" / "x").write_text("")
+    (tmp_path / "tmp-c").write_text("")
+    assert sweep_leftovers(tmp_path) == [".tmp-a", ".trash-b"]
+    assert names(tmp_path) == ["tmp-c"]
+    assert sweep_leftovers(tmp_path / "absent") == []
+
+
+def test_a_symlink_is_moved_in_one_step(tmp_path: Path) -> None:
+    for target in ("a", "b"):
+        (tmp_path / target).mkdir()
+        (tmp_path / target / "name").write_text(target)
+    link = tmp_path / "link"
+    replace_symlink(link, "a")
+    seen = []
+    for event_number in range(1, 100):
+        replace_symlink(link, "a")
+        killed = run_and_kill_at_event(lambda: replace_symlink(link, "b"), event_number)
+        seen.append((link / "name").read_text())
+        sweep_leftovers(tmp_path)
+        if not killed:
+            break
+    assert seen[-1] == "b"
+    assert set(seen) == {"a", "b"}

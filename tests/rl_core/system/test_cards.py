@@ -1,0 +1,67 @@
+"""Cards by the names that torch, nvidia-smi and people give them."""
+
+from __future__ import annotations
+
+import pytest
+
+from rl_core.system.cards import CARDS, cards_of, find_card, named_card
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_gib", "card"),
+    [
+        ("NVIDIA GeForce RTX 4090", 23.5, "RTX 4090"),
+        ("NVIDIA GeForce RTX 3090 Ti", 23.7, "RTX 3090 Ti"),
+        ("NVIDIA A100-SXM4-80GB", 79.2, "A100 80GB"),
+        ("NVIDIA A100-PCIE-40GB", 39.4, "A100 40GB"),
+        ("NVIDIA H100 80GB HBM3", 79.1, "H100"),
+        ("NVIDIA H100 PCIe", 79.1, "H100 PCIe"),
+        ("NVIDIA H200", 139.8, "H200"),
+        ("NVIDIA B200", 178.4, "B200"),
+        ("NVIDIA L40S", 44.4, "L40S"),
+        ("NVIDIA A10G", 22.1, "A10G"),
+        ("Tesla V100-SXM2-32GB", 31.7, "V100 32GB"),
+        ("Tesla T4", 14.6, "T4"),
+        ("NVIDIA RTX 6000 Ada Generation", 47.4, "RTX 6000 Ada"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 95.0, "RTX PRO 6000"),
+        # Another chip under the same name.
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 15.7, None),
+        ("NVIDIA GeForce RTX 4090 D", 23.5, None),
+        ("Radeon RX 7900 XTX", 24.0, None),
+    ],
+)
+def test_a_device_is_recognised(name: str, memory_gib: float, card: str | None) -> None:
+    found = find_card(name, memory_gib)
+    assert (found.name if found else None) == card
+
+
+@pytest.mark.parametrize(
+    ("name", "card"),
+    [
+        *(("4090", "RTX 4090"), ("rtx4090", "RTX 4090"), ("RTX-4090", "RTX 4090")),
+        *(("a100 80", "A100 80GB"), ("A100-40G", "A100 40GB"), ("h100 pcie", "H100 PCIe")),
+        *((card.name, card.name) for card in CARDS),
+    ],
+)
+def test_a_person_names_a_card(name: str, card: str) -> None:
+    assert named_card(name).name == card
+
+
+def test_an_unclear_name_is_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match=r"^resources\.card=A100 is A100 40GB or A100 80GB: say"):
+        named_card("A100")
+    with pytest.raises(ValueError, match=r"did you mean 'RTX 4090'\? .* resources\.gpu_memory_gib"):
+        named_card("RTX 4091")
+
+
+def test_cards_by_their_memory() -> None:
+    assert [card.name for card in cards_of(141)] == ["H200"]
+    of_24 = [card.name for card in cards_of(24)]
+    assert {"RTX 3090", "RTX 4090", "A10", "L4"} <= set(of_24)
+    assert of_24[-1] == "L4"  # 300 GB/s
+
+
+def test_the_rate_is_that_of_the_type() -> None:
+    card = named_card("RTX 4090")
+    assert (card.flops("bfloat16"), card.flops("float32")) == (165.2e12, 82.6e12)
+    assert named_card("T4").flops("bfloat16") == 8.1e12  # its tensor units do not know it

@@ -1,0 +1,148 @@
+"""The bytes that pay for a dying run's last words."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rl_core.config.run import RunConfig
+from rl_core.runs.run_folder import RunFolder
+from rl_core.system.disk_reserve import (
+    RESERVE,
+    RESERVE_BYTES,
+    hold_reserve,
+    may_write,
+    write_last_words,
+)
+from tests.support.chaos import Ledger
+from tests.support.faults import leave_files, leave_free, mounted_small_disk
+
+DISK_BYTES = 3 * RESERVE_BYTES
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with mounted_small_disk(tmp_path, DISK_BYTES) as folder:
+        yield folder
+
+
+def free(disk: Path) -> int:
+    stats = os.statvfs(disk)
+    return stats.f_bavail * stats.f_frsize
+
+
+def test_the_reserve_takes_real_blocks_and_gives_all_of_them_back(disk: Path) -> None:
+    before = free(disk)
+    assert hold_reserve(disk)
+    assert hold_reserve(disk)  # held once, whoever asks again
+    assert free(disk) == before - RESERVE_BYTES
+    leave_free(disk, 0)
+    write_last_words(disk, lambda: (disk / "words").write_bytes(b"w" * 5_000) and None)
+    assert (disk / "words").stat().st_size == 5_000
+    assert free(disk) >= RESERVE_BYTES - 2 * 4096
+
+
+def test_once_given_up_nothing_large_is_written_until_it_is_back(disk: Path) -> None:
+    assert may_write(disk)
+    hold_reserve(disk)
+    leave_free(disk, 0)
+    assert may_write(disk)  # the reserve is there: a large write fails by itself
+    write_last_words(disk, lambda: (disk / "words").write_bytes(b"w" * 5_000) and None)
+    assert not may_write(disk)
+    assert (disk / RESERVE).stat().st_size == 0
+    leave_free(disk, RESERVE_BYTES + 2 * 4096)
+    assert may_write(disk)
+    assert (disk / RESERVE).stat().st_size == RESERVE_BYTES
+
+
+def test_a_disk_without_room_has_no_reserve_and_no_rule(small_disk: Path) -> None:
+    assert not hold_reserve(small_disk)
+    assert not (small_disk / RESERVE).exists()
+    assert may_write(small_disk)
+    leave_free(small_disk, 0)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_last_words(small_disk, lambda: (small_disk / "x").write_bytes(b"w" * 5_000) and None)
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_what_is_no_full_disk_keeps_the_reserve(disk: Path) -> None:
+    hold_reserve(disk)
+    with pytest.raises(FileNotFoundError):
+        write_last_words(disk, lambda: (disk / "none" / "x").write_bytes(b"w") and None)
+    assert (disk / RESERVE).stat().st_size == RESERVE_BYTES
+
+
+@pytest.mark.chaos
+def test_a_run_on_a_full_disk_still_says_why_it_ends(disk: Path, survived: Ledger) -> None:
+    run = RunFolder.create(RunConfig.model_validate({"run_id": "r", "storage": {"root": disk}}))
+    run.metrics.append(1, {"a": 1.0})
+    leave_free(disk, 0)
+    with run.log_to_file():
+        for step in range(2, 300):
+            run.metrics.append(step, {f"name/{i}": 0.5 for i in range(20)})
+            logging.getLogger("rl_core.x").warning("words of step %d", step)
+        run.update(status="failed", reason="the disk is full")
+    assert [row["step"] for row in run.metrics.read()] == list(range(1, 300))
+    lines = (run.path / "log.txt").read_text().splitlines()
+    assert [line.split()[-1] for line in lines] == [str(step) for step in range(2, 300)]
+    assert run.read().reason == "the disk is full"
+    assert not (run.path / RESERVE).exists()  # the run is over: nothing more to be said
+    survived("ENOSPC", "metrics lines and last words", rows_lost=299 - len(run.metrics.read()))
+
+
+def test_without_any_room_a_record_and_log_lines_are_lost_but_not_the_run(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = RunFolder.create(
+        RunConfig.model_validate({"run_id": "r", "storage": {"root": small_disk}})
+    )
+    before = (run.path / "run.json").read_bytes()
+    with run.log_to_file():
+        logging.getLogger("rl_core.x").warning("first words")
+        size = (run.path / "log.txt").stat().st_size
+        leave_free(small_disk, 0)
+        logging.getLogger("rl_core.x").warning("w" * 10_000)
+        run.update(reason="no room")
+    assert (run.path / "run.json").read_bytes() == before
+    assert "run.json could not be written, so it lacks {'reason': 'no room'}" in caplog.text
+    assert (run.path / "log.txt").read_text().startswith("2")
+    assert (run.path / "log.txt").read_bytes().endswith(b"\n")
+    assert size < (run.path / "log.txt").stat().st_size < 10_000  # the shorter lines, whole
+    assert [p.name for p in run.path.iterdir() if p.name.startswith(".tmp-")] == []
+
+
+def test_a_worker_whose_log_has_no_room_works_on(small_disk: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+from rl_core.workers.actors import prepare_process
+prepare_process({}, Path(sys.argv[1]))
+import logging
+for number in range(20_000):
+    print("line", number)
+    if number % 5_000 == 0:
+        logging.warning("warned")
+sys.stderr.flush()
+Path(sys.argv[2]).write_text("done")
+"""
+    log, done = small_disk / "learner.log", small_disk.parent / "done"
+    leave_free(small_disk, 4096 * 2)
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(log), str(done)], capture_output=True, text=True
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert done.read_text() == "done"
+    assert log.read_text().startswith("line 0\n")
+    leave_files(small_disk, 0)
+    done.unlink()
+    other = small_disk / "engine_0.log"
+    subprocess.run([sys.executable, "-c", code, str(other), str(done)], check=True)
+    assert done.read_text() == "done"
+    assert not other.exists()

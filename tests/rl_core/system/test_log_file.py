@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+from rl_core.system.log_file import log_to_file, redact
+
+
+def test_user_and_password_of_urls_are_blotted_out() -> None:
+    text = "GET https://me:pa55@host:8080/x?a=b@c and http://tok3n@h/ and https://host/a@b"
+    assert (
+        redact(text) == "GET https://***@host:8080/x?a=b@c and http://***@h/ and https://host/a@b"
+    )
+
+
+def test_values_of_secret_variables_are_blotted_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+    monkeypatch.setenv("HF_TOKEN", "hf_secretsecret")
+    monkeypatch.setenv("MY_TOKEN_COUNT", "12345678")
+    monkeypatch.setenv("SHORT_TOKEN", "test")
+    text = "key=0123456789abcdef, hf_secretsecret; 12345678 tests"
+    assert redact(text) == "key=***, ***; 12345678 tests"
+
+
+def test_lines_have_utc_time_level_and_logger(tmp_path: Path) -> None:
+    file = tmp_path / "run" / "log.txt"
+    logger = logging.getLogger("rl_core.some_module")
+    for text in ("first", "second"):
+        with log_to_file(file):
+            logger.info("%s", text)
+            logger.debug("too quiet")
+            logging.getLogger("prefect.flow_runs").warning("from Prefect")
+            logging.getLogger("somebody.else").warning("not ours")
+    logger.warning("after the block")
+    lines = file.read_text().splitlines()
+    stamp = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
+    expected = [
+        "INFO rl_core.some_module: first",
+        "WARNING prefect.flow_runs: from Prefect",
+        "INFO rl_core.some_module: second",
+        "WARNING prefect.flow_runs: from Prefect",
+    ]
+    assert [re.sub(f"^{stamp} ", "", line) for line in lines] == expected
+    assert all(re.match(stamp, line) for line in lines)
+    assert logging.getLogger("rl_core").handlers == []
+
+
+def test_a_traceback_is_redacted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+    with log_to_file(tmp_path / "log.txt"):
+        try:
+            raise RuntimeError("login with 0123456789abcdef failed")
+        except RuntimeError:
+            logging.getLogger("rl_core").exception("at https://a:b@host")
+    text = (tmp_path / "log.txt").read_text()
+    assert "login with *** failed" in text
+    assert "https://***@host" in text
+    assert "0123456789abcdef" not in text

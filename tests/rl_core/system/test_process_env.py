@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rl_core.system.process_env import apply_defaults, process_environment
+
+
+def test_a_cpu_process_compiles_nothing_and_keeps_its_number_of_threads() -> None:
+    variables = process_environment(num_threads=3, on_gpu=False, offline=True)
+    assert variables["OMP_NUM_THREADS"] == "3"
+    assert variables["TORCH_COMPILE_DISABLE"] == "1"
+    assert variables["HF_HUB_OFFLINE"] == "1"
+    # vLLM would take this legacy variable in place of rollout.kv_cache_mib.
+    assert "VLLM_CPU_KVCACHE_SPACE" not in variables
+
+
+def test_a_gpu_process_may_compile_and_an_online_one_may_ask_the_hub() -> None:
+    variables = process_environment(num_threads=1, on_gpu=True, offline=False)
+    assert "TORCH_COMPILE_DISABLE" not in variables
+    assert "HF_HUB_OFFLINE" not in variables
+
+
+def test_segments_grow_on_a_card_where_vllm_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def allocator(*, on_gpu: bool = True, sleeps: bool = False) -> dict[str, str]:
+        variables = process_environment(num_threads=1, on_gpu=on_gpu, offline=True, sleeps=sleeps)
+        return {name: value for name, value in variables.items() if "ALLOC_CONF" in name}
+
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    # The name that torch 2.13 asks for first: beside it the older ones are not looked at.
+    assert allocator() == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert allocator(on_gpu=False) == {}
+    assert allocator(sleeps=True) == {}
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512")
+    assert allocator() == {}
+
+
+def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    monkeypatch.delenv("DO_NOT_TRACK", raising=False)
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    apply_defaults()
+    assert os.environ["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    assert os.environ["DO_NOT_TRACK"] == "1"
+    assert os.environ["GOMP_SPINCOUNT"] == "0"  # idle threads sleep, in every process
+
+
+def test_threads_reach_torch_and_the_driver_side_loads_none_of_it() -> None:
+    program = (
+        "import os, sys\n"
+        "from rl_core.system.process_env import *\n"
+        "apply_defaults(); hide_cuda_only_packages()\n"
+        "import rl_core.workers.actors\n"
+        "heavy = {'torch', 'vllm', 'transformers'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "os.environ.update(process_environment(num_threads=1, on_gpu=False, offline=True))\n"
+        "import torch\n"
+        "print(torch.get_num_threads())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={n: v for n, v in os.environ.items() if not n.endswith("_NUM_THREADS")}
+        | {"PYTHONPATH": str(Path.cwd())},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "1\n"
+
+
+_WHO_TAKES_THEM = {
+    "command line": "import flows.cli.main; flows.cli.main.apply_defaults()",
+    "watched child": "import tasks.supervision.child",
+    "actor": "import rl_core.workers.actors as a; a.prepare_process({}, Path(os.devnull))",
+    "flow under a worker": "import flows.countdown_train",
+    "evaluation under a worker": "import flows.evaluate",
+}
+
+
+@pytest.mark.parametrize("user", [None, "200"], ids=["default", "a user's own"])
+@pytest.mark.parametrize("who", _WHO_TAKES_THEM)
+def test_every_kind_of_process_bounds_the_caches_before_torch(who: str, user: str | None) -> None:
+    bounds = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+    program = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "out = os.dup(1)\n"
+        "def tell():\n"
+        f"    os.write(out, ' '.join(os.environ.get(name, 'none') for name in {bounds}).encode())\n"
+        "    os._exit(0)\n"
+        "class Watch:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name in ('torch', 'prefect'): tell()\n"  # and no later
+        "sys.meta_path.insert(0, Watch())\n"
+        f"{_WHO_TAKES_THEM[who]}\n"
+        "tell()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={n: v for n, v in os.environ.items() if n not in bounds}
+        | {"PYTHONPATH": str(Path.cwd())}
+        | ({} if user is None else dict.fromkeys(bounds, user)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == ("64 16" if user is None else "200 200"), done.stderr

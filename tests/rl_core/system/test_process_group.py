@@ -1,0 +1,132 @@
+"""Real processes: a family is found whatever became of its parents; strangers are left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rl_core.system.process_group import (
+    FAMILY,
+    dump_stacks,
+    end_family,
+    members,
+    new_family,
+    session_folder,
+    sweep_sessions,
+)
+
+DUMPER = """
+    import threading, time
+    from rl_core.system.process_group import dump_stacks_on_request
+
+    def waits_for_ever():
+        time.sleep(1000)
+
+    dump_stacks_on_request()
+    threading.Thread(target=waits_for_ever).start()
+    print("ready", flush=True)
+"""
+OWNER = """
+    import subprocess, sys, time
+    from rl_core.system.process_group import session_folder
+
+    with session_folder() as folder:
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"],
+                         start_new_session=True, stdout=subprocess.DEVNULL)
+        print(folder, flush=True)
+        time.sleep(1000)
+"""
+
+
+def start(code: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=os.environ | {"PYTHONPATH": str(Path.cwd())} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+@pytest.fixture
+def temp_root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+def test_the_stacks_of_all_threads_are_dumped_even_of_a_stopped_process() -> None:
+    family = new_family()
+    with (
+        start(DUMPER, **{FAMILY: family}) as dumper,
+        start("import time; time.sleep(1000)", **{FAMILY: family}) as bystander,
+    ):
+        try:
+            assert said(dumper) == "ready"
+            dumper.send_signal(signal.SIGSTOP)
+            dump_stacks(family)
+            assert dumper.stderr is not None
+            text = ""
+            while not all(part in text for part in ("threading.py", "waits_for_ever", "Current")):
+                text += dumper.stderr.readline()
+            assert bystander.poll() is None  # it has no handler: the signal would have ended it
+        finally:
+            end_family(family)
+        assert members(family) == []
+        assert {dumper.wait(), bystander.wait()} <= {-signal.SIGKILL, 0}
+
+
+def test_what_a_killed_owner_left_is_swept_and_nothing_else(temp_root: Path) -> None:
+    (foreign := temp_root / "rl-foreign").mkdir()
+    with start(OWNER) as dead, start(OWNER) as living:
+        try:
+            orphaned, held = Path(said(dead)), Path(said(living))
+            (orphan,) = members((orphaned / FAMILY).read_text())
+            dead.kill()
+            dead.wait()
+            assert orphan.is_running()
+            sweep_sessions()
+            assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
+            assert sorted(temp_root.iterdir()) == sorted([foreign, held])
+            assert len(members((held / FAMILY).read_text())) == 1
+            assert living.poll() is None
+        finally:
+            living.kill()
+    with session_folder() as folder:  # each start sweeps
+        assert sorted(temp_root.iterdir()) == sorted([foreign, folder])
+        assert os.environ[FAMILY] == (folder / FAMILY).read_text()
+    assert FAMILY not in os.environ
+    assert list(temp_root.iterdir()) == [foreign]
+
+
+def test_a_family_ends_though_it_goes_on_to_fork() -> None:
+    family = new_family()
+    breeder = """
+        import os, time
+        for _ in range(40):
+            if os.fork() == 0:
+                os.setsid()
+                time.sleep(1000)
+            time.sleep(0.02)
+    """
+    with start(breeder, **{FAMILY: family}):
+        while len(members(family)) < 3:
+            time.sleep(0.02)
+        end_family(family)
+        assert members(family) == []

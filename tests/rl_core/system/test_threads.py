@@ -1,0 +1,72 @@
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rl_core.system.threads import MicroBatchThreads
+
+
+def gradient(num_threads: int) -> tuple[Tensor, list[float]]:
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(4, 3))
+    unused = nn.Parameter(torch.ones(2))
+    parts = [torch.randn(5, 4) * scale for scale in (1.0, 1e3, 1e-3, 10.0, 0.1)]
+
+    def micro_loss(part: Tensor) -> tuple[Tensor, float]:
+        loss = (part @ weight).square().sum()
+        return loss, loss.item()
+
+    losses = MicroBatchThreads(num_threads).accumulate([weight, unused], micro_loss, parts)
+    assert weight.grad is not None
+    assert unused.grad is None
+    by_hand = sum(2 * part.T @ part @ weight.detach() for part in parts)
+    assert torch.allclose(weight.grad, by_hand, rtol=1e-5)
+    return weight.grad, losses
+
+
+def test_gradients_are_the_same_bits_for_any_number_of_threads():
+    grad, losses = gradient(1)
+    for num_threads in (2, 3, 8):
+        other, other_losses = gradient(num_threads)
+        assert other.equal(grad)
+        assert other_losses == losses
+
+
+def test_results_come_in_order_and_the_callers_grad_mode_holds_in_the_threads():
+    threads = MicroBatchThreads(2)
+    both_are_there = threading.Barrier(2, timeout=20)
+
+    def look(item: int) -> tuple[int, bool, int]:
+        both_are_there.wait()  # two items at a time, or this breaks
+        return item, torch.is_grad_enabled(), torch.get_num_threads()
+
+    with torch.no_grad():
+        assert list(threads.map(look, range(4))) == [(i, False, 1) for i in range(4)]
+    assert list(threads.map(look, range(2))) == [(0, True, 1), (1, True, 1)]
+
+
+def test_an_error_in_a_thread_reaches_the_caller():
+    def fail(item: int) -> int:
+        raise torch.OutOfMemoryError(f"item {item}")
+
+    with pytest.raises(torch.OutOfMemoryError, match="item 0"):
+        list(MicroBatchThreads(2).map(fail, range(3)))
+
+
+def test_an_error_arrives_when_no_other_thread_is_at_work_any_more():
+    has_failed, is_done = threading.Event(), threading.Event()
+
+    def work(item: int) -> int:
+        if item == 0:
+            has_failed.set()
+            raise MemoryError
+        has_failed.wait(20)
+        for _ in range(1_000):
+            torch.ones(64, 64).sum()
+        is_done.set()
+        return item
+
+    with pytest.raises(MemoryError):
+        list(MicroBatchThreads(2).map(work, range(2)))
+    assert is_done.is_set()

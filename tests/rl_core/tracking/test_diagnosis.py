@@ -1,0 +1,256 @@
+"""Each rule of the diagnosis: a series that triggers it, and a sound one that must not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl_core.config.run import RunConfig
+from rl_core.tracking.diagnosis import diagnose, repeated_share
+
+Rows = list[dict[str, Any]]
+
+
+def steps(num_steps: int = 40, **series: Sequence[float]) -> Rows:
+    """Rows of so many steps; a series of two values is a straight line between them."""
+    return [
+        {"step": i + 1}
+        | {
+            _name(key): values[0] + (values[-1] - values[0]) * i / (num_steps - 1)
+            for key, values in series.items()
+        }
+        for i in range(num_steps)
+    ]
+
+
+def _name(key: str) -> str:
+    return _NAMES[key]
+
+
+_NAMES = {
+    "score": "critic/score/mean",
+    "accuracy": "reward/accuracy",
+    "length": "response_length/mean",
+    "entropy": "actor/entropy_loss",
+    "kl": "critic/kl",
+    "explained": "critic/vf_explained_var",
+    "clipped": "actor/pg_clipfrac",
+    "flat_groups": "group/zero_spread_frac",
+    "cut": "response_length/clip_ratio",
+    "gap": "rollout/logprob_gap_mean",
+    "repeated": "rollout/repeated_frac",
+    "rate": "rollout/tokens_per_s",
+}
+
+HEALTHY: Mapping[str, Sequence[float]] = {
+    "score": (0.2, 0.45),
+    "accuracy": (0.12, 0.4),
+    "length": (34, 51),
+    "entropy": (0.06, 0.075),
+    "kl": (0.0, 0.09),
+    "explained": (0.0, 0.07),
+    "clipped": (0.0025, 0.001),
+    "flat_groups": (0.4, 0.3),
+    "cut": (0.0, 0.02),
+    "gap": (3e-7, 4e-7),
+    "repeated": (0.02, 0.03),
+    "rate": (4600, 6900),
+}
+
+
+def rules(rows: Rows) -> list[str]:
+    return [found.rule for found in diagnose(rows)]
+
+
+def test_a_healthy_run_has_nothing() -> None:
+    assert rules(steps(**HEALTHY)) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "sick", "sound"),
+    [
+        ("reward_always_zero", {"score": (0, 0)}, {"score": (0, 0.001)}),
+        (
+            "format_credit_only",
+            {"score": (0.036, 0.1), "accuracy": (0, 0)},
+            {"score": (0.036, 0.119), "accuracy": (0, 0.03)},
+        ),
+        ("format_credit_only", {"score": (0.036, 0.11)}, {"score": (0.036, 0.3)}),
+        ("length_collapse", {"length": (181, 58)}, {"length": (181, 120)}),
+        (
+            "length_collapse",
+            {"length": (181, 58), "accuracy": (0.1, 0.1)},
+            {"length": (181, 58), "accuracy": (0.1, 0.5)},
+        ),
+        ("entropy_collapse", {"entropy": (0.5, 0.01)}, {"entropy": (0.5, 0.2)}),
+        ("useless_critic", {"explained": (0.1, -0.5)}, {"explained": (-0.5, 0.1)}),
+        ("never_clipped", {"clipped": (0, 0)}, {"clipped": (0, 0.0001)}),
+        ("groups_without_spread", {"flat_groups": (0.2, 0.8)}, {"flat_groups": (0.8, 0.2)}),
+        ("truncated", {"cut": (0.0, 0.4)}, {"cut": (0.4, 0.05)}),
+        ("growing_gap", {"gap": (1e-3, 0.02)}, {"gap": (0.02, 0.021)}),
+        ("growing_gap", {"gap": (1e-3, 0.02)}, {"gap": (1e-7, 9e-5)}),
+        ("repeated_text", {"repeated": (0.05, 0.6)}, {"repeated": (0.5, 0.5)}),
+        ("falling_throughput", {"rate": (6900, 2000)}, {"rate": (6900, 5500)}),
+    ],
+)
+def test_each_rule(
+    rule: str, sick: dict[str, Sequence[float]], sound: dict[str, Sequence[float]]
+) -> None:
+    assert rules(steps(**sick)) == [rule]
+    assert rule not in rules(steps(**sound))
+
+
+def test_kl_blows_up_and_does_not_merely_drift() -> None:
+    assert rules(steps(38, kl=(0.1, 0.1)) + _kl_rows(39, (4.0, 12.0))) == []
+    sick = steps(30, kl=(0.1, 0.1)) + _kl_rows(31, tuple(np.linspace(0.5, 12, 10)))
+    assert rules(sick) == ["kl_blow_up"]
+    assert rules(steps(kl=(0.0, 9.0))) == []
+
+
+def _kl_rows(first: int, values: Sequence[float]) -> Rows:
+    return [{"step": first + i, "critic/kl": value} for i, value in enumerate(values)]
+
+
+def test_an_accuracy_that_tests_do_not_see_is_suspect() -> None:
+    tests: Rows = [{"step": 0, "val/accuracy": 0.2}]
+    rows = steps(accuracy=(0.2, 0.9))
+    for step, value in ((20, 0.21), (40, 0.2)):
+        rows[step - 1]["val/accuracy"] = value
+    assert rules(tests + rows) == ["fooled_scorer"]
+    for step, value in ((20, 0.5), (40, 0.8)):
+        rows[step - 1]["val/accuracy"] = value
+    assert rules(tests + rows) == []
+
+
+def test_the_diarys_170_steps_are_called_what_they_were() -> None:
+    """Score 0.036 -> 0.119, read as progress; accuracy 0, length 181 -> 58, one update a batch."""
+    diary = steps(170, score=(0.036, 0.119), accuracy=(0, 0), length=(181, 58), clipped=(0, 0))
+    found = diagnose(diary)
+    assert [one.rule for one in found] == ["format_credit_only", "length_collapse", "never_clipped"]
+    first = str(found[0])
+    assert "not the task" in first
+    assert "accuracy is 0.000" in first
+    assert "0.041 -> 0.114" in first  # means of the first and the last 20 steps
+    for row in diary:
+        del row["reward/accuracy"]  # as TinyZero's log was: score alone
+    without = diagnose(diary)
+    assert without[0].rule == "format_credit_only"
+    assert "at most 1.6% right answers" in without[0].evidence  # (0.1144 - 0.1) / 0.9
+
+
+def near_the_limit(**left: float) -> Rows:
+    phases = {f"memory/card_left_gib/{phase}": gib for phase, gib in left.items()}
+    return [{"step": 1, "memory/card_gib": 24.0} | phases]
+
+
+@pytest.mark.parametrize(
+    ("sections", "left", "advice"),
+    [
+        # A twentieth of 24 GiB is 1.2.
+        ({}, {"update_actor": 1.19}, "model.gradient_checkpointing=true"),
+        ({}, {"update_actor": 9, "ref": 1.19, "values": 1.21}, "rollout.sleep=true"),
+        ({"model": {"gradient_checkpointing": True}}, {"update_critic": 0}, "rollout.sleep=true"),
+        (
+            {"model": {"gradient_checkpointing": True}, "rollout": {"overlap": 1}},
+            {"update_actor": -0.5},
+            "rollout.gpu_memory_utilization=0.2",
+        ),
+        (
+            {"rollout": {"overlap": 1, "gpu_memory_utilization": 0.1}},
+            {"ref": 0.3},
+            "resources.offload=true",
+        ),
+        (
+            {"resources": {"offload": True}, "rollout": {"overlap": 1, "engine": "hf"}},
+            {"ref": 0.3},
+            "rollout.max_num_seqs=128",
+        ),
+    ],
+)
+def test_a_card_with_less_than_a_twentieth_left_has_its_next_lever_named(
+    sections: dict[str, dict[str, Any]], left: dict[str, float], advice: str
+) -> None:
+    card = {"learner_gpus": 0.5, "rollout_gpus": 0.5, "gpu_memory_gib": 24}
+    resources = {"resources": card | sections.get("resources", {})}
+    config = RunConfig.model_validate(sections | resources)
+    (found,) = diagnose(near_the_limit(**left), config)
+    assert found.rule == "nearly_full_card"
+    assert found.advice == f"{advice}, the next lever"
+    (unknown,) = diagnose(near_the_limit(**left))
+    assert "model.gradient_checkpointing=true" in unknown.advice
+
+
+def test_a_card_with_room_is_not_mentioned_nor_one_that_was_full_long_ago() -> None:
+    assert rules(near_the_limit(update_actor=1.21, ref=5)) == []
+    full, roomy = near_the_limit(ref=0.1), near_the_limit(ref=3)
+    later = [row | {"step": step} for step in range(2, 12) for row in roomy]
+    assert rules([*full, *later]) == []
+    assert rules([*full, *later[:-1]]) == ["nearly_full_card"]
+
+
+def test_too_few_steps_say_nothing() -> None:
+    assert rules(steps(7, score=(0, 0), clipped=(0, 0), length=(181, 58))) == []
+
+
+names = st.sampled_from(sorted(_NAMES.values()))
+
+
+@given(st.lists(st.dictionaries(names, st.floats(-1e6, 1e6) | st.none()), max_size=60))
+def test_any_log_is_read(rows: list[dict[str, float | None]]) -> None:
+    for found in diagnose([row | {"step": i} for i, row in enumerate(rows)]):
+        assert found.says
+        assert found.evidence
+        assert found.advice
+
+
+def test_repeated_share_by_hand() -> None:
+    loop = np.array([1, 2] * 10)
+    # 20 tokens have 13 runs of 8, of which two differ: (1, 2, ...) and (2, 1, ...).
+    assert repeated_share(loop) == pytest.approx(11 / 13)
+    assert repeated_share(np.arange(50)) == 0
+    assert repeated_share(np.array([7] * 8)) == 0
+    assert repeated_share(np.array([7] * 9)) == pytest.approx(1 / 2)
+
+
+@given(st.lists(st.integers(0, 3), max_size=40))
+def test_repeated_share_counts_as_a_set_of_runs_does(ids: list[int]) -> None:
+    runs = [tuple(ids[i : i + 3]) for i in range(len(ids) - 2)]
+    expected = 1 - len(set(runs)) / len(runs) if len(runs) > 1 else 0.0
+    assert repeated_share(np.array(ids, np.int64), 3) == pytest.approx(expected)
+
+
+def _held(num_steps: int, *, mib_per_step: float) -> Rows:
+    """Rows of a healthy run whose learner gains so much per step; 20 GiB are left at step 0."""
+    gib = mib_per_step / 1024
+    return [
+        row
+        | {
+            "memory/host_gib/learner": 0.5 + gib * row["step"],
+            "memory/host_gib/trainer": 0.25,
+            "memory/host_available_gib": 20 - gib * row["step"],
+        }
+        for row in steps(num_steps, **HEALTHY)
+    ]
+
+
+def test_memory_that_grows_is_named_with_the_step_at_which_none_is_left() -> None:
+    (found,) = diagnose(_held(40, mib_per_step=40.96))
+    assert found.rule == "growing_memory"
+    # 20 GiB at 0.04 GiB per step: 500 steps from the first on.
+    assert "the memory of learner grows steadily" in found.says
+    assert "at about step 500" in found.says
+    assert "learner 0.74 -> 2.10 GiB from step 6 to 40, 41.0 MiB per step" in found.evidence
+    assert "18.4 GiB are left" in found.evidence
+
+
+def test_memory_that_stands_still_is_not_named() -> None:
+    assert not diagnose(_held(200, mib_per_step=0.1))
+    without = [
+        {k: v for k, v in row.items() if "available" not in k} for row in _held(40, mib_per_step=40)
+    ]
+    assert not diagnose(without)  # another trainer's log: nobody knows what is left

@@ -1,0 +1,330 @@
+"""wandb for real, its service included, against servers that work, fail and come back."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import psutil
+import pytest
+
+from rl_core.config.operations import StorageConfig
+from rl_core.config.run import RunConfig, TrainerConfig
+from rl_core.runs.run_folder import RunFolder
+from rl_core.tracking import wandb_tracker
+from rl_core.tracking.wandb_run_id import wandb_run_id
+from rl_core.tracking.wandb_tracker import Upload, WandbTracker, upload_run
+from tests.support.chaos import Ledger
+from tests.support.fake_wandb import API_KEY, FakeWandb, black_hole, closed_port
+
+SERVICE = "wandb-core"
+OURS = "rl_core.tracking.wandb_process"
+LIMIT_S = 60
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", API_KEY)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+
+
+def a_run(
+    root: Path, mode: Literal["online", "offline"] = "online", run_id: str = "my-run"
+) -> tuple[RunConfig, RunFolder]:
+    trainer = TrainerConfig(logger=("wandb",), wandb_mode=mode)
+    config = RunConfig(run_id=run_id, storage=StorageConfig(root=root), trainer=trainer)
+    return config, RunFolder.create(config)
+
+
+def do_steps(run: RunFolder, first: int, last: int) -> None:
+    for step in range(first, last + 1):
+        run.metrics.append(step, {"critic/score/mean": step / 100, "epoch": 0})
+
+
+def beside_us() -> list[psutil.Process]:
+    """The process that knows wandb, and its service."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if process.name() == SERVICE or OURS in process.cmdline():
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_for(is_so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.05)
+
+
+def scores_by_step(server: FakeWandb, run: str = "my-run") -> list[tuple[int, float]]:
+    return [(row["_step"], row["critic/score/mean"]) for row in server.rows(run)]
+
+
+def expected(first: int, last: int) -> list[tuple[int, float]]:
+    return [(step, step / 100) for step in range(first, last + 1)]
+
+
+def offline_scores(run: RunFolder) -> list[float]:
+    """The scores in the file that `wandb sync` would upload.
+
+    A LevelDB log: after 7 bytes of its own, records of checksum (4 bytes), length (2), type (1) and
+    data; a file below 32 KiB has them whole.
+    """
+    from wandb.proto import wandb_internal_pb2
+
+    (file,) = run.path.glob("wandb/offline-run-*-my-run/run-my-run.wandb")
+    data = file.read_bytes()
+    assert len(data) < 2**15
+    scores, at = [], 7
+    while at < len(data):
+        (length,) = struct.unpack_from("<H", data, at + 4)
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data[at + 7 : at + 7 + length])
+        at += 7 + length
+        for item in record.history.item:
+            if "critic/score/mean" in (item.key, *item.nested_key):
+                scores.append(json.loads(item.value_json))
+    return scores
+
+
+def files_with(word: str, folder: Path) -> list[Path]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return [path for path in files if word.encode() in path.read_bytes()]
+
+
+@pytest.mark.slow
+def test_a_resumed_runs_curve_goes_on_and_has_each_step_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, run = a_run(tmp_path)
+    monkeypatch.setattr(wandb_tracker, "FINISH_TIMEOUT_S", float(LIMIT_S))
+    with FakeWandb() as server, run.log_to_file():
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        with WandbTracker(config, run.path):
+            do_steps(run, 0, 12)
+        assert scores_by_step(server) == expected(0, 12)
+        assert server.exit_codes == {"my-run": 0}
+        written = [json.loads(line) for line in (run.path / "metrics.jsonl").open()]
+        assert [row["_timestamp"] for row in server.rows("my-run")] == pytest.approx(
+            [_seconds(row["time"]) for row in written]
+        )
+
+        run.cut_after(10)  # of a crash at step 12: what follows is done again, and more
+        failing = WandbTracker(config, run.path)
+        failing.__enter__()
+        do_steps(run, 11, 20)
+        failing.__exit__(KeyError, KeyError(), None)
+        assert scores_by_step(server) == expected(0, 20)
+        assert server.exit_codes == {"my-run": 1}
+        assert upload_run(run.path) == Upload("already", 0, "my-run")
+
+        do_steps(run, 21, 22)
+        assert upload_run(run.path) == Upload("uploaded", 2, "my-run")
+        assert scores_by_step(server) == expected(0, 22)
+        assert [path for path in server.paths if "otel" in path] == []  # no telemetry
+    assert beside_us() == []
+    assert caplog.messages == []
+    assert files_with("my-run", run.path)
+    assert files_with(API_KEY, run.path) == []
+
+
+def _seconds(time_text: str) -> float:
+    from datetime import datetime
+
+    return datetime.fromisoformat(time_text).timestamp()
+
+
+@pytest.mark.slow
+def test_offline_each_start_leaves_one_file_with_all_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, run = a_run(tmp_path, "offline")
+    monkeypatch.setattr(wandb_tracker, "FINISH_TIMEOUT_S", float(LIMIT_S))
+    with WandbTracker(config, run.path):
+        do_steps(run, 1, 12)
+    assert offline_scores(run) == [score for _, score in expected(1, 12)]
+    run.cut_after(10)
+    with WandbTracker(config, run.path):
+        do_steps(run, 11, 20)
+    assert offline_scores(run) == [score for _, score in expected(1, 20)]
+    assert caplog.messages == []
+    with FakeWandb() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        assert upload_run(run.path) == Upload("uploaded", 20, "my-run")
+        assert scores_by_step(server) == expected(1, 20)
+    (mark,) = run.path.glob("wandb/offline-run-*/*.synced")
+    assert mark.name == "run-my-run.wandb.synced"
+
+
+Happened = Callable[[], object]
+
+
+@contextmanager
+def server_that_resets(after: int) -> Iterator[tuple[str, Happened]]:
+    with FakeWandb(resets_after=after) as server:
+        yield server.url, lambda: len(server.paths) > after
+
+
+@contextmanager
+def hits(name: str, number: signal.Signals) -> Iterator[tuple[str, Happened]]:
+    """A server in order; a process on this side gets a signal once the run has started."""
+    with FakeWandb() as server:
+
+        def happened() -> bool:
+            if len(server.paths) < STARTED:
+                return False
+            found = {SERVICE if p.name() == SERVICE else OURS: p for p in beside_us()}
+            found[name].send_signal(number)
+            return True
+
+        yield server.url, happened
+
+
+@contextmanager
+def nobody(address: Callable[[], AbstractContextManager[str]]) -> Iterator[tuple[str, Happened]]:
+    with address() as url:
+        yield url, lambda: True
+
+
+STARTED = 4
+"""Requests: the probe, two to start the run, the first of the stream."""
+OFFLINE, INCOMPLETE = "wandb: offline in this run", "wandb lacks steps of this run"
+Fault = Callable[[], AbstractContextManager[tuple[str, Happened]]]
+FAULTS: dict[str, tuple[Fault, str]] = {
+    "unreachable": (partial(nobody, closed_port), OFFLINE),
+    "black hole": (partial(nobody, black_hole), OFFLINE),
+    "resets": (partial(server_that_resets, 0), OFFLINE),
+    "resets later": (partial(server_that_resets, STARTED - 1), INCOMPLETE),
+    "service killed": (partial(hits, SERVICE, signal.SIGKILL), INCOMPLETE),
+    "service hangs": (partial(hits, SERVICE, signal.SIGSTOP), INCOMPLETE),
+    "process killed": (partial(hits, OURS, signal.SIGKILL), INCOMPLETE),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+@pytest.mark.parametrize("fault", FAULTS)
+def test_whatever_wandb_does_the_run_goes_on_and_its_steps_are_uploaded_later(
+    fault: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    survived: Ledger,
+) -> None:
+    serve, said = FAULTS[fault]
+    config, run = a_run(tmp_path)
+    monkeypatch.setattr(wandb_tracker, "FINISH_TIMEOUT_S", 8.0)
+    with serve() as (url, happened), run.log_to_file():
+        monkeypatch.setenv("WANDB_BASE_URL", url)
+        with WandbTracker(config, run.path):
+            do_steps(run, 1, 20)
+            wait_for(happened)
+            if said == OFFLINE:
+                wait_for(lambda: said in caplog.text)
+            do_steps(run, 21, 40)
+    assert beside_us() == []
+    assert caplog.text.count(said) == 1
+    assert all(record.levelno == logging.WARNING for record in caplog.records)
+    assert said in (run.path / "log.txt").read_text()
+    assert files_with(API_KEY, run.path) == []
+    kept = [(row["step"], row["critic/score/mean"]) for row in run.metrics.read()]
+    assert kept == expected(1, 40)
+
+    with FakeWandb() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        assert upload_run(run.path).result == "uploaded"
+        uploaded = scores_by_step(server)
+    assert uploaded == expected(1, 40)
+    assert beside_us() == []
+    survived("wandb", fault, rows_lost=2 * 40 - len(kept) - len(uploaded))
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+def test_no_process_outlives_a_trainer_that_is_killed(tmp_path: Path, survived: Ledger) -> None:
+    _, run = a_run(tmp_path, "offline")
+    code = """
+import sys, time
+from pathlib import Path
+from rl_core.config.run import RunConfig, TrainerConfig
+from rl_core.tracking.wandb_tracker import WandbTracker
+
+with WandbTracker(RunConfig(trainer=TrainerConfig(logger=("wandb",))), Path(sys.argv[1])):
+    time.sleep(600)
+"""
+    trainer = subprocess.Popen([sys.executable, "-c", code, str(run.path)])
+    wait_for(lambda: any(process.name() == SERVICE for process in beside_us()))
+    do_steps(run, 1, 5)
+    left = beside_us()
+    trainer.kill()
+    trainer.wait()
+    wait_for(lambda: not any(process.is_running() for process in left))
+    assert offline_scores(run) == [score for _, score in expected(1, 5)]
+    survived("SIGKILL", "trainer beside wandb")
+
+
+@pytest.mark.slow
+def test_a_run_that_was_deleted_at_wandb_goes_on_under_a_new_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, run = a_run(tmp_path)
+    monkeypatch.setattr(wandb_tracker, "FINISH_TIMEOUT_S", float(LIMIT_S))
+    with FakeWandb(deleted=("my-run",)) as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        with WandbTracker(config, run.path):
+            do_steps(run, 1, 5)
+        name = wandb_run_id(run.path)
+        assert name.startswith("my-run-")
+        assert scores_by_step(server, name) == expected(1, 5)
+    (said,) = caplog.messages
+    assert f"my-run was deleted at wandb, which never takes a name again: it is now {name}" in said
+
+
+@pytest.mark.slow
+def test_an_upload_says_in_one_line_why_it_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, run = a_run(tmp_path)
+    assert upload_run(run.path) == Upload("already", 0, "no step was done")
+    do_steps(run, 1, 2)
+    with FakeWandb() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        monkeypatch.setenv("HOME", str(tmp_path))  # no .netrc
+        monkeypatch.delenv("WANDB_API_KEY")
+        assert "API key" in upload_run(run.path).note
+        (run.path / "config.yaml").write_text("nothing: here")
+        assert "config.yaml holds no settings of a run" in upload_run(run.path).note
+
+
+def test_without_wandb_in_the_settings_nothing_starts(tmp_path: Path) -> None:
+    with WandbTracker(RunConfig(trainer=TrainerConfig(logger=("console",))), tmp_path):
+        assert beside_us() == []
+    assert list(tmp_path.iterdir()) == []
+    code = "import sys, rl_core.tracking.wandb_tracker; sys.exit('wandb' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_process_that_cannot_be_started_costs_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, run = a_run(tmp_path)
+    (run.path / "wandb").write_text("in the way")
+    with WandbTracker(config, run.path):
+        do_steps(run, 1, 2)
+    (said,) = caplog.messages
+    assert "wandb lacks steps of this run (its process could not be started" in said
+    assert "`countdown-train sync run_id=my-run` uploads them" in said

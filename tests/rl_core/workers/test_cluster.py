@@ -1,0 +1,370 @@
+"""Real Ray, real engines, a real learner: all slow, and nothing may be left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import ray
+
+from rl_core.config.run import (
+    ActorConfig,
+    CriticConfig,
+    DataConfig,
+    ResourcesConfig,
+    RolloutConfig,
+    RunConfig,
+)
+from rl_core.errors import OutOfMemory, WorkerDied
+from rl_core.rollout.hf_engine import HfEngine
+from rl_core.rollout.protocol import in_order
+from rl_core.types import (
+    Completion,
+    GenerationRequest,
+    Problem,
+    Rollout,
+    SamplingSettings,
+    ScoredText,
+)
+from rl_core.workers import cluster as workers_module
+from rl_core.workers.cluster import Workers
+from tests.support.faulty_actors import FaultyRolloutActor
+
+pytestmark = pytest.mark.slow
+
+GREEDY = SamplingSettings(max_tokens=12, temperature=0.0)
+REQUESTS = [GenerationRequest(tuple(range(5 + i, 25 + 3 * i)), seed=i) for i in range(7)]
+
+
+def config(engine: str = "vllm", num_engines: int = 1, kv_cache_mib: int = 16) -> RunConfig:
+    return RunConfig(
+        data=DataConfig(train_batch_size=6, max_prompt_length=64, max_response_length=64),
+        actor=ActorConfig(lr=1e-2, mini_batch_size=3),
+        critic=CriticConfig(lr=1e-2),
+        rollout=RolloutConfig.model_validate(
+            {"engine": engine, "num_engines": num_engines, "kv_cache_mib": kv_cache_mib}
+        ),
+        resources=ResourcesConfig(learner_threads=1),
+    )
+
+
+def processes_with(variable: str, value: str) -> list[psutil.Process]:
+    """Every process, of whatever parent, that inherited this environment variable."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(variable) == value and process.status() != "zombie":
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def marker() -> Iterator[str]:
+    """Marks all processes that start within this module, and proves at the end that all ended."""
+    value = uuid.uuid4().hex
+    os.environ["TEST_WORKERS_MARKER"] = value
+    yield value
+    del os.environ["TEST_WORKERS_MARKER"]
+    left = [p for p in processes_with("TEST_WORKERS_MARKER", value) if p.pid != os.getpid()]
+    assert not left, [" ".join(p.cmdline()) for p in left]
+
+
+@pytest.fixture(scope="class")
+def class_mocker() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="class")
+def workers(
+    tiny_model_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    marker: str,
+    class_mocker: pytest.MonkeyPatch,
+) -> Iterator[Workers]:
+    class_mocker.setattr(workers_module, "RolloutActor", FaultyRolloutActor)
+    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
+    logs = tmp_path_factory.mktemp("logs")
+    heard: list[str] = []
+    with Workers.start(
+        config(num_engines=2), tiny_model_path, log_folder=logs, report=heard.append
+    ) as started:
+        assert sorted(heard[1:]) == ["engine_0 is ready", "engine_1 is ready", "learner is ready"]
+        assert sorted(f.name for f in logs.iterdir()) == [
+            "engine_0.log",
+            "engine_1.log",
+            "learner.log",
+        ]
+        assert signal.getsignal(signal.SIGINT) == before[signal.SIGINT]
+        yield started
+    assert {n: signal.getsignal(n) for n in before} == before
+
+
+def tokens(completions: list[Completion]) -> list[list[int]]:
+    return [c.response_ids.tolist() for c in completions]
+
+
+def locally(folder: Path) -> list[Completion]:
+    engine = HfEngine(folder, dtype="float32", max_num_seqs=8, on_gpu=False)
+    return in_order(engine.generate(REQUESTS, GREEDY))
+
+
+def rollouts(completions: list[Completion]) -> list[Rollout]:
+    return [
+        Rollout(
+            problem=Problem(i, "countdown", (), {"target": 1, "numbers": [1]}, 1),
+            group_id=i,
+            sample_index=0,
+            prompt_text="",
+            prompt_ids=request.prompt_ids,
+            completion=completion,
+            response_text="",
+            scored=ScoredText(float(i % 2), "correct" if i % 2 else "wrong_value", None),
+        )
+        for i, (request, completion) in enumerate(zip(REQUESTS[:6], completions, strict=False))
+    ]
+
+
+class TestOneSession:
+    def test_two_engines_answer_an_odd_batch_in_order(
+        self, workers: Workers, tiny_model_path: Path
+    ) -> None:
+        workers.load_weights(tiny_model_path)
+        answered = workers.generate(REQUESTS, GREEDY)
+        expected = locally(tiny_model_path)
+        assert tokens(answered) == tokens(expected)
+        for one, other in zip(answered, expected, strict=True):
+            np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-3)
+        assert tokens(workers.generate(REQUESTS[:1], GREEDY)) == tokens(expected[:1])
+
+    def test_a_learned_step_reaches_every_engine_and_the_checkpoint(
+        self, workers: Workers, tiny_model_path: Path, tmp_path: Path
+    ) -> None:
+        workers.load_weights(tiny_model_path)
+        sampled = workers.generate(REQUESTS, SamplingSettings(16, 1.0))
+        metrics, columns = workers.learn(rollouts(sampled), step=1)
+        assert metrics["actor/grad_norm"] > 0
+        assert len(columns["advantage_mean"]) == 6
+        # The learner recomputes what the engines returned: float32 against float32.
+        assert max(columns["logprob_gap_mean"]) < 1e-3
+        unsynced = workers.generate(REQUESTS, GREEDY)
+        workers.sync_weights()
+        synced = workers.generate(REQUESTS, GREEDY)
+        self._learn_while_a_snapshot_is_written(workers, tmp_path / "checkpoint", sampled)
+        assert tokens(unsynced) == tokens(locally(tiny_model_path))
+        assert tokens(synced) == tokens(locally(tmp_path / "checkpoint"))
+        assert all(a != b for a, b in zip(tokens(synced), tokens(unsynced), strict=True))
+        self._run_out_of_memory(workers, expected=synced)
+
+    def _run_out_of_memory(self, workers: Workers, expected: list[Completion]) -> None:
+        """One of two engines: it is built again, and answers with the weights of the last sync."""
+        list(workers.stream(REQUESTS, GREEDY))
+        assert workers.end_engine_step() == {"memory/budget_seqs/gen": 256, "memory/oom/gen": 0}
+        ray.get(workers._engines[0].fail_at.remote({7}))
+        assert tokens(in_order(workers.stream(REQUESTS, GREEDY))) == tokens(expected)
+        assert workers.end_engine_step() == {
+            "memory/budget_seqs/gen": 2,
+            "memory/oom/gen": 1,
+            "memory/oom_seqs/gen": 4,
+        }
+
+    def _learn_while_a_snapshot_is_written(
+        self, workers: Workers, folder: Path, sampled: list[Completion]
+    ) -> None:
+        """The write waits at a pipe, which only this process empties, until a step is learned."""
+        folder.mkdir()
+        os.mkfifo(folder / "config.json")
+        workers.snapshot()
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(workers.write_snapshot, folder)
+            workers.learn(rollouts(sampled), step=2)
+            assert not writing.done()
+            model_config = (folder / "config.json").read_text()
+            writing.result(timeout=60)
+        (folder / "config.json").unlink()
+        (folder / "config.json").write_text(model_config)
+
+    def test_an_actors_value_error_arrives_as_it_is(self, workers: Workers, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"holds no \*\.safetensors") as caught:
+            workers.load_weights(tmp_path)
+        assert "\n" not in str(caught.value)
+
+    def test_a_killed_engine_is_named(self, workers: Workers, marker: str) -> None:
+        # The last test of these workers: one of them does not survive it.
+        titles = {
+            p.pid: " ".join(p.cmdline()) for p in processes_with("TEST_WORKERS_MARKER", marker)
+        }
+        engine_pids = sorted(pid for pid, title in titles.items() if "RolloutActor" in title)
+        assert len(engine_pids) == 2
+        for pid in engine_pids:
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(
+            WorkerDied, match=r"engine_(\d) died: .*engine_\1\.log ends with"
+        ) as caught:
+            workers.generate(REQUESTS, GREEDY)
+        assert caught.value.worker in ("engine_0", "engine_1")
+
+
+def test_an_engine_that_does_not_fit_is_out_of_memory(tiny_model_path: Path, marker: str) -> None:
+    with (
+        pytest.raises(OutOfMemory) as caught,
+        Workers.start(config(kv_cache_mib=10**9), tiny_model_path, learner=False),
+    ):
+        pass
+    assert caught.value.phase == "load_engine"
+
+
+def test_a_ray_too_slow_to_start_is_worth_another_attempt_and_leaves_its_logs(
+    tiny_model_path: Path, marker: str, tmp_path: Path
+) -> None:
+    done = threading.Event()
+
+    def suspend_raylet() -> None:
+        while not done.wait(0.01):
+            for child in psutil.Process().children():
+                if child.name() == "raylet":
+                    child.suspend()
+                    return
+
+    watcher = threading.Thread(target=suspend_raylet)
+    watcher.start()
+    try:
+        with (
+            pytest.raises(WorkerDied, match=r"it did not start .*timed out") as caught,
+            Workers.start(config("hf"), tiny_model_path, learner=False, log_folder=tmp_path),
+        ):
+            pass
+    finally:
+        done.set()
+        watcher.join()
+    assert caught.value.worker == "Ray"
+    assert f"all its logs: {tmp_path / 'ray'}" in str(caught.value)
+    assert (tmp_path / "ray" / "gcs_server.out").is_file()
+
+
+GONE_WITHIN_S = 90
+"""Two or three seconds as a rule; but an agent of Ray's may try for 60 to tell a dead server."""
+
+DRIVER = """
+    import signal
+    import sys
+    from pathlib import Path
+
+    from rl_core.config.run import DataConfig, RolloutConfig, RunConfig
+    from rl_core.types import GenerationRequest, SamplingSettings
+    from rl_core.workers.cluster import Workers
+
+    class Cancelled(BaseException):
+        pass
+
+    def cancel(number, frame):
+        raise Cancelled
+
+    if sys.argv[2] == "own handler":
+        signal.signal(signal.SIGTERM, cancel)
+    config = RunConfig(
+        data=DataConfig(max_prompt_length=64, max_response_length=900),
+        rollout=RolloutConfig(engine="hf"),
+    )
+    try:
+        with Workers.start(config, Path(sys.argv[1]), learner=False) as workers:
+            print("generating", flush=True)
+            requests = [GenerationRequest((5, 6, 7), seed) for seed in range(256)]
+            while True:
+                workers.generate(requests, SamplingSettings(900, 1.0))
+    except Cancelled:
+        sys.exit(7)
+"""
+
+
+@pytest.fixture
+def short_temp_dir() -> Iterator[str]:
+    """Removed even after a SIGKILL, which leaves Ray's folder; pytest's own is too long for it."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        yield folder
+
+
+@contextmanager
+def driver_process(model: Path, handler: str, temp_dir: str) -> Iterator[tuple[Any, str]]:
+    """Runs DRIVER; yields the process, and the marker that all its descendants inherit."""
+    value = uuid.uuid4().hex
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(DRIVER), str(model), handler],
+        env={**os.environ, "TEST_DRIVER_MARKER": value, "TMPDIR": temp_dir}
+        | {"PYTHONPATH": str(Path.cwd())},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as driver:
+        try:
+            yield driver, value
+        finally:
+            driver.kill()  # or a failed test would wait for it for ever
+
+
+def wait_until_none_is_left(value: str, *, deadline: float) -> None:
+    while left := processes_with("TEST_DRIVER_MARKER", value):
+        assert time.monotonic() < deadline, [" ".join(p.cmdline()) for p in left]
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("handler", "number", "expected_code"),
+    [
+        ("default", signal.SIGTERM, 128 + signal.SIGTERM),
+        ("default", signal.SIGINT, -signal.SIGINT),
+        ("default", signal.SIGKILL, -signal.SIGKILL),
+        ("own handler", signal.SIGTERM, 7),  # as Prefect's, which cancels a flow run
+    ],
+)
+def test_a_signal_in_mid_generation_leaves_no_process(
+    handler: str,
+    number: signal.Signals,
+    expected_code: int,
+    tiny_model_path: Path,
+    short_temp_dir: str,
+) -> None:
+    with driver_process(tiny_model_path, handler, short_temp_dir) as (driver, value):
+        assert driver.stdout.readline() == "generating\n"
+        time.sleep(1)
+        assert len(processes_with("TEST_DRIVER_MARKER", value)) > 3
+        if number == signal.SIGINT:
+            os.killpg(driver.pid, number)  # to the whole group, as a terminal's Ctrl-C does
+        else:
+            driver.send_signal(number)
+        deadline = time.monotonic() + GONE_WITHIN_S
+        assert driver.wait(timeout=30) == expected_code
+        wait_until_none_is_left(value, deadline=deadline)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 1.0])
+def test_a_sigterm_while_ray_starts_reaches_our_own_handler(
+    delay_s: float, tiny_model_path: Path, short_temp_dir: str
+) -> None:
+    with driver_process(tiny_model_path, "own handler", short_temp_dir) as (driver, value):
+        while len(processes_with("TEST_DRIVER_MARKER", value)) == 1:  # until Ray's first process
+            assert driver.poll() is None
+            time.sleep(0.05)
+        time.sleep(delay_s)
+        driver.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + GONE_WITHIN_S
+        assert driver.wait(timeout=30) == 7
+        wait_until_none_is_left(value, deadline=deadline)

@@ -1,0 +1,18 @@
+"""An engine's process into which a fault can be put, for tests with a real Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from rl_core.workers.actors import RolloutActor
+
+
+class FaultyRolloutActor(RolloutActor):
+    """A rollout engine's process that runs out of memory when it is told to."""
+
+    def fail_at(self, calls: Collection[int]) -> None:
+        """From now on the n-th MLP that is computed fails, for n in `calls`."""
+        from tests.support.memory_faults import engine_out_of_memory
+
+        self._fault = engine_out_of_memory(calls)
+        self._fault.__enter__()  # until the process ends

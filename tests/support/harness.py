@@ -1,0 +1,296 @@
+"""A Prefect server of the test's own, its workers, and what runs under them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+ROOT = Path(__file__).parent.parent.parent
+PREFECT = str(Path(sys.executable).with_name("prefect"))
+WORKER = ("worker", "start", "--pool", "countdown", "--type", "process", "--limit", "1")
+LIMIT_S = 600
+_STOP_TIMEOUT_S = 30
+_ATTEMPTS = 8
+
+
+class Prefect:
+    """A server of its own, seen through its commands and its API."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, str]) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.api = f"{self.url}/api"
+        self.folder = folder
+        self.environment = {
+            **os.environ,
+            "PREFECT_HOME": str(folder / "prefect"),
+            "PREFECT_RESULTS_LOCAL_STORAGE_PATH": str(folder / "storage"),
+            "PREFECT_API_URL": self.api,
+            "PYTHONPATH": str(ROOT),
+            **settings,
+        }
+
+    def command(self, *arguments: str, cwd: Path = ROOT) -> str:
+        done = subprocess.run(
+            [PREFECT, *arguments],
+            cwd=cwd,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Starts a command that goes on, in a process group of its own."""
+        with (self.folder / f"{arguments[0]}.log").open("a") as log:
+            return subprocess.Popen(
+                [PREFECT, *arguments],
+                cwd=ROOT,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def start_server(self) -> None:
+        self._server = self.start(
+            "server", "start", "--host", "127.0.0.1", "--port", str(self.port)
+        )
+        wait_for(self.is_up)
+
+    def stop_server(self) -> None:
+        stop(self._server)
+
+    def kill_server(self) -> None:
+        os.killpg(self._server.pid, signal.SIGKILL)
+        self._server.wait()
+
+    @contextmanager
+    def running(self, *arguments: str) -> Iterator[None]:
+        """A command that goes on: stopped, with all it started, at the end of the block."""
+        process = self.start(*arguments)
+        try:
+            yield
+        finally:
+            stop(process)
+
+    def deploy(self, replacements: Mapping[str, str]) -> None:
+        """Makes the work pool and all deployments, from the file with each text replaced once."""
+        file = edited(ROOT / "deployments" / "prefect.yaml", self.folder, replacements)
+        self.command("work-pool", "create", "countdown", "--type", "process")
+        self.command("--no-prompt", "deploy", "--prefect-file", str(file), "--all")
+
+    def is_up(self) -> bool:
+        try:
+            return httpx.get(f"{self.api}/health", timeout=5).is_success
+        except httpx.TransportError:
+            return False
+
+    def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Returns what the API answers; like Prefect's client it asks again while it is busy."""
+        for attempt in range(_ATTEMPTS):
+            answer = httpx.request(method, f"{self.api}{path}", json=body, timeout=LIMIT_S)
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                break
+            time.sleep(attempt)
+        answer.raise_for_status()
+        return answer.json() if answer.content else None
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        return self.request("POST", path, body)
+
+    def deployment(self, name: str) -> dict[str, Any]:
+        by_name = {"deployments": {"name": {"any_": [name]}}}
+        found: list[dict[str, Any]] = self.post("/deployments/filter", by_name)
+        assert len(found) == 1, name
+        return found[0]
+
+    def flow_runs(self, deployment: str) -> list[dict[str, Any]]:
+        runs: list[dict[str, Any]] = self.post(
+            "/flow_runs/filter", {"deployments": {"name": {"any_": [deployment]}}}
+        )
+        return runs
+
+    def pause_nights(self) -> None:
+        """Stops the schedule and takes back the runs that it has made."""
+        night = self.deployment("countdown-train-nightly")
+        self.post(f"/deployments/{night['id']}/pause_deployment", {})
+        for run in self.flow_runs("countdown-train-nightly"):
+            self.delete(run)
+
+    def disable_automations(self) -> None:
+        """Leaves a run alone that a busy machine keeps from telling that it lives."""
+        for automation in self.post("/automations/filter", {}):
+            self.request("PATCH", f"/automations/{automation['id']}", {"enabled": False})
+
+    def delete(self, run: dict[str, Any]) -> None:
+        self.request("DELETE", f"/flow_runs/{run['id']}")
+
+    def logs(self) -> str:
+        logs = self.post("/logs/filter", {"limit": 200, "sort": "TIMESTAMP_DESC"})
+        return "\n".join(str(log["message"])[:2000] for log in logs)
+
+
+class FlowRun:
+    """A run of a deployment, as its server and its processes show it.
+
+    Args:
+        prefect: its server.
+        deployment: name of a deployment, of which a run is made.
+        overrides: settings of the run.
+        environment: variables of its processes, beside the worker's own.
+        parameters: of the flow, beside the settings.
+    """
+
+    def __init__(
+        self,
+        prefect: Prefect,
+        deployment: str,
+        overrides: list[str],
+        environment: Mapping[str, str] = {},
+        **parameters: object,
+    ) -> None:
+        found = prefect.deployment(deployment)
+        made = prefect.post(
+            f"/deployments/{found['id']}/create_flow_run",
+            {
+                "parameters": {"overrides": overrides, **parameters},
+                "job_variables": {"env": dict(environment)},
+                "state": {"type": "SCHEDULED"},
+            },
+        )
+        self._prefect = prefect
+        self.id = str(made["id"])
+        self.name = str(made["name"])
+
+    def read(self) -> dict[str, Any]:
+        run: dict[str, Any] = self._prefect.request("GET", f"/flow_runs/{self.id}")
+        return run
+
+    def set_state(self, kind: str, *, force: bool = False, **more: object) -> str:
+        """Asks for a state of a type, as the UI does, and returns what the server answers."""
+        body = {"state": {"type": kind, **more}, "force": force}
+        return str(self._prefect.post(f"/flow_runs/{self.id}/set_state", body)["status"])
+
+    def retry(self) -> str:
+        """Has a worker run it again, as Retry in the UI does."""
+        return self.set_state("SCHEDULED", name="AwaitingRetry", message="Retry from the UI")
+
+    def suspend(self, timeout_s: float = 3600) -> str:
+        """Asks that it leaves and waits, as Suspend in the UI does (whose default is 300 s)."""
+        until = datetime.now(UTC) + timedelta(seconds=timeout_s)
+        details = {"pause_timeout": until.isoformat(), "pause_reschedule": True}
+        return self.set_state("PAUSED", name="Suspended", state_details=details)
+
+    def resume(self) -> str:
+        """Has a worker go on with it, as Resume in the UI does."""
+        return str(self._prefect.post(f"/flow_runs/{self.id}/resume", {})["status"])
+
+    def logs(self) -> list[str]:
+        """Returns the lines of its log, as its page shows them."""
+        asked = {"logs": {"flow_run_id": {"any_": [self.id]}}, "sort": "TIMESTAMP_ASC"}
+        return [str(log["message"]) for log in self._prefect.post("/logs/filter", asked)]
+
+    def tasks(self) -> list[tuple[str, str]]:
+        """Returns name and state of all its task runs, oldest first."""
+        asked = {
+            "flow_runs": {"id": {"any_": [self.id]}},
+            "sort": "EXPECTED_START_TIME_ASC",
+        }
+        found = self._prefect.post("/task_runs/filter", asked)
+        return [(task["name"], task["state_name"]) for task in found]
+
+    def artifacts(self) -> dict[str, Any]:
+        """Returns what its artifacts hold, by their keys; the newest where a key has several."""
+        asked = {"flow_runs": {"id": {"any_": [self.id]}}, "sort": "UPDATED_DESC"}
+        found = self._prefect.post("/artifacts/filter", asked)
+        return {artifact["key"]: artifact["data"] for artifact in reversed(found)}
+
+    def is_in(self, *names: str) -> bool:
+        """Says whether the state has one of these names."""
+        return self.read()["state"]["name"] in names
+
+    def states(self) -> list[tuple[str, str]]:
+        """Returns name and message of all its states, oldest first."""
+        states = self._prefect.request("GET", f"/flow_run_states/?flow_run_id={self.id}")
+        states.sort(key=lambda state: state["timestamp"])
+        return [(state["name"], state["message"] or "") for state in states]
+
+    def processes(self) -> list[psutil.Process]:
+        """Returns what lives of all that its flow run started."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                of_run = process.environ().get("PREFECT__FLOW_RUN_ID") == self.id
+                if of_run and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (psutil.Error, OSError):
+                continue
+        return found
+
+    def main_process(self) -> psutil.Process:
+        """Returns the process of the flow itself, which all others descend from."""
+        ours = self.processes()
+        pids = {process.pid for process in ours}
+        (main,) = [process for process in ours if process.ppid() not in pids]
+        return main
+
+
+def hungry_after(num_steps: int) -> dict[str, str]:
+    """Returns what has a flow run's first learner run out of memory, see hungry/."""
+    hungry = ROOT / "tests" / "support" / "hungry"
+    return {"PYTHONPATH": f"{hungry}:{ROOT}", "HUNGRY_AFTER_STEPS": str(num_steps)}
+
+
+def edited(file: Path, folder: Path, replacements: Mapping[str, str]) -> Path:
+    """Returns a copy of a file in which each text, found once, is replaced."""
+    text = file.read_text()
+    for old, new in replacements.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    copy = folder / file.name
+    copy.write_text(text)
+    return copy
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Stops a process with its group, if it is not gone yet."""
+    if process.poll() is not None:
+        return
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def wait_for(condition: Callable[[], object], limit_s: float = LIMIT_S) -> float:
+    """Returns the seconds that it took."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < limit_s
+        time.sleep(0.2)
+    return time.monotonic() - start
+
+
+def as_parameter(overrides: list[str]) -> str:
+    """Returns the overrides as `prefect deployment run --param` takes them."""
+    return f"overrides={json.dumps(overrides)}"

@@ -1,0 +1,84 @@
+"""What tests of the learner compare, and slow ways to its gradients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import transformers
+from torch import Tensor
+
+from rl_core.learner.experience import Prepared
+from rl_core.learner.learner import Learner
+
+COSTS = ("timing_s/", "memory/", "mfu/")
+
+
+def without_timings(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: x for name, x in metrics.items() if not name.startswith(COSTS)}
+
+
+def all_weights(learner: Learner) -> dict[str, Tensor]:
+    weights = {f"actor.{name}": x.clone() for name, x in learner.weights().items()}
+    if learner._critic is not None:
+        weights |= {f"critic.{k}": x.clone() for k, x in learner._critic.state_dict().items()}
+    return weights
+
+
+def assert_bitwise_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], atol: float) -> None:
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(
+            actual[name], tensor, atol=atol, rtol=0, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
+def slow_actor_gradient(folder: Path, prepared: Prepared, rows: list[int]) -> Tensor:
+    """The whole actor loss of some rows (token mean), one row and one token at a time."""
+    actor = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    batch = prepared.batch
+    assert prepared.ref_logprobs is not None
+    num_tokens = int(batch.response_lengths[rows].sum())
+    loss = torch.zeros(())
+    for row in rows:
+        start, end = int(batch.prompt_lengths[row]), int(batch.lengths[row])
+        ids = batch.input_ids[row, :end]
+        full = actor(ids.unsqueeze(0)).logits[0].log_softmax(-1)
+        for t, position in enumerate(range(start, end)):
+            predicted = full[position - 1]
+            logprob = predicted[ids[position]]
+            ratio = (logprob - prepared.old_logprobs[row, t]).exp()
+            advantage = prepared.advantages[row, t]
+            surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+            gap = logprob - prepared.ref_logprobs[row, t]
+            entropy = -(predicted.exp() * predicted).sum()
+            engine_gap = prepared.old_logprobs[row, t] - batch.rollout_logprobs[row, t]
+            loss = loss - surrogate * engine_gap.exp().clamp(max=2.0)
+            loss = loss + 0.1 * ((-gap).exp() - 1 + gap) - 0.05 * entropy
+    (loss / num_tokens).backward()
+    return torch.cat([p.grad.flatten() for p in actor.parameters()])
+
+
+def slow_critic_gradient(learner: Learner, prepared: Prepared, rows: list[int]) -> Tensor:
+    """The value loss of some rows, one row at a time."""
+    critic, batch = learner._critic, prepared.batch
+    assert critic is not None
+    assert prepared.values is not None
+    assert prepared.returns is not None
+    critic.zero_grad()
+    for row in rows:
+        start, end = int(batch.prompt_lengths[row]), int(batch.lengths[row])
+        states = critic.backbone(batch.input_ids[row : row + 1, :end]).last_hidden_state[0]
+        values = critic.head(states[start - 1 : end - 1]).squeeze(-1)
+        old, target = (x[row, : len(values)] for x in (prepared.values, prepared.returns))
+        kept = torch.maximum(torch.minimum(values, old + 0.5), old - 0.5)
+        worse = torch.maximum((values - target).square(), (kept - target).square())
+        (worse.sum() / 2 / int(batch.response_lengths[rows].sum())).backward()
+    result = torch.cat([p.grad.flatten() for p in critic.parameters() if p.grad is not None])
+    critic.zero_grad()
+    return result

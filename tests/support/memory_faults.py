@@ -1,0 +1,84 @@
+"""torch's own out-of-memory errors, raised in the middle of chosen passes of a real learner."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from rl_core.learner.learner import Learner
+
+MESSAGE = "CUDA out of memory. Tried to allocate 4.64 GiB. GPU 0 has a total capacity of 23.99 GiB"
+
+
+def last_layer(learner: Learner, phase: str) -> nn.Module:
+    if phase == "ref":
+        assert learner._reference is not None
+        backbone = learner._reference.get_decoder()
+    elif phase in ("values", "update_critic"):
+        assert learner._critic is not None
+        backbone = learner._critic.backbone
+    else:
+        backbone = learner._actor.get_decoder()
+    layer = backbone.layers[-1]
+    assert isinstance(layer, nn.Module)
+    return layer
+
+
+@contextmanager
+def out_of_memory(
+    learner: Learner, phase: str, calls: Collection[int], *, backward: bool = False
+) -> Iterator[list[int]]:
+    """The last layer's n-th computation in a phase fails, forward or backward, for n in `calls`.
+
+    Yields a list of the calls that have failed.
+    """
+    numbers, failed = itertools.count(), list[int]()
+    learns = phase.startswith("update_")
+
+    def fail(number: int) -> None:
+        failed.append(number)
+        raise torch.OutOfMemoryError(MESSAGE)
+
+    def look(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        if torch.is_grad_enabled() != learns:
+            return
+        number = next(numbers)
+        if number in calls:
+            if not backward:
+                fail(number)
+            output.register_hook(lambda grad: fail(number))
+
+    handle = last_layer(learner, phase).mlp.register_forward_hook(look)
+    try:
+        yield failed
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def engine_out_of_memory(calls: Collection[int]) -> Iterator[list[int]]:
+    """The n-th MLP that any engine in this process computes fails, for n in `calls`.
+
+    Of whichever engine, built before or meanwhile, vLLM's and transformers' alike; a learner does
+    not infer. Yields a list of the calls that have failed.
+    """
+    numbers, failed = itertools.count(), list[int]()
+
+    def look(module: nn.Module, inputs: Any, output: Any) -> None:
+        if torch.is_inference_mode_enabled() and type(module).__name__ == "Qwen2MLP":
+            number = next(numbers)
+            if number in calls:
+                failed.append(number)
+                raise torch.OutOfMemoryError(MESSAGE)
+
+    handle = register_module_forward_hook(look)
+    try:
+        yield failed
+    finally:
+        handle.remove()

@@ -1,0 +1,83 @@
+"""Rewards of users, good and bad, as `env.reward=tests.support.user_rewards:...` names them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+NOT_A_FUNCTION = 3
+
+
+def same_text(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
+) -> Any:
+    return float(solution_str == ground_truth)
+
+
+def as_mapping(**arguments: Any) -> Any:
+    """Says what it was asked, as the answer it read."""
+    return {"score": -1, "acc": arguments["solution_str"] == "right", "pred": repr(arguments)}
+
+
+def _crash() -> None:
+    raise KeyError("no such thing")
+
+
+def _loop() -> None:
+    while True:
+        pass
+
+
+def _start_children() -> None:
+    for _ in range(20):
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100.7)"])
+    time.sleep(100)
+
+
+def _make_noise() -> float:
+    sys.stdout.write("x" * 1_000_000)
+    os.write(2, b"y" * 1_000_000)
+    sys.stdin.read()
+    return 1.0
+
+
+def _recurse() -> None:
+    _recurse()
+
+
+_BEHAVIOURS = {
+    "crash": _crash,
+    "exit": lambda: sys.exit(3),
+    "leave": lambda: os._exit(3),
+    "segfault": lambda: ctypes.string_at(0),
+    "hog": lambda: len(bytearray(2**34)),
+    "recurse": _recurse,
+    "loop": _loop,
+    "children": _start_children,
+    "fork": lambda: float(os.fork() >= 0),
+    "noise": _make_noise,
+    "nan": lambda: float("nan"),
+    "text": lambda: "1.0",
+    "nothing": lambda: None,
+    "empty": dict,
+    "list": lambda: [1.0],
+}
+
+
+def misbehave(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
+) -> Any:
+    """Does what the response says; anything else is right."""
+    return _BEHAVIOURS.get(solution_str, lambda: 1.0)()
+
+
+def slow(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> Any:
+    """Writes which process works, and goes on for ever."""
+    Path(solution_str).write_text(str(os.getpid()))
+    while True:
+        pass

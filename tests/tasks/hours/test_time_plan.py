@@ -1,0 +1,240 @@
+"""Hours and price before the start: from a run of the same shape, else by a roofline."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_core.config.run import RunConfig
+from rl_core.data.dataset import write_dataset
+from rl_core.resources.cost import Spread
+from rl_core.resources.roofline import Lengths
+from rl_core.runs.run_folder import RunFolder
+from tasks.generate import dataset_folder
+from tasks.hours.time_plan import StepEstimate, lengths_seen, measured_before
+from tasks.importers.console_log import import_log
+from tasks.preflight import preflight, refuse_fatal
+from tasks.preflight_checks.finding import Finding, PreflightError
+
+DIARY = {
+    "data": {"train_batch_size": 32},
+    "actor": {"mini_batch_size": 32},
+    "trainer": {"total_epochs": 2},
+    "budget": {"price_per_hour": 2.18},
+}
+
+
+def config(root: Path, **changes: object) -> RunConfig:
+    env = {"name": "countdown", "max_operands": 3}
+    return RunConfig.model_validate({"storage": {"root": root}, "env": env, **DIARY, **changes})
+
+
+def ran(settings: RunConfig, run_id: str, step_s: list[float | None]) -> None:
+    run = RunFolder.create(settings.model_copy(update={"run_id": run_id}))
+    lines = [
+        {"step": step, "epoch": 0, "timing_s/step": seconds} for step, seconds in enumerate(step_s)
+    ]
+    (run.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def time_finding(settings: RunConfig) -> Finding:
+    (found,) = [finding for finding in preflight(settings) if finding.check == "time"]
+    return found
+
+
+def measured(run_id: str, seconds: float) -> StepEstimate:
+    return StepEstimate(Spread(seconds, seconds, seconds), "measured", run_id)
+
+
+ON_A_CARD: dict[str, Any] = {
+    "model": {"path": "Qwen/Qwen2.5-0.5B", "dtype": "bfloat16"},
+    "resources": {"learner_gpus": 0.5, "rollout_gpus": 0.5, "card": "RTX 4090"},
+}
+
+
+def estimated(found: Finding) -> dict[str, Any]:
+    (figures,) = found.figures["estimates"]
+    return dict(figures)
+
+
+def test_without_a_run_of_this_shape_the_cpu_is_measured(tmp_path: Path) -> None:
+    ran(config(tmp_path, data={"train_batch_size": 64}), "other", [None, 1.0])
+    assert measured_before(config(tmp_path)) is None
+    found = time_finding(config(tmp_path))
+    assert found.level == "ok"
+    assert "(a roofline of this CPU, undisturbed)" in found.message
+    assert "from step 5 on progress shows what is measured" in found.message
+    figures = estimated(found)
+    step = figures["seconds_per_step"]
+    assert 0 < step["low"] < step["typical"] < step["high"]
+    assert (figures["basis"], figures["problems"], figures["steps"]) == (
+        *("roofline", 327_680, 20_480),
+    )
+    assert figures["hours_per_epoch"]["high"] == pytest.approx(step["high"] * 10_240 / 3_600)
+    assert figures["price_per_run"]["low"] == pytest.approx(step["low"] * 20_480 / 3_600 * 2.18)
+
+
+def test_the_first_diary_is_planned_for_its_card(tmp_path: Path) -> None:
+    """25.5 h and 55.7 per epoch were worked out by hand afterwards."""
+    found = time_finding(config(tmp_path, **ON_A_CARD))
+    assert "(a roofline of RTX 4090)" in found.message
+    figures = estimated(found)
+    assert 0.5 < figures["hours_per_epoch"]["typical"] / 25.5 < 2
+    assert 0.5 < figures["price_per_epoch"]["typical"] / 55.7 < 2
+    assert figures["hours_per_epoch"]["low"] < 25.5 < figures["hours_per_epoch"]["high"]
+
+
+def test_a_card_of_which_only_the_memory_is_said_is_one_of_several(tmp_path: Path) -> None:
+    resources = {"learner_gpus": 0.5, "rollout_gpus": 0.5, "gpu_memory_gib": 24}
+    found = time_finding(config(tmp_path, **(ON_A_CARD | {"resources": resources})))
+    sources = [figures["source"] for figures in found.figures["estimates"]]
+    assert {"RTX 3090", "RTX 4090", "L4"} <= set(sources)
+    assert "name yours as resources.card" in found.message
+    unknown = time_finding(
+        config(tmp_path, **(ON_A_CARD | {"resources": resources | {"gpu_memory_gib": 1_000}}))
+    )
+    assert unknown.figures == {"estimates": []}
+    assert "the rates of the device are not known" in unknown.message
+
+
+def test_lengths_that_were_seen_take_the_place_of_guesses(tmp_path: Path) -> None:
+    settings = config(tmp_path, **ON_A_CARD)
+    assert lengths_seen(settings) is None
+    before = estimated(time_finding(settings))["seconds_per_step"]
+    other = settings.model_copy(
+        update={
+            "run_id": "other",
+            "data": settings.data.model_copy(update={"train_batch_size": 64}),
+        }
+    )
+    run = RunFolder.create(other)
+    row = {"prompt_length/mean": 143.0, "response_length/mean": 181.0, "response_length/max": 800.0}
+    run.metrics.append(1, row)
+    assert lengths_seen(settings) == Lengths(143, 181, 800)
+    assert "(a roofline of RTX 4090)" in time_finding(settings).message
+    after = estimated(time_finding(settings))["seconds_per_step"]
+    assert after["high"] - after["low"] < before["high"] - before["low"]
+    assert after["low"] < 8.99 < after["high"]
+    assert 0.5 < after["typical"] / 8.99 < 2
+
+
+def test_a_run_of_another_shape_on_this_device_scales_the_roofline(tmp_path: Path) -> None:
+    settings = config(tmp_path, **ON_A_CARD)
+    larger = {"run_id": "larger", "data": {"train_batch_size": 64, "max_response_length": 512}}
+    run = RunFolder.create(config(tmp_path, **ON_A_CARD, **larger))
+    row = {"prompt_length/mean": 143.0, "response_length/mean": 181.0, "response_length/max": 512.0}
+    before = estimated(time_finding(settings))["seconds_per_step"]
+    for step in range(1, 6):
+        run.metrics.append(step, row | {"timing_s/step": 10.0})
+    found = time_finding(settings)
+    assert "(a roofline of RTX 4090, scaled by run larger)" in found.message
+    after = estimated(found)["seconds_per_step"]
+    assert 5 < after["typical"] < 10  # half the rows, as many decoding steps
+    assert after["high"] / after["low"] == pytest.approx(1.5**2)
+    assert after["high"] - after["low"] < before["high"] - before["low"]
+    other_card = ON_A_CARD["resources"] | {"card": "H100"}
+    elsewhere = config(tmp_path, **(ON_A_CARD | {"resources": other_card}))
+    assert estimated(time_finding(elsewhere))["scaled_by"] is None
+
+
+def test_an_imported_log_counts_as_a_run_of_its_shape(tmp_path: Path) -> None:
+    log = tmp_path / "verl_demo.log"
+    log.write_text("".join(f"step:{i} - timing_s/step:8.976\n" for i in range(1, 171)))
+    settings = config(tmp_path, **ON_A_CARD)
+    import_log(log, root=tmp_path, run_id="unnamed")
+    assert measured_before(settings) is None  # it does not say what it is a log of
+    import_log(log, root=tmp_path, run_id="diary", settings=settings)
+    found = time_finding(settings)
+    assert "25.5 h, 55.7 EUR per epoch of 327,680 problems" in found.message
+    assert "(from the imported log diary)" in found.message
+    # What another program's log cannot tell is not asked for; what tells the shape is.
+    micro = config(tmp_path, **ON_A_CARD, actor={"mini_batch_size": 32, "micro_batch_tokens": 1})
+    assert measured_before(micro) == measured_before(settings) is not None
+    assert measured_before(config(tmp_path, **ON_A_CARD, algorithm={"gamma": 0.9})) is not None
+    larger = config(tmp_path, **ON_A_CARD, data={"train_batch_size": 64})
+    assert measured_before(larger) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said", "steps"),
+    [
+        ({"env": {"name": "gsm8k", "source": "toy"}, "data": {"train_size": 8_000}}, "8,000", 31),
+        ({"env": {"name": "gsm8k"}, "data": {}}, "7,473", 29),
+        ({"data": {"train_size": 20_000}}, "20,000", 78),
+    ],
+)
+def test_an_epoch_has_the_problems_of_its_env(
+    tmp_path: Path, changes: dict[str, Any], said: str, steps: int
+) -> None:
+    settings = RunConfig.model_validate(
+        {"storage": {"root": tmp_path}, "env": {"name": "countdown", "max_operands": 3}, **changes}
+    )
+    found = time_finding(settings)
+    assert f"per epoch of {said} problems" in found.message
+    assert estimated(found)["steps_in_epoch"] == steps
+
+
+def test_an_epoch_has_ones_own_problems(tmp_path: Path) -> None:
+    rows = [{"nums": [1, 2, n], "target": 3 + n} for n in range(10, 15)]
+    for name, chosen in (("train", rows), ("test", rows[:1])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in chosen))
+    data = {"train_files": str(tmp_path / "train.jsonl"), "train_batch_size": 2}
+    tests = {"test_files": str(tmp_path / "test.jsonl")}
+
+    def own(**given: object) -> RunConfig:
+        return config(tmp_path, data=data | given, actor={"mini_batch_size": 2})
+
+    found = time_finding(own(**tests))
+    assert "per epoch of at most 5 problems" in found.message
+    assert estimated(found)["steps"] == 2 * 2
+    # Once it is made it is counted: the problem that is tested, too, is not trained on.
+    made = own(**tests)
+    write_dataset(made.env, made.data, dataset_folder(made))
+    assert "per epoch of 4 problems" in time_finding(made).message
+    # The last of them are the test split.
+    assert "at most 3 problems" in time_finding(own(test_size=2)).message
+    for settings, why in (
+        (own(), "5 rows, no more than data.test_size=1024"),
+        (own(**tests, train_batch_size=6), "data.train_batch_size=6 is above the 4 training"),
+    ):
+        findings = preflight(settings)
+        assert [f.check for f in findings if f.level == "fatal"] == ["data"]
+        with pytest.raises(PreflightError, match=why):
+            refuse_fatal(findings)
+
+
+def test_the_diary_comes_out_before_the_start(tmp_path: Path) -> None:
+    per_step = 25.43 * 60 / 170
+    # A step with a test and a save takes longer, and step 0 is a test alone.
+    ran(config(tmp_path), "before", [99.0, per_step, per_step, 60.0, per_step, per_step])
+    found = time_finding(config(tmp_path))
+    assert found.level == "ok"
+    assert "25.5 h, 55.7 EUR per epoch of 327,680 problems" in found.message
+    assert "51.1 h, 111.3 EUR for 20,480 steps" in found.message
+    assert "measured in run before" in found.message
+
+
+def test_learning_rates_and_seeds_do_not_change_the_shape(tmp_path: Path) -> None:
+    ran(config(tmp_path, seed=3, actor={"mini_batch_size": 32, "lr": 1e-5}), "a", [None, 2.0])
+    assert measured_before(config(tmp_path)) == measured("a", 2.0)
+
+
+def test_the_last_run_counts_and_broken_ones_are_passed_over(tmp_path: Path) -> None:
+    ran(config(tmp_path), "a", [None, 2.0])
+    ran(config(tmp_path), "b", [None, 3.0])
+    ran(config(tmp_path), "c", [None])
+    (tmp_path / "runs" / "d").mkdir()
+    (tmp_path / "runs" / "d" / "config.yaml").write_text("[not, settings")
+    assert measured_before(config(tmp_path)) == measured("b", 3.0)
+
+
+def test_a_budget_that_ends_training_early_is_a_warning(tmp_path: Path) -> None:
+    ran(config(tmp_path), "a", [None, 3.6])  # 20,480 steps are 20.48 h
+    budget = {"max_hours": 20.4}
+    found = time_finding(config(tmp_path, budget=budget))
+    assert found.level == "warning"
+    assert "budget.max_hours=20.4 will stop it earlier" in found.remedy
+    assert time_finding(config(tmp_path, budget={"max_hours": 20.5})).level == "ok"

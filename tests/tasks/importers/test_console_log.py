@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl_core.tracking.diagnosis import diagnose
+from tasks.importers.console_log import import_log, is_log, logged_settings, read_log
+from tasks.queries.sql import ask
+from tasks.report import write_report
+from tests.support.launch_scripts import PRINTED
+
+LOG = """(main_task pid=3107) wandb: offline
+(main_task pid=3107) step:0 - val/test_score/countdown:0.030
+\x1b[36m(t pid=37)\x1b[0m step:1 - critic/kl:-0.001 - critic/score/mean:0.036 - timing_s/step:9
+(main_task pid=3107) step:2 - critic/kl:nan - critic/score/mean:0.040 - timing_s/step:9.000
+(task pid=37) step:2 - critic/kl:2e-3 - critic/score/mean:np.float64(0.05) - actor/entropy:0.7
+[36m(main_task pid=3107) step:3 - critic/score/mean:6e-02 - timing_s/step:8.500 - critic/k
+"""
+
+
+def test_steps_are_read_as_verl_prints_them() -> None:
+    assert read_log(LOG) == {
+        0: {"val/test_score/countdown": 0.03, "val/score": 0.03},
+        1: {"critic/kl": -0.001, "critic/score/mean": 0.036, "timing_s/step": 9.0},
+        2: {"critic/kl": 0.002, "critic/score/mean": 0.05, "actor/entropy_loss": 0.7},
+        3: {"critic/score/mean": 0.06, "timing_s/step": 8.5},
+    }
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_read(text: str) -> None:
+    assert is_log(text) == bool(read_log(text))
+
+
+def test_a_log_becomes_a_run_for_sql_report_and_diagnosis(tmp_path: Path) -> None:
+    """The diary's 170 steps, as TinyZero printed such: no accuracy, only score and length."""
+    file = tmp_path / "verl_demo.log"
+    file.write_text(
+        "".join(
+            f"step:{i} - critic/score/mean:{0.036 + 0.083 * i / 170:.4f} - "
+            f"response_length/mean:{181 - 123 * i / 170:.1f} - actor/pg_clipfrac:0.000 - "
+            "timing_s/step:8.976\n"
+            for i in range(1, 171)
+        )
+    )
+    os.utime(file, (1_700_000_000, 1_700_000_000))
+    run = import_log(file, root=tmp_path, run_id="diary")
+    record = json.loads((run.path / "run.json").read_text())
+    assert (record["steps"], record["status"]) == (170, "finished")
+    assert record["started_at"] == "2023-11-14T21:48:03.056+00:00"  # 169 steps before the end
+    curve = ask("learning_curve", root=tmp_path, run="diary")
+    assert curve.height == 170
+    assert curve["score"][-1] == pytest.approx(0.119)
+    found = [one.rule for one in diagnose(run.metrics.read())]
+    assert found == ["format_credit_only", "length_collapse", "never_clipped"]
+    page = write_report(run.path).html.read_text()
+    assert "the model learns the answer tag, not the task" in page
+
+    with pytest.raises(ValueError, match="exists already"):
+        import_log(file, root=tmp_path, run_id="diary")
+
+
+def test_verls_settings_are_found_before_the_steps() -> None:
+    assert logged_settings(PRINTED) == {
+        "actor_rollout_ref.actor.ppo_mini_batch_size": 32,
+        "actor_rollout_ref.actor.optim.lr": 1e-6,
+        "actor_rollout_ref.model.path": "/root/qwen2505B",
+        "actor_rollout_ref.rollout.n": 1,
+        "actor_rollout_ref.rollout.name": "vllm",
+        "algorithm.adv_estimator": "gae",
+        "algorithm.kl_ctrl.type": "fixed",
+        "data.max_prompt_length": 256,
+        "data.max_response_length": 1_024,
+        "data.train_batch_size": 32,
+        "data.val_files": None,
+        "trainer.logger": ["wandb"],
+        "trainer.resume": {},
+    }
+    assert logged_settings(LOG) == {}
+    assert logged_settings(PRINTED.replace("'resume': {}}}", "'resume': ")) == {}  # cut short
+    assert logged_settings("{'a': __import__('os')}") == {}  # values alone, no code
+
+
+def test_a_file_without_steps_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "empty.log"
+    file.write_text("nothing happened\n")
+    with pytest.raises(ValueError, match="holds no line like step:2"):
+        import_log(file, root=tmp_path, run_id="empty")
+    assert not (tmp_path / "runs").exists()

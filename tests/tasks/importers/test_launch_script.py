@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tasks.importers.launch_script import Imported, import_script
+from tests.support.launch_scripts import ARRAYS, FROM_OUTSIDE, GSM8K, PLANTED, SOUND
+
+
+def said(imported: Imported, line: int) -> list[str]:
+    return [str(one) for one in imported.findings if one.check == f"line {line}"]
+
+
+def found(imported: Imported, words: str) -> str:
+    (one,) = (f"{one.check}: {one}" for one in imported.findings if words in str(one))
+    return one
+
+
+def test_a_sound_script_becomes_a_preset_without_a_warning() -> None:
+    imported = import_script(SOUND)
+    assert [str(one) for one in imported.findings if one.level == "warning"] == []
+    assert yaml.safe_load(imported.preset("train.sh")) == {
+        "defaults": [{"override /env": "countdown"}],
+        "data": {"train_batch_size": 256, "max_prompt_length": 256, "max_response_length": 1024},
+        "model": {"path": "Qwen/Qwen2.5-0.5B", "dtype": "bfloat16"},
+        "actor": {
+            "lr": 1e-6,
+            "mini_batch_size": 128,
+            "micro_batch_tokens": 8 * 1280,
+            "clip_eps_low": 0.25,
+            "clip_eps_high": 0.25,
+        },
+        "algorithm": {
+            "group_size": 5,
+            "estimator": "grpo",
+            "kl_mode": "loss",
+            "kl_coef": 0.005,
+            "kl_estimator": "k3",
+        },
+        "rollout": {"gpu_memory_utilization": 0.4, "num_engines": 1},
+        "trainer": {
+            "logger": ["console", "wandb"],
+            "save_freq": 5000,
+            "wandb_project": "count down",
+            "total_epochs": 1,
+        },
+        "resources": {"learner_gpus": 1, "rollout_gpus": 1},
+    }
+
+
+def test_every_planted_mistake_is_found_where_it_is() -> None:
+    imported = import_script(PLANTED)
+    assert not any("tee" in one for one in said(imported, 2))  # line 10 cut the pipe off
+    defaults = found(imported, "what the script leaves to verl has verl's defaults")
+    assert defaults.endswith("data.max_prompt_length=512 data.max_response_length=512")
+    assert "data/countdown/train.parquet is not here" in said(imported, 3)[0]
+    assert said(imported, 5) == [
+        "data.val_batch_size does nothing here: the test split is generated at once; "
+        "it never helped against memory"
+    ]
+    (typo,) = said(imported, 6)
+    assert "data.max_promt_length" in typo
+    assert "did you mean data.max_prompt_length?" in typo
+    (mini,) = said(imported, 8)
+    assert "scaled by 0.25" in mini  # 32 / 128
+    blank, parallel = said(imported, 10)
+    assert "loses 6 settings" in blank
+    assert "tensor_model_parallel_size 2 needs more than the 1 GPUs" in parallel
+    tee, double, _ = said(imported, 11)
+    assert "given twice, 4 in line 9 and 2 here: the last one wins: 2" in double
+    assert "exit code is tee's" in tee
+    (alone,) = said(imported, 12)
+    assert "so the raw score is the advantage" in alone
+    assert "the preset has algorithm.group_size=8" in alone
+    assert "$NAME is not set in this script" in said(imported, 13)[0]
+
+
+def test_an_estimators_name_overwritten_by_a_number_is_found() -> None:
+    script = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\\n"
+    script += "  algorithm.adv_estimator=0.95 data.train_batch_size=256\n"
+    double, number = said(import_script(script), 2)
+    assert "given twice, grpo in line 1 and 0.95 here" in double
+    assert "is a number where an estimator's name belongs" in number
+    assert "algorithm.estimator" not in import_script(script).settings
+
+
+def test_saving_more_often_than_the_disk_bears_is_found() -> None:
+    """Qwen2.5-3B with a critic: 3.09e9 weights of 4 bytes, the critic's, both moments of both."""
+    (found,) = said(import_script(PLANTED), 15)
+    # 327,680 puzzles in batches of 32, 15 epochs: 153,600 steps, every tenth saved.
+    assert "15360 checkpoints of" in found
+    assert "full in step" in found
+
+
+def test_a_gsm8k_script_becomes_a_gsm8k_run() -> None:
+    imported = import_script(GSM8K)
+    assert yaml.safe_load(imported.preset("grpo.sh")) == {
+        "defaults": [{"override /env": "gsm8k"}],
+        "data": {"train_batch_size": 256, "max_prompt_length": 512, "max_response_length": 512},
+        "model": {"path": "Qwen/Qwen2.5-7B-Instruct", "dtype": "bfloat16"},
+        "trainer": {"total_epochs": 3, "save_freq": 29},
+        "actor": {"mini_batch_size": 256, "micro_batch_tokens": 4 * 1024},
+        "algorithm": {"estimator": "grpo", "group_size": 4, "kl_coef": 0.001},
+        "resources": {"learner_gpus": 0.5, "rollout_gpus": 0.5},
+        "checkpoints": {"quota_bytes": 280_000_000_000},
+    }
+    assert "the run fetches openai/gsm8k" in said(imported, 8)[0]
+    assert "Qwen/Qwen2.5-7B-Instruct from the hub" in said(imported, 13)[0]
+
+
+def test_a_group_size_and_a_coefficient_in_the_wrong_place_are_found() -> None:
+    size = found(import_script(GSM8K), "algorithm.group_size is no setting of verl")
+    assert size.startswith("line 6: ")
+    assert "whose name for it is actor_rollout_ref.rollout.n" in size
+    assert size.endswith("the preset has algorithm.group_size=4")
+    coef = found(import_script(GSM8K), "kl_penalty=0.001 is a number where a kind")
+    assert coef.startswith("line 7: ")
+    assert coef.endswith("the preset has algorithm.kl_coef=0.001")
+    both = f"{GSM8K.rstrip()} algorithm.kl_ctrl.kl_coef=0.01"
+    assert import_script(both).settings["algorithm.kl_coef"] == 0.01
+
+
+def test_verls_own_name_of_the_group_size_wins() -> None:
+    script = GSM8K.replace("algorithm.kl_penalty=0.001", "actor_rollout_ref.rollout.n=5")
+    imported = import_script(script)
+    assert imported.settings["algorithm.group_size"] == 5
+    assert "which is 5 and wins" in found(imported, "algorithm.group_size is no setting")
+
+
+def test_a_large_checkpoint_after_each_step_is_found_with_what_it_costs() -> None:
+    """7.6e9 weights of 4 bytes and both moments, 7,473 // 256 = 29 steps in each of 3 epochs."""
+    cost = found(import_script(GSM8K), "saves after each step: 87 checkpoints of 91.4 GB")
+    assert "verl keeps all, 7,951 GB" in cost
+    assert "the preset has trainer.save_freq=29" in cost
+    few = import_script(GSM8K.replace("test_freq=-1", "max_actor_ckpt_to_keep=1"))
+    assert "verl keeps 1, 91 GB" in found(few, "saves after each step")
+
+
+def test_variables_of_the_shell_that_starts_it_can_be_given(tmp_path: Path) -> None:
+    alone = import_script(FROM_OUTSIDE)
+    assert "model.path" not in alone.settings
+    model = found(alone, "$BASE_MODEL is not set in this script")
+    assert "actor_rollout_ref.model.path, critic.model.path cannot be read" in model
+    assert "countdown-train import SCRIPT BASE_MODEL=VALUE" in model
+
+    given = {"BASE_MODEL": "Qwen/Qwen2.5-3B", "DATA_DIR": f"{tmp_path}/countdown", "N_GPUS": "2"}
+    outside = {"EXPERIMENT_NAME": "night", "DATA_DIR": "elsewhere", "HOME": "/root"}
+    imported = import_script(FROM_OUTSIDE, given, outside)
+    assert imported.settings["model.path"] == "Qwen/Qwen2.5-3B"
+    assert imported.settings["rollout.num_engines"] == 1
+    assert found(imported, f"{tmp_path}/countdown/train.parquet is not here")
+    assert found(imported, "$EXPERIMENT_NAME is taken from this shell").startswith("line 8")
+    assert not any("is not set" in str(one) for one in imported.findings)
+
+
+def test_a_variable_that_changes_nothing_is_noticed() -> None:
+    unused = import_script(ARRAYS, {"MODEL_PAT": "x"})
+    assert "did you mean MODEL_PATH?" in found(unused, "the script uses no such variable")
+    held = import_script("X=1\n" + FROM_OUTSIDE, {"X": "2"})
+    assert found(held, "X=2 is given, and the script sets it itself").startswith("line 1")
+
+
+def test_arrays_cases_and_defaults_of_verls_examples_are_read(tmp_path: Path) -> None:
+    imported = import_script(ARRAYS, shell={"HOME": str(tmp_path)})
+    assert imported.settings["algorithm.estimator"] == "rloo"
+    assert imported.settings["algorithm.kl_mode"] == "none"
+    assert imported.settings["algorithm.group_size"] == 5
+    assert imported.settings["model.path"] == "Qwen/Qwen2.5-3B"
+    assert imported.settings["actor.micro_batch_tokens"] == 3_072
+    assert imported.settings["resources.learner_gpus"] == 0.5
+    data = found(imported, f"{tmp_path}/data/countdown/train.parquet is not here")
+    assert data.startswith("line 20")
+    another = import_script(ARRAYS, {"DEVICE": "npu", "TOKENS": "99"})
+    assert another.settings["rollout.num_engines"] == 15
+    assert another.settings["actor.micro_batch_tokens"] == 99
+
+
+def test_checkpointing_of_the_critic_alone_is_kept() -> None:
+    imported = import_script(FROM_OUTSIDE)
+    assert imported.settings["model.gradient_checkpointing"] is True
+    assert found(imported, "holds for actor and critic here").startswith("line 6")
+
+
+@pytest.mark.parametrize(
+    ("setting", "ours", "value"),
+    [
+        ("actor_rollout_ref.actor.optim.lr_warmup_steps=7", "actor.warmup_steps", 7),
+        ("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.1", "actor.warmup_steps", 8),
+        ("actor_rollout_ref.actor.optim.warmup_style=cosine", "actor.lr_schedule", "cosine"),
+        ("actor_rollout_ref.actor.optim.warmup_style=cosine", "trainer.total_steps", 87),
+        ("critic.optim.lr_scheduler_type=cosine", "critic.lr_schedule", "cosine"),
+        ("actor_rollout_ref.actor.optim.clip_grad=0.5", "actor.grad_clip", 0.5),
+        ("algorithm.norm_adv_by_std_in_grpo=False", "algorithm.estimator", "dr_grpo"),
+        ("algorithm.filter_groups.enable=True", "algorithm.resample_rounds", 10),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "actor.policy_loss", "gspo"),
+        ("actor_rollout_ref.ref.fsdp_config.param_offload=True", "resources.offload", True),
+        ("actor_rollout_ref.rollout.free_cache_engine=True", "rollout.sleep", True),
+        ("actor_rollout_ref.rollout.name=sglang", "rollout.engine", "vllm"),
+        ("actor_rollout_ref.rollout.top_k=50", "rollout.top_k", 0),
+        ("actor_rollout_ref.rollout.top_k=-1", "rollout.top_k", -1),
+        ("actor_rollout_ref.model.lora.rank=16", "model.lora_rank", 16),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=96", "actor.mini_batch_size", 64),
+        ("algorithm.adv_estimator=grpo_vectorized", "algorithm.estimator", "grpo"),
+        ("algorithm.adv_estimator=remax", "algorithm.estimator", "gae"),
+        ("trainer.max_actor_ckpt_to_keep=3", "checkpoints.keep_last", 3),
+        ("custom_reward_function.path=lib/mine.py", "env.reward", "mine:compute_score"),
+    ],
+)
+def test_settings_with_another_form_arrive(setting: str, ours: str, value: object) -> None:
+    imported = import_script(f"{GSM8K.rstrip()} \\\n    {setting}\n")
+    assert imported.settings[ours] == value
+
+
+def test_what_is_out_of_range_and_what_is_lacking_is_said_and_left_out() -> None:
+    wrong = "actor_rollout_ref.actor.optim.lr=-2 reward_model.enable=True trainer.logger=[swanlab]"
+    imported = import_script(f"{GSM8K.rstrip()} \\\n    {wrong}\n")
+    assert found(imported, "actor_rollout_ref.actor.optim.lr=-2 is out of the range of actor.lr")
+    assert found(imported, "reward_model.enable=True has no equivalent here")
+    assert found(imported, "trainer.logger=swanlab is not known here")
+    assert "actor.lr" not in imported.settings
+
+
+def test_data_that_is_here_is_used(tmp_path: Path) -> None:
+    file = tmp_path / "train.parquet"
+    file.touch()
+    command = f"python3 -m verl.trainer.main_ppo data.train_files={file} data.train_batch_size=8"
+    assert import_script(command).settings["data.train_files"] == [str(file)]
+
+
+def test_an_instruction_model_gets_its_prompt() -> None:
+    command = "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Q/q-Instruct"
+    assert import_script(command).settings["env.prompt_template"] == "qwen-instruct"
+
+
+def test_a_file_without_settings_is_refused() -> None:
+    with pytest.raises(ValueError, match="no command with settings"):
+        import_script("echo hello\n")

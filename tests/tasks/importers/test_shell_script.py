@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.importers.shell_script import read_script
+
+
+def words(text: str) -> list[list[str]]:
+    return [[word.text for word in command.words] for command in read_script(text).commands]
+
+
+def test_words_are_those_that_bash_itself_makes() -> None:
+    script = r"""A=1; export B="two words"
+printf '%s\n' plain $A "$B" '$A' ${C:-fallback} x=$A/y.z \
+  ['a','b'] esc\ aped "quo\"ted" # a comment
+"""
+    said = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    expected = said.stdout.splitlines()
+    assert words(script)[-1][2:] == expected
+    assert expected[-1] == 'quo"ted'
+
+
+BRANCHES = r"""
+KIND=${KIND:-$(nobody-has-this-program 2>/dev/null && echo left || echo right)}
+base=/models/Qwen2.5-3B.sh; empty=
+n=$((2 + 3 * (4 - 1))); m=${M:-$((n / 2))}; n+=0
+: ${late:=set at last}
+LIST=(one "two words" $n); LIST+=('three' "${KIND}er")
+case "$KIND" in
+    left) LIST+=(wrong) ;;
+    r* | x) LIST+=(${base##*/}) ;;
+    *) LIST+=(wrong) ;;
+esac
+if [ "$KIND" != right ] || [[ -z $base ]]; then LIST+=(wrong)
+elif [[ ${base%.sh} == /models/Qwen* && -n "$KIND" ]] && [ $n -gt 100 ]; then LIST+=("$KIND $n")
+else LIST+=(wrong); fi
+if ! [ -z "${empty}" ]; then LIST+=(wrong); fi
+printf '%s\n' "${LIST[@]}" ${empty:+no} ${base:+a.b=$m} "${late} $n" "${nothing[@]}"
+"""
+
+
+def test_arrays_conditions_and_sums_are_those_of_bash_itself() -> None:
+    said = subprocess.run(["bash", "-c", BRANCHES], capture_output=True, text=True, check=True)
+    assert words(BRANCHES)[-1][2:] == said.stdout.splitlines()
+    assert "right 110" in said.stdout
+
+
+def test_variables_from_outside_decide_and_are_remembered() -> None:
+    script = read_script('A=${A:-1}\nB=2\ntrain a.b=$A c.d=$B "${E}"\n', {"A": "7", "B": "8"})
+    assert [word.text for word in script.commands[-1].words] == ["train", "a.b=7", "c.d=2", "${E}"]
+    assert script.outer_variables == (("A", 1),)
+    assert script.assigned == {"B": 2}
+    assert script.unset_variables == (("E", 3),)
+    assert script.askable == ("A", "E")
+
+
+def test_a_way_that_only_a_program_would_tell_is_the_first() -> None:
+    script = "case $(uname) in Linux) A=1 ;; *) A=2 ;; esac\nif test-it; then A=3; fi\ntrain x=$A\n"
+    assert words(script)[-1] == ["train", "x=1"]
+
+
+def test_a_backslash_and_a_blank_end_the_command_there() -> None:
+    script = read_script("train a=1 \\\n  b=2 \\ \n  c.d=3\n")
+    assert [[w.text for w in c.words] for c in script.commands] == [
+        ["train", "a=1", "b=2"],
+        ["c.d=3"],
+    ]
+    assert script.broken_lines == (2,)
+    assert [word.line for word in script.commands[0].words] == [1, 1, 2]
+
+
+def test_a_pipe_is_seen_and_so_is_pipefail() -> None:
+    piped = read_script("train a=1 2>&1 | tee log | cat\n")
+    assert piped.commands[0].piped_into == ("tee", "cat")
+    assert not piped.has_pipefail
+    assert read_script("set -eo pipefail\ntrain | tee log\n").has_pipefail
+
+
+def test_a_variable_that_nobody_sets_stays_and_is_named() -> None:
+    script = read_script('train\ntrain name="$NAME" all="$@"\n')
+    assert [word.text for word in script.commands[1].words] == ["train", "name=$NAME", "all="]
+    assert script.unset_variables == (("NAME", 2),)
+
+
+@pytest.mark.parametrize("text", ["", "\n", "# nothing\n", "'never closed", "if then fi (("])
+def test_what_is_no_script_is_no_error(text: str) -> None:
+    read_script(text)
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_read(text: str) -> None:
+    read_script(text)

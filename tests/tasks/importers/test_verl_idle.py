@@ -1,0 +1,49 @@
+"""Every setting of verl and TinyZero is known by name; one that is misspelt is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tasks.importers.verl_idle import meaning, plain_names
+from tasks.importers.verl_settings import SAME, TOGETHER
+
+NAMES = Path(__file__).with_name("verl_setting_names.txt")
+
+
+def is_known(key: str) -> bool:
+    return key in SAME or key in TOGETHER or meaning(key, "True") is not None
+
+
+def test_no_setting_of_any_default_tree_is_unknown() -> None:
+    """The names of TinyZero's tree, of verl 0.9.0's, and of all versions before it."""
+    names = [name for name in NAMES.read_text().splitlines() if not name.startswith("#")]
+    assert len(names) > 1_000
+    assert [name for name in names if not is_known(name)] == []
+
+
+def test_what_the_tables_name_exists() -> None:
+    """In some version of verl, or in what users were seen to write."""
+    names = set(NAMES.read_text().splitlines())
+    assert [name for name in (*SAME, *TOGETHER, *plain_names()) if name not in names] == []
+
+
+def test_a_letter_left_out_of_a_setting_with_a_meaning_is_noticed() -> None:
+    unnoticed = []
+    for key in (*SAME, *TOGETHER):
+        wrong = key[:-2] + key[-1] if len(key.rpartition(".")[2]) > 2 else f"{key}x"
+        if is_known(wrong) and not key.endswith("_offload"):  # of sharding, all idle beside it
+            unnoticed.append(wrong)
+    assert unnoticed == []
+
+
+def test_a_setting_asks_for_what_is_lacking_only_where_it_is_on() -> None:
+    for off in ("False", "null", "'False'", "0", "[]", "disabled"):
+        assert meaning("reward_model.enable", off) == meaning("reward_model.enable", "False")
+    reason, is_lacking = meaning("reward_model.enable", "True") or ("", False)
+    assert is_lacking
+    assert "env.reward=package.module:function" in reason
+    assert meaning("reward_model.enable", "False") == (reason, False)
+    assert meaning("actor_rollout_ref.actor.shuffle", "True") == (
+        "mini-batches are cut in the order of the step's rollouts",
+        False,
+    )

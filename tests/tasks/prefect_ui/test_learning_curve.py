@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import base64
+import math
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+
+from tasks.prefect_ui.learning_curve import learning_curve, ticks
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def drawn(uri: str | None) -> ElementTree.Element:
+    assert uri is not None
+    kind, _, content = uri.partition(";base64,")
+    assert kind == "data:image/svg+xml"
+    return ElementTree.fromstring(base64.b64decode(content))
+
+
+def words(svg: ElementTree.Element) -> list[str]:
+    return [node.text or "" for node in svg.iter(f"{SVG}text")]
+
+
+def lines(svg: ElementTree.Element) -> list[list[tuple[float, float]]]:
+    return [
+        [(float(x), float(y)) for x, y in (p.split(",") for p in node.attrib["points"].split())]
+        for node in svg.iter(f"{SVG}polyline")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0, 1, [0, 0.5, 1]),
+        (0, 0.119, [0, 0.05, 0.1, 0.15]),
+        (-0.001, 0.003, [-0.001, 0, 0.001, 0.002, 0.003]),
+        (0, 25, [0, 10, 20, 30]),
+        (0, 0, [0, 0.5, 1]),
+    ],
+)
+def test_ticks_are_round_and_span_the_range(low: float, high: float, expected: list[float]) -> None:
+    assert ticks(low, high) == pytest.approx(expected)
+
+
+def test_a_line_lies_where_its_numbers_say() -> None:
+    """Steps 0, 2 and 4 of an axis to 4; accuracies 0, 1 and 0.5 of an axis to 1."""
+    rows = [{"step": s, "reward/accuracy": a} for s, a in ((0, 0.0), (2, 1.0), (4, 0.5))]
+    svg = drawn(learning_curve(rows, "mine"))
+    ((first, middle, last),) = lines(svg)
+    assert first[0] < last[0]
+    assert middle[0] == pytest.approx((first[0] + last[0]) / 2)
+    assert first[1] > middle[1]  # downwards
+    assert last[1] == pytest.approx((first[1] + middle[1]) / 2)
+    assert {"mine", "accuracy", "training", "0.5", "4"} <= set(words(svg))
+    assert "score, with format credit" not in words(svg)
+
+
+def test_what_is_no_number_is_left_out_and_long_lines_are_thinned_to_their_means() -> None:
+    rows = [
+        {"step": s, "critic/score/mean": float(s), "critic/kl": math.nan, "val/accuracy": None}
+        for s in range(1000)
+    ]
+    svg = drawn(learning_curve(rows, "long"))
+    (line,) = lines(svg)
+    assert len(line) == 100
+    slopes = {round((b[1] - a[1]) / (b[0] - a[0]), 1) for a, b in pairwise(line)}
+    assert len(slopes) <= 2  # as straight as rounding to pixels leaves it
+    assert len(base64.b64encode(ElementTree.tostring(svg))) < 20_000
+
+
+def test_a_title_is_text_and_without_numbers_there_is_no_picture() -> None:
+    rows = [{"step": 1, "critic/kl": -0.001}]
+    assert "<script>1</script>" in words(drawn(learning_curve(rows, "<script>1</script>")))
+    assert learning_curve([], "none") is None
+    assert learning_curve([{"step": 0, "other": 1.0}], "none") is None

@@ -1,0 +1,150 @@
+"""A webhook and a command are told, and whatever they do costs a line of the log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from base64 import b64encode
+from pathlib import Path
+
+import pytest
+
+from tasks.prefect_ui import notify as module
+from tasks.prefect_ui.notify import Listeners, notify, warn_of_mistakes, webhook_url
+from tests.support.listeners import SECRET, hook, rude_hook
+
+MESSAGE = {"event": "promoted", "run_id": "r", "accuracy_after": 0.5, "report": None}
+_logger = logging.getLogger("tests.notify")
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """All that any logger says, from DEBUG up."""
+    caplog.set_level(logging.DEBUG)
+    return caplog
+
+
+def tell(url: str | None = None, *command: str) -> None:
+    notify(Listeners(url, command), MESSAGE, _logger)
+
+
+def test_both_are_told_the_same_object(tmp_path: Path, said: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "told"
+    code = "import sys, pathlib; pathlib.Path(sys.argv[1]).write_text(sys.stdin.read())"
+    with hook() as server:
+        tell(server.url, sys.executable, "-c", code, str(file))
+    assert server.told == [MESSAGE] == [json.loads(file.read_text())]
+    assert server.paths == [f"/services/{SECRET}?token={SECRET}"]
+    assert server.users == [f"Basic {b64encode(f'user:{SECRET[:8]}@'.encode()).decode()}"]
+    assert [record.message for record in said.records] == [
+        "the webhook was told: promoted",
+        f"the command {sys.executable} was told: promoted",
+    ]
+
+
+@pytest.mark.parametrize(("status", "is_taken"), [(204, True), (302, False), (500, False)])
+def test_an_answer_that_is_no_success_is_a_warning(
+    said: pytest.LogCaptureFixture, status: int, is_taken: bool
+) -> None:
+    with hook(status) as server:
+        tell(server.url)
+    (record,) = said.records
+    assert len(server.told) == 1  # a redirect is not followed
+    assert record.levelno == (logging.INFO if is_taken else logging.WARNING)
+    assert is_taken or record.message.endswith(f"127.0.0.1 answered {status}")
+
+
+@pytest.mark.parametrize(
+    ("manners", "words"),
+    [
+        ("hangs", "no answer within 0.5 s"),
+        ("drips", "no answer within 0.5 s"),
+        ("resets", "127.0.0.1: ConnectionResetError"),
+    ],
+)
+def test_a_rude_server_costs_seconds_and_a_warning_without_the_url(
+    said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, manners: str, words: str
+) -> None:
+    monkeypatch.setattr(module, "WEBHOOK_S", 0.5)
+    with rude_hook(manners) as server:
+        tell(server.url)
+    (record,) = said.records
+    assert record.message == f"the webhook was not told of promoted: {words}"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"http://127.0.0.1:1/{SECRET}",
+        f"https://127.0.0.1:99999/{SECRET}",
+        f"http://[::1/{SECRET}",
+        "http://user:hunter2hunter2@a\u2100b/",
+        f"http://127.0.0.1/a b\n{SECRET}",
+        f"file:///etc/passwd?{SECRET}",
+        f"hooks.example.com/services/{SECRET}",
+        SECRET,
+    ],
+)
+def test_no_word_of_a_url_is_logged_whatever_is_wrong_with_it(
+    said: pytest.LogCaptureFixture, url: str
+) -> None:
+    warn_of_mistakes(Listeners(url), _logger)
+    tell(url)
+    assert said.records[-1].levelno == logging.WARNING
+    assert not [part for part in SECRET.split("/") if part in said.text]
+    assert SECRET not in repr(Listeners(url))
+
+
+def test_a_variable_holds_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    with hook() as server:
+        monkeypatch.setenv("NIGHT_HOOK", server.url)
+        assert webhook_url("NIGHT_HOOK") == server.url
+        tell("NIGHT_HOOK")
+    assert server.told == [MESSAGE]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("raise SystemExit(3)", "exit code 3"),
+        ("import os; os.close(0)", None),  # it does not care to read
+        ("import os; os.kill(os.getpid(), 9)", "exit code -9"),
+        ("import time; time.sleep(60)", "killed after 1 s"),
+        ("import os, time; os.fork() or time.sleep(60)", None),  # leaves a child behind
+    ],
+)
+def test_a_command_that_fails_is_a_warning(
+    said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, code: str, words: str | None
+) -> None:
+    monkeypatch.setattr(module, "COMMAND_S", 1.0)
+    tell(None, sys.executable, "-c", code)
+    (record,) = said.records
+    if words is None:
+        assert record.levelno == logging.INFO
+    else:
+        assert record.message == f"the command {sys.executable} was not told of promoted: {words}"
+
+
+def test_a_command_that_hangs_is_killed_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "COMMAND_S", 1.0)
+    pids = tmp_path / "pids"
+    tell(None, "/bin/sh", "-c", f"sleep 60 & echo $! > {pids}; wait")
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{int(pids.read_text())}").exists():
+        status = Path(f"/proc/{int(pids.read_text())}/stat").read_text().split()[2]
+        if status == "Z":  # waits for whoever reaps orphans here
+            break
+        assert time.monotonic() < deadline
+
+
+def test_no_such_command_is_said_beforehand(said: pytest.LogCaptureFixture) -> None:
+    listeners = Listeners(command=("/no/such/program", "x"))
+    warn_of_mistakes(listeners, _logger)
+    notify(listeners, MESSAGE, _logger)
+    beforehand, afterwards = said.records
+    assert "will not be told: there is no such program" in beforehand.message
+    assert "FileNotFoundError" in afterwards.message

@@ -1,0 +1,156 @@
+import io
+import json
+import logging
+import tracemalloc
+from itertools import pairwise
+
+import pytest
+
+from flows.cli.terminal import progress_on_stdout
+from rl_core.config.operations import BudgetConfig
+from rl_core.config.run import RunConfig
+from rl_core.resources.cost import Spread
+from rl_core.system.log_file import log_to_file
+from tasks.prefect_ui.progress import TrainingProgress, describe
+
+METRICS = {
+    "reward/accuracy": 0.25,
+    "critic/score/mean": 0.3251,
+    "response_length/mean": 61.6,
+    "critic/kl": 0.0123,
+    "rollout/tokens_per_s": 3120.4,
+    "timing_s/step": 10.0,
+}
+
+
+def test_a_step_is_described_in_one_line():
+    assert (
+        describe(METRICS) == "accuracy 0.250 · score 0.325 · 62 tokens · KL 0.0123 · 3,120 tokens/s"
+    )
+
+
+def test_tests_are_logged_with_step_and_time_left_but_not_every_step(caplog):
+    caplog.set_level(logging.INFO)
+    budget = BudgetConfig(price_per_hour=3600.0, currency="$")
+    logger = logging.getLogger("progress")
+    with TrainingProgress(logger, on_console=False, budget=budget) as progress:
+        progress.on_step(0, 4, {"val/accuracy": 0.5})
+        progress.on_step(1, 4, METRICS)
+        progress.on_step(2, 4, METRICS | {"val/accuracy": 0.625})
+    assert [record.message.split(" · ")[:2] for record in caplog.records] == [
+        ["step 0/4", "test 0.500"],
+        ["step 2/4", "accuracy 0.250"],
+    ]
+    assert caplog.records[1].message.endswith(" · 20 s, 20.0 $ left")
+
+
+def test_what_is_left_is_estimated_before_the_fifth_step_and_measured_from_then_on(caplog):
+    caplog.set_level(logging.INFO)
+    with TrainingProgress(
+        logging.getLogger("progress"),
+        on_console=False,
+        budget=BudgetConfig(price_per_hour=36.0, currency="$"),
+        planned=Spread(5.0, 20.0, 100.0),
+        earlier=[{"step": 1, "timing_s/step": 30.0}],
+    ) as progress:
+        for step in range(2, 7):
+            progress.on_step(step, 106, METRICS | {"val/accuracy": 0.5})
+    left = [record.message.rpartition(" · ")[2] for record in caplog.records]
+    # 104 steps of 20 s, between 5 and 100.
+    assert left[0] == "35 min (9 min to 2.9 h), 20.8 $ (5.20 to 104.0 $) left by estimate"
+    assert [text.endswith("by estimate") for text in left] == [True, True, True, False, False]
+    # 100 steps of (30 + 5 x 10) / 6 s.
+    assert left[-1] == "22 min, 13.3 $ left"
+
+
+def test_a_diagnosis_is_said_once_while_training_and_knows_the_steps_before(caplog):
+    """Eight steps without any score: five of an attempt before, three of this one and more."""
+    caplog.set_level(logging.WARNING)
+    earlier = [{"step": step, "critic/score/mean": 0.0} for step in range(1, 6)]
+    with TrainingProgress(
+        logging.getLogger("progress"),
+        on_console=False,
+        budget=BudgetConfig(),
+        earlier=earlier,
+    ) as progress:
+        for step in range(6, 21):
+            progress.on_step(step, 20, METRICS | {"critic/score/mean": 0.0})
+    (said,) = [r.message for r in caplog.records if "nothing to learn from" in r.message]
+    assert said.startswith("step 10, diagnosis: no response has scored anything yet")
+
+
+def test_a_card_that_is_nearly_full_is_told_once_for_each_lever(caplog):
+    caplog.set_level(logging.WARNING)
+    card = {"learner_gpus": 0.5, "rollout_gpus": 0.5, "gpu_memory_gib": 24}
+    config = RunConfig.model_validate({"resources": card})
+    roomy = {"memory/card_gib": 24.0, "memory/card_left_gib/update_actor": 1.3}
+    tight = roomy | {"memory/card_left_gib/update_actor": 1.1}
+    with TrainingProgress(
+        logging.getLogger("progress"), on_console=False, budget=BudgetConfig(), config=config
+    ) as progress:
+        for step in range(1, 6):
+            progress.on_step(step, 40, METRICS | roomy)
+        assert caplog.records == []
+        for step in range(6, 21):
+            progress.on_step(step, 40, METRICS | tight)
+        for step in range(21, 41):  # where checkpointing would not help
+            progress.on_step(step, 40, METRICS | tight | {"memory/card_left_gib/ref": 0.2})
+    first, second = [r.message for r in caplog.records if "nearly full" in r.message]
+    assert first == (
+        "step 10, diagnosis: the card is nearly full: a longer batch may not fit (update_actor left"
+        " 1.10 of 24.0 GiB). Try: model.gradient_checkpointing=true, the next lever"
+    )
+    assert "ref left 0.20 of 24.0 GiB). Try: rollout.sleep=true, the next lever" in second
+
+
+@pytest.mark.parametrize("on_console", [False, True])
+def test_without_console_the_terminal_shows_warnings_and_log_txt_has_the_steps(
+    on_console, tmp_path, capsys, monkeypatch
+):
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr", terminal)
+    logger = logging.getLogger("tasks.prefect_ui.progress")
+    with (
+        log_to_file(tmp_path / "log.txt"),
+        progress_on_stdout(links=False),
+        TrainingProgress(logger, on_console=on_console, budget=BudgetConfig()) as progress,
+    ):
+        progress.on_step(1, 2, METRICS)
+        logger.warning("something is odd")
+    assert "step 1/2 · accuracy 0.250" in (tmp_path / "log.txt").read_text()
+    shown = capsys.readouterr().out
+    assert "something is odd" in shown
+    assert ("step 1/2" in shown) is on_console
+    assert ("1/2" in terminal.getvalue()) is on_console
+
+
+def test_a_step_that_is_remembered_takes_no_names_of_its_own():
+    """Each comes as JSON, with a hundred new strings: half of what a long night would keep."""
+    names = [f"timing_s/some_phase_number_{i}" for i in range(100)]
+    logger = logging.getLogger("progress")
+    with TrainingProgress(logger, on_console=False, budget=BudgetConfig()) as progress:
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            for step in range(1, 301):
+                line = json.dumps({name: step / (i + 7) for i, name in enumerate(names)})
+                progress.on_step(step, 300, json.loads(line))
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert (after - before) / 300 < 10_000  # bytes; 13,600 with names
+
+
+def test_a_long_run_is_diagnosed_a_hundred_times_and_not_every_fifth_step(monkeypatch):
+    looked_at = []
+    monkeypatch.setattr(
+        "tasks.prefect_ui.progress.diagnose", lambda rows, _: looked_at.append(len(rows)) or []
+    )
+    logger = logging.getLogger("progress")
+    with TrainingProgress(logger, on_console=False, budget=BudgetConfig()) as progress:
+        for step in range(1, 3_001):
+            progress.on_step(step, 3_000, {"critic/kl": 0.1})
+    assert looked_at[:3] == [5, 10, 15]
+    assert sum(count > 1_500 for count in looked_at) < 100
+    assert all(b - a <= 0.02 * b for a, b in pairwise(looked_at[100:]))

@@ -1,0 +1,70 @@
+"""Cards that a torch build knows or not, from what NVIDIA documents about compatibility."""
+
+from __future__ import annotations
+
+import pytest
+
+from tasks.preflight_checks.device import Card, DeviceFacts, has_kernels, judge_device, read_device
+
+GIB = 2**30
+CU126 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
+CU128 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
+
+
+def facts(capability: tuple[int, int], arches: tuple[str, ...], free: int = 23) -> DeviceFacts:
+    card = Card("RTX 5090", capability, 24 * GIB, free * GIB)
+    return DeviceFacts("2.13.0+cu126", arches, (card,), "575.51", ("python, 4096 MiB",))
+
+
+@pytest.mark.parametrize(
+    ("capability", "arches", "runs"),
+    [
+        ((12, 0), CU126, False),  # the diary's: no kernel image
+        ((12, 0), CU128, True),
+        ((8, 9), CU126, True),  # binary code of sm_86 runs on sm_89
+        ((8, 0), ("sm_86",), False),  # but not on a lower minor one
+        ((9, 0), ("sm_86", "compute_86"), True),  # intermediate code is compiled for it
+        ((9, 0), ("sm_90a",), True),
+        ((6, 1), CU128, False),
+        ((6, 1), CU126, True),
+        ((7, 0), (), False),
+    ],
+)
+def test_a_build_has_kernels_for_a_card_or_not(
+    capability: tuple[int, int], arches: tuple[str, ...], runs: bool
+) -> None:
+    assert has_kernels(capability, arches) is runs
+
+
+def test_a_card_too_new_is_named_with_the_wheel_that_helps() -> None:
+    (found,) = judge_device(facts((12, 0), CU126))
+    assert found.level == "fatal"
+    assert "sm_120" in found.message
+    assert "built for sm_50, sm_60" in found.message
+    assert "cu128" in found.remedy
+
+
+def test_a_card_too_old_needs_an_older_wheel() -> None:
+    (found,) = judge_device(facts((6, 1), CU128))
+    assert found.level == "fatal"
+    assert "cu126" in found.remedy
+
+
+def test_a_card_in_use_names_its_users() -> None:
+    (busy,) = judge_device(facts((8, 6), CU126, free=12))
+    assert busy.level == "warning"
+    assert "50% of its memory is in use by others (python, 4096 MiB)" in busy.message
+    (idle,) = judge_device(facts((8, 6), CU126))
+    assert idle.level == "ok"
+
+
+def test_no_card_at_all_is_fatal() -> None:
+    (found,) = judge_device(DeviceFacts("2.13.0+cu128", CU128, (), None, ()))
+    assert found.level == "fatal"
+    assert "no NVIDIA driver found" in found.message
+
+
+def test_torch_is_asked_in_a_process_of_its_own() -> None:
+    said = read_device()
+    assert said is not None
+    assert said.torch.startswith("2.")

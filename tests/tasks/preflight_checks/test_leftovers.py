@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import http.server
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+
+from flows.cli.main import run_command
+from rl_core.config.run import ResourcesConfig, RunConfig
+from tasks.preflight_checks import leftovers as module
+from tasks.preflight_checks.finding import Finding
+from tasks.preflight_checks.leftovers import left_processes, leftover_findings
+from tests.support.faults import leave_free, mounted_small_disk
+
+PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
+"""Of <sys/prctl.h>."""
+
+NOBODY = "http://127.0.0.1:9/api"
+
+
+def found(config: RunConfig | None = None) -> list[Finding]:
+    return list(leftover_findings(config or RunConfig()))
+
+
+@contextmanager
+def answering(status: int) -> Iterator[str]:
+    """A server that answers everything with a status; yields its URL as Prefect's API."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/api"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_nothing_is_said_where_nothing_was_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with temporary_settings(restore_defaults={PREFECT_API_URL}):
+        assert [finding for finding in found() if finding.check != "leftovers"] == []
+
+
+def test_a_ray_address_of_the_environment_is_named_and_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    (ray,) = (finding for finding in found() if finding.check == "ray")
+    assert ray.level == "ok"
+    assert "RAY_ADDRESS=127.0.0.1:9 is not used, the run starts a Ray of its own" in ray.message
+
+
+def test_an_automatic_address_that_leads_nowhere_is_fatal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(module, "RAY_CLUSTER_FILE", tmp_path / "ray_current_cluster")
+    auto = RunConfig(resources=ResourcesConfig(ray_address="auto"))
+    (none,) = (finding for finding in found(auto) if finding.check == "ray")
+    assert none.level == "fatal"
+    assert "finds no Ray (ray start was not called here)" in none.message
+    (tmp_path / "ray_current_cluster").write_text("127.0.0.1:9\n")
+    (stale,) = (finding for finding in found(auto) if finding.check == "ray")
+    assert stale.level == "fatal"
+    assert "which means 127.0.0.1:9, finds no Ray (127.0.0.1:9: " in stale.message
+    assert f"after removing {tmp_path / 'ray_current_cluster'}" in stale.remedy
+    with answering(200) as url:
+        (tmp_path / "ray_current_cluster").write_text(url.removeprefix("http://")[: -len("/api")])
+        assert [finding for finding in found(auto) if finding.check == "ray"] == []
+
+
+def test_what_answers_at_prefects_address_is_asked_what_it_is() -> None:
+    with answering(200) as url, temporary_settings({PREFECT_API_URL: url}):
+        assert [finding for finding in found() if finding.check == "prefect"] == []
+    with answering(404) as url, temporary_settings({PREFECT_API_URL: url}):
+        (prefect,) = (finding for finding in found() if finding.check == "prefect")
+    assert prefect.level == "fatal"
+    words = "is no Prefect server (HTTP 404): another program may have its port"
+    assert f"PREFECT_API_URL={url} {words}" in prefect.message
+
+
+def test_a_server_that_is_gone_stops_a_run_but_no_command_that_needs_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = [f"storage.root={tmp_path}", "data.train_size=256", "data.test_size=16"]
+    with temporary_settings({PREFECT_API_URL: NOBODY}):
+        assert run_command(["run", *settings]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"PREFECT_API_URL={NOBODY} does not answer (127.0.0.1:9: " in line
+        assert "`prefect server start`, or unset PREFECT_API_URL" in line
+        assert run_command(["generate", *settings]) == 0
+
+
+def test_a_disk_on_which_prefect_has_no_room_is_a_warning(tmp_path: Path) -> None:
+    with mounted_small_disk(tmp_path) as disk:
+        leave_free(disk, 4096)
+        home = disk / "not" / "there" / "yet"
+        with temporary_settings({PREFECT_HOME: home}, restore_defaults={PREFECT_API_URL}):
+            (prefect,) = (finding for finding in found() if finding.check == "prefect")
+    assert prefect.level == "warning"
+    assert f"Prefect keeps its records in {home}, where 0 MiB are free" in prefect.message
+
+
+def test_daemons_without_a_driver_are_named_and_those_of_a_living_run_are_not(
+    tmp_path: Path,
+) -> None:
+    """`sleep` under a daemon's name, first with its driver, then adopted by what is none."""
+    daemon = tmp_path / "rl-session" / "raylet"
+    daemon.parent.mkdir()
+    shutil.copy(shutil.which("sleep") or "/bin/sleep", daemon)
+    driver_code = f"""
+import subprocess, time
+print(subprocess.Popen([{str(daemon)!r}, "600"]).pid, flush=True)
+time.sleep(600)
+"""
+    # As an init of a name of its own: the machine's may be a Python program, like a driver.
+    adopter_code = f"""
+import ctypes, subprocess
+libc = ctypes.CDLL(None)
+assert libc.prctl({PR_SET_CHILD_SUBREAPER}, 1) == libc.prctl({PR_SET_NAME}, b"adopter") == 0
+driver = subprocess.Popen([{sys.executable!r}, "-c", {driver_code!r}])
+driver.wait()
+print("orphaned", flush=True)
+input()
+"""
+    adopter = subprocess.Popen(
+        ["adopter", "-c", adopter_code],
+        executable=sys.executable,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert adopter.stdout is not None
+    left_behind = psutil.Process(int(adopter.stdout.readline()))
+    driver = left_behind.parent()
+    assert driver is not None
+    try:
+        assert left_behind.name() == "raylet"
+        assert left_behind not in left_processes()
+        driver.kill()
+        assert adopter.stdout.readline() == "orphaned\n"
+        assert left_behind.ppid() == adopter.pid
+        assert left_behind in left_processes()
+        (finding,) = (finding for finding in found() if finding.check == "leftovers")
+        assert finding.level == "warning"
+        assert str(left_behind.pid) in finding.remedy.split()[1:]
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            driver.kill()
+        left_behind.kill()
+        adopter.kill()
+        adopter.communicate()

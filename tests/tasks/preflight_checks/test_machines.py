@@ -1,0 +1,57 @@
+"""Which device hours are planned for: one that is named, one that is there, or this CPU."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from rl_core.config.run import RunConfig
+from tasks.preflight_checks import machines
+from tasks.preflight_checks.device import Card, DeviceFacts
+from tasks.preflight_checks.machines import planned_machines
+
+ON_GPU = {"learner_gpus": 0.5, "rollout_gpus": 0.5}
+
+
+def config(**resources: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {"resources": resources, "model": {"dtype": "bfloat16"}, "rollout": {"num_engines": 2}}
+    )
+
+
+@pytest.fixture
+def two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with an A100 of each size, as torch and the driver would tell."""
+    cards = (
+        Card("NVIDIA A100-SXM4-80GB", (8, 0), 85_094_301_696, 85_000_000_000),
+        Card("NVIDIA A100-PCIE-40GB", (8, 0), 42_297_458_688, 42_000_000_000),
+    )
+    facts = DeviceFacts("2.13.0+cu128", ("sm_80",), cards, "570.00", ())
+    monkeypatch.setattr(machines, "torch_version", lambda: "2.13.0+cu128")
+    monkeypatch.setattr(machines, "read_device", lambda: facts)
+
+
+def test_the_card_that_is_there_counts_unless_another_is_named(two_cards: None) -> None:
+    (here,) = planned_machines(config(**ON_GPU, gpu_memory_gib=24))
+    assert here.name == "A100 40GB"  # the smaller one, by the name and memory that it shows
+    assert (here.learner_flops, here.bandwidth) == (312e12, 1_555e9)
+    (named,) = planned_machines(config(**ON_GPU, card="RTX 4090"))
+    assert (named.name, named.on_gpu) == ("RTX 4090", True)
+
+
+def test_learner_and_engines_on_different_devices_have_no_estimate() -> None:
+    assert planned_machines(config(learner_gpus=1, card="H100")) == []
+
+
+def test_a_cpu_is_measured_and_its_cores_are_shared() -> None:
+    num_cores = len(os.sched_getaffinity(0))
+    (one,) = planned_machines(config(learner_threads=1, rollout_threads=1))
+    (many,) = planned_machines(config(learner_threads=99, rollout_threads=num_cores))
+    assert not one.on_gpu
+    assert 1e8 < one.learner_flops < 1e13
+    assert 1e8 < one.bandwidth * max(1.0, 2 / num_cores) < 1e12
+    # More threads than cores compute no faster; two engines of all cores have half of them each.
+    assert many.learner_flops == pytest.approx(num_cores * one.learner_flops)
+    assert many.engine_flops == pytest.approx(num_cores * one.learner_flops / 2)

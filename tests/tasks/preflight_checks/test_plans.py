@@ -1,0 +1,203 @@
+"""Preflight's memory plan: does it fit, and what would make it fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from flows.settings.compose import PresetName, SettingsError, compose
+from rl_core.config.env import CountdownConfig
+from rl_core.config.operations import StorageConfig
+from rl_core.config.run import ModelConfig, ResourcesConfig, RunConfig
+from rl_core.resources.known_shapes import known_shape
+from rl_core.resources.memory_plan import ModelShape, memory_plan
+from rl_core.tracking.diagnosis import FULL_CARD
+from tasks.preflight import preflight
+from tasks.preflight_checks.finding import Finding
+from tasks.preflight_checks.plans import memory_findings
+from tests.support.model_shapes import QWEN_05B
+
+
+def small(root: Path, **changes: object) -> RunConfig:
+    env = CountdownConfig(min_operands=3, max_operands=3)
+    return RunConfig.model_validate({"env": env, "storage": StorageConfig(root=root), **changes})
+
+
+def memory(config: RunConfig) -> Finding:
+    (found,) = memory_findings(config)
+    return found
+
+
+def test_a_run_that_does_not_fit_is_a_warning_with_the_knobs_that_help(tmp_path: Path) -> None:
+    # A layer keeps about 5 kB per token: 3,000,000 tokens in 4 layers are 60 GB at least.
+    data = {"train_batch_size": 8_192, "max_prompt_length": 200, "max_response_length": 200}
+    actor = {"mini_batch_size": 8_192, "micro_batch_tokens": 3_000_000}
+    found = memory(small(tmp_path, data=data, actor=actor))
+    assert found.level == "warning"
+    assert "update_actor" in found.message
+    assert found.remedy.startswith("actor.micro_batch_tokens=")
+    assert "data.train_batch_size and trainer.test_problems change nothing" in found.remedy
+
+
+def with_seqs(config: RunConfig, num_seqs: int) -> RunConfig:
+    rollout = config.rollout.model_copy(update={"max_num_seqs": num_seqs})
+    return config.model_copy(update={"rollout": rollout})
+
+
+def test_an_engine_that_is_the_peak_is_told_to_generate_less_at_a_time(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_05B))
+    data = {"max_prompt_length": 256, "max_response_length": 1_024, "train_batch_size": 4}
+    config = small(
+        tmp_path,
+        model=ModelConfig(path=str(tmp_path)),
+        data=data,
+        actor={"mini_batch_size": 4, "micro_batch_tokens": 2_048},
+        rollout={"engine": "hf", "max_num_seqs": 65_536},
+        resources={"learner_gpus": 1, "rollout_gpus": 1, "gpu_memory_gib": 40},
+    )
+    # By hand, of 256 responses: 24 layers x 2 x 128 keys and values of 4 bytes are 24,576 per token
+    gen = memory_plan(ModelShape.from_config(QWEN_05B), with_seqs(config, 256))[-1]
+    assert gen.parts["kv_cache"] == 256 * 1_280 * 24_576
+    assert gen.parts["logits"] == 4 * 256 * 151_936 * 4
+    found = memory(config)
+    assert found.level == "warning"
+    words = found.remedy.partition(" would fit")[0].split()
+    assert words[0].startswith("rollout.max_num_seqs=")
+    num_seqs = int(words[0].partition("=")[2])
+    assert len(words) == 1
+    assert memory(with_seqs(config, num_seqs)).level == "ok"
+    assert memory(with_seqs(config, 2 * num_seqs)).level == "warning"
+
+
+def test_the_plan_names_the_logits_that_are_never_held(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_05B))
+    diary = small(
+        tmp_path,
+        model=ModelConfig(path=str(tmp_path)),
+        actor={"micro_batch_tokens": 8 * 1_024},
+        resources=ResourcesConfig(learner_gpus=0.5, rollout_gpus=0.5),
+    )
+    found = memory(diary)
+    assert found.level == "ok"  # how much of the card is free is not known here
+    assert "all logits of 8,192 tokens, never held at once, would take 4.64 GiB" in found.message
+
+
+@pytest.mark.parametrize(
+    "preset",
+    [name for name in get_args(PresetName) if "0.5b" in name or "3b" in name or "7b" in name],
+)
+def test_a_preset_fits_the_card_it_was_written_for(tmp_path: Path, preset: str) -> None:
+    settings = [f"preset={preset}", f"storage.root={tmp_path}"]
+    config = compose(settings)
+    found = memory(config)
+    assert found.level == "ok"
+    needed, _, on_card = found.message.partition(" GiB on a card of ")
+    assert on_card
+    # None sets off the warning of a run that comes too near.
+    assert config.resources.gpu_memory_gib is not None
+    assert float(needed) < (1 - FULL_CARD) * config.resources.gpu_memory_gib
+    lavish = {"model.gradient_checkpointing": "false", "model.lora_rank": "0"}
+    without = memory(compose([*settings, *pasted(lavish)]))
+    assert without.level == "warning"
+    # What it proposes to paste does fit.
+    assert without.remedy.startswith(f"{without.overrides} would fit, in ")
+    proposed = dict(word.split("=") for word in without.overrides.split())
+    assert proposed
+    assert memory(compose([*settings, *pasted(lavish | proposed)])).level == "ok"
+
+
+def pasted(overrides: dict[str, str]) -> list[str]:
+    return [f"{name}={value}" for name, value in overrides.items()]
+
+
+TINYZERO = [
+    "preset=tinyzero-0.5b-24gb",
+    "actor.micro_batch_tokens=10240",
+    "model.gradient_checkpointing=false",
+    "rollout.gpu_memory_utilization=0.4",
+]
+"""As its launch script has it: micro-batches of 8, 0.4 of the card, no checkpointing."""
+
+
+def test_tinyzeros_own_settings_need_no_adapters_on_24_gib(tmp_path: Path) -> None:
+    asked = compose([*TINYZERO, f"storage.root={tmp_path}"])
+    found = memory(asked)
+    assert found.level == "warning"
+    assert found.message.startswith("43.0 GiB on a card of 24 GiB (learner (update_actor) 31.49 + ")
+    assert found.overrides == "rollout.gpu_memory_utilization=0.2 model.gradient_checkpointing=true"
+    assert "would fit, in 23.8 GiB (costs: a KV cache just large enough; updates" in found.remedy
+
+
+def test_where_nothing_fits_the_closest_is_told_and_nothing_is_there_to_paste(
+    tmp_path: Path,
+) -> None:
+    here = f"storage.root={tmp_path}"
+    tight = memory(compose([here, "preset=tinyzero-3b", "resources.gpu_memory_gib=24"]))
+    assert tight.overrides == ""
+    assert (
+        "rollout.gpu_memory_utilization=0.15 is less than the 6.8 GiB with which" in tight.message
+    )
+    assert tight.remedy.startswith("no setting makes it fit; actor.micro_batch_tokens=")
+    assert "comes closest, with 25.7 GiB: take a smaller model" in tight.remedy
+    hopeless = memory(compose([here, "preset=gsm8k-grpo-7b", "resources.gpu_memory_gib=8"]))
+    assert hopeless.remedy.startswith("no setting makes it fit: take a smaller model")
+
+
+def test_sleep_changes_the_plan(tmp_path: Path) -> None:
+    settings = ["preset=tinyzero-0.5b-24gb", f"storage.root={tmp_path}"]
+    awake, asleep = memory(compose(settings)), memory(compose([*settings, "rollout.sleep=true"]))
+    assert awake.message.startswith("22.2 GiB on a card of 24 GiB (learner (update_actor) 16.65 + ")
+    assert asleep.message.startswith(
+        "18.6 GiB on a card of 24 GiB (learner (update_actor) 16.65 + "
+    )
+    assert ", then learner at rest 12.88 + engine (0.15 of the card) 3.60 + " in asleep.message
+
+
+def test_a_card_of_its_own_holds_learner_or_engine(tmp_path: Path) -> None:
+    # By hand: 494,032,768 parameters in bfloat16 are 0.92 GiB, and come a second time beside
+    # 0.5 of 24 GiB and 0.5 GiB of CUDA's own.
+    preset = ["preset=tinyzero-0.5b-24gb", f"storage.root={tmp_path}"]
+    shared = memory(compose(preset))
+    apart = memory(
+        compose(
+            [
+                *preset,
+                "resources.learner_gpus=1",
+                "resources.rollout_gpus=1",
+                "rollout.gpu_memory_utilization=0.9",
+            ]
+        )
+    )
+    assert apart.level == "ok"
+    assert f"{0.9 * 24 + 2 * 494_032_768 / 2**30 + 0.5:.1f} GiB on a card of 24" in apart.message
+    assert shared.level == "ok"
+
+
+def test_a_card_that_is_named_brings_its_memory(tmp_path: Path) -> None:
+    preset = ["preset=tinyzero-0.5b-24gb", f"storage.root={tmp_path}"]
+    assert "GiB on a card of 80" in memory(compose([*preset, "resources.card=H100"])).message
+    with pytest.raises(SettingsError, match=r"resources\.card=H1000 .* did you mean 'H100'"):
+        compose([*preset, "resources.card=H1000"])
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("Qwen/Qwen2.5-0.5B", 494_032_768),
+        ("Qwen/Qwen2.5-3B-Instruct", 3_085_938_688),
+        ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
+    ],
+)
+def test_published_models_have_their_published_size(name: str, parameters: int) -> None:
+    shape = known_shape(name)
+    assert shape is not None
+    assert shape.num_parameters == parameters
+
+
+def test_a_model_of_another_kind_has_no_plan(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    found = preflight(small(tmp_path, model=ModelConfig(path=str(tmp_path))))
+    assert [finding for finding in found if finding.check == "memory"] == []

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rl_core.checkpoints.store import save_checkpoint
+from rl_core.config.operations import StorageConfig
+from rl_core.config.run import RunConfig
+from rl_core.runs.run_folder import RunFolder
+from tasks.queries.checkpoint_names import find_model
+from tests.support.checkpoint_files import writer
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for run_id, accuracies in (("alpha", {10: 0.9, 20: 0.2}), ("beta", {5: 0.1})):
+        run = RunFolder.create(RunConfig(run_id=run_id, storage=StorageConfig(root=tmp_path)))
+        run.update(model=f"/models/{run_id}")
+        for step, accuracy in accuracies.items():
+            save_checkpoint(run.path, step, writer(), accuracy)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("alpha", "alpha/step_000020"),  # the latest, as the run's own evaluation: see README
+        ("alpha/latest", "alpha/step_000020"),
+        ("alpha/best", "alpha/step_000010"),
+        ("alpha/step_000010", "alpha/step_000010"),
+        ("beta", "beta/step_000005"),
+        ("{root}/runs/alpha/checkpoints/step_000010", "alpha/step_000010"),
+        ("{root}/runs/alpha/checkpoints/best", "alpha/step_000010"),
+    ],
+)
+def test_a_checkpoint_has_many_names(root: Path, name: str, found: str) -> None:
+    model = find_model(name.format(root=root), root)
+    run_id, _, folder = found.partition("/")
+    assert (model.name, model.model) == (found, folder)
+    assert model.folder.resolve() == root / "runs" / run_id / "checkpoints" / folder
+    assert model.step == int(folder.removeprefix("step_"))
+    assert model.run is not None
+    assert model.run.run_id == run_id
+
+
+def test_without_a_run_the_given_or_the_latest_run_is_meant(root: Path) -> None:
+    assert find_model("best", root, run_id="alpha").name == "alpha/step_000010"
+    assert find_model("latest", root).name == "beta/step_000005"
+    base = find_model("base", root, run_id="alpha")
+    assert (base.name, base.model, base.step) == ("alpha/base", "base", 0)
+    assert base.folder == Path("/models/alpha")
+    assert find_model("beta/base", root).folder == Path("/models/beta")
+
+
+def test_a_folder_is_a_model_of_no_run(root: Path, tiny_model_path: Path) -> None:
+    model = find_model(str(tiny_model_path), root)
+    assert (model.name, model.model) == (str(tiny_model_path), str(tiny_model_path))
+    assert (model.folder, model.run) == (tiny_model_path.resolve(), None)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("alpha/step_000011", r"alpha has no checkpoint 'step_000011' \(there are: step_000010, "),
+        ("alhpa", r"checkpoint=alhpa is no folder .* \(did you mean the run 'alpha'\?\)"),
+        ("alhpa/best", r"checkpoint=alhpa/best .* \(did you mean the run 'alpha'\?\)"),
+        ("/no/such/folder", "checkpoint=/no/such/folder is no folder and no cached hub model"),
+        ("{root}", "is a folder without config.json"),
+        ("step_000099", "beta has no checkpoint 'step_000099'"),
+    ],
+)
+def test_what_means_nothing_is_one_line(root: Path, name: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        find_model(name.format(root=root), root)
+    assert "\n" not in str(caught.value)

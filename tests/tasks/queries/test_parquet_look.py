@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.queries.parquet_look import columns, describe_file, first_rows, text_lengths
+
+ROWS = [
+    {"n": 1, "prompt": [{"role": "user", "content": "abc"}], "answer": "x"},
+    {"n": 2, "prompt": [{"role": "system", "content": "ab"}, {"role": "user", "content": "é"}]},
+    {"n": None, "prompt": [{"role": "user", "content": "0123456789"}], "answer": ""},
+]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "any [1].parquet"  # no pattern
+    pq.write_table(pa.Table.from_pylist(ROWS), path)
+    return path
+
+
+def test_first_rows_keep_what_is_nested(file: Path) -> None:
+    assert first_rows(file, 2).to_dicts() == [ROWS[0], ROWS[1] | {"answer": None}]
+    assert first_rows(file, 99).height == 3
+    assert describe_file(file) == f"{file}: 3 rows, {file.stat().st_size} bytes"
+
+
+def test_columns_are_named_with_types_as_verl_writes_them(file: Path) -> None:
+    assert columns(file).rows() == [
+        ("n", "int64", 1),
+        ("prompt", "list<struct<role: string, content: string>>", 0),
+        ("answer", "string", 1),
+    ]
+
+
+def test_lengths_of_conversations_count_all_their_messages(file: Path) -> None:
+    (characters,) = text_lengths(file, None, None).summary
+    assert characters == {
+        "unit": "characters",
+        "rows": 3,
+        "min": 3,
+        "mean": 5.3,
+        "p50": 3,
+        "p90": 10,
+        "p99": 10,
+        "max": 10,
+    }
+
+
+def test_lengths_count_tokens_where_there_is_a_tokenizer(file: Path) -> None:
+    found = text_lengths(file, "answer", lambda texts: [7 * len(text) for text in texts])
+    assert [row["unit"] for row in found.summary] == ["characters", "tokens"]
+    assert (found.summary[1]["min"], found.summary[1]["max"]) == (0, 7)
+    assert found.histogram[0].split() == ["tokens", "rows"]
+    assert [line.split()[:2] for line in (found.histogram[1], found.histogram[-1])] == [
+        ["0", "1"],
+        ["7", "1"],
+    ]
+
+
+def test_bins_of_a_histogram_hold_every_row(tmp_path: Path) -> None:
+    path = tmp_path / "texts.parquet"
+    pl.DataFrame({"text": ["a" * n for n in range(1, 101)]}).write_parquet(path)
+    lines = text_lengths(path, None, None).histogram[1:]
+    assert sum(int(line.split()[1]) for line in lines) == 100
+    assert lines[0].split()[:2] == ["1-9", "9"]
+    assert lines[-1].split()[:2] == ["100-100", "1"]
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        ("n", "column 'n' holds int64, no text"),
+        ("answr", "no column 'answr'; did you mean 'answer'? (of texts: prompt, answer)"),
+    ],
+)
+def test_what_is_no_text_is_said(file: Path, column: str, words: str) -> None:
+    with pytest.raises(ValueError, match="any") as refused:
+        text_lengths(file, column, None)
+    assert words in str(refused.value)
+
+
+def test_what_is_no_parquet_is_said_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no such file"):
+        first_rows(tmp_path / "none.parquet", 1)
+    (tmp_path / "text.parquet").write_text("no parquet")
+    for look in (columns, lambda path: first_rows(path, 1)):
+        with pytest.raises(ValueError, match="not a readable parquet file") as refused:
+            look(tmp_path / "text.parquet")
+        assert "\n" not in str(refused.value)

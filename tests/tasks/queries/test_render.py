@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from tasks.queries import sql
+from tasks.queries.render import render, render_queries
+
+
+def test_output_formats_hold_the_same_rows(shared_runs: Path) -> None:
+    frame = sql.ask("longest_responses", {"limit": 2}, root=shared_runs)
+    as_csv = list(csv.DictReader(io.StringIO(render(frame, "csv", width=80).decode())))
+    assert [row["response_tokens"] for row in as_csv] == ["64", "50"]
+    assert json.loads(render(frame, "json", width=80)) == frame.to_dicts()
+    assert pl.read_parquet(render(frame, "parquet", width=80)).equals(frame)
+    with pytest.raises(ValueError, match="--format xml: choose one of table, csv, json, parquet"):
+        render(frame, "xml", width=80)
+
+
+def test_table_fits_the_terminal_and_defuses_model_text() -> None:
+    frame = pl.DataFrame(
+        {
+            "share": [0.123456, None] + [0.0] * 10,
+            "text": ["\x1b[31mred\n" + "x" * 300, "[bold]short[/bold]"] + [""] * 10,
+            "other": ["y" * 300, "z"] + [""] * 10,
+        }
+    )
+    lines = render(frame, "table", width=60).decode().splitlines()
+    assert max(len(line) for line in lines) <= 60
+    assert lines[1].split()[0] == "0.1235"
+    assert "\\x1b[31mred⏎xx" in lines[1]
+    assert "\x1b" not in "".join(lines)
+    assert lines[2].split()[:2] == ["-", "[bold]short[/bold]"]
+    assert lines[-1] == "(12 rows)"
+
+
+def test_columns_are_aligned_where_characters_are_wide() -> None:
+    frame = pl.DataFrame({"name": ["日本", "ab"], "n": [1, 22]})
+    assert render(frame, "table", width=40).decode() == ("name   n\n日本   1\nab    22\n(2 rows)\n")
+
+
+def test_few_long_texts_are_shown_in_full() -> None:
+    frame = pl.DataFrame({"step": [3], "response": ["\x1b[31m1 + 2\n" + "word " * 50]})
+    lines = render(frame, "table", width=60).decode().splitlines()
+    assert max(len(line) for line in lines) <= 60
+    assert lines[1].split() == ["step", "3"]
+    assert lines[-1] == "(1 row)"
+    assert lines[2].split(maxsplit=1) == ["response", "\\x1b[31m1 + 2"]
+    assert " ".join(lines).split().count("word") == 50
+
+
+def test_a_table_that_is_too_wide_tells_once_what_all_rows_share_and_folds_its_head() -> None:
+    frame = pl.DataFrame(
+        {
+            "run_id": ["20261121-190817-astonishing-dodo"] * 12,
+            "mean_response_tokens": [1.5] * 12,
+            "folder": [f"/somewhere/far/away/step_{step:06d}" for step in range(12)],
+        }
+    )
+    assert render(frame, "table", width=120).decode().splitlines()[0].split() == frame.columns
+    lines = render(frame, "table", width=40).decode().splitlines()
+    assert lines[0] == "run_id: 20261121-190817-astonishing-dodo"
+    assert [line.split() for line in lines[1:5]] == [
+        ["mean_"],
+        ["response_"],
+        ["tokens", "folder"],
+        ["1.5", "…step_000000"],
+    ]
+    assert lines[-2].split() == ["1.5", "…step_000011"]
+    assert max(map(len, lines)) <= 40
+
+
+def test_a_few_rows_that_do_not_fit_stand_below_each_other() -> None:
+    frame = pl.DataFrame({f"measure_{i}": [0.5, 0.25] for i in range(9)})
+    lines = render(frame, "table", width=60).decode().splitlines()
+    assert [line.split() for line in lines[:3]] == [
+        ["--", "1", "--"],
+        ["measure_0", "0.5"],
+        ["measure_1", "0.5"],
+    ]
+    assert lines[-1] == "(2 rows)"
+
+
+def test_table_of_nothing_still_names_its_columns() -> None:
+    text = render(pl.DataFrame({"step": [], "share": []}), "table", width=40).decode()
+    assert "step" in text
+    assert "share" in text
+    assert text.endswith("(no rows)\n")
+
+
+def test_nested_values_become_json_text_in_csv() -> None:
+    assert render(pl.DataFrame({"n": [[1, 2]]}), "csv", width=40) == b'n\n"[1, 2]"\n'
+
+
+def test_list_of_queries_names_each_with_its_parameters() -> None:
+    text = render_queries(sql.list_queries(), width=100)
+    assert "-p min_attempts=2  -p limit=20" in text
+    for query in sql.list_queries():
+        assert f"  {query.name} " in text
+
+
+def test_no_row_and_no_column_are_a_count_alone() -> None:
+    assert render(pl.DataFrame([]), "table", width=80) == b"(no rows)\n"

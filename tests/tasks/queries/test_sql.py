@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flows.cli.main import run_command
+from rl_core.checkpoints.store import save_checkpoint
+from rl_core.config.operations import StorageConfig
+from rl_core.config.run import RunConfig
+from rl_core.runs.run_folder import RunFolder
+from rl_core.schema import EVALUATION, ROLLOUTS
+from rl_core.types import Completion, Problem, Rollout, ScoredText
+from tasks.queries import sql
+from tests.support.sql_answers import ANSWERS, A, B
+
+
+def rounded(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return [tuple(round(x, 4) if isinstance(x, float) else x for x in row) for row in rows]
+
+
+@pytest.mark.parametrize("name", sorted(query.name for query in sql.list_queries()))
+def test_saved_question_gives_the_hand_computed_answer(name: str, tested_runs: Path) -> None:
+    arguments, columns, rows = ANSWERS[name]
+    answer = sql.ask(name, arguments, root=tested_runs).select(columns)
+    assert rounded(answer.rows()) == rounded(rows)
+
+
+@pytest.mark.parametrize("query", sql.list_queries(), ids=lambda query: query.name)
+def test_header_says_what_a_row_is_and_what_to_ask(query: sql.Query, tmp_path: Path) -> None:
+    assert query.description.startswith("one row per ")
+    assert "Ask it " in query.description
+    assert sql.ask(query.name, root=tmp_path / "nothing").is_empty()
+
+
+@pytest.mark.parametrize("query", sql.list_queries(), ids=lambda query: query.name)
+def test_the_example_of_each_question_answers(
+    query: sql.Query, tested_runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program, command, *words = shlex.split(query.example)
+    assert (program, command, words[0]) == ("countdown-train", "sql", query.name)
+    assert run_command([command, *words, f"storage.root={tested_runs}"]) == 0
+    assert capsys.readouterr().out
+
+
+def test_there_are_the_questions_that_the_diary_asked() -> None:
+    assert {query.name for query in sql.list_queries()} == set(ANSWERS)
+    assert {query.topic for query in sql.list_queries()} == {
+        "rollouts",
+        "metrics",
+        "evaluation",
+        "runs",
+    }
+
+
+def test_one_run_by_name_or_latest(shared_runs: Path) -> None:
+    def runs(run: str | None) -> list[str]:
+        return sql.run_query("select run_id from runs", root=shared_runs, run=run)[
+            "run_id"
+        ].to_list()
+
+    assert runs(None) == [A, B]
+    assert runs("alpha") == [A]
+    assert runs("latest") == [B]
+    counted = sql.run_query("select count(*) from rollouts", root=shared_runs, run="latest")
+    assert counted.item() == 1
+    with pytest.raises(ValueError, match=r"no run 'alhpa' in .*: did you mean 'alpha'\?"):
+        runs("alhpa")
+
+
+def test_a_slow_question_prints_nothing_of_its_own(tmp_path: Path) -> None:
+    shown = sql.run_query("select current_setting('enable_progress_bar')", root=tmp_path)
+    assert shown.item() is False
+
+
+def test_without_any_run_all_views_are_empty_with_their_columns(tmp_path: Path) -> None:
+    def columns(view: str) -> list[str]:
+        frame = sql.run_query(f"from {view}", root=tmp_path)
+        assert frame.is_empty()
+        return frame.columns
+
+    assert columns("rollouts") == ROLLOUTS.names
+    assert columns("evaluations") == EVALUATION.names
+    assert set(columns("held_out")) < set(EVALUATION.names)
+    assert columns("metrics") == ["run_id", "step", "epoch", "logged_at", "metric", "value"]
+    with pytest.raises(ValueError, match=r"no run in .* yet"):
+        sql.run_query("from runs", root=tmp_path, run="latest")
+
+
+def test_unknown_names_suggest_the_nearest(shared_runs: Path) -> None:
+    with pytest.raises(ValueError, match=r"'learning_curv': did you mean 'learning_curve'\?"):
+        sql.ask("learning_curv", root=shared_runs)
+    with pytest.raises(ValueError, match=r"no parameter 'limt': did you mean 'limit'\?"):
+        sql.ask("longest_responses", {"limt": "3"}, root=shared_runs)
+    with pytest.raises(ValueError, match="parameter limit=many does not read as int"):
+        sql.ask("longest_responses", {"limit": "many"}, root=shared_runs)
+
+
+def test_parameters_are_values_never_sql(shared_runs: Path) -> None:
+    hostile = "correct' or 1=1 --"
+    assert sql.ask("samples_of_a_verdict", {"verdict": hostile}, root=shared_runs).is_empty()
+    shifted = sql.run_query("select $days + 1 as n", {"days": 2}, root=shared_runs)
+    assert shifted["n"].to_list() == [3]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "drop view runs",
+        "select 1; select 2",
+        "",
+        "copy (select 1) to '{out}'",
+        "with a as (copy (select 1) to '{out}') select * from a",  # a SELECT to DuckDB 2
+        "with a as (insert into runs values (1) returning *) select * from a",
+        "attach '{out}'",
+        "install httpfs",
+        "set enable_external_access = true",
+        "select * from read_text('{secret}')",
+        "select * from read_parquet('{secret}')",
+        "from '{secret}'",
+        "select * from glob('/*')",
+        "select * from shared_runs",  # a Python variable
+        "select nonsense from runs",
+        "selec 1",
+    ],
+)
+def test_only_a_select_over_the_views_is_answered(
+    statement: str, shared_runs: Path, tmp_path: Path
+) -> None:
+    out, secret = tmp_path / "out.csv", tmp_path / "secret.parquet"
+    pq.write_table(pa.table({"x": [1]}), secret)
+    with pytest.raises(ValueError, match=r".") as caught:
+        sql.run_query(statement.format(out=out, secret=secret), root=shared_runs)
+    assert "\n" not in str(caught.value)
+    assert not out.exists()
+
+
+def test_a_name_given_as_a_value_reads_its_view_too(shared_runs: Path) -> None:
+    by_value = "select count(*) from query_table('roll' || 'outs')"
+    assert sql.run_query(by_value, root=shared_runs).item() == 13
+
+
+def test_files_of_older_versions_and_odd_folders_answer(tmp_path: Path) -> None:
+    root = tmp_path / "it's [odd]*"
+    for run, columns in (("old", ["step", "verdict", "response_tokens"]), ("new", ROLLOUTS.names)):
+        folder = root / "runs" / run / "rollouts"
+        folder.mkdir(parents=True)
+        row = {"run_id": run, "step": 1, "verdict": "correct", "response_tokens": 3, "epoch": 0}
+        table = pa.Table.from_pylist([row], schema=ROLLOUTS).select(["run_id", *columns][-23:])
+        pq.write_table(table, folder / "step_000001.parquet")
+    both = [("new", 0, 1, 3), ("old", None, 1, 3)]
+    spent = sql.ask("tokens_spent", root=root)
+    assert spent.select("run_id", "epoch", "rollouts", "response_tokens").rows() == both
+    (old,) = sql.ask("tokens_spent", root=root, run="old").rows(named=True)
+    assert (old["epoch"], old["rollouts"], old["tokens_per_correct"]) == (None, 1, 3.0)
+
+
+def test_a_saved_question_writes_nothing_and_opens_no_other_file(
+    shared_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if its words were a stranger's."""
+    secret = tmp_path / "secret.parquet"
+    pq.write_table(pa.table({"x": [1]}), secret)
+    for select in (
+        f"select x, (select count(*) from rollouts) from read_parquet('{secret}')",
+        f"with a as (copy (select 1) to '{tmp_path}/out.csv') select * from a, rollouts",
+    ):
+        query = sql.Query("bad", "rollouts", "", "", (), select)
+        monkeypatch.setattr(sql, "load_query", lambda name, query=query: query)
+        with pytest.raises(ValueError, match="disabled by configuration"):
+            sql.ask("bad", root=shared_runs)
+    assert [path.name for path in tmp_path.iterdir()] == ["secret.parquet"]
+
+
+def rollout(verdict: str, index: int) -> Rollout:
+    return Rollout(
+        problem=Problem(index, "countdown", (), {"target": 6, "numbers": [1, 2, 3]}, 1),
+        group_id=index,
+        sample_index=0,
+        prompt_text="p",
+        prompt_ids=(1, 2),
+        completion=Completion(np.array([3, 4]), np.array([-0.5, -0.25], np.float32), "stop"),
+        response_text="r",
+        scored=ScoredText(float(verdict == "correct"), verdict, None),
+    )
+
+
+def write_weights(folder: Path) -> None:
+    (folder / "weights").write_bytes(b"12345")
+
+
+def test_reads_what_a_run_really_writes_while_it_writes(tmp_path: Path) -> None:
+    run = RunFolder.create(RunConfig(run_id="live", storage=StorageConfig(root=tmp_path)))
+    metrics = run.path / "metrics.jsonl"
+    for step in (1, 2):
+        run.rollouts.write(
+            step,
+            0,
+            [rollout("correct", 0), rollout("no_answer", step)],
+            {},
+            policy_version=step - 1,
+        )
+        run.held_out.write(step, [rollout("correct", 0), rollout("no_answer", 1)])
+        run.metrics.append(step, {"reward/accuracy": 0.5, "critic/kl": float("nan")})
+        metrics.write_text(metrics.read_text() + '{"step": 3, "rew')
+        shares = sql.ask("verdict_shares_by_step", root=tmp_path)
+        assert shares.group_by("step").len().sort("step").rows() == [
+            (s + 1, 2) for s in range(step)
+        ]
+        curve = sql.ask("learning_curve", root=tmp_path, run="live")
+        assert curve["accuracy"].to_list() == [0.5] * step
+        solved = sql.ask("solved_and_lost", root=tmp_path).select("prompt_index", "times_solved")
+        assert solved.rows() == [(0, step), (1, 0)]
+        run.metrics.cut_after(step)
+    save_checkpoint(run.path, 2, write_weights, 0.5)
+    found = sql.run_query(
+        "select step, accuracy, is_best, is_latest from checkpoints", root=tmp_path
+    )
+    assert found.rows() == [(2, 0.5, True, True)]
+    overview = sql.ask("runs_overview", root=tmp_path)
+    assert overview.select("run_id", "status", "steps").rows() == [("live", "running", 2)]

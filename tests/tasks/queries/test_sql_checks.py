@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tasks.queries import sql
+
+
+@pytest.fixture
+def check(tmp_path: Path) -> sql.Query:
+    path = tmp_path / "large_target.sql"
+    path.write_text(
+        "-- one row per target that is too large.\n"
+        "-- $limit: int = 50 (the largest)\n"
+        "select target from (from train union all from test) where target > $limit order by all\n"
+    )
+    return sql.load_check(path)
+
+
+def test_a_check_selects_the_rows_that_break_the_rule(check: sql.Query) -> None:
+    with sql.open_checks() as session:
+        session.add("train", pa.table({"target": [6, 51]}))
+        session.add("test", pa.table({"target": [60, 50]}))
+        assert session.violations(check)["target"].to_list() == [51, 60]
+        assert session.violations(check, {"limit": 55})["target"].to_list() == [60]
+        assert session.violations(check, {"limit": 60}).is_empty()
+
+
+def test_a_table_that_was_not_added_is_named(check: sql.Query) -> None:
+    with sql.open_checks() as session:
+        session.add("train", pa.table({"target": [6, 51]}))
+        with pytest.raises(ValueError, match=r"test does not exist.*\(there are: train\)"):
+            session.violations(check)
+
+
+def test_a_check_reads_no_files(tmp_path: Path) -> None:
+    (tmp_path / "secret.csv").write_text("a\n1\n")
+    path = tmp_path / "nosy.sql"
+    path.write_text(f"-- one row per line.\nselect * from '{tmp_path}/secret.csv'\n")
+    with sql.open_checks() as session, pytest.raises(ValueError, match=r"secret\.csv"):
+        session.violations(sql.load_check(path))
+
+
+def test_a_column_of_a_type_that_sql_does_not_have_is_one_line() -> None:
+    halves = pa.table({"x": pa.array([1.5], pa.float16())})
+    with sql.open_checks() as session:
+        with pytest.raises(ValueError, match="train: a column's type is unknown") as caught:
+            session.add("train", halves)
+        assert "\n" not in str(caught.value)

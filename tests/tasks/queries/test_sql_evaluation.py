@@ -1,0 +1,93 @@
+"""Saved questions about evaluations beside `rl_core.evaluation.summary`, which answers them too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rl_core.evaluation.summary import compare, summarise
+from rl_core.schema import EVALUATION
+from tasks.queries import sql
+
+
+def test_evaluation_in_sql_agrees_with_the_evaluation_itself(shared_runs: Path) -> None:
+    rows = sql.run_query("from evaluations where model = 'base'", root=shared_runs).to_dicts()
+    rows[0]["num_solutions"] = 0
+    expected = summarise(rows, seed=0)
+    summary = sql.ask("evaluation_summary", root=shared_runs).row(0, named=True)
+    estimate = expected.accuracy
+    assert summary["accuracy"] == estimate.value
+    assert summary["accuracy_low"] == pytest.approx(estimate.low, abs=1e-6)
+    assert summary["accuracy_high"] == pytest.approx(estimate.high, abs=1e-6)
+    assert summary["format_share"] == expected.format_share.value
+    assert summary["mean_score"] == pytest.approx(expected.score.value)
+    assert expected.accuracy_strict is not None
+    assert summary["strict_accuracy"] == expected.accuracy_strict.value
+    passes = sql.ask("pass_at_k", root=shared_runs).filter(pl.col("model") == "base")
+    assert dict(passes.select("k", "pass_at_k").iter_rows()) == pytest.approx(
+        {k: value.value for k, value in expected.pass_at_k.items()}
+    )
+    votes = sql.ask("majority_vote", root=shared_runs).row(0, named=True)
+    assert votes["majority_accuracy"] == pytest.approx(expected.majority_at_k[4].value)
+
+
+@pytest.mark.parametrize(
+    ("counts", "ranges"),
+    [
+        ([0, 1, 2, 3], [("unknown", 1), ("1", 1), ("2-3", 2)]),
+        ([4, 7, 8, 15], [("4-7", 2), ("8-15", 2)]),
+        ([16, 31, 32, 1000], [("16-31", 2), ("32-63", 1), ("512-1023", 1)]),
+    ],
+)
+def test_ranges_of_solutions_double(
+    counts: list[int], ranges: list[tuple[str, int]], two_runs: Path
+) -> None:
+    for file in (two_runs / "runs" / "alpha" / "eval").glob("*.parquet"):
+        rows = pl.read_parquet(file).with_columns(
+            num_solutions=pl.col("prompt_index").replace_strict(dict(enumerate(counts)))
+        )
+        rows.write_parquet(file)
+    answer = sql.ask("accuracy_by_num_solutions", root=two_runs)
+    assert answer.select("solutions", "problems").rows() == ranges
+
+
+def test_models_of_different_runs_are_compared_on_the_same_problems(tmp_path: Path) -> None:
+    """Of 18 equal problems one model alone solves 10 and the other alone 2; one is not equal."""
+
+    def write(run_id: str, solved: set[int], last_prompt: str) -> list[dict[str, Any]]:
+        rows = [
+            {
+                "run_id": run_id,
+                "model": "step_000001",
+                "prompt_index": i,
+                "mode": "greedy",
+                "prompt": f"p{i}" if i < 18 else last_prompt,
+                "verdict": "correct" if i in solved else "no_answer",
+                "ground_truth": f"t{i}",
+            }
+            for i in range(19)
+        ]
+        file = tmp_path / "runs" / run_id / "eval" / "step_000001.parquet"
+        file.parent.mkdir(parents=True)
+        pq.write_table(pa.Table.from_pylist(rows, schema=EVALUATION), file)
+        return rows
+
+    one = write("one", {*range(13), 18}, "here")
+    two = write("two", {0, 1, 2, 13, 14}, "there")
+    assert sql.ask("compare_models", root=tmp_path).to_dicts() == [
+        {
+            "run_id": "one",
+            "model": "step_000001",
+            "other_run_id": "two",
+            "other_model": "step_000001",
+            "problems": 18,
+            "won": 10,
+            "lost": 2,
+            "p_value": pytest.approx(compare(one[:18], two[:18]).p_value),
+        }
+    ]

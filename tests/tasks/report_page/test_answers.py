@@ -1,0 +1,137 @@
+"""Some right and some wrong answers of an evaluation, harmless wherever they are shown."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.evaluate_checkpoint import render
+from rl_core.evaluation.rows import label_rows
+from rl_core.evaluation.summary import summarise
+from rl_core.types import Problem
+from tasks.evaluate_checkpoint import Evaluated
+from tasks.report_page.answers import Answers, as_markdown, as_table, choose_answers, write_page
+from tests.tasks.conftest import HOSTILE
+from tests.tasks.report_page.test_browser import dump_dom, text_of
+
+STEERING = "\x1b[2J\u202e"
+VERDICTS = ["correct", "wrong_value", "wrong_value", "no_answer", "correct", "correct", "correct"]
+
+
+def asked(num_problems: int) -> list[Problem]:
+    truth = {"numbers": [19, 11, 9], "target": 39}
+    return [Problem(i, "countdown", (), truth, 1) for i in range(num_problems)]
+
+
+def row(i: int, verdict: str, response: str, answer: str | None) -> dict[str, Any]:
+    return {
+        "mode": "greedy",
+        "prompt_index": i,
+        "prompt": f"prompt {i}",
+        "num_solutions": 1,
+        "num_operands": 3,
+        "ground_truth": "{}",
+        "verdict": verdict,
+        "verdict_strict": verdict,
+        "verdict_lenient": verdict,
+        "response": response,
+        "answer": answer,
+        "score": 0.0,
+        "response_tokens": 7 + i,
+    }
+
+
+def rows(*, answer: str | None = None) -> list[dict[str, Any]]:
+    """A row per verdict; with `answer`, all are that text and nothing else."""
+    made = []
+    for i, verdict in enumerate(VERDICTS):
+        own = answer or (None if verdict == "no_answer" else f"{i} + {i}")
+        response = f"first\nthen <answer>{own}</answer>" if own else "first\nthen nothing"
+        made.append(row(i, verdict, response, own))
+    return label_rows(
+        made, run_id="r", model="step_000025", step=25, evaluation="7-problems-x", num_problems=7
+    )
+
+
+def chosen(*, most: int = 3, answer: str | None = None) -> Answers:
+    return choose_answers(rows(answer=answer), asked(7), most=most)
+
+
+def test_right_ones_in_order_and_wrong_ones_of_each_kind_in_turn() -> None:
+    answers = chosen()
+    assert (answers.name, answers.num_right) == ("r/step_000025", 4)
+    assert answers.verdicts == {"correct": 4, "wrong_value": 2, "no_answer": 1}
+    assert [shown.sample.prompt for shown in answers.right] == ["prompt 0", "prompt 4", "prompt 5"]
+    wrong = [(shown.sample.prompt, shown.sample.verdict) for shown in answers.wrong]
+    assert wrong == [
+        ("prompt 1", "wrong_value"),
+        ("prompt 3", "no_answer"),
+        ("prompt 2", "wrong_value"),
+    ]
+
+
+def test_the_terminal_shows_problem_answer_and_verdict_in_a_line_each() -> None:
+    summary = summarise(rows())
+    evaluated = Evaluated(
+        (summary,), (Path("a.parquet"),), None, (chosen(most=2),), (Path("a.html"),)
+    )
+    lines = [line.split("  ") for line in render(evaluated, ["r/step_000025"]).splitlines()]
+    cells = [[cell.strip() for cell in line if cell.strip()] for line in lines]
+    start = cells.index(["r/step_000025: 4 of 7 right"])
+    assert cells[start + 1 :] == [
+        ["verdict", "problem", "answer", "tokens"],
+        ["correct", "19, 11, 9 -> 39", "0 + 0", "7"],
+        ["correct", "19, 11, 9 -> 39", "4 + 4", "11"],
+        ["wrong_value", "19, 11, 9 -> 39", "1 + 1", "8"],
+        ["no_answer", "19, 11, 9 -> 39", "... first then nothing", "10"],
+        [],
+        ["rows: a.parquet"],
+        ["right and wrong answers: a.html"],
+    ]
+
+
+def test_a_question_in_words_is_shortened() -> None:
+    problems = [Problem(0, "gsm8k", ({"role": "user", "content": "how many? " * 99},), "18", 0)]
+    one = choose_answers(rows()[:1], problems, most=1)
+    (line,) = as_table(one)
+    assert re.fullmatch(r"(how many\? ?)+ \.\.\. .* -> 18", line["problem"])
+    assert len(line["problem"]) < 70
+
+
+def test_text_of_a_model_steers_no_terminal_and_breaks_out_of_no_markdown() -> None:
+    answers = chosen(answer=f"{STEERING}[x](http://evil) {HOSTILE}")
+    shown = "".join(line["answer"] for line in as_table(answers))
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    markdown = as_markdown([answers], [Path("/a.html")])
+    assert "## r/step_000025: 4 of 7 right" in markdown
+    assert "### no_answer, 10 tokens" in markdown
+    assert not re.search(r"(?<!\\)[<\[]", markdown)
+    assert "\x1b" not in markdown
+
+
+def test_the_page_holds_each_problem_and_no_markup_of_a_model(tmp_path: Path) -> None:
+    write_page(rows(answer=HOSTILE), asked(7), tmp_path / "rows.parquet")
+    page = (tmp_path / "rows.html").read_text()
+    assert page.count("<script") == page.count("</script") == 1
+    assert "<img" not in page
+    assert re.findall(r"""(?:src|href)=["'](?!data:)""", page) == []
+    text = text_of(page)
+    assert "Greedy accuracy on 7 held-out problems 0.571 95%: 0.250 to 0.842" in text
+    assert "Right: 4 of 4" in text
+    assert "Wrong: 3 of 3" in text
+    assert [i.removeprefix("problem ") for i in re.findall(r'title="([^"]*)"', page)] == [
+        f"{i}: {verdict}" for i, verdict in enumerate(VERDICTS)
+    ]
+
+
+@pytest.mark.slow
+def test_the_page_does_nothing_in_a_real_browser(tmp_path: Path) -> None:
+    write_page(rows(answer=HOSTILE), asked(7), tmp_path / "rows.parquet")
+    dom, console, urls = dump_dom(tmp_path / "rows.html", tmp_path / "browser")
+    assert "<title>r/step_000025 · countdown-train</title>" in dom
+    assert "Wrong: 3 of 3" in text_of(dom)
+    assert (console, urls) == ("", set())

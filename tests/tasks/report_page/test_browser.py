@@ -1,0 +1,184 @@
+"""Reports in a real Chromium: what a pointer finds, and that hostile text is never but text."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flows.cli.main import run_command
+from rl_core.evaluation.rows import write_rows
+from tasks.report import write_report
+from tests.tasks.conftest import HOSTILE
+
+GUARD = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
+POINT = """
+<script>
+const figure = [...document.querySelectorAll("figure")].find(
+  (each) => each.querySelector("h3").textContent === "Accuracy");
+const svg = figure.querySelector("svg"), said = [];
+const tick = (step) => [...svg.querySelectorAll('g[id^="xtick"] text')]
+  .find((each) => each.textContent === step).getBoundingClientRect();
+const point = (type, pointerType, step, shift) => {
+  const place = tick(step);
+  const clientX = place.left + place.width / 2 + shift, clientY = place.top - 30;
+  svg.dispatchEvent(new PointerEvent(type, { clientX, clientY, pointerType }));
+  said.push(figure.querySelector("output").textContent);
+};
+const press = (key) => {
+  svg.dispatchEvent(new KeyboardEvent("keydown", { key }));
+  said.push(figure.querySelector("output").textContent);
+};
+point("pointermove", "mouse", "2", 0);
+point("pointermove", "mouse", "2", 6);
+said.push(String(svg.querySelectorAll(".cursor").length));
+point("pointerleave", "mouse", "2", 0);
+said.push(String(svg.querySelectorAll(".cursor").length));
+point("pointerdown", "touch", "1", -4);
+point("pointerleave", "touch", "1", 0);
+press("ArrowRight"); press("Home"); press("ArrowLeft"); press("End");
+document.body.append(Object.assign(document.createElement("i"),
+  { id: "said", textContent: JSON.stringify(said) }));
+</script>
+"""
+
+
+def text_of(page: str) -> str:
+    """What a reader sees, white space squeezed; the style sheet is left out."""
+    body = page[page.index("<body>") :]
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
+
+
+def dump_dom(page: Path, folder: Path) -> tuple[str, str, set[str]]:
+    """Opens a page in Chromium; returns its final DOM, its console and every URL it fetched."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    assert browser, "these tests need Chromium: apt-get install chromium"
+    folder.mkdir()
+    command = [
+        browser,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--disable-dev-shm-usage",
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+        f"--user-data-dir={folder / 'profile'}",
+        f"--log-net-log={folder / 'net.json'}",
+        "--enable-logging=stderr",
+        "--virtual-time-budget=2000",
+        "--dump-dom",
+        page.as_uri(),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    console = "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+    requests = re.findall(
+        r'"initiator":"([^"]+)".*?"url":"([^"]+)"', (folder / "net.json").read_text()
+    )  # the browser's own requests (updates, clock) have no origin
+    return done.stdout, console, {url for origin, url in requests if origin != "not an origin"}
+
+
+def poison(run: Path) -> None:
+    """Writes markup that would run a script into everything that a page shows of a run."""
+    rows = [
+        row | {"prompt": HOSTILE, "response": HOSTILE, "answer": HOSTILE[:60], "verdict": HOSTILE}
+        for file in sorted((run / "rollouts").glob("*.parquet"))
+        for row in pq.read_table(file, partitioning=None).to_pylist()
+    ]
+    schema = pq.read_schema(run / "rollouts" / "step_000001.parquet")
+    for step in (1, 2, 3):
+        own = [row for row in rows if row["step"] == step]
+        file = run / "rollouts" / f"step_{step:06d}.parquet"
+        pq.write_table(pa.Table.from_pylist(own, schema=schema), file)
+    evaluated = pq.read_table(run / "eval" / "evaluation.parquet").to_pylist()
+    for step, verdict in ((0, HOSTILE), (3, "correct")):
+        asked = {"prompt": HOSTILE, "response": f"<answer>{HOSTILE}</answer>", "answer": HOSTILE}
+        truth = json.dumps({"numbers": [HOSTILE], "target": HOSTILE})
+        row = evaluated[0] | asked | {"step": step, "verdict": verdict, "ground_truth": truth}
+        write_rows([row], run / "held_out" / f"step_{step:06d}.parquet")
+    record: dict[str, Any] = json.loads((run / "run.json").read_text())
+    words = ("preset", "reason", "next_step", "model", "champion")
+    record |= dict.fromkeys(words, HOSTILE) | {"run_id": HOSTILE, "made_with": {HOSTILE: HOSTILE}}
+    record["own_settings"] = {HOSTILE: [HOSTILE, [HOSTILE]]}
+    record["timings_s"] = {HOSTILE: 1.0}
+    record["attempts"] += [{"started_at": "2026-11-20", "reason": HOSTILE}]
+    (run / "run.json").write_text(json.dumps(record))
+    (run / "config.yaml").write_text(json.dumps({"note": HOSTILE}))
+    (run / "log.txt").write_text(f"2026-11-20T20:00:01Z WARNING tasks.train: {HOSTILE}\n")
+    line = {"step": 4, "time": "2026-11-20T20:04:00+00:00", f"memory/host_gib/{HOSTILE}": 1.0}
+    with (run / "metrics.jsonl").open("a") as metrics:
+        metrics.write(json.dumps(line | {f"timing_s/{HOSTILE}": 1.0}) + "\n")
+
+
+def test_all_text_is_escaped(two_runs: Path) -> None:
+    run = two_runs / "runs" / "alpha"
+    poison(run)
+    page = write_report(run).html.read_text()
+    assert page.count("<script") == page.count("</script") == 1
+    assert "<img" not in page
+    assert page.count("&lt;script&gt;document.title=") > 25
+
+
+@pytest.mark.slow
+def test_a_hostile_run_does_nothing_in_a_real_browser(two_runs: Path, tmp_path: Path) -> None:
+    run = two_runs / "runs" / "alpha"
+    poison(run)
+    page = write_report(run).html
+    dom, console, urls = dump_dom(page, tmp_path / "report")
+    assert f"<title>{html.escape(HOSTILE, quote=False)} · countdown-train</title>" in dom
+    assert dom.count('tabindex="0"') == dom.count("<figure") > 5, "the page's own script has run"
+    assert "wall time" in text_of(dom)
+    assert console == ""
+    assert urls == set()
+
+    unescaped = html.unescape(page.read_text())  # as a careless template would have it
+    guarded = tmp_path / "guarded.html"
+    guarded.write_text(unescaped)
+    dom, console, _ = dump_dom(guarded, tmp_path / "guarded")
+    assert not re.search(r"<title>(hacked|1)</title>", dom), "the policy stops it, too"
+    assert "Content Security Policy" in console
+
+    careless = tmp_path / "careless.html"  # shows that the browser would have told
+    careless.write_text(GUARD.sub("", unescaped) + '<img src="http://example.invalid/pixel.png">')
+    dom, console, urls = dump_dom(careless, tmp_path / "careless")
+    assert re.search(r"<title>(hacked|1)</title>", dom)
+    assert "http://example.invalid/pixel.png" in urls
+
+
+@pytest.mark.slow
+def test_a_pointer_a_finger_and_keys_find_the_nearest_step(two_runs: Path, tmp_path: Path) -> None:
+    """Pointed at where the axis says 2; at the pages of one run and of several."""
+    page = write_report(two_runs / "runs" / "alpha").html
+    pointed = tmp_path / "pointed.html"
+    pointed.write_text(GUARD.sub("", page.read_text()) + POINT)
+    dom, console, _ = dump_dom(pointed, tmp_path / "report")
+    assert console == ""
+    said = re.search(r'<i id="said">(.*?)</i>', dom)
+    assert said is not None
+    steps = [
+        "step 0: test, greedy 0.25",
+        "step 1: train, sampled 0 · test, greedy 0.25 (step 0)",
+        "step 2: train, sampled 0.75 · test, greedy 0.25 (step 0)",
+        "step 3: train, sampled 0.25 · test, greedy 0.5",
+    ]
+    assert json.loads(html.unescape(said[1])) == [
+        *(steps[2], steps[2], "1"),
+        *(steps[3], "0"),  # the pointer has left: as at rest
+        *(steps[1], steps[1]),  # a finger that is lifted leaves the words
+        *(steps[2], steps[0], steps[0], steps[3]),
+    ]
+
+    assert run_command(["compare", "alpha", "beta", f"storage.root={two_runs}"]) == 0
+    dom, console, urls = dump_dom(two_runs / "compare.html", tmp_path / "compare")
+    assert dom.count('tabindex="0"') == dom.count("<figure") >= 4
+    assert (console, urls) == ("", set())

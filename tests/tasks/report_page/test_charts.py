@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import polars as pl
+import pytest
+
+from tasks.report import write_report
+from tasks.report_page.chart import MOST_POINTS, PALETTE, Series, line_chart, stacked_chart, thinned
+from tasks.report_page.charts import charts, overlaid, resource_charts
+from tasks.report_page.data import ReportData, gather
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def alpha_data(shared_runs: Path) -> ReportData:
+    return gather(shared_runs / "runs" / "alpha")
+
+
+def words_of(svg: str) -> set[str | None]:
+    return {node.text for node in ElementTree.fromstring(svg).iter(f"{SVG}text")}
+
+
+def test_charts_take_every_colour_from_the_page(shared_runs: Path, alpha_data: ReportData) -> None:
+    page = write_report(shared_runs / "runs" / "alpha").html.read_text()
+    light = dict(re.findall(r"--([\w-]+): (#\w+)", page[: page.index("@media")]))
+    used = set(re.findall(r"var\(--([\w-]+)\)", page))
+    assert used <= set(light)
+    assert {"ink", "grid", "test", "correct", "no-answer"} <= used
+    for chart in (charts(alpha_data) | resource_charts(alpha_data)).values():
+        assert not re.findall("|".join(PALETTE.values()), chart.svg)
+        colours = set(re.findall(r"#[0-9a-f]{6}\b", chart.svg))
+        assert colours <= {"#000000"}, "a colour that dark mode cannot change"
+
+
+def test_charts_show_the_logged_steps(alpha_data: ReportData) -> None:
+    drawn = charts(alpha_data)
+    assert list(drawn) == [
+        "Accuracy",
+        "What became of the responses",
+        "Score, with format credit",
+        "Response length",
+        "Accuracy by number of solutions",
+        "Accuracy by count of numbers",
+        "pass@k",
+    ]  # no KL and no entropy were logged
+    for title, chart in drawn.items():
+        root = ElementTree.fromstring(chart.svg)
+        assert root.tag == f"{SVG}svg"
+        assert root.get("viewBox") == "0 0 316.8 194.4"
+        assert root.get("width") is None
+        assert root.get("aria-label") == title
+    assert {"train, sampled", "test, greedy", "share solved"} <= words_of(drawn["Accuracy"].svg)
+    verdicts = words_of(drawn["What became of the responses"].svg)
+    assert {"correct", "wrong_value", "bad_syntax", "no_answer"} <= verdicts
+
+
+def test_a_hover_says_what_was_measured(alpha_data: ReportData) -> None:
+    drawn = charts(alpha_data)
+    assert drawn["Accuracy"].says == [
+        "step 0: test, greedy 0.25",
+        "step 1: train, sampled 0 · test, greedy 0.25 (step 0)",
+        "step 2: train, sampled 0.75 · test, greedy 0.25 (step 0)",
+        "step 3: train, sampled 0.25 · test, greedy 0.5",
+    ]
+    assert drawn["Accuracy"].at_rest == drawn["Accuracy"].says[-1]
+    assert drawn["What became of the responses"].says == [
+        "step 1: wrong_value 0.25 · bad_syntax 0.25 · no_answer 0.5",
+        "step 2: correct 0.75 · wrong_value 0.25",
+        "step 3: correct 0.25 · wrong_value 0.5 · no_answer 0.25",
+    ]
+    assert drawn["Accuracy by number of solutions"].says == [
+        "1 solutions, 2 problems: before 0 · after 0.5",
+        "2-3 solutions, 1 problems: before 0 · after 1",
+        "8-15 solutions, 1 problems: before 1 · after 0",
+    ]
+    assert drawn["Accuracy by count of numbers"].says == [
+        "3 numbers, 2 problems: before 0 · after 0.5",
+        "4 numbers, 2 problems: before 0.5 · after 0.5",
+    ]
+    # Of the base model's samples, 0 of 4 and 2 of 4 are right; the trained one's: 4 and 1.
+    assert drawn["pass@k"].says == [
+        "k = 1: before 0.25 · after 0.625",
+        "k = 2: before 0.4167 · after 0.75",
+        "k = 4: before 0.5 · after 1",
+    ]
+
+
+def test_where_a_hover_looks_is_where_the_line_is() -> None:
+    chart = line_chart([Series("a", "test", [(0, 1.0), (5, 3.0), (10, 2.0)])], "units")
+    assert chart is not None
+    root = ElementTree.fromstring(chart.svg)
+    (line,) = [
+        path.get("d", "")
+        for path in root.iter(f"{SVG}path")
+        if PALETTE["test"] in path.get("style", "") and path.get("clip-path")
+    ]
+    drawn = [tuple(map(float, p)) for p in re.findall(r"[ML] ([\d.]+) ([\d.]+)", line)]
+    assert [x for x, _ in drawn] == pytest.approx(chart.x, abs=0.1)
+    assert all(chart.top <= y <= chart.bottom for _, y in drawn)
+    found = json.loads(chart.hover)
+    assert found["x"] == chart.x
+    assert found["says"] == ["step 0: a 1", "step 5: a 3", "step 10: a 2"]
+
+
+def test_long_series_are_drawn_as_means() -> None:
+    points = [(step, float(step)) for step in range(1, 2 * MOST_POINTS + 2)]  # three per point
+    thin = thinned(Series("a", "test", points))
+    assert len(thin.points) == 107
+    assert thin.points[0] == (3, 2.0)
+    assert thin.points[-1] == (321, 320.0)
+    chart = line_chart([Series("a", "test", points)], "units")
+    assert chart is not None
+    assert chart.says[0] == "step 3, mean of 3: a 2"
+    assert thinned(thin) == thin
+    both = line_chart([Series("a", "test", points), Series("b", "base", [(3, 7.0)])], "units")
+    assert both is not None
+    assert both.says[0] == "step 3: a 2, mean of 3 · b 7"
+    stack = stacked_chart([Series("a", "test", [(1, 0.5)], span=10)], "units")
+    assert stack is not None
+    assert stack.says == ["step 1, mean of 10: a 0.5"]
+
+
+def test_the_machine_is_drawn_too(alpha_data: ReportData) -> None:
+    drawn = resource_charts(alpha_data)
+    assert list(drawn) == ["Seconds per step", "Memory, highest of the step"]
+    assert drawn["Seconds per step"].says == [
+        "step 1: gen 1",
+        "step 2: gen 2 · update_actor 1",
+        "step 3: gen 3 · update_actor 2",
+    ]
+    assert drawn["Memory, highest of the step"].at_rest == "step 3: learner 2"
+
+
+def test_a_stack_sums_up_what_is_small(alpha_data: ReportData) -> None:
+    rows = [
+        {"step": step, "metric": f"memory/host_gib/p{i}", "value": float(10 - i)}
+        for step in (1, 2)
+        for i in range(8)
+    ]
+    rows.append({"step": 1, "metric": "disk/free_gib", "value": 7.0})
+    drawn = resource_charts(replace(alpha_data, timeline=pl.DataFrame(rows)))
+    assert drawn["Memory of the machine, by process"].says[0] == (
+        "step 1: p0 10 · p1 9 · p2 8 · p3 7 · p4 6 · the rest 12"  # 5 + 4 + 3
+    )
+    assert drawn["Free disk"].says == ["step 1: free 7"]
+
+
+def test_runs_are_overlaid_with_what_each_reached() -> None:
+    curve = pl.DataFrame({"step": [0, 10], "test_accuracy": [0.1, 0.4]})
+    other = pl.DataFrame({"step": [0, 20], "test_accuracy": [0.1, None]})
+    empty = {"accuracy": [], "score": [], "response_tokens": [], "entropy": [], "kl": []}
+    filled = {
+        name: frame.with_columns(pl.lit(None, pl.Float64).alias(column) for column in empty)
+        for name, frame in {"one $x^{$": curve, "two": other}.items()
+    }
+    drawn = overlaid(filled)
+    assert list(drawn) == ["Test accuracy"]
+    assert drawn["Test accuracy"].says == [
+        "step 0: one $x^{$ 0.1 · two 0.1",
+        "step 10: one $x^{$ 0.4 · two 0.1 (step 0)",
+    ]
+    assert "one $x^{$" in words_of(drawn["Test accuracy"].svg)

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from rl_core.runs.run_folder import Attempt, RunFolder
+from tasks.report import write_report
+from tasks.report_page.faults import Fault, LoggedWarning, faults, warnings
+
+
+def test_attempts_memory_and_checkpoints_are_told(two_runs: Path) -> None:
+    run = RunFolder(two_runs / "runs" / "alpha")
+    first = run.read().attempts[0]
+    oom, day = "out of memory in load_engine", "2026-11-20"
+    changes = {"rollout.kv_cache_mib": (128, 64)}
+    retry = Attempt(started_at=day, reason=oom, from_step=2, changes=changes)
+    later = Attempt(started_at=day, reason="continued", from_step=3)
+    run.update(attempts=(first, retry, later))
+    for step, times, budget in ((4, 0, 4096), (5, 1, 2048), (6, 2, 512)):
+        name = "update_actor"
+        run.metrics.append(
+            step, {f"memory/oom/{name}": times, f"memory/budget_tokens/{name}": budget}
+        )
+    run.metrics.append(7, {"memory/oom/gen": 1, "memory/budget_seqs/gen": 128})
+    damaged = run.path / "checkpoints" / "damaged_step_000001"
+    shutil.move(run.path / "checkpoints" / "step_000001", damaged)
+    assert faults(run.path, run.read()) == [
+        Fault("attempt 2", oom, "retried from step 2 with rollout.kv_cache_mib=64"),
+        Fault("attempt 3", "interrupted", "continued from step 3"),
+        Fault(
+            "step 5",
+            "out of memory in update_actor, 3 times",
+            "split and done again, the result unchanged, 512 tokens at a time since",
+        ),
+        Fault(
+            "step 7",
+            "out of memory in gen, 1 time",
+            "split and done again, the result unchanged, 128 sequences at a time since",
+        ),
+        Fault(
+            "checkpoint",
+            "step 1 was damaged: it lies in damaged_step_000001 until its room is needed",
+            "kept beside the sound ones",
+        ),
+    ]
+    page = write_report(run.path).html.read_text()
+    assert "<dd>5, see below</dd>" in page
+
+
+def test_a_quiet_run_survived_nothing(shared_runs: Path) -> None:
+    run = RunFolder(shared_runs / "runs" / "alpha")
+    assert faults(run.path, run.read()) == []
+    assert warnings(run.path) == []
+
+
+def test_warnings_of_the_log_are_told_once(tmp_path: Path) -> None:
+    (tmp_path / "log.txt").write_text(
+        "2026-11-20T20:00:00Z INFO tasks.train: step 1\n"
+        "2026-11-20T20:00:01Z WARNING rl_core.runs.rollout_log: the rollouts of step 1 were lost\n"
+        "2026-11-20T20:00:02Z WARNING rl_core.runs.rollout_log: the rollouts of step 22 were lost\n"
+        "2026-11-20T20:00:03Z ERROR rl_core.runs.run_folder: <b>disk</b> full\n"
+        "Traceback (most recent call last):\n"
+    )
+    assert warnings(tmp_path) == [
+        LoggedWarning("2026-11-20 20:00:01", "WARNING", "the rollouts of step 1 were lost", 2),
+        LoggedWarning("2026-11-20 20:00:03", "ERROR", "<b>disk</b> full", 1),
+    ]
+
+
+def test_settings_data_and_versions_are_on_the_page(two_runs: Path) -> None:
+    run = two_runs / "runs" / "alpha"
+    record = json.loads((run / "run.json").read_text())
+    record["own_settings"] = {"actor.lr": [3e-4, 1e-4], "trainer.logger": [["console"], []]}
+    record["made_with"] = {"torch": "2.13.0+cpu", "commit": "0123abcd-dirty"}
+    record["data"] = "somewhere/data/tiny"
+    (run / "run.json").write_text(json.dumps(record))
+    page = write_report(run).html.read_text()
+    assert "<td>actor.lr</td><td>0.0003</td><td><mark>0.0001</mark></td>" in page
+    assert "<td>trainer.logger</td><td>[console]</td><td><mark>[]</mark></td>" in page
+    assert "torch <b>2.13.0+cpu</b>" in page
+    assert "commit <b>0123abcd-dirty</b>" in page
+    assert "<h3>Data tiny</h3>" in page
+    assert "<code>abc</code>" in page

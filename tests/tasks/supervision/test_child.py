@@ -1,0 +1,85 @@
+"""What a watched process tells its parent, and how."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import socket
+from base64 import b64decode
+from pathlib import Path
+
+import pytest
+
+from rl_core.config.operations import StorageConfig
+from rl_core.config.run import RunConfig
+from rl_core.data.dataset import write_dataset
+from rl_core.errors import OutOfMemory
+from rl_core.runs.run_folder import RunFolder
+from tasks.supervision.child import Channel, _pickled
+from tasks.train import train_supervised
+
+
+class UnpicklableError(RuntimeError):
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"{a} and {b}\nand more")
+
+
+def test_an_error_arrives_as_it_is_or_at_least_in_words() -> None:
+    error = pickle.loads(_pickled(OutOfMemory("update", "2 GiB")))
+    assert (type(error), error.phase, error.detail) == (OutOfMemory, "update", "2 GiB")
+    told = pickle.loads(_pickled(UnpicklableError(1, 2)))
+    assert (type(told), str(told)) == (RuntimeError, "UnpicklableError: 1 and 2")
+
+
+def test_the_channel_speaks_in_lines_and_outlives_its_listener() -> None:
+    ours, theirs = socket.socketpair()
+    channel = Channel(theirs)
+    record = logging.LogRecord("rl_core.x", logging.WARNING, "", 0, "%d of 3\nbad", (2,), None)
+    with ours, theirs:
+        channel.step(1, 9, {"actor/lr": 0.5, "critic/kl": float("nan")})
+        channel.emit(record)
+        for _ in range(1000):
+            channel.progress("gen")  # told once: the parent need not hear each
+        channel.progress("learn")
+        channel.done(9)
+        lines = [json.loads(line) for line in ours.recv(2**16).splitlines()]
+        assert lines[0]["step"][:2] == [1, 9]
+        assert lines[0]["step"][2]["actor/lr"] == 0.5
+        assert lines[0]["step"][2]["critic/kl"] != lines[0]["step"][2]["critic/kl"]
+        assert lines[1] == {"log": ["rl_core.x", logging.WARNING, "2 of 3\nbad"]}
+        phases = [line["progress"] for line in lines[2:-1]]
+        assert list(dict.fromkeys(phases)) == ["gen", "learn"]
+        assert len(phases) < 500
+        assert pickle.loads(b64decode(lines[-1]["done"])) == 9
+        ours.close()
+        channel.done(9)
+
+
+@pytest.mark.slow
+def test_what_the_trainer_refuses_is_refused_here(
+    tmp_path: Path, tiny_model_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = RunConfig.model_validate(
+        {
+            "run_id": "a",
+            "storage": StorageConfig(root=tmp_path),
+            "data": {"train_size": 40, "test_size": 1, "train_batch_size": 40},
+            "actor": {"mini_batch_size": 20},
+        }
+    )
+    fewer = config.data.model_copy(update={"train_size": 20})
+    write_dataset(config.env, fewer, tmp_path / "data")
+    run = RunFolder.create(config)
+    with pytest.raises(ValueError, match=r"^data\.train_batch_size=40 is above the 20 training"):
+        train_supervised(
+            config,
+            run,
+            data=tmp_path / "data",
+            model_path=tiny_model_path,
+            on_step=lambda *_: None,
+            logger=logging.getLogger("mine"),
+        )
+    told = [record for record in caplog.records if record.name == "tasks.supervision.child"]
+    assert "Traceback" in told[-1].getMessage()
+    assert "Traceback" in (run.path / "workers" / "trainer.log").read_text()

@@ -1,0 +1,267 @@
+"""Training that is killed and stalled in every part, and the processes that must not outlive it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from flows.settings.compose import compose
+from rl_core.config.run import RunConfig
+from rl_core.data.dataset import write_dataset
+from rl_core.errors import Stalled, WorkerDied
+from rl_core.runs.run_folder import RunFolder
+from tasks.supervision import supervisor as supervision
+from tasks.train import train_supervised
+from tests.rl_core.test_trainer import comparable, rollouts
+from tests.support.chaos import Ledger
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+STEPS = 24
+MARKER = "TEST_SUPERVISION_MARKER"
+VICTIMS = {
+    "Ray's head": "gcs/gcs_server",
+    "raylet": "raylet/raylet",
+    "learner": "LearnerActor",
+    "engine": "RolloutActor",
+    "trainer": "tasks.supervision.child trainer",
+}
+
+
+@dataclass
+class Place:
+    """A storage root and a temporary folder, and the mark of all processes that start there."""
+
+    overrides: list[str]
+    data: Path
+    temp_root: Path
+    marker: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def config(self, run_id: str, *more: str) -> RunConfig:
+        return compose([*self.overrides, f"run_id={run_id}", *more])
+
+    def processes(self, part: str = "") -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                marked = process.environ().get(MARKER) == self.marker
+                if marked and part in " ".join(process.cmdline()) and process.pid != os.getpid():
+                    found.append(process)
+            except (psutil.Error, OSError):
+                continue
+        return [p for p in found if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+    def is_clean(self) -> bool:
+        """Says whether no process and no folder of Ray is left."""
+        return not self.processes() and not list(self.temp_root.glob("rl-*"))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, tiny_overrides: list[str]) -> Iterator[Place]:
+    root = tmp_path_factory.mktemp("out")
+    overrides = [
+        *(text for text in tiny_overrides if not text.startswith("trainer.")),
+        f"storage.root={root}",
+        "rollout.engine=hf",
+        f"trainer.total_steps={STEPS}",
+        "trainer.save_freq=2",
+        "trainer.test_freq=8",
+    ]
+    before = set(os.listdir("/dev/shm"))  # noqa: PTH208
+    # Short: Ray's sockets lie in it.
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(dir="/tmp") as temp:
+        config = compose(overrides)
+        write_dataset(config.env, config.data, root / "data" / "tiny")
+        made = Place(overrides, root / "data" / "tiny", Path(temp))
+        patch.setenv(MARKER, made.marker)
+        patch.setenv("TMPDIR", temp)
+        patch.setattr(tempfile, "tempdir", temp)
+        yield made
+        assert made.is_clean()
+    assert set(os.listdir("/dev/shm")) <= before  # noqa: PTH208
+
+
+@dataclass
+class Attempts:
+    """Starts of one run's training."""
+
+    place: Place
+    config: RunConfig
+    steps: list[list[int]] = field(default_factory=list)
+    """Done by each attempt, in their order."""
+
+    def train(
+        self,
+        strike: Callable[[], None] | None = None,
+        *,
+        after_steps: int | None = 1,
+        delay_s: float = 0,
+    ) -> int:
+        """Trains until it ends; `strike` is called once: after so many steps, or when Ray is up."""
+        run = RunFolder(self.config.storage.root / "runs" / str(self.config.run_id))
+        pending = [strike] if strike else []
+        self.steps.append([])
+
+        def hit() -> None:
+            if pending:
+                time.sleep(delay_s)
+                pending.pop()()
+
+        def on_step(step: int, last_step: int, metrics: dict[str, float]) -> None:
+            self.steps[-1].append(step)
+            if len(self.steps[-1]) == after_steps:
+                hit()
+
+        class Heard(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                if after_steps is None and record.getMessage() == "Ray is up":
+                    hit()
+
+        logger = logging.Logger("heard")
+        logger.addHandler(Heard())
+        try:
+            return train_supervised(
+                self.config,
+                run,
+                data=self.place.data,
+                model_path=Path(str(self.config.model.path)),
+                on_step=on_step,
+                logger=logger,
+            )
+        finally:
+            assert not pending
+            assert self.place.is_clean()
+
+    def steps_lost(self, attempt: int) -> int:
+        """Steps of one attempt that a later one did again."""
+        again = {step for later in self.steps[attempt + 1 :] for step in later}
+        return len(again & set(self.steps[attempt]) - {0})
+
+
+@pytest.fixture(scope="module")
+def undisturbed(place: Place) -> RunFolder:
+    run = RunFolder.create(place.config("whole"))
+    attempts = Attempts(place, place.config("whole"))
+    assert attempts.train() == STEPS
+    assert attempts.steps == [list(range(STEPS + 1))]
+    return run
+
+
+def kill(place: Place, part: str, number: signal.Signals = signal.SIGKILL) -> None:
+    (victim,) = place.processes(part)
+    victim.send_signal(number)
+
+
+def stop_engine_and_hurry(place: Place, patch: pytest.MonkeyPatch) -> None:
+    """Stops the engine, and has the watchdog's clock run 200 times as fast from then on."""
+    kill(place, "RolloutActor", signal.SIGSTOP)
+    start = time.monotonic()
+    hurried = SimpleNamespace(
+        monotonic=lambda: start + 200 * (time.monotonic() - start), sleep=time.sleep
+    )
+    patch.setattr(supervision, "time", hurried)
+
+
+def check_equal(run: RunFolder, undisturbed: RunFolder) -> None:
+    assert [row["step"] for row in comparable(run)] == list(range(STEPS + 1))
+    assert comparable(run) == comparable(undisturbed)
+    assert rollouts(run).equals(rollouts(undisturbed))
+
+
+@pytest.mark.chaos
+def test_whatever_is_killed_or_stalls_the_retries_end_as_if_nothing_had_happened(
+    place: Place,
+    undisturbed: RunFolder,
+    survived: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chance = random.Random(5)
+    config = place.config("killed")
+    run = RunFolder.create(config)
+    attempts = Attempts(place, config)
+    for name, part in VICTIMS.items():
+        with pytest.raises(WorkerDied) as died:
+            attempts.train(
+                partial(kill, place, part),
+                after_steps=None if name == "Ray's head" else chance.randint(1, 4),
+                delay_s=chance.uniform(0, 0.4),
+            )
+        if name == "trainer":
+            assert died.value.worker == "trainer"
+            assert "killed by SIGKILL; " in died.value.detail
+
+    with monkeypatch.context() as patch, pytest.raises(Stalled, match=r"no progress for \d{4} s"):
+        attempts.train(
+            partial(stop_engine_and_hurry, place, patch), after_steps=chance.randint(1, 4)
+        )
+    for name in ("trainer", "learner", "engine_0"):
+        assert "most recent call first" in (run.path / "workers" / f"{name}.log").read_text()
+
+    assert attempts.train() == STEPS
+    check_equal(run, undisturbed)
+    for attempt, name in enumerate(VICTIMS):
+        survived("SIGKILL", name, steps_lost=attempts.steps_lost(attempt))
+    survived("stall", "engine", steps_lost=attempts.steps_lost(len(VICTIMS)))
+
+
+COMMAND = [sys.executable, "-c", "from flows.cli.main import main; main()"]
+
+
+@pytest.mark.chaos
+def test_when_the_whole_command_is_killed_its_trainer_leaves_and_the_same_command_goes_on(
+    place: Place, undisturbed: RunFolder, survived: Ledger
+) -> None:
+    environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
+    command = [*COMMAND, "train", *place.overrides, "seed=0"]
+    runs = place.data.parent.parent / "runs"
+    before = set(runs.iterdir())
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+        try:
+            while not (new := set(runs.iterdir()) - before) or not (
+                RunFolder(next(iter(new))).metrics.read()
+            ):
+                assert process.poll() is None
+                time.sleep(0.05)
+        finally:
+            process.kill()
+    (folder,) = new
+    run = RunFolder(folder)
+    assert run.read().status == "running"
+    deadline = time.monotonic() + 60
+    while place.processes():
+        assert time.monotonic() < deadline, place.processes()
+        time.sleep(0.1)
+    steps_done = len(run.metrics.read()) - 1
+    assert 0 < steps_done < STEPS
+
+    listed = subprocess.run(
+        [*COMMAND, "runs", f"storage.root={runs.parent}"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "interrupted" in listed.stdout
+    assert "its process is gone (killed?)" in (run.read().reason or "")
+    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
+    record = json.loads((folder / "run.json").read_text())
+    assert (record["status"], record["steps"]) == ("finished", STEPS)
+    assert f"training goes on after step {steps_done}" in (folder / "log.txt").read_text()
+    check_equal(run, undisturbed)
+    survived("SIGKILL", "the whole command")

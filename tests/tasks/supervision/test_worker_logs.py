@@ -1,0 +1,102 @@
+"""What of the workers' output reaches whoever trains: real lines of real libraries, and a flood."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks.supervision import worker_logs as module
+from tasks.supervision.worker_logs import worker_logs, worth_telling
+
+TOLD = {
+    "2026-11-21T20:46:16Z INFO rl_core.resources.token_budgets: 2048 tokens fit": (
+        20,
+        "2048 tokens fit",
+    ),
+    "2026-11-21T20:46:16Z WARNING rl_core.rollout.adaptive_engine: half": (30, "half"),
+    "WARNING 11-21 20:46:16 [cpu.py:123] KV cache is small": (30, "[cpu.py:123] KV cache is small"),
+    "(EngineCore pid=9) ERROR 11-21 20:46:16 [core.py:1] died": (40, "[core.py:1] died"),
+    "[2026-11-21 20:46:16,123 E 77 78] worker.cc:9: no raylet": (40, "worker.cc:9: no raylet"),
+    "[E1121 20:46:16.123456789 cuda.cpp:1] lost": (40, "cuda.cpp:1] lost"),
+    "torch.OutOfMemoryError: CUDA out of memory.": (
+        40,
+        "torch.OutOfMemoryError: CUDA out of memory.",
+    ),
+    "Fatal Python error: Segmentation fault": (40, "Fatal Python error: Segmentation fault"),
+}
+NOISE = (
+    "INFO 11-21 20:46:16 [__init__.py:100] Automatically detected platform cpu.",
+    "Loading safetensors checkpoint shards: 100% Completed | 1/1 [00:00<00:00, 9.0it/s]",
+    "Triton is installed, but doesn't include CPU backend. Disabling Triton.",
+    "/site-packages/ray/cloudpickle.py:1544: ZeroCopyTensorsWarning: Zero-copy tensor",
+    "  cp.dump(obj)",
+    "[W1121 20:46:16.123456789 utils.cpp:76] Warning: NUMA binding: Using MEMBIND policy",
+    "Traceback (most recent call last):",
+    '  File "x.py", line 1, in <module>',
+    "an ERROR somewhere in a model's text, ValueError: too",
+    "",
+)
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
+    return [(record.levelno, record.getMessage()) for record in caplog.records]
+
+
+def test_lines_of_loggers_are_told_apart_from_noise() -> None:
+    assert {line: worth_telling(line) for line in TOLD} == TOLD
+    assert [line for line in NOISE if worth_telling(line)] == []
+
+
+def test_a_process_is_heard_while_it_lives_once_per_thing_and_without_secrets(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real process that writes as a worker does, and half a line before it goes on."""
+    monkeypatch.setenv("TEST_API_KEY", "a-secret-of-eight")
+    monkeypatch.setattr(module, "_POLL_S", 0.05)
+    caplog.set_level(logging.INFO)
+    (tmp_path / "engine_0.log").write_text("WARNING 11-20 00:00:00 [a.py:1] of the run before\n")
+    (tmp_path / "trainer.log").write_text("2026-11-21T20:46:16Z WARNING tasks.x: told otherwise\n")
+    program = """
+import sys
+for i in range(3):
+    print(f"WARNING 11-21 20:46:1{i} [a.py:1] step {i}: key a-secret-of-eight\\x1b[2J", flush=True)
+print("a banner\\nWARNING 11-21 20:46:16 [a.py:2] in two", end="", flush=True)
+sys.stdin.read()
+print(" parts")
+raise KeyError("last words")
+"""
+    logger = logging.getLogger("mine")
+    with (
+        worker_logs(tmp_path, logger),
+        (tmp_path / "engine_0.log").open("a") as log,
+        subprocess.Popen(
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=log, stderr=log
+        ) as process,
+    ):
+        while not caplog.records:
+            assert process.poll() is None
+            time.sleep(0.02)
+        assert told(caplog) == [(30, r"engine_0: [a.py:1] step 0: key ***\x1b[2J")]
+        process.communicate(b"")
+    assert told(caplog)[1:] == [
+        (30, "engine_0: [a.py:2] in two parts"),
+        (40, "engine_0: KeyError: 'last words'"),
+    ]
+
+
+def test_a_flood_is_counted_and_long_lines_are_cut(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with worker_logs(tmp_path, logging.getLogger("mine")):
+        words = [f"{'ab'[i % 2] * (i + 1)}" for i in range(50)]
+        lines = [f"2026-11-21T20:46:16Z ERROR rl_core.x: {word}" for word in words]
+        flood = "2026-11-21T20:46:16Z ERROR rl_core.x: " + "long " * 200_000
+        (tmp_path / "learner.log").write_text("\n".join([flood, *lines]) + "\n")
+    assert len(told(caplog)) == 21
+    assert told(caplog)[-1] == (30, f"learner: 30 more lines, in {tmp_path / 'learner.log'}")
+    assert all(len(text) < 600 for _, text in told(caplog))

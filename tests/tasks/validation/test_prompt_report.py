@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from tasks.validation.prompt_report import LengthReport, report_lengths
+
+QWEN = [140] * 5 + [143] * 20 + [146] * 15
+"""Lengths as Qwen2.5's tokenizer gives them."""
+
+
+def report(lengths: list[int], limit: int) -> LengthReport:
+    splits = ["train"] * (len(lengths) - 2) + ["test"] * 2
+    return report_lengths(pl.DataFrame({"split": splits, "prompt_tokens": lengths}), limit)
+
+
+@pytest.mark.parametrize(
+    ("limit", "verdict"),
+    [
+        (
+            128,
+            "all 40 prompts are rejected by data.max_prompt_length=128: they take 140 to 146 "
+            "tokens; the smallest limit that keeps all is 146",
+        ),
+        (
+            145,
+            "15 of 40 prompts (37.5%) are rejected by data.max_prompt_length=145: prompts take 140 "
+            "to 146 tokens; the smallest limit that keeps all is 146",
+        ),
+        (
+            146,
+            "all 40 prompts fit into data.max_prompt_length=146: they take 140 to 146 tokens, "
+            "which is the smallest limit that keeps all",
+        ),
+        (
+            256,
+            "all 40 prompts fit into data.max_prompt_length=256: they take 140 to 146 tokens; the "
+            "smallest limit that keeps all is 146, 110 fewer",
+        ),
+        (
+            1024,
+            "all 40 prompts fit into data.max_prompt_length=1024: they take 140 to 146 tokens; 86% "
+            "of that room is never used: the smallest limit that keeps all is 146",
+        ),
+    ],
+)
+def test_the_verdict_in_words(limit: int, verdict: str) -> None:
+    found = report(QWEN, limit)
+    assert found.verdict == verdict
+    assert found.smallest_limit == 146
+
+
+def test_prompts_of_one_length_have_no_range() -> None:
+    assert "they take 7 tokens" in report([7] * 4, 9).verdict
+
+
+def test_candidate_limits_around_the_lengths_and_our_own() -> None:
+    assert [
+        (row["limit"], row["rejected"], row["share"], row["note"])
+        for row in report(QWEN, 143).limits
+    ] == [
+        (128, 40, "100.0%", ""),
+        (143, 15, "37.5%", "data.max_prompt_length"),
+        (146, 0, "0.0%", "the smallest that keeps all"),
+        (160, 0, "0.0%", ""),
+    ]
+
+
+def test_a_share_is_nought_only_if_it_is() -> None:
+    few = report([100] * 9_999 + [200], 150)
+    assert "1 of 10,000 prompts (<0.1%)" in few.verdict
+    most = report([100] + [200] * 9_999, 150)
+    assert "9,999 of 10,000 prompts (>99.9%)" in most.verdict
+
+
+def test_the_histogram_counts_every_prompt_once() -> None:
+    assert report(QWEN, 256).histogram == [
+        {"tokens": "140", "train": 5, "test": 0},
+        {"tokens": "143", "train": 20, "test": 0},
+        {"tokens": "146", "train": 13, "test": 2},
+    ]
+    wide = report([*range(10, 110), 500], 512).histogram
+    assert len(wide) <= 16
+    assert wide[0]["tokens"] == "10-40"
+    assert wide[-1] == {"tokens": "475-500", "train": 0, "test": 1}
+    assert sum(row["train"] + row["test"] for row in wide) == 101
+
+
+def test_lines_show_histogram_limits_and_verdict() -> None:
+    lines = list(report(QWEN, 128).lines())
+    assert lines[0].split() == ["tokens", "train", "test"]
+    assert lines[2].split() == ["143", "20", "0", "█" * 30]
+    assert lines[-1].startswith("all 40 prompts are rejected")
+    assert "        128        40    100.0%  data.max_prompt_length" in lines
