@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.harness import ROOT, WORKER, Prefect, as_parameter, wait_for
+from tests.support.harness import ROOT, WORKER, Prefect, as_parameter
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

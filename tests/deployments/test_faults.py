@@ -21,7 +21,8 @@ from rl_core.checkpoints.store import latest
 from rl_core.runs.run_folder import RunFolder
 from tests.rl_core.test_trainer import comparable
 from tests.support.chaos import Ledger
-from tests.support.harness import ROOT, WORKER, FlowRun, Prefect, edited, stop, wait_for
+from tests.support.harness import ROOT, WORKER, FlowRun, Prefect, edited, stop
+from tests.support.waiting import wait_for
 
 NUM_STEPS = 20
 SAVE_FREQ = 3

@@ -19,8 +19,9 @@ from flows.runs.lookup import settings_of_run
 from rl_core.runs.run_folder import RunFolder
 from tests.support.champions import crown
 from tests.support.chaos import Ledger
-from tests.support.harness import WORKER, FlowRun, Prefect, wait_for
+from tests.support.harness import WORKER, FlowRun, Prefect
 from tests.support.listeners import SECRET, Hook, hook
+from tests.support.waiting import wait_for
 
 NIGHTLY = "countdown-train-nightly"
 _WORKERS_SAY_S = 5

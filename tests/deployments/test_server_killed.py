@@ -8,8 +8,9 @@ import pytest
 
 from tests.deployments.test_faults import ON_DEMAND, Place, short_run
 from tests.support.chaos import Ledger
-from tests.support.harness import Prefect, stop, wait_for
+from tests.support.harness import Prefect, stop
 from tests.support.postgresql import postgresql
+from tests.support.waiting import wait_for
 
 ARTIFACTS = {"training", "learning-curve", "checkpoints", "evaluation", "champion", "report"}
 TRUE_WITHIN_S = 120

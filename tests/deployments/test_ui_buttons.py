@@ -12,7 +12,8 @@ import pytest
 
 from rl_core.checkpoints.store import latest
 from tests.deployments.test_faults import NUM_STEPS, ON_DEMAND, Place, short_run
-from tests.support.harness import FlowRun, Prefect, stop, wait_for
+from tests.support.harness import FlowRun, Prefect, stop
+from tests.support.waiting import wait_for
 
 ROOT = "buttons"
 TRUE_WITHIN_S = 120

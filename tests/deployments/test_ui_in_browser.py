@@ -16,7 +16,8 @@ from flows.settings.compose import PresetName
 from rl_core.runs.run_folder import RunFolder
 from tests.support.browser import Pages, open_browser
 from tests.support.chaos import Ledger
-from tests.support.harness import WORKER, FlowRun, Prefect, hungry_after, wait_for
+from tests.support.harness import WORKER, FlowRun, Prefect, hungry_after
+from tests.support.waiting import wait_for
 
 NUM_STEPS = 4
 LEARNS_STEPS = 2

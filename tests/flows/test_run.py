@@ -18,6 +18,7 @@ import pytest
 
 from flows.cli.main import run_command
 from tasks.queries import sql
+from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = [sys.executable, "-c", "from flows.cli.main import main; main()"]
@@ -81,14 +82,6 @@ class Place:
         return found
 
 
-def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, tiny_overrides: list[str]) -> Place:
     steps = f"trainer.total_steps={NUM_STEPS}"
@@ -98,7 +91,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, tiny_overrides: list[str]) -
 def stop(place: Place, process: subprocess.Popen[str], kill: Callable[[], None]) -> str:
     """Sends a signal in mid-training and returns stderr, once all is gone."""
     before = len(place.steps())
-    wait_for(lambda: len(place.steps()) > max(before, 2), process)
+    wait_for(lambda: len(place.steps()) > max(before, 2), LIMIT_S, process=process)
     sent_at = time.monotonic()
     kill()
     _, err = process.communicate(timeout=60)

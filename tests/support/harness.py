@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,6 +17,8 @@ from typing import Any
 
 import httpx
 import psutil
+
+from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).parent.parent.parent
 PREFECT = str(Path(sys.executable).with_name("prefect"))
@@ -280,15 +282,6 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def wait_for(condition: Callable[[], object], limit_s: float = LIMIT_S) -> float:
-    """Returns the seconds that it took."""
-    start = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start < limit_s
-        time.sleep(0.2)
-    return time.monotonic() - start
 
 
 def as_parameter(overrides: list[str]) -> str:

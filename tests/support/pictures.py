@@ -13,7 +13,8 @@ from PIL import Image
 from playwright.sync_api import FloatRect, Page
 
 from tests.support.browser import open_browser
-from tests.support.harness import ROOT, WORKER, FlowRun, Prefect, hungry_after, wait_for
+from tests.support.harness import ROOT, WORKER, FlowRun, Prefect, hungry_after
+from tests.support.waiting import wait_for
 
 IMAGES = ROOT / "deployments" / "images"
 _STEPS = 12

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.harness import wait_for
+from tests.support.waiting import wait_for
 
 _DEBIAN = Path("/usr/lib/postgresql")
 _QUICK = ("fsync=off", "listen_addresses=127.0.0.1", "unix_socket_directories=")

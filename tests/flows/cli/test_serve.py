@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from tests.flows.test_run import PROGRAM, Place
-from tests.support.harness import LIMIT_S, FlowRun, Prefect, wait_for
+from tests.support.harness import LIMIT_S, FlowRun, Prefect
+from tests.support.waiting import wait_for
 
 _STOPPED_WITHIN_S = 300
 

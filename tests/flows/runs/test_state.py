@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from uuid import UUID
 
 import pytest
@@ -16,6 +14,7 @@ from prefect.states import Cancelling, Crashed, Suspended
 
 from flows.runs import state as flow_run_state
 from flows.runs.state import heeding_the_server, is_suspended
+from tests.support.waiting import wait_for
 
 LIMIT_S = 60
 
@@ -36,13 +35,6 @@ def put_in(state: State, *, force: bool = True) -> UUID:
         client.set_flow_run_state(own, state, force=force)
     assert state_of(own).type is state.type
     return own
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 @pytest.fixture(autouse=True)

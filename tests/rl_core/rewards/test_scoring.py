@@ -24,6 +24,7 @@ from rl_core.rewards.scoring import Rewards, refusal, start_rewards
 from rl_core.rollout.collector import collect
 from rl_core.types import Problem, PromptedProblem, ScoredText
 from tests.rl_core.rollout.test_collector import CORRECT, TEXTS, WRONG, ScriptedEngine
+from tests.support.waiting import wait_for
 
 PROBLEM = Problem(7, "my/data", (), "42", 3)
 TRUTH = {"target": 3, "numbers": [1, 2]}
@@ -173,18 +174,16 @@ def test_a_killed_trainer_leaves_no_reward_process(tmp_path: Path) -> None:
             rewards.submit({str(tmp_path / "pid")!r}, Problem(0, "", (), "", 0)).result()
     """
     trainer = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
-    deadline = time.monotonic() + 60
+    told = tmp_path / "pid"
     try:
-        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for(lambda: told.exists() and told.read_text())
     finally:
         os.kill(trainer.pid, signal.SIGKILL)
         trainer.wait()
-    pid = int((tmp_path / "pid").read_text())
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    pid = int(told.read_text())
+    wait_for(
+        lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    )
 
 
 def test_a_step_counts_reward_errors_and_goes_on() -> None:

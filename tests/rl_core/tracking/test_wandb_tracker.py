@@ -8,7 +8,6 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -26,6 +25,7 @@ from rl_core.tracking.wandb_run_id import wandb_run_id
 from rl_core.tracking.wandb_tracker import Upload, WandbTracker, upload_run
 from tests.support.chaos import Ledger
 from tests.support.fake_wandb import API_KEY, FakeWandb, black_hole, closed_port
+from tests.support.waiting import wait_for
 
 SERVICE = "wandb-core"
 OURS = "rl_core.tracking.wandb_process"
@@ -61,13 +61,6 @@ def beside_us() -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
-
-
-def wait_for(is_so: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.05)
 
 
 def scores_by_step(server: FakeWandb, run: str = "my-run") -> list[tuple[int, float]]:

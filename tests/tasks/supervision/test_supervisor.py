@@ -30,6 +30,7 @@ from tasks.supervision import supervisor as supervision
 from tasks.train import train_supervised
 from tests.rl_core.test_trainer import comparable, rollouts
 from tests.support.chaos import Ledger
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -243,10 +244,7 @@ def test_when_the_whole_command_is_killed_its_trainer_leaves_and_the_same_comman
     (folder,) = new
     run = RunFolder(folder)
     assert run.read().status == "running"
-    deadline = time.monotonic() + 60
-    while place.processes():
-        assert time.monotonic() < deadline, place.processes()
-        time.sleep(0.1)
+    wait_for(lambda: not place.processes(), 60, seen=place.processes)
     steps_done = len(run.metrics.read()) - 1
     assert 0 < steps_done < STEPS
 
