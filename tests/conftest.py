@@ -20,28 +20,18 @@ from pathlib import Path  # noqa: E402  # nothing may import torch before the en
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
-from tests.support.chaos import Ledger, as_table  # noqa: E402
+from tests.support.chaos import Ledger, as_table, faults_of  # noqa: E402
 
 # Other work on the machine makes single examples slow: time is measured in benchmarks/, not here.
 hypothesis.settings.register_profile("suite", deadline=None)
 hypothesis.settings.load_profile("suite")
 
 
-LEDGER = pytest.StashKey[Ledger]()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Opens the ledger of injected faults."""
-    config.stash[LEDGER] = Ledger()
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Prints the faults that were injected, and what they cost."""
-    failed = terminalreporter.stats.get("failed", [])
-    died = [report.nodeid for report in failed if "chaos" in report.keywords]
-    survived = config.stash[LEDGER].survived
+    stats = terminalreporter.stats
+    survived = faults_of(stats.get("passed", []))
+    died = [report.nodeid for report in stats.get("failed", []) if "chaos" in report.keywords]
     if survived or died:
         terminalreporter.section("faults")
         for line in as_table(survived, died):
@@ -51,7 +41,7 @@ def pytest_terminal_summary(
 @pytest.fixture
 def survived(request: pytest.FixtureRequest) -> Ledger:
     """Notes, as the last line of a chaos test, which fault was survived and what it cost."""
-    return request.config.stash[LEDGER]
+    return Ledger(request.node.user_properties)
 
 
 def build_tiny_model(folder: Path, *, seed: int = 0) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import pytest
+
+_PROPERTY: Final = "survived"
 _WIDTH: Final = 100
 _INDENT: Final = " " * 4
 
@@ -31,9 +34,9 @@ class Survived:
 
 @dataclass
 class Ledger:
-    """Collects the faults of a test session."""
+    """Collects the faults of a test, as properties that its report carries between processes."""
 
-    survived: list[Survived] = field(default_factory=list)
+    properties: list[tuple[str, object]] = field(default_factory=list)
 
     def __call__(self, kind: str, where: str, *, steps_lost: int = 0, rows_lost: int = 0) -> None:
         """Notes a fault that was survived; called by a test after its last assertion.
@@ -42,7 +45,18 @@ class Ledger:
             AssertionError: data was lost, which no fault excuses.
         """
         assert rows_lost == 0, f"{kind} at {where} cost {rows_lost} rows or checkpoints"
-        self.survived.append(Survived(kind, where, steps_lost, rows_lost))
+        self.properties.append((_PROPERTY, [kind, where, steps_lost, rows_lost]))
+
+
+def faults_of(reports: Iterable[pytest.TestReport]) -> list[Survived]:
+    """Returns the faults that the reports of tests carry."""
+    return [
+        Survived(*noted)
+        for report in reports
+        if report.when == "call"
+        for name, noted in report.user_properties
+        if name == _PROPERTY
+    ]
 
 
 def as_table(survived: Sequence[Survived], died: Sequence[str]) -> list[str]:
