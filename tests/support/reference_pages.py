@@ -39,9 +39,9 @@ _VALUES: Final = {
 _SETTINGS: Final = """\
 # Settings
 
-<!-- written by `python -m tests.support.reference_pages`: edit the docstrings in rl_core/config/ -->
+<!-- written by `python -m tests.support.reference_pages` from docstrings in rl_core/config/ -->
 
-Every setting, with its meaning, what is allowed, its default, the presets that set it, and its names in verl.
+Each setting: its meaning, what is allowed, its default, presets that set it, its names in verl.
 The same words are in the terminal: `countdown-train explain actor.lr` explains one setting,
 `countdown-train config --explain` explains all of them with the values of a preset.
 
@@ -52,10 +52,10 @@ What is wrong is said in one line with the nearest valid key, before anything st
 _VERL: Final = """\
 # verl's and TinyZero's settings, key by key
 
-<!-- written by `python -m tests.support.reference_pages`: edit tasks/importers/verl_*.py -->
+<!-- written by `python -m tests.support.reference_pages` from tasks/importers/verl_*.py -->
 
-What `countdown-train import` makes of each key; [coming-from.md](coming-from.md) tells the rest of the story.
-`countdown-train explain KEY` answers for a key of verl's, too.
+What `import` makes of each key; [coming-from.md](coming-from.md) tells the rest.
+`countdown-train explain actor_rollout_ref.actor.optim.lr` answers for a key of verl's, too.
 """
 
 
@@ -85,7 +85,7 @@ def verl_page() -> str:
             "\n## The nearest, where other keys decide as well\n",
             *_table(TOGETHER),
             "\n## Values\n",
-            *(f"- `{ours}`: {_pairs(values)}" for ours, values in _VALUES.items()),
+            *_values(),
             "\n## What a script leaves to verl\n",
             *left,
             "\n## What there is not, and what to do instead\n",
@@ -133,6 +133,11 @@ def _table(names: Mapping[str, str]) -> Iterator[str]:
         yield f"| `{verl}` | `{ours}` |"
 
 
+def _values() -> Iterator[str]:
+    for ours, values in _VALUES.items():
+        yield "\n".join(_wrapped(f"- `{ours}`: {_pairs(values)}"))
+
+
 def _pairs(values: Mapping[str, str]) -> str:
     """Returns verl's values, and ours where it is another."""
     return ", ".join(f"`{a}`" + (f" (here `{b}`)" if b != a else "") for a, b in values.items())
@@ -156,7 +161,7 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
         whole,
         _WIDTH,
         initial_indent=indent,
-        subsequent_indent="  ",
+        subsequent_indent="  " if indent or text.startswith("- ") else "",
         break_long_words=False,
         break_on_hyphens=False,
     )

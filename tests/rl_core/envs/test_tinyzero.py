@@ -35,7 +35,7 @@ def tinyzero_score(response: str, numbers: list[int], target: int) -> float:
 
 
 class Difference(NamedTuple):
-    """A response that both score, but not alike. The README's table has these rows."""
+    """A response that both score, but not alike. docs/rewards.md has these rows."""
 
     what: str
     response: str
