@@ -162,6 +162,17 @@ def test_each_deliberate_difference(row: Difference) -> None:
     assert row.ours != row.tinyzero
 
 
+def test_the_table_of_the_docs_has_these_rows() -> None:
+    lines = (PEER.parents[2] / "docs" / "rewards.md").read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if "| TinyZero | here |" in line) + 2
+    for row, line in zip(DIFFERENCES, lines[start:], strict=False):
+        what, _, given_numbers, theirs, ours = map(str.strip, line.strip("|").split(" | "))
+        assert given_numbers == f"{' '.join(map(str, row.numbers))}, {row.target}", what
+        score, verdict = ours.split()
+        assert (float(theirs), float(score)) == (row.tinyzero, row.ours), what
+        assert verdict == f"`{row.verdict}`", what
+
+
 def test_what_hangs_tinyzero_is_scored() -> None:
     towers = score_response("<answer>9**9**9</answer>", [9, 9, 9], 9, answer_from="last_line")
     assert (towers.score, towers.verdict) == (0.1, "bad_syntax")
