@@ -1,7 +1,8 @@
-"""The README's commands: each is understood, and each does what it says."""
+"""README and docs: their commands do what they say, and what they point at is there."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import polars as pl
@@ -17,11 +19,34 @@ import pytest
 from flows.cli.main import _parse, run_command
 from flows.runs.lookup import take_arguments
 from flows.settings.compose import compose
+from flows.settings.keys import CHOICES, ENVS, known_keys
+from tasks.importers.verl_idle import meaning
+from tasks.importers.verl_settings import SAME, TOGETHER
+from tests.support.reference_pages import pages as reference_pages
 
 ROOT = Path(__file__).parent.parent
-FENCE = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-INLINE = re.compile(r"`countdown-train ([^`]+)`")
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FOLDERS = ("rl_core", "tasks", "flows", "sql", "tests", "benchmarks", "deployments", "docs")
+PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./*-]*")
+SETTING = re.compile(r"([a-z_]+\.[a-z_]+)(?:=.*)?")
+PREFECT = re.compile(r"prefect ((?:--[\w-]+ )*)([a-z-]+)(?: ([a-z-]+))?")
 PROGRAM = [sys.executable, "-c", "from flows.cli.main import main; main()"]
+HELP_OF_EACH = """
+import sys
+from prefect.cli import app
+asked, unknown = sys.argv[1:], []
+for words in asked:
+    sys.argv = ["prefect", *words.split(), "--help"]
+    try:
+        app()
+    except SystemExit as left:
+        unknown += [words] if left.code else []
+print("unknown:", unknown)
+"""
 OWN_ARGUMENTS = ("checkpoint", "against", "dry_run", "split")
 SCRIPT = """python3 -m verl.trainer.main_ppo \\
     data.train_batch_size=256 \\
@@ -30,7 +55,10 @@ SCRIPT = """python3 -m verl.trainer.main_ppo \\
 LOG = """step:1 - critic/score/mean:0.05 - response_length/mean:181.0 - actor/lr:1e-06
 step:2 - critic/score/mean:0.06 - response_length/mean:180.0 - actor/lr:1e-06
 """
-TOO_MUCH = ("tinyzero-0.5b-24gb", "Jiayi-Pan", "gsm8k-ppo", "preset=train.yaml", "--shell")
+TOO_MUCH = (
+    *("tinyzero-0.5b-24gb", "Jiayi-Pan", "gsm8k-ppo", "preset=train.yaml", "--shell"),
+    "checkpoint=...",
+)
 """A card, the hub, a night, a person: of these lines only the words are checked."""
 ENDS_WITH = {
     "preflight preset=tinyzero-3b": (0, 2),  # without a card it says so
@@ -40,12 +68,92 @@ ENDS_WITH = {
 """Exit codes other than 0."""
 
 
+def shell_lines() -> Iterator[tuple[str, str]]:
+    """Each command line of each page's shell blocks, without its comment, and the page's name."""
+    for page in PAGES:
+        for language, block in FENCE.findall(page.read_text()):
+            for line in block.splitlines() if language == "sh" else ():
+                if words := line.partition("  #")[0].strip():
+                    yield page.name, words
+
+
+def code_spans() -> Iterator[tuple[str, str]]:
+    """What stands in backticks in a page's sentences, and the page's name."""
+    for page in PAGES:
+        for span in CODE.findall(FENCE.sub("", page.read_text())):
+            yield page.name, " ".join(span.split())
+
+
 def commands() -> list[str]:
     """The words behind `countdown-train` of every line and every example in a sentence."""
-    text = (ROOT / "README.md").read_text()
-    lines = [line for block in FENCE.findall(text) for line in block.splitlines()]
-    fenced = [line.removeprefix("countdown-train ") for line in lines if line.startswith("countd")]
-    return sorted({*(line.partition("  #")[0].strip() for line in fenced), *INLINE.findall(text)})
+    every = {line for _, line in (*shell_lines(), *code_spans())}
+    ours = {line for line in every if line.startswith("countdown-train ")}
+    return sorted(line.removeprefix("countdown-train ") for line in ours)
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may name behind `#`, made of the headings as GitHub makes it."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_readme_is_short() -> None:
+    lines = README.read_text().splitlines()
+    assert len(lines) <= 150
+    assert [line for line in lines if len(line) > 120] == []
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    linked = {(ROOT / link.partition("#")[0]) for link in LINK.findall(README.read_text())}
+    assert set(PAGES) - linked == {README}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(FENCE.sub("", page.read_text())):
+        assert not link.startswith("http"), "a page of ours needs no network"
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.is_file(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_files_and_folders_that_are_named_are_there() -> None:
+    named = [(page, word) for page, text in code_spans() for word in text.split()]
+    missing = {
+        f"{page}: {word}"
+        for page, word in named
+        if PATH.fullmatch(word) and not any(ROOT.glob(word.rstrip("/")))
+    }
+    assert missing == set()
+
+
+def test_settings_that_are_named_are_there() -> None:
+    known = {key for env in ENVS for key in known_keys(env)} | {"env.name"}
+    sections = {key.partition(".")[0] for key in known}
+    for page, span in code_spans():
+        found = SETTING.fullmatch(span)
+        if not found or found[1].partition(".")[0] not in sections or found[1].endswith(".py"):
+            continue
+        is_verls = found[1] in SAME | TOGETHER or meaning(found[1], "") is not None
+        assert found[1] in known or is_verls, f"{page}: {span}"
+
+
+@pytest.mark.parametrize(("name", "text"), reference_pages().items(), ids=reference_pages())
+def test_pages_that_are_written_from_the_code_are_current(name: str, text: str) -> None:
+    written = (ROOT / "docs" / name).read_text()
+    assert written == text, "run: .venv/bin/python -m tests.support.reference_pages"
+
+
+def test_every_preset_view_and_room_has_its_words() -> None:
+    readme, sql, rooms = (
+        (ROOT / name).read_text() for name in ("README.md", "docs/sql.md", "docs/architecture.md")
+    )
+    assert [preset for preset in CHOICES["preset"] if f"`{preset}`" not in readme] == []
+    assert [view.stem for view in ROOT.glob("sql/views/*.sql") if f"`{view.stem}`" not in sql] == []
+    packages = [file.parent.name for file in ROOT.glob("[!.]*/*/__init__.py")]
+    assert len(packages) > 20
+    assert [room for room in packages if f"`{room}/`" not in rooms] == []
 
 
 def test_the_commands_are_found() -> None:
@@ -67,9 +175,53 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("line", commands())
 def test_every_command_is_understood(place: Path, line: str) -> None:
-    options = _parse(shlex.split(line))
+    command, *words = shlex.split(line)
+    options = _parse([command, *words])
     settings = [word for word in options.words if re.match(r"[a-z][\w.]*=", word)]
     compose(take_arguments(settings, OWN_ARGUMENTS)[1])
+    if command == "sql" and words and not words[0].startswith("-"):
+        assert list(ROOT.glob(f"sql/*/{words[0]}.sql")), "no saved question"
+
+
+def test_the_other_lines_are_understood() -> None:
+    """make, prefect, pytest and python: targets, commands, files and modules that are there."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set()
+    for page, line in shell_lines():
+        words = [word for word in shlex.split(line.removesuffix("&")) if "=" not in word]
+        program, *rest = words or ["export"]
+        named.add(program)
+        if program == "make":
+            assert set(rest) <= targets, f"{page}: {line}"
+        elif program == ".venv/bin/pytest":
+            assert (ROOT / rest[0]).is_file(), f"{page}: {line}"
+        elif program == ".venv/bin/python" and rest[0] == "-m":
+            assert importlib.util.find_spec(rest[1]), f"{page}: {line}"
+        elif program == ".venv/bin/python":
+            assert (ROOT / rest[0]).is_file(), f"{page}: {line}"
+    assert named == {
+        *("countdown-train", "make", "prefect", "export", "."),
+        *(".venv/bin/pytest", ".venv/bin/python"),
+    }
+    in_sentences = re.compile(r"(?:\w+=\S+ )?make ([a-z-]+)\b.*")
+    made = {found[1] for _, span in code_spans() if (found := in_sentences.fullmatch(span))}
+    assert {"env", "train", "chaos"} <= made <= targets
+
+
+def test_prefects_commands_are_there() -> None:
+    """`prefect GROUP COMMAND`; tests/deployments/ runs them on a server."""
+    called = [PREFECT.match(text) for _, text in (*shell_lines(), *code_spans())]
+    asked = {(found[2], found[3]) for found in called if found}
+    assert len(asked) > 5
+    words = [group if group == "deploy" else f"{group} {command}" for group, command in asked]
+    done = subprocess.run(
+        [sys.executable, "-c", HELP_OF_EACH, *words],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert done.stdout.splitlines()[-1] == "unknown: []"
 
 
 @pytest.mark.slow

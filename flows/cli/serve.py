@@ -1,6 +1,6 @@
 """`countdown-train serve`: Prefect's server, the deployments and a worker, until Ctrl-C.
 
-The long way, a command each, is in the README. What is there already (pool, deployments,
+The long way, a command each, is in docs/operations.md. What is there already (pool, deployments,
 automations, a server at PREFECT_API_URL) is used and brought up to date.
 """
 

@@ -1,4 +1,4 @@
-"""The README's commands on a real server and a real worker, on a free loopback port."""
+"""The commands of docs/operations.md on a real server and worker, on a free loopback port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the README's pictures: Prefect's pages of a run of the default preset that had no memory.
+"""Makes the pictures of README and docs: Prefect's pages of a quickstart run that had no memory.
 
 python -m tests.support.pictures      (a quarter of an hour on two cores)
 """

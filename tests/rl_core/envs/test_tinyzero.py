@@ -35,7 +35,7 @@ def tinyzero_score(response: str, numbers: list[int], target: int) -> float:
 
 
 class Difference(NamedTuple):
-    """A response that both score, but not alike. The README's table has these rows."""
+    """A response that both score, but not alike. docs/rewards.md has these rows."""
 
     what: str
     response: str
@@ -160,6 +160,17 @@ def test_each_deliberate_difference(row: Difference) -> None:
     assert (scored.score, scored.verdict) == (row.ours, row.verdict)
     assert tinyzero_score(row.response, row.numbers, row.target) == row.tinyzero
     assert row.ours != row.tinyzero
+
+
+def test_the_table_of_the_docs_has_these_rows() -> None:
+    lines = (PEER.parents[2] / "docs" / "rewards.md").read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if "| TinyZero | here |" in line) + 2
+    for row, line in zip(DIFFERENCES, lines[start:], strict=False):
+        what, _, given_numbers, theirs, ours = map(str.strip, line.strip("|").split(" | "))
+        assert given_numbers == f"{' '.join(map(str, row.numbers))}, {row.target}", what
+        score, verdict = ours.split()
+        assert (float(theirs), float(score)) == (row.tinyzero, row.ours), what
+        assert verdict == f"`{row.verdict}`", what
 
 
 def test_what_hangs_tinyzero_is_scored() -> None:

@@ -25,7 +25,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "found"),
     [
-        ("alpha", "alpha/step_000020"),  # the latest, as the run's own evaluation: see README
+        ("alpha", "alpha/step_000020"),  # the latest: see docs/evaluation.md
         ("alpha/latest", "alpha/step_000020"),
         ("alpha/best", "alpha/step_000010"),
         ("alpha/step_000010", "alpha/step_000010"),

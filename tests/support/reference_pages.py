@@ -1,0 +1,178 @@
+"""Writes the pages of docs/ that the code itself could tell: every setting, and verl's names.
+
+python -m tests.support.reference_pages
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+from flows.settings.explain import Setting, all_settings
+from flows.settings.keys import ENVS
+from rl_core.config.run import RunConfig
+from tasks.importers.verl_idle import IDLE, LACKING
+from tasks.importers.verl_settings import (
+    AGGREGATIONS,
+    DEFAULTS,
+    ESTIMATORS,
+    KL_ESTIMATORS,
+    POLICY_LOSSES,
+    SAME,
+    TOGETHER,
+)
+
+DOCS: Final = Path(__file__).parents[2] / "docs"
+_WIDTH: Final = 110
+_CODE: Final = re.compile(r"`[^`]*`")
+_VALUES: Final = {
+    "algorithm.estimator": ESTIMATORS,
+    "algorithm.kl_estimator": KL_ESTIMATORS,
+    "actor.policy_loss": POLICY_LOSSES,
+    "actor.loss_aggregation": dict(zip(AGGREGATIONS, AGGREGATIONS, strict=True)),
+}
+_SETTINGS: Final = """\
+# Settings
+
+<!-- written by `python -m tests.support.reference_pages` from docstrings in rl_core/config/ -->
+
+Each setting: its meaning, what is allowed, its default, presets that set it, its names in verl.
+The same words are in the terminal: `countdown-train explain actor.lr` explains one setting,
+`countdown-train config --explain` explains all of them with the values of a preset.
+
+Settings are written as `KEY=VALUE` behind a command.
+`preset=NAME` names a file of settings to start from, and `preset=FILE.yaml` takes one of your own.
+What is wrong is said in one line with the nearest valid key, before anything starts.
+"""
+_VERL: Final = """\
+# verl's and TinyZero's settings, key by key
+
+<!-- written by `python -m tests.support.reference_pages` from tasks/importers/verl_*.py -->
+
+What `import` makes of each key; [coming-from.md](coming-from.md) tells the rest.
+`countdown-train explain actor_rollout_ref.actor.optim.lr` answers for a key of verl's, too.
+"""
+
+
+def pages() -> dict[str, str]:
+    """Returns the text of each page by its file name."""
+    return {"settings.md": settings_page(), "verl-settings.md": verl_page()}
+
+
+def settings_page() -> str:
+    """Returns all settings, section by section, in the order of the models."""
+    lines = [_SETTINGS]
+    for (section, env), settings in groupby(all_settings(), key=_section):
+        lines += [*_heading(section, env), *map(_item, settings), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def verl_page() -> str:
+    """Returns verl's keys: those of ours, those that others decide with, and those without."""
+    defaults = ", ".join(f"`{key}={value}`" for key, value in DEFAULTS.items())
+    left = _wrapped(f"It gets verl's default where ours is another: {defaults}.")
+    return "\n".join(
+        [
+            _VERL,
+            "## The same meaning\n",
+            "`null` and `-1` leave our setting at its default.\n",
+            *_table(SAME),
+            "\n## The nearest, where other keys decide as well\n",
+            *_table(TOGETHER),
+            "\n## Values\n",
+            *_values(),
+            "\n## What a script leaves to verl\n",
+            *left,
+            "\n## What there is not, and what to do instead\n",
+            "Asking for one of these is a warning of `import`.\n",
+            *_reasons(LACKING),
+            "\n## What does nothing here\n",
+            "These are left out, whatever their value.\n",
+            *_reasons(IDLE),
+            "",
+        ]
+    )
+
+
+def _section(setting: Setting) -> tuple[str, str | None]:
+    return setting.key.rpartition(".")[0], setting.env
+
+
+def _heading(section: str, env: str | None) -> Iterator[str]:
+    if not section:
+        yield "## The run\n"
+        return
+    yield f"## {section}" + (f" (env={env})" if env else "") + "\n"
+    model = ENVS[env] if env else RunConfig.model_fields[section].annotation
+    assert model is not None
+    yield f"{inspect.getdoc(model)}\n"
+
+
+def _item(setting: Setting) -> str:
+    allowed = re.sub(r"(?<=that matches )\S+", r"`\g<0>`", setting.allowed)
+    facts = [f"{allowed}; default `{setting.default}`"]
+    if setting.presets:
+        facts.append("; ".join(f"{name} `{value}`" for name, value in setting.presets.items()))
+    if setting.verl:
+        facts.append(f"verl: {', '.join(f'`{name}`' for name in setting.verl)}")
+    meaning = _escaped(setting.meaning).splitlines()
+    first, *more = [*meaning, *(f"({fact})" for fact in facts)]
+    lines = _wrapped(f"- `{setting.key}`: {first}")
+    return "\n".join([*lines, *(line for text in more for line in _wrapped(text, indent="  "))])
+
+
+def _table(names: Mapping[str, str]) -> Iterator[str]:
+    yield "| verl | here |"
+    yield "|---|---|"
+    for verl, ours in sorted(names.items(), key=lambda both: (both[1], both[0])):
+        yield f"| `{verl}` | `{ours}` |"
+
+
+def _values() -> Iterator[str]:
+    for ours, values in _VALUES.items():
+        yield "\n".join(_wrapped(f"- `{ours}`: {_pairs(values)}"))
+
+
+def _pairs(values: Mapping[str, str]) -> str:
+    """Returns verl's values, and ours where it is another."""
+    return ", ".join(f"`{a}`" + (f" (here `{b}`)" if b != a else "") for a, b in values.items())
+
+
+def _reasons(reasons: Mapping[str, str]) -> Iterator[str]:
+    for reason, patterns in reasons.items():
+        keys = ", ".join(f"`{pattern}`" for pattern in patterns.split())
+        yield "\n".join(_wrapped(f"- {_escaped(reason)}: {keys}"))
+
+
+def _escaped(text: str) -> str:
+    """Returns a text whose <tags> outside of code are no HTML."""
+    return re.sub(r"(`[^`]*`)|<", lambda found: found[1] or r"\<", text)
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    """Returns lines that never break within a code span."""
+    whole = _CODE.sub(lambda span: span[0].replace(" ", "\0"), text)
+    lines = textwrap.wrap(
+        whole,
+        _WIDTH,
+        initial_indent=indent,
+        subsequent_indent="  " if indent or text.startswith("- ") else "",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace("\0", " ") for line in lines]
+
+
+def main() -> None:
+    """Writes both pages."""
+    for name, text in pages().items():
+        (DOCS / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
