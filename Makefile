@@ -47,7 +47,7 @@ serve: $(STAMP) ## Prefect's server and UI, the deployments and a worker, until 
 	$(BIN)/countdown-train serve
 
 test: $(STAMP) ## the fast tests
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -n 2 -m "not slow"
 
 test-slow: $(STAMP) ## the tests that take over ten seconds each
 	$(BIN)/pytest -m slow

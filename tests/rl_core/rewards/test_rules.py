@@ -31,11 +31,15 @@ def test_gsm8k_options_come_from_the_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["scoring", "countdown", "gsm8k", "puzzles", "solver", "word_problems"]
+    "module",
+    [
+        "rewards.rules",
+        *(f"envs.{n}" for n in ("countdown", "gsm8k", "puzzles", "solver", "word_problems")),
+    ],
 )
 def test_envs_load_no_heavy_library(module: str) -> None:
     code = (
-        f"import json, sys, rl_core.envs.{module}; "
+        f"import json, sys, rl_core.{module}; "
         "print(json.dumps([m.split('.')[0] for m in sys.modules]))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
