@@ -35,7 +35,10 @@ SETTINGS = (
     "data.train_size=2000",
     "evaluation.max_problems=32",
 )
-NOT_COMPARED = ("time", "timing_s/", "perf/", "rollout/tokens_per_s", "mfu/", "disk/", "cost/")
+NOT_COMPARED = (
+    *("time", "timing_s/", "timing_per_token_ms/", "perf/", "rollout/tokens_per_s", "mfu/"),
+    *("memory/peak_gib/", "memory/host_", "memory/card_", "disk/", "cost/"),
+)
 NOT_COMPARED_COLUMNS = ("run_id", "generated_at")
 
 

@@ -33,7 +33,8 @@ from rl_core.learner.optimizer import Optimized, optimize_models
 from rl_core.learner.profiling import Utilisation, measured
 from rl_core.learner.snapshot import LearnerSnapshot
 from rl_core.learner.state import STATE_FOLDER
-from rl_core.models import models
+from rl_core.models.forward import TokenOutputs, forward_pass
+from rl_core.models.loading import complete_weights, load_models
 from rl_core.models.shared_prefix import can_share_prompts
 from rl_core.system.threads import MicroBatchThreads
 from rl_core.types import SnapshotBytes
@@ -71,7 +72,7 @@ class Learner:
         self._device = torch.device("cuda" if config.resources.learner_gpus else "cpu")
         on_cpu = self._device.type == "cpu"
         self._threads = MicroBatchThreads(config.resources.learner_threads if on_cpu else 1)
-        loaded = models.load_models(config, model_path, resume_from, self._device)
+        loaded = load_models(config, model_path, resume_from, self._device)
         self._actor, self._reference, self._critic = loaded.actor, loaded.reference, loaded.critic
         rests_on = resting_place(config, self._device)
         self._optimized = optimize_models(config, loaded, rests_on)
@@ -80,25 +81,7 @@ class Learner:
             brought, device=self._device, rests_on=None if config.model.lora_rank else rests_on
         )
         dtype, temperature = _DTYPES[config.model.dtype], config.rollout.temperature
-        self._logprobs = partial(
-            models.response_logprobs, temperature=temperature, compute_dtype=dtype
-        )
-        self._logprobs_and_entropy = partial(
-            models.response_logprobs_and_entropy, temperature=temperature, compute_dtype=dtype
-        )
-        self._logprobs_and_values = partial(
-            models.response_logprobs_and_values, temperature=temperature, compute_dtype=dtype
-        )
-        self._all_outputs = partial(
-            models.response_logprobs_entropy_and_values,
-            temperature=temperature,
-            compute_dtype=dtype,
-        )
-        self._values = partial(
-            models.response_values,
-            compute_dtype=dtype,
-            backbone_learns=not config.critic.share_trunk,
-        )
+        self._forward = partial(forward_pass, temperature=temperature, compute_dtype=dtype)
         self._utilisation = Utilisation(config, model_path, self._device)
         self._kl_coef = config.algorithm.kl_coef
         self._fitting = Fitting(
@@ -139,20 +122,18 @@ class Learner:
         old_logprobs = ref_logprobs = values = None
         if not self._next_update_is_on_policy():
             with measured("old_log_prob", self._device, costs):
-                if self._config.critic.share_trunk:
-                    old_logprobs, values = self._evaluate(
-                        "old_log_prob", batch, self._old_logprobs_and_values
-                    )
-                else:
-                    forward = partial(self._logprobs, self._actor)
-                    old_logprobs = self._evaluate("old_log_prob", batch, forward)
+                shared = self._critic if self._config.critic.share_trunk else None
+                forward = partial(self._forward, actor=self._actor, critic=shared)
+                outputs = self._evaluate("old_log_prob", batch, forward)
+                old_logprobs, values = outputs.logprobs, outputs.values
         if self._reference is not None:
             with measured("ref", self._device, costs), self._with_reference(self._reference):
-                forward = partial(self._logprobs, self._reference)
-                ref_logprobs = self._evaluate("ref", batch, forward)
+                forward = partial(self._forward, actor=self._reference)
+                ref_logprobs = self._evaluate("ref", batch, forward).logprobs
         if self._critic is not None and values is None:
             with measured("values", self._device, costs):
-                values = self._evaluate("values", batch, partial(self._values, self._critic))
+                forward = partial(self._forward, critic=self._critic)
+                values = self._evaluate("values", batch, forward).values
         with measured("adv", self._device, costs):
             prepared = assemble(
                 batch,
@@ -213,26 +194,22 @@ class Learner:
 
     @torch.no_grad()
     def _evaluate(
-        self, phase: str, batch: TrainBatch, forward: Callable[[TrainBatch], Tensor]
-    ) -> Tensor:
-        """Returns `forward` over the batch, float32 [..., B, T], computed by micro-batches."""
+        self, phase: str, batch: TrainBatch, forward: Callable[[TrainBatch], TokenOutputs]
+    ) -> TokenOutputs:
+        """Returns `forward` over the batch, computed by micro-batches."""
 
-        def attempt(parts: list[Tensor]) -> Tensor:
-            results: Tensor | None = None
+        def attempt(parts: list[Tensor]) -> TokenOutputs:
+            results: dict[str, Tensor] = {}
             computed = self._threads.map(lambda rows: forward(batch.select(rows)), parts)
-            for rows, part in zip(parts, computed, strict=True):
-                if results is None:
-                    results = part.new_zeros(*part.shape[:-2], *batch.rollout_logprobs.shape)
-                results[..., rows.to(self._device), : part.shape[-1]] = part
-            assert results is not None, "no rows"
-            return results
+            for rows, outputs in zip(parts, computed, strict=True):
+                for name, part in vars(outputs).items():
+                    if part is not None:
+                        if name not in results:
+                            results[name] = part.new_zeros(batch.rollout_logprobs.shape)
+                        results[name][rows.to(self._device), : part.shape[-1]] = part
+            return TokenOutputs(**results)
 
         return self._fitting(phase, batch, attempt)
-
-    def _old_logprobs_and_values(self, part: TrainBatch) -> Tensor:
-        """Returns both of one pass through the shared trunk, [2, b, T]."""
-        assert self._critic is not None
-        return torch.stack(self._logprobs_and_values(self._actor, self._critic.head, part))
 
     def _run_epochs(
         self, prepared: Prepared, moved: Mapping[str, Optimized], micro_loss: MicroLoss
@@ -306,26 +283,27 @@ class Learner:
         }
 
     def _actor_loss(self, micro: Prepared, denominators: Denominators) -> dict[str, Tensor]:
-        logprobs, entropy = self._logprobs_and_entropy(self._actor, micro.batch)
-        return self._actor_objective(logprobs, entropy, micro, denominators)
+        outputs = self._forward(micro.batch, actor=self._actor, with_entropy=True)
+        return self._actor_objective(outputs, micro, denominators)
 
     def _critic_loss(self, micro: Prepared, denominators: Denominators) -> dict[str, Tensor]:
-        assert self._critic is not None
-        return self._critic_objective(self._values(self._critic, micro.batch), micro, denominators)
+        is_alone = not self._config.critic.share_trunk
+        outputs = self._forward(micro.batch, critic=self._critic, trunk_learns=is_alone)
+        return self._critic_objective(outputs, micro, denominators)
 
     def _joint_loss(self, micro: Prepared, denominators: Denominators) -> dict[str, Tensor]:
-        assert self._critic is not None
-        logprobs, entropy, values = self._all_outputs(self._actor, self._critic.head, micro.batch)
-        actor = self._actor_objective(logprobs, entropy, micro, denominators)
-        critic = self._critic_objective(values, micro, denominators)
+        outputs = self._forward(
+            micro.batch, actor=self._actor, critic=self._critic, with_entropy=True
+        )
+        actor = self._actor_objective(outputs, micro, denominators)
+        critic = self._critic_objective(outputs, micro, denominators)
         return actor | critic | {"loss": actor["loss"] + critic["loss"]}
 
     def _actor_objective(
-        self, logprobs: Tensor, entropy: Tensor, micro: Prepared, denominators: Denominators
+        self, outputs: TokenOutputs, micro: Prepared, denominators: Denominators
     ) -> dict[str, Tensor]:
         return actor_loss(
-            logprobs,
-            entropy,
+            outputs,
             micro,
             actor=self._config.actor,
             algorithm=self._config.algorithm,
@@ -334,11 +312,11 @@ class Learner:
         )
 
     def _critic_objective(
-        self, values: Tensor, micro: Prepared, denominators: Denominators
+        self, outputs: TokenOutputs, micro: Prepared, denominators: Denominators
     ) -> dict[str, Tensor]:
         critic = self._config.critic
         return critic_loss(
-            values,
+            outputs,
             micro,
             value_clip=critic.value_clip,
             loss_coef=critic.loss_coef if critic.share_trunk else 1.0,
@@ -346,8 +324,8 @@ class Learner:
         )
 
     def weights(self) -> dict[str, Tensor]:
-        """Returns the actor's weights for the rollout engines, see `models.complete_weights`."""
-        return models.complete_weights(self._actor)
+        """Returns the actor's weights for the rollout engines, see `complete_weights`."""
+        return complete_weights(self._actor)
 
     def save(self, folder: Path) -> None:
         """Writes a checkpoint: the model as it can be served, and beside it the learner's state."""

@@ -19,13 +19,13 @@ from rl_core.algos.losses import (
 from rl_core.algos.masking import Denominators, aggregate
 from rl_core.config.run import ActorConfig, AlgorithmConfig
 from rl_core.learner.experience import Prepared
+from rl_core.models.forward import TokenOutputs
 
 _POLICY_LOSSES = {"ppo": ppo_policy_loss, "gspo": gspo_policy_loss, "cispo": cispo_policy_loss}
 
 
 def actor_loss(
-    logprobs: Tensor,
-    entropy: Tensor,
+    outputs: TokenOutputs,
     micro: Prepared,
     *,
     actor: ActorConfig,
@@ -38,14 +38,16 @@ def actor_loss(
     The loss is the policy loss, less the entropy bonus, plus the KL penalty (`kl_mode=loss`).
 
     Args:
-        logprobs: of the policy that learns, float32 [b, T], with gradient.
-        entropy: of the same, float32 [b, T], with gradient.
+        outputs: log-probs and entropy of the policy that learns, with gradient.
         micro: b rows of a mini-batch.
         actor: kind of policy loss, clips, entropy bonus, aggregation.
         algorithm: kind of KL.
         kl_coef: this step's KL coefficient.
         denominators: of the whole mini-batch.
     """
+    logprobs, entropy = outputs.logprobs, outputs.entropy
+    assert logprobs is not None
+    assert entropy is not None
     mask = micro.loss_mask
     old_logprobs = logprobs.detach() if micro.is_on_policy else micro.old_logprobs
     weights = None
@@ -83,7 +85,7 @@ def actor_loss(
 
 
 def critic_loss(
-    values: Tensor,
+    outputs: TokenOutputs,
     micro: Prepared,
     *,
     value_clip: float,
@@ -93,16 +95,17 @@ def critic_loss(
     """Returns the critic's `loss` and metrics, scalars.
 
     Args:
-        values: of the critic that learns, float32 [b, T], with gradient.
+        outputs: values of the critic that learns, with gradient.
         micro: b rows of a mini-batch, with old values and returns.
         value_clip: how far a value may move from the old one before it teaches nothing.
         loss_coef: by which the loss, not its metric, is multiplied.
         denominators: of the whole mini-batch.
     """
+    assert outputs.values is not None
     assert micro.values is not None
     assert micro.returns is not None
     value = clipped_value_loss(
-        values,
+        outputs.values,
         micro.values,
         micro.returns,
         micro.loss_mask,

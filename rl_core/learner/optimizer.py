@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_core.config.run import LrSchedule, RunConfig
-from rl_core.models.models import Models
+from rl_core.models.loading import Models
 
 _DECAYS: dict[LrSchedule, Callable[[float], float]] = {
     "constant": lambda progress: 1.0,

@@ -22,7 +22,7 @@ from rl_core.learner.state import (
     rng_tensors,
     write_state,
 )
-from rl_core.models import models
+from rl_core.models.loading import complete_weights, save_actor, tokenizer_bytes
 from rl_core.types import SnapshotBytes
 
 
@@ -52,7 +52,7 @@ class LearnerSnapshot:
 
     def reserve(self) -> None:
         """Makes memory for snapshots ready."""
-        tensors = models.complete_weights(self._actor) | self._trained_weights()
+        tensors = complete_weights(self._actor) | self._trained_weights()
         for name, optimized in self._optimized.items():
             tensors |= optimized.moments_to_come(name)
         self._memory.reserve(tensors)
@@ -63,7 +63,7 @@ class LearnerSnapshot:
         Args:
             numbers: kept beside them; must not change any more.
         """
-        weights = models.complete_weights(self._actor)
+        weights = complete_weights(self._actor)
         state = self._trained_weights() | rng_tensors()
         numbers = {**numbers, "settings": model_settings(self._config)}
         for name, optimized in self._optimized.items():
@@ -73,12 +73,12 @@ class LearnerSnapshot:
         copies = self._memory.copy(weights | state)
         copied, state = ({name: copies[name] for name in part} for part in (weights, state))
         self._taken = copied, state, numbers
-        return bytes_to_write(copied, state, beside=models.tokenizer_bytes(self._model_path))
+        return bytes_to_write(copied, state, beside=tokenizer_bytes(self._model_path))
 
     def write(self, folder: Path, *, model_alone: bool = False) -> None:
         """Writes the last snapshot as a checkpoint, or of it the model that can be served."""
         weights, state, numbers = self._taken
-        models.save_actor(self._actor, weights, self._model_path, folder)
+        save_actor(self._actor, weights, self._model_path, folder)
         if not model_alone:
             write_state(folder / STATE_FOLDER, state, numbers)
 

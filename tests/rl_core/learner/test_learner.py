@@ -16,7 +16,7 @@ from rl_core.config.run import RunConfig
 from rl_core.learner.experience import assemble
 from rl_core.learner.learner import STATE_FOLDER, Learner
 from rl_core.learner.state import read_state
-from rl_core.models.models import response_logprobs
+from rl_core.models.forward import forward_pass
 from rl_core.types import Rollout
 from tests.support.learners import all_weights, assert_bitwise_equal, without_timings
 
@@ -112,9 +112,7 @@ def test_the_engines_log_probs_serve_a_penalty_that_is_wanted_before_the_only_up
         batch = make_batch()
         with torch.no_grad():
             batch.rollout_logprobs.copy_(
-                response_logprobs(
-                    learner._actor, batch, temperature=1.0, compute_dtype=torch.float32
-                )
+                forward_pass(batch, actor=learner._actor, compute_dtype=torch.float32).logprobs
             )
         if is_recomputed:
             monkeypatch.setattr(Learner, "_next_update_is_on_policy", lambda self: False)
@@ -268,9 +266,9 @@ def test_positive_advantages_raise_the_log_prob_and_negative_ones_lower_it(
 
     def sums() -> Tensor:
         with torch.no_grad():
-            logprobs = response_logprobs(
-                learner._actor, batch, temperature=1.0, compute_dtype=torch.float32
-            )
+            logprobs = forward_pass(
+                batch, actor=learner._actor, compute_dtype=torch.float32
+            ).logprobs
         return masked_sum(logprobs, batch.response_mask, dim=-1)
 
     before = sums()

@@ -16,7 +16,8 @@ from rl_core.algos.masking import masked_sum
 from rl_core.batch import TrainBatch
 from rl_core.config.run import RunConfig
 from rl_core.learner.learner import Learner
-from rl_core.models import models
+from rl_core.models import loading
+from rl_core.models.forward import forward_pass
 from rl_core.models.lora import add_adapters
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.types import GenerationRequest, SamplingSettings
@@ -52,7 +53,7 @@ def logits(model: torch.nn.Module) -> Tensor:
 def test_adapters_are_on_every_linear_layer_and_change_nothing_at_first(
     tiny_model_path: Path,
 ) -> None:
-    model = models.load_actor(tiny_model_path, CPU)
+    model = loading.load_actor(tiny_model_path, CPU)
     before = logits(model)
     add_adapters(model, rank=4, alpha=8.0)
     learning = {name: x.numel() for name, x in model.named_parameters() if x.requires_grad}
@@ -65,13 +66,13 @@ def test_adapters_are_on_every_linear_layer_and_change_nothing_at_first(
 def test_merged_weights_are_w_plus_scaled_b_a_and_leave_the_model_alone(
     tiny_model_path: Path,
 ) -> None:
-    model, plain = models.load_actor(tiny_model_path, CPU), base_model(tiny_model_path)
+    model, plain = loading.load_actor(tiny_model_path, CPU), base_model(tiny_model_path)
     add_adapters(model, rank=4, alpha=8.0)
     random_adapters(model)
     before = {name: x.clone() for name, x in model.state_dict().items()}
-    weights = models.complete_weights(model)
+    weights = loading.complete_weights(model)
     assert_bitwise_equal(before, model.state_dict())
-    assert weights.keys() == models.complete_weights(plain).keys()
+    assert weights.keys() == loading.complete_weights(plain).keys()
     start = "model.layers.1.self_attn.k_proj"
     by_hand = before[f"{start}.base_layer.weight"] + 2.0 * (
         before[f"{start}.lora_B.default.weight"] @ before[f"{start}.lora_A.default.weight"]
@@ -87,11 +88,11 @@ def test_layers_that_hold_their_weight_transposed_are_merged_too(tmp_path: Path)
     config = transformers.GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=2)
     torch.manual_seed(0)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
-    model = models.load_actor(tmp_path, CPU)
+    model = loading.load_actor(tmp_path, CPU)
     add_adapters(model, rank=2, alpha=16.0)
     random_adapters(model)
     plain = base_model(tmp_path)
-    plain.load_state_dict(models.complete_weights(model), strict=False)
+    plain.load_state_dict(loading.complete_weights(model), strict=False)
     torch.testing.assert_close(logits(plain), logits(model), atol=1e-5, rtol=0)
 
 
@@ -171,9 +172,9 @@ def test_rewarded_responses_become_likelier(
 
     def sums() -> Tensor:
         with torch.no_grad():
-            logprobs = models.response_logprobs(
-                learner._actor, batch, temperature=1.0, compute_dtype=torch.float32
-            )
+            logprobs = forward_pass(
+                batch, actor=learner._actor, compute_dtype=torch.float32
+            ).logprobs
         return masked_sum(logprobs, batch.response_mask, dim=-1)
 
     before = sums()
