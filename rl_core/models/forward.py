@@ -6,6 +6,7 @@ head. Legend: B rows, T response tokens, N all response tokens of a batch, H hid
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +32,10 @@ class TokenOutputs:
     """Of that policy before each token, in nats."""
     values: Tensor | None = None
     """Of the state before each token."""
+
+
+ForwardPass = Callable[..., TokenOutputs]
+"""`forward_pass`, with a run's temperature and type filled in."""
 
 
 def forward_pass(

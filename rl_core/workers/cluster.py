@@ -162,7 +162,7 @@ class Workers:
         return completions
 
     def end_engine_step(self) -> dict[str, float]:
-        """Returns the engines' metrics of memory since the last call, see `FittingEngine`."""
+        """Returns the engines' metrics of memory since the last call, see `AdaptiveEngine`."""
         return merge_metrics(self._all_engines(e.end_step.remote() for e in self._engines))
 
     def learn(

@@ -110,14 +110,14 @@ def test_only_adapters_and_the_value_head_learn(
         resources={"learner_threads": threads},
     )
     learner = Learner(config, tiny_model_path)
-    assert learner._critic is not None
+    assert learner.models.critic is not None
     before = {
         name: {k: x.clone() for k, x in model.state_dict().items()}
-        for name, model in (("actor", learner._actor), ("critic", learner._critic))
+        for name, model in (("actor", learner.models.actor), ("critic", learner.models.critic))
     }
     for step in range(2):
         learner.learn(make_batch(step))
-    for name, model in (("actor", learner._actor), ("critic", learner._critic)):
+    for name, model in (("actor", learner.models.actor), ("critic", learner.models.critic)):
         moved = {k for k, x in model.state_dict().items() if not torch.equal(x, before[name][k])}
         learning = {k for k in before[name] if ".lora_" in k or k.startswith("head.")}
         assert moved == learning
@@ -147,13 +147,13 @@ def test_the_reference_stays_the_base_model_and_nothing_frozen_is_held_twice(
     for step in range(2):
         metrics, _ = learner.learn(make_batch(step))
     assert abs(metrics["critic/kl"]) > 1e-4
-    assert learner._reference is not None
-    assert torch.equal(logits(learner._reference), logits(base_model(tiny_model_path)))
-    assert not torch.equal(logits(learner._actor), logits(learner._reference))
-    assert learner._critic is not None
+    assert learner.models.reference is not None
+    assert torch.equal(logits(learner.models.reference), logits(base_model(tiny_model_path)))
+    assert not torch.equal(logits(learner.models.actor), logits(learner.models.reference))
+    assert learner.models.critic is not None
     held = {
         x.data_ptr(): x.numel()
-        for model in (learner._actor, learner._reference, learner._critic)
+        for model in (learner.models.actor, learner.models.reference, learner.models.critic)
         for x in model.parameters()
     }
     base = sum(x.numel() for x in base_model(tiny_model_path).parameters())
@@ -173,15 +173,15 @@ def test_rewarded_responses_become_likelier(
     def sums() -> Tensor:
         with torch.no_grad():
             logprobs = forward_pass(
-                batch, actor=learner._actor, compute_dtype=torch.float32
+                batch, actor=learner.models.actor, compute_dtype=torch.float32
             ).logprobs
         return masked_sum(logprobs, batch.response_mask, dim=-1)
 
     before = sums()
     for _ in range(3):
-        prepared, _ = learner.prepare(batch)
-        prepared.advantages.copy_(torch.where(batch.response_mask, signs.unsqueeze(-1), 0.0))
-        learner.update(prepared)
+        experience, _ = learner.make_experience(batch)
+        experience.advantages.copy_(torch.where(batch.response_mask, signs.unsqueeze(-1), 0.0))
+        learner.update(experience)
     change = sums() - before
     assert (change * signs)[signs > 0].min() > 0.5
     assert (change * signs).sum() > 5
@@ -209,14 +209,14 @@ def test_saving_and_resuming_equals_no_stop_bit_for_bit(
     learner.save(tmp_path)
     torch.manual_seed(123)  # whatever happened in between
     resumed = Learner(config, tiny_model_path, resume_from=tmp_path)
-    assert_bitwise_equal(learner._actor.state_dict(), resumed._actor.state_dict())
+    assert_bitwise_equal(learner.models.actor.state_dict(), resumed.models.actor.state_dict())
     for step in range(2, 4):
         batch = make_batch(step, group_size=group_size)
         expected, expected_columns = learner.learn(batch)
         actual, columns = resumed.learn(batch)
         assert without_timings(actual) == without_timings(expected)
         np.testing.assert_array_equal(list(columns.values()), list(expected_columns.values()))
-    assert_bitwise_equal(learner._actor.state_dict(), resumed._actor.state_dict())
+    assert_bitwise_equal(learner.models.actor.state_dict(), resumed.models.actor.state_dict())
     assert_bitwise_equal(all_weights(learner), all_weights(resumed))
 
 
@@ -250,7 +250,7 @@ def test_a_checkpoint_loads_as_it_lies_and_engines_get_the_same_model(
     assert saved >= {"config.json", "model.safetensors", "tokenizer.json"}
     assert not any("adapter" in name for name in saved)
     loaded = base_model(tmp_path)
-    torch.testing.assert_close(logits(loaded), logits(learner._actor), atol=1e-5, rtol=0)
+    torch.testing.assert_close(logits(loaded), logits(learner.models.actor), atol=1e-5, rtol=0)
     engine = HfEngine(tiny_model_path, dtype="float32", max_num_seqs=4, on_gpu=False)
     engine.update_weights(learner.weights())
     request = GenerationRequest(tuple(range(70, 80)), seed=0)
@@ -272,6 +272,6 @@ def test_bfloat16_keeps_adapters_and_their_state_in_float32(
     assert {x.dtype for x in after.values()} == {torch.float32}
     name = "actor.model.layers.0.mlp.up_proj.weight"
     assert not torch.equal(after[name], before[name])
-    assert {x.dtype for x in learner._optimized["actor"].state_tensors("a").values()} == {
+    assert {x.dtype for x in learner.optimizers["actor"].state_tensors("a").values()} == {
         torch.float32
     }
