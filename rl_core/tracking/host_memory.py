@@ -23,6 +23,7 @@ from rl_core.errors import OutOfMemory
 from rl_core.resources.oom_recovery import in_words, rungs_left
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking.memory_growth import AVAILABLE_GIB, HOST_GIB
+from rl_core.tracking.observers import StepObserver
 
 INTERVAL_S: Final = 5.0
 LEVELS: Final = (0.15, 0.08)
@@ -104,7 +105,7 @@ def cgroup_rooms(membership: str, root: Path) -> Iterator[tuple[int, int]]:
                 yield limit - used + droppable, limit
 
 
-class HostMemory:
+class HostMemory(StepObserver):
     """Looks at the machine's memory in a thread of its own; a context manager.
 
     Args:
@@ -141,7 +142,7 @@ class HostMemory:
             peaks = {name: round(gib, 3) for name, gib in self._peaks.items()}
         self._run.update(host_peak_gib=peaks)
 
-    def metrics(self) -> dict[str, float]:
+    def measure(self) -> dict[str, float]:
         """Returns `memory/host_gib/<process>`, peaks since it was last asked, and what is left."""
         with self._lock:
             peaks, self._since_asked = self._since_asked, {}

@@ -29,7 +29,7 @@ from ray.exceptions import (
 from rl_core.config.run import RunConfig
 from rl_core.errors import RAY, OutOfMemory, WorkerDied, first_line
 from rl_core.resources.placement import LEARNER, engine_name, loading_queues
-from rl_core.resources.token_budgets import BUDGETS_FILE, merge_metrics, tell_of_memory
+from rl_core.resources.token_budgets import BUDGETS_FILE, log_out_of_memory, merge_metrics
 from rl_core.rollout.protocol import in_order
 from rl_core.system.atomic import reading
 from rl_core.system.process_env import apply_defaults, process_environment
@@ -158,7 +158,7 @@ class Workers:
     ) -> list[Completion]:
         """Returns one completion per request of an evaluation, in order, from all engines."""
         completions = in_order(self.stream(requests, sampling, "evaluate"))
-        tell_of_memory(None, self.end_engine_step())
+        log_out_of_memory(None, self.end_engine_step())
         return completions
 
     def end_engine_step(self) -> dict[str, float]:

@@ -18,7 +18,8 @@ from rl_core.learner.metrics import rollout_columns
 from rl_core.rewards.scoring import start_rewards
 from rl_core.rollout.adaptive_engine import AdaptiveEngine
 from rl_core.runs.run_folder import RunFolder
-from rl_core.trainer import train
+from rl_core.tracking.observers import OutOfMemoryLog
+from rl_core.trainer import Trainer
 from rl_core.types import Completion, GenerationRequest, Rollout, SamplingSettings
 from rl_core.workers.actors import ENGINES, PAD_ID
 from tests.rl_core.test_trainer import comparable, inputs, rollouts, settings
@@ -65,22 +66,19 @@ class LocalWorkers:
 
 def train_locally(workers: LocalWorkers, config: RunConfig, model_path: Path) -> RunFolder:
     run = RunFolder.create(config)
-    done: list[int] = []
     with (
         BackgroundSave(config.checkpoints, run.path, workers) as saves,
         start_rewards(config.env) as rewards,
     ):
-        last = train(
+        last = Trainer(
             config,
             inputs(model_path),
-            workers=workers,  # type: ignore[arg-type]  # stands in for Ray's
-            run=run,
-            saves=saves,
-            rewards=rewards,
-            start_step=0,
-            on_step=lambda step, last, metrics: done.append(step),
-            should_stop=lambda: False,
-        )
+            workers,  # type: ignore[arg-type]  # stands in for Ray's
+            rewards,
+            run,
+            saves,
+            [OutOfMemoryLog()],
+        ).train(start_step=0)
     assert last == config.trainer.total_steps
     return run
 

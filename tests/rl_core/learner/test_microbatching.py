@@ -94,8 +94,7 @@ def make_learner(
     config: RunConfig, folder: Path, budgets: dict[str, dict[str, Any]] | None = None
 ) -> Learner:
     learner = Learner(config, folder)
-    own = learner.microbatching
-    own.restore(own.state() | {"learned": budgets or {}})
+    learner.microbatching.restore(learner.microbatching.state() | {"learned": budgets or {}})
     return learner
 
 

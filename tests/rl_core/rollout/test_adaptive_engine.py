@@ -14,7 +14,7 @@ import torch
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
-from rl_core.resources.token_budgets import BUDGETS_FILE, read_learned, tell_of_memory
+from rl_core.resources.token_budgets import BUDGETS_FILE, log_out_of_memory, read_learned
 from rl_core.rollout.adaptive_engine import AdaptiveEngine, engine_place
 from rl_core.rollout.model_files import read_weights
 from rl_core.rollout.protocol import in_order
@@ -156,7 +156,7 @@ def test_the_next_run_starts_with_what_fitted_and_grows_back(
     # At once, with what was asked for; and at the step's end.
     assert caplog.messages == [f"out of memory in gen: 8 -> 4 responses at a time: {MESSAGE}"]
     caplog.clear()
-    tell_of_memory(3, engine.end_step())
+    log_out_of_memory(3, engine.end_step())
     assert caplog.messages == [
         "step 3: out of memory in gen: 8 -> 4 responses at a time, nothing was lost"
     ]
