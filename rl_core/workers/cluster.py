@@ -322,12 +322,12 @@ def _ray_session(
     On leaving, however that happens, Ray's processes and the folder are gone.
     """
     apply_defaults()
-    with session_folder() as temp_dir, _stopping_signals() as put_back:
+    with session_folder() as temp_dir, _stopping_signals() as restore_handlers:
         try:
             try:
                 ray.init(**_init_options(config, model_path, temp_dir, learner=learner))
             except SystemExit:  # a SIGTERM while Ray starts, caught by Ray's own handler
-                put_back()
+                restore_handlers()
                 signal.raise_signal(signal.SIGTERM)
                 raise
             except Exception as error:
@@ -337,13 +337,13 @@ def _ray_session(
                     raise
                 why = why_not_started(error, temp_dir, log_folder)
                 raise WorkerDied(RAY, f"it did not start ({why})") from error
-            put_back()
+            restore_handlers()
             yield temp_dir
         finally:
-            family = children_that_mention(temp_dir)
+            processes = children_that_mention(temp_dir)
             ray.shutdown()
             # A worker notices a moment later that its raylet is gone; one deep in C++ may not.
-            for process in psutil.wait_procs(family, timeout=_EXIT_TIMEOUT_S)[1]:
+            for process in psutil.wait_procs(processes, timeout=_EXIT_TIMEOUT_S)[1]:
                 process.kill()
 
 
