@@ -54,7 +54,8 @@ def run(commit: str, preset: str, settings: list[str], folder: Path) -> Path:
     project = tomllib.loads((code / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     module, _, function = project["scripts"]["countdown-train"].partition(":")
     start = f"import sys; from {module} import {function} as main; sys.exit(main())"
-    words = ["run", f"preset={preset}", f"storage.root={root}", *SETTINGS, *settings]
+    own = {word.partition("=")[0]: word for word in (*SETTINGS, *settings)}  # the last wins
+    words = ["run", f"preset={preset}", f"storage.root={root}", *own.values()]
     log = folder / f"{preset}.log"
     with log.open("wb") as out:
         done = subprocess.run(
