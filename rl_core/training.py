@@ -30,7 +30,7 @@ from rl_core.tracking.observers import (
 )
 from rl_core.tracking.tensorboard_tracker import TensorBoardTracker
 from rl_core.tracking.wandb_run_id import copy_wandb_run_id
-from rl_core.tracking.wandb_tracker import WandbTracker
+from rl_core.tracking.wandb_tracker import wandb_tracking
 from rl_core.trainer import Trainer, TrainInputs
 from rl_core.types import Problem, PromptedProblem
 from rl_core.workers.cluster import Workers
@@ -103,7 +103,7 @@ def train_model(
     with (
         HostMemory(config, run) as host_memory,
         start_rewards(config.env) as rewards,
-        WandbTracker(config, run.path, resume_from),
+        wandb_tracking(config, run.path, resume_from),
         TensorBoardTracker(config, run.path, start_step) as tensorboard,
         Workers.start(
             config,

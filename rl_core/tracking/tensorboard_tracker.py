@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rl_core.config.run import RunConfig
@@ -51,12 +50,7 @@ class TensorBoardTracker(StepObserver):
                 self._give_up(error)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._writer is not None:
             try:
                 self._writer.close()
