@@ -37,7 +37,7 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking.diagnosis import diagnose, repeated_share
 from rl_core.tracking.host_memory import INTERVAL_S, usage_now
 from rl_core.tracking.tensorboard_tracker import TensorBoardTracker
-from rl_core.tracking.wandb_tracker import WandbTracker
+from rl_core.tracking.wandb_tracker import wandb_tracking
 from tasks.prefect_ui.progress import DIAGNOSIS_STEPS
 
 METRICS = {f"timing_s/phase_{i}": i / 7 for i in range(70)}
@@ -51,7 +51,7 @@ def measure(loggers: tuple[str, ...], steps: int, step_s: float) -> tuple[float,
         config = RunConfig(run_id="bench", storage=StorageConfig(root=Path(root)), trainer=trainer)
         run = RunFolder.create(config)
         took = []
-        stack.enter_context(WandbTracker(config, run.path))
+        stack.enter_context(wandb_tracking(config, run.path))
         tensorboard = stack.enter_context(TensorBoardTracker(config, run.path, 0))
         tensorboard.on_step(0, steps, METRICS)  # loads the library
         before = time.process_time()

@@ -74,8 +74,8 @@ def train(model: Path, num_rollouts: int) -> None:
             gate.add("weights", int(digest.hexdigest()[:12], 16))
             gate.step_done()
         rollouts = [rollout(i) for i in range(config.data.train_batch_size)]
-        prepared, _ = learner.prepare(collate(rollouts, PAD_ID))
-        learner.update(prepared)
+        experience, _ = learner.make_experience(collate(rollouts, PAD_ID))
+        learner.update(experience)
 
 
 def own_bytes() -> int:

@@ -35,8 +35,8 @@ from transformers import PreTrainedTokenizerFast  # noqa: E402
 
 from rl_core.batch import collate  # noqa: E402
 from rl_core.config.run import RunConfig  # noqa: E402
-from rl_core.learner.experience import rollout_columns  # noqa: E402
 from rl_core.learner.learner import Learner  # noqa: E402
+from rl_core.learner.metrics import rollout_columns  # noqa: E402
 from rl_core.rollout.collector import build_requests  # noqa: E402
 from rl_core.rollout.protocol import RolloutEngine, in_order  # noqa: E402
 from rl_core.types import (  # noqa: E402
@@ -129,10 +129,10 @@ def run(config: RunConfig, engine: RolloutEngine, learner: Learner, decode: Any)
         with gate.phase("reward"):
             made = list(rollouts(problems, completions, group_size, decode))
         with gate.phase("prepare"):
-            prepared, metrics = learner.prepare(collate(made, PAD_ID))
+            experience, metrics = learner.make_experience(collate(made, PAD_ID))
         with gate.phase("update"):
-            metrics |= learner.update(prepared)
-            rollout_columns(prepared)
+            metrics |= learner.update(experience)
+            rollout_columns(experience)
         with gate.phase("sync"):
             engine.update_weights(learner.weights())
         for name in ("old_log_prob", "ref", "values", "update_critic", "update_actor"):

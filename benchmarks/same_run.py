@@ -35,7 +35,10 @@ SETTINGS = (
     "data.train_size=2000",
     "evaluation.max_problems=32",
 )
-NOT_COMPARED = ("time", "timing_s/", "perf/", "rollout/tokens_per_s", "mfu/", "disk/", "cost/")
+NOT_COMPARED = (
+    *("time", "timing_s/", "timing_per_token_ms/", "perf/", "rollout/tokens_per_s", "mfu/"),
+    *("memory/peak_gib/", "memory/host_", "memory/card_", "disk/", "cost/"),
+)
 NOT_COMPARED_COLUMNS = ("run_id", "generated_at")
 
 
@@ -51,7 +54,8 @@ def run(commit: str, preset: str, settings: list[str], folder: Path) -> Path:
     project = tomllib.loads((code / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     module, _, function = project["scripts"]["countdown-train"].partition(":")
     start = f"import sys; from {module} import {function} as main; sys.exit(main())"
-    words = ["run", f"preset={preset}", f"storage.root={root}", *SETTINGS, *settings]
+    own = {word.partition("=")[0]: word for word in (*SETTINGS, *settings)}  # the last wins
+    words = ["run", f"preset={preset}", f"storage.root={root}", *own.values()]
     log = folder / f"{preset}.log"
     with log.open("wb") as out:
         done = subprocess.run(

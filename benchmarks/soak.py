@@ -72,9 +72,9 @@ def server(folder: Path, environment: Mapping[str, str]) -> Iterator[psutil.Proc
             time.sleep(0.2)
         yield process
     finally:
-        family = [process, *children(process)]
+        tree = [process, *children(process)]
         process.terminate()
-        for left in psutil.wait_procs(family, timeout=30)[1]:
+        for left in psutil.wait_procs(tree, timeout=30)[1]:
             left.kill()
 
 

@@ -122,7 +122,7 @@ def _retried_train(config: RunConfig, run: RunFolder) -> Task[..., int]:
         if not isinstance(error, Exception) or not is_worth_retrying(error):
             return False
         changes = changes_for_retry(config, run, error)
-        if changes is None:  # no rung of the ladder is left
+        if changes is None:  # no recovery step is left
             return False
         run.add_attempt(str(error), changes)
         # Prefect names a task run once; its next state carries the new name to the server.

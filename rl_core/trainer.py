@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,9 +14,9 @@ import numpy as np
 from rl_core.config.run import RunConfig
 from rl_core.data.sampling import batch_indices, steps_per_epoch, total_steps
 from rl_core.learner.profiling import per_token_ms
-from rl_core.resources.token_budgets import tell_of_memory
 from rl_core.rollout.collector import Collected, collect, read_answers, to_rollouts
 from rl_core.rollout.prefetch import Clock, RolloutsAhead
+from rl_core.tracking.observers import Observers, StepObserver
 from rl_core.types import GenerationRequest, PromptedProblem, Rollout, SamplingSettings
 
 if TYPE_CHECKING:
@@ -84,139 +83,122 @@ class TrainInputs:
     decode: Callable[[Sequence[int]], str]
 
 
-def train(
-    config: RunConfig,
-    inputs: TrainInputs,
-    *,
-    workers: Workers,
-    rewards: Rewards,
-    run: RunFolder,
-    saves: BackgroundSave,
-    start_step: int,
-    on_step: Callable[[int, int, dict[str, float]], None],
-    should_stop: Callable[[], bool],
-    look_at_host: Callable[[], dict[str, float]] = dict,
-) -> int:
-    """Trains from `start_step` to the end, or until asked to stop, and returns the last step done.
+@dataclass(frozen=True)
+class Trainer:
+    """What the loop works with, and the loop."""
 
-    Args:
-        config: the run's settings.
-        inputs: problems with their prompts, and the tokenizer's decoder.
-        workers: the learner and the rollout engines, holding the weights of `start_step`.
-        rewards: scores responses while others are still being written.
-        run: where metrics and rollouts land.
-        saves: writes the checkpoints of `run`; the last is written when its block is left.
-        start_step: 0 for a new run, else the step of the checkpoint that `workers` resumed from.
-        on_step: called with (step, last step, metrics) after each step; step 0 is the first test.
-        should_stop: asked after each step; True saves a checkpoint and returns.
-        look_at_host: returns what else to log of a step, the machine's memory.
-    """
-    last_step = total_steps(config, len(inputs.train))
-    watch_gap = GapWatch(config.model.dtype)
-    ahead = RolloutsAhead(partial(_collect_step, config, inputs, workers, rewards))
-    if start_step == 0:
-        tested = test_greedily(config, inputs, workers, rewards, run, 0) | workers.end_engine_step()
-        tell_of_memory(0, tested)
-        run.metrics.append(0, tested)
-        on_step(0, last_step, tested)
-    for step in range(start_step + 1, last_step + 1):
-        clock = StepClock()
-        is_saving = step % config.trainer.save_freq == 0 or step == last_step
-        with clock("step"):
-            collected, policy_version = ahead.take(step, clock)
-            # Not across a checkpoint: what a resume finds there must be all there is.
-            if config.rollout.overlap and not is_saving:
-                ahead.begin(step + 1)
-            learned, per_rollout = workers.learn(collected.rollouts, step)
-            with clock("sync"):
-                ahead.finish()
-                workers.sync_weights()
-            metrics = collected.metrics | learned
-            if policy_version == step - 1:
-                watch_gap(step, metrics)
-            if step % config.trainer.test_freq == 0 or step == last_step:
-                with clock("testing"):
-                    metrics |= test_greedily(config, inputs, workers, rewards, run, step)
-            metrics |= workers.end_engine_step()
-            tell_of_memory(step, metrics)
-            stopping = should_stop()
-            if is_saving or stopping:
-                with clock("save_checkpoint"):
-                    saves.snapshot()
-        epoch = (step - 1) // steps_per_epoch(len(inputs.train), config.data.train_batch_size)
-        metrics |= clock.seconds | {"epoch": epoch, "disk/free_gib": run.free_gib()}
-        metrics |= look_at_host() | per_token_ms(metrics, collected.rollouts)
-        # Logs first: no checkpoint lies ahead of them, and a resume cuts what lies ahead of it.
-        run.rollouts.write(
-            step, epoch, collected.rollouts, per_rollout, policy_version=policy_version
+    config: RunConfig
+    inputs: TrainInputs
+    """Problems with their prompts, and the tokenizer's decoder."""
+    workers: Workers
+    """The learner and the rollout engines, holding the weights of the step to start after."""
+    rewards: Rewards
+    """Scores responses while others are still being written."""
+    run: RunFolder
+    """Where metrics and rollouts land."""
+    saves: BackgroundSave
+    """Writes the checkpoints of `run`; the last is written when its block is left."""
+    observers: Sequence[StepObserver] = ()
+    """What goes on beside a step."""
+
+    def train(self, start_step: int) -> int:
+        """Trains to the end, or until an observer wants to stop; returns the last step done.
+
+        Args:
+            start_step: 0 for a new run, else the step of the checkpoint that `workers` resumed
+                from.
+        """
+        config, run, workers, saves = self.config, self.run, self.workers, self.saves
+        last_step = total_steps(config, len(self.inputs.train))
+        observers, watch_gap = Observers(self.observers), GapWatch(config.model.dtype)
+        ahead = RolloutsAhead(self._collect)
+        if start_step == 0:
+            metrics = self.test_greedily(0) | workers.end_engine_step()
+            run.metrics.append(0, metrics)
+            observers.on_step(0, last_step, metrics)
+        for step in range(start_step + 1, last_step + 1):
+            clock = StepClock()
+            is_saving = step % config.trainer.save_freq == 0 or step == last_step
+            with clock("step"):
+                collected, policy_version = ahead.take(step, clock)
+                # Not across a checkpoint: what a resume finds there must be all there is.
+                if config.rollout.overlap and not is_saving:
+                    ahead.begin(step + 1)
+                learned, per_rollout = workers.learn(collected.rollouts, step)
+                with clock("sync"):
+                    ahead.finish()
+                    workers.sync_weights()
+                metrics = collected.metrics | learned
+                if policy_version == step - 1:
+                    watch_gap(step, metrics)
+                if step % config.trainer.test_freq == 0 or step == last_step:
+                    with clock("testing"):
+                        metrics |= self.test_greedily(step)
+                metrics |= workers.end_engine_step()
+                is_last = observers.wants_stop()
+                if is_saving or is_last:
+                    with clock("save_checkpoint"):
+                        saves.snapshot()
+            epoch = (step - 1) // steps_per_epoch(
+                len(self.inputs.train), config.data.train_batch_size
+            )
+            metrics |= clock.seconds | {"epoch": epoch} | observers.measure()
+            metrics |= per_token_ms(metrics, collected.rollouts)
+            # Logs first: no checkpoint lies ahead of them, and a resume cuts what lies ahead of it.
+            run.rollouts.write(
+                step, epoch, collected.rollouts, per_rollout, policy_version=policy_version
+            )
+            run.metrics.append(step, metrics)
+            if is_saving or is_last:
+                saves.write(step, metrics.get("val/accuracy"))
+            observers.on_step(step, last_step, metrics)
+            if is_last:
+                return step
+        return max(start_step, last_step)
+
+    def _collect(self, step: int, clock: Clock) -> Collected:
+        """Returns the rollouts of a step's own problems."""
+        chosen = batch_indices(
+            seed=self.config.seed,
+            step=step,
+            num_problems=len(self.inputs.train),
+            batch_size=self.config.data.train_batch_size,
         )
-        run.metrics.append(step, metrics)
-        if is_saving or stopping:
-            saves.write(step, metrics.get("val/accuracy"))
-        on_step(step, last_step, metrics)
-        if stopping:
-            return step
-    return max(start_step, last_step)
+        return collect(
+            self.config,
+            self.inputs.train,
+            chosen,
+            step,
+            stream=self.workers.stream,
+            decode=self.inputs.decode,
+            rewards=self.rewards,
+            clock=clock,
+        )
 
+    def test_greedily(self, step: int) -> dict[str, float]:
+        """Returns `val/*` of the current weights: one greedy response to each test problem.
 
-def _collect_step(
-    config: RunConfig,
-    inputs: TrainInputs,
-    workers: Workers,
-    rewards: Rewards,
-    step: int,
-    clock: Clock,
-) -> Collected:
-    """Returns the rollouts of a step's own problems."""
-    chosen = batch_indices(
-        seed=config.seed,
-        step=step,
-        num_problems=len(inputs.train),
-        batch_size=config.data.train_batch_size,
-    )
-    return collect(
-        config,
-        inputs.train,
-        chosen,
-        step,
-        stream=workers.stream,
-        decode=inputs.decode,
-        rewards=rewards,
-        clock=clock,
-    )
-
-
-def test_greedily(
-    config: RunConfig,
-    inputs: TrainInputs,
-    workers: Workers,
-    rewards: Rewards,
-    run: RunFolder,
-    step: int,
-) -> dict[str, float]:
-    """Returns `val/*` of the current weights: one greedy response to each test problem.
-
-    The first of them are kept in the run's `held_out/`.
-    """
-    problems = inputs.test[: config.trainer.test_problems]
-    requests = [GenerationRequest(item.prompt_ids, seed=0) for item in problems]
-    greedy = SamplingSettings(config.data.max_response_length, temperature=0.0)
-    answers = read_answers(
-        workers.stream(requests, greedy, "evaluate"),
-        [item.problem for item in problems],
-        decode=inputs.decode,
-        rewards=rewards,
-    )
-    rollouts = to_rollouts(problems, answers, group_size=1)
-    run.held_out.write(step, rollouts)
-    return {
-        "val/accuracy": float(np.mean([r.scored.verdict == "correct" for r in rollouts])),
-        "val/score": float(np.mean([r.scored.score for r in rollouts])),
-        "val/response_length/mean": float(
-            np.mean([len(r.completion.response_ids) for r in rollouts])
-        ),
-        **_score_by_source(rollouts),
-    }
+        The first of them are kept in the run's `held_out/`.
+        """
+        problems = self.inputs.test[: self.config.trainer.test_problems]
+        requests = [GenerationRequest(item.prompt_ids, seed=0) for item in problems]
+        greedy = SamplingSettings(self.config.data.max_response_length, temperature=0.0)
+        answers = read_answers(
+            self.workers.stream(requests, greedy, "evaluate"),
+            [item.problem for item in problems],
+            decode=self.inputs.decode,
+            rewards=self.rewards,
+        )
+        rollouts = to_rollouts(problems, answers, group_size=1)
+        self.run.held_out.write(step, rollouts)
+        return {
+            "val/accuracy": float(np.mean([r.scored.verdict == "correct" for r in rollouts])),
+            "val/score": float(np.mean([r.scored.score for r in rollouts])),
+            "val/response_length/mean": float(
+                np.mean([len(r.completion.response_ids) for r in rollouts])
+            ),
+            **_score_by_source(rollouts),
+        }
 
 
 def _score_by_source(rollouts: Sequence[Rollout]) -> dict[str, float]:

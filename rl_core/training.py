@@ -14,17 +14,24 @@ from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_problems
 from rl_core.data.prompts import encode_prompt, load_tokenizer
 from rl_core.data.sampling import total_steps
-from rl_core.resources.cost import Spending
 from rl_core.rewards.scoring import start_rewards
 from rl_core.runs.resume import checkpoint_to_resume
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.log_file import Log
 from rl_core.system.signals import StopSignals
 from rl_core.tracking.host_memory import HostMemory
+from rl_core.tracking.observers import (
+    BudgetLimit,
+    Caller,
+    FreeDisk,
+    OnStep,
+    OutOfMemoryLog,
+    StopOnSignal,
+)
 from rl_core.tracking.tensorboard_tracker import TensorBoardTracker
 from rl_core.tracking.wandb_run_id import copy_wandb_run_id
-from rl_core.tracking.wandb_tracker import WandbTracker
-from rl_core.trainer import TrainInputs, train
+from rl_core.tracking.wandb_tracker import wandb_tracking
+from rl_core.trainer import Trainer, TrainInputs
 from rl_core.types import Problem, PromptedProblem
 from rl_core.workers.cluster import Workers
 
@@ -56,7 +63,7 @@ def train_model(
     *,
     data: Path,
     model_path: Path,
-    on_step: Callable[[int, int, dict[str, float]], None],
+    on_step: OnStep,
     logger: Log,
     on_progress: Callable[[str], None] = lambda phase: None,
 ) -> int:
@@ -67,7 +74,7 @@ def train_model(
         run: the run's folder; logs past the checkpoint are cut before training goes on.
         data: folder of the data set.
         model_path: folder of the base model, also the reference policy.
-        on_step: called with (step, last step, metrics).
+        on_step: hears of each step.
         logger: hears where training starts from.
         on_progress: see `Workers.start`.
 
@@ -85,9 +92,9 @@ def train_model(
         logger.info("training was already finished at step %d", start_step)
         return start_step
     run.cut_after(start_step)
-    spending = Spending(config.budget, run.metrics.values("timing_s/step"))
-    if (limit := spending.limit_within(1)) is not None:
-        _say_stopped(run, limit, start_step, spending, logger)
+    budget = BudgetLimit(config.budget, run)
+    if not budget.allows_a_step():
+        _say_stopped(run, budget.reason(start_step), logger)
         return start_step
     logger.info(
         "training goes on after step %d" if checkpoint else "training starts (step %d)", start_step
@@ -96,7 +103,7 @@ def train_model(
     with (
         HostMemory(config, run) as host_memory,
         start_rewards(config.env) as rewards,
-        WandbTracker(config, run.path, resume_from),
+        wandb_tracking(config, run.path, resume_from),
         TensorBoardTracker(config, run.path, start_step) as tensorboard,
         Workers.start(
             config,
@@ -106,44 +113,36 @@ def train_model(
             report=logger.info,
             on_progress=on_progress,
         ) as workers,
-        StopSignals() as stop,
-        BackgroundSave(
-            config.checkpoints,
-            run.path,
-            workers,
-            min_free_bytes=int(config.storage.min_free_gib * 2**30),
-            add_state=partial(copy_wandb_run_id, run.path),
-            after_save=partial(tidy_rollouts, run, config.storage.rollout_quota_bytes),
-        ) as saves,
+        StopSignals() as signals,
+        _saves(config, run, workers) as saves,
     ):
-
-        def tell(step: int, last_step: int, metrics: dict[str, float]) -> None:
-            spending.add_step(metrics.get("timing_s/step", 0.0))
-            on_step(step, last_step, metrics)
-            tensorboard.on_step(step, last_step, metrics)
-
-        def should_stop() -> bool:
-            nonlocal limit
-            limit = spending.limit_within(2)  # asked in a step that is not counted yet
-            return limit is not None or stop.requested()
-
-        last_done = train(
-            config,
-            inputs,
-            workers=workers,
-            rewards=rewards,
-            run=run,
-            saves=saves,
-            start_step=start_step,
-            on_step=tell,
-            should_stop=should_stop,
-            look_at_host=host_memory.metrics,
+        observers = (
+            OutOfMemoryLog(),
+            FreeDisk(run),
+            host_memory,
+            budget,
+            StopOnSignal(signals),
+            Caller(on_step),
+            tensorboard,
         )
-    if limit is not None and last_done < total_steps(config, len(inputs.train)):
-        _say_stopped(run, limit, last_done, spending, logger)
+        trainer = Trainer(config, inputs, workers, rewards, run, saves, observers)
+        last_done = trainer.train(start_step)
+    if last_done < last_step:
+        _say_stopped(run, budget.reason(last_done), logger)
     if saves.trouble is not None:
         run.note(saves.trouble)
     return last_done
+
+
+def _saves(config: RunConfig, run: RunFolder, workers: Workers) -> BackgroundSave:
+    return BackgroundSave(
+        config.checkpoints,
+        run.path,
+        workers,
+        min_free_bytes=int(config.storage.min_free_gib * 2**30),
+        add_state=partial(copy_wandb_run_id, run.path),
+        after_save=partial(tidy_rollouts, run, config.storage.rollout_quota_bytes),
+    )
 
 
 def tidy_rollouts(run: RunFolder, quota_bytes: int) -> None:
@@ -152,7 +151,7 @@ def tidy_rollouts(run: RunFolder, quota_bytes: int) -> None:
     run.rollouts.age_out(quota_bytes)
 
 
-def _say_stopped(run: RunFolder, limit: str, step: int, spending: Spending, logger: Log) -> None:
-    reason = f"{limit} allows no step after {step} ({spending}): training stopped there"
-    logger.warning("%s", reason)
-    run.note(reason)
+def _say_stopped(run: RunFolder, reason: str | None, logger: Log) -> None:
+    if reason is not None:
+        logger.warning("%s", reason)
+        run.note(reason)

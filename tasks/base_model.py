@@ -26,7 +26,7 @@ from tasks.prefect_ui.artifacts import create_table_artifact
 from tasks.prefect_ui.result_keys import once_per_flow_run
 
 if TYPE_CHECKING:
-    from rl_core.sft.examples import Lessons
+    from rl_core.sft.examples import ExampleSource
     from rl_core.sft.train import WarmStartReport
 
 RECIPE_VERSION: Final = 2
@@ -130,24 +130,24 @@ def _warm_start(config: RunConfig, data: Path, folder: Path) -> WarmStartReport:
     disable_progress_bar()  # of saving one small file
     _logger.info("warm-starting the home-made base model: %d steps", config.base_model.steps)
     report = make_base_model(
-        config.base_model, _lessons(config, data), folder=folder, on_step=_log_steps()
+        config.base_model, _example_source(config, data), folder=folder, on_step=_log_steps()
     )
     shown = {name: value for name, value in report.as_json().items() if name != "failed_gates"}
     _logger.info("base model: %s", shown)
     return report
 
 
-def _lessons(config: RunConfig, data: Path) -> Lessons:
-    from rl_core.sft.search_examples import SearchLessons
-    from rl_core.sft.solution_examples import SolutionLessons
+def _example_source(config: RunConfig, data: Path) -> ExampleSource:
+    from rl_core.sft.search_examples import SearchExamples
+    from rl_core.sft.solution_examples import SolutionExamples
 
     env, settings = config.env, config.base_model
     files = [data / f"{split}.parquet" for split in ("train", "test")]
     if not isinstance(env, CountdownConfig):
         train, test = (read_solutions(file) for file in files)
-        return SolutionLessons(settings, train=train, test=test)
+        return SolutionExamples(settings, train=train, test=test)
     puzzles, held_out = (read_problems(file) for file in files)
-    return SearchLessons(
+    return SearchExamples(
         settings,
         prompts=[problem.messages[0]["content"] for problem in puzzles],
         problems=[_numbers_and_target(problem.ground_truth) for problem in puzzles],

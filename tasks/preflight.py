@@ -228,10 +228,10 @@ def _hub_model(path: str, *, is_cached: bool, hub: str, url: str) -> Finding:
 def _home_made_model(config: RunConfig) -> Iterator[Finding]:
     env = config.env
     if isinstance(env, CountdownConfig):
-        has_lessons = (env.min_operands, env.max_operands) == (3, 3)
+        has_examples = (env.min_operands, env.max_operands) == (3, 3)
     else:
-        has_lessons = env.is_generated
-    if not has_lessons or env.prompt_template == "chat":
+        has_examples = env.is_generated
+    if not has_examples or env.prompt_template == "chat":
         yield Finding(
             "model",
             "fatal",

@@ -17,7 +17,7 @@ from flows.runs.lookup import settings_of_run
 from rl_core.checkpoints.store import list_checkpoints
 from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory, WorkerDied
-from rl_core.resources.oom_recovery import beyond_the_ladder
+from rl_core.resources.oom_recovery import beyond_recovery
 from rl_core.runs.run_folder import RunFolder, RunRecord
 from rl_core.system.atomic import is_disk_full
 from rl_core.system.disk_reserve import RESERVE_BYTES
@@ -161,7 +161,7 @@ def _make_room(error: OutOfMemory, run: RunFolder, again: str, outcome: str) -> 
     config = _settings(run)
     helpful = settings_that_help(config, run, error) if config else []
     if not helpful:
-        others = [*beyond_the_ladder(config or RunConfig(), error.phase), "more memory"]
+        others = [*beyond_recovery(config or RunConfig(), error.phase), "more memory"]
         return f"take {' or '.join(others)}; {again} {outcome}"
     more = f" ({' or '.join(helpful[1:])} would help as well)" if helpful[1:] else ""
     return f"{again} {helpful[0]}{more} {outcome}"

@@ -23,7 +23,7 @@ class BaseModelConfig(Section):
     steps: int = Field(900, ge=1)
     """Steps of the warm start: fewer make a weaker model, sooner."""
     batch_size: int = Field(32, ge=1)
-    """Lessons per step."""
+    """Examples per step."""
     lr: float = Field(0.02, gt=0)
     """Peak, for the matrices (Muon); embedding, biases and norms take 0.15 of it (AdamW)."""
     warmup_steps: int = Field(50, ge=0)
@@ -33,7 +33,7 @@ class BaseModelConfig(Section):
     max_response_tokens: int = Field(128, ge=16)
     """Longest response that it is taught, in tokens."""
     seed: int = Field(0, ge=0)
-    """Seed of its weights and lessons, apart from the run's seed so that runs share the model."""
+    """Seed of its weights and examples, apart from the run's seed so that runs share the model."""
     num_threads: int = Field(2, ge=1)
     """CPU threads that train it; the model is the same with any number."""
 

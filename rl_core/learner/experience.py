@@ -1,21 +1,26 @@
-"""Between forward passes and updates: log-probs, values and rewards -> token rewards -> advantages.
+"""Stages 5 and 6: rollouts -> log-probs and values -> token rewards -> advantages.
 
 Legend: B responses, T response tokens. Nothing here carries gradient or changes any state.
 """
 
 from __future__ import annotations
 
-import math
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl_core.algos import advantages as adv
 from rl_core.algos.kl import KlEstimator, kl_estimate
-from rl_core.algos.masking import masked_mean, masked_sum, whiten
+from rl_core.algos.masking import whiten
 from rl_core.batch import TrainBatch
-from rl_core.config.run import GROUP_ESTIMATORS, AlgorithmConfig
+from rl_core.config.run import AlgorithmConfig, RunConfig
+from rl_core.learner.microbatching import Microbatching
+from rl_core.learner.offload import on_device
+from rl_core.learner.profiling import measured
+from rl_core.models.forward import ForwardPass, TokenOutputs
+from rl_core.models.loading import Models
 
 _GROUP_ADVANTAGES = {
     "grpo": adv.grpo_advantages,
@@ -26,7 +31,7 @@ _GROUP_ADVANTAGES = {
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Experience:
     """A batch with all that its update needs; all tensors are constants, float32 [B, T]."""
 
     batch: TrainBatch
@@ -51,7 +56,12 @@ class Prepared:
             return None
         return kl_estimate(self.old_logprobs, self.ref_logprobs, self.kl_estimator)
 
-    def select(self, rows: Tensor) -> Prepared:
+    def set_old_logprobs(self, rows: Tensor, logprobs: Tensor) -> None:
+        """Fills in what the step's only update has computed, [b, T]; see `is_on_policy`."""
+        rows = rows.to(self.old_logprobs.device)
+        self.old_logprobs[rows, : logprobs.shape[1]] = logprobs.detach()
+
+    def select(self, rows: Tensor) -> Experience:
         """Returns the given rows (int64 [b]), trimmed to the longest of them."""
         batch = self.batch.select(rows)
         num_tokens = batch.rollout_logprobs.shape[1]
@@ -63,7 +73,7 @@ class Prepared:
         def cut_optional(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else cut(tensor)
 
-        return Prepared(
+        return Experience(
             batch=batch,
             loss_mask=cut(self.loss_mask),
             old_logprobs=cut(self.old_logprobs),
@@ -77,6 +87,93 @@ class Prepared:
         )
 
 
+class ExperienceMaker:
+    """Computes what a step's update needs, by forward passes without gradient; changes no model.
+
+    Args:
+        config: the run's settings.
+        models: actor, critic and reference.
+        forward: with the run's temperature and type.
+        microbatching: splits batches.
+        offload_to: where the reference waits for its use; None for where it is.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        models: Models,
+        forward: ForwardPass,
+        microbatching: Microbatching,
+        *,
+        offload_to: torch.device | None,
+    ) -> None:
+        self._config, self._models, self._forward = config, models, forward
+        self._microbatching, self._device = microbatching, microbatching.device
+        # With adapters it is the actor without them, and stays where that is.
+        self._offload_to = None if config.model.lora_rank else offload_to
+        if models.reference is not None:
+            with self._reference_at_hand(models.reference):
+                pass  # where it was loaded, and afterwards where it waits
+
+    def __call__(
+        self, batch: TrainBatch, *, kl_coef: float, is_on_policy: bool
+    ) -> tuple[Experience, dict[str, float]]:
+        """Returns a step's experience, and what its phases cost.
+
+        Args:
+            batch: the step's rollouts, groups whole, on the learner's device.
+            kl_coef: this step's KL coefficient.
+            is_on_policy: the step has one update, whose own pass will fill `old_logprobs`.
+        """
+        costs: dict[str, float] = {}
+        old, ref = TokenOutputs(), TokenOutputs()
+        critic, reference = self._models.critic, self._models.reference
+        if not is_on_policy:
+            shared = critic if self._config.critic.share_trunk else None
+            with measured("old_log_prob", self._device, costs):
+                old = self._outputs("old_log_prob", batch, actor=self._models.actor, critic=shared)
+        if reference is not None:
+            with measured("ref", self._device, costs), self._reference_at_hand(reference):
+                ref = self._outputs("ref", batch, actor=reference)
+        values = old.values
+        if critic is not None and values is None:
+            with measured("values", self._device, costs):
+                values = self._outputs("values", batch, critic=critic).values
+        with measured("adv", self._device, costs):
+            experience = assemble(
+                batch,
+                old_logprobs=old.logprobs,
+                ref_logprobs=ref.logprobs,
+                values=values,
+                algorithm=self._config.algorithm,
+                kl_coef=kl_coef,
+            )
+        return experience, costs
+
+    def _reference_at_hand(self, reference: nn.Module) -> AbstractContextManager[None]:
+        return on_device(reference, self._device, self._offload_to)
+
+    @torch.no_grad()
+    def _outputs(self, phase: str, batch: TrainBatch, **models: nn.Module | None) -> TokenOutputs:
+        """Returns a forward pass over the batch, computed by micro-batches."""
+
+        def attempt(parts: list[Tensor]) -> TokenOutputs:
+            whole: dict[str, Tensor] = {}
+            computed = self._microbatching.threads.map(
+                lambda rows: self._forward(batch.select(rows), **models), parts
+            )
+            for rows, outputs in zip(parts, computed, strict=True):
+                for name, part in vars(outputs).items():
+                    if part is None:
+                        continue
+                    if name not in whole:
+                        whole[name] = part.new_zeros(batch.rollout_logprobs.shape)
+                    whole[name][rows.to(self._device), : part.shape[-1]] = part
+            return TokenOutputs(**whole)
+
+        return self._microbatching.run(phase, batch, attempt)
+
+
 def assemble(
     batch: TrainBatch,
     *,
@@ -85,7 +182,7 @@ def assemble(
     values: Tensor | None,
     algorithm: AlgorithmConfig,
     kl_coef: float,
-) -> Prepared:
+) -> Experience:
     """Returns the batch with token rewards and advantages.
 
     Args:
@@ -106,7 +203,7 @@ def assemble(
     advantages, returns = _advantages(batch, token_rewards, values, algorithm)
     # In the loss alone: a response cut off still counts in its group's mean.
     is_learned = ~batch.truncated if algorithm.mask_truncated else torch.ones_like(batch.truncated)
-    return Prepared(
+    return Experience(
         batch=batch,
         loss_mask=mask & is_learned.unsqueeze(-1),
         old_logprobs=(
@@ -139,117 +236,3 @@ def _advantages(
         mask = mask & adv.outcome_gate(batch.correct, batch.group_ids).unsqueeze(-1)
     outcomes = adv.response_sums(token_rewards, batch.response_mask)
     return _GROUP_ADVANTAGES[algorithm.estimator](outcomes, batch.group_ids, mask), None
-
-
-def kl_per_response(prepared: Prepared) -> float:
-    """Returns the mean over responses of their summed KL, in nats; 0 without a reference."""
-    kl = prepared.kl
-    if kl is None:
-        return 0.0
-    return float(masked_sum(kl, prepared.batch.response_mask, dim=-1).mean())
-
-
-def batch_metrics(
-    prepared: Prepared, *, algorithm: AlgorithmConfig, max_prompt_length: int
-) -> dict[str, float]:
-    """Returns what a prepared batch says about the step, under verl's names.
-
-    Args:
-        prepared: the step's whole batch.
-        algorithm: whether there are groups.
-        max_prompt_length: tokens, for the share of prompts that fill it.
-    """
-    batch, mask = prepared.batch, prepared.batch.response_mask
-    metrics = {
-        **_three("critic/score", batch.rewards),
-        **_three("critic/rewards", adv.response_sums(prepared.token_rewards, mask)),
-        **_three("critic/advantages", prepared.advantages[mask]),
-        **_three("response_length", batch.response_lengths.float()),
-        "response_length/clip_ratio": float(batch.truncated.float().mean()),
-        **_three("prompt_length", batch.prompt_lengths.float()),
-        "prompt_length/clip_ratio": float(
-            (batch.prompt_lengths >= max_prompt_length).float().mean()
-        ),
-        **_sequence_lengths(int(batch.lengths.sum())),
-    }
-    if algorithm.estimator in GROUP_ESTIMATORS:
-        metrics["group/zero_spread_frac"] = adv.zero_spread_fraction(batch.rewards, batch.group_ids)
-    if prepared.values is not None and prepared.returns is not None:
-        values, returns = prepared.values[mask], prepared.returns[mask]
-        unexplained = (returns - values).var(unbiased=False)
-        metrics |= {
-            **_three("critic/values", values),
-            **_three("critic/returns", returns),
-            "critic/vf_explained_var": float(
-                1.0 - unexplained / (returns.var(unbiased=False) + 1e-5)
-            ),
-        }
-    return metrics
-
-
-def policy_metrics(prepared: Prepared, *, kl_coef: float) -> dict[str, float]:
-    """Returns how far the policy stood from the engines' and from the reference, once it is known.
-
-    Args:
-        prepared: the step's whole batch, `old_logprobs` filled.
-        kl_coef: this step's KL coefficient.
-    """
-    batch, mask = prepared.batch, prepared.batch.response_mask
-    gap = torch.where(mask, (prepared.old_logprobs - batch.rollout_logprobs).abs(), 0.0)
-    metrics = {
-        "rollout/logprob_gap_mean": float(masked_mean(gap, mask)),
-        "rollout/logprob_gap_max": float(gap.max()),
-    }
-    kl = prepared.kl
-    if kl is not None:
-        per_response = masked_sum(kl, mask, dim=-1) / batch.response_lengths
-        metrics |= {"critic/kl": float(per_response.mean()), "critic/kl_coeff": kl_coef}
-    return metrics
-
-
-def _sequence_lengths(num_tokens: int) -> dict[str, float]:
-    """Returns verl's `global_seqlen/*`: how evenly a step's tokens lie on the learner's ranks.
-
-    There is one rank here, which has all of them, balanced or not.
-
-    Source: verl 0.9, verl/utils/seqlen_balancing.py, log_seqlen_unbalance.
-    """
-    of_one_rank = ("min", "max", "mean", "balanced_min", "balanced_max")
-    lengths = {f"global_seqlen/{name}": float(num_tokens) for name in of_one_rank}
-    return lengths | {"global_seqlen/minmax_diff": 0.0}
-
-
-def _three(name: str, values: Tensor) -> dict[str, float]:
-    return {
-        f"{name}/mean": float(values.mean()),
-        f"{name}/max": float(values.max()),
-        f"{name}/min": float(values.min()),
-    }
-
-
-def rollout_columns(prepared: Prepared) -> dict[str, list[float]]:
-    """Returns one number per rollout, under the names of the rollout log's columns.
-
-    `reward` is the score less the KL penalty and `ref_kl` the response's KL in nats, both summed
-    over its tokens; NaN where there is no critic or no reference.
-    """
-    batch, mask = prepared.batch, prepared.batch.response_mask
-
-    def mean(per_token: Tensor | None) -> list[float]:
-        if per_token is None:
-            return [math.nan] * len(batch)
-        sums = masked_sum(per_token, mask, dim=-1)
-        return [float(x) for x in sums / batch.response_lengths]
-
-    def total(per_token: Tensor | None) -> list[float]:
-        if per_token is None:
-            return [math.nan] * len(batch)
-        return [float(x) for x in masked_sum(per_token, mask, dim=-1)]
-
-    return {
-        "reward": total(prepared.token_rewards),
-        "advantage_mean": mean(prepared.advantages),
-        "value_mean": mean(prepared.values),
-        "logprob_gap_mean": mean((prepared.old_logprobs - batch.rollout_logprobs).abs()),
-        "ref_kl": total(prepared.kl),
-    }

@@ -1,59 +1,52 @@
 """The learner: actor, critic and reference, from a batch of rollouts to new weights.
 
-Not here: Ray (workers.py), formulas (algos/), generation (rollout/), which checkpoints stay.
+The way of a batch: `make_experience` (experience.py: log-probs, values, advantages), `update`
+(update.py: losses, gradients, optimizers), and what a checkpoint holds of it all (snapshot.py).
+Not here: Ray (workers/), formulas (algos/), generation (rollout/), which checkpoints stay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rl_core.algos.kl import adaptive_kl_coef, fixed_kl_coef
-from rl_core.algos.masking import Denominators, count_denominators
-from rl_core.batch import TrainBatch, mini_batches
+from rl_core.batch import TrainBatch
 from rl_core.checkpoints.tensor_snapshot import SnapshotMemory
 from rl_core.config.run import RunConfig
-from rl_core.errors import out_of_memory_as
-from rl_core.learner.experience import (
-    Prepared,
-    assemble,
+from rl_core.learner.experience import Experience, ExperienceMaker
+from rl_core.learner.metrics import (
     batch_metrics,
     kl_per_response,
     policy_metrics,
     rollout_columns,
 )
-from rl_core.learner.microbatching import Fitting
-from rl_core.learner.objectives import actor_loss, critic_loss
-from rl_core.learner.offload import brought, resting_place
-from rl_core.learner.optimizer import Optimized, optimize_models
-from rl_core.learner.profiling import Utilisation, measured
+from rl_core.learner.microbatching import Microbatching
+from rl_core.learner.offload import offload_device
+from rl_core.learner.optimizer import make_optimizers
+from rl_core.learner.profiling import Utilisation
 from rl_core.learner.snapshot import LearnerSnapshot
 from rl_core.learner.state import STATE_FOLDER
-from rl_core.models import models
-from rl_core.models.shared_prefix import can_share_prompts
-from rl_core.system.threads import MicroBatchThreads
+from rl_core.learner.update import Updater
+from rl_core.models.forward import forward_pass
+from rl_core.models.loading import complete_weights, load_models
 from rl_core.types import SnapshotBytes
 
 _KL_CONTROLLERS = {"fixed": fixed_kl_coef, "adaptive": adaptive_kl_coef}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
-MicroLoss = Callable[[Prepared, Denominators], dict[str, Tensor]]
-"""A micro-batch's shares of `loss` (with gradient) and of metrics, by name; the actor's `logprobs`
-[b, T] beside them."""
-
 
 class Learner:
-    """Holds the models and their optimizers; `prepare`, then `update`, once per step.
+    """Holds the models and their optimizers; `make_experience`, then `update`, once per step.
 
     Args:
         config: the run's settings.
         model_path: folder of the base model: where actor and critic start, what the reference is.
         resume_from: a folder written by `save`; by default a fresh start.
-        budgets_file: token budgets that runs have learned, see `Fitting`; by default none.
+        budgets_file: token budgets that runs have learned, see `Microbatching`; by default none.
 
     Raises:
         ValueError: for a missing or unsuitable model, or a folder that cannot be resumed from.
@@ -67,287 +60,96 @@ class Learner:
         budgets_file: Path | None = None,
     ) -> None:
         torch.manual_seed(config.seed)
-        self._config = config
-        self._device = torch.device("cuda" if config.resources.learner_gpus else "cpu")
-        on_cpu = self._device.type == "cpu"
-        self._threads = MicroBatchThreads(config.resources.learner_threads if on_cpu else 1)
-        loaded = models.load_models(config, model_path, resume_from, self._device)
-        self._actor, self._reference, self._critic = loaded.actor, loaded.reference, loaded.critic
-        rests_on = resting_place(config, self._device)
-        self._optimized = optimize_models(config, loaded, rests_on)
-        # With adapters it is the actor without them, and stays where that is.
-        self._with_reference = partial(
-            brought, device=self._device, rests_on=None if config.model.lora_rank else rests_on
+        self.config = config
+        self.device = torch.device("cuda" if config.resources.learner_gpus else "cpu")
+        self.models = load_models(config, model_path, resume_from, self.device)
+        offload_to = offload_device(config, self.device)
+        self.optimizers = make_optimizers(config, self.models, offload_to)
+        self.microbatching = Microbatching(
+            config, self.models.actor, self.device, file=budgets_file
         )
-        dtype, temperature = _DTYPES[config.model.dtype], config.rollout.temperature
-        self._logprobs = partial(
-            models.response_logprobs, temperature=temperature, compute_dtype=dtype
+        forward = partial(
+            forward_pass,
+            temperature=config.rollout.temperature,
+            compute_dtype=_DTYPES[config.model.dtype],
         )
-        self._logprobs_and_entropy = partial(
-            models.response_logprobs_and_entropy, temperature=temperature, compute_dtype=dtype
+        self._make = ExperienceMaker(
+            config, self.models, forward, self.microbatching, offload_to=offload_to
         )
-        self._logprobs_and_values = partial(
-            models.response_logprobs_and_values, temperature=temperature, compute_dtype=dtype
-        )
-        self._all_outputs = partial(
-            models.response_logprobs_entropy_and_values,
-            temperature=temperature,
-            compute_dtype=dtype,
-        )
-        self._values = partial(
-            models.response_values,
-            compute_dtype=dtype,
-            backbone_learns=not config.critic.share_trunk,
-        )
-        self._utilisation = Utilisation(config, model_path, self._device)
-        self._kl_coef = config.algorithm.kl_coef
-        self._fitting = Fitting(
-            config,
-            self._actor,
-            self._device,
-            share_prompts=can_share_prompts(self._actor),
-            file=budgets_file,
-        )
+        self.updater = Updater(config, self.models, self.optimizers, forward, self.microbatching)
+        self._utilisation = Utilisation(config, model_path, self.device)
         self._snapshot = LearnerSnapshot(
             config,
-            self._actor,
-            self._optimized,
+            self.models.actor,
+            self.optimizers,
             model_path=model_path,
-            memory=SnapshotMemory(self._threads, copies=config.checkpoints.in_background),
+            memory=SnapshotMemory(
+                self.microbatching.threads, copies=config.checkpoints.in_background
+            ),
         )
+        self._kl_coef = config.algorithm.kl_coef
         self.steps_done = 0
         """Steps whose update is in the weights."""
         if resume_from is not None:
             self.load_state(resume_from / STATE_FOLDER)
-        if self._reference is not None:
-            with self._with_reference(self._reference):
-                pass  # where it was loaded, and afterwards where it rests
 
     def learn(self, batch: TrainBatch) -> tuple[dict[str, float], dict[str, list[float]]]:
-        """Prepares and updates; returns the step's metrics and the rollout log's columns."""
-        prepared, metrics = self.prepare(batch)
-        return metrics | self.update(prepared), rollout_columns(prepared)
+        """Does a whole step; returns its metrics and the rollout log's columns."""
+        experience, metrics = self.make_experience(batch)
+        return metrics | self.update(experience), rollout_columns(experience)
 
-    def prepare(self, batch: TrainBatch) -> tuple[Prepared, dict[str, float]]:
+    def make_experience(self, batch: TrainBatch) -> tuple[Experience, dict[str, float]]:
         """Returns the batch with log-probs, values and advantages, and metrics; changes nothing.
 
         Args:
             batch: the step's rollouts, groups whole, on any device.
         """
-        batch = batch.to(self._device)
-        algorithm, costs = self._config.algorithm, dict[str, float]()
-        old_logprobs = ref_logprobs = values = None
-        if not self._next_update_is_on_policy():
-            with measured("old_log_prob", self._device, costs):
-                if self._config.critic.share_trunk:
-                    old_logprobs, values = self._evaluate(
-                        "old_log_prob", batch, self._old_logprobs_and_values
-                    )
-                else:
-                    forward = partial(self._logprobs, self._actor)
-                    old_logprobs = self._evaluate("old_log_prob", batch, forward)
-        if self._reference is not None:
-            with measured("ref", self._device, costs), self._with_reference(self._reference):
-                forward = partial(self._logprobs, self._reference)
-                ref_logprobs = self._evaluate("ref", batch, forward)
-        if self._critic is not None and values is None:
-            with measured("values", self._device, costs):
-                values = self._evaluate("values", batch, partial(self._values, self._critic))
-        with measured("adv", self._device, costs):
-            prepared = assemble(
-                batch,
-                old_logprobs=old_logprobs,
-                ref_logprobs=ref_logprobs,
-                values=values,
-                algorithm=algorithm,
-                kl_coef=self._kl_coef,
-            )
-            metrics = batch_metrics(
-                prepared,
-                algorithm=algorithm,
-                max_prompt_length=self._config.data.max_prompt_length,
-            )
-        return prepared, metrics | costs
+        experience, costs = self._make(
+            batch.to(self.device),
+            kl_coef=self._kl_coef,
+            is_on_policy=self._next_update_is_on_policy(),
+        )
+        metrics = batch_metrics(
+            experience,
+            algorithm=self.config.algorithm,
+            max_prompt_length=self.config.data.max_prompt_length,
+        )
+        return experience, metrics | costs
 
-    def update(self, prepared: Prepared) -> dict[str, float]:
-        """Moves critic and actor along one prepared batch, returns metrics under verl's names.
+    def update(self, experience: Experience) -> dict[str, float]:
+        """Moves critic and actor along a step's experience, returns metrics under verl's names.
 
-        One after the other, or at once where they share a trunk. The actor stands still during the
-        first `critic.warmup_steps` steps of a run with a critic.
+        The actor stands still during the first `critic.warmup_steps` steps of a run with a critic.
         """
-        metrics: dict[str, float] = {}
         actor_learns = self._actor_learns()
-        moved, micro_loss = {"actor": self._optimized["actor"]}, self._actor_loss
-        if actor_learns and self._config.critic.share_trunk:
-            moved, micro_loss = self._optimized, self._joint_loss
-        elif self._critic is not None:
-            with measured("update_critic", self._device, metrics):
-                critic = {"critic": self._optimized["critic"]}
-                metrics |= self._run_epochs(prepared, critic, self._critic_loss)
+        metrics = self.updater(experience, kl_coef=self._kl_coef, actor_learns=actor_learns)
+        metrics |= policy_metrics(experience, kl_coef=self._kl_coef)
+        metrics |= self._utilisation(experience.batch, metrics) | self.microbatching.end_step()
         if actor_learns:
-            with measured("update_actor", self._device, metrics):
-                metrics |= self._run_epochs(prepared, moved, micro_loss)
-        metrics |= policy_metrics(prepared, kl_coef=self._kl_coef)
-        metrics |= self._utilisation(prepared.batch, metrics) | self._fitting.end_step()
-        if actor_learns:
-            self._kl_coef = self._next_kl_coef(prepared)
+            self._kl_coef = self._next_kl_coef(experience)
         self.steps_done += 1
         return metrics
 
     def _actor_learns(self) -> bool:
-        return self._critic is None or self.steps_done >= self._config.critic.warmup_steps
+        return self.models.critic is None or self.steps_done >= self.config.critic.warmup_steps
 
     def _next_update_is_on_policy(self) -> bool:
         """Whether the step's log-probs are those of its only update, see `has_one_update`."""
-        return self._config.has_one_update and self._actor_learns()
+        return self.config.has_one_update and self._actor_learns()
 
-    def _next_kl_coef(self, prepared: Prepared) -> float:
-        algorithm = self._config.algorithm
+    def _next_kl_coef(self, experience: Experience) -> float:
+        algorithm = self.config.algorithm
         return _KL_CONTROLLERS[algorithm.kl_controller](
             self._kl_coef,
-            kl_per_response(prepared),
+            kl_per_response(experience),
             target=algorithm.kl_target,
             horizon=algorithm.kl_horizon,
-            num_rollouts=len(prepared.batch),
-        )
-
-    @torch.no_grad()
-    def _evaluate(
-        self, phase: str, batch: TrainBatch, forward: Callable[[TrainBatch], Tensor]
-    ) -> Tensor:
-        """Returns `forward` over the batch, float32 [..., B, T], computed by micro-batches."""
-
-        def attempt(parts: list[Tensor]) -> Tensor:
-            results: Tensor | None = None
-            computed = self._threads.map(lambda rows: forward(batch.select(rows)), parts)
-            for rows, part in zip(parts, computed, strict=True):
-                if results is None:
-                    results = part.new_zeros(*part.shape[:-2], *batch.rollout_logprobs.shape)
-                results[..., rows.to(self._device), : part.shape[-1]] = part
-            assert results is not None, "no rows"
-            return results
-
-        return self._fitting(phase, batch, attempt)
-
-    def _old_logprobs_and_values(self, part: TrainBatch) -> Tensor:
-        """Returns both of one pass through the shared trunk, [2, b, T]."""
-        assert self._critic is not None
-        return torch.stack(self._logprobs_and_values(self._actor, self._critic.head, part))
-
-    def _run_epochs(
-        self, prepared: Prepared, moved: Mapping[str, Optimized], micro_loss: MicroLoss
-    ) -> dict[str, float]:
-        """Runs all updates of a step that one loss asks for; returns metrics, means over updates.
-
-        Args:
-            prepared: the step's whole batch.
-            moved: what learns from the loss, by the name that its metrics start with.
-            micro_loss: the loss of a micro-batch.
-        """
-        actor, updates = self._config.actor, []
-        rates = {f"{name}/lr": optimized.lr for name, optimized in moved.items()}
-        parameters = [p for optimized in moved.values() for p in optimized.parameters]
-        phase = f"update_{next(iter(moved))}"
-        for _ in range(actor.ppo_epochs):
-            for rows in mini_batches(prepared.batch.group_ids, actor.mini_batch_size):
-                mini = prepared if prepared.is_on_policy else prepared.select(rows)
-
-                def attempt(parts: list[Tensor], mini: Prepared = mini) -> dict[str, Tensor]:
-                    for optimized in moved.values():
-                        optimized.rest()  # after an attempt that ran out of memory late
-                    shares = self._accumulate(mini, parts, parameters, micro_loss)
-                    norms = {f"{name}/grad_norm": x.clip() for name, x in moved.items()}
-                    return shares | norms
-
-                updates.append(self._fitting(phase, mini.batch, attempt))
-                # Not done again: weights move once. All memory for it is there, see `clip`.
-                with out_of_memory_as(phase):
-                    for name, optimized in moved.items():
-                        optimized.move(updates[-1][f"{name}/grad_norm"])
-        for optimized in moved.values():
-            optimized.end_step()
-        means = {
-            name: float(torch.stack([shares[name] for shares in updates]).mean())
-            for name in updates[0]
-        }
-        return means | rates
-
-    def _accumulate(
-        self,
-        mini: Prepared,
-        parts: Sequence[Tensor],
-        parameters: Sequence[nn.Parameter],
-        micro_loss: MicroLoss,
-    ) -> dict[str, Tensor]:
-        """Sets the weights' `.grad` to a mini-batch's gradient; returns its metrics, scalars.
-
-        Args:
-            mini: the mini-batch; what it is divided by does not depend on its parts.
-            parts: rows of its micro-batches, int64 [b] each.
-            parameters: those that learn.
-            micro_loss: the loss of a micro-batch.
-        """
-        for parameter in parameters:
-            parameter.grad = None  # of an attempt that ran out of memory half-way
-        mask = mini.loss_mask
-        # Where all responses are masked nothing is learned, and any denominator will do.
-        denominators = count_denominators(mask if bool(mask.any()) else mini.batch.response_mask)
-
-        def loss_and_shares(rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            shares = micro_loss(mini.select(rows), denominators)
-            logprobs = shares.pop("logprobs", None)
-            if mini.is_on_policy and logprobs is not None:
-                mini.old_logprobs[rows.to(self._device), : logprobs.shape[1]] = logprobs.detach()
-            return shares.pop("loss"), {name: share.detach() for name, share in shares.items()}
-
-        computed = self._threads.accumulate(parameters, loss_and_shares, parts)
-        return {
-            name: torch.stack([shares[name] for shares in computed]).sum() for name in computed[0]
-        }
-
-    def _actor_loss(self, micro: Prepared, denominators: Denominators) -> dict[str, Tensor]:
-        logprobs, entropy = self._logprobs_and_entropy(self._actor, micro.batch)
-        return self._actor_objective(logprobs, entropy, micro, denominators)
-
-    def _critic_loss(self, micro: Prepared, denominators: Denominators) -> dict[str, Tensor]:
-        assert self._critic is not None
-        return self._critic_objective(self._values(self._critic, micro.batch), micro, denominators)
-
-    def _joint_loss(self, micro: Prepared, denominators: Denominators) -> dict[str, Tensor]:
-        assert self._critic is not None
-        logprobs, entropy, values = self._all_outputs(self._actor, self._critic.head, micro.batch)
-        actor = self._actor_objective(logprobs, entropy, micro, denominators)
-        critic = self._critic_objective(values, micro, denominators)
-        return actor | critic | {"loss": actor["loss"] + critic["loss"]}
-
-    def _actor_objective(
-        self, logprobs: Tensor, entropy: Tensor, micro: Prepared, denominators: Denominators
-    ) -> dict[str, Tensor]:
-        return actor_loss(
-            logprobs,
-            entropy,
-            micro,
-            actor=self._config.actor,
-            algorithm=self._config.algorithm,
-            kl_coef=self._kl_coef,
-            denominators=denominators,
-        )
-
-    def _critic_objective(
-        self, values: Tensor, micro: Prepared, denominators: Denominators
-    ) -> dict[str, Tensor]:
-        critic = self._config.critic
-        return critic_loss(
-            values,
-            micro,
-            value_clip=critic.value_clip,
-            loss_coef=critic.loss_coef if critic.share_trunk else 1.0,
-            denominators=denominators,
+            num_rollouts=len(experience.batch),
         )
 
     def weights(self) -> dict[str, Tensor]:
-        """Returns the actor's weights for the rollout engines, see `models.complete_weights`."""
-        return models.complete_weights(self._actor)
+        """Returns the actor's weights for the rollout engines, see `complete_weights`."""
+        return complete_weights(self.models.actor)
 
     def save(self, folder: Path) -> None:
         """Writes a checkpoint: the model as it can be served, and beside it the learner's state."""
@@ -355,7 +157,7 @@ class Learner:
         self.write_snapshot(folder)
 
     def reserve_snapshot(self) -> None:
-        """Makes memory for snapshots ready; `prepare` and `update` may run meanwhile."""
+        """Makes memory for snapshots ready; a step may run meanwhile."""
         self._snapshot.reserve()
 
     def snapshot(self) -> SnapshotBytes:
@@ -364,7 +166,7 @@ class Learner:
             {
                 "steps_done": self.steps_done,
                 "kl_coef": self._kl_coef,
-                "token_budgets": self._fitting.state(),
+                "token_budgets": self.microbatching.state(),
             }
         )
 
@@ -373,12 +175,12 @@ class Learner:
         self._snapshot.write(folder, model_alone=model_alone)
 
     def load_state(self, folder: Path) -> None:
-        """Puts back a checkpoint's state; the actor's weights come with its model.
+        """Restores a checkpoint's state; the actor's weights come with its model.
 
         Raises:
-            ValueError: as `LearnerSnapshot.put_back` does.
+            ValueError: as `LearnerSnapshot.restore` does.
         """
-        numbers = self._snapshot.put_back(folder)
+        numbers = self._snapshot.restore(folder)
         self._kl_coef, self.steps_done = numbers["kl_coef"], numbers["steps_done"]
         if "token_budgets" in numbers:  # not in a checkpoint from before there were any
-            self._fitting.restore(numbers["token_budgets"])
+            self.microbatching.restore(numbers["token_budgets"])

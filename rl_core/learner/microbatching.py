@@ -17,21 +17,24 @@ from torch import Tensor
 from rl_core.batch import TrainBatch, micro_batches, padded_tokens
 from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory, first_line, is_out_of_memory
+from rl_core.models.shared_prefix import can_share_prompts
 from rl_core.resources.oom_recovery import remedies
 from rl_core.resources.token_budgets import TokenBudgets, read_learned, write_learned
 from rl_core.system.devices import describe_device
+from rl_core.system.threads import MicroBatchThreads
 
 Result = TypeVar("Result")
 
 
-class Fitting:
+class Microbatching:
     """Splits batches by the budgets of their phases, and keeps what it learns about these.
+
+    Micro-batches are computed on its `threads`.
 
     Args:
         config: the run's settings.
         model: the actor, as it is trained.
         device: of all models.
-        share_prompts: see `micro_batches`.
         file: what earlier runs have learned, and the next will read; None for neither.
     """
 
@@ -41,16 +44,18 @@ class Fitting:
         model: Any,
         device: torch.device,
         *,
-        share_prompts: bool,
         file: Path | None,
     ) -> None:
-        self._config, self._device, self._share_prompts = config, device, share_prompts
+        self._config, self.device = config, device
+        self._share_prompts = can_share_prompts(model)
+        on_cpu = device.type == "cpu"
+        self.threads = MicroBatchThreads(config.resources.learner_threads if on_cpu else 1)
         self._budgets = TokenBudgets(config.actor.micro_batch_tokens)
         self._place, self._file = memory_place(config, model, device), file
         if file is not None:
             self._budgets.restore(read_learned(file, self._place))
 
-    def __call__(
+    def run(
         self, phase: str, batch: TrainBatch, attempt: Callable[[list[Tensor]], Result]
     ) -> Result:
         """Returns `attempt(rows of each micro-batch, int64 [b])`, again until it fits.
@@ -73,7 +78,7 @@ class Fitting:
                 said = first_line(error)
             # The error is gone by now, and with it the frames that held the pass's tensors.
             gc.collect()
-            if self._device.type == "cuda":
+            if self.device.type == "cuda":
                 torch.cuda.empty_cache()
             sizes = self._sizes(batch, [rows for rows in parts if len(rows) > 1])
             if not sizes:
@@ -93,7 +98,7 @@ class Fitting:
         return {"place": self._place, "learned": self._budgets.learned()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Puts back what `state` returned, unless that was learned in another place."""
+        """Restores what `state` returned, unless that was learned in another place."""
         if state["place"] == self._place:
             self._budgets.restore(state["learned"])
 

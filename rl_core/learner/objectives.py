@@ -6,6 +6,11 @@ Legend: b responses of a micro-batch, T response tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+
 from torch import Tensor
 
 from rl_core.algos.kl import kl_estimate
@@ -18,34 +23,46 @@ from rl_core.algos.losses import (
 )
 from rl_core.algos.masking import Denominators, aggregate
 from rl_core.config.run import ActorConfig, AlgorithmConfig
-from rl_core.learner.experience import Prepared
+from rl_core.learner.experience import Experience
+from rl_core.models.forward import TokenOutputs
 
 _POLICY_LOSSES = {"ppo": ppo_policy_loss, "gspo": gspo_policy_loss, "cispo": cispo_policy_loss}
 
 
-def actor_loss(
-    logprobs: Tensor,
-    entropy: Tensor,
-    micro: Prepared,
+@dataclass(frozen=True)
+class Objective:
+    """A micro-batch's shares of what a mini-batch's update minimises and tells."""
+
+    loss: Tensor
+    """A scalar with gradient."""
+    metrics: dict[str, Tensor]
+    """Scalars, under verl's names."""
+
+
+def actor_objective(
+    outputs: TokenOutputs,
+    micro: Experience,
     *,
     actor: ActorConfig,
     algorithm: AlgorithmConfig,
     kl_coef: float,
     denominators: Denominators,
-) -> dict[str, Tensor]:
-    """Returns the policy's `loss` and metrics, scalars, and beside them `logprobs` as it came.
+) -> Objective:
+    """Returns the policy's loss and metrics.
 
     The loss is the policy loss, less the entropy bonus, plus the KL penalty (`kl_mode=loss`).
 
     Args:
-        logprobs: of the policy that learns, float32 [b, T], with gradient.
-        entropy: of the same, float32 [b, T], with gradient.
+        outputs: log-probs and entropy of the policy that learns, with gradient.
         micro: b rows of a mini-batch.
         actor: kind of policy loss, clips, entropy bonus, aggregation.
         algorithm: kind of KL.
         kl_coef: this step's KL coefficient.
         denominators: of the whole mini-batch.
     """
+    logprobs, entropy = outputs.logprobs, outputs.entropy
+    assert logprobs is not None
+    assert entropy is not None
     mask = micro.loss_mask
     old_logprobs = logprobs.detach() if micro.is_on_policy else micro.old_logprobs
     weights = None
@@ -68,50 +85,60 @@ def actor_loss(
     loss = policy.loss
     if actor.entropy_coef > 0:
         loss = loss - actor.entropy_coef * entropy_loss
-    shares = {
+    metrics = {
         "actor/pg_loss": policy.loss,
         "actor/pg_clipfrac": policy.clip_frac,
         "actor/ppo_kl": policy.approx_kl,
         "actor/entropy_loss": entropy_loss,
-        "logprobs": logprobs,
     }
     if algorithm.kl_mode == "loss" and micro.ref_logprobs is not None:
         kl = kl_estimate(logprobs, micro.ref_logprobs, algorithm.kl_estimator)
-        shares["actor/kl_loss"] = aggregate(kl, mask, actor.loss_aggregation, denominators)
-        loss = loss + kl_coef * shares["actor/kl_loss"]
-    return shares | {"loss": loss}
+        metrics["actor/kl_loss"] = aggregate(kl, mask, actor.loss_aggregation, denominators)
+        loss = loss + kl_coef * metrics["actor/kl_loss"]
+    return Objective(loss, metrics)
 
 
-def critic_loss(
-    values: Tensor,
-    micro: Prepared,
+def critic_objective(
+    outputs: TokenOutputs,
+    micro: Experience,
     *,
     value_clip: float,
     loss_coef: float,
     denominators: Denominators,
-) -> dict[str, Tensor]:
-    """Returns the critic's `loss` and metrics, scalars.
+) -> Objective:
+    """Returns the critic's loss and metrics.
 
     Args:
-        values: of the critic that learns, float32 [b, T], with gradient.
+        outputs: values of the critic that learns, with gradient.
         micro: b rows of a mini-batch, with old values and returns.
         value_clip: how far a value may move from the old one before it teaches nothing.
         loss_coef: by which the loss, not its metric, is multiplied.
         denominators: of the whole mini-batch.
     """
+    assert outputs.values is not None
     assert micro.values is not None
     assert micro.returns is not None
     value = clipped_value_loss(
-        values,
+        outputs.values,
         micro.values,
         micro.returns,
         micro.loss_mask,
         value_clip=value_clip,
         denominators=denominators,
     )
-    return {
-        "loss": loss_coef * value.loss,
-        "critic/vf_loss": value.loss,
-        "critic/vf_clipfrac": value.clip_frac,
-        "critic/vpred_mean": value.prediction_mean,
-    }
+    return Objective(
+        loss_coef * value.loss,
+        {
+            "critic/vf_loss": value.loss,
+            "critic/vf_clipfrac": value.clip_frac,
+            "critic/vpred_mean": value.prediction_mean,
+        },
+    )
+
+
+def joined(objectives: Sequence[Objective]) -> Objective:
+    """Returns the sum of the losses, and all metrics."""
+    return Objective(
+        reduce(add, [objective.loss for objective in objectives]),
+        {name: x for objective in objectives for name, x in objective.metrics.items()},
+    )

@@ -11,19 +11,19 @@ from torch import nn
 from rl_core.config.run import RunConfig
 
 
-def resting_place(config: RunConfig, device: torch.device) -> torch.device | None:
+def offload_device(config: RunConfig, device: torch.device) -> torch.device | None:
     """Returns where reference and optimizer state wait for their use, None for where they are."""
     return torch.device("cpu") if config.resources.offload and device.type == "cuda" else None
 
 
 @contextmanager
-def brought(
-    model: nn.Module, device: torch.device, rests_on: torch.device | None
+def on_device(
+    model: nn.Module, device: torch.device, offload_to: torch.device | None
 ) -> Iterator[None]:
-    """Has a model on its device within the block; afterwards it is where it rests, if anywhere."""
+    """Has a model on its device within the block; afterwards it is where it waits, if anywhere."""
     model.to(device)
     try:
         yield
     finally:
-        if rests_on is not None:
-            model.to(rests_on)
+        if offload_to is not None:
+            model.to(offload_to)

@@ -1,4 +1,4 @@
-"""A model with its AdamW and its learning-rate schedule: the unit that one update moves."""
+"""A model with its AdamW and its learning-rate schedule: the unit that one update steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_core.config.run import LrSchedule, RunConfig
-from rl_core.models.models import Models
+from rl_core.models.loading import Models
 
 _DECAYS: dict[LrSchedule, Callable[[float], float]] = {
     "constant": lambda progress: 1.0,
@@ -36,8 +36,8 @@ def lr_factor(step: int, *, schedule: LrSchedule, warmup_steps: int, num_steps: 
     return _DECAYS[schedule](min(progress, 1.0))
 
 
-class Optimized:
-    """A model, its optimizer and its schedule.
+class ModelOptimizer:
+    """AdamW on a model, with its learning-rate schedule.
 
     Args:
         model: all parameters that require gradient are optimized.
@@ -47,7 +47,7 @@ class Optimized:
         num_steps: training steps in all.
         weight_decay: of AdamW, decoupled.
         grad_clip: largest norm of the whole gradient.
-        rests_on: where AdamW's moments wait between two moves; by default beside the weights.
+        offload_to: where AdamW's moments wait between two steps; by default beside the weights.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Optimized:
         num_steps: int,
         weight_decay: float,
         grad_clip: float,
-        rests_on: torch.device | None = None,
+        offload_to: torch.device | None = None,
     ) -> None:
         self.model = model
         self._grad_clip = grad_clip
-        self._rests_on = rests_on
+        self._offload_to = offload_to
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(
             self.parameters, lr=lr, weight_decay=weight_decay, fused=True
@@ -82,14 +82,14 @@ class Optimized:
     def clip(self) -> Tensor:
         """Clips the gathered gradient and returns its norm, a scalar; no weight moves yet.
 
-        All memory that `move` needs is taken here, so that what does not fit can be done again.
+        All memory that `step` needs is taken here, so that what does not fit can be done again.
         """
         self._make_moments()
-        if self._rests_on is not None:
+        if self._offload_to is not None:
             self._bring_moments(self.parameters[0].device)
         return nn.utils.clip_grad_norm_(self.parameters, self._grad_clip, foreach=True)
 
-    def move(self, norm: Tensor) -> None:
+    def step(self, norm: Tensor) -> None:
         """Moves the weights along the clipped gradient and clears it.
 
         A gradient that is not finite is thrown away: one bad micro-batch must not end a run.
@@ -100,12 +100,12 @@ class Optimized:
         if math.isfinite(norm.item()):
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        self.rest()
+        self.offload()
 
-    def rest(self) -> None:
-        """Leaves the device to forward and backward passes, if the moments rest elsewhere."""
-        if self._rests_on is not None:
-            self._bring_moments(self._rests_on)
+    def offload(self) -> None:
+        """Leaves the device to forward and backward passes, if the moments wait elsewhere."""
+        if self._offload_to is not None:
+            self._bring_moments(self._offload_to)
 
     def _bring_moments(self, device: torch.device) -> None:
         for state in self._optimizer.state.values():
@@ -147,7 +147,7 @@ class Optimized:
         }
 
     def restore_weights(self, prefix: str, tensors: Mapping[str, Tensor]) -> None:
-        """Puts back what `weight_tensors` returned."""
+        """Restores what `weight_tensors` returned."""
         for name, weight in self.weight_tensors(prefix).items():
             weight.copy_(tensors[name])
 
@@ -167,7 +167,7 @@ class Optimized:
     def restore(
         self, prefix: str, tensors: Mapping[str, Tensor], schedule: Mapping[str, Any]
     ) -> None:
-        """Puts back what `state_tensors` and `schedule_state` returned."""
+        """Restores what `state_tensors` and `schedule_state` returned."""
         for name, parameter in self.model.named_parameters():
             start = f"{prefix}.{name}."
             state = {k.removeprefix(start): x for k, x in tensors.items() if k.startswith(start)}
@@ -175,7 +175,7 @@ class Optimized:
                 self._optimizer.state[parameter] = {
                     field: x.to(parameter.device) for field, x in state.items()
                 }
-        self.rest()
+        self.offload()
         self._schedule.load_state_dict(dict(schedule))
         for group, lr in zip(
             self._optimizer.param_groups, self._schedule.get_last_lr(), strict=True
@@ -183,9 +183,9 @@ class Optimized:
             group["lr"] = lr
 
 
-def optimize_models(
-    config: RunConfig, models: Models, rests_on: torch.device | None = None
-) -> dict[str, Optimized]:
+def make_optimizers(
+    config: RunConfig, models: Models, offload_to: torch.device | None = None
+) -> dict[str, ModelOptimizer]:
     """Returns what learns, by name: the actor, and the critic where there is one.
 
     Of a critic that shares the actor's trunk, that is the head alone.
@@ -193,13 +193,13 @@ def optimize_models(
     Args:
         config: the run's settings.
         models: with adapters, if any, in place.
-        rests_on: see `Optimized`.
+        offload_to: see `ModelOptimizer`.
     """
     # Decays alone need it, and the settings make sure that they have it.
     num_steps = config.trainer.total_steps or 0
     warmup_steps = config.critic.warmup_steps if models.critic else 0
-    optimized = {
-        "actor": Optimized(
+    optimizers = {
+        "actor": ModelOptimizer(
             models.actor,
             lr=config.actor.lr,
             schedule=config.actor.lr_schedule,
@@ -207,11 +207,11 @@ def optimize_models(
             num_steps=num_steps - warmup_steps,
             weight_decay=config.actor.weight_decay,
             grad_clip=config.actor.grad_clip,
-            rests_on=rests_on,
+            offload_to=offload_to,
         )
     }
     if models.critic is not None:
-        optimized["critic"] = Optimized(
+        optimizers["critic"] = ModelOptimizer(
             models.critic.head if config.critic.share_trunk else models.critic,
             lr=config.critic.lr,
             schedule=config.critic.lr_schedule,
@@ -219,6 +219,6 @@ def optimize_models(
             num_steps=num_steps,
             weight_decay=config.critic.weight_decay,
             grad_clip=config.critic.grad_clip,
-            rests_on=rests_on,
+            offload_to=offload_to,
         )
-    return optimized
+    return optimizers

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a learner: copied while it stands still, written later, put back."""
+"""What a checkpoint holds of a learner: copied while it stands still, written later, restored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rl_core.checkpoints.tensor_snapshot import SnapshotMemory, bytes_to_write
 from rl_core.config.run import RunConfig
-from rl_core.learner.optimizer import Optimized
+from rl_core.learner.optimizer import ModelOptimizer
 from rl_core.learner.state import (
     STATE_FOLDER,
     check_settings,
@@ -22,7 +22,7 @@ from rl_core.learner.state import (
     rng_tensors,
     write_state,
 )
-from rl_core.models import models
+from rl_core.models.loading import complete_weights, save_actor, tokenizer_bytes
 from rl_core.types import SnapshotBytes
 
 
@@ -32,7 +32,7 @@ class LearnerSnapshot:
     Args:
         config: the run's settings.
         actor: the policy.
-        optimized: what learns, by name: the actor, and the critic where there is one.
+        optimizers: of what learns, by name: the actor, and the critic where there is one.
         model_path: the folder whose tokenizer goes along.
         memory: where copies are kept.
     """
@@ -41,20 +41,20 @@ class LearnerSnapshot:
         self,
         config: RunConfig,
         actor: transformers.PreTrainedModel,
-        optimized: Mapping[str, Optimized],
+        optimizers: Mapping[str, ModelOptimizer],
         *,
         model_path: Path,
         memory: SnapshotMemory,
     ) -> None:
-        self._config, self._actor, self._optimized = config, actor, optimized
+        self._config, self._actor, self._optimizers = config, actor, optimizers
         self._model_path, self._memory = model_path, memory
         self._taken: tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]
 
     def reserve(self) -> None:
         """Makes memory for snapshots ready."""
-        tensors = models.complete_weights(self._actor) | self._trained_weights()
-        for name, optimized in self._optimized.items():
-            tensors |= optimized.moments_to_come(name)
+        tensors = complete_weights(self._actor) | self._trained_weights()
+        for name, optimizer in self._optimizers.items():
+            tensors |= optimizer.moments_to_come(name)
         self._memory.reserve(tensors)
 
     def take(self, numbers: Mapping[str, Any]) -> SnapshotBytes:
@@ -63,26 +63,26 @@ class LearnerSnapshot:
         Args:
             numbers: kept beside them; must not change any more.
         """
-        weights = models.complete_weights(self._actor)
+        weights = complete_weights(self._actor)
         state = self._trained_weights() | rng_tensors()
         numbers = {**numbers, "settings": model_settings(self._config)}
-        for name, optimized in self._optimized.items():
-            state |= optimized.state_tensors(name)
-            numbers[f"{name}_schedule"] = copy.deepcopy(optimized.schedule_state())
+        for name, optimizer in self._optimizers.items():
+            state |= optimizer.state_tensors(name)
+            numbers[f"{name}_schedule"] = copy.deepcopy(optimizer.schedule_state())
         assert not weights.keys() & state.keys()
         copies = self._memory.copy(weights | state)
         copied, state = ({name: copies[name] for name in part} for part in (weights, state))
         self._taken = copied, state, numbers
-        return bytes_to_write(copied, state, beside=models.tokenizer_bytes(self._model_path))
+        return bytes_to_write(copied, state, beside=tokenizer_bytes(self._model_path))
 
     def write(self, folder: Path, *, model_alone: bool = False) -> None:
         """Writes the last snapshot as a checkpoint, or of it the model that can be served."""
         weights, state, numbers = self._taken
-        models.save_actor(self._actor, weights, self._model_path, folder)
+        save_actor(self._actor, weights, self._model_path, folder)
         if not model_alone:
             write_state(folder / STATE_FOLDER, state, numbers)
 
-    def put_back(self, folder: Path) -> dict[str, Any]:
+    def restore(self, folder: Path) -> dict[str, Any]:
         """Restores a checkpoint's state, all but the actor's weights, and returns its numbers.
 
         Raises:
@@ -91,10 +91,10 @@ class LearnerSnapshot:
         """
         tensors, numbers = read_state(folder)
         check_settings(folder, numbers, self._config)
-        for name, optimized in self._optimized.items():
+        for name, optimizer in self._optimizers.items():
             if name == "critic" or self._config.model.lora_rank:
-                optimized.restore_weights(f"{name}_weights", tensors)
-            optimized.restore(name, tensors, numbers[f"{name}_schedule"])
+                optimizer.restore_weights(f"{name}_weights", tensors)
+            optimizer.restore(name, tensors, numbers[f"{name}_schedule"])
         restore_rng(tensors)
         return numbers
 
@@ -102,7 +102,7 @@ class LearnerSnapshot:
         """Returns what learns and is not in the model that is served."""
         return {
             name: weight
-            for model, optimized in self._optimized.items()
+            for model, optimizer in self._optimizers.items()
             if model == "critic" or self._config.model.lora_rank
-            for name, weight in optimized.weight_tensors(f"{model}_weights").items()
+            for name, weight in optimizer.weight_tensors(f"{model}_weights").items()
         }

@@ -31,7 +31,7 @@ def rng_tensors() -> dict[str, Tensor]:
 
 
 def restore_rng(tensors: Mapping[str, Tensor]) -> None:
-    """Puts back what `rng_tensors` returned."""
+    """Restores what `rng_tensors` returned."""
     torch.set_rng_state(tensors["rng.cpu"])
     if "rng.cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["rng.cuda"])

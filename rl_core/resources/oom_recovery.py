@@ -1,7 +1,7 @@
-"""The ladder: what the next attempt changes after one that ran out of memory.
+"""Recovery: what the next attempt changes after one that ran out of memory.
 
 Only levers that leave the result alone, never batches, lengths or learning rates; and only those
-that make room where it was missing: what helps most there first, for each rung costs an attempt.
+that make room where it was missing: what helps most there first, for each step costs an attempt.
 Not here: what levers there are (levers.py), the plan before the start (fits.py), and micro-batches,
 which need no attempt (microbatching.py).
 """
@@ -37,32 +37,36 @@ from rl_core.resources.placement import shares_a_card
 Changes = dict[str, tuple[Value, Value]]
 """Settings by name, `rollout.kv_cache_mib`: the value before, and the one after."""
 
-_Rung = Callable[[RunConfig, ModelShape | None], dict[str, Value]]
+_RecoveryStep = Callable[[RunConfig, ModelShape | None], dict[str, Value]]
 """New values of settings; none where they are no news."""
 
 
-def next_rung(config: RunConfig, error: OutOfMemory, shape: ModelShape | None) -> Changes | None:
+def next_recovery_step(
+    config: RunConfig, error: OutOfMemory, shape: ModelShape | None
+) -> Changes | None:
     """Returns what the next attempt shall change, or None: nothing is left that helps.
 
-    Each rung moves settings one way only, so whoever climbs on arrives at None.
+    Each step moves settings one way only, so whoever goes on arrives at None.
 
     Args:
-        config: the settings that did not fit, those of earlier rungs in place.
+        config: the settings that did not fit, those of earlier steps in place.
         error: says in which phase or, of a killed process, in whose.
         shape: of the model, None if unknown; an engine must hold its longest sequence.
     """
-    return next(_rungs_left(config, error, shape), None)
+    return next(_recovery_steps_left(config, error, shape), None)
 
 
-def rungs_left(config: RunConfig, error: OutOfMemory, shape: ModelShape | None) -> list[Changes]:
-    """Returns the first step of each way that is left to help, the next rung first."""
-    return list(_rungs_left(config, error, shape))
+def recovery_steps_left(
+    config: RunConfig, error: OutOfMemory, shape: ModelShape | None
+) -> list[Changes]:
+    """Returns the first step of each way that is left to help, the next step first."""
+    return list(_recovery_steps_left(config, error, shape))
 
 
 def with_changes(config: RunConfig, taken: Iterable[Changes]) -> RunConfig:
-    """Returns the settings with all rungs that were taken from settings like these.
+    """Returns the settings with all steps that were taken from settings like these.
 
-    A rung counts where its setting still has the value before it: of what a person has set anew
+    A step counts where its setting still has the value before it: of what a person has set anew
     since, nothing is changed.
     """
     for changes in taken:
@@ -82,11 +86,11 @@ def remedies(config: RunConfig, phase: str) -> list[str]:
         config: the settings in force.
         phase: where memory is short, as `OutOfMemory` names it.
     """
-    rungs = rungs_left(config, OutOfMemory(phase, ""), None)
-    return [*(in_words(changes) for changes in rungs), *beyond_the_ladder(config, phase)]
+    steps = recovery_steps_left(config, OutOfMemory(phase, ""), None)
+    return [*(in_words(changes) for changes in steps), *beyond_recovery(config, phase)]
 
 
-def beyond_the_ladder(config: RunConfig, phase: str) -> list[str]:
+def beyond_recovery(config: RunConfig, phase: str) -> list[str]:
     """Returns what makes room in a phase, and no retry would do by itself: it changes the result.
 
     Args:
@@ -103,37 +107,37 @@ def beyond_the_ladder(config: RunConfig, phase: str) -> list[str]:
     ]
 
 
-def _rungs_left(
+def _recovery_steps_left(
     config: RunConfig, error: OutOfMemory, shape: ModelShape | None
 ) -> Iterator[Changes]:
-    for rung in _ladder(error):
-        changes = {name: (value_of(config, name), new) for name, new in rung(config, shape).items()}
+    for step in _recovery_steps(error):
+        changes = {name: (value_of(config, name), new) for name, new in step(config, shape).items()}
         if changes and _changed(config, changes) is not None:
             yield changes
 
 
-def _pull(lever: Lever) -> _Rung:
-    """A rung halves, where a lever has values: each costs an attempt."""
+def _pull(lever: Lever) -> _RecoveryStep:
+    """A step halves, where a lever has values: each costs an attempt."""
 
-    def rung(config: RunConfig, shape: ModelShape | None) -> dict[str, Value]:
+    def step(config: RunConfig, shape: ModelShape | None) -> dict[str, Value]:
         values = lever.steps(config, shape)
         now = sequences_at_a_time(config) if lever is SEQUENCES else value_of(config, lever.name)
         smaller = [value for value in values if isinstance(value, bool) or value < now]
         halved = (value for value in smaller if isinstance(value, bool) or value <= now / 2)
         return {lever.name: next(halved, smaller[-1])} if smaller else {}
 
-    return rung
+    return step
 
 
-def _where(holds: Callable[[RunConfig], bool], *rungs: _Rung) -> _Rung:
-    """Some rungs as one, of settings for which something holds."""
+def _where(holds: Callable[[RunConfig], bool], *steps: _RecoveryStep) -> _RecoveryStep:
+    """Some steps as one, of settings for which something holds."""
 
-    def rung(config: RunConfig, shape: ModelShape | None) -> dict[str, Value]:
+    def step(config: RunConfig, shape: ModelShape | None) -> dict[str, Value]:
         if not holds(config):
             return {}
-        return {name: new for one in rungs for name, new in one(config, shape).items()}
+        return {name: new for one in steps for name, new in one(config, shape).items()}
 
-    return rung
+    return step
 
 
 def _learns_on_cpu(config: RunConfig) -> bool:
@@ -171,7 +175,7 @@ _FORWARD: Final = (
 _BACKWARD: Final = (_pull(CHECKPOINTING), *_FORWARD)
 _ROLLOUT: Final = (_smaller_rollout, _pull(ENGINES), _where(shares_a_card, _pull(OFFLOAD)))
 _ROLLOUT_PHASES: Final = ("load_engine", "gen", "sync", "evaluate")
-_LADDERS: Final[Mapping[str, tuple[_Rung, ...]]] = {
+_RECOVERY_STEPS: Final[Mapping[str, tuple[_RecoveryStep, ...]]] = {
     "load_learner": (_smaller_rollout_beside,),
     "prepare": _FORWARD,
     "old_log_prob": _FORWARD,
@@ -195,10 +199,10 @@ _MACHINE: Final = (
 """Where a process was killed because the machine's memory ran low."""
 
 
-def _ladder(error: OutOfMemory) -> tuple[_Rung, ...]:
+def _recovery_steps(error: OutOfMemory) -> tuple[_RecoveryStep, ...]:
     if "cache blocks" in error.detail.lower():  # vLLM's share is too small already
         return (_pull(SEQUENCES),)
-    return _LADDERS.get(error.phase, _MACHINE)
+    return _RECOVERY_STEPS.get(error.phase, _MACHINE)
 
 
 def _changed(config: RunConfig, changes: Changes) -> RunConfig | None:

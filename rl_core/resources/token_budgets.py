@@ -183,7 +183,7 @@ def merge_metrics(engines: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return merged
 
 
-def tell_of_memory(step: int | None, metrics: Mapping[str, float]) -> None:
+def log_out_of_memory(step: int | None, metrics: Mapping[str, float]) -> None:
     """Says in words which phases of a step ran out of memory.
 
     Args:

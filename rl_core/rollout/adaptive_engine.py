@@ -30,7 +30,7 @@ _BUDGET: Final = "gen"
 _logger = logging.getLogger(__name__)
 
 
-class FittingEngine:
+class AdaptiveEngine:
     """An engine that generates as many responses at a time as memory allows.
 
     Args:

@@ -21,7 +21,7 @@ class Example:
     weights: list[float]
 
 
-class Lessons(Protocol):
+class ExampleSource(Protocol):
     """The texts of one env: Countdown's search traces, or the solutions of word problems."""
 
     def tokenizer_texts(self, rng: random.Random) -> list[str]:

@@ -1,4 +1,4 @@
-"""Lessons in Countdown: search traces with weights on the choice to give up, data path stage 0."""
+"""Examples of Countdown: search traces with weights on the choice to give up, data path stage 0."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _GATE_PROBLEMS: Final = 256
 
 
 @dataclass(frozen=True)
-class SearchLessons:
+class SearchExamples:
     """Fresh search traces over the train problems.
 
     Attributes:

@@ -7,7 +7,7 @@ number z as the LAST operand. It notes what the other two have to make, target f
 
 reads: "44 and 9: 44+9=53 or 44-9=35 is needed; 5 and 3: 5+3=8 no, 5-3=2 no, 5*3=15 no". Each z
 comes once, in the prompt's order: nothing in a search is left to chance but giving up. Sums come
-before differences in both lists, which are one lesson then: it is learned in half the time.
+before differences in both lists, which are one example then: it is learned in half the time.
 After a "no" a trace may give up and answer `(5+3)+9`, which is known to be wrong by then.
 """
 
@@ -80,7 +80,7 @@ def needed_values(target: int, z: int) -> list[tuple[str, int]]:
     """What the other two numbers must make, each as (operation on target and z, value).
 
     The difference is unsigned: with z below the target `w + z` completes it, above it `z - w`.
-    "w / z" is left out: it costs 5 tokens and an eighth of the lessons, and saves 1 problem in 80.
+    "w / z" is left out: it costs 5 tokens and an eighth of the examples, and saves 1 problem in 80.
     """
     needs = [("+", target + z), ("-", abs(target - z))]
     if target % z == 0:

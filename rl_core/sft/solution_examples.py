@@ -1,7 +1,7 @@
-"""Lessons in word problems: a data set's own solutions, many of them cut short, data path stage 0.
+"""Examples of word problems: a data set's own solutions, many of them cut short, data path stage 0.
 
 A solution in GSM8K's form has one line per step, each with its result in a calculator annotation,
-`12 + 5 = <<12+5=17>>17 pens.`. A lesson that is cut short after a line answers with that line's
+`12 + 5 = <<12+5=17>>17 pens.`. An example that is cut short after a line answers with that line's
 result: right in form, true in its sums, and wrong. When to go on is left to reinforcement learning.
 """
 
@@ -31,7 +31,7 @@ _GATE_PROBLEMS: Final = 256
 
 
 @dataclass(frozen=True)
-class SolutionLessons:
+class SolutionExamples:
     """Solutions of the train split, each step followed by an early end with a fixed chance.
 
     Attributes:

@@ -23,8 +23,8 @@ import psutil
 
 from rl_core.system.atomic import alone_in, reading
 
-FAMILY: Final = "COUNTDOWN_TRAIN_FAMILY"
-"""Environment variable that holds a family's name, and the file in Ray's folder that does."""
+PROCESS_GROUP: Final = "COUNTDOWN_TRAIN_PROCESS_GROUP"
+"""Environment variable that holds a group's name, and the file in Ray's folder that does."""
 _PREFIX: Final = "rl-"
 _LONGEST_TEMP_ROOT: Final = 30
 """Characters: Ray's sockets lie about 75 below it, and a unix socket's path may have 107."""
@@ -32,25 +32,25 @@ _DUMP: Final = signal.SIGUSR1
 _logger = logging.getLogger(__name__)
 
 
-def new_family() -> str:
-    """Returns a name that no other family has."""
+def new_process_group() -> str:
+    """Returns a name that no other process group has."""
     return secrets.token_hex(8)
 
 
-def members(family: str) -> list[psutil.Process]:
-    """Returns the living processes of a family, of whatever parent, but this one."""
+def members(group: str) -> list[psutil.Process]:
+    """Returns the living processes of a process group, of whatever parent, but this one."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if process.pid != os.getpid() and process.environ().get(FAMILY) == family:
+            if process.pid != os.getpid() and process.environ().get(PROCESS_GROUP) == group:
                 found.append(process)
     return found
 
 
-def end_family(family: str, timeout_s: float = 10.0) -> None:
-    """Kills all processes of a family and waits until they are gone; this one lives on."""
+def end_process_group(group: str, timeout_s: float = 10.0) -> None:
+    """Kills all processes of a group and waits until they are gone; this one lives on."""
     deadline = time.monotonic() + timeout_s
-    while left := members(family):
+    while left := members(group):
         for process in left:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -85,9 +85,9 @@ def dump_stacks_on_request() -> None:
     faulthandler.register(_DUMP, file=2, all_threads=True)
 
 
-def dump_stacks(family: str) -> None:
-    """Has every process of the family that knows how to, the stopped ones too, dump its stacks."""
-    for process in members(family):
+def dump_stacks(group: str) -> None:
+    """Has every process of the group that knows how to, the stopped ones too, dump its stacks."""
+    for process in members(group):
         if _catches(process.pid, _DUMP):
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(_DUMP)
@@ -112,17 +112,17 @@ def session_folder() -> Iterator[Path]:
     can find them.
     """
     sweep_sessions()
-    before = os.environ.get(FAMILY)
+    before = os.environ.get(PROCESS_GROUP)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_short_temp_root()))
-    family = os.environ[FAMILY] = before or new_family()
+    group = os.environ[PROCESS_GROUP] = before or new_process_group()
     try:
         # Locked before it is marked: what is marked and not locked has lost its owner.
         with reading(folder):
-            (folder / FAMILY).write_text(family, encoding="ascii")
+            (folder / PROCESS_GROUP).write_text(group, encoding="ascii")
             yield folder
     finally:
         if before is None:
-            del os.environ[FAMILY]
+            del os.environ[PROCESS_GROUP]
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -130,11 +130,11 @@ def sweep_sessions() -> None:
     """Removes the session folders of this user whose owners are dead, and kills what is left."""
     for folder in Path(_short_temp_root()).glob(f"{_PREFIX}*/"):
         with suppress(OSError):
-            if folder.stat().st_uid != os.getuid() or not (folder / FAMILY).is_file():
+            if folder.stat().st_uid != os.getuid() or not (folder / PROCESS_GROUP).is_file():
                 continue
             with alone_in(folder, wait=False) as is_orphan:
                 if is_orphan:
-                    end_family((folder / FAMILY).read_text(encoding="ascii"))
+                    end_process_group((folder / PROCESS_GROUP).read_text(encoding="ascii"))
                     shutil.rmtree(folder)
 
 

@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 import psutil
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
-from rl_core.resources.oom_recovery import in_words, rungs_left
+from rl_core.resources.oom_recovery import in_words, recovery_steps_left
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking.memory_growth import AVAILABLE_GIB, HOST_GIB
+from rl_core.tracking.observers import StepObserver
 
 INTERVAL_S: Final = 5.0
 LEVELS: Final = (0.15, 0.08)
@@ -104,7 +104,7 @@ def cgroup_rooms(membership: str, root: Path) -> Iterator[tuple[int, int]]:
                 yield limit - used + droppable, limit
 
 
-class HostMemory:
+class HostMemory(StepObserver):
     """Looks at the machine's memory in a thread of its own; a context manager.
 
     Args:
@@ -129,19 +129,14 @@ class HostMemory:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._over.set()
         self._thread.join(INTERVAL_S)
         with self._lock:
             peaks = {name: round(gib, 3) for name, gib in self._peaks.items()}
         self._run.update(host_peak_gib=peaks)
 
-    def metrics(self) -> dict[str, float]:
+    def measure(self) -> dict[str, float]:
         """Returns `memory/host_gib/<process>`, peaks since it was last asked, and what is left."""
         with self._lock:
             peaks, self._since_asked = self._since_asked, {}
@@ -179,7 +174,7 @@ def warning(usage: Usage, config: RunConfig) -> str:
     held = sorted(_in_gib(usage).items(), key=lambda item: -item[1])
     elsewhere = max(usage.limit_bytes - usage.available_bytes - usage.run_bytes, 0)
     where = "gen" if largest.startswith("engine") else largest
-    helpful = [in_words(c) for c in rungs_left(config, OutOfMemory(where, "killed"), None)]
+    helpful = [in_words(c) for c in recovery_steps_left(config, OutOfMemory(where, "killed"), None)]
     return (
         f"memory is short: {usage.available_bytes / _GIB:.1f} of {usage.limit_bytes / _GIB:.1f} "
         f"GiB are left, and the kernel kills a process when none is. This run holds "

@@ -6,10 +6,10 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rl_core.config.run import RunConfig
+from rl_core.tracking.observers import StepObserver
 
 if TYPE_CHECKING:
     from tensorboardX.event_file_writer import EventsWriter
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 
-class TensorBoardTracker:
+class TensorBoardTracker(StepObserver):
     """Writes each step's metrics, under the same names, if `trainer.logger` names it.
 
     A start first tells TensorBoard to forget the steps that it will do again, as a resume does:
@@ -50,12 +50,7 @@ class TensorBoardTracker:
                 self._give_up(error)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._writer is not None:
             try:
                 self._writer.close()

@@ -13,10 +13,10 @@ import os
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import psutil
@@ -37,74 +37,68 @@ _ROOT = Path(__file__).parents[2]
 _logger = logging.getLogger(__name__)
 
 
-class WandbTracker:
-    """Sends the run's metrics to wandb if `trainer.logger` names it; a context manager.
+@contextmanager
+def wandb_tracking(
+    config: RunConfig, run_folder: Path, resume_from: Path | None = None
+) -> Iterator[None]:
+    """Sends the run's metrics to wandb within the block, if `trainer.logger` names it.
 
     Nothing in it raises, and leaving the block takes `FINISH_TIMEOUT_S` at most; no process of it
     remains. What wandb lacks then is in `metrics.jsonl`, from where `upload_run` sends it.
 
+    Args:
+        config: `trainer.wandb_mode` decides about the network.
+        run_folder: `runs/<run_id>`, with `config.yaml`; wandb's files go to `wandb/` in it.
+        resume_from: the checkpoint that training goes on from, which may know the run's name.
+
     Example:
-        with WandbTracker(config, run.path):
+        with wandb_tracking(config, run.path):
             run.metrics.append(1, {"critic/score/mean": 0.1})
     """
+    process = None
+    if "wandb" in config.trainer.logger:
+        process = _start_tracking(config, run_folder, resume_from)
+    if process is None:
+        yield
+        return
+    relay = threading.Thread(target=_relay, args=(process, run_folder), name="wandb", daemon=True)
+    relay.start()
+    last_word = b""
+    try:
+        yield
+        last_word = FINISHED
+    finally:
+        _end(process, FINISH_TIMEOUT_S, last_word=last_word)
+        relay.join(1.0)
 
-    def __init__(
-        self, config: RunConfig, run_folder: Path, resume_from: Path | None = None
-    ) -> None:
-        """Prepares; nothing starts before the block is entered.
 
-        Args:
-            config: `trainer.wandb_mode` decides about the network.
-            run_folder: `runs/<run_id>`, with `config.yaml`; wandb's files go to `wandb/` in it.
-            resume_from: the checkpoint that training goes on from, which may know the run's name.
-        """
-        self._config = config
-        self._run_folder = run_folder
-        self._resume_from = resume_from
-        self._process: subprocess.Popen[bytes] | None = None
-        self._relay: threading.Thread | None = None
+def _start_tracking(
+    config: RunConfig, run_folder: Path, resume_from: Path | None
+) -> subprocess.Popen[bytes] | None:
+    try:
+        keep_wandb_run_id(run_folder, wandb_run_id(run_folder, resume_from))
+        return _start(run_folder, config.trainer.wandb_mode, FINISH_TIMEOUT_S)
+    except OSError as error:
+        _say_incomplete(run_folder, f"its process could not be started: {error}")
+        return None
 
-    def __enter__(self) -> WandbTracker:
-        if "wandb" in self._config.trainer.logger:
-            try:
-                run_id = wandb_run_id(self._run_folder, self._resume_from)
-                keep_wandb_run_id(self._run_folder, run_id)
-                mode = self._config.trainer.wandb_mode
-                self._process = _start(self._run_folder, mode, FINISH_TIMEOUT_S)
-            except OSError as error:
-                self._say_incomplete(f"its process could not be started: {error}")
-            else:
-                self._relay = threading.Thread(target=self._listen, name="wandb", daemon=True)
-                self._relay.start()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._process is None or self._relay is None:
-            return
-        _end(self._process, FINISH_TIMEOUT_S, last_word=b"" if kind else FINISHED)
-        self._relay.join(1.0)
+def _relay(process: subprocess.Popen[bytes], run_folder: Path) -> None:
+    """The thread: says in the log what the process says, and whether it got through."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        _logger.warning("wandb: %s", redact(line.decode(errors="replace").strip()))
+    if (code := process.wait()) != 0:
+        _say_incomplete(run_folder, f"killed by signal {-code}" if code < 0 else "given up")
 
-    def _listen(self) -> None:
-        """The thread: says in the log what the process says, and whether it got through."""
-        assert self._process is not None
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            _logger.warning("wandb: %s", redact(line.decode(errors="replace").strip()))
-        if (code := self._process.wait()) != 0:
-            self._say_incomplete(f"killed by signal {-code}" if code < 0 else "given up")
 
-    def _say_incomplete(self, why: str) -> None:
-        _logger.warning(
-            "wandb lacks steps of this run (%s): metrics.jsonl has them all, and "
-            "`countdown-train sync run_id=%s` uploads them",
-            redact(why),
-            self._run_folder.name,
-        )
+def _say_incomplete(run_folder: Path, why: str) -> None:
+    _logger.warning(
+        "wandb lacks steps of this run (%s): metrics.jsonl has them all, and "
+        "`countdown-train sync run_id=%s` uploads them",
+        redact(why),
+        run_folder.name,
+    )
 
 
 @dataclass(frozen=True)

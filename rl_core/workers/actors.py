@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import torch
 
     from rl_core.learner.learner import Learner
-    from rl_core.rollout.adaptive_engine import FittingEngine
+    from rl_core.rollout.adaptive_engine import AdaptiveEngine
     from rl_core.rollout.protocol import RolloutEngine
 
 _logger = logging.getLogger(__name__)
@@ -129,15 +129,15 @@ class LearnerActor:
     ) -> tuple[dict[str, float], dict[str, list[float]]]:
         """Returns the metrics of `step` and the rollout log's columns, a number per rollout."""
         from rl_core.batch import collate
-        from rl_core.learner.experience import rollout_columns
+        from rl_core.learner.metrics import rollout_columns
 
         done = self._learner.steps_done
         assert step == done + 1, f"step {step} asked of a learner that has done {done}"
         with out_of_memory_as("prepare"):
-            prepared, metrics = self._learner.prepare(collate(rollouts, PAD_ID))
+            experience, metrics = self._learner.make_experience(collate(rollouts, PAD_ID))
         with out_of_memory_as("update"):
-            metrics |= self._learner.update(prepared)
-        return metrics, rollout_columns(prepared)
+            metrics |= self._learner.update(experience)
+        return metrics, rollout_columns(experience)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Returns all weights, on the CPU, in the type in which the engines compute."""
@@ -172,7 +172,7 @@ class RolloutActor:
 
     def __init__(self, environment: Mapping[str, str], log_file: Path) -> None:
         prepare_process(environment, log_file)
-        self._engine: FittingEngine
+        self._engine: AdaptiveEngine
         self._finished: Iterator[tuple[int, Completion]]
 
     def load(
@@ -184,9 +184,9 @@ class RolloutActor:
     ) -> None:
         """Builds the engine named by `rollout.engine`, from a folder that outlives the run."""
         with out_of_memory_as("load_engine"):
-            from rl_core.rollout.adaptive_engine import FittingEngine
+            from rl_core.rollout.adaptive_engine import AdaptiveEngine
 
-            self._engine = FittingEngine(
+            self._engine = AdaptiveEngine(
                 config, model_path, ENGINES[config.rollout.engine], budgets_file
             )
         _logger.info(

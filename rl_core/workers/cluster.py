@@ -29,7 +29,7 @@ from ray.exceptions import (
 from rl_core.config.run import RunConfig
 from rl_core.errors import RAY, OutOfMemory, WorkerDied, first_line
 from rl_core.resources.placement import LEARNER, engine_name, loading_queues
-from rl_core.resources.token_budgets import BUDGETS_FILE, merge_metrics, tell_of_memory
+from rl_core.resources.token_budgets import BUDGETS_FILE, log_out_of_memory, merge_metrics
 from rl_core.rollout.protocol import in_order
 from rl_core.system.atomic import reading
 from rl_core.system.process_env import apply_defaults, process_environment
@@ -158,11 +158,11 @@ class Workers:
     ) -> list[Completion]:
         """Returns one completion per request of an evaluation, in order, from all engines."""
         completions = in_order(self.stream(requests, sampling, "evaluate"))
-        tell_of_memory(None, self.end_engine_step())
+        log_out_of_memory(None, self.end_engine_step())
         return completions
 
     def end_engine_step(self) -> dict[str, float]:
-        """Returns the engines' metrics of memory since the last call, see `FittingEngine`."""
+        """Returns the engines' metrics of memory since the last call, see `AdaptiveEngine`."""
         return merge_metrics(self._all_engines(e.end_step.remote() for e in self._engines))
 
     def learn(
@@ -322,12 +322,12 @@ def _ray_session(
     On leaving, however that happens, Ray's processes and the folder are gone.
     """
     apply_defaults()
-    with session_folder() as temp_dir, _stopping_signals() as put_back:
+    with session_folder() as temp_dir, _stopping_signals() as restore_handlers:
         try:
             try:
                 ray.init(**_init_options(config, model_path, temp_dir, learner=learner))
             except SystemExit:  # a SIGTERM while Ray starts, caught by Ray's own handler
-                put_back()
+                restore_handlers()
                 signal.raise_signal(signal.SIGTERM)
                 raise
             except Exception as error:
@@ -337,13 +337,13 @@ def _ray_session(
                     raise
                 why = why_not_started(error, temp_dir, log_folder)
                 raise WorkerDied(RAY, f"it did not start ({why})") from error
-            put_back()
+            restore_handlers()
             yield temp_dir
         finally:
-            family = children_that_mention(temp_dir)
+            processes = children_that_mention(temp_dir)
             ray.shutdown()
             # A worker notices a moment later that its raylet is gone; one deep in C++ may not.
-            for process in psutil.wait_procs(family, timeout=_EXIT_TIMEOUT_S)[1]:
+            for process in psutil.wait_procs(processes, timeout=_EXIT_TIMEOUT_S)[1]:
                 process.kill()
 
 

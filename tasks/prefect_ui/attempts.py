@@ -16,7 +16,13 @@ from prefect.context import TaskRunContext
 from rl_core.config.run import RunConfig
 from rl_core.errors import RAY, OutOfMemory, WorkerDied
 from rl_core.resources.memory_plan import ModelShape
-from rl_core.resources.oom_recovery import Changes, in_words, next_rung, rungs_left, with_changes
+from rl_core.resources.oom_recovery import (
+    Changes,
+    in_words,
+    next_recovery_step,
+    recovery_steps_left,
+    with_changes,
+)
 from rl_core.runs.run_folder import Attempt, RunFolder
 from rl_core.system.log_file import Log
 from tasks.prefect_ui.artifacts import create_table_artifact
@@ -40,22 +46,22 @@ def changes_for_retry(config: RunConfig, run: RunFolder, error: BaseException) -
     """
     in_force = settings_in_force(config, run)
     if isinstance(error, OutOfMemory):
-        return next_rung(in_force, error, _shape(run))
+        return next_recovery_step(in_force, error, _shape(run))
     if isinstance(error, WorkerDied) and error.worker != RAY and _died_before(error, run):
         killed = OutOfMemory(error.worker, error.detail)
-        return next_rung(in_force, killed, _shape(run)) or {}
+        return next_recovery_step(in_force, killed, _shape(run)) or {}
     return {}
 
 
 def settings_that_help(config: RunConfig, run: RunFolder, error: OutOfMemory) -> list[str]:
     """Returns, as one would type them, settings of which each makes room where it was missing."""
-    left = rungs_left(settings_in_force(config, run), error, _shape(run))
+    left = recovery_steps_left(settings_in_force(config, run), error, _shape(run))
     return [in_words(changes) for changes in left]
 
 
 @contextmanager
 def telling_of_the_end(config: RunConfig, run: RunFolder) -> Iterator[None]:
-    """Has an out-of-memory error say so where no further rung helps.
+    """Has an out-of-memory error say so where no further recovery step helps.
 
     Raises:
         OutOfMemory: with what was tried.
@@ -66,8 +72,9 @@ def telling_of_the_end(config: RunConfig, run: RunFolder) -> Iterator[None]:
         if changes_for_retry(config, run, error) is not None:
             raise
         tried = [in_words(a.changes) for a in run.read().attempts if a.changes]
-        said = f"tried {', '.join(tried)}" if tried else "none of the ladder is about this phase"
-        raise OutOfMemory(error.phase, f"{error.detail}; no further rung helps: {said}") from error
+        said = f"tried {', '.join(tried)}" if tried else "none is about this phase"
+        detail = f"{error.detail}; no further recovery step helps: {said}"
+        raise OutOfMemory(error.phase, detail) from error
 
 
 def attempt_name(parameters: dict[str, Any]) -> str:

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 from tqdm import tqdm
@@ -84,12 +83,7 @@ class TrainingProgress:
     def __enter__(self) -> TrainingProgress:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.close()
         if self._artifacts is not None:

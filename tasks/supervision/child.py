@@ -23,7 +23,7 @@ hide_cuda_only_packages()
 
 from rl_core.errors import first_line  # noqa: E402  # torch comes with what is called
 from rl_core.system.log_file import RedactingFormatter  # noqa: E402
-from rl_core.system.process_group import FAMILY, dump_stacks_on_request, end_family  # noqa: E402
+from rl_core.system.process_group import PROCESS_GROUP, dump_stacks_on_request, end_process_group  # noqa: E402
 from rl_core.system.signals import LEAVING_S  # noqa: E402
 
 _PROGRESS_INTERVAL_S: Final = 0.5
@@ -123,7 +123,7 @@ def _leave_with_parent(to_parent: socket.socket) -> None:
     assert main_thread is not None
     signal.pthread_kill(main_thread, signal.SIGTERM)
     time.sleep(LEAVING_S)
-    end_family(os.environ[FAMILY])
+    end_process_group(os.environ[PROCESS_GROUP])
     os.kill(os.getpid(), signal.SIGKILL)
 
 

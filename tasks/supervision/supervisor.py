@@ -19,7 +19,13 @@ from typing import Any, Final, TypeVar, cast
 
 from rl_core.errors import Stalled, WorkerDied
 from rl_core.system.log_file import Log
-from rl_core.system.process_group import FAMILY, dump_stacks, end_family, new_family, sweep_sessions
+from rl_core.system.process_group import (
+    PROCESS_GROUP,
+    dump_stacks,
+    end_process_group,
+    new_process_group,
+    sweep_sessions,
+)
 from rl_core.system.signals import GRACE_S, StopSignals
 from tasks.supervision.worker_logs import TRAINER_LOGGER, worker_logs
 
@@ -66,14 +72,14 @@ def call_supervised(
     """
     log_file = log_folder / f"{name}.log"
     log_folder.mkdir(exist_ok=True)
-    family = new_family()
+    group = new_process_group()
     outcome: dict[str, Any] = {}
     with StopSignals(GRACE_S + _SHUTDOWN_S) as stop:
-        ours, child = _start(name, (function, dict(arguments)), family, log_file)
+        ours, child = _start(name, (function, dict(arguments)), group, log_file)
         try:
             with ours, worker_logs(log_folder, logger):
                 messages = _messages(ours, child, stop)
-                for message in _watched(messages, stop, stall_s, family, logger):
+                for message in _watched(messages, stop, stall_s, group, logger):
                     if "step" in message:
                         on_step(*message["step"])
                     elif "log" in message:
@@ -85,7 +91,7 @@ def call_supervised(
         finally:
             child.kill()
             code = child.wait()
-            end_family(family)
+            end_process_group(group)
             sweep_sessions()
         if stop.requested():
             if "done" not in outcome and code not in _STOPPED:
@@ -99,7 +105,7 @@ def call_supervised(
 
 
 def _start(
-    name: str, job: object, family: str, log_file: Path
+    name: str, job: object, group: str, log_file: Path
 ) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """Starts the child; returns the socket that it speaks through, and the process."""
     ours, theirs = socket.socketpair()
@@ -111,7 +117,7 @@ def _start(
             stdout=log,
             stderr=log,
             pass_fds=[theirs.fileno()],
-            env=os.environ | {FAMILY: family},
+            env=os.environ | {PROCESS_GROUP: group},
             start_new_session=True,
         )
     with suppress(OSError):  # it died at once: the end of its messages says so
@@ -161,7 +167,7 @@ def _watched(
     messages: Iterator[dict[str, Any] | None],
     stop: StopSignals,
     stall_s: float,
-    family: str,
+    group: str,
     logger: Log,
 ) -> Iterator[dict[str, Any]]:
     """Yields the messages; raises `Stalled` when they tell of no progress for `stall_s`.
@@ -178,7 +184,7 @@ def _watched(
         elif (silent_s := time.monotonic() - moved_at) > stall_s and not stop.requested():
             detail = f"no progress for {silent_s:.0f} s (watchdog.stall_s={stall_s:g})"
             logger.error("stalled in %s: %s", phase, detail)
-            dump_stacks(family)
+            dump_stacks(group)
             time.sleep(_DUMP_S)
             raise Stalled(phase, f"{detail}; the stacks of its threads end the files in workers/")
 

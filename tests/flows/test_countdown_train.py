@@ -131,7 +131,7 @@ OUT_OF_MEMORY = OutOfMemory("update_actor", "tried to allocate 2.3 GiB")
 @pytest.mark.slow
 @pytest.mark.chaos
 @pytest.mark.usefixtures("prefect_harness")
-def test_each_retry_takes_the_next_rung_and_the_ui_says_which(
+def test_each_retry_takes_the_next_recovery_step_and_the_ui_says_which(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survived: Ledger
 ) -> None:
     attempts = Attempts(OUT_OF_MEMORY, OUT_OF_MEMORY, 300)
@@ -178,7 +178,7 @@ def test_a_ladder_that_is_exhausted_says_what_was_tried(
     tried = "checkpoints.in_background=false"
     assert training.changes() == ["", tried]
     assert str(caught.value) == (
-        f"out of memory in save: 16 GiB; no further rung helps: tried {tried}"
+        f"out of memory in save: 16 GiB; no further recovery step helps: tried {tried}"
     )
     assert len(attempts.settings) == 2
     assert training.task_run_name() == f"train attempt 2: {tried}, from step 100"
@@ -186,7 +186,7 @@ def test_a_ladder_that_is_exhausted_says_what_was_tried(
     assert record.reason == f"OutOfMemory: {caught.value}"
     assert record.next_step is not None
     page = training.artifact("last-words")
-    assert "no further rung helps" in page
+    assert "no further recovery step helps" in page
     assert record.next_step.split(",")[0] in page
     survived("OOM", "an exhausted ladder", rows_lost=2 - len(training.run.metrics.read()))
 

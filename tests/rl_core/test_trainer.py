@@ -12,14 +12,14 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-from rl_core import trainer as trainer_module
 from rl_core.checkpoints.background_save import BackgroundSave
 from rl_core.checkpoints.store import latest, list_checkpoints
 from rl_core.config.run import RunConfig
 from rl_core.data.prompts import encode_prompt, load_tokenizer
 from rl_core.rewards.scoring import start_rewards
 from rl_core.runs.run_folder import RunFolder
-from rl_core.trainer import TrainInputs, train
+from rl_core.tracking.observers import FreeDisk, StepObserver
+from rl_core.trainer import Trainer, TrainInputs
 from rl_core.types import Problem, PromptedProblem, SnapshotBytes
 from rl_core.workers.cluster import Workers
 
@@ -91,6 +91,24 @@ class Watched:
         self.write(partial(self.workers.write_snapshot, model_alone=model_alone), folder)
 
 
+@dataclass
+class Stopper(StepObserver):
+    """Hears of the steps, and stops after one of them."""
+
+    after: int | None = None
+    heard: Callable[[int], None] = lambda step: None
+
+    def __post_init__(self) -> None:
+        self.done: list[int] = []
+
+    def wants_stop(self) -> bool:
+        return self.after is not None and self.done[-1] + 1 >= self.after
+
+    def on_step(self, step: int, last_step: int, metrics: dict[str, float]) -> None:
+        self.done.append(step)
+        self.heard(step)
+
+
 def train_until(
     config: RunConfig,
     model_path: Path,
@@ -103,29 +121,15 @@ def train_until(
     checkpoint = latest(run.path)
     start_step = checkpoint.step if checkpoint else 0
     run.cut_after(start_step)
-    done: list[int] = []
     resume_from = checkpoint.path if checkpoint else None
     with (
         start_rewards(config.env) as rewards,
         Workers.start(config, model_path, resume_from=resume_from) as workers,
         BackgroundSave(config.checkpoints, run.path, Watched(workers, write)) as saves,
     ):
-
-        def tell(step: int, last_step: int, metrics: dict[str, float]) -> None:
-            done.append(step)
-            on_step(step)
-
-        last = train(
-            config,
-            inputs(model_path),
-            workers=workers,
-            rewards=rewards,
-            run=run,
-            saves=saves,
-            start_step=start_step,
-            on_step=tell,
-            should_stop=lambda: stop_after is not None and done[-1] + 1 >= stop_after,
-        )
+        observers = [FreeDisk(run), Stopper(stop_after, on_step)]
+        trainer = Trainer(config, inputs(model_path), workers, rewards, run, saves, observers)
+        last = trainer.train(start_step)
     assert last == (stop_after or config.trainer.total_steps)
     return run
 
@@ -206,11 +210,11 @@ def test_tests_during_training_use_the_running_engine_and_choose_the_best(
     trainer = config.trainer.model_copy(update={"save_freq": 1, "test_freq": 1})
     config = config.model_copy(update={"trainer": trainer})
     accuracies, seen, alive = {0: 0.1, 1: 0.3, 2: 0.7, 3: 0.7, 4: 0.2}, [], []
-    test_greedily = trainer_module.test_greedily
+    test_greedily = Trainer.test_greedily
 
-    def tested(*arguments):
+    def tested(self, step):
         before = worker_classes()
-        metrics = test_greedily(*arguments)
+        metrics = test_greedily(self, step)
         alive.append((before, worker_classes()))
         assert set(metrics) == {
             *("val/accuracy", "val/score", "val/response_length/mean"),
@@ -219,7 +223,7 @@ def test_tests_during_training_use_the_running_engine_and_choose_the_best(
         assert metrics["val/test_score/countdown"] == metrics["val/score"]
         return metrics | {"val/accuracy": accuracies[len(alive) - 1]}
 
-    monkeypatch.setattr(trainer_module, "test_greedily", tested)
+    monkeypatch.setattr(Trainer, "test_greedily", tested)
     run = train_until(config, tiny_model_path, on_step=seen.append)
     assert seen == [0, 1, 2, 3, 4]
     assert alive == [(["LearnerActor", "RolloutActor"],) * 2] * 5

@@ -13,12 +13,13 @@ from safetensors.torch import load_file
 from rl_core.batch import collate
 from rl_core.checkpoints.background_save import BackgroundSave
 from rl_core.config.run import RunConfig
-from rl_core.learner.experience import rollout_columns
 from rl_core.learner.learner import Learner
+from rl_core.learner.metrics import rollout_columns
 from rl_core.rewards.scoring import start_rewards
-from rl_core.rollout.adaptive_engine import FittingEngine
+from rl_core.rollout.adaptive_engine import AdaptiveEngine
 from rl_core.runs.run_folder import RunFolder
-from rl_core.trainer import train
+from rl_core.tracking.observers import OutOfMemoryLog
+from rl_core.trainer import Trainer
 from rl_core.types import Completion, GenerationRequest, Rollout, SamplingSettings
 from rl_core.workers.actors import ENGINES, PAD_ID
 from tests.rl_core.test_trainer import comparable, inputs, rollouts, settings
@@ -35,7 +36,7 @@ class LocalWorkers:
         self, config: RunConfig, model_path: Path, resume_from: Path | None = None
     ) -> None:
         self.learner = Learner(config, model_path, resume_from)
-        self.engine = FittingEngine(config, resume_from or model_path, ENGINES["hf"], None)
+        self.engine = AdaptiveEngine(config, resume_from or model_path, ENGINES["hf"], None)
         self.failing_calls: dict[int, int] = {}
         """Of which stream, counted from 0, which MLP of the engine runs out of memory."""
         self._streams = itertools.count()
@@ -56,8 +57,8 @@ class LocalWorkers:
     def learn(
         self, rollouts: Sequence[Rollout], step: int
     ) -> tuple[Mapping[str, float], dict[str, list[float]]]:
-        prepared, metrics = self.learner.prepare(collate(rollouts, PAD_ID))
-        return metrics | self.learner.update(prepared), rollout_columns(prepared)
+        experience, metrics = self.learner.make_experience(collate(rollouts, PAD_ID))
+        return metrics | self.learner.update(experience), rollout_columns(experience)
 
     def sync_weights(self) -> None:
         self.engine.update_weights(self.learner.weights())
@@ -65,22 +66,19 @@ class LocalWorkers:
 
 def train_locally(workers: LocalWorkers, config: RunConfig, model_path: Path) -> RunFolder:
     run = RunFolder.create(config)
-    done: list[int] = []
     with (
         BackgroundSave(config.checkpoints, run.path, workers) as saves,
         start_rewards(config.env) as rewards,
     ):
-        last = train(
+        last = Trainer(
             config,
             inputs(model_path),
-            workers=workers,  # type: ignore[arg-type]  # stands in for Ray's
-            run=run,
-            saves=saves,
-            rewards=rewards,
-            start_step=0,
-            on_step=lambda step, last, metrics: done.append(step),
-            should_stop=lambda: False,
-        )
+            workers,  # type: ignore[arg-type]  # stands in for Ray's
+            rewards,
+            run,
+            saves,
+            [OutOfMemoryLog()],
+        ).train(start_step=0)
     assert last == config.trainer.total_steps
     return run
 

@@ -8,7 +8,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from rl_core.learner.experience import Prepared
+from rl_core.learner.experience import Experience
 from rl_core.learner.learner import Learner
 
 COSTS = ("timing_s/", "memory/", "mfu/")
@@ -20,8 +20,8 @@ def without_timings(metrics: dict[str, float]) -> dict[str, float]:
 
 def all_weights(learner: Learner) -> dict[str, Tensor]:
     weights = {f"actor.{name}": x.clone() for name, x in learner.weights().items()}
-    if learner._critic is not None:
-        weights |= {f"critic.{k}": x.clone() for k, x in learner._critic.state_dict().items()}
+    if learner.models.critic is not None:
+        weights |= {f"critic.{k}": x.clone() for k, x in learner.models.critic.state_dict().items()}
     return weights
 
 
@@ -38,11 +38,11 @@ def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], atol: f
         )
 
 
-def slow_actor_gradient(folder: Path, prepared: Prepared, rows: list[int]) -> Tensor:
+def slow_actor_gradient(folder: Path, experience: Experience, rows: list[int]) -> Tensor:
     """The whole actor loss of some rows (token mean), one row and one token at a time."""
     actor = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    batch = prepared.batch
-    assert prepared.ref_logprobs is not None
+    batch = experience.batch
+    assert experience.ref_logprobs is not None
     num_tokens = int(batch.response_lengths[rows].sum())
     loss = torch.zeros(())
     for row in rows:
@@ -52,30 +52,30 @@ def slow_actor_gradient(folder: Path, prepared: Prepared, rows: list[int]) -> Te
         for t, position in enumerate(range(start, end)):
             predicted = full[position - 1]
             logprob = predicted[ids[position]]
-            ratio = (logprob - prepared.old_logprobs[row, t]).exp()
-            advantage = prepared.advantages[row, t]
+            ratio = (logprob - experience.old_logprobs[row, t]).exp()
+            advantage = experience.advantages[row, t]
             surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
-            gap = logprob - prepared.ref_logprobs[row, t]
+            gap = logprob - experience.ref_logprobs[row, t]
             entropy = -(predicted.exp() * predicted).sum()
-            engine_gap = prepared.old_logprobs[row, t] - batch.rollout_logprobs[row, t]
+            engine_gap = experience.old_logprobs[row, t] - batch.rollout_logprobs[row, t]
             loss = loss - surrogate * engine_gap.exp().clamp(max=2.0)
             loss = loss + 0.1 * ((-gap).exp() - 1 + gap) - 0.05 * entropy
     (loss / num_tokens).backward()
     return torch.cat([p.grad.flatten() for p in actor.parameters()])
 
 
-def slow_critic_gradient(learner: Learner, prepared: Prepared, rows: list[int]) -> Tensor:
+def slow_critic_gradient(learner: Learner, experience: Experience, rows: list[int]) -> Tensor:
     """The value loss of some rows, one row at a time."""
-    critic, batch = learner._critic, prepared.batch
+    critic, batch = learner.models.critic, experience.batch
     assert critic is not None
-    assert prepared.values is not None
-    assert prepared.returns is not None
+    assert experience.values is not None
+    assert experience.returns is not None
     critic.zero_grad()
     for row in rows:
         start, end = int(batch.prompt_lengths[row]), int(batch.lengths[row])
         states = critic.backbone(batch.input_ids[row : row + 1, :end]).last_hidden_state[0]
         values = critic.head(states[start - 1 : end - 1]).squeeze(-1)
-        old, target = (x[row, : len(values)] for x in (prepared.values, prepared.returns))
+        old, target = (x[row, : len(values)] for x in (experience.values, experience.returns))
         kept = torch.maximum(torch.minimum(values, old + 0.5), old - 0.5)
         worse = torch.maximum((values - target).square(), (kept - target).square())
         (worse.sum() / 2 / int(batch.response_lengths[rows].sum())).backward()

@@ -18,13 +18,13 @@ MESSAGE = "CUDA out of memory. Tried to allocate 4.64 GiB. GPU 0 has a total cap
 
 def last_layer(learner: Learner, phase: str) -> nn.Module:
     if phase == "ref":
-        assert learner._reference is not None
-        backbone = learner._reference.get_decoder()
+        assert learner.models.reference is not None
+        backbone = learner.models.reference.get_decoder()
     elif phase in ("values", "update_critic"):
-        assert learner._critic is not None
-        backbone = learner._critic.backbone
+        assert learner.models.critic is not None
+        backbone = learner.models.critic.backbone
     else:
-        backbone = learner._actor.get_decoder()
+        backbone = learner.models.actor.get_decoder()
     layer = backbone.layers[-1]
     assert isinstance(layer, nn.Module)
     return layer

@@ -124,7 +124,7 @@ def test_a_disk_full_at_any_byte_of_a_save(disk: Path, trained: Trained, survive
             check_resume(disk, trained, 4 if outcomes[-1] == [True] else 2)
         for path in (disk / "checkpoints").glob("step_000004"):
             model = transformers.AutoModelForCausalLM.from_pretrained(path)
-            assert torch.equal(model.lm_head.weight, trained.learner._actor.lm_head.weight)
+            assert torch.equal(model.lm_head.weight, trained.learner.models.actor.lm_head.weight)
             remove(path)
     assert [key for key, _ in itertools.groupby(outcomes)] == [[], [False], [True]]
     survived("ENOSPC", "any byte of a save", rows_lost=good_lost)

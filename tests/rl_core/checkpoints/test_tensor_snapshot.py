@@ -9,7 +9,7 @@ import torch
 from rl_core.checkpoints.tensor_snapshot import SnapshotMemory
 from rl_core.config.run import RunConfig
 from rl_core.learner.learner import Learner
-from rl_core.models.models import load_actor
+from rl_core.models.loading import load_actor
 from rl_core.system.threads import MicroBatchThreads
 
 if TYPE_CHECKING:

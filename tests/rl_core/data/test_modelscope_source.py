@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rl_core.data.prompts import load_tokenizer, resolve_model
-from rl_core.models.models import load_actor
+from rl_core.models.loading import load_actor
 from tests.support.modelscope_server import ModelScope, modelscope_server
 
 NAME = "modelscope:someone/tiny"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rl_core.batch import TrainBatch
 from rl_core.config.run import RunConfig
-from rl_core.learner.experience import Prepared
+from rl_core.learner.experience import Experience
 from rl_core.learner.learner import STATE_FOLDER, Learner
 from rl_core.learner.state import read_state
 from tests.support.learners import slow_actor_gradient, slow_critic_gradient
@@ -22,19 +22,17 @@ MakeSettings = Callable[..., RunConfig]
 
 def gradient(learner: Learner, batch: TrainBatch, which: str) -> Tensor:
     """The gradient of one mini-batch holding the whole batch, flattened, in float64."""
-    return accumulated(learner, learner.prepare(batch)[0], which)
+    return accumulated(learner, learner.make_experience(batch)[0], which)
 
 
-def accumulated(learner: Learner, prepared: Prepared, which: str) -> Tensor:
-    loss = learner._actor_loss if which == "actor" else learner._critic_loss
-    model = learner._actor if which == "actor" else learner._critic
+def accumulated(learner: Learner, experience: Experience, which: str) -> Tensor:
+    model = learner.models.actor if which == "actor" else learner.models.critic
     assert model is not None
-    optimized = learner._optimized["actor"] if which == "actor" else learner._optimized["critic"]
     model.zero_grad()
-    learner._fitting(
+    learner.microbatching.run(
         "update",
-        prepared.batch,
-        lambda parts: learner._accumulate(prepared, parts, optimized.parameters, loss),
+        experience.batch,
+        lambda parts: learner.updater.accumulate([which], experience, parts, kl_coef=0.1),
     )
     return torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
 
@@ -81,14 +79,14 @@ def test_responses_cut_off_teach_nothing_where_they_are_masked(
     batch = make_batch()
     batch.truncated[[1, 4, 5]] = True
     learner = Learner(config, tiny_model_path)
-    prepared, _ = learner.prepare(batch)
-    whole = accumulated(learner, prepared, which)
-    others = accumulated(learner, prepared.select(torch.tensor([0, 2, 3, 6, 7])), which)
+    experience, _ = learner.make_experience(batch)
+    whole = accumulated(learner, experience, which)
+    others = accumulated(learner, experience.select(torch.tensor([0, 2, 3, 6, 7])), which)
     assert whole.norm() > 1e-3
     assert (whole - others).norm() / whole.norm() < 1e-6
     batch.truncated[:] = True
-    prepared, _ = learner.prepare(batch)
-    assert accumulated(learner, prepared, which).norm() == 0.0
+    experience, _ = learner.make_experience(batch)
+    assert accumulated(learner, experience, which).norm() == 0.0
 
 
 def test_each_mini_batch_moves_along_the_gradient_of_its_own_loss(
@@ -101,18 +99,20 @@ def test_each_mini_batch_moves_along_the_gradient_of_its_own_loss(
         algorithm={"kl_mode": "loss", "kl_estimator": "k3", "kl_coef": 0.1},
     )
     learner = Learner(config, tiny_model_path)
-    prepared, _ = learner.prepare(make_batch())
+    experience, _ = learner.make_experience(make_batch())
     # As after some updates: ratios near 1 and beyond the clip, a reference and a gap of their own.
-    mask, generator = prepared.batch.response_mask, torch.Generator().manual_seed(0)
+    mask, generator = experience.batch.response_mask, torch.Generator().manual_seed(0)
     old, ref, gap = torch.randn((3, *mask.shape), generator=generator) * 0.2
-    prepared.old_logprobs.add_(torch.where(mask, old, 0.0))
-    assert prepared.ref_logprobs is not None
-    prepared.ref_logprobs.add_(torch.where(mask, ref, 0.0))
-    prepared.batch.rollout_logprobs.copy_(torch.where(mask, prepared.old_logprobs + 3 * gap, 0.0))
+    experience.old_logprobs.add_(torch.where(mask, old, 0.0))
+    assert experience.ref_logprobs is not None
+    experience.ref_logprobs.add_(torch.where(mask, ref, 0.0))
+    experience.batch.rollout_logprobs.copy_(
+        torch.where(mask, experience.old_logprobs + 3 * gap, 0.0)
+    )
     halves = [[0, 1, 2, 3], [4, 5, 6, 7]]
-    actor = [slow_actor_gradient(tiny_model_path, prepared, rows) for rows in halves]
-    critic = [slow_critic_gradient(learner, prepared, rows) for rows in halves]
-    metrics = learner.update(prepared)
+    actor = [slow_actor_gradient(tiny_model_path, experience, rows) for rows in halves]
+    critic = [slow_critic_gradient(learner, experience, rows) for rows in halves]
+    metrics = learner.update(experience)
     for name, gradients in (("actor", actor), ("critic", critic)):
         norms = [gradient.norm().item() for gradient in gradients]
         assert abs(norms[0] - norms[1]) > 1e-3
@@ -120,7 +120,7 @@ def test_each_mini_batch_moves_along_the_gradient_of_its_own_loss(
     # Norms could agree by accident: the first moments, a tenth of the last gradient, could not.
     learner.save(tmp_path)
     moments = read_state(tmp_path / STATE_FOLDER)[0]
-    names = [name for name, _ in learner._actor.named_parameters()]
+    names = [name for name, _ in learner.models.actor.named_parameters()]
     # Two steps leave 0.1 g2 + 0.09 g1, each clipped to norm 1.
     clipped = [gradient / max(gradient.norm().item(), 1.0) for gradient in actor]
     torch.testing.assert_close(

@@ -16,7 +16,7 @@ from rl_core.config.run import RunConfig
 from rl_core.learner.experience import assemble
 from rl_core.learner.learner import STATE_FOLDER, Learner
 from rl_core.learner.state import read_state
-from rl_core.models.models import response_logprobs
+from rl_core.models.forward import forward_pass
 from rl_core.types import Rollout
 from tests.support.learners import all_weights, assert_bitwise_equal, without_timings
 
@@ -112,9 +112,9 @@ def test_the_engines_log_probs_serve_a_penalty_that_is_wanted_before_the_only_up
         batch = make_batch()
         with torch.no_grad():
             batch.rollout_logprobs.copy_(
-                response_logprobs(
-                    learner._actor, batch, temperature=1.0, compute_dtype=torch.float32
-                )
+                forward_pass(
+                    batch, actor=learner.models.actor, compute_dtype=torch.float32
+                ).logprobs
             )
         if is_recomputed:
             monkeypatch.setattr(Learner, "_next_update_is_on_policy", lambda self: False)
@@ -208,8 +208,8 @@ def test_without_gae_there_is_no_critic_and_without_kl_no_reference(
     config = settings(algorithm={"estimator": "grpo", "group_size": 2, "kl_mode": "none"})
     learner = Learner(config, tiny_model_path)
     metrics, _ = learner.learn(make_batch(group_size=2))
-    assert learner._critic is None
-    assert learner._reference is None
+    assert learner.models.critic is None
+    assert learner.models.reference is None
     assert "group/zero_spread_frac" in metrics
     absent = {"critic/kl", "critic/vf_loss", "critic/values/mean", "timing_s/ref"}
     assert not absent & set(metrics)
@@ -262,19 +262,19 @@ def test_positive_advantages_raise_the_log_prob_and_negative_ones_lower_it(
 ) -> None:
     learner = Learner(settings(actor={"mini_batch_size": 8}), tiny_model_path)
     batch = make_batch()
-    prepared, _ = learner.prepare(batch)
+    experience, _ = learner.make_experience(batch)
     signs = torch.tensor([1.0, -1.0] * 4).unsqueeze(-1)
-    prepared.advantages.copy_(torch.where(batch.response_mask, signs, 0.0))
+    experience.advantages.copy_(torch.where(batch.response_mask, signs, 0.0))
 
     def sums() -> Tensor:
         with torch.no_grad():
-            logprobs = response_logprobs(
-                learner._actor, batch, temperature=1.0, compute_dtype=torch.float32
-            )
+            logprobs = forward_pass(
+                batch, actor=learner.models.actor, compute_dtype=torch.float32
+            ).logprobs
         return masked_sum(logprobs, batch.response_mask, dim=-1)
 
     before = sums()
-    learner.update(prepared)
+    learner.update(experience)
     change = (sums() - before) * signs.squeeze(-1)
     assert (change > 0).all()
 
@@ -284,16 +284,16 @@ def test_prepare_changes_nothing_and_agrees_with_the_formulas(
 ) -> None:
     learner = Learner(settings(), tiny_model_path)
     batch, before = make_batch(), all_weights(learner)
-    prepared, metrics = learner.prepare(batch)
-    again, metrics_again = learner.prepare(batch)
+    experience, metrics = learner.make_experience(batch)
+    again, metrics_again = learner.make_experience(batch)
     assert without_timings(metrics) == without_timings(metrics_again)
     assert_bitwise_equal(before, all_weights(learner))
     # Micro-batches sort by length: each result must be back in its own row.
     for row in range(len(batch)):
-        alone, _ = learner.prepare(batch.select(torch.tensor([row])))
+        alone, _ = learner.make_experience(batch.select(torch.tensor([row])))
         length = int(batch.response_lengths[row])
         torch.testing.assert_close(
-            prepared.old_logprobs[row, :length], alone.old_logprobs[0], atol=1e-5, rtol=1e-5
+            experience.old_logprobs[row, :length], alone.old_logprobs[0], atol=1e-5, rtol=1e-5
         )
     expected = assemble(
         batch,
@@ -303,7 +303,7 @@ def test_prepare_changes_nothing_and_agrees_with_the_formulas(
         algorithm=settings().algorithm,
         kl_coef=0.05,
     )
-    assert torch.equal(expected.advantages, prepared.advantages)
+    assert torch.equal(expected.advantages, experience.advantages)
 
 
 def test_bfloat16_trains_float32_weights(
@@ -330,8 +330,8 @@ def test_gradient_checkpointing_of_actor_and_critic_changes_no_bit(
         learner = Learner(config, tiny_model_path)
         learner.learn(make_batch())
         weights.append(all_weights(learner))
-        assert learner._critic is not None
-        for model in (learner._actor, learner._critic):
+        assert learner.models.critic is not None
+        for model in (learner.models.actor, learner.models.critic):
             layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
             assert {m.training and m.gradient_checkpointing for m in layers} == {checkpointed}
     assert_bitwise_equal(*weights)
@@ -361,7 +361,7 @@ def test_a_bandit_is_learned(
 
     def distribution() -> Tensor:
         with torch.no_grad():
-            return learner._actor(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+            return learner.models.actor(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
 
     before = distribution()[lucky].exp().item()
     assert before < 0.05

@@ -37,7 +37,7 @@ batch = TrainBatch(
     torch.arange(rows) // 2, full(True), full(False),
 )
 learner = Learner(config, model)
-learner.prepare(batch)  # what a first pass keeps, and does not give back
+learner.make_experience(batch)  # what a first pass keeps, and does not give back
 free_mib, hard = int(sys.argv[4]), resource.getrlimit(resource.RLIMIT_AS)[1]
 if free_mib:
     status = Path("/proc/self/status").read_text()

@@ -22,7 +22,7 @@ from rl_core.batch import TrainBatch, micro_batches, padded_tokens
 from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
 from rl_core.learner.learner import Learner
-from rl_core.learner.microbatching import Fitting, memory_place
+from rl_core.learner.microbatching import Microbatching, memory_place
 from rl_core.resources.token_budgets import BUDGETS_FILE
 from rl_core.system.threads import MicroBatchThreads
 from tests.support.chaos import Ledger
@@ -94,19 +94,20 @@ def make_learner(
     config: RunConfig, folder: Path, budgets: dict[str, dict[str, Any]] | None = None
 ) -> Learner:
     learner = Learner(config, folder)
-    learner._fitting._budgets.restore(budgets or {})
+    learner.microbatching.restore(learner.microbatching.state() | {"learned": budgets or {}})
     return learner
 
 
 def learned_budgets(learner: Learner) -> dict[str, dict[str, Any]]:
-    return learner._fitting._budgets.learned()
+    learned: dict[str, dict[str, Any]] = learner.microbatching.state()["learned"]
+    return learned
 
 
 def state_of(learner: Learner) -> dict[str, Tensor]:
     """Weights, moments and random state."""
     state = all_weights(learner) | {"rng": torch.get_rng_state()}
-    for name, optimized in learner._optimized.items():
-        state |= {k: x.clone() for k, x in optimized.state_tensors(f"moments.{name}").items()}
+    for name, optimizer in learner.optimizers.items():
+        state |= {k: x.clone() for k, x in optimizer.state_tensors(f"moments.{name}").items()}
     return state
 
 
@@ -224,7 +225,7 @@ def test_moments_that_do_not_fit_at_once_are_made_in_the_next_attempt(
     """With one trunk, when the actor's moments were there and half of the head's."""
     config = settings(critic={"share_trunk": True})
     learner, zeros_like = make_learner(config, tiny_model_path), torch.zeros_like
-    num_moments = 2 * len(learner._optimized["actor"].parameters)
+    num_moments = 2 * len(learner.optimizers["actor"].parameters)
     calls = itertools.count()
 
     def fail_once(tensor: Tensor, **options: Any) -> Tensor:
@@ -256,7 +257,7 @@ def test_weights_move_without_any_memory_and_never_twice(
                 seen.append(str(func))
             return func(*args, **(kwargs or {}))
 
-    optimizer = learner._optimized["critic"]._optimizer
+    optimizer = learner.optimizers["critic"]._optimizer
     step, calls = optimizer.step, itertools.count()
 
     def recorded() -> None:
@@ -283,9 +284,9 @@ def test_the_next_attempt_begins_when_all_of_the_last_is_free(
     tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings, num_threads: int
 ) -> None:
     batch, threads = make_batch(1), MicroBatchThreads(num_threads)
-    model = Learner(settings(), tiny_model_path)._actor
+    model = Learner(settings(), tiny_model_path).models.actor
     device = torch.device("cpu")
-    fitting = Fitting(settings(), model, device, share_prompts=True, file=None)
+    microbatching = Microbatching(settings(), model, device, file=None)
     alive: list[weakref.ref[Tensor]] = []
     gc.disable()
 
@@ -307,7 +308,7 @@ def test_the_next_attempt_begins_when_all_of_the_last_is_free(
 
     try:
         with pytest.raises(OutOfMemory):
-            fitting("update_actor", batch, attempt)
+            microbatching.run("update_actor", batch, attempt)
     finally:
         gc.enable()
     assert len(alive) >= 4
@@ -323,7 +324,7 @@ def test_other_errors_pass(
         raise RuntimeError("shapes do not match")
 
     with pytest.raises(RuntimeError, match="shapes do not match"):
-        learner._fitting("ref", make_batch(), attempt)
+        learner.microbatching.run("ref", make_batch(), attempt)
     assert next(calls) == 1
 
 
@@ -397,4 +398,4 @@ def test_a_spoilt_file_is_ignored_with_a_warning_and_replaced(
     with out_of_memory(learner, "ref", {0}):
         learner.learn(make_batch(1))
     (place,) = json.loads(file.read_text())
-    assert place == memory_place(settings(), learner._actor, torch.device("cpu"))
+    assert place == memory_place(settings(), learner.models.actor, torch.device("cpu"))

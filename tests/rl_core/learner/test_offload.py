@@ -14,7 +14,7 @@ from rl_core.batch import TrainBatch
 from rl_core.config.run import RunConfig
 from rl_core.learner import learner as learner_module
 from rl_core.learner.learner import Learner
-from rl_core.learner.offload import brought, resting_place
+from rl_core.learner.offload import offload_device, on_device
 from tests.support.learners import all_weights, assert_bitwise_equal, without_timings
 from tests.support.memory_faults import out_of_memory
 
@@ -24,19 +24,19 @@ ELSEWHERE = torch.device("cpu", 0)
 
 def test_only_a_card_is_relieved() -> None:
     config = RunConfig.model_validate({"resources": {"offload": True}})
-    assert resting_place(config, torch.device("cuda")) == torch.device("cpu")
-    assert resting_place(config, torch.device("cpu")) is None
-    assert resting_place(RunConfig(), torch.device("cuda")) is None
+    assert offload_device(config, torch.device("cuda")) == torch.device("cpu")
+    assert offload_device(config, torch.device("cpu")) is None
+    assert offload_device(RunConfig(), torch.device("cuda")) is None
 
 
 def test_a_model_is_brought_and_put_back_whatever_happens() -> None:
     model, resting = nn.Linear(2, 2), torch.device("meta")
-    with suppress(MemoryError), brought(model, torch.device("cpu"), resting):
+    with suppress(MemoryError), on_device(model, torch.device("cpu"), resting):
         assert model.weight.device.type == "cpu"
         raise MemoryError
     assert model.weight.device.type == "meta"
     model = nn.Linear(2, 2)
-    with brought(model, torch.device("cpu"), None):
+    with on_device(model, torch.device("cpu"), None):
         pass
     assert model.weight.device.type == "cpu"
 
@@ -62,7 +62,7 @@ def test_a_learner_that_offloads_learns_the_same_bits(
     config = settings(**sections)
     results = []
     for place in (None, ELSEWHERE):
-        monkeypatch.setattr(learner_module, "resting_place", lambda *_, place=place: place)
+        monkeypatch.setattr(learner_module, "offload_device", lambda *_, place=place: place)
         learner = Learner(config, tiny_model_path)
         metrics = [without_timings(learner.learn(make_batch(0))[0])]
         with out_of_memory(learner, "update_actor", {1}, backward=True) as failed:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_core.config.run import LrSchedule
-from rl_core.learner.optimizer import Optimized
+from rl_core.learner.optimizer import ModelOptimizer
 
 
 def make(
@@ -18,12 +18,12 @@ def make(
     num_steps: int = 100,
     grad_clip: float = 100.0,
     weight_decay: float = 0.0,
-    rests_on: torch.device | None = None,
-) -> tuple[nn.Linear, Optimized]:
+    offload_to: torch.device | None = None,
+) -> tuple[nn.Linear, ModelOptimizer]:
     model = nn.Linear(2, 1, bias=False)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[1.0, -2.0]]))
-    optimized = Optimized(
+    optimizer = ModelOptimizer(
         model,
         lr=lr,
         schedule=schedule,
@@ -31,48 +31,48 @@ def make(
         num_steps=num_steps,
         weight_decay=weight_decay,
         grad_clip=grad_clip,
-        rests_on=rests_on,
+        offload_to=offload_to,
     )
-    return model, optimized
+    return model, optimizer
 
 
 def set_grad(model: nn.Linear, values: list[float]) -> None:
     model.weight.grad = torch.tensor([values])
 
 
-def update(optimized: Optimized) -> Tensor:
-    norm = optimized.clip()
-    optimized.move(norm)
+def update(optimizer: ModelOptimizer) -> Tensor:
+    norm = optimizer.clip()
+    optimizer.step(norm)
     return norm
 
 
 def test_first_update_by_hand() -> None:
     # AdamW's first step moves each weight by lr against the gradient's sign, after decay lr * wd.
-    model, optimized = make(weight_decay=0.5)
+    model, optimizer = make(weight_decay=0.5)
     set_grad(model, [3.0, -4.0])
-    assert update(optimized).item() == pytest.approx(5.0)
+    assert update(optimizer).item() == pytest.approx(5.0)
     expected = [1.0 * 0.95 - 0.1, -2.0 * 0.95 + 0.1]
     assert model.weight[0].tolist() == pytest.approx(expected)
     assert model.weight.grad is None
 
 
 def test_the_gradient_is_clipped_and_its_norm_before_that_returned() -> None:
-    model, optimized = make(grad_clip=1.0)
+    model, optimizer = make(grad_clip=1.0)
     set_grad(model, [3.0, -4.0])
-    assert update(optimized).item() == pytest.approx(5.0)
-    moments = optimized.state_tensors("x")["x.weight.exp_avg"]
+    assert update(optimizer).item() == pytest.approx(5.0)
+    moments = optimizer.state_tensors("x")["x.weight.exp_avg"]
     assert moments[0].tolist() == pytest.approx([0.06, -0.08])  # (1 - beta1) of the unit vector
 
 
 def test_a_gradient_that_is_not_finite_is_thrown_away() -> None:
-    model, optimized = make()
+    model, optimizer = make()
     before = model.weight.detach().clone()
     set_grad(model, [float("inf"), 1.0])
-    assert not torch.isfinite(update(optimized))
+    assert not torch.isfinite(update(optimizer))
     assert torch.equal(model.weight, before)
     assert model.weight.grad is None
     set_grad(model, [1.0, 1.0])
-    update(optimized)
+    update(optimizer)
     assert torch.isfinite(model.weight).all()
     assert not torch.equal(model.weight, before)
 
@@ -89,70 +89,70 @@ def test_a_gradient_that_is_not_finite_is_thrown_away() -> None:
 def test_after_a_linear_warm_up_the_rate_falls_to_0_at_the_end(
     schedule: LrSchedule, expected: list[float]
 ) -> None:
-    model, optimized = make(lr=0.8, schedule=schedule, warmup_steps=2, num_steps=6)
+    model, optimizer = make(lr=0.8, schedule=schedule, warmup_steps=2, num_steps=6)
     rates = []
     for _ in expected:
-        rates.append(optimized.lr)
+        rates.append(optimizer.lr)
         set_grad(model, [1.0, 1.0])
-        update(optimized)
-        optimized.end_step()
+        update(optimizer)
+        optimizer.end_step()
     assert rates == pytest.approx(expected, abs=1e-12)
-    assert optimized.lr == pytest.approx(expected[-1])
+    assert optimizer.lr == pytest.approx(expected[-1])
     assert make(lr=0.8, schedule=schedule)[1].lr == 0.8
 
 
 def test_a_restored_optimizer_continues_bit_for_bit() -> None:
-    def advance(model: nn.Linear, optimized: Optimized, first: int) -> None:
+    def advance(model: nn.Linear, optimizer: ModelOptimizer, first: int) -> None:
         for step in range(first, first + 3):
             set_grad(model, [1.0 / (step + 1), step - 2.5])
-            update(optimized)
-            optimized.end_step()
+            update(optimizer)
+            optimizer.end_step()
 
-    model, optimized = make(schedule="cosine", warmup_steps=4, num_steps=8)
-    advance(model, optimized, 0)
-    tensors = {name: x.clone() for name, x in optimized.state_tensors("actor").items()}
-    schedule = json.loads(json.dumps(optimized.schedule_state()))
+    model, optimizer = make(schedule="cosine", warmup_steps=4, num_steps=8)
+    advance(model, optimizer, 0)
+    tensors = {name: x.clone() for name, x in optimizer.state_tensors("actor").items()}
+    schedule = json.loads(json.dumps(optimizer.schedule_state()))
     resumed_model, resumed = make(schedule="cosine", warmup_steps=4, num_steps=8)
     with torch.no_grad():
         resumed_model.weight.copy_(model.weight)
     resumed.restore("actor", tensors, schedule)
-    assert resumed.lr == optimized.lr
-    advance(model, optimized, 3)
+    assert resumed.lr == optimizer.lr
+    advance(model, optimizer, 3)
     advance(resumed_model, resumed, 3)
     assert torch.equal(model.weight, resumed_model.weight)
-    assert resumed.lr == optimized.lr
+    assert resumed.lr == optimizer.lr
 
 
 def test_moments_that_rest_elsewhere_move_the_same_weights_and_are_saved_and_put_back() -> None:
     elsewhere = torch.device("cpu", 0)  # PyTorch copies onto it, as it would onto another device
-    (plain, expected), (model, optimized) = make(), make(rests_on=elsewhere)
+    (plain, expected), (model, optimizer) = make(), make(offload_to=elsewhere)
     for values in ([3.0, -4.0], [0.5, 1.0], [-2.0, 0.1]):
-        for each, of in ((plain, expected), (model, optimized)):
+        for each, of in ((plain, expected), (model, optimizer)):
             set_grad(each, values)
             update(of)
-        optimized.rest()  # once more, as an attempt does that is made again
+        optimizer.offload()  # once more, as an attempt does that is made again
         assert torch.equal(model.weight, plain.weight)
     for name, moment in expected.state_tensors("actor").items():
-        assert torch.equal(optimized.state_tensors("actor")[name], moment)
-    again, restored = make(rests_on=elsewhere)
+        assert torch.equal(optimizer.state_tensors("actor")[name], moment)
+    again, restored = make(offload_to=elsewhere)
     again.load_state_dict(model.state_dict())
-    saved = {name: tensor.clone() for name, tensor in optimized.state_tensors("actor").items()}
-    restored.restore("actor", saved, optimized.schedule_state())
-    for each, of in ((model, optimized), (again, restored)):
+    saved = {name: tensor.clone() for name, tensor in optimizer.state_tensors("actor").items()}
+    restored.restore("actor", saved, optimizer.schedule_state())
+    for each, of in ((model, optimizer), (again, restored)):
         set_grad(each, [1.0, 1.0])
         update(of)
     assert torch.equal(again.weight, model.weight)
 
 
 def test_moments_are_beside_the_weights_only_while_these_move() -> None:
-    model, optimized = make(rests_on=torch.device("meta"))
+    model, optimizer = make(offload_to=torch.device("meta"))
     set_grad(model, [3.0, -4.0])
-    optimized.move(optimized.clip())
+    optimizer.step(optimizer.clip())
 
     def places() -> set[str]:
         return {
             tensor.device.type
-            for name, tensor in optimized.state_tensors("actor").items()
+            for name, tensor in optimizer.state_tensors("actor").items()
             if not name.endswith(".step")
         }
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rl_core.batch import TrainBatch, collate
 from rl_core.config.run import RunConfig
-from rl_core.learner.experience import Prepared
+from rl_core.learner.experience import Experience
 from rl_core.learner.learner import Learner
 from rl_core.learner.state import read_state
 from rl_core.types import Rollout
@@ -32,34 +32,34 @@ SHARED = {"share_trunk": True, "lr": 1e-3}
 
 def random_head(learner: Learner) -> None:
     """A head that is not 0, so that the value loss reaches the trunk."""
-    assert learner._critic is not None
+    assert learner.models.critic is not None
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
-        for weight in learner._critic.head.parameters():
+        for weight in learner.models.critic.head.parameters():
             weight.copy_(0.2 * torch.randn(weight.shape, generator=generator))
 
 
 def trunk_and_head(learner: Learner) -> dict[str, Tensor]:
-    assert learner._critic is not None
+    assert learner.models.critic is not None
     return all_weights(learner) | {
-        f"head.{name}": x.clone() for name, x in learner._critic.head.state_dict().items()
+        f"head.{name}": x.clone() for name, x in learner.models.critic.head.state_dict().items()
     }
 
 
 def test_there_is_no_second_backbone(tiny_model_path: Path, settings: MakeSettings) -> None:
     learner = Learner(settings(critic=SHARED, algorithm={"kl_mode": "none"}), tiny_model_path)
-    assert learner._critic is not None
-    assert learner._critic.backbone is learner._actor.get_decoder()
+    assert learner.models.critic is not None
+    assert learner.models.critic.backbone is learner.models.actor.get_decoder()
     held = {
         x.data_ptr(): x.numel()
-        for model in (learner._actor, learner._critic)
+        for model in (learner.models.actor, learner.models.critic)
         for x in model.parameters()
     }
     # Tied embedding 258 x 64, 2 layers (attention 12,416 with biases, MLP 24,576, norms 128), norm.
     actor = 258 * 64 + 2 * (12_416 + 24_576 + 128) + 64
     assert sum(held.values()) == actor + 64 + 1
-    assert sum(x.numel() for x in learner._optimized["critic"].parameters) == 64 + 1
-    assert sum(x.numel() for x in learner._optimized["actor"].parameters) == actor
+    assert sum(x.numel() for x in learner.optimizers["critic"].parameters) == 64 + 1
+    assert sum(x.numel() for x in learner.optimizers["actor"].parameters) == actor
 
 
 def test_old_log_probs_and_values_of_one_pass_are_those_of_two(
@@ -71,8 +71,8 @@ def test_old_log_probs_and_values_of_one_pass_are_those_of_two(
     )
     random_head(shared)
     random_head(apart)
-    together, metrics = shared.prepare(make_batch())
-    expected, _ = apart.prepare(make_batch())
+    together, metrics = shared.make_experience(make_batch())
+    expected, _ = apart.make_experience(make_batch())
     assert "timing_s/values" not in metrics
     assert together.values is not None
     assert expected.values is not None
@@ -102,34 +102,36 @@ def test_the_joint_gradient_is_the_sum_of_both(
     )
     learner = Learner(config, tiny_model_path)
     random_head(learner)
-    prepared = with_distances(learner.prepare(make_batch())[0])
+    experience = with_distances(learner.make_experience(make_batch())[0])
     rows = list(range(8))
-    policy = slow_actor_gradient(tiny_model_path, prepared, rows)
-    value = 0.3 * slow_critic_gradient(learner, prepared, rows)
+    policy = slow_actor_gradient(tiny_model_path, experience, rows)
+    value = 0.3 * slow_critic_gradient(learner, experience, rows)
     assert policy.norm() > 0.1
     assert value[:-65].norm() > 0.01
-    parameters = learner._optimized["actor"].parameters + learner._optimized["critic"].parameters
-    learner._fitting(
+    parameters = learner.optimizers["actor"].parameters + learner.optimizers["critic"].parameters
+    learner.microbatching.run(
         "update_actor",
-        prepared.batch,
-        lambda parts: learner._accumulate(prepared, parts, parameters, learner._joint_loss),
+        experience.batch,
+        lambda parts: learner.updater.accumulate(["actor", "critic"], experience, parts, 0.1),
     )
     joint = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
     expected = torch.cat([policy + value[:-65], value[-65:]])
     torch.testing.assert_close(joint, expected, atol=1e-5, rtol=1e-3)
 
 
-def with_distances(prepared: Prepared) -> Prepared:
+def with_distances(experience: Experience) -> Experience:
     """As after some updates: ratios, values and a reference that moved, a gap to the engine."""
-    mask, generator = prepared.batch.response_mask, torch.Generator().manual_seed(0)
+    mask, generator = experience.batch.response_mask, torch.Generator().manual_seed(0)
     old, ref, gap, values = torch.randn((4, *mask.shape), generator=generator) * 0.2
-    prepared.old_logprobs.add_(torch.where(mask, old, 0.0))
-    assert prepared.ref_logprobs is not None
-    assert prepared.values is not None
-    prepared.ref_logprobs.add_(torch.where(mask, ref, 0.0))
-    prepared.values.add_(torch.where(mask, 3 * values, 0.0))
-    prepared.batch.rollout_logprobs.copy_(torch.where(mask, prepared.old_logprobs + 3 * gap, 0.0))
-    return prepared
+    experience.old_logprobs.add_(torch.where(mask, old, 0.0))
+    assert experience.ref_logprobs is not None
+    assert experience.values is not None
+    experience.ref_logprobs.add_(torch.where(mask, ref, 0.0))
+    experience.values.add_(torch.where(mask, 3 * values, 0.0))
+    experience.batch.rollout_logprobs.copy_(
+        torch.where(mask, experience.old_logprobs + 3 * gap, 0.0)
+    )
+    return experience
 
 
 def test_the_actors_rate_moves_the_trunk_and_the_critics_the_head(
@@ -178,7 +180,7 @@ def test_during_critic_warm_up_the_head_alone_learns(
     assert moved == {"head.weight", "head.bias", "critic.head.weight", "critic.head.bias"}
     assert "actor/pg_loss" not in metrics
     assert "critic/vf_loss" in metrics
-    assert all(x.grad is None for x in learner._actor.parameters())
+    assert all(x.grad is None for x in learner.models.actor.parameters())
     metrics, _ = learner.learn(make_batch(1))
     assert "actor/pg_loss" in metrics
     assert not torch.equal(
@@ -202,7 +204,7 @@ def test_the_head_learns_what_a_state_is_worth(
     losses = [learner.learn(collate(rollouts, 0))[0]["critic/vf_loss"] for _ in range(40)]
     assert losses[0] == pytest.approx(0.25)  # half of the mean of 1 and 0
     assert losses[-1] < 0.01
-    values = learner.prepare(collate(rollouts, 0))[0].values
+    values = learner.make_experience(collate(rollouts, 0))[0].values
     assert values is not None
     assert values[0::2].min() > 0.8
     assert values[1::2].max() < 0.2

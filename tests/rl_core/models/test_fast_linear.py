@@ -9,8 +9,9 @@ from torch import nn
 
 from rl_core.algos import matmul as products
 from rl_core.batch import TrainBatch
-from rl_core.models import fast_linear, models
+from rl_core.models import fast_linear, loading
 from rl_core.models.fast_linear import FastLinear, use_fast_products
+from rl_core.models.forward import forward_pass
 
 CPU = torch.device("cpu")
 
@@ -48,15 +49,15 @@ def test_results_and_gradients_are_those_of_a_plain_layer(onednn: None, has_bias
 def test_a_whole_model_computes_the_same(
     onednn: None, tiny_model_path: Path, make_batch: Callable[..., TrainBatch]
 ) -> None:
-    fast = models.load_actor(tiny_model_path, CPU)
+    fast = loading.load_actor(tiny_model_path, CPU)
     kinds = {type(m) for m in fast.modules() if isinstance(m, nn.Linear)}
     assert kinds == {FastLinear}
-    plain = models.load_actor(tiny_model_path, CPU)
+    plain = loading.load_actor(tiny_model_path, CPU)
     for module in plain.modules():
         if isinstance(module, FastLinear):
             module.__class__ = nn.Linear
     logprobs = [
-        models.response_logprobs(m, make_batch(), temperature=1.0, compute_dtype=torch.float32)
+        forward_pass(make_batch(), actor=m, compute_dtype=torch.float32).logprobs
         for m in (fast, plain)
     ]
     torch.testing.assert_close(*logprobs, atol=1e-5, rtol=1e-5)

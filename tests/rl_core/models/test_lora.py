@@ -16,7 +16,8 @@ from rl_core.algos.masking import masked_sum
 from rl_core.batch import TrainBatch
 from rl_core.config.run import RunConfig
 from rl_core.learner.learner import Learner
-from rl_core.models import models
+from rl_core.models import loading
+from rl_core.models.forward import forward_pass
 from rl_core.models.lora import add_adapters
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.types import GenerationRequest, SamplingSettings
@@ -52,7 +53,7 @@ def logits(model: torch.nn.Module) -> Tensor:
 def test_adapters_are_on_every_linear_layer_and_change_nothing_at_first(
     tiny_model_path: Path,
 ) -> None:
-    model = models.load_actor(tiny_model_path, CPU)
+    model = loading.load_actor(tiny_model_path, CPU)
     before = logits(model)
     add_adapters(model, rank=4, alpha=8.0)
     learning = {name: x.numel() for name, x in model.named_parameters() if x.requires_grad}
@@ -65,13 +66,13 @@ def test_adapters_are_on_every_linear_layer_and_change_nothing_at_first(
 def test_merged_weights_are_w_plus_scaled_b_a_and_leave_the_model_alone(
     tiny_model_path: Path,
 ) -> None:
-    model, plain = models.load_actor(tiny_model_path, CPU), base_model(tiny_model_path)
+    model, plain = loading.load_actor(tiny_model_path, CPU), base_model(tiny_model_path)
     add_adapters(model, rank=4, alpha=8.0)
     random_adapters(model)
     before = {name: x.clone() for name, x in model.state_dict().items()}
-    weights = models.complete_weights(model)
+    weights = loading.complete_weights(model)
     assert_bitwise_equal(before, model.state_dict())
-    assert weights.keys() == models.complete_weights(plain).keys()
+    assert weights.keys() == loading.complete_weights(plain).keys()
     start = "model.layers.1.self_attn.k_proj"
     by_hand = before[f"{start}.base_layer.weight"] + 2.0 * (
         before[f"{start}.lora_B.default.weight"] @ before[f"{start}.lora_A.default.weight"]
@@ -87,11 +88,11 @@ def test_layers_that_hold_their_weight_transposed_are_merged_too(tmp_path: Path)
     config = transformers.GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=2)
     torch.manual_seed(0)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
-    model = models.load_actor(tmp_path, CPU)
+    model = loading.load_actor(tmp_path, CPU)
     add_adapters(model, rank=2, alpha=16.0)
     random_adapters(model)
     plain = base_model(tmp_path)
-    plain.load_state_dict(models.complete_weights(model), strict=False)
+    plain.load_state_dict(loading.complete_weights(model), strict=False)
     torch.testing.assert_close(logits(plain), logits(model), atol=1e-5, rtol=0)
 
 
@@ -109,14 +110,14 @@ def test_only_adapters_and_the_value_head_learn(
         resources={"learner_threads": threads},
     )
     learner = Learner(config, tiny_model_path)
-    assert learner._critic is not None
+    assert learner.models.critic is not None
     before = {
         name: {k: x.clone() for k, x in model.state_dict().items()}
-        for name, model in (("actor", learner._actor), ("critic", learner._critic))
+        for name, model in (("actor", learner.models.actor), ("critic", learner.models.critic))
     }
     for step in range(2):
         learner.learn(make_batch(step))
-    for name, model in (("actor", learner._actor), ("critic", learner._critic)):
+    for name, model in (("actor", learner.models.actor), ("critic", learner.models.critic)):
         moved = {k for k, x in model.state_dict().items() if not torch.equal(x, before[name][k])}
         learning = {k for k in before[name] if ".lora_" in k or k.startswith("head.")}
         assert moved == learning
@@ -146,13 +147,13 @@ def test_the_reference_stays_the_base_model_and_nothing_frozen_is_held_twice(
     for step in range(2):
         metrics, _ = learner.learn(make_batch(step))
     assert abs(metrics["critic/kl"]) > 1e-4
-    assert learner._reference is not None
-    assert torch.equal(logits(learner._reference), logits(base_model(tiny_model_path)))
-    assert not torch.equal(logits(learner._actor), logits(learner._reference))
-    assert learner._critic is not None
+    assert learner.models.reference is not None
+    assert torch.equal(logits(learner.models.reference), logits(base_model(tiny_model_path)))
+    assert not torch.equal(logits(learner.models.actor), logits(learner.models.reference))
+    assert learner.models.critic is not None
     held = {
         x.data_ptr(): x.numel()
-        for model in (learner._actor, learner._reference, learner._critic)
+        for model in (learner.models.actor, learner.models.reference, learner.models.critic)
         for x in model.parameters()
     }
     base = sum(x.numel() for x in base_model(tiny_model_path).parameters())
@@ -171,16 +172,16 @@ def test_rewarded_responses_become_likelier(
 
     def sums() -> Tensor:
         with torch.no_grad():
-            logprobs = models.response_logprobs(
-                learner._actor, batch, temperature=1.0, compute_dtype=torch.float32
-            )
+            logprobs = forward_pass(
+                batch, actor=learner.models.actor, compute_dtype=torch.float32
+            ).logprobs
         return masked_sum(logprobs, batch.response_mask, dim=-1)
 
     before = sums()
     for _ in range(3):
-        prepared, _ = learner.prepare(batch)
-        prepared.advantages.copy_(torch.where(batch.response_mask, signs.unsqueeze(-1), 0.0))
-        learner.update(prepared)
+        experience, _ = learner.make_experience(batch)
+        experience.advantages.copy_(torch.where(batch.response_mask, signs.unsqueeze(-1), 0.0))
+        learner.update(experience)
     change = sums() - before
     assert (change * signs)[signs > 0].min() > 0.5
     assert (change * signs).sum() > 5
@@ -208,14 +209,14 @@ def test_saving_and_resuming_equals_no_stop_bit_for_bit(
     learner.save(tmp_path)
     torch.manual_seed(123)  # whatever happened in between
     resumed = Learner(config, tiny_model_path, resume_from=tmp_path)
-    assert_bitwise_equal(learner._actor.state_dict(), resumed._actor.state_dict())
+    assert_bitwise_equal(learner.models.actor.state_dict(), resumed.models.actor.state_dict())
     for step in range(2, 4):
         batch = make_batch(step, group_size=group_size)
         expected, expected_columns = learner.learn(batch)
         actual, columns = resumed.learn(batch)
         assert without_timings(actual) == without_timings(expected)
         np.testing.assert_array_equal(list(columns.values()), list(expected_columns.values()))
-    assert_bitwise_equal(learner._actor.state_dict(), resumed._actor.state_dict())
+    assert_bitwise_equal(learner.models.actor.state_dict(), resumed.models.actor.state_dict())
     assert_bitwise_equal(all_weights(learner), all_weights(resumed))
 
 
@@ -249,7 +250,7 @@ def test_a_checkpoint_loads_as_it_lies_and_engines_get_the_same_model(
     assert saved >= {"config.json", "model.safetensors", "tokenizer.json"}
     assert not any("adapter" in name for name in saved)
     loaded = base_model(tmp_path)
-    torch.testing.assert_close(logits(loaded), logits(learner._actor), atol=1e-5, rtol=0)
+    torch.testing.assert_close(logits(loaded), logits(learner.models.actor), atol=1e-5, rtol=0)
     engine = HfEngine(tiny_model_path, dtype="float32", max_num_seqs=4, on_gpu=False)
     engine.update_weights(learner.weights())
     request = GenerationRequest(tuple(range(70, 80)), seed=0)
@@ -271,6 +272,6 @@ def test_bfloat16_keeps_adapters_and_their_state_in_float32(
     assert {x.dtype for x in after.values()} == {torch.float32}
     name = "actor.model.layers.0.mlp.up_proj.weight"
     assert not torch.equal(after[name], before[name])
-    assert {x.dtype for x in learner._optimized["actor"].state_tensors("a").values()} == {
+    assert {x.dtype for x in learner.optimizers["actor"].state_tensors("a").values()} == {
         torch.float32
     }

@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor
 
 from rl_core.batch import TrainBatch
-from rl_core.models import models
+from rl_core.models import loading
 from rl_core.models.shared_prefix import can_share_prompts, response_states
 
 CPU = torch.device("cpu")
@@ -38,7 +38,7 @@ def counted(backbone: torch.nn.Module, batch: TrainBatch) -> tuple[Tensor, int, 
 def test_a_prompt_read_once_serves_its_group_as_if_it_were_read_each_time(
     tiny_model_path: Path, make_batch: Callable[..., TrainBatch], group_size: int
 ) -> None:
-    backbone = models.load_actor(tiny_model_path, CPU).get_decoder()
+    backbone = loading.load_actor(tiny_model_path, CPU).get_decoder()
     batch = make_batch(group_size=group_size)
     alone = dataclasses.replace(batch, group_ids=torch.arange(len(batch)))
     states, few_tokens, gradient = counted(backbone, batch)
@@ -56,7 +56,7 @@ def test_a_response_of_one_token_needs_its_prompt_alone(
 ) -> None:
     from rl_core.batch import collate
 
-    backbone = models.load_actor(tiny_model_path, CPU).get_decoder()
+    backbone = loading.load_actor(tiny_model_path, CPU).get_decoder()
     batch = collate([make_rollout([5, 6, 7], [8 + i]) for i in range(2)], pad_id=0)  # type: ignore[misc]
     states, num_tokens, _ = counted(backbone, batch)
     expected = backbone(input_ids=torch.tensor([[5, 6, 7]])).last_hidden_state[0, -1]
@@ -67,9 +67,9 @@ def test_a_response_of_one_token_needs_its_prompt_alone(
 def test_models_whose_layers_forget_or_see_a_window_read_each_prompt_again(
     tiny_model_path: Path, make_batch: Callable[..., TrainBatch]
 ) -> None:
-    checkpointed = models.load_actor(tiny_model_path, CPU)
+    checkpointed = loading.load_actor(tiny_model_path, CPU)
     assert can_share_prompts(checkpointed.get_decoder())
-    models.checkpoint_gradients(checkpointed)
+    loading.checkpoint_gradients(checkpointed)
     assert not can_share_prompts(checkpointed.get_decoder())
     batch = make_batch(group_size=4)
     assert counted(checkpointed.get_decoder(), batch)[1] >= batch.input_ids.numel()

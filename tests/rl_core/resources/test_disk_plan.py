@@ -29,10 +29,10 @@ def test_a_checkpoint_is_as_large_as_planned(
 ) -> None:
     config = RunConfig.model_validate({"resources": {"learner_threads": 1}, **changes})
     learner = Learner(config, tiny_model_path)
-    for optimized in learner._optimized.values():
-        for parameter in optimized.parameters:  # Adam's moments are there after a first update
+    for optimizer in learner.optimizers.values():
+        for parameter in optimizer.parameters:  # Adam's moments are there after a first update
             parameter.grad = parameter.detach() * 0
-        optimized.move(optimized.clip())
+        optimizer.step(optimizer.clip())
     learner.save(tmp_path / "saved")
     written = sum(f.stat().st_size for f in (tmp_path / "saved").rglob("*") if f.is_file())
     planned = checkpoint_bytes(ModelShape.from_folder(tiny_model_path), config)

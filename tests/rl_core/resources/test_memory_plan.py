@@ -138,17 +138,14 @@ base = memory("VmRSS")
 learner = Learner(config, model)
 learner.learn(batch)
 learner.snapshot()
-prepared, metrics = learner.prepare(batch)  # measures each of its phases itself
+experience, metrics = learner.make_experience(batch)  # measures each of its phases itself
 gib = max(x for name, x in metrics.items() if name.startswith("memory/peak_gib/"))
 peaks = {"log_probs": int(gib * 2**30) - base}
-if learner._critic is not None and not config.critic.share_trunk:
-    critic = {"critic": learner._optimized["critic"]}
-    work = lambda: learner._run_epochs(prepared, critic, learner._critic_loss)
+if learner.models.critic is not None and not config.critic.share_trunk:
+    work = lambda: learner.updater.run_epochs(["critic"], experience, 0.0)
     peaks["update_critic"] = peak(work)[1]
-moved, micro_loss = {"actor": learner._optimized["actor"]}, learner._actor_loss
-if config.critic.share_trunk:
-    moved["critic"], micro_loss = learner._optimized["critic"], learner._joint_loss
-work = lambda: learner._run_epochs(prepared, moved, micro_loss)
+names = ["actor", "critic"] if config.critic.share_trunk else ["actor"]
+work = lambda: learner.updater.run_epochs(names, experience, config.algorithm.kl_coef)
 peaks["update_actor"] = peak(work)[1]
 print(json.dumps(peaks))
 """

@@ -12,7 +12,13 @@ from rl_core.config.base_model import BaseModelConfig
 from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
 from rl_core.resources.memory_plan import ModelShape
-from rl_core.resources.oom_recovery import Changes, in_words, next_rung, rungs_left, with_changes
+from rl_core.resources.oom_recovery import (
+    Changes,
+    in_words,
+    next_recovery_step,
+    recovery_steps_left,
+    with_changes,
+)
 from tests.support import model_shapes
 
 QWEN_05B = ModelShape.from_config(model_shapes.QWEN_05B)
@@ -44,11 +50,11 @@ def config(**sections: dict[str, Any]) -> RunConfig:
 def climb(
     settings: RunConfig, phase: str, shape: ModelShape | None = TINY, detail: str = "x"
 ) -> list[str]:
-    """All rungs that are taken when the same phase fails again and again."""
+    """All steps that are taken when the same phase fails again and again."""
     taken = []
-    while (rung := next_rung(settings, OutOfMemory(phase, detail), shape)) is not None:
-        settings = with_changes(settings, [rung])
-        taken.append(in_words(rung))
+    while (step := next_recovery_step(settings, OutOfMemory(phase, detail), shape)) is not None:
+        settings = with_changes(settings, [step])
+        taken.append(in_words(step))
     return taken
 
 
@@ -66,7 +72,7 @@ def climb(
     max_num_seqs=st.integers(1, 10_000),
     share=st.floats(0.01, 0.99),
 )
-def test_every_ladder_ends_and_each_rung_moves_one_way_through_valid_settings(
+def test_every_ladder_ends_and_each_step_moves_one_way_through_valid_settings(
     phase: str,
     shape: ModelShape | None,
     learner_gpus: float,
@@ -97,14 +103,14 @@ def test_every_ladder_ends_and_each_rung_moves_one_way_through_valid_settings(
         },
     )
     settings, taken = asked, list[Changes]()
-    while (rung := next_rung(settings, OutOfMemory(phase, "x"), shape)) is not None:
-        assert rung
-        assert rung.keys() <= HARMLESS
-        assert rung not in taken
-        taken.append(rung)
-        before, settings = settings, with_changes(settings, [rung])
+    while (step := next_recovery_step(settings, OutOfMemory(phase, "x"), shape)) is not None:
+        assert step
+        assert step.keys() <= HARMLESS
+        assert step not in taken
+        taken.append(step)
+        before, settings = settings, with_changes(settings, [step])
         assert settings != before
-        for name, (old, new) in rung.items():
+        for name, (old, new) in step.items():
             section, field = name.split(".")
             assert getattr(getattr(before, section), field) == old
             assert getattr(getattr(settings, section), field) == new
@@ -112,7 +118,7 @@ def test_every_ladder_ends_and_each_rung_moves_one_way_through_valid_settings(
             assert new > old if grows else new < old
         assert len(taken) < 60
     assert with_changes(asked, taken) == settings
-    assert rungs_left(settings, OutOfMemory(phase, "x"), shape) == []
+    assert recovery_steps_left(settings, OutOfMemory(phase, "x"), shape) == []
 
 
 def test_an_update_on_a_cpu_keeps_less_then_computes_less_at_a_time_then_shares_better() -> None:

@@ -1,4 +1,4 @@
-"""A rung of the ladder cures a learner that really cannot have the memory, and changes nothing."""
+"""A recovery step cures a learner that really cannot have the memory, and changes nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
-from rl_core.resources.oom_recovery import in_words, next_rung, with_changes
+from rl_core.resources.oom_recovery import in_words, next_recovery_step, with_changes
 from tests.rl_core.learner.test_memory_capped import LEARN
 from tests.support.chaos import Ledger
 
@@ -43,7 +43,7 @@ def learn(config: RunConfig, model: Path, folder: Path, free_mib: int) -> str | 
 
 @pytest.mark.slow
 @pytest.mark.chaos
-def test_the_next_rung_makes_a_single_row_fit_and_the_weights_are_the_same(
+def test_the_next_recovery_step_makes_a_single_row_fit_and_the_weights_are_the_same(
     tiny_model_path: Path, tmp_path: Path, settings: Callable[..., RunConfig], survived: Ledger
 ) -> None:
     model = deep_model(tiny_model_path, tmp_path / "deep")
@@ -61,10 +61,10 @@ def test_the_next_rung_makes_a_single_row_fit_and_the_weights_are_the_same(
     assert found, said
     assert found[1] == "update_actor"
     assert "Every micro-batch is a single row already" in found[2]
-    rung = next_rung(config, OutOfMemory(found[1], found[2]), None)
-    assert rung is not None
-    assert in_words(rung) == "model.gradient_checkpointing=true"
-    assert learn(with_changes(config, [rung]), model, tmp_path / "cured", 60) is None
+    step = next_recovery_step(config, OutOfMemory(found[1], found[2]), None)
+    assert step is not None
+    assert in_words(step) == "model.gradient_checkpointing=true"
+    assert learn(with_changes(config, [step]), model, tmp_path / "cured", 60) is None
     for file in ("model.safetensors", "trainer/learner.safetensors"):
         actual, expected = (load_file(tmp_path / name / file) for name in ("cured", "whole"))
         assert actual.keys() == expected.keys()

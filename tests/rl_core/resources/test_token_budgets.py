@@ -10,9 +10,9 @@ import pytest
 from rl_core.resources.token_budgets import (
     BUDGETS_FILE,
     TokenBudgets,
+    log_out_of_memory,
     merge_metrics,
     read_learned,
-    tell_of_memory,
     write_learned,
 )
 
@@ -177,9 +177,9 @@ def test_a_step_is_told_in_words(caplog: pytest.LogCaptureFixture) -> None:
     budgets["update_actor"]
     budgets.shrink("update_actor", 8_192)
     with caplog.at_level(logging.INFO):
-        tell_of_memory(12, budgets.end_step()[0] | {"actor/lr": 1e-6})
+        log_out_of_memory(12, budgets.end_step()[0] | {"actor/lr": 1e-6})
         clean_step(budgets)
-        tell_of_memory(13, budgets.end_step()[0])
+        log_out_of_memory(13, budgets.end_step()[0])
     assert caplog.messages == [
         "step 12: update_actor ran out of memory at 8192 tokens; 4096 from now on, the step's "
         "result is unchanged"
@@ -198,8 +198,8 @@ def test_engines_together_are_what_the_worst_of_them_is(caplog: pytest.LogCaptur
     assert merged == hurt | {"memory/oom/gen": 4}
     assert merge_metrics([{}, {}]) == {}
     with caplog.at_level(logging.WARNING, logger="rl_core.resources.token_budgets"):
-        tell_of_memory(7, calm)
-        tell_of_memory(None, merged)
+        log_out_of_memory(7, calm)
+        log_out_of_memory(None, merged)
     assert caplog.messages == [
         "evaluation: out of memory in gen: 64 -> 16 responses at a time, nothing was lost"
     ]

@@ -14,8 +14,8 @@ import torch
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
-from rl_core.resources.token_budgets import BUDGETS_FILE, read_learned, tell_of_memory
-from rl_core.rollout.adaptive_engine import FittingEngine, engine_place
+from rl_core.resources.token_budgets import BUDGETS_FILE, log_out_of_memory, read_learned
+from rl_core.rollout.adaptive_engine import AdaptiveEngine, engine_place
 from rl_core.rollout.model_files import read_weights
 from rl_core.rollout.protocol import in_order
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
@@ -39,8 +39,8 @@ def settings(engine: str, **rollout: int) -> RunConfig:
     )
 
 
-def make(config: RunConfig, model: Path, file: Path | None = None) -> FittingEngine:
-    return FittingEngine(config, model, ENGINES[config.rollout.engine], file)
+def make(config: RunConfig, model: Path, file: Path | None = None) -> AdaptiveEngine:
+    return AdaptiveEngine(config, model, ENGINES[config.rollout.engine], file)
 
 
 def other_weights(model: Path) -> dict[str, torch.Tensor]:
@@ -156,7 +156,7 @@ def test_the_next_run_starts_with_what_fitted_and_grows_back(
     # At once, with what was asked for; and at the step's end.
     assert caplog.messages == [f"out of memory in gen: 8 -> 4 responses at a time: {MESSAGE}"]
     caplog.clear()
-    tell_of_memory(3, engine.end_step())
+    log_out_of_memory(3, engine.end_step())
     assert caplog.messages == [
         "step 3: out of memory in gen: 8 -> 4 responses at a time, nothing was lost"
     ]
@@ -189,13 +189,13 @@ apply_defaults()
 import torch
 from rl_core.workers.actors import ENGINES
 from rl_core.config.run import RunConfig
-from rl_core.rollout.adaptive_engine import FittingEngine
+from rl_core.rollout.adaptive_engine import AdaptiveEngine
 from rl_core.rollout.protocol import in_order
 from rl_core.types import GenerationRequest, SamplingSettings
 
 torch.set_num_threads(1)
 config, model = RunConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2])
-engine = FittingEngine(config, model, ENGINES["hf"], None)
+engine = AdaptiveEngine(config, model, ENGINES["hf"], None)
 prompts = torch.randint(2, 258, (96, 500), generator=torch.Generator().manual_seed(0)).tolist()
 requests = [GenerationRequest(tuple(prompt), seed) for seed, prompt in enumerate(prompts)]
 def tokens(sampling, phase):

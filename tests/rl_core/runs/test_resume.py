@@ -17,7 +17,8 @@ from rl_core.config.run import RunConfig
 from rl_core.rewards.scoring import start_rewards
 from rl_core.runs.resume import checkpoint_to_resume, remarks
 from rl_core.runs.run_folder import RunFolder
-from rl_core.trainer import train
+from rl_core.tracking.observers import Caller
+from rl_core.trainer import Trainer
 from tests.rl_core.checkpoints.test_store import (
     cut_a_file,
     flip_a_byte,
@@ -72,17 +73,15 @@ def train_locally(config: RunConfig, model_path: Path, stop_after: int = 99) -> 
         BackgroundSave(config.checkpoints, run.path, workers) as saves,
         start_rewards(config.env) as rewards,
     ):
-        train(
+        Trainer(
             config,
             inputs(model_path),
-            workers=workers,  # type: ignore[arg-type]  # stands in for Ray's
-            run=run,
-            saves=saves,
-            rewards=rewards,
-            start_step=start_step,
-            on_step=die,
-            should_stop=lambda: False,
-        )
+            workers,  # type: ignore[arg-type]  # stands in for Ray's
+            rewards,
+            run,
+            saves,
+            [Caller(die)],
+        ).train(start_step)
     return run
 
 

@@ -1,4 +1,4 @@
-"""Lessons in word problems: responses by hand, examples as a rollout sees them, a tiny model."""
+"""Examples of word problems: responses by hand, examples as a rollout sees them, a tiny model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rl_core.config.base_model import BaseModelConfig
 from rl_core.envs.gsm8k import render_messages, score_response
 from rl_core.envs.word_problems import generate_word_problems
-from rl_core.sft.solution_examples import SolutionLessons, check_annotations, write_response
+from rl_core.sft.solution_examples import SolutionExamples, check_annotations, write_response
 from rl_core.sft.tokenizer import train_tokenizer
 from rl_core.sft.train import make_base_model
 
@@ -50,8 +50,8 @@ def some_pairs(count: int) -> list[tuple[str, str]]:
     ]
 
 
-def lessons(settings: BaseModelConfig = SETTINGS) -> SolutionLessons:
-    return SolutionLessons(settings, train=some_pairs(60), test=some_pairs(66)[60:])
+def source_of(settings: BaseModelConfig = SETTINGS) -> SolutionExamples:
+    return SolutionExamples(settings, train=some_pairs(60), test=some_pairs(66)[60:])
 
 
 def test_a_whole_solution_and_one_that_stops_after_its_first_step() -> None:
@@ -88,7 +88,7 @@ def test_annotations_are_checked_by_what_they_say() -> None:
 
 
 def test_examples_are_a_rollouts_tokens_and_teach_the_response_alone() -> None:
-    own = lessons()
+    own = source_of()
     tokenizer = train_tokenizer(own.tokenizer_texts(random.Random(0)), vocab_size=500)
     for example in own.examples(tokenizer, 5, random.Random(1)):
         first = example.weights.index(1.0)
@@ -102,7 +102,7 @@ def test_examples_are_a_rollouts_tokens_and_teach_the_response_alone() -> None:
 
 def test_the_chance_of_stopping_is_the_settings() -> None:
     for chance in (0.0, 1.0):
-        own = lessons(SETTINGS.model_copy(update={"give_up_prob": chance}))
+        own = source_of(SETTINGS.model_copy(update={"give_up_prob": chance}))
         responses = own.tokenizer_texts(random.Random(0))[60:]
         whole = [
             f"\n{s.replace(chr(10) + '#### ', '</think>' + chr(10) + '#### ')}"
@@ -119,7 +119,7 @@ def test_a_tiny_model_is_made_measured_and_falls_through_its_gates(tmp_path: Pat
     losses: list[float] = []
     report = make_base_model(
         SETTINGS,
-        lessons(),
+        source_of(),
         folder=tmp_path / "model",
         on_step=lambda _step, _steps, loss: losses.append(loss),
     )
@@ -135,4 +135,4 @@ def test_a_tiny_model_is_made_measured_and_falls_through_its_gates(tmp_path: Pat
 
 def test_lessons_need_problems_of_both_splits() -> None:
     with pytest.raises(ValueError, match="1 train and 0 test problems"):
-        SolutionLessons(SETTINGS, train=some_pairs(1), test=[])
+        SolutionExamples(SETTINGS, train=some_pairs(1), test=[])

@@ -14,7 +14,7 @@ from rl_core.config.base_model import BaseModelConfig
 from rl_core.envs.countdown import render_messages
 from rl_core.sft.gates import failed_gates
 from rl_core.sft.muon import Muon, orthogonalise
-from rl_core.sft.search_examples import SearchLessons, response_weights
+from rl_core.sft.search_examples import SearchExamples, response_weights
 from rl_core.sft.search_traces import Trace, is_covered
 from rl_core.sft.tokenizer import train_tokenizer
 from rl_core.sft.train import WarmStartReport, make_base_model
@@ -49,8 +49,8 @@ def render_prompt(numbers, target) -> str:
     return render_messages("base", numbers, target)[0]["content"]
 
 
-def lessons(settings: BaseModelConfig, *, train, test) -> SearchLessons:
-    return SearchLessons(
+def source_of(settings: BaseModelConfig, *, train, test) -> SearchExamples:
+    return SearchExamples(
         settings,
         prompts=[render_prompt(*problem) for problem in train],
         problems=train,
@@ -63,7 +63,7 @@ def make(folder: Path, settings: BaseModelConfig = TINY) -> tuple[WarmStartRepor
     losses: list[float] = []
     report = make_base_model(
         settings,
-        lessons(settings, train=some_problems(60, seed=1), test=some_problems(4, seed=2)),
+        source_of(settings, train=some_problems(60, seed=1), test=some_problems(4, seed=2)),
         folder=folder,
         on_step=lambda _step, _steps, loss: losses.append(loss),
     )
@@ -138,7 +138,7 @@ def test_an_interruption_leaves_nothing(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         make_base_model(
             TINY,
-            lessons(TINY, train=problems, test=problems),
+            source_of(TINY, train=problems, test=problems),
             folder=tmp_path / "model",
             on_step=stop,
         )
@@ -151,7 +151,7 @@ def test_an_interruption_leaves_nothing(tmp_path):
 )
 def test_unusable_problems_are_refused_before_any_work(problems, message):
     with pytest.raises(ValueError, match=message):
-        lessons(TINY, train=problems, test=some_problems(1, seed=1))
+        source_of(TINY, train=problems, test=some_problems(1, seed=1))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Real processes: a family is found whatever became of its parents; strangers are left alone."""
+"""Real processes: a group is found whatever became of its parents; strangers are left alone."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import psutil
 import pytest
 
 from rl_core.system.process_group import (
-    FAMILY,
+    PROCESS_GROUP,
     dump_stacks,
-    end_family,
+    end_process_group,
     members,
-    new_family,
+    new_process_group,
     session_folder,
     sweep_sessions,
 )
@@ -72,23 +72,23 @@ def temp_root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_the_stacks_of_all_threads_are_dumped_even_of_a_stopped_process() -> None:
-    family = new_family()
+    group = new_process_group()
     with (
-        start(DUMPER, **{FAMILY: family}) as dumper,
-        start("import time; time.sleep(1000)", **{FAMILY: family}) as bystander,
+        start(DUMPER, **{PROCESS_GROUP: group}) as dumper,
+        start("import time; time.sleep(1000)", **{PROCESS_GROUP: group}) as bystander,
     ):
         try:
             assert said(dumper) == "ready"
             dumper.send_signal(signal.SIGSTOP)
-            dump_stacks(family)
+            dump_stacks(group)
             assert dumper.stderr is not None
             text = ""
             while not all(part in text for part in ("threading.py", "waits_for_ever", "Current")):
                 text += dumper.stderr.readline()
             assert bystander.poll() is None  # it has no handler: the signal would have ended it
         finally:
-            end_family(family)
-        assert members(family) == []
+            end_process_group(group)
+        assert members(group) == []
         assert {dumper.wait(), bystander.wait()} <= {-signal.SIGKILL, 0}
 
 
@@ -97,26 +97,26 @@ def test_what_a_killed_owner_left_is_swept_and_nothing_else(temp_root: Path) -> 
     with start(OWNER) as dead, start(OWNER) as living:
         try:
             orphaned, held = Path(said(dead)), Path(said(living))
-            (orphan,) = members((orphaned / FAMILY).read_text())
+            (orphan,) = members((orphaned / PROCESS_GROUP).read_text())
             dead.kill()
             dead.wait()
             assert orphan.is_running()
             sweep_sessions()
             assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
             assert sorted(temp_root.iterdir()) == sorted([foreign, held])
-            assert len(members((held / FAMILY).read_text())) == 1
+            assert len(members((held / PROCESS_GROUP).read_text())) == 1
             assert living.poll() is None
         finally:
             living.kill()
     with session_folder() as folder:  # each start sweeps
         assert sorted(temp_root.iterdir()) == sorted([foreign, folder])
-        assert os.environ[FAMILY] == (folder / FAMILY).read_text()
-    assert FAMILY not in os.environ
+        assert os.environ[PROCESS_GROUP] == (folder / PROCESS_GROUP).read_text()
+    assert PROCESS_GROUP not in os.environ
     assert list(temp_root.iterdir()) == [foreign]
 
 
 def test_a_family_ends_though_it_goes_on_to_fork() -> None:
-    family = new_family()
+    group = new_process_group()
     breeder = """
         import os, time
         for _ in range(40):
@@ -125,8 +125,8 @@ def test_a_family_ends_though_it_goes_on_to_fork() -> None:
                 time.sleep(1000)
             time.sleep(0.02)
     """
-    with start(breeder, **{FAMILY: family}):
-        while len(members(family)) < 3:
+    with start(breeder, **{PROCESS_GROUP: group}):
+        while len(members(group)) < 3:
             time.sleep(0.02)
-        end_family(family)
-        assert members(family) == []
+        end_process_group(group)
+        assert members(group) == []

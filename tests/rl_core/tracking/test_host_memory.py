@@ -111,16 +111,16 @@ def run(tmp_path: Path) -> RunFolder:
 
 def test_peaks_are_told_since_the_last_step_and_of_the_whole_run(run: RunFolder) -> None:
     memory = HostMemory(RunConfig(), run, look=lambda: usage(8, learner=1))
-    assert memory.metrics() == {}
+    assert memory.measure() == {}
     memory.note(usage(8, learner=5, trainer=1))
     memory.note(usage(7, learner=3, trainer=1))
-    assert memory.metrics() == {
+    assert memory.measure() == {
         "memory/host_gib/learner": 5,
         "memory/host_gib/trainer": 1,
         "memory/host_gib/object_store": 0.5,
         "memory/host_available_gib": 7,
     }
-    assert memory.metrics()["memory/host_gib/learner"] == 3  # nobody has looked since
+    assert memory.measure()["memory/host_gib/learner"] == 3  # nobody has looked since
     with memory:
         pass
     assert run.read().host_peak_gib == {"learner": 5, "trainer": 1, "object_store": 0.5}
@@ -162,7 +162,7 @@ def test_a_look_that_fails_costs_the_watch_and_not_the_run(
     with HostMemory(RunConfig(), run, look=fail) as memory:
         memory._thread.join(10)
     assert "cannot be watched" in caplog.text
-    assert memory.metrics() == {}
+    assert memory.measure() == {}
 
 
 @pytest.mark.slow

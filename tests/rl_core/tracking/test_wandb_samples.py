@@ -12,7 +12,7 @@ from rl_core.config.run import RunConfig, TrainerConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking import wandb_tracker
 from rl_core.tracking.tensorboard_tracker import TensorBoardTracker
-from rl_core.tracking.wandb_tracker import Upload, WandbTracker, upload_run
+from rl_core.tracking.wandb_tracker import Upload, upload_run, wandb_tracking
 from rl_core.types import Rollout
 from tests.rl_core.conftest import MakeRollout
 from tests.rl_core.tracking.test_tensorboard_tracker import curves
@@ -54,12 +54,12 @@ def test_each_test_sends_a_table_of_samples_once_also_after_a_resume(
     cells = [rollout.prompt_text, rollout.response_text, rollout.scored.answer, "wrong_value", 0.5]
     with FakeWandb() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        with WandbTracker(config, run.path):
+        with wandb_tracking(config, run.path):
             run.metrics.append(0, {"val/accuracy": 0.25})  # nothing was rolled out before it
             do_tested_step(run, 1, [rollout, rollout])
             do_steps(run, 2, 3)
         run.cut_after(1)
-        with WandbTracker(config, run.path):
+        with wandb_tracking(config, run.path):
             do_steps(run, 2, 3)
             do_tested_step(run, 4, [rollout])
         assert sampled(server) == {1: [[1, *cells]] * 2, 4: [[4, *cells]]}
@@ -84,7 +84,7 @@ def test_a_table_that_wandb_refuses_costs_a_warning_and_no_step(
     config, run = a_run(tmp_path)
     with FakeWandb(takes_tables=False) as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        with WandbTracker(config, run.path):
+        with wandb_tracking(config, run.path):
             do_tested_step(run, 1, [make_rollout([1], [2])])
             do_steps(run, 2, 3)
         assert scores_by_step(server) == expected(1, 3)
@@ -103,7 +103,7 @@ def test_tensorboard_and_wandb_receive_the_same_names(
     run = RunFolder.create(config)
     with FakeWandb() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        with WandbTracker(config, run.path), TensorBoardTracker(config, run.path, 0) as tracker:
+        with wandb_tracking(config, run.path), TensorBoardTracker(config, run.path, 0) as tracker:
             metrics = {"epoch": 0.0, **dict.fromkeys(names, 0.5)}
             run.metrics.append(1, metrics)
             tracker.on_step(1, 1, metrics)

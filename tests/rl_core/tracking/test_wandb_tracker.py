@@ -9,7 +9,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -22,7 +22,7 @@ from rl_core.config.run import RunConfig, TrainerConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking import wandb_tracker
 from rl_core.tracking.wandb_run_id import wandb_run_id
-from rl_core.tracking.wandb_tracker import Upload, WandbTracker, upload_run
+from rl_core.tracking.wandb_tracker import Upload, upload_run, wandb_tracking
 from tests.support.chaos import Ledger
 from tests.support.fake_wandb import API_KEY, FakeWandb, black_hole, closed_port
 from tests.support.waiting import wait_for
@@ -107,7 +107,7 @@ def test_a_resumed_runs_curve_goes_on_and_has_each_step_once(
     monkeypatch.setattr(wandb_tracker, "FINISH_TIMEOUT_S", float(LIMIT_S))
     with FakeWandb() as server, run.log_to_file():
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        with WandbTracker(config, run.path):
+        with wandb_tracking(config, run.path):
             do_steps(run, 0, 12)
         assert scores_by_step(server) == expected(0, 12)
         assert server.exit_codes == {"my-run": 0}
@@ -117,10 +117,9 @@ def test_a_resumed_runs_curve_goes_on_and_has_each_step_once(
         )
 
         run.cut_after(10)  # of a crash at step 12: what follows is done again, and more
-        failing = WandbTracker(config, run.path)
-        failing.__enter__()
-        do_steps(run, 11, 20)
-        failing.__exit__(KeyError, KeyError(), None)
+        with suppress(KeyError), wandb_tracking(config, run.path):
+            do_steps(run, 11, 20)
+            raise KeyError
         assert scores_by_step(server) == expected(0, 20)
         assert server.exit_codes == {"my-run": 1}
         assert upload_run(run.path) == Upload("already", 0, "my-run")
@@ -147,11 +146,11 @@ def test_offline_each_start_leaves_one_file_with_all_steps(
 ) -> None:
     config, run = a_run(tmp_path, "offline")
     monkeypatch.setattr(wandb_tracker, "FINISH_TIMEOUT_S", float(LIMIT_S))
-    with WandbTracker(config, run.path):
+    with wandb_tracking(config, run.path):
         do_steps(run, 1, 12)
     assert offline_scores(run) == [score for _, score in expected(1, 12)]
     run.cut_after(10)
-    with WandbTracker(config, run.path):
+    with wandb_tracking(config, run.path):
         do_steps(run, 11, 20)
     assert offline_scores(run) == [score for _, score in expected(1, 20)]
     assert caplog.messages == []
@@ -223,7 +222,7 @@ def test_whatever_wandb_does_the_run_goes_on_and_its_steps_are_uploaded_later(
     monkeypatch.setattr(wandb_tracker, "FINISH_TIMEOUT_S", 8.0)
     with serve() as (url, happened), run.log_to_file():
         monkeypatch.setenv("WANDB_BASE_URL", url)
-        with WandbTracker(config, run.path):
+        with wandb_tracking(config, run.path):
             do_steps(run, 1, 20)
             wait_for(happened)
             if said == OFFLINE:
@@ -254,9 +253,9 @@ def test_no_process_outlives_a_trainer_that_is_killed(tmp_path: Path, survived: 
 import sys, time
 from pathlib import Path
 from rl_core.config.run import RunConfig, TrainerConfig
-from rl_core.tracking.wandb_tracker import WandbTracker
+from rl_core.tracking.wandb_tracker import wandb_tracking
 
-with WandbTracker(RunConfig(trainer=TrainerConfig(logger=("wandb",))), Path(sys.argv[1])):
+with wandb_tracking(RunConfig(trainer=TrainerConfig(logger=("wandb",))), Path(sys.argv[1])):
     time.sleep(600)
 """
     trainer = subprocess.Popen([sys.executable, "-c", code, str(run.path)])
@@ -278,7 +277,7 @@ def test_a_run_that_was_deleted_at_wandb_goes_on_under_a_new_name(
     monkeypatch.setattr(wandb_tracker, "FINISH_TIMEOUT_S", float(LIMIT_S))
     with FakeWandb(deleted=("my-run",)) as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        with WandbTracker(config, run.path):
+        with wandb_tracking(config, run.path):
             do_steps(run, 1, 5)
         name = wandb_run_id(run.path)
         assert name.startswith("my-run-")
@@ -304,7 +303,7 @@ def test_an_upload_says_in_one_line_why_it_failed(
 
 
 def test_without_wandb_in_the_settings_nothing_starts(tmp_path: Path) -> None:
-    with WandbTracker(RunConfig(trainer=TrainerConfig(logger=("console",))), tmp_path):
+    with wandb_tracking(RunConfig(trainer=TrainerConfig(logger=("console",))), tmp_path):
         assert beside_us() == []
     assert list(tmp_path.iterdir()) == []
     code = "import sys, rl_core.tracking.wandb_tracker; sys.exit('wandb' in sys.modules)"
@@ -316,7 +315,7 @@ def test_a_process_that_cannot_be_started_costs_a_warning(
 ) -> None:
     config, run = a_run(tmp_path)
     (run.path / "wandb").write_text("in the way")
-    with WandbTracker(config, run.path):
+    with wandb_tracking(config, run.path):
         do_steps(run, 1, 2)
     (said,) = caplog.messages
     assert "wandb lacks steps of this run (its process could not be started" in said

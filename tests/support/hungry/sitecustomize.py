@@ -50,12 +50,12 @@ def _make_hungry(learner: Any) -> None:
         if torch.is_grad_enabled():
             torch.empty(_NOBODY_HAS_BYTES, dtype=torch.uint8)
 
-    def hungry_update(self: Any, prepared: Any) -> dict[str, float]:
-        if self.steps_done < STEPS_BEFORE or self._config.model.gradient_checkpointing:
-            return update(self, prepared)
-        handle = self._actor.get_decoder().layers[-1].mlp.register_forward_pre_hook(ask)
+    def hungry_update(self: Any, experience: Any) -> dict[str, float]:
+        if self.steps_done < STEPS_BEFORE or self.config.model.gradient_checkpointing:
+            return update(self, experience)
+        handle = self.models.actor.get_decoder().layers[-1].mlp.register_forward_pre_hook(ask)
         try:
-            return update(self, prepared)
+            return update(self, experience)
         finally:
             handle.remove()
 

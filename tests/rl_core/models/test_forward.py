@@ -10,7 +10,8 @@ import transformers
 from torch import Tensor
 
 from rl_core.batch import TrainBatch, collate
-from rl_core.models import models
+from rl_core.models import loading
+from rl_core.models.forward import forward_pass
 from rl_core.types import Rollout
 
 CPU = torch.device("cpu")
@@ -19,7 +20,7 @@ CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 
 @pytest.fixture(scope="module")
 def actor(tiny_model_path: Path) -> transformers.PreTrainedModel:
-    return models.load_actor(tiny_model_path, CPU)
+    return loading.load_actor(tiny_model_path, CPU)
 
 
 @pytest.fixture(scope="module")
@@ -45,16 +46,18 @@ def test_log_probs_and_entropy_equal_transformers_row_by_row(
     actor: transformers.PreTrainedModel, batch: TrainBatch
 ) -> None:
     settings = {"temperature": 0.7, "compute_dtype": torch.float32}
-    logprobs, entropy = models.response_logprobs_and_entropy(actor, batch, **settings)
+    outputs = forward_pass(batch, actor=actor, with_entropy=True, **settings)
     expected, expected_entropy = [], []
     for ids, prompt_length in rows_of(batch):
         full = (actor(torch.tensor([ids])).logits[0].float() / 0.7).log_softmax(-1)
         predictors = full[prompt_length - 1 : -1]
         expected.append(predictors.gather(-1, torch.tensor([ids[prompt_length:]]).T).squeeze(-1))
         expected_entropy.append(-(predictors.exp() * predictors).sum(-1))
-    check_rows(logprobs, expected)
-    check_rows(entropy, expected_entropy)
-    assert torch.equal(models.response_logprobs(actor, batch, **settings), logprobs)
+    check_rows(outputs.logprobs, expected)
+    check_rows(outputs.entropy, expected_entropy)
+    alone = forward_pass(batch, actor=actor, **settings)
+    assert torch.equal(alone.logprobs, outputs.logprobs)
+    assert alone.entropy is alone.values is outputs.values is None
 
 
 def test_checkpointed_gradients_are_the_same_from_less_memory(
@@ -62,9 +65,9 @@ def test_checkpointed_gradients_are_the_same_from_less_memory(
 ) -> None:
     results = []
     for checkpointed in (False, True):
-        model = models.load_actor(tiny_model_path, CPU)
+        model = loading.load_actor(tiny_model_path, CPU)
         if checkpointed:
-            models.checkpoint_gradients(model)
+            loading.checkpoint_gradients(model)
         kept: dict[int, int] = {}
 
         def keep(tensor: Tensor, kept: dict[int, int] = kept) -> Tensor:
@@ -72,9 +75,7 @@ def test_checkpointed_gradients_are_the_same_from_less_memory(
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            logprobs = models.response_logprobs(
-                model, batch, temperature=1.0, compute_dtype=torch.float32
-            )
+            logprobs = forward_pass(batch, actor=model, compute_dtype=torch.float32).logprobs
         logprobs.sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         grads = [p.grad for p in model.parameters() if p.grad is not None]
         results.append((logprobs.detach(), grads, sum(kept.values())))
@@ -85,20 +86,13 @@ def test_checkpointed_gradients_are_the_same_from_less_memory(
     assert other_bytes - weights < (plain_bytes - weights) / 2
 
 
-def test_a_model_without_checkpointing_layers_is_refused(tiny_model_path: Path) -> None:
-    model = models.load_actor(tiny_model_path, CPU)
-    model.model.layers = torch.nn.ModuleList()
-    with pytest.raises(ValueError, match="gradient_checkpointing"):
-        models.checkpoint_gradients(model)
-
-
 def test_gradients_equal_transformers_row_by_row(tiny_model_path: Path, batch: TrainBatch) -> None:
     weights = torch.randn(batch.response_mask.shape, generator=torch.Generator().manual_seed(0))
-    ours, theirs = (models.load_actor(tiny_model_path, CPU) for _ in range(2))
-    logprobs, entropy = models.response_logprobs_and_entropy(
-        ours, batch, temperature=1.0, compute_dtype=torch.float32
+    ours, theirs = (loading.load_actor(tiny_model_path, CPU) for _ in range(2))
+    outputs = forward_pass(
+        batch, actor=ours, with_entropy=True, temperature=1.0, compute_dtype=torch.float32
     )
-    (weights * (logprobs + 0.1 * entropy)).sum().backward()
+    (weights * (outputs.logprobs + 0.1 * outputs.entropy)).sum().backward()
     for row, (ids, prompt_length) in enumerate(rows_of(batch)):
         full = theirs(torch.tensor([ids])).logits[0, prompt_length - 1 : -1].log_softmax(-1)
         chosen = full.gather(-1, torch.tensor([ids[prompt_length:]]).T).squeeze(-1)
@@ -114,11 +108,11 @@ def test_padding_its_amount_and_its_side_change_nothing(
     actor: transformers.PreTrainedModel, batch: TrainBatch
 ) -> None:
     settings = {"temperature": 1.0, "compute_dtype": torch.float32}
-    expected = models.response_logprobs(actor, batch, **settings)
+    expected = forward_pass(batch, actor=actor, **settings).logprobs
     wider = dataclasses.replace(
         batch, input_ids=torch.nn.functional.pad(batch.input_ids, (0, 9), value=77)
     )
-    torch.testing.assert_close(models.response_logprobs(actor, wider, **settings), expected)
+    torch.testing.assert_close(forward_pass(wider, actor=actor, **settings).logprobs, expected)
     # The other side: transformers on left-padded rows, with a mask and position ids.
     ids, mask = torch.zeros_like(batch.input_ids), torch.zeros_like(batch.input_ids)
     for row, (tokens, _) in enumerate(rows_of(batch)):
@@ -134,8 +128,8 @@ def test_padding_its_amount_and_its_side_change_nothing(
 def test_a_new_critic_says_0_everywhere_and_learns_from_there(
     actor: transformers.PreTrainedModel, batch: TrainBatch
 ) -> None:
-    critic = models.make_critic(actor)
-    values = models.response_values(critic, batch, compute_dtype=torch.float32)
+    critic = loading.make_critic(actor)
+    values = forward_pass(batch, critic=critic, compute_dtype=torch.float32).values
     assert (values == 0).all()
     (values - 1.0)[batch.response_mask].square().sum().backward()
     assert critic.head.weight.grad is not None
@@ -149,10 +143,10 @@ def test_a_new_critic_says_0_everywhere_and_learns_from_there(
 def test_values_belong_to_the_state_before_each_token(
     actor: transformers.PreTrainedModel, batch: TrainBatch
 ) -> None:
-    critic = models.make_critic(actor)
+    critic = loading.make_critic(actor)
     torch.nn.init.normal_(critic.head.weight, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        values = models.response_values(critic, batch, compute_dtype=torch.float32)
+        values = forward_pass(batch, critic=critic, compute_dtype=torch.float32).values
         expected = []
         for ids, prompt_length in rows_of(batch):
             states = [
@@ -166,10 +160,10 @@ def test_values_belong_to_the_state_before_each_token(
 def test_bfloat16_computes_near_float32_and_keeps_float32_gradients(
     tiny_model_path: Path, batch: TrainBatch
 ) -> None:
-    model = models.load_actor(tiny_model_path, CPU)
+    model = loading.load_actor(tiny_model_path, CPU)
     results, grads = [], []
     for dtype in (torch.float32, torch.bfloat16):
-        logprobs = models.response_logprobs(model, batch, temperature=1.0, compute_dtype=dtype)
+        logprobs = forward_pass(batch, actor=model, compute_dtype=dtype).logprobs
         model.zero_grad()
         logprobs.sum().backward()
         results.append(logprobs.detach())
@@ -180,66 +174,3 @@ def test_bfloat16_computes_near_float32_and_keeps_float32_gradients(
     gap = (results[0] - results[1]).abs()
     assert 1e-5 < gap.max() < 0.3
     assert torch.cosine_similarity(grads[0], grads[1], dim=0) > 0.99
-
-
-def test_a_saved_actor_loads_with_transformers_as_it_was(
-    actor: transformers.PreTrainedModel, tiny_model_path: Path, tmp_path: Path
-) -> None:
-    models.save_actor(actor, models.complete_weights(actor), tiny_model_path, tmp_path / "saved")
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
-    for name, tensor in actor.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], tensor)
-    text = "3 + 4 = 7"
-    saved, original = (
-        transformers.PreTrainedTokenizerFast.from_pretrained(folder)
-        for folder in (tmp_path / "saved", tiny_model_path)
-    )
-    assert saved.encode(text) == original.encode(text)
-    assert saved.decode(saved.encode(text)) == text
-    assert loaded.generation_config.eos_token_id == 1
-
-
-def test_weights_are_complete_and_name_a_tied_embedding_once(
-    actor: transformers.PreTrainedModel,
-) -> None:
-    weights = models.complete_weights(actor)
-    assert "lm_head.weight" not in weights
-    assert set(weights) == {name for name, _ in actor.named_parameters()}
-    assert not any(tensor.requires_grad for tensor in weights.values())
-    copy = transformers.AutoModelForCausalLM.from_config(actor.config)
-    copy.load_state_dict(weights, strict=False)
-    copy.tie_weights()
-    ids = torch.tensor([[5, 6, 7]])
-    torch.testing.assert_close(copy.eval()(ids).logits, actor(ids).logits, atol=1e-5, rtol=1e-5)
-
-
-def test_weights_of_an_untied_model_include_its_head(
-    actor: transformers.PreTrainedModel,
-) -> None:
-    config = transformers.Qwen2Config.from_dict(
-        actor.config.to_dict() | {"tie_word_embeddings": False}
-    )
-    model = transformers.Qwen2ForCausalLM(config)
-    assert torch.equal(models.complete_weights(model)["lm_head.weight"], model.lm_head.weight)
-
-
-def test_a_missing_model_is_one_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no such model") as error:
-        models.load_actor(tmp_path / "nope", CPU)
-    assert "\n" not in str(error.value)
-
-
-def test_a_model_with_transformed_logits_is_refused(tmp_path: Path) -> None:
-    config = transformers.Gemma2Config(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=32,
-        final_logit_softcapping=0.1,
-    )
-    transformers.Gemma2ForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="transformed after the output embedding"):
-        models.load_actor(tmp_path, CPU)

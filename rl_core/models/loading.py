@@ -1,7 +1,7 @@
-"""Actor, critic and reference: how they are loaded, and their forward passes over a batch.
+"""Actor, critic and reference: how they are loaded, and how an actor is saved.
 
-Weights are float32 always; with dtype bfloat16 the forward passes run under autocast. Modules stay
-in eval mode: dropout would make the ratio of new to old policy differ from 1 before any update.
+Weights are float32 always. Modules stay in eval mode: dropout would make the ratio of new to old
+policy differ from 1 before any update. Not here: forward passes (forward.py).
 """
 
 from __future__ import annotations
@@ -18,12 +18,9 @@ import transformers
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rl_core.algos.logprobs import token_logprobs, token_logprobs_and_entropy
-from rl_core.batch import TrainBatch
 from rl_core.config.run import RunConfig
 from rl_core.models.fast_linear import use_fast_products
 from rl_core.models.lora import add_adapters, merged_state
-from rl_core.models.shared_prefix import response_states
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -176,126 +173,6 @@ def _check_plain_logits(model: transformers.PreTrainedModel, path: Path) -> None
             f"model.path={path}: its logits are transformed after the output embedding "
             f"({type(model).__name__}), which log-probs from hidden states do not support"
         )
-
-
-def _pad(per_token: Tensor, response_mask: Tensor) -> Tensor:
-    """Returns [N] as [B, T], 0 outside the mask; differentiable."""
-    return per_token.new_zeros(response_mask.shape).masked_scatter(response_mask, per_token)
-
-
-def response_logprobs(
-    model: transformers.PreTrainedModel,
-    batch: TrainBatch,
-    *,
-    temperature: float,
-    compute_dtype: torch.dtype,
-) -> Tensor:
-    """Returns the log-probs of the response tokens under the tempered policy, float32 [B, T].
-
-    Args:
-        model: a causal LM.
-        batch: B rows.
-        temperature: of the distribution that was sampled from.
-        compute_dtype: float32, or bfloat16 for autocast.
-    """
-    hidden, head = _actor_states(model, batch, compute_dtype)
-    logprobs = token_logprobs(
-        hidden, head, batch.response_ids(), temperature=temperature, compute_dtype=compute_dtype
-    )
-    return _pad(logprobs, batch.response_mask)
-
-
-def response_logprobs_and_entropy(
-    model: transformers.PreTrainedModel,
-    batch: TrainBatch,
-    *,
-    temperature: float,
-    compute_dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    """Returns log-probs and entropies at the response tokens, each float32 [B, T].
-
-    Takes what `response_logprobs` takes.
-    """
-    hidden, head = _actor_states(model, batch, compute_dtype)
-    logprobs, entropy = token_logprobs_and_entropy(
-        hidden, head, batch.response_ids(), temperature=temperature, compute_dtype=compute_dtype
-    )
-    return _pad(logprobs, batch.response_mask), _pad(entropy, batch.response_mask)
-
-
-def response_logprobs_and_values(
-    model: transformers.PreTrainedModel,
-    value_head: nn.Linear,
-    batch: TrainBatch,
-    *,
-    temperature: float,
-    compute_dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    """Returns log-probs and values at the response tokens from one pass, each float32 [B, T].
-
-    Takes what `response_logprobs` takes, and the head of a critic that shares the trunk.
-    """
-    hidden, head = _actor_states(model, batch, compute_dtype)
-    logprobs = token_logprobs(
-        hidden, head, batch.response_ids(), temperature=temperature, compute_dtype=compute_dtype
-    )
-    return _pad(logprobs, batch.response_mask), _head_values(value_head, hidden, batch)
-
-
-def response_logprobs_entropy_and_values(
-    model: transformers.PreTrainedModel,
-    value_head: nn.Linear,
-    batch: TrainBatch,
-    *,
-    temperature: float,
-    compute_dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns log-probs, entropies and values from one pass, each float32 [B, T].
-
-    Takes what `response_logprobs_and_values` takes.
-    """
-    hidden, head = _actor_states(model, batch, compute_dtype)
-    logprobs, entropy = token_logprobs_and_entropy(
-        hidden, head, batch.response_ids(), temperature=temperature, compute_dtype=compute_dtype
-    )
-    mask = batch.response_mask
-    return _pad(logprobs, mask), _pad(entropy, mask), _head_values(value_head, hidden, batch)
-
-
-def _actor_states(
-    model: transformers.PreTrainedModel, batch: TrainBatch, compute_dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    with _autocast(batch, compute_dtype):
-        return response_states(model.get_decoder(), batch), model.get_output_embeddings().weight
-
-
-def response_values(
-    critic: Critic, batch: TrainBatch, *, compute_dtype: torch.dtype, backbone_learns: bool = True
-) -> Tensor:
-    """Returns the values of the states before each response token, float32 [B, T].
-
-    Args:
-        critic: backbone and head.
-        batch: B rows.
-        compute_dtype: float32, or bfloat16 for autocast (the head is float32 always).
-        backbone_learns: False keeps gradient, and the memory it needs, from the backbone.
-    """
-    recorded = backbone_learns and torch.is_grad_enabled()
-    with _autocast(batch, compute_dtype), torch.set_grad_enabled(recorded):
-        hidden = response_states(critic.backbone, batch)
-    return _head_values(critic.head, hidden, batch)
-
-
-def _head_values(head: nn.Linear, hidden: Tensor, batch: TrainBatch) -> Tensor:
-    return _pad(head(hidden.float()).squeeze(-1), batch.response_mask)
-
-
-def _autocast(batch: TrainBatch, compute_dtype: torch.dtype) -> torch.autocast:
-    return torch.autocast(
-        batch.input_ids.device.type,
-        dtype=torch.bfloat16,
-        enabled=compute_dtype == torch.bfloat16,
-    )
 
 
 def complete_weights(model: transformers.PreTrainedModel) -> dict[str, Tensor]:

@@ -1,0 +1,130 @@
+"""What a step says of itself: its batch, its policy, and the rollout log's columns.
+
+Legend: B responses, T response tokens. Names are verl's, so that dashboards and old logs compare.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from rl_core.algos import advantages as adv
+from rl_core.algos.masking import masked_mean, masked_sum
+from rl_core.config.run import GROUP_ESTIMATORS, AlgorithmConfig
+from rl_core.learner.experience import Experience
+
+
+def kl_per_response(experience: Experience) -> float:
+    """Returns the mean over responses of their summed KL, in nats; 0 without a reference."""
+    kl = experience.kl
+    if kl is None:
+        return 0.0
+    return float(masked_sum(kl, experience.batch.response_mask, dim=-1).mean())
+
+
+def batch_metrics(
+    experience: Experience, *, algorithm: AlgorithmConfig, max_prompt_length: int
+) -> dict[str, float]:
+    """Returns what a experience batch says about the step, under verl's names.
+
+    Args:
+        experience: the step's whole batch.
+        algorithm: whether there are groups.
+        max_prompt_length: tokens, for the share of prompts that fill it.
+    """
+    batch, mask = experience.batch, experience.batch.response_mask
+    metrics = {
+        **_three("critic/score", batch.rewards),
+        **_three("critic/rewards", adv.response_sums(experience.token_rewards, mask)),
+        **_three("critic/advantages", experience.advantages[mask]),
+        **_three("response_length", batch.response_lengths.float()),
+        "response_length/clip_ratio": float(batch.truncated.float().mean()),
+        **_three("prompt_length", batch.prompt_lengths.float()),
+        "prompt_length/clip_ratio": float(
+            (batch.prompt_lengths >= max_prompt_length).float().mean()
+        ),
+        **_sequence_lengths(int(batch.lengths.sum())),
+    }
+    if algorithm.estimator in GROUP_ESTIMATORS:
+        metrics["group/zero_spread_frac"] = adv.zero_spread_fraction(batch.rewards, batch.group_ids)
+    if experience.values is not None and experience.returns is not None:
+        values, returns = experience.values[mask], experience.returns[mask]
+        unexplained = (returns - values).var(unbiased=False)
+        metrics |= {
+            **_three("critic/values", values),
+            **_three("critic/returns", returns),
+            "critic/vf_explained_var": float(
+                1.0 - unexplained / (returns.var(unbiased=False) + 1e-5)
+            ),
+        }
+    return metrics
+
+
+def policy_metrics(experience: Experience, *, kl_coef: float) -> dict[str, float]:
+    """Returns how far the policy stood from the engines' and from the reference, once it is known.
+
+    Args:
+        experience: the step's whole batch, `old_logprobs` filled.
+        kl_coef: this step's KL coefficient.
+    """
+    batch, mask = experience.batch, experience.batch.response_mask
+    gap = torch.where(mask, (experience.old_logprobs - batch.rollout_logprobs).abs(), 0.0)
+    metrics = {
+        "rollout/logprob_gap_mean": float(masked_mean(gap, mask)),
+        "rollout/logprob_gap_max": float(gap.max()),
+    }
+    kl = experience.kl
+    if kl is not None:
+        per_response = masked_sum(kl, mask, dim=-1) / batch.response_lengths
+        metrics |= {"critic/kl": float(per_response.mean()), "critic/kl_coeff": kl_coef}
+    return metrics
+
+
+def _sequence_lengths(num_tokens: int) -> dict[str, float]:
+    """Returns verl's `global_seqlen/*`: how evenly a step's tokens lie on the learner's ranks.
+
+    There is one rank here, which has all of them, balanced or not.
+
+    Source: verl 0.9, verl/utils/seqlen_balancing.py, log_seqlen_unbalance.
+    """
+    of_one_rank = ("min", "max", "mean", "balanced_min", "balanced_max")
+    lengths = {f"global_seqlen/{name}": float(num_tokens) for name in of_one_rank}
+    return lengths | {"global_seqlen/minmax_diff": 0.0}
+
+
+def _three(name: str, values: Tensor) -> dict[str, float]:
+    return {
+        f"{name}/mean": float(values.mean()),
+        f"{name}/max": float(values.max()),
+        f"{name}/min": float(values.min()),
+    }
+
+
+def rollout_columns(experience: Experience) -> dict[str, list[float]]:
+    """Returns one number per rollout, under the names of the rollout log's columns.
+
+    `reward` is the score less the KL penalty and `ref_kl` the response's KL in nats, both summed
+    over its tokens; NaN where there is no critic or no reference.
+    """
+    batch, mask = experience.batch, experience.batch.response_mask
+
+    def mean(per_token: Tensor | None) -> list[float]:
+        if per_token is None:
+            return [math.nan] * len(batch)
+        sums = masked_sum(per_token, mask, dim=-1)
+        return [float(x) for x in sums / batch.response_lengths]
+
+    def total(per_token: Tensor | None) -> list[float]:
+        if per_token is None:
+            return [math.nan] * len(batch)
+        return [float(x) for x in masked_sum(per_token, mask, dim=-1)]
+
+    return {
+        "reward": total(experience.token_rewards),
+        "advantage_mean": mean(experience.advantages),
+        "value_mean": mean(experience.values),
+        "logprob_gap_mean": mean((experience.old_logprobs - batch.rollout_logprobs).abs()),
+        "ref_kl": total(experience.kl),
+    }

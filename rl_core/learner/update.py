@@ -1,0 +1,188 @@
+"""Stage 7: experience -> losses -> gradients by micro-batches -> one optimizer step per mini-batch.
+
+Not here: what the losses are (objectives.py), and what an optimizer does (optimizer.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rl_core.algos.masking import Denominators, count_denominators
+from rl_core.batch import mini_batches
+from rl_core.config.run import RunConfig
+from rl_core.errors import out_of_memory_as
+from rl_core.learner.experience import Experience
+from rl_core.learner.microbatching import Microbatching
+from rl_core.learner.objectives import Objective, actor_objective, critic_objective, joined
+from rl_core.learner.optimizer import ModelOptimizer
+from rl_core.learner.profiling import measured
+from rl_core.models.forward import ForwardPass
+from rl_core.models.loading import Models
+
+ACTOR, CRITIC = "actor", "critic"
+
+
+class Updater:
+    """Moves the models along a step's experience; holds no state but theirs.
+
+    Args:
+        config: the run's settings.
+        models: actor and critic, of which those with an optimizer learn.
+        optimizers: by the name that a model's metrics start with.
+        forward: with the run's temperature and type.
+        microbatching: splits mini-batches.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        models: Models,
+        optimizers: Mapping[str, ModelOptimizer],
+        forward: ForwardPass,
+        microbatching: Microbatching,
+    ) -> None:
+        self._config, self._models, self._optimizers = config, models, optimizers
+        self._forward, self._microbatching = forward, microbatching
+
+    def __call__(
+        self, experience: Experience, *, kl_coef: float, actor_learns: bool
+    ) -> dict[str, float]:
+        """Does all updates of a step, model after model; returns metrics under verl's names.
+
+        Args:
+            experience: the step's; of the only update, its `old_logprobs` are filled here.
+            kl_coef: this step's KL coefficient.
+            actor_learns: False during the critic's warm-up.
+        """
+        metrics: dict[str, float] = {}
+        for names in self.learners(actor_learns=actor_learns):
+            with measured(_phase(names), self._microbatching.device, metrics):
+                metrics |= self.run_epochs(names, experience, kl_coef)
+        return metrics
+
+    def learners(self, *, actor_learns: bool) -> list[tuple[str, ...]]:
+        """Returns what learns in turn, by name; together what shares a trunk, from one loss."""
+        critic = () if self._models.critic is None else (CRITIC,)
+        if not actor_learns:
+            return [critic]
+        if self._config.critic.share_trunk:
+            return [(ACTOR, *critic)]
+        return [names for names in (critic, (ACTOR,)) if names]
+
+    def run_epochs(
+        self, names: Sequence[str], experience: Experience, kl_coef: float
+    ) -> dict[str, float]:
+        """Does all updates of a step by one loss; returns metrics, means over the updates."""
+        actor, updates = self._config.actor, []
+        optimizers = [self._optimizers[name] for name in names]
+        rates = {f"{name}/lr": self._optimizers[name].lr for name in names}
+        for _ in range(actor.ppo_epochs):
+            for rows in mini_batches(experience.batch.group_ids, actor.mini_batch_size):
+                mini = experience if experience.is_on_policy else experience.select(rows)
+                updates.append(self._update(names, mini, kl_coef))
+        for optimizer in optimizers:
+            optimizer.end_step()
+        means = {
+            name: float(torch.stack([shares[name] for shares in updates]).mean())
+            for name in updates[0]
+        }
+        return means | rates
+
+    def _update(self, names: Sequence[str], mini: Experience, kl_coef: float) -> dict[str, Tensor]:
+        """Moves weights once, by a mini-batch; returns its metrics, scalars."""
+        optimizers = {name: self._optimizers[name] for name in names}
+
+        def attempt(parts: list[Tensor]) -> dict[str, Tensor]:
+            for optimizer in optimizers.values():
+                optimizer.offload()  # after an attempt that ran out of memory late
+            metrics = self.accumulate(names, mini, parts, kl_coef)
+            return metrics | {f"{name}/grad_norm": x.clip() for name, x in optimizers.items()}
+
+        metrics = self._microbatching.run(_phase(names), mini.batch, attempt)
+        # Not done again: weights move once. All memory for it is there, see `clip`.
+        with out_of_memory_as(_phase(names)):
+            for name, optimizer in optimizers.items():
+                optimizer.step(metrics[f"{name}/grad_norm"])
+        return metrics
+
+    def accumulate(
+        self, names: Sequence[str], mini: Experience, parts: Sequence[Tensor], kl_coef: float
+    ) -> dict[str, Tensor]:
+        """Sets the weights' `.grad` to a mini-batch's gradient; returns its metrics, scalars.
+
+        Args:
+            names: what learns.
+            mini: the mini-batch; what it is divided by does not depend on its parts.
+            parts: rows of its micro-batches, int64 [b] each.
+            kl_coef: this step's KL coefficient.
+        """
+        parameters: list[nn.Parameter] = []
+        for name in names:
+            parameters += self._optimizers[name].parameters
+        for parameter in parameters:
+            parameter.grad = None  # of an attempt that ran out of memory half-way
+        mask = mini.loss_mask
+        # Where all responses are masked nothing is learned, and any denominator will do.
+        denominators = count_denominators(mask if bool(mask.any()) else mini.batch.response_mask)
+
+        def loss_and_metrics(rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            objective = self._objective(names, mini, rows, denominators, kl_coef)
+            return objective.loss, {name: x.detach() for name, x in objective.metrics.items()}
+
+        computed = self._microbatching.threads.accumulate(parameters, loss_and_metrics, parts)
+        return {
+            name: torch.stack([metrics[name] for metrics in computed]).sum() for name in computed[0]
+        }
+
+    def _objective(
+        self,
+        names: Sequence[str],
+        mini: Experience,
+        rows: Tensor,
+        denominators: Denominators,
+        kl_coef: float,
+    ) -> Objective:
+        """Returns a micro-batch's shares of loss and metrics, from one forward pass."""
+        micro, config = mini.select(rows), self._config
+        with_actor, with_critic = ACTOR in names, CRITIC in names
+        outputs = self._forward(
+            micro.batch,
+            actor=self._models.actor if with_actor else None,
+            critic=self._models.critic if with_critic else None,
+            with_entropy=with_actor,
+            trunk_learns=with_actor or not config.critic.share_trunk,
+        )
+        objectives = []
+        if with_actor:
+            assert outputs.logprobs is not None
+            if mini.is_on_policy:
+                mini.set_old_logprobs(rows, outputs.logprobs)
+            objectives.append(
+                actor_objective(
+                    outputs,
+                    micro,
+                    actor=config.actor,
+                    algorithm=config.algorithm,
+                    kl_coef=kl_coef,
+                    denominators=denominators,
+                )
+            )
+        if with_critic:
+            critic = config.critic
+            objectives.append(
+                critic_objective(
+                    outputs,
+                    micro,
+                    value_clip=critic.value_clip,
+                    loss_coef=critic.loss_coef if critic.share_trunk else 1.0,
+                    denominators=denominators,
+                )
+            )
+        return joined(objectives)
+
+
+def _phase(names: Sequence[str]) -> str:
+    return f"update_{names[0]}"

@@ -1,0 +1,104 @@
+"""The forward pass over a batch: one result, whatever of it is wanted.
+
+Weights are float32; with `compute_dtype=bfloat16` the pass runs under autocast, but for the value
+head. Legend: B rows, T response tokens, N all response tokens of a batch, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from rl_core.algos.logprobs import token_logprobs, token_logprobs_and_entropy
+from rl_core.batch import TrainBatch
+from rl_core.models.loading import Critic
+from rl_core.models.shared_prefix import response_states
+
+
+@dataclass(frozen=True)
+class TokenOutputs:
+    """What models say of the response tokens, each float32 [B, T], 0 outside the response mask.
+
+    What was not asked for is None.
+    """
+
+    logprobs: Tensor | None = None
+    """Of the tokens under the tempered policy."""
+    entropy: Tensor | None = None
+    """Of that policy before each token, in nats."""
+    values: Tensor | None = None
+    """Of the state before each token."""
+
+
+ForwardPass = Callable[..., TokenOutputs]
+"""`forward_pass`, with a run's temperature and type filled in."""
+
+
+def forward_pass(
+    batch: TrainBatch,
+    *,
+    actor: transformers.PreTrainedModel | None = None,
+    critic: Critic | None = None,
+    with_entropy: bool = False,
+    trunk_learns: bool = True,
+    temperature: float = 1.0,
+    compute_dtype: torch.dtype,
+) -> TokenOutputs:
+    """Reads a batch once; returns log-probs of an actor, values of a critic, or both.
+
+    Args:
+        batch: B rows.
+        actor: a causal LM whose log-probs are wanted.
+        critic: whose values are wanted; beside an actor one that shares its trunk.
+        with_entropy: whether the actor's entropy is wanted too.
+        trunk_learns: False keeps gradient, and the memory it needs, from all but the heads.
+        temperature: of the distribution that was sampled from.
+        compute_dtype: float32, or bfloat16 for autocast.
+    """
+    trunk = _trunk(actor, critic)
+    is_recorded = trunk_learns and torch.is_grad_enabled()
+    with _autocast(batch, compute_dtype), torch.set_grad_enabled(is_recorded):
+        hidden = response_states(trunk, batch)
+    logprobs = entropy = values = None
+    if actor is not None:
+        head, targets = actor.get_output_embeddings().weight, batch.response_ids()
+        if with_entropy:
+            logprobs, entropy = token_logprobs_and_entropy(
+                hidden, head, targets, temperature=temperature, compute_dtype=compute_dtype
+            )
+        else:
+            logprobs = token_logprobs(
+                hidden, head, targets, temperature=temperature, compute_dtype=compute_dtype
+            )
+    if critic is not None:
+        values = critic.head(hidden.float()).squeeze(-1)
+    mask = batch.response_mask
+    return TokenOutputs(_pad(logprobs, mask), _pad(entropy, mask), _pad(values, mask))
+
+
+def _trunk(actor: transformers.PreTrainedModel | None, critic: Critic | None) -> nn.Module:
+    if actor is None:
+        assert critic is not None, "a pass of no model"
+        return critic.backbone
+    trunk: nn.Module = actor.get_decoder()
+    assert critic is None or critic.backbone is trunk, "one pass through two trunks"
+    return trunk
+
+
+def _pad(per_token: Tensor | None, response_mask: Tensor) -> Tensor | None:
+    """Returns [N] as [B, T], 0 outside the mask; differentiable."""
+    if per_token is None:
+        return None
+    return per_token.new_zeros(response_mask.shape).masked_scatter(response_mask, per_token)
+
+
+def _autocast(batch: TrainBatch, compute_dtype: torch.dtype) -> torch.autocast:
+    return torch.autocast(
+        batch.input_ids.device.type,
+        dtype=torch.bfloat16,
+        enabled=compute_dtype == torch.bfloat16,
+    )

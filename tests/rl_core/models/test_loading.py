@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from rl_core.models import loading
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def actor(tiny_model_path: Path) -> transformers.PreTrainedModel:
+    return loading.load_actor(tiny_model_path, CPU)
+
+
+def test_a_model_without_checkpointing_layers_is_refused(tiny_model_path: Path) -> None:
+    model = loading.load_actor(tiny_model_path, CPU)
+    model.model.layers = torch.nn.ModuleList()
+    with pytest.raises(ValueError, match="gradient_checkpointing"):
+        loading.checkpoint_gradients(model)
+
+
+def test_a_saved_actor_loads_with_transformers_as_it_was(
+    actor: transformers.PreTrainedModel, tiny_model_path: Path, tmp_path: Path
+) -> None:
+    loading.save_actor(actor, loading.complete_weights(actor), tiny_model_path, tmp_path / "saved")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    for name, tensor in actor.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor)
+    text = "3 + 4 = 7"
+    saved, original = (
+        transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+        for folder in (tmp_path / "saved", tiny_model_path)
+    )
+    assert saved.encode(text) == original.encode(text)
+    assert saved.decode(saved.encode(text)) == text
+    assert loaded.generation_config.eos_token_id == 1
+
+
+def test_weights_are_complete_and_name_a_tied_embedding_once(
+    actor: transformers.PreTrainedModel,
+) -> None:
+    weights = loading.complete_weights(actor)
+    assert "lm_head.weight" not in weights
+    assert set(weights) == {name for name, _ in actor.named_parameters()}
+    assert not any(tensor.requires_grad for tensor in weights.values())
+    copy = transformers.AutoModelForCausalLM.from_config(actor.config)
+    copy.load_state_dict(weights, strict=False)
+    copy.tie_weights()
+    ids = torch.tensor([[5, 6, 7]])
+    torch.testing.assert_close(copy.eval()(ids).logits, actor(ids).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_weights_of_an_untied_model_include_its_head(
+    actor: transformers.PreTrainedModel,
+) -> None:
+    config = transformers.Qwen2Config.from_dict(
+        actor.config.to_dict() | {"tie_word_embeddings": False}
+    )
+    model = transformers.Qwen2ForCausalLM(config)
+    assert torch.equal(loading.complete_weights(model)["lm_head.weight"], model.lm_head.weight)
+
+
+def test_a_missing_model_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no such model") as error:
+        loading.load_actor(tmp_path / "nope", CPU)
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_with_transformed_logits_is_refused(tmp_path: Path) -> None:
+    config = transformers.Gemma2Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=32,
+        final_logit_softcapping=0.1,
+    )
+    transformers.Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="transformed after the output embedding"):
+        loading.load_actor(tmp_path, CPU)
