@@ -1,6 +1,6 @@
-"""The home-made base model: a small Qwen2 fitted to the lessons of its env, data path stage 0.
+"""The home-made base model: a small Qwen2 fitted to the examples of its env, data path stage 0.
 
-Not the trainer: it makes, once, what `model.path` otherwise names. Lessons are of mixed quality:
+Not the trainer: it makes, once, what `model.path` otherwise names. Examples are of mixed quality:
 they calculate well but mostly give up early, which is what reinforcement learning finds to improve.
 
 Legend: B responses, L prompt + response (right-padded), V vocabulary.
@@ -24,7 +24,8 @@ from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rl_core.config.base_model import BaseModelConfig
-from rl_core.sft.examples import Example, Lessons
+from rl_core.envs.sft_examples import SftExamples
+from rl_core.sft.examples import Example, draw_examples, measure
 from rl_core.sft.muon import Muon
 from rl_core.sft.tokenizer import train_tokenizer
 from rl_core.system.atomic import new_folder
@@ -48,7 +49,7 @@ class WarmStartReport:
         vocab_size: Tokens of the tokenizer.
         seconds: Wall time of everything, gates included.
         final_loss: Mean training loss of the last twentieth of the steps, in nats per token.
-        measured: What the lessons measured of greedy responses to held-out problems.
+        measured: What was measured of greedy responses to held-out problems.
         failed_gates: One sentence per gate missed; empty if all is well.
     """
 
@@ -73,7 +74,7 @@ class WarmStartReport:
 
 def make_base_model(
     settings: BaseModelConfig,
-    lessons: Lessons,
+    source: SftExamples,
     *,
     folder: Path,
     on_step: Callable[[int, int, float], None],
@@ -85,7 +86,7 @@ def make_base_model(
 
     Args:
         settings: Size, steps and learning rate.
-        lessons: The env's texts, and its gates.
+        source: The env's texts, and its gates.
         folder: Where the model goes, whole or not at all.
         on_step: Called after each step with (steps done, steps in all, loss).
 
@@ -95,10 +96,12 @@ def make_base_model(
     started = time.monotonic()
     with _own_torch_state(settings):
         rng = random.Random(settings.seed)
-        tokenizer = train_tokenizer(lessons.tokenizer_texts(rng), vocab_size=settings.vocab_size)
+        tokenizer = train_tokenizer(source.tokenizer_texts(rng), vocab_size=settings.vocab_size)
         model = _new_model(settings, tokenizer)
-        final_loss = _fit(model, tokenizer, settings, lessons, rng, on_step)
-        measured, failed = lessons.measure(model, tokenizer)
+        final_loss = _fit(model, tokenizer, settings, source, rng, on_step)
+        measured, failed = measure(
+            source, model, tokenizer, max_tokens=settings.max_response_tokens
+        )
         report = WarmStartReport(
             num_parameters=sum(parameter.numel() for parameter in model.parameters()),
             vocab_size=len(tokenizer),
@@ -156,7 +159,7 @@ def _fit(
     model: Qwen2ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     settings: BaseModelConfig,
-    lessons: Lessons,
+    source: SftExamples,
     rng: random.Random,
     on_step: Callable[[int, int, float], None],
 ) -> float:
@@ -171,7 +174,7 @@ def _fit(
     losses: list[float] = []
     model.train()
     for step in range(settings.steps):
-        examples = lessons.examples(tokenizer, settings.batch_size, rng)
+        examples = draw_examples(source, tokenizer, settings.batch_size, rng)
         losses.append(_backward(model, examples, tokenizer.pad_token_id, threads))
         torch.nn.utils.clip_grad_norm_(model.parameters(), _GRAD_CLIP)
         lr = settings.lr * _schedule(step, settings)
