@@ -11,9 +11,9 @@ from pathlib import Path
 
 from usage import print_report
 
-from rl_core.config.env import CountdownConfig
 from rl_core.config.run import DataConfig
 from rl_core.data.dataset import write_dataset
+from rl_core.envs.countdown import CountdownConfig
 
 
 def main() -> None:

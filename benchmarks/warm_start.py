@@ -27,7 +27,7 @@ from transformers import (  # noqa: E402
 from flows.settings.compose import compose  # noqa: E402
 from rl_core.data.dataset import read_problems  # noqa: E402
 from rl_core.envs.countdown import render_prompt, score_response  # noqa: E402
-from rl_core.sft.search_traces import ANSWER_OPEN, VERDICTS, check_response  # noqa: E402
+from rl_core.envs.countdown.search_traces import ANSWER_OPEN, VERDICTS, check_response  # noqa: E402
 from tasks.base_model import base_model  # noqa: E402
 from tasks.generate import generate_dataset  # noqa: E402
 

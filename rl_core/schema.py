@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -16,38 +17,25 @@ _EXTRA_INFO = pa.struct(
     ]
 )
 
-COUNTDOWN_DATASET = pa.schema(
-    [
-        ("nums", pa.list_(pa.int64())),
-        ("target", pa.int64()),
-        ("data_source", pa.string()),
-        ("prompt", pa.list_(_MESSAGE)),
-        ("ability", pa.string()),
-        (
-            "reward_model",
-            pa.struct(
-                [
-                    ("style", pa.string()),
-                    (
-                        "ground_truth",
-                        pa.struct([("target", pa.int64()), ("numbers", pa.list_(pa.int64()))]),
-                    ),
-                ]
-            ),
-        ),
-        ("extra_info", _EXTRA_INFO),
-    ]
-)
 
-GSM8K_DATASET = pa.schema(
-    [
-        ("data_source", pa.string()),
-        ("prompt", pa.list_(_MESSAGE)),
-        ("ability", pa.string()),
-        ("reward_model", pa.struct([("style", pa.string()), ("ground_truth", pa.string())])),
-        ("extra_info", _EXTRA_INFO),
-    ]
-)
+def dataset_schema(truth: pa.DataType, own: Sequence[tuple[str, pa.DataType]] = ()) -> pa.Schema:
+    """Returns the columns of an env's data set: its own, then those that verl reads.
+
+    Args:
+        truth: type of `reward_model.ground_truth`.
+        own: names and types of the env's own columns.
+    """
+    return pa.schema(
+        [
+            *own,
+            ("data_source", pa.string()),
+            ("prompt", pa.list_(_MESSAGE)),
+            ("ability", pa.string()),
+            ("reward_model", pa.struct([("style", pa.string()), ("ground_truth", truth)])),
+            ("extra_info", _EXTRA_INFO),
+        ]
+    )
+
 
 ROLLOUTS = pa.schema(
     [

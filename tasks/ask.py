@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from rl_core.config.env import CountdownConfig
 from rl_core.config.run import RunConfig
-from rl_core.envs import countdown, gsm8k
+from rl_core.envs import env_of
+from rl_core.envs.record import Question
 from rl_core.system.process_env import hide_cuda_only_packages, process_environment
 from rl_core.system.seeds import seed_of
 from rl_core.types import GenerationRequest, Problem, SamplingSettings, ScoredText
 
 if TYPE_CHECKING:
     from rl_core.rollout.hf_engine import HfEngine
-
-_PUZZLE: Final = re.compile(r"[\s\d,;\[\](){}=:>→-]*")
-_FEWEST_NUMBERS: Final = 2
-
-
-@dataclass(frozen=True)
-class Question:
-    """What a model is asked."""
-
-    shown: str
-    """As a person would write it."""
-    problem: Problem
-    is_scored: bool
-    """Whether the right answer is known."""
 
 
 @dataclass(frozen=True)
@@ -57,35 +42,12 @@ def read_question(config: RunConfig, text: str, answer: str | None = None) -> Qu
     Raises:
         ValueError: it is no puzzle, or the answer is no number.
     """
-    env = config.env
-    if isinstance(env, CountdownConfig):
-        numbers = [int(word) for word in re.findall(r"\d+", text)]
-        if not _PUZZLE.fullmatch(text) or len(numbers) <= _FEWEST_NUMBERS:
-            raise ValueError(
-                f"{text!r} is no puzzle: write numbers and, last, the target, as '3 14 7 = 35' "
-                "(env=gsm8k takes word problems)"
-            )
-        if answer is not None:
-            raise ValueError("a puzzle's answer is found by its rule: answer= is for env=gsm8k")
-        *numbers, target = numbers
-        messages = countdown.render_messages(env.prompt_template, numbers, target)
-        truth = {"numbers": numbers, "target": target}
-        problem = Problem(0, "countdown", tuple(messages), truth, 0)
-        return Question(_puzzle(numbers, target), problem, is_scored=True)
-    known = "0" if answer is None else gsm8k.extract_truth(f"#### {answer}")
-    asked = tuple(gsm8k.render_messages(env.prompt_template, text))
-    problem = Problem(0, gsm8k.DATA_SOURCE, asked, known, 0)
-    return Question(text, problem, is_scored=answer is not None)
+    return env_of(config.env).read_question(config.env, text, answer)
 
 
-def question_of(problem: Problem) -> Question:
+def question_of(config: RunConfig, problem: Problem) -> Question:
     """Returns a problem of a data set as a question."""
-    truth = problem.ground_truth
-    if isinstance(truth, str):
-        shown = f"{problem.messages[-1]['content']} (the answer is {truth})"
-    else:
-        shown = _puzzle(truth["numbers"], truth["target"])
-    return Question(shown, problem, is_scored=True)
+    return Question(env_of(config.env).show(problem), problem, is_scored=True)
 
 
 def ask_model(
@@ -148,7 +110,3 @@ def _engine(config: RunConfig, model: Path, *, on_gpu: bool) -> HfEngine:
         max_num_seqs=config.rollout.max_num_seqs,
         on_gpu=on_gpu and torch.cuda.is_available(),
     )
-
-
-def _puzzle(numbers: Sequence[int], target: int) -> str:
-    return f"{', '.join(map(str, numbers))} = {target}"

@@ -10,23 +10,21 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from prefect import task
 from prefect.context import TaskRunContext
 
-from rl_core.config.env import CountdownConfig
 from rl_core.config.run import RunConfig
-from rl_core.data.dataset import generator_settings, read_problems, read_solutions
-from rl_core.envs.countdown import render_prompt
+from rl_core.data.dataset import generator_settings, read_solved
+from rl_core.envs import env_of
 from rl_core.system.atomic import locked, sweep_leftovers
 from tasks.prefect_ui.artifacts import create_table_artifact
 from tasks.prefect_ui.result_keys import once_per_flow_run
 
 if TYPE_CHECKING:
-    from rl_core.sft.examples import ExampleSource
+    from rl_core.envs.sft_examples import SftExamples
     from rl_core.sft.train import WarmStartReport
 
 RECIPE_VERSION: Final = 2
@@ -130,34 +128,21 @@ def _warm_start(config: RunConfig, data: Path, folder: Path) -> WarmStartReport:
     disable_progress_bar()  # of saving one small file
     _logger.info("warm-starting the home-made base model: %d steps", config.base_model.steps)
     report = make_base_model(
-        config.base_model, _example_source(config, data), folder=folder, on_step=_log_steps()
+        config.base_model, _examples(config, data), folder=folder, on_step=_log_steps()
     )
     shown = {name: value for name, value in report.as_json().items() if name != "failed_gates"}
     _logger.info("base model: %s", shown)
     return report
 
 
-def _example_source(config: RunConfig, data: Path) -> ExampleSource:
-    from rl_core.sft.search_examples import SearchExamples
-    from rl_core.sft.solution_examples import SolutionExamples
-
-    env, settings = config.env, config.base_model
-    files = [data / f"{split}.parquet" for split in ("train", "test")]
-    if not isinstance(env, CountdownConfig):
-        train, test = (read_solutions(file) for file in files)
-        return SolutionExamples(settings, train=train, test=test)
-    puzzles, held_out = (read_problems(file) for file in files)
-    return SearchExamples(
-        settings,
-        prompts=[problem.messages[0]["content"] for problem in puzzles],
-        problems=[_numbers_and_target(problem.ground_truth) for problem in puzzles],
-        holdout=[_numbers_and_target(problem.ground_truth) for problem in held_out],
-        render_prompt=partial(render_prompt, env.prompt_template),
+def _examples(config: RunConfig, data: Path) -> SftExamples:
+    home_made = env_of(config.env).home_made
+    if home_made is None:
+        raise ValueError(f"model.path must name a model: env={config.env.name} has none home-made")
+    train, test = (read_solved(data / f"{split}.parquet") for split in ("train", "test"))
+    return home_made.examples(
+        config.env, give_up_prob=config.base_model.give_up_prob, train=train, test=test
     )
-
-
-def _numbers_and_target(truth: Any) -> tuple[tuple[int, ...], int]:
-    return tuple(truth["numbers"]), truth["target"]
 
 
 def _log_steps() -> OnStep:

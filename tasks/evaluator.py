@@ -22,8 +22,8 @@ from rl_core.checkpoints.manifest import model_digest
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_problems
 from rl_core.data.prompts import encode_prompt, load_tokenizer
+from rl_core.envs import env_of
 from rl_core.evaluation.rows import evaluate_model, label_rows, read_rows, write_rows
-from rl_core.rewards.rules import score, strict_and_lenient
 from rl_core.rewards.scoring import start_rewards
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.atomic import is_disk_full
@@ -154,7 +154,8 @@ class Evaluator:
 
         env, evaluation = self.config.env, self.config.evaluation
         chat = env.prompt_template == "chat"
-        strict, lenient = strict_and_lenient(env)
+        rule = env_of(env)
+        strict, lenient = rule.strict_and_lenient(env)
         with start_rewards(env) as rewards:
             rows = evaluate_model(
                 engines.generate,
@@ -164,8 +165,8 @@ class Evaluator:
                 ],
                 decode=decode,
                 score=rewards.submit,
-                score_strictly=partial(score, strict),
-                score_leniently=partial(score, lenient),
+                score_strictly=partial(rule.score, strict),
+                score_leniently=partial(rule.score, lenient),
                 max_tokens=self.config.data.max_response_length,
                 samples_per_problem=evaluation.samples_per_problem,
                 temperature=evaluation.temperature,

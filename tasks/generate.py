@@ -15,7 +15,7 @@ from prefect.context import TaskRunContext
 
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import dataset_folder, generator_settings, is_ready, write_dataset
-from rl_core.data.gsm8k_source import SPLITS
+from rl_core.data.env_source import SPLITS
 from rl_core.system.atomic import locked, sweep_leftovers
 
 _NAME_CHARACTERS: Final = 80

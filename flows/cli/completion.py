@@ -73,7 +73,8 @@ def suggestions(command: str, prefix: str) -> Iterable[str]:
         from tasks.queries.saved_questions import list_queries
 
         words += [query.name for query in list_queries()]
-    from flows.settings.keys import ENVS, known_keys
+    from flows.settings.keys import known_keys
+    from rl_core.envs import ENVS
 
     keys = dict.fromkeys(key for env in ENVS for key in known_keys(env))
     return [*words, *(key if command == "explain" else f"{key}=" for key in keys)]
@@ -85,8 +86,9 @@ def _completer(command: str) -> Callable[..., Iterable[str]]:
 
 def _values(key: str) -> Iterable[str]:
     """Returns the values that a key may have, where they can be counted."""
-    from flows.settings.keys import CHOICES, ENVS
+    from flows.settings.keys import CHOICES
     from rl_core.config.run import RunConfig
+    from rl_core.envs import ENVS
 
     if key in CHOICES:
         return CHOICES[key]
@@ -96,8 +98,11 @@ def _values(key: str) -> Iterable[str]:
         return ("train", "test")
     section, _, name = key.rpartition(".")
     field = RunConfig.model_fields.get(section)
-    models = ENVS.values() if section == "env" else [field.annotation] if field else []
-    schemas = [model.model_json_schema()["properties"].get(name, {}) for model in models]  # type: ignore[union-attr]
+    if section == "env":
+        models: list[Any] = [env.settings for env in ENVS.values()]
+    else:
+        models = [field.annotation] if field else []
+    schemas = [model.model_json_schema()["properties"].get(name, {}) for model in models]
     values = [value for schema in schemas for value in _choices(schema)]
     return dict.fromkeys(["true", "false"] if key == "dry_run" else values)
 

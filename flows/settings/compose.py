@@ -26,7 +26,6 @@ from flows.errors import SettingsError as SettingsError
 from flows.settings.keys import (
     CHOICES,
     CONF,
-    ENVS,
     check_env,
     check_key,
     known_keys,
@@ -35,8 +34,8 @@ from flows.settings.keys import (
     unknown_choice,
 )
 from flows.settings.keys import PresetName as PresetName
-from rl_core.config.env import CountdownConfig
 from rl_core.config.run import RunConfig
+from rl_core.envs import DEFAULT_ENV, ENVS
 
 DEFAULT_PRESET: Final = "quickstart"
 _FILE: Final = "from-a-file"
@@ -169,7 +168,7 @@ def _choosing_env(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     chosen = dict(settings)
     for item in chosen.get("defaults") or ():
-        if isinstance(item, dict) and (env := item.get("override /env", "countdown")) not in ENVS:
+        if isinstance(item, dict) and (env := item.get("override /env", DEFAULT_ENV)) not in ENVS:
             raise SettingsError(unknown_choice("env", str(env)))
     env = chosen.get("env")
     if isinstance(env, str):
@@ -194,10 +193,10 @@ def _text(item: Override) -> str:
 def _merge(overrides: Sequence[str], base: RunConfig | None) -> dict[str, Any]:
     """Returns Hydra's composition as plain values."""
     store = ConfigStore.instance()
-    for name, model in ENVS.items():
-        store.store(group="env", name=name, node=model().model_dump(mode="json"))
+    for name, env in ENVS.items():
+        store.store(group="env", name=name, node=env.settings().model_dump(mode="json"))
     if base is None:
-        groups = ["_self_", {"env": "countdown"}, {"preset": DEFAULT_PRESET}]
+        groups = ["_self_", {"env": DEFAULT_ENV}, {"preset": DEFAULT_PRESET}]
         node = RunConfig().model_dump(mode="json", exclude={"env", "preset"})
         store.store(name="countdown_train", node={"defaults": groups, **node})
     else:
@@ -234,7 +233,7 @@ def _another_env(env: str, merged: Mapping[str, Any], given: Mapping[str, str]) 
         given: what the user wrote per key.
     """
     stays = {key for key in merged if key.startswith("reward") or f"env.{key}" in given}
-    own: dict[str, Any] = ENVS[env]().model_dump(mode="json")
+    own: dict[str, Any] = ENVS[env].settings().model_dump(mode="json")
     return own | {key: merged[key] for key in stays}
 
 
@@ -263,7 +262,7 @@ def _env_name(settings: Mapping[str, Any]) -> str:
     """Returns the env that merged settings name, the default one where they name none."""
     env = settings.get("env")
     name = str(env.get("name")) if isinstance(env, dict) else ""
-    return name if name in ENVS else CountdownConfig().name
+    return name if name in ENVS else DEFAULT_ENV
 
 
 def _put(settings: dict[str, Any], key: str, value: str) -> None:
@@ -274,11 +273,8 @@ def _put(settings: dict[str, Any], key: str, value: str) -> None:
 
 
 def _key(error: ErrorDetails) -> str:
-    """Returns the dotted key: without the union's tag and the index in a list."""
-    parts = [part for part in error["loc"] if isinstance(part, str)]
-    if len(parts) > 2 and parts[0] == "env" and parts[1] in ENVS:
-        del parts[1]
-    return ".".join(parts)
+    """Returns the dotted key: without the index in a list."""
+    return ".".join(part for part in error["loc"] if isinstance(part, str))
 
 
 _LIMITS: Final = {

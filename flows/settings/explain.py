@@ -17,9 +17,10 @@ from typing import Any, Final
 import yaml
 from pydantic import BaseModel
 
-from flows.settings.keys import CONF, ENVS, check_key
-from rl_core.config.env import CountdownConfig, Section
+from flows.settings.keys import CONF, check_key
 from rl_core.config.run import RunConfig
+from rl_core.envs import DEFAULT_ENV, ENVS
+from rl_core.section import Section
 from tasks.importers.verl_settings import SAME, TOGETHER
 
 _CODE: Final = ("rl_core", "tasks", "flows")
@@ -143,7 +144,7 @@ def _settings_of(model: type[BaseModel], prefix: str, env: str | None) -> Iterat
         key = f"{prefix}{name}"
         if key == "env":
             for name_of_env, one in ENVS.items():
-                yield from _settings_of(one, "env.", name_of_env)
+                yield from _settings_of(one.settings, "env.", name_of_env)
             continue
         if inspect.isclass(field.annotation) and issubclass(field.annotation, Section):
             yield from _settings_of(field.annotation, f"{key}.", env)
@@ -217,7 +218,7 @@ def _presets() -> dict[str, tuple[str, dict[str, Any]]]:
     for file in sorted((CONF / "preset").glob("*.yaml")):
         settings = yaml.safe_load(file.read_text(encoding="utf-8"))
         chosen = [item["override /env"] for item in settings.pop("defaults", ())]
-        presets[file.stem] = (chosen[0] if chosen else CountdownConfig().name, settings)
+        presets[file.stem] = (chosen[0] if chosen else DEFAULT_ENV, settings)
     return presets
 
 

@@ -6,14 +6,14 @@ Without Hydra, so that a completion answers at once.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from flows.errors import SettingsError
-from rl_core.config.env import CountdownConfig, Gsm8kConfig
 from rl_core.config.run import RunConfig
+from rl_core.envs import ENVS
 
 PresetName = Literal[
     "quickstart",
@@ -27,21 +27,16 @@ PresetName = Literal[
 """The files of `conf/preset`: a Literal, so that Prefect's form offers them as a list."""
 
 CONF: Final = Path(__file__).parent / "conf"
-ENVS: Final[Mapping[str, type[CountdownConfig] | type[Gsm8kConfig]]] = {
-    "countdown": CountdownConfig,
-    "gsm8k": Gsm8kConfig,
-}
-CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
-    "preset": get_args(PresetName),
-    "env": tuple(ENVS),
-}
+CHOICES: Final[Mapping[str, Collection[str]]] = {"preset": get_args(PresetName), "env": ENVS}
 """What is chosen by name beside the settings."""
 
 
 @cache
 def known_keys(env: str) -> tuple[str, ...]:
     """Returns the dotted keys that a user may set under an env, in the order of the models."""
-    return tuple(_leaves(RunConfig(env=ENVS[env]()).model_dump(mode="json", exclude={"preset"})))
+    return tuple(
+        _leaves(RunConfig(env=ENVS[env].settings()).model_dump(mode="json", exclude={"preset"}))
+    )
 
 
 def check_key(key: str, arguments: Sequence[str]) -> None:

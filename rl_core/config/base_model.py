@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from rl_core.config.env import Section
+from rl_core.section import Section
 
 
 class BaseModelConfig(Section):

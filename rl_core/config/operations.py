@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from rl_core.config.env import Section
+from rl_core.section import Section
 
 
 class StorageConfig(Section):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from rl_core.config.base_model import BaseModelConfig
-from rl_core.config.env import CountdownConfig, EnvConfig, Section
+from rl_core.config.env import EnvConfig
 from rl_core.config.operations import (
     BudgetConfig,
     CheckpointsConfig,
@@ -20,6 +20,8 @@ from rl_core.config.operations import (
     StorageConfig,
     WatchdogConfig,
 )
+from rl_core.envs import DEFAULT_ENV, ENVS
+from rl_core.section import Section
 from rl_core.system.cards import named_card
 
 LrSchedule = Literal["constant", "linear", "cosine"]
@@ -293,7 +295,7 @@ class RunConfig(Section):
     seed: int = Field(0, ge=0)
     """Of order, sampling and fresh weights: the same seed repeats a run."""
     storage: StorageConfig = StorageConfig()
-    env: EnvConfig = CountdownConfig()
+    env: EnvConfig = ENVS[DEFAULT_ENV].settings()
     """The family of problems, chosen by `env=countdown` or `env=gsm8k`."""
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()

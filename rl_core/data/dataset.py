@@ -17,16 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rl_core.config.env import CountdownConfig, Gsm8kConfig
 from rl_core.config.run import DataConfig, RunConfig
-from rl_core.data.countdown_table import countdown_table
-from rl_core.data.gsm8k_source import SPLITS, find_source, read_rows, source_digest
+from rl_core.data.env_source import SPLITS, find_source, read_rows, source_digest
 from rl_core.data.parquet_guard import MAX_ROWS, DatasetError, read_parquet
 from rl_core.data.user_files import own_settings, read_own_data
-from rl_core.envs import gsm8k
-from rl_core.envs.puzzles import generate_puzzles
-from rl_core.envs.word_problems import generate_word_problems
-from rl_core.schema import GSM8K_DATASET
+from rl_core.envs import env_of
+from rl_core.envs.record import Source
+from rl_core.envs.settings import EnvSettings
 from rl_core.system.atomic import new_folder
 from rl_core.types import Message, Problem
 
@@ -44,7 +41,7 @@ _NOT_GENERATOR_SETTINGS = {
 _ROW_GROUP_ROWS = 65_536
 
 
-def generator_settings(env: CountdownConfig | Gsm8kConfig, data: DataConfig) -> dict[str, Any]:
+def generator_settings(env: EnvSettings, data: DataConfig) -> dict[str, Any]:
     """Returns everything that the rows depend on, as plain values.
 
     Raises:
@@ -61,7 +58,7 @@ def generator_settings(env: CountdownConfig | Gsm8kConfig, data: DataConfig) -> 
     return settings
 
 
-def dataset_name(env: CountdownConfig | Gsm8kConfig, data: DataConfig) -> str:
+def dataset_name(env: EnvSettings, data: DataConfig) -> str:
     """Returns the folder's name: `data.name`, else the env's name and a hash of what makes it."""
     settings = json.dumps(generator_settings(env, data), sort_keys=True)
     return data.name or f"{env.name}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
@@ -72,7 +69,7 @@ def dataset_folder(config: RunConfig) -> Path:
     return config.storage.root / "data" / dataset_name(config.env, config.data)
 
 
-def write_dataset(env: CountdownConfig | Gsm8kConfig, data: DataConfig, folder: Path) -> None:
+def write_dataset(env: EnvSettings, data: DataConfig, folder: Path) -> None:
     """Makes both splits; the folder appears whole, or not at all.
 
     The same settings give the same bytes on every machine with the same pyarrow.
@@ -83,7 +80,7 @@ def write_dataset(env: CountdownConfig | Gsm8kConfig, data: DataConfig, folder: 
         folder: where they go; a data set that is there is replaced.
 
     Raises:
-        ValueError: fewer problems exist than are asked for, the source of GSM8K or the user's files
+        ValueError: fewer problems exist than are asked for, the env's source or the user's files
             cannot be used, or the folder holds something else.
     """
     others = _other_files(folder)
@@ -91,18 +88,7 @@ def write_dataset(env: CountdownConfig | Gsm8kConfig, data: DataConfig, folder: 
         raise ValueError(
             f"{folder} holds {others[0]}, which is no data set: choose another data.name"
         )
-    facts: dict[bytes, str] = {}
-    if data.train_files:
-        own = read_own_data(env, data)
-        tables, facts[_OWN] = own.tables, json.dumps(own.facts)
-    elif isinstance(env, CountdownConfig):
-        tables = _countdown_tables(env, data)
-    elif env.is_generated:
-        tables = _toy_tables(env, data)
-    else:
-        files = find_source(env.source)
-        facts[_SOURCE] = source_digest(files)
-        tables = {split: _gsm8k_table(env, split, read_rows(files[split])) for split in SPLITS}
+    tables, facts = _tables(env, data)
     with new_folder(folder) as temporary:
         for split, table in tables.items():
             metadata = {
@@ -121,7 +107,7 @@ def write_dataset(env: CountdownConfig | Gsm8kConfig, data: DataConfig, folder: 
             )
 
 
-def is_ready(env: CountdownConfig | Gsm8kConfig, data: DataConfig, folder: Path) -> bool:
+def is_ready(env: EnvSettings, data: DataConfig, folder: Path) -> bool:
     """Says whether the folder holds the data set of these settings; not if a file is missing.
 
     Raises:
@@ -134,13 +120,14 @@ def is_ready(env: CountdownConfig | Gsm8kConfig, data: DataConfig, folder: Path)
             _check_file(path, generator_settings(env, data))
     if not all(path.is_file() for path in paths):
         return False
-    if data.train_files or env.is_generated or not isinstance(env, Gsm8kConfig):
+    if data.train_files or env.is_generated:
         return True  # the settings hold the hash of own files, and all that is generated
-    if Path(env.source).expanduser().is_dir():
+    source = _source_of(env).name(env)
+    if Path(source).expanduser().is_dir():
         made_from = (pq.read_metadata(paths[0]).metadata or {}).get(_SOURCE, b"").decode()
-        if made_from != source_digest(find_source(env.source)):
+        if made_from != source_digest(find_source(source)):
             raise ValueError(
-                f"{folder} was made from another copy of env.source={env.source}: delete the "
+                f"{folder} was made from another copy of env.source={source}: delete the "
                 "folder or choose another data.name"
             )
     return True
@@ -184,19 +171,17 @@ def read_problems(path: Path) -> list[Problem]:
     return problems
 
 
-def read_solutions(path: Path) -> list[tuple[str, str]]:
-    """Returns the (prompt, solution) pairs of one split, in file order.
+def read_solved(path: Path) -> list[tuple[Problem, str]]:
+    """Returns the (problem, solution) pairs of one split, in file order.
 
     Args:
-        path: a file of `write_dataset`, of a prompt template that is one raw text.
+        path: a file of `write_dataset`.
 
     Raises:
         DatasetError: the file is missing or truncated.
     """
-    table = read_parquet(path)
-    prompts = (messages[0]["content"] for messages in table["prompt"].to_pylist())
-    extras = (extra["solution"] for extra in table["extra_info"].to_pylist())
-    return list(zip(prompts, extras, strict=True))
+    solutions = (extra["solution"] for extra in read_parquet(path)["extra_info"].to_pylist())
+    return list(zip(read_problems(path), solutions, strict=True))
 
 
 def verify_file(path: Path) -> dict[bytes, bytes]:
@@ -249,41 +234,28 @@ def _check_file(path: Path, settings: dict[str, Any]) -> None:
         )
 
 
-def _countdown_tables(env: CountdownConfig, data: DataConfig) -> dict[str, pa.Table]:
-    puzzles = generate_puzzles(env, size=data.train_size + data.test_size, seed=data.seed)
-    parts = {"train": puzzles[data.test_size :], "test": puzzles[: data.test_size]}
+def _tables(env: EnvSettings, data: DataConfig) -> tuple[dict[str, pa.Table], dict[bytes, str]]:
+    """Returns the rows of each split, and what the metadata says of where they come from."""
+    if data.train_files:
+        own = read_own_data(env, data)
+        return own.tables, {_OWN: json.dumps(own.facts)}
+    if env.is_generated:
+        tables = env_of(env).generate(
+            env, train_size=data.train_size, test_size=data.test_size, seed=data.seed
+        )
+        return tables, {}
+    source = _source_of(env)
+    files = find_source(source.name(env))
+    facts = {_SOURCE: source_digest(files)}
     return {
-        split: countdown_table(part, split=split, template=env.prompt_template)
-        for split, part in parts.items()
-    }
+        split: source.table(env, split, read_rows(source, files[split])) for split in SPLITS
+    }, facts
 
 
-def _toy_tables(env: Gsm8kConfig, data: DataConfig) -> dict[str, pa.Table]:
-    written = generate_word_problems(size=data.train_size + data.test_size, seed=data.seed)
-    pairs = [(problem.question, problem.answer) for problem in written]
-    return {
-        "train": _gsm8k_table(env, "train", pairs[data.test_size :]),
-        "test": _gsm8k_table(env, "test", pairs[: data.test_size]),
-    }
-
-
-def _gsm8k_table(env: Gsm8kConfig, split: str, pairs: Sequence[tuple[str, str]]) -> pa.Table:
-    rows = [
-        {
-            "data_source": gsm8k.DATA_SOURCE,
-            "prompt": gsm8k.render_messages(env.prompt_template, question),
-            "ability": "math",
-            "reward_model": {"style": "rule", "ground_truth": gsm8k.extract_truth(answer)},
-            "extra_info": {
-                "split": split,
-                "index": index,
-                "num_solutions": 0,
-                "solution": answer,
-            },
-        }
-        for index, (question, answer) in enumerate(pairs)
-    ]
-    return pa.Table.from_pylist(rows, schema=GSM8K_DATASET)
+def _source_of(env: EnvSettings) -> Source[Any]:
+    source = env_of(env).source
+    assert source is not None, f"env={env.name} neither generates its rows nor reads them"
+    return source
 
 
 def _feed(digest: hashlib._Hash, chunks: list[pa.Array]) -> None:

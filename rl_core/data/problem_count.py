@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
-from rl_core.config.env import Gsm8kConfig
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import dataset_name
-from rl_core.data.gsm8k_source import find_source
+from rl_core.data.env_source import find_source
 from rl_core.data.readers import count_rows, is_hub_name
 from rl_core.data.user_files import num_own_training_rows
-
-_GSM8K_PROBLEMS: Final = 7_473
-"""Of openai/gsm8k, config `main`."""
+from rl_core.envs import env_of
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,7 @@ def count_problems(config: RunConfig) -> ProblemCount:
     """Returns how many problems there are to train on, without asking the network.
 
     A data set that is there is counted, else what it will be made of: own files, a local copy of
-    GSM8K, or what the settings ask for.
+    `env.source`, or what the settings ask for.
 
     Raises:
         ValueError: a file cannot be read, or leaves no row for training.
@@ -52,7 +48,8 @@ def count_problems(config: RunConfig) -> ProblemCount:
         if fetched:
             return ProblemCount(data.train_size, is_bound=True)
         return ProblemCount(num_own_training_rows(data), is_bound=True)
-    assert isinstance(env, Gsm8kConfig)
-    if Path(env.source).expanduser().is_dir():
-        return ProblemCount(sum(map(count_rows, find_source(env.source)["train"])))
-    return ProblemCount(_GSM8K_PROBLEMS)
+    source = env_of(env).source
+    assert source is not None, f"env={env.name} neither generates its rows nor reads them"
+    if Path(source.name(env)).expanduser().is_dir():
+        return ProblemCount(sum(map(count_rows, find_source(source.name(env))["train"])))
+    return ProblemCount(source.num_problems)

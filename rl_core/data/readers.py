@@ -1,6 +1,6 @@
 """Files that a user names: finds them, here or on the Hugging Face hub, and reads them (stage 1).
 
-Not what their rows mean (`own_rows`, `gsm8k_source`): only which files, bytes and records.
+Not what their rows mean (`user_files`, `env_source`): only which files, bytes and records.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from json import JSONDecodeError
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-Record = dict[str, Any]
+from rl_core.envs.user_rows import Record
 
 _SUFFIXES = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz")
 _GLOB = re.compile(r"[*?\[]")

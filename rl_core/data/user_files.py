@@ -1,6 +1,6 @@
 """The user's own problems: files of any known shape -> both splits of a data set (stage 1).
 
-Not the reading of files (`source_files`), nor of rows (`own_rows`), nor the writing (`dataset`).
+Not the reading of files (`readers`), nor of rows (`envs`), nor the writing (`dataset`).
 Rows that would spoil a measurement are dropped and counted: duplicates, training rows that the test
 split holds too, problems without a solution.
 """
@@ -11,28 +11,24 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
 import pyarrow as pa
 
-from rl_core.config.env import CountdownConfig, Gsm8kConfig
 from rl_core.config.run import DataConfig
 from rl_core.data.readers import (
-    Record,
     count_rows,
     digest_of,
     file_digest,
     find_files,
     read_records,
 )
-from rl_core.data.user_rows import COLUMNS, NUM_OPERANDS, UNKNOWN_TEMPLATE, OwnProblem, read_problem
-from rl_core.envs import countdown, gsm8k
-from rl_core.envs.solver import solve_many
-from rl_core.schema import COUNTDOWN_DATASET, GSM8K_DATASET
+from rl_core.envs import env_of
+from rl_core.envs.settings import EnvSettings
+from rl_core.envs.user_rows import COLUMNS, UNKNOWN_TEMPLATE, OwnProblem, Record
 
 _logger = logging.getLogger(__name__)
 
@@ -63,7 +59,7 @@ class OwnData:
 
 
 @_refused_as_own_files()
-def own_settings(env: CountdownConfig | Gsm8kConfig, data: DataConfig) -> dict[str, Any]:
+def own_settings(env: EnvSettings, data: DataConfig) -> dict[str, Any]:
     """Returns everything that the rows depend on: the files count by content, not by name.
 
     Raises:
@@ -98,7 +94,7 @@ def num_own_training_rows(data: DataConfig) -> int:
 
 
 @_refused_as_own_files()
-def read_own_data(env: CountdownConfig | Gsm8kConfig, data: DataConfig) -> OwnData:
+def read_own_data(env: EnvSettings, data: DataConfig) -> OwnData:
     """Returns both splits, and logs in one line what was taken and what was dropped.
 
     Without `data.test_files` the first train_size + test_size rows are taken and the last test_size
@@ -118,12 +114,11 @@ def read_own_data(env: CountdownConfig | Gsm8kConfig, data: DataConfig) -> OwnDa
     tested: set[tuple[Any, ...]] = set()
     for split in reversed(SPLITS):  # a problem in both belongs to the test split
         rows[split] = _without_doubles(rows[split], tested, left_out[split])
-        if isinstance(env, CountdownConfig):
-            rows[split] = _with_solutions(rows[split], left_out[split])
+        rows[split] = _with_solutions(env, rows[split], left_out[split])
         tested = {problem.key for problem in rows[split]}
     _say_what_was_left_out(rows, num_read, left_out)
     return OwnData(
-        tables={split: _table(env, split, rows[split]) for split in SPLITS},
+        tables={split: env_of(env).user_table(split, rows[split]) for split in SPLITS},
         facts={
             "rows_read": num_read,
             "left_out": {split: dict(+left_out[split]) for split in SPLITS},
@@ -146,18 +141,19 @@ def _find(data: DataConfig, *, from_hub: bool = True) -> dict[str, list[Path]]:
 
 
 def _read_splits(
-    env: CountdownConfig | Gsm8kConfig,
+    env: EnvSettings,
     data: DataConfig,
     files: dict[str, list[Path]],
     left_out: Counter[str],
 ) -> dict[str, list[OwnProblem]]:
     """Returns the rows of each split; counts those of the train files that are not taken."""
     to_take = data.train_size if data.test_files else data.train_size + data.test_size
-    records = _records(files["train"])
+    columns = (*env_of(env).own_columns, *COLUMNS)
+    records = _records(files["train"], columns)
     rows = {"train": [_read(env, *record) for record in islice(records, to_take)]}
     left_out[f"beyond data.train_size={data.train_size}"] = sum(1 for _ in records)
     if data.test_files:
-        rows["test"] = [_read(env, *record) for record in _records(files["test"])]
+        rows["test"] = [_read(env, *record) for record in _records(files["test"], columns)]
     else:
         _refuse_test_rows_alone(len(rows["train"]), data)
         rows["test"] = rows["train"][-data.test_size :]
@@ -173,14 +169,14 @@ def _refuse_test_rows_alone(num_rows: int, data: DataConfig) -> None:
         )
 
 
-def _records(files: Iterable[Path]) -> Iterator[tuple[Path, int, Record]]:
+def _records(files: Iterable[Path], columns: Sequence[str]) -> Iterator[tuple[Path, int, Record]]:
     """Yields (file, row, record).
 
     Raises:
         ValueError: a file holds no rows.
     """
     for file in files:
-        records = read_records(file, COLUMNS)
+        records = read_records(file, columns)
         first = next(records, None)
         if first is None:
             raise ValueError(f"{file}: holds no rows: leave it out")
@@ -188,9 +184,9 @@ def _records(files: Iterable[Path]) -> Iterator[tuple[Path, int, Record]]:
             yield file, row, record
 
 
-def _read(env: CountdownConfig | Gsm8kConfig, file: Path, row: int, record: Record) -> OwnProblem:
+def _read(env: EnvSettings, file: Path, row: int, record: Record) -> OwnProblem:
     try:
-        return read_problem(env, record)
+        return env_of(env).read_row(env, record)
     except ValueError as error:
         raise ValueError(f"{file}: row {row}: {error}") from None
 
@@ -210,26 +206,13 @@ def _without_doubles(
     return list(unique.values())
 
 
-def _with_solutions(problems: Sequence[OwnProblem], left_out: Counter[str]) -> list[OwnProblem]:
-    """Returns the solvable problems with a solution and the number of solutions each."""
-    solved: dict[int, tuple[str | None, int]] = {}
-    for num_operands in NUM_OPERANDS:
-        own = [i for i, problem in enumerate(problems) if len(problem.key[0]) == num_operands]
-        if not own:
-            continue
-        numbers = np.asarray([problems[i].key[0] for i in own], dtype=np.int64)
-        targets = np.asarray([problems[i].key[1] for i in own], dtype=np.int64)
-        sets, rows = np.unique(numbers, axis=0, return_inverse=True)
-        order = np.argsort(rows, kind="stable")
-        labels = solve_many(sets, rows[order], targets[order])
-        solved |= {own[i]: label for i, label in zip(order.tolist(), labels, strict=True)}
-    kept: list[OwnProblem] = []
-    for i, problem in enumerate(problems):
-        solution, num_solutions = solved[i]
-        if solution is None:
-            left_out["without a solution"] += 1
-        else:
-            kept.append(replace(problem, solution=solution, num_solutions=num_solutions))
+def _with_solutions(
+    env: EnvSettings, problems: Sequence[OwnProblem], left_out: Counter[str]
+) -> list[OwnProblem]:
+    """Returns the solvable problems, with what the env's solver says of each, if it has one."""
+    solved = env_of(env).with_solutions(problems)
+    kept = [problem for problem in solved if problem is not None]
+    left_out["without a solution"] += len(problems) - len(kept)
     return kept
 
 
@@ -251,9 +234,7 @@ def _say_what_was_left_out(
     _logger.info("own files: %s", "; ".join(said))
 
 
-def _say_whose_prompts(
-    env: CountdownConfig | Gsm8kConfig, rows: dict[str, list[OwnProblem]]
-) -> dict[str, int]:
+def _say_whose_prompts(env: EnvSettings, rows: dict[str, list[OwnProblem]]) -> dict[str, int]:
     """Returns how many prompts each other template has, and warns of each."""
     others = [
         (problem.template, f"index {index} of {split}")
@@ -274,31 +255,3 @@ def _say_whose_prompts(
             first[template],
         )
     return dict(counts)
-
-
-def _table(
-    env: CountdownConfig | Gsm8kConfig, split: Split, problems: Sequence[OwnProblem]
-) -> pa.Table:
-    is_countdown = isinstance(env, CountdownConfig)
-    source = countdown.DATA_SOURCE if is_countdown else gsm8k.DATA_SOURCE
-    columns: dict[str, list[Any]] = {
-        "data_source": [source] * len(problems),
-        "prompt": [problem.prompt for problem in problems],
-        "ability": ["math"] * len(problems),
-        "reward_model": [{"style": "rule", "ground_truth": p.truth} for p in problems],
-        "extra_info": [
-            {
-                "split": split,
-                "index": index,
-                "num_solutions": problem.num_solutions,
-                "solution": problem.solution,
-            }
-            for index, problem in enumerate(problems)
-        ],
-    }
-    if not is_countdown:
-        return pa.Table.from_pydict(columns, schema=GSM8K_DATASET)
-    truths = [problem.truth for problem in problems]
-    columns["nums"] = [truth["numbers"] for truth in truths if isinstance(truth, dict)]
-    columns["target"] = [truth["target"] for truth in truths if isinstance(truth, dict)]
-    return pa.Table.from_pydict(columns, schema=COUNTDOWN_DATASET)

@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rl_core.rewards.rules import GroundTruth
 from rl_core.schema import EVALUATION
 from rl_core.system.atomic import new_file
 from rl_core.system.seeds import seed_of
@@ -26,7 +25,8 @@ if TYPE_CHECKING:
     from rl_core.types import PromptedProblem
 
 Generate = Callable[[Sequence[GenerationRequest], SamplingSettings], list[Completion]]
-Score = Callable[[str, GroundTruth], ScoredText]
+Score = Callable[[str, Any], ScoredText]
+"""(response, ground truth) -> verdict."""
 
 
 def evaluate_model(
@@ -132,6 +132,10 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def _has_numbers(truth: Mapping[str, Any] | str) -> TypeGuard[Mapping[str, Any]]:
+    return isinstance(truth, Mapping) and "numbers" in truth
+
+
 def _question(item: PromptedProblem, mode: str, sample_index: int) -> dict[str, Any]:
     problem = item.problem
     truth = problem.ground_truth
@@ -142,6 +146,6 @@ def _question(item: PromptedProblem, mode: str, sample_index: int) -> dict[str, 
         "mode": mode,
         "sample_index": sample_index,
         "prompt": item.prompt_text,
-        "num_operands": None if isinstance(truth, str) else len(truth["numbers"]),
+        "num_operands": len(truth["numbers"]) if _has_numbers(truth) else None,
         "ground_truth": json.dumps(truth, sort_keys=True),
     }

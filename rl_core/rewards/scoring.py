@@ -29,8 +29,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Protocol
 
-from rl_core.config.env import CountdownConfig, Gsm8kConfig
-from rl_core.rewards.rules import score as score_by_rule
+from rl_core.envs import env_of
+from rl_core.envs.settings import EnvSettings
 from rl_core.types import Problem, ScoredText
 
 REWARD_ERROR: Final = "reward_error"
@@ -55,7 +55,7 @@ class Rewards(Protocol):
 
 
 @contextmanager
-def start_rewards(env: CountdownConfig | Gsm8kConfig) -> Iterator[Rewards]:
+def start_rewards(env: EnvSettings) -> Iterator[Rewards]:
     """Yields what scores the env's responses, and leaves no process behind.
 
     Raises:
@@ -71,7 +71,7 @@ def start_rewards(env: CountdownConfig | Gsm8kConfig) -> Iterator[Rewards]:
         rewards.close()
 
 
-def refusal(env: CountdownConfig | Gsm8kConfig) -> str | None:
+def refusal(env: EnvSettings) -> str | None:
     """Returns in words why `env.reward` cannot be used; None if it can, or if none is set."""
     if env.reward is None:
         return None
@@ -83,12 +83,12 @@ def refusal(env: CountdownConfig | Gsm8kConfig) -> str | None:
 
 
 class _RuleRewards:
-    def __init__(self, env: CountdownConfig | Gsm8kConfig) -> None:
+    def __init__(self, env: EnvSettings) -> None:
         self._env = env
 
     def submit(self, response: str, problem: Problem) -> Future[ScoredText]:
         scored: Future[ScoredText] = Future()
-        scored.set_result(score_by_rule(self._env, response, problem.ground_truth))
+        scored.set_result(env_of(self._env).score(self._env, response, problem.ground_truth))
         return scored
 
 
@@ -98,7 +98,7 @@ class _UserRewards:
     What waits to be scored is held anyway, as the rollouts of a step: the queue needs no bound.
     """
 
-    def __init__(self, env: CountdownConfig | Gsm8kConfig, name: str) -> None:
+    def __init__(self, env: EnvSettings, name: str) -> None:
         self._env, self._name = env, name
         self._own = threading.local()
         self._processes: set[_Process] = set()
@@ -170,7 +170,7 @@ class _UserRewards:
 class _Process:
     """One process with the user's function; unusable once anything went wrong with it."""
 
-    def __init__(self, env: CountdownConfig | Gsm8kConfig, name: str) -> None:
+    def __init__(self, env: EnvSettings, name: str) -> None:
         """Starts it and waits until the function is loaded.
 
         Raises:

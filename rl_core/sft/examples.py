@@ -1,14 +1,16 @@
-"""What a home-made base model is made from: the texts of an env, data path stage 0."""
+"""The texts of an env as tokens to learn, and what a model makes of others, data path stage 0."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+
+from rl_core.envs.sft_examples import SftExamples
 
 _GENERATION_BATCH: Final = 128
 
@@ -21,30 +23,42 @@ class Example:
     weights: list[float]
 
 
-class ExampleSource(Protocol):
-    """The texts of one env: Countdown's search traces, or the solutions of word problems."""
+def draw_examples(
+    source: SftExamples, tokenizer: PreTrainedTokenizerFast, count: int, rng: random.Random
+) -> list[Example]:
+    """Returns a fresh batch; prompt and response are tokenized apart, as in a rollout."""
+    drawn = source.draw(count, rng)
+    texts = [text.prompt for text in drawn] + [text.response for text in drawn]
+    # One call: what the weights look for, the prompts, the responses.
+    encoded = tokenizer([*source.marks, *texts])["input_ids"]
+    marks = [ids[0] for ids in encoded[: len(source.marks)]]
+    ids = encoded[len(source.marks) :]
+    examples = []
+    for text, prompt, response in zip(drawn, ids[:count], ids[count:], strict=True):
+        response.append(tokenizer.eos_token_id)
+        weights = source.weigh(text, response, marks)
+        examples.append(Example(prompt + response, [0.0] * len(prompt) + weights))
+    return examples
 
-    def tokenizer_texts(self, rng: random.Random) -> list[str]:
-        """Returns prompts and responses to fit the tokenizer to."""
 
-    def examples(
-        self, tokenizer: PreTrainedTokenizerFast, count: int, rng: random.Random
-    ) -> list[Example]:
-        """Returns a fresh batch; prompt and response are tokenized apart, as in a rollout."""
+def measure(
+    source: SftExamples,
+    model: Qwen2ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    max_tokens: int,
+) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Returns what greedy responses to held-out problems are worth, and the gates missed.
 
-    def measure(
-        self, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast
-    ) -> tuple[dict[str, float], tuple[str, ...]]:
-        """Returns what greedy responses to held-out problems are worth, and the gates missed."""
-
-
-def require_problems(train: Sequence[Any], test: Sequence[Any]) -> None:
-    """Raises ValueError unless there are problems to learn from and others to measure with."""
-    if not train or not test:
-        raise ValueError(
-            f"{len(train)} train and {len(test)} test problems: the home-made base model needs "
-            "some of both"
-        )
+    Beside what the env itself measures: mean_prompt_tokens, and mean_response_tokens, end included.
+    """
+    prompts = source.held_out
+    responses = greedy_responses(model, tokenizer, prompts, max_tokens=max_tokens)
+    measured = source.judge(tokenizer.batch_decode(responses, skip_special_tokens=True))
+    count = len(prompts)
+    measured["mean_prompt_tokens"] = sum(map(len, tokenizer(list(prompts))["input_ids"])) / count
+    measured["mean_response_tokens"] = sum(map(len, responses)) / count
+    return measured, source.failed_gates(measured)
 
 
 @torch.inference_mode()

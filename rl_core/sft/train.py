@@ -24,7 +24,8 @@ from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rl_core.config.base_model import BaseModelConfig
-from rl_core.sft.examples import Example, ExampleSource
+from rl_core.envs.sft_examples import SftExamples
+from rl_core.sft.examples import Example, draw_examples, measure
 from rl_core.sft.muon import Muon
 from rl_core.sft.tokenizer import train_tokenizer
 from rl_core.system.atomic import new_folder
@@ -73,7 +74,7 @@ class WarmStartReport:
 
 def make_base_model(
     settings: BaseModelConfig,
-    source: ExampleSource,
+    source: SftExamples,
     *,
     folder: Path,
     on_step: Callable[[int, int, float], None],
@@ -98,7 +99,9 @@ def make_base_model(
         tokenizer = train_tokenizer(source.tokenizer_texts(rng), vocab_size=settings.vocab_size)
         model = _new_model(settings, tokenizer)
         final_loss = _fit(model, tokenizer, settings, source, rng, on_step)
-        measured, failed = source.measure(model, tokenizer)
+        measured, failed = measure(
+            source, model, tokenizer, max_tokens=settings.max_response_tokens
+        )
         report = WarmStartReport(
             num_parameters=sum(parameter.numel() for parameter in model.parameters()),
             vocab_size=len(tokenizer),
@@ -156,7 +159,7 @@ def _fit(
     model: Qwen2ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     settings: BaseModelConfig,
-    source: ExampleSource,
+    source: SftExamples,
     rng: random.Random,
     on_step: Callable[[int, int, float], None],
 ) -> float:
@@ -171,7 +174,7 @@ def _fit(
     losses: list[float] = []
     model.train()
     for step in range(settings.steps):
-        examples = source.examples(tokenizer, settings.batch_size, rng)
+        examples = draw_examples(source, tokenizer, settings.batch_size, rng)
         losses.append(_backward(model, examples, tokenizer.pad_token_id, threads))
         torch.nn.utils.clip_grad_norm_(model.parameters(), _GRAD_CLIP)
         lr = settings.lr * _schedule(step, settings)

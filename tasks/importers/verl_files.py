@@ -5,7 +5,6 @@ Data that is not on this machine is made or fetched anew, in the prompt that the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -13,19 +12,15 @@ from typing import Any, Final
 import pyarrow.parquet as pq
 
 from rl_core.config.run import DataConfig
-from rl_core.data.readers import Record, find_files, is_hub_name, read_records
+from rl_core.data.readers import find_files, is_hub_name, read_records
+from rl_core.envs import DEFAULT_ENV, ENVS
+from rl_core.envs.record import LaunchScripts
+from rl_core.envs.user_rows import Record
 from tasks.importers.verl_values import Given, Settings, at
 from tasks.preflight_checks.finding import Finding
 
-GSM8K_PROBLEMS: Final = 7_473
 _SPLITS: Final = {"data.train_files": "data.train_files", "data.val_files": "data.test_files"}
-_WORDS: Final = {"gsm8k": "gsm8k", "countdown": "countdown", "tinyzero": "countdown"}
-"""What names of files and projects say about the problems -> the env."""
-_MADE: Final = {
-    "gsm8k": "the run fetches openai/gsm8k; env.source=FOLDER, data.train_files=FILE name copies",
-    "countdown": "the run makes puzzles of its own; data.train_files=FILE names yours",
-}
-_FIELDS: Final = ("data_source", "prompt", "reward_model", "nums", "question")
+_FIELDS: Final = ("data_source", "prompt", "reward_model")
 
 
 def problem_findings(given: Mapping[str, Given], settings: Settings) -> Iterator[Finding]:
@@ -34,7 +29,7 @@ def problem_findings(given: Mapping[str, Given], settings: Settings) -> Iterator
     here, missing = files["data.train_files"]
     row = _first_row(here)
     env = _env_of(row) if row else _env_by_name(given)
-    settings["env.name"] = env or "countdown"
+    settings["env.name"] = env or DEFAULT_ENV
     for theirs, ours in _SPLITS.items():
         yield from _missing(given.get(theirs), files[ours][1], None if here else env)
     if here:
@@ -49,15 +44,15 @@ def problem_findings(given: Mapping[str, Given], settings: Settings) -> Iterator
         )
     source = row.get("data_source")
     if here and env is None and source is not None:
-        settings["env.name"] = "countdown" if isinstance(_truth(row), dict) else "gsm8k"
+        settings["env.name"] = _env_of_truth(_truth(row))
         yield at(
             given["data.train_files"].line,
             f"{here[0]} holds data_source={source}, which no env here is made for",
             f"the preset scores it as {settings['env.name']} does; env.reward=module:function "
             "takes a rule of your own",
         )
-    if settings["env.name"] == "countdown":
-        settings |= _countdown_template(row, settings)
+    if (scripts := ENVS[settings["env.name"]].launch_scripts) is not None:
+        settings |= scripts.settings(row, str(settings.get("model.path", "")).lower())
 
 
 def num_problems(given: Mapping[str, Given], settings: Settings) -> int | None:
@@ -74,8 +69,8 @@ def num_problems(given: Mapping[str, Given], settings: Settings) -> int | None:
         return min(rows, most or rows)
     if "data.train_files" in given and _env_by_name(given) is None:
         return None
-    if settings["env.name"] == "gsm8k":
-        return GSM8K_PROBLEMS
+    if (source := ENVS[settings["env.name"]].source) is not None:
+        return source.num_problems
     return most or int(DataConfig.model_fields["train_size"].default)
 
 
@@ -135,9 +130,10 @@ def _is_here(name: str) -> bool:
 def _missing(one: Given | None, missing: Sequence[str], env: str | None) -> Iterator[Finding]:
     """Says what becomes of files that are not here: the env's are made, where nothing else is."""
     named = [name for name in missing if _env_in(name) is not None]
+    made = {name: scripts.made for name, scripts in _launch_scripts()}
     ours = [name for name in named or missing if env is not None and _env_in(name) in (env, None)]
     for names, remedy in (
-        (ours, _MADE.get(env or "", "")),
+        (ours, made.get(env or "", "")),
         ([name for name in missing if name not in ours], "left out"),
     ):
         if one is not None and names:
@@ -153,15 +149,25 @@ def _env_by_name(given: Mapping[str, Given]) -> str | None:
     return None
 
 
+def _launch_scripts() -> list[tuple[str, LaunchScripts]]:
+    """Returns what each env is told by, the default one last: its peer's name is in any path."""
+    named = [(name, env.launch_scripts) for name, env in ENVS.items() if env.launch_scripts]
+    return sorted(named, key=lambda item: item[0] == DEFAULT_ENV)
+
+
 def _env_in(name: str) -> str | None:
-    return next((env for word, env in _WORDS.items() if word in name.lower()), None)
+    return next(
+        (env for env, its in _launch_scripts() if any(word in name.lower() for word in its.words)),
+        None,
+    )
 
 
 def _first_row(files: Sequence[str]) -> Record:
     """Returns the first row of files that are here; nothing where they cannot be read."""
     paths = [Path(name).expanduser() for name in files]
+    fields = (*_FIELDS, *(column for env in ENVS.values() for column in env.own_columns))
     try:
-        records = read_records(next(path for path in paths if path.is_file()), _FIELDS)
+        records = read_records(next(path for path in paths if path.is_file()), fields)
         return next(records)[1]
     except (StopIteration, OSError, ValueError):
         return {}
@@ -177,17 +183,8 @@ def _env_of(row: Record) -> str | None:
     source = row.get("data_source")
     if isinstance(source, str):
         return _env_in(source)
-    return "countdown" if row.get("nums") else "gsm8k" if row.get("question") else None
+    return next((env for env, its in _launch_scripts() if its.has_columns(row)), None)
 
 
-def _countdown_template(row: Record, settings: Settings) -> Settings:
-    """Returns how prompts reach the model: raw as TinyZero writes them, else by a chat template."""
-    prompt = row.get("prompt")
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
-        text = str(prompt[0].get("content"))
-        if text.startswith("<|im_start|>"):
-            return {"env.prompt_template": "qwen-instruct"}
-        is_raw = len(prompt) == 1 and re.search(r"(^|\n)Assistant:", text)
-        return {} if is_raw else {"env.prompt_template": "chat"}
-    is_tuned = "instruct" in str(settings.get("model.path", "")).lower()
-    return {"env.prompt_template": "qwen-instruct"} if is_tuned else {}
+def _env_of_truth(truth: Any) -> str:
+    return next((env for env, its in _launch_scripts() if its.has_truth(truth)), DEFAULT_ENV)

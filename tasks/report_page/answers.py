@@ -173,9 +173,9 @@ def _in_words(row: Row, asked: Mapping[int, Problem]) -> str:
     if problem is None:
         return f"problem {row['prompt_index']}"
     truth = problem.ground_truth
-    if isinstance(truth, str):
-        return f"{_cut(problem.messages[-1]['content'], _LONGEST_QUESTION)} -> {truth}"
-    return f"{', '.join(map(str, truth['numbers']))} -> {truth['target']}"
+    if isinstance(truth, Mapping) and truth.keys() >= {"numbers", "target"}:
+        return f"{', '.join(map(str, truth['numbers']))} -> {truth['target']}"
+    return f"{_cut(problem.messages[-1]['content'], _LONGEST_QUESTION)} -> {truth}"
 
 
 def _line(text: str) -> str:

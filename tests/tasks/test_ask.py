@@ -18,7 +18,7 @@ def test_a_puzzle_is_numbers_and_the_target(text: str) -> None:
     (message,) = question.problem.messages
     assert "Using the numbers [3, 14, 7], create an equation that equals 35." in message["content"]
     assert question.shown == "3, 14, 7 = 35"
-    assert question_of(question.problem) == question
+    assert question_of(compose(), question.problem) == question
 
 
 @pytest.mark.parametrize("text", ["How many?", "3 = 35", "", "3 14 seven 35"])

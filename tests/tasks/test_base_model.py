@@ -11,9 +11,9 @@ import pytest
 from prefect import flow
 
 from rl_core.config.base_model import BaseModelConfig
-from rl_core.config.env import CountdownConfig
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import DataConfig, ModelConfig, RunConfig
+from rl_core.envs.countdown import CountdownConfig
 from tasks.base_model import (
     base_model,
     base_model_task,

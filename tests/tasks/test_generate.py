@@ -20,10 +20,10 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
-from rl_core.config.env import CountdownConfig
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import DataConfig, RunConfig
 from rl_core.data.dataset import DatasetError, dataset_folder, read_problems
+from rl_core.envs.countdown import CountdownConfig
 from tasks.generate import (
     _cache_key,
     cached_dataset,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from flows.settings.compose import compose
-from rl_core.config.env import CountdownConfig
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import ModelConfig, ResourcesConfig, RunConfig
+from rl_core.envs.countdown import CountdownConfig
 from rl_core.resources.known_shapes import known_shape
 from tasks import preflight as module
 from tasks.preflight import preflight, refuse_fatal

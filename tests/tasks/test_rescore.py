@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.cli.main import run_command
-from rl_core.config.env import CountdownConfig
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_problems, write_dataset
+from rl_core.envs.countdown import CountdownConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.schema import ROLLOUTS
 from tasks.queries import sql

@@ -18,11 +18,11 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.testing.utilities import prefect_test_harness
 
-from rl_core.config.env import CountdownConfig, Gsm8kConfig
 from rl_core.config.run import DataConfig, RunConfig
 from rl_core.data.dataset import DatasetError, write_dataset
 from rl_core.envs import gsm8k
-from rl_core.envs.countdown import Template
+from rl_core.envs.countdown import CountdownConfig, Template
+from rl_core.envs.gsm8k import Gsm8kConfig
 from tasks.queries.sql import SQL_FOLDER
 from tasks.validate import (
     ValidationFailed,

@@ -8,8 +8,9 @@ import yaml
 
 import flows
 from flows.settings.compose import PresetName, SettingsError, compose, own_settings, to_yaml
-from rl_core.config.env import CountdownConfig, Gsm8kConfig
 from rl_core.config.run import GROUP_ESTIMATORS, RunConfig
+from rl_core.envs.countdown import CountdownConfig
+from rl_core.envs.gsm8k import Gsm8kConfig
 
 PRESETS = get_args(PresetName)
 CONF = Path(flows.__file__).parent / "settings" / "conf"

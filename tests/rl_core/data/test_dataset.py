@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rl_core.config.env import CountdownConfig
 from rl_core.config.run import DataConfig
 from rl_core.data.dataset import (
     GENERATOR_VERSION,
@@ -25,7 +24,7 @@ from rl_core.data.dataset import (
     verify_file,
     write_dataset,
 )
-from rl_core.envs.countdown import render_prompt, score_response
+from rl_core.envs.countdown import CountdownConfig, render_prompt, score_response
 
 ENV = CountdownConfig(max_operands=3, max_number=20)
 DATA = DataConfig(train_size=60, test_size=20, seed=5)
@@ -123,7 +122,7 @@ def test_bytes_do_not_depend_on_the_number_of_cores(tmp_path: Path) -> None:
         "import sys, pathlib, pyarrow\n"
         "from rl_core.config.run import DataConfig\n"
         "from rl_core.data.dataset import write_dataset\n"
-        "from rl_core.config.env import CountdownConfig\n"
+        "from rl_core.envs.countdown import CountdownConfig\n"
         "threads = int(sys.argv[2]); pyarrow.set_cpu_count(threads)\n"
         "pyarrow.set_io_thread_count(threads)\n"
         "write_dataset(CountdownConfig(), DataConfig(train_size=70_000, test_size=20, seed=5),"

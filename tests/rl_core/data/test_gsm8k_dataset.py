@@ -9,16 +9,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rl_core.config.env import Gsm8kConfig
 from rl_core.config.run import DataConfig
 from rl_core.data.dataset import (
     dataset_name,
     is_ready,
     read_problems,
-    read_solutions,
+    read_solved,
     write_dataset,
 )
-from rl_core.envs.gsm8k import extract_truth
+from rl_core.envs.gsm8k import Gsm8kConfig, extract_truth
 
 GSM8K_ROWS = {
     "train": [("How many are 9 * 2?", "Nine times two.\n#### 18"), ("Rent?", "A lot.\n#### 1,800")],
@@ -104,9 +103,9 @@ def test_toy_word_problems_are_as_many_as_asked_for_and_shared_by_no_split(tmp_p
     assert {problem.data_source for problem in train} == {"openai/gsm8k"}
     for path, problems in zip(paths, (train, test), strict=True):
         assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes()
-        solutions = read_solutions(path)
-        assert [prompt for prompt, _ in solutions] == [p.messages[0]["content"] for p in problems]
-        truths = [extract_truth(solution) for _, solution in solutions]
+        solved = read_solved(path)
+        assert [problem for problem, _ in solved] == problems
+        truths = [extract_truth(solution) for _, solution in solved]
         assert truths == [problem.ground_truth for problem in problems]
     assert is_ready(env, data, tmp_path / "out")
     more = data.model_copy(update={"train_size": 301})

@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rl_core.config.env import CountdownConfig, Gsm8kConfig
 from rl_core.config.run import DataConfig
 from rl_core.data.dataset import dataset_name, is_ready, read_problems, verify_file, write_dataset
-from rl_core.envs.countdown import render_messages, score_response
-from rl_core.envs.solver import solve
-from rl_core.schema import COUNTDOWN_DATASET, GSM8K_DATASET
+from rl_core.envs.countdown import CountdownConfig, render_messages, score_response
+from rl_core.envs.countdown.solving.solver import solve
+from rl_core.envs.countdown.table import COUNTDOWN_DATASET
+from rl_core.envs.gsm8k import Gsm8kConfig
+from rl_core.envs.gsm8k.table import GSM8K_DATASET
 from tests.support.own_data import (
     SOLVABLE,
     TINYZERO,

@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from rl_core.config.env import CountdownConfig, Gsm8kConfig
 from rl_core.config.run import DataConfig
 from rl_core.data.dataset import write_dataset
-from rl_core.envs.countdown import score_response
+from rl_core.envs.countdown import CountdownConfig, score_response
+from rl_core.envs.gsm8k import Gsm8kConfig
 from tests.support.own_data import TINYZERO
 
 COUNTDOWN = CountdownConfig(max_operands=3, max_number=20)

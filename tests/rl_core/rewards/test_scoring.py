@@ -17,9 +17,10 @@ from typing import Any
 import psutil
 import pytest
 
-from rl_core.config.env import CountdownConfig, Gsm8kConfig
 from rl_core.config.run import RunConfig
-from rl_core.rewards.rules import score
+from rl_core.envs.countdown import CountdownConfig
+from rl_core.envs.countdown.env import COUNTDOWN
+from rl_core.envs.gsm8k import Gsm8kConfig
 from rl_core.rewards.scoring import Rewards, refusal, start_rewards
 from rl_core.rollout.collector import collect
 from rl_core.types import Problem, PromptedProblem, ScoredText
@@ -57,7 +58,9 @@ def test_without_a_function_the_envs_own_rule_scores_at_once() -> None:
         problem = Problem(0, "countdown", (), TRUTH, 1)
         scored = rewards.submit("<answer>1 + 2</answer>", problem)
         assert scored.done()
-        assert scored.result() == score(CountdownConfig(), "<answer>1 + 2</answer>", TRUTH)
+        assert scored.result() == COUNTDOWN.score(
+            CountdownConfig(), "<answer>1 + 2</answer>", TRUTH
+        )
         assert children() == before
 
 
@@ -165,7 +168,7 @@ def test_leaving_in_the_middle_waits_for_nobody() -> None:
 def test_a_killed_trainer_leaves_no_reward_process(tmp_path: Path) -> None:
     code = f"""
         import sys
-        from rl_core.config.env import Gsm8kConfig
+        from rl_core.envs.gsm8k import Gsm8kConfig
         from rl_core.rewards.scoring import start_rewards
         from rl_core.types import Problem
 

@@ -12,10 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from rl_core.config.base_model import BaseModelConfig
 from rl_core.envs.countdown import render_messages
-from rl_core.sft.gates import failed_gates
+from rl_core.envs.countdown.search_traces import Trace, is_covered
+from rl_core.envs.countdown.sft_examples import SearchExamples, failed_gates, response_weights
 from rl_core.sft.muon import Muon, orthogonalise
-from rl_core.sft.search_examples import SearchExamples, response_weights
-from rl_core.sft.search_traces import Trace, is_covered
 from rl_core.sft.tokenizer import train_tokenizer
 from rl_core.sft.train import WarmStartReport, make_base_model
 from rl_core.system.threads import MicroBatchThreads
@@ -51,7 +50,7 @@ def render_prompt(numbers, target) -> str:
 
 def source_of(settings: BaseModelConfig, *, train, test) -> SearchExamples:
     return SearchExamples(
-        settings,
+        settings.give_up_prob,
         prompts=[render_prompt(*problem) for problem in train],
         problems=train,
         holdout=test,

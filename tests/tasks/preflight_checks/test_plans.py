@@ -9,9 +9,9 @@ from typing import get_args
 import pytest
 
 from flows.settings.compose import PresetName, SettingsError, compose
-from rl_core.config.env import CountdownConfig
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import ModelConfig, ResourcesConfig, RunConfig
+from rl_core.envs.countdown import CountdownConfig
 from rl_core.resources.known_shapes import known_shape
 from rl_core.resources.memory_plan import ModelShape, memory_plan
 from rl_core.tracking.diagnosis import FULL_CARD

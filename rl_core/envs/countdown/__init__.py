@@ -1,0 +1,23 @@
+"""Countdown: combine all the numbers, each once, with + - * / to make the target."""
+
+from rl_core.envs.countdown.prompts import (
+    DATA_SOURCE,
+    Template,
+    message_templates,
+    render_messages,
+    render_prompt,
+)
+from rl_core.envs.countdown.scoring import ScoredResponse, Verdict, score_response
+from rl_core.envs.countdown.settings import CountdownConfig
+
+__all__ = [
+    "DATA_SOURCE",
+    "CountdownConfig",
+    "ScoredResponse",
+    "Template",
+    "Verdict",
+    "message_templates",
+    "render_messages",
+    "render_prompt",
+    "score_response",
+]

@@ -1,0 +1,99 @@
+"""Countdown: the score of a response (data path stage 4). Not the parser (`arithmetic`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
+from typing import Literal, NamedTuple, TypeAlias
+
+from rl_core.envs.countdown.arithmetic import ASCII_SPACE, ExpressionError, parse, run
+
+OPEN_TAG, CLOSE_TAG = "<answer>", "</answer>"
+
+AnswerFrom: TypeAlias = Literal["anywhere", "last_line"]
+Verdict: TypeAlias = Literal[
+    "no_answer",
+    "too_long",
+    "bad_syntax",
+    "wrong_numbers",
+    "division_by_zero",
+    "wrong_value",
+    "correct",
+]
+
+
+class ScoredResponse(NamedTuple):
+    """What one response earned, and why."""
+
+    score: float
+    verdict: Verdict
+    answer: str | None
+    """Text between the answer tags without surrounding ASCII white space; None if there is none."""
+    value: Fraction | None
+    """Exact value of an answer that uses the right numbers; None if it was not computed."""
+
+
+_as_fraction = lru_cache(1_024)(Fraction)
+"""Making a Fraction takes as long as the arithmetic of an ordinary answer."""
+_NO_ANSWER = ScoredResponse(0.0, "no_answer", None, None)
+
+
+def score_response(
+    response: str,
+    numbers: Sequence[int],
+    target: int,
+    *,
+    answer_from: AnswerFrom = "anywhere",
+    format_score: float = 0.1,
+    full_score: float = 1.0,
+) -> ScoredResponse:
+    """Scores one response: total, deterministic, silent, and linear in the response's length.
+
+    Args:
+        response: what the model wrote after the prompt; any text.
+        numbers: the puzzle's numbers; the answer must use each exactly once.
+        target: the value that the answer must have, exactly.
+        answer_from: `last_line` reads tags on the response's last line only, as TinyZero does.
+        format_score: score of an answer that is not correct.
+        full_score: score of a correct answer.
+
+    Returns:
+        The first verdict that applies of no_answer (score 0), too_long, bad_syntax, wrong_numbers,
+        division_by_zero, wrong_value (format_score) and correct (full_score).
+
+    Raises:
+        ValueError: `answer_from` is neither of the two.
+    """
+    raw = _find_answer(response, answer_from)
+    answer = raw.strip(ASCII_SPACE)
+    if not answer or answer.isspace():
+        return _NO_ANSWER
+    verdict: Verdict
+    try:
+        used, program = parse(raw)
+        if sorted(used) != sorted(numbers):
+            verdict = "wrong_numbers"
+        else:
+            value = run(program, used)
+            if value == target:
+                return ScoredResponse(full_score, "correct", answer, _as_fraction(value))
+            return ScoredResponse(format_score, "wrong_value", answer, _as_fraction(value))
+    except ExpressionError as error:
+        verdict = error.verdict
+    return ScoredResponse(format_score, verdict, answer, None)
+
+
+def _find_answer(response: str, answer_from: AnswerFrom) -> str:
+    """Returns the text between the last closing tag and the nearest opening one before it."""
+    if answer_from == "anywhere":
+        start = 0
+    elif answer_from == "last_line":
+        start = response.rfind("\n") + 1
+    else:
+        raise ValueError(f"answer_from={answer_from!r} must be 'anywhere' or 'last_line'")
+    close = response.rfind(CLOSE_TAG, start)
+    if close < 0:
+        return ""
+    opening = response.rfind(OPEN_TAG, start, close)
+    return "" if opening < 0 else response[opening + len(OPEN_TAG) : close]

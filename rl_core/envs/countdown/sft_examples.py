@@ -1,0 +1,181 @@
+"""Examples for Countdown: search traces with weights on the choice to give up, data path stage 0.
+
+Gates: what greedy responses are worth. Not the evaluation of a run: that scores any model, this
+reads the search traces as well.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from rl_core.envs.countdown.scoring import score_response
+from rl_core.envs.countdown.search_traces import (
+    ANSWER_OPEN,
+    VERDICTS,
+    Trace,
+    check_problem,
+    check_response,
+    is_covered,
+    write_trace,
+)
+from rl_core.envs.sft_examples import SftText, below, require_problems
+
+NumbersAndTarget: TypeAlias = tuple[tuple[int, ...], int]
+PromptRenderer: TypeAlias = Callable[[Sequence[int], int], str]
+
+GATE_FLOORS: Final = {"format_share": 0.9, "arithmetic_share": 0.95, "judging_share": 0.9}
+GATE_CEILINGS: Final = {"repetition_share": 0.05}
+_CORPUS_GIVE_UP_PROB: Final = 0.1
+"""Giving up is rarer in the traces than in the model: weights on the choice make up for it, so that
+deep searches, which are rare at `give_up_prob`, are still seen often."""
+_VERDICT_WEIGHT: Final = 3.0
+"""Judging is what is learned last, from one token in eight."""
+_TOKENIZER_TEXTS: Final = 2_000
+_GATE_PROBLEMS: Final = 256
+
+
+@dataclass(frozen=True)
+class SearchExamples:
+    """Fresh search traces over the train problems.
+
+    Attributes:
+        give_up_prob: How often the model shall give up.
+        prompts: Texts for the tokenizer beside the traces.
+        problems: (numbers, target) of the train split.
+        holdout: (numbers, target) of the test split: the gates are measured on the first 256.
+        render_prompt: The prompt text of (numbers, target).
+
+    Raises:
+        ValueError: If the problems are not of three positive numbers each, or there are none.
+    """
+
+    give_up_prob: float
+    prompts: Sequence[str]
+    problems: Sequence[NumbersAndTarget]
+    holdout: Sequence[NumbersAndTarget]
+    render_prompt: PromptRenderer
+
+    def __post_init__(self) -> None:
+        require_problems(self.problems, self.holdout)
+        for numbers, target in (*self.problems, *self.holdout):
+            check_problem(numbers, target)
+
+    @property
+    def marks(self) -> Sequence[str]:
+        """The verdicts, and how a response ends its search."""
+        return (*VERDICTS, ANSWER_OPEN + "(")
+
+    @property
+    def held_out(self) -> Sequence[str]:
+        """Prompts of the first held-out problems."""
+        return [self.render_prompt(*problem) for problem in self.holdout[:_GATE_PROBLEMS]]
+
+    def tokenizer_texts(self, rng: random.Random) -> list[str]:
+        """Returns as many traces as prompts."""
+        texts = list(self.prompts[:_TOKENIZER_TEXTS])
+        return texts + [
+            write_trace(*rng.choice(self.problems), give_up_prob=_CORPUS_GIVE_UP_PROB, rng=rng).text
+            for _ in texts
+        ]
+
+    def draw(self, count: int, rng: random.Random) -> list[SftText]:
+        """Returns fresh traces of problems chosen by chance."""
+        problems = rng.choices(self.problems, k=count)
+        traces = [
+            write_trace(*problem, give_up_prob=_CORPUS_GIVE_UP_PROB, rng=rng)
+            for problem in problems
+        ]
+        return [
+            SftText(self.render_prompt(*problem), trace.text, note=trace)
+            for problem, trace in zip(problems, traces, strict=True)
+        ]
+
+    def weigh(self, text: SftText, response: Sequence[int], marks: Sequence[int]) -> list[float]:
+        """Returns `response_weights` of a trace."""
+        no, yes, give_up = marks
+        return response_weights(
+            response,
+            text.note,
+            no_id=no,
+            yes_id=yes,
+            give_up_id=give_up,
+            give_up_prob=self.give_up_prob,
+        )
+
+    def judge(self, responses: Sequence[str]) -> dict[str, float]:
+        """Returns what one greedy response per held-out problem is worth.
+
+        Returns:
+            coverage: Share of the problems which a search that never gives up solves.
+            format_share: Share of responses with a well-formed answer of the given numbers.
+            arithmetic_share: Share of the results written that are true.
+            judging_share: Share of "yes" and "no" that agree with the numbers written.
+            repetition_share: Share of responses that try a number twice.
+            accuracy: Share of responses that are correct.
+            mean_attempts: Numbers tried per response.
+            mean_verdicts: "yes" and "no" per response: how long a search lasts.
+        """
+        problems = self.holdout[:_GATE_PROBLEMS]
+        verdicts = [
+            score_response(text, numbers, target).verdict
+            for text, (numbers, target) in zip(responses, problems, strict=True)
+        ]
+        checks = [check_response(text) for text in responses]
+        equations = sum(check.num_equations for check in checks)
+        judged = sum(check.num_verdicts for check in checks)
+        count = len(problems)
+        return {
+            "coverage": sum(is_covered(*problem) for problem in problems) / count,
+            "format_share": sum(v in ("correct", "wrong_value") for v in verdicts) / count,
+            "arithmetic_share": sum(c.num_true_equations for c in checks) / max(equations, 1),
+            "judging_share": sum(c.num_right_verdicts for c in checks) / max(judged, 1),
+            "repetition_share": sum(check.repeats for check in checks) / count,
+            "accuracy": verdicts.count("correct") / count,
+            "mean_attempts": sum(check.num_attempts for check in checks) / count,
+            "mean_verdicts": judged / count,
+        }
+
+    def failed_gates(self, measured: Mapping[str, float]) -> tuple[str, ...]:
+        """Returns `failed_gates`."""
+        return failed_gates(measured)
+
+
+def failed_gates(measured: Mapping[str, float]) -> tuple[str, ...]:
+    """Returns one sentence per gate that is missed."""
+    high = (
+        f"{name} is {measured[name]:.3f}, above {ceiling}"
+        for name, ceiling in GATE_CEILINGS.items()
+        if measured[name] > ceiling
+    )
+    return (*below(measured, GATE_FLOORS), *high)
+
+
+def response_weights(
+    response: Sequence[int],
+    trace: Trace,
+    *,
+    no_id: int,
+    yes_id: int,
+    give_up_id: int,
+    give_up_prob: float,
+) -> list[float]:
+    """Returns 1 per token, 3 per verdict, and after a "no" the ratio of wanted to written odds.
+
+    With the latter the model learns to give up with `give_up_prob`, though the traces seldom do.
+    The last "no" of an exhausted search leaves no choice: weight 1.
+    """
+    choices = [index for index in range(1, len(response)) if response[index - 1] == no_id]
+    if trace.exhausted:
+        choices.pop()
+    weights = [_VERDICT_WEIGHT if token in (no_id, yes_id) else 1.0 for token in response]
+    for index in choices:
+        gave_up = response[index] == give_up_id
+        weights[index] = (
+            give_up_prob / _CORPUS_GIVE_UP_PROB
+            if gave_up
+            else (1 - give_up_prob) / (1 - _CORPUS_GIVE_UP_PROB)
+        )
+    return weights

@@ -1,0 +1,122 @@
+"""Countdown rows of a user's file: `{nums, target}`, or rows of verl and TinyZero (stage 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, get_args
+
+from rl_core.envs.countdown.prompts import DATA_SOURCE, Template, render_messages
+from rl_core.envs.countdown.settings import CountdownConfig
+from rl_core.envs.user_rows import (
+    OwnProblem,
+    Record,
+    choose_prompt,
+    columns_of,
+    own_prompt,
+    shown,
+    struct_of,
+)
+
+NUM_OPERANDS = range(2, 7)
+NUMBERS = range(1, 1_000)
+TARGETS = range(1, 10**18)
+"""What the solver takes."""
+
+
+def read_row(env: CountdownConfig, record: Record) -> OwnProblem:
+    """Returns the puzzle of one row, not yet solved.
+
+    Raises:
+        ValueError: something is missing, of a wrong type or outside what the solver takes; the
+            message names the value, the limit and a remedy.
+    """
+    truth = struct_of(record, "reward_model").get("ground_truth")
+    stated: list[tuple[Any, Any]] = []
+    if record.get("nums") is not None or record.get("target") is not None:
+        stated.append((record.get("nums"), record.get("target")))
+    if truth is not None:
+        if not isinstance(truth, dict):
+            raise ValueError(f"ground_truth={shown(truth)} must be {{target, numbers}}")
+        stated.append((truth.get("numbers"), truth.get("target")))
+    if not stated:
+        raise ValueError("it has neither nums and target nor reward_model.ground_truth: add them")
+    numbers, target = stated[0]
+    _check_numbers(numbers)
+    if type(target) is not int or target not in TARGETS:
+        raise ValueError(
+            f"target={shown(target)} must be a whole number from {TARGETS[0]} to {TARGETS[-1]:.0e}"
+        )
+    if stated[-1] != stated[0]:
+        raise ValueError(
+            f"nums={numbers} and target={target} are not those of reward_model.ground_truth "
+            f"({shown(truth)}): correct one of them"
+        )
+    prompt, template = choose_prompt(
+        own_prompt(record),
+        (env.prompt_template, *get_args(Template)),
+        lambda template: render_messages(template, numbers, target),
+    )
+    return OwnProblem(
+        key=(tuple(sorted(numbers)), target),
+        prompt=prompt,
+        template=template,
+        truth={"target": target, "numbers": numbers},
+    )
+
+
+def with_solutions(problems: Sequence[OwnProblem]) -> list[OwnProblem | None]:
+    """Returns each puzzle with a solution and the number of solutions, None where it has none."""
+    import numpy as np
+
+    from rl_core.envs.countdown.solving.solver import solve_many
+
+    solved: dict[int, tuple[str | None, int]] = {}
+    for num_operands in NUM_OPERANDS:
+        own = [i for i, problem in enumerate(problems) if len(problem.key[0]) == num_operands]
+        if not own:
+            continue
+        numbers = np.asarray([problems[i].key[0] for i in own], dtype=np.int64)
+        targets = np.asarray([problems[i].key[1] for i in own], dtype=np.int64)
+        sets, rows = np.unique(numbers, axis=0, return_inverse=True)
+        order = np.argsort(rows, kind="stable")
+        labels = solve_many(sets, rows[order], targets[order])
+        solved |= {own[i]: label for i, label in zip(order.tolist(), labels, strict=True)}
+    labelled: list[OwnProblem | None] = []
+    for i, problem in enumerate(problems):
+        solution, num_solutions = solved[i]
+        labelled.append(
+            None
+            if solution is None
+            else replace(problem, solution=solution, num_solutions=num_solutions)
+        )
+    return labelled
+
+
+def user_table(split: str, problems: Sequence[OwnProblem]) -> Any:
+    """Returns the rows of one split as an Arrow table, with the schema `COUNTDOWN_DATASET`."""
+    import pyarrow as pa
+
+    from rl_core.envs.countdown.table import COUNTDOWN_DATASET
+
+    columns = columns_of(DATA_SOURCE, split, problems)
+    truths = [problem.truth for problem in problems]
+    columns["nums"] = [truth["numbers"] for truth in truths if isinstance(truth, dict)]
+    columns["target"] = [truth["target"] for truth in truths if isinstance(truth, dict)]
+    return pa.Table.from_pydict(columns, schema=COUNTDOWN_DATASET)
+
+
+def _check_numbers(numbers: Any) -> None:
+    limits = f"the solver takes whole numbers from {NUMBERS[0]} to {NUMBERS[-1]}"
+    if not isinstance(numbers, list):
+        raise ValueError(f"nums={shown(numbers)} must be a list: {limits}")
+    if len(numbers) not in NUM_OPERANDS:
+        raise ValueError(
+            f"nums={shown(numbers)} holds {len(numbers)} numbers, the solver takes "
+            f"{NUM_OPERANDS[0]} to {NUM_OPERANDS[-1]}: leave the row out"
+        )
+    for number in numbers:
+        if type(number) is not int or number not in NUMBERS:
+            raise ValueError(
+                f"nums={shown(numbers)} holds {shown(number)}, {limits}: leave the row out"
+            )

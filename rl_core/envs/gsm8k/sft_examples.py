@@ -1,0 +1,139 @@
+"""Examples for word problems: a data set's own solutions, many cut short, data path stage 0.
+
+A solution in GSM8K's form has one line per step, each with its result in a calculator annotation,
+`12 + 5 = <<12+5=17>>17 pens.`. An example that is cut short after a line answers with that line's
+result: right in form, true in its sums, and wrong. When to go on is left to reinforcement learning.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
+
+from rl_core.envs.gsm8k.scoring import extract_truth, score_response
+from rl_core.envs.sft_examples import SftText, below, require_problems
+
+THINK_CLOSE: Final = "</think>\n#### "
+GATE_FLOORS: Final = {"format_share": 0.9, "arithmetic_share": 0.8}
+
+_ANNOTATION: Final = re.compile(
+    r"<<(?P<left>\d+)(?P<sign>[-+*/])(?P<right>\d+)=(?P<result>\d+)>>", re.ASCII
+)
+_TOKENIZER_TEXTS: Final = 2_000
+_GATE_PROBLEMS: Final = 256
+
+
+@dataclass(frozen=True)
+class SolutionExamples:
+    """Solutions of the train split, each step followed by an early end with a fixed chance.
+
+    Attributes:
+        stop_prob: How often the model shall stop early.
+        train: (prompt, solution) of the train split.
+        test: Those of the test split: the gates are measured on the first 256.
+
+    Raises:
+        ValueError: If there are none.
+    """
+
+    stop_prob: float
+    train: Sequence[tuple[str, str]]
+    test: Sequence[tuple[str, str]]
+
+    def __post_init__(self) -> None:
+        require_problems(self.train, self.test)
+
+    @property
+    def marks(self) -> Sequence[str]:
+        """None: every token of a response weighs the same."""
+        return ()
+
+    @property
+    def held_out(self) -> Sequence[str]:
+        """Prompts of the first held-out problems."""
+        return [prompt for prompt, _ in self.test[:_GATE_PROBLEMS]]
+
+    def tokenizer_texts(self, rng: random.Random) -> list[str]:
+        """Returns prompts, and responses as the model will write them."""
+        pairs = self.train[:_TOKENIZER_TEXTS]
+        responses = [self._response(solution, rng) for _, solution in pairs]
+        return [prompt for prompt, _ in pairs] + responses
+
+    def draw(self, count: int, rng: random.Random) -> list[SftText]:
+        """Returns solutions chosen by chance."""
+        pairs = rng.choices(self.train, k=count)
+        return [SftText(prompt, self._response(solution, rng)) for prompt, solution in pairs]
+
+    def weigh(self, text: SftText, response: Sequence[int], marks: Sequence[int]) -> list[float]:
+        """Returns 1 per token."""
+        return [1.0] * len(response)
+
+    def judge(self, responses: Sequence[str]) -> dict[str, float]:
+        """Returns what one greedy response per held-out problem is worth.
+
+        Returns:
+            format_share: Share of responses with a number after `####`.
+            arithmetic_share: Share of the annotations that are true.
+            accuracy: Share of responses that are correct.
+            mean_steps: Annotations per response.
+        """
+        verdicts = [
+            score_response(text, extract_truth(solution)).verdict
+            for text, (_, solution) in zip(responses, self.test[:_GATE_PROBLEMS], strict=True)
+        ]
+        steps = [is_true for text in responses for is_true in check_annotations(text)]
+        count = len(responses)
+        return {
+            "format_share": 1 - verdicts.count("no_answer") / count,
+            "arithmetic_share": sum(steps) / max(len(steps), 1),
+            "accuracy": verdicts.count("correct") / count,
+            "mean_steps": len(steps) / count,
+        }
+
+    def failed_gates(self, measured: Mapping[str, float]) -> tuple[str, ...]:
+        """Returns one sentence per gate that is missed."""
+        return below(measured, GATE_FLOORS)
+
+    def _response(self, solution: str, rng: random.Random) -> str:
+        return write_response(solution, stop_prob=self.stop_prob, rng=rng)
+
+
+def write_response(solution: str, *, stop_prob: float, rng: random.Random) -> str:
+    """Returns a solution as a response to the prompt template `think`, perhaps cut short.
+
+    Args:
+        solution: lines of steps, and `#### 18` on the last line.
+        stop_prob: chance of stopping after each step but the last [0, 1].
+        rng: decides the stopping.
+    """
+    *lines, _ = solution.split("\n")
+    written: list[str] = []
+    for line in lines[:-1]:
+        written.append(line)
+        annotation = _ANNOTATION.search(line)
+        if annotation and rng.random() < stop_prob:
+            return _finish(written, annotation["result"])
+    return _finish(lines, extract_truth(solution))
+
+
+def check_annotations(text: str) -> list[bool]:
+    """Returns for each calculator annotation, `<<12+5=17>>`, whether it is true."""
+    return [
+        _is_true(int(found["left"]), found["sign"], int(found["right"]), int(found["result"]))
+        for found in _ANNOTATION.finditer(text)
+    ]
+
+
+def _finish(lines: Sequence[str], number: str) -> str:
+    body = "\n".join(lines)
+    return f"\n{body}{THINK_CLOSE}{number}"
+
+
+def _is_true(left: int, sign: str, right: int, result: int) -> bool:
+    if sign == "/":
+        return right != 0 and Fraction(left, right) == result
+    return result == {"+": left + right, "-": left - right, "*": left * right}[sign]

@@ -1,0 +1,38 @@
+"""The settings that each family of problems has, whatever its problems: the section `env`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from rl_core.section import Section
+
+
+class EnvSettings(Section):
+    """What an env is asked in, how it is scored, and what its reward may be replaced by.
+
+    Each env's own model states its `name`, the choices of the first settings and its defaults.
+    """
+
+    name: str
+    """Chosen by `env=NAME`."""
+    prompt_template: str
+    """The text around a problem; `chat` is rendered by the tokenizer's own chat template."""
+    answer_from: str
+    """Where a response's answer may stand."""
+    format_score: float = Field(0.0, ge=0, le=1)
+    """Score of a response with an answer that is not correct."""
+    full_score: float = Field(1.0, gt=0)
+    """Score of a correct response."""
+    reward: str | None = Field(None, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
+    """package.module:function, a reward of your own with verl's signature, see rl_core/rewards/."""
+    reward_workers: int = Field(1, ge=1)
+    """Processes that call it."""
+    reward_timeout_s: float = Field(5.0, gt=0)
+    """Seconds that it may take for one response."""
+    reward_memory_mib: int = Field(4_096, ge=64)
+    """Address space of such a process."""
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether `data.train_size`, `data.test_size` and `data.seed` make the rows."""
+        return True

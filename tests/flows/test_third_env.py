@@ -1,0 +1,132 @@
+"""A third family of problems is a folder and a line in ENVS: it goes all the way, settings to page.
+
+Its folder is `tests/support/echo/`; nothing else in the project knows its name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from flows.errors import SettingsError
+from flows.settings.compose import compose
+from flows.settings.explain import all_settings, in_words
+from rl_core.data.dataset import read_problems, write_dataset
+from rl_core.envs import ENVS
+from rl_core.rewards.scoring import start_rewards
+from tasks.ask import question_of, read_question
+from tasks.importers.launch_script import import_script
+from tasks.preflight import preflight_validation
+from tasks.validate import check_dataset, check_files
+from tests.support.echo.env import ECHO
+
+ROOT = Path(__file__).parents[2]
+STAGES = "import sys\nfrom flows.cli.main import run_command\n" + "".join(
+    f"run_command([{stage!r}, *{words}]) == 0 or sys.exit({stage!r})\n"
+    for stage, words in (
+        ("generate", "sys.argv[1:]"),
+        ("validate", "sys.argv[1:]"),
+        ("train", "[*sys.argv[1:], 'run_id=one']"),
+        ("evaluate", "[*sys.argv[1:2], 'run_id=one']"),
+        ("report", "[*sys.argv[1:2], 'run_id=one']"),
+    )
+)
+SIZES = ["data.train_size=40", "data.test_size=8", "data.train_batch_size=8"]
+
+
+@pytest.fixture
+def echo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """ENVS with a third env, for one test."""
+    monkeypatch.setitem(ENVS, ECHO.name, ECHO)
+    all_settings.cache_clear()
+    yield
+    all_settings.cache_clear()
+
+
+@pytest.mark.usefixtures("echo")
+def test_its_settings_are_composed_checked_and_explained() -> None:
+    config = compose(["env=echo", "env.num_letters=5", "env.full_score=2"])
+    assert config.model_dump(mode="json")["env"]["num_letters"] == 5
+    assert compose(["env.num_letters=6"], base=config).env.num_letters == 6
+    for wrong, said in (
+        (["env=echo", "env.num_letters=27"], "env.num_letters=27: must be at most 26"),
+        (["env=echo", "env.max_operands=3"], "it belongs to env=countdown"),
+        (["env.num_letters=3"], "under env=countdown: it belongs to env=echo"),
+        (["env=ecko"], "did you mean echo"),
+    ):
+        with pytest.raises(SettingsError, match=said):
+            compose(wrong)
+    words = [in_words(setting) for setting in all_settings() if setting.env == "echo"]
+    assert any("Letters that are asked for, from a." in text for text in words)
+
+
+@pytest.mark.usefixtures("echo")
+def test_its_rows_are_made_read_checked_and_scored(tmp_path: Path) -> None:
+    config = compose(["env=echo", "env.num_letters=5", "actor.mini_batch_size=8", *SIZES])
+    write_dataset(config.env, config.data, tmp_path / "made")
+    checked = check_dataset(config, tmp_path / "made", lambda prompts: [7] * len(prompts))
+    names = [file.stem for file in check_files(config.env)]
+    assert names[0] == "echo_columns"
+    assert "index_gapless" in names
+    assert not [name for name in names if name.startswith(("countdown", "gsm8k"))]
+    assert [result["check"] for result in checked.checks][: len(names)] == names
+
+    problem = read_problems(tmp_path / "made" / "test.parquet")[0]
+    letter = problem.ground_truth["letter"]
+    assert question_of(config, problem).shown == f"say {letter}"
+    assert read_question(config, letter).problem.messages == problem.messages
+    with start_rewards(config.env) as rewards:
+        assert rewards.submit(f"1{letter}", problem).result().verdict == "correct"
+
+    rows = tmp_path / "own.jsonl"
+    rows.write_text("".join(f'{{"letter": "{c}"}}\n' for c in "abcdefghijklmnopqrstuvwxyz"))
+    own = compose(["env=echo", f"data.train_files={rows}", "data.test_size=4"])
+    write_dataset(own.env, own.data, tmp_path / "own")
+    assert len(read_problems(tmp_path / "own" / "train.parquet")) == 22
+    check_dataset(own, tmp_path / "own", lambda prompts: [7] * len(prompts))
+
+
+@pytest.mark.usefixtures("echo")
+def test_what_it_lacks_is_said_and_what_it_does_not_know_leaves_others_alone() -> None:
+    (model,) = [
+        found for found in preflight_validation(compose(["env=echo"])) if found.level == "fatal"
+    ]
+    assert "the home-made base model knows only Countdown with 3 numbers" in model.message
+    script = "python3 -m verl.trainer.main_ppo data.train_files=gsm8k/train.parquet"
+    assert import_script(script).settings["env.name"] == "gsm8k"
+
+
+@pytest.mark.slow
+def test_it_trains_and_is_evaluated_and_reported(tmp_path: Path, tiny_overrides: list[str]) -> None:
+    settings = [
+        f"storage.root={tmp_path}",
+        *("env=echo", *tiny_overrides, "rollout.engine=hf", "trainer.total_steps=2"),
+    ]
+    path = os.pathsep.join([str(ROOT / "tests" / "support" / "with_echo"), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", STAGES, *settings],
+        env=os.environ | {"PYTHONPATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = tmp_path / "runs" / "one"
+    record = json.loads((run / "run.json").read_text())
+    assert (record["status"], record["steps"]) == ("finished", 2)
+    rollouts = pl.read_parquet(run / "rollouts")
+    assert set(rollouts["data_source"]) == {"echo"}
+    assert set(rollouts["verdict"]) <= {"correct", "wrong_value", "no_answer"}
+    evaluated = pl.read_parquet(run / "eval")
+    assert set(evaluated["model"]) == {"base", "step_000002"}
+    assert evaluated["num_operands"].null_count() == evaluated.height
+    assert "echo" in (run / "report.html").read_text()

@@ -1,0 +1,174 @@
+"""Generated puzzles: solvable, unique, all that exist when all are asked for, and repeatable."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import combinations_with_replacement
+from math import sqrt
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from rl_core.envs.countdown import CountdownConfig
+from rl_core.envs.countdown import puzzles as module
+from rl_core.envs.countdown.arithmetic import evaluate, parse
+from rl_core.envs.countdown.puzzles import Puzzles, assert_unique, generate_puzzles
+from rl_core.envs.countdown.solving.form_values import Ints
+from rl_core.envs.countdown.solving.solver import solve, solve_range
+
+
+class Puzzle(NamedTuple):
+    numbers: tuple[int, ...]
+    target: int
+    solution: str
+    num_solutions: int
+
+
+def as_rows(puzzles: Puzzles) -> list[Puzzle]:
+    return [
+        Puzzle(tuple(n for n in numbers if n), target, solution, count)
+        for numbers, target, solution, count in zip(
+            puzzles.numbers.tolist(),
+            puzzles.targets.tolist(),
+            puzzles.solutions,
+            puzzles.num_solutions.tolist(),
+            strict=True,
+        )
+    ]
+
+
+def keys(puzzles: Puzzles) -> set[tuple[tuple[int, ...], int]]:
+    return {(tuple(sorted(puzzle.numbers)), puzzle.target) for puzzle in as_rows(puzzles)}
+
+
+def test_puzzles_fit_the_settings_and_are_proved() -> None:
+    env = CountdownConfig(min_operands=2, max_operands=4, min_number=3, max_number=40)
+    puzzles = generate_puzzles(env, size=300, seed=1)
+    assert len(keys(puzzles)) == len(puzzles) == 300
+    rows = as_rows(puzzles)
+    for puzzle in rows:
+        assert all(3 <= number <= 40 for number in puzzle.numbers)
+        assert 10 <= puzzle.target <= 99
+        assert evaluate(puzzle.solution) == puzzle.target
+        assert sorted(parse(puzzle.solution)[0]) == sorted(puzzle.numbers)
+    for puzzle in rows[:40]:
+        assert puzzle.num_solutions == solve(puzzle.numbers, puzzle.target)[1]
+    assert Counter(len(puzzle.numbers) for puzzle in rows) == {2: 100, 3: 100, 4: 100}
+    shuffled = sum(list(puzzle.numbers) != sorted(puzzle.numbers) for puzzle in rows)
+    assert shuffled > 150, "numbers are not shown in order"
+
+
+def test_two_to_six_numbers() -> None:
+    env = CountdownConfig(min_operands=2, max_operands=6)
+    rows = as_rows(generate_puzzles(env, size=50, seed=0))
+    assert Counter(len(puzzle.numbers) for puzzle in rows) == dict.fromkeys(range(2, 7), 10)
+    for puzzle in rows:
+        assert evaluate(puzzle.solution) == puzzle.target
+        assert sorted(parse(puzzle.solution)[0]) == sorted(puzzle.numbers)
+
+
+def test_everything_that_exists_can_be_asked_for_and_not_one_more() -> None:
+    env = CountdownConfig(min_operands=2, max_operands=3, max_number=4, min_target=5, max_target=12)
+    exist = {
+        (numbers, target)
+        for numbers in [(a, b) for a in range(1, 5) for b in range(a, 5)]
+        + [(a, b, c) for a in range(1, 5) for b in range(a, 5) for c in range(b, 5)]
+        for target in range(5, 13)
+        if solve(numbers, target)[1]
+    }
+    assert keys(generate_puzzles(env, size=len(exist), seed=0)) == exist
+    with pytest.raises(ValueError, match=rf"only {len(exist)} exist with 2 to 3 numbers from 1..4"):
+        generate_puzzles(env, size=len(exist) + 1, seed=0)
+
+
+def test_twelve_thousand_puzzles_of_three_numbers_up_to_twenty_exist() -> None:
+    env = CountdownConfig(max_operands=3, max_number=20)
+    with pytest.raises(ValueError, match="20512 puzzles asked, but only 12166 exist"):
+        generate_puzzles(env, size=20_512, seed=0)
+
+
+def test_a_seed_fixes_the_puzzles() -> None:
+    env = CountdownConfig(max_operands=3, max_number=20)
+    first = generate_puzzles(env, size=100, seed=7)
+    assert as_rows(first) == as_rows(generate_puzzles(env, size=100, seed=7))
+    assert len(keys(first) & keys(generate_puzzles(env, size=100, seed=8))) < 20
+
+
+def test_a_puzzle_that_comes_twice_is_named() -> None:
+    puzzles = generate_puzzles(CountdownConfig(), size=40, seed=0)
+    numbers, targets = puzzles.numbers.copy(), puzzles.targets.copy()
+    numbers[31, :3], numbers[31, 3:] = (12, 5, 30), 0
+    numbers[7], targets[7] = (30, 0, 5, 12), targets[31] + 1
+    assert_unique(replace(puzzles, numbers=numbers, targets=targets))
+    targets[7] = targets[31]
+    message = rf"rows 7 and 31 are one puzzle: \[5, 12, 30\] -> {targets[31]}"
+    with pytest.raises(AssertionError, match=message):
+        assert_unique(replace(puzzles, numbers=numbers, targets=targets))
+
+
+def test_the_generator_proves_uniqueness(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here one set of numbers is drawn twice."""
+    monkeypatch.setattr(module, "_multisets", lambda *_: np.asarray([[4, 5, 6]] * 2))
+    num_targets = len(solve_range(np.asarray([[5, 6, 7]]), low=10, high=99).targets)
+    with pytest.raises(AssertionError, match=r"one puzzle: \[5, 6, 7\]"):
+        generate_puzzles(CountdownConfig(max_operands=3), size=num_targets + 1, seed=0)
+
+
+def how_many_exist(env: CountdownConfig) -> int:
+    with pytest.raises(ValueError, match=r"only \d+ exist") as caught:
+        generate_puzzles(env, size=10**6, seed=0)
+    return int(str(caught.value).split("only ")[1].split()[0])
+
+
+def within_five_deviations(chi_square: float, cells: int) -> bool:
+    """A chi-square has mean `cells` and variance `2 * cells`: chance fails one in 100,000."""
+    return abs(chi_square - cells) < 5 * sqrt(2 * cells)
+
+
+def test_every_puzzle_is_equally_likely_where_all_are_known() -> None:
+    """How often a puzzle comes in 200 draws of a fifth of all is binomial, for each alike."""
+    env = CountdownConfig(max_operands=3, max_number=6, max_target=30)
+    total, rounds = how_many_exist(env), 200
+    seen: Counter[tuple[tuple[int, ...], int]] = Counter()
+    for seed in range(rounds):
+        seen.update(keys(generate_puzzles(env, size=total // 5, seed=seed)))
+    share = (total // 5) / total
+    everything = keys(generate_puzzles(env, size=total, seed=0))
+    squares = sum((seen[key] - rounds * share) ** 2 for key in everything)
+    assert len(everything) == total
+    assert within_five_deviations(squares / (rounds * share * (1 - share)), total)
+
+
+def counts(column: Ints) -> Ints:
+    return np.bincount(column.ravel(), minlength=100)
+
+
+def test_a_sample_has_the_targets_and_numbers_of_all_puzzles() -> None:
+    env = CountdownConfig(max_operands=3, max_number=30)
+    total = how_many_exist(env)
+    whole = generate_puzzles(env, size=total, seed=0)
+    sample = generate_puzzles(env, size=total // 3, seed=3)
+    for column in ("targets", "numbers"):
+        expected = counts(getattr(whole, column)) * (total // 3) / total
+        there = expected > 0
+        squares = (counts(getattr(sample, column)) - expected)[there] ** 2 / expected[there]
+        assert squares.sum() < there.sum() + 5 * sqrt(2 * there.sum()), column
+
+
+def test_a_sample_from_some_sets_of_numbers_is_spread_as_all_puzzles_are() -> None:
+    """5,722 of 8,855 sets of four are looked at; each gives some five of the puzzles."""
+    env = CountdownConfig(min_operands=4, max_number=20)
+    sets = np.asarray(list(combinations_with_replacement(range(1, 21), 4)))
+    whole = solve_range(sets, low=10, high=99)
+    total = len(whole.rows)
+    sample = generate_puzzles(env, size=30_000, seed=3)
+    looked_at = {numbers for numbers, _ in keys(sample)}
+    assert 4_000 < len(looked_at) <= 5_722
+    targets = counts(whole.targets)[10:] * 30_000 / total
+    squares = (counts(sample.targets)[10:] - targets) ** 2 / targets
+    assert squares.sum() < 90 + 5 * sqrt(2 * 90)
+    numbers = counts(sets[whole.rows])[1:21] * 30_000 / total
+    deviations = (counts(sample.numbers)[1:21] - numbers) / np.sqrt(numbers)
+    assert (abs(deviations) < 5 * sqrt(30_000 / 5_722)).all(), "rows of one set come together"

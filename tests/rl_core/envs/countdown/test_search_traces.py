@@ -1,0 +1,175 @@
+"""Traces: written out by hand, and true by an independent check with fractions."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl_core.envs.countdown import score_response
+from rl_core.envs.countdown.search_traces import (
+    check_response,
+    complete_expression,
+    is_covered,
+    needed_values,
+    pair_values,
+    write_trace,
+)
+
+numbers_lists = st.lists(st.integers(1, 99), min_size=3, max_size=3)
+targets = st.integers(10, 99)
+seeds = st.integers(0, 2**32)
+
+
+class GivesUp(random.Random):
+    """Gives up at the chosen "no" (counted from 1), if any."""
+
+    def __init__(self, at: int = 0) -> None:
+        super().__init__(0)
+        self._left = at
+
+    def random(self) -> float:
+        self._left -= 1
+        return 0.0 if self._left == 0 else 1.0
+
+
+def written(numbers, target, give_up_at=0):
+    return write_trace(numbers, target, give_up_prob=0.5, rng=GivesUp(give_up_at))
+
+
+def test_a_search_that_finds_nothing_by_hand():
+    trace = written((4, 6, 7), 45)
+    # z=4: 7+6=13, 7-6=1, 7*6=42 against 49 and 41. z=6: 7+4=11, 7-4=3, 7*4=28 against 51 and 39.
+    # z=7: 6+4=10, 6-4=2, 6*4=24 against 52 and 38.
+    assert trace.text == (
+        "\n45 4 +49 -41 : 7 6 +13 no -1 no *42 no"
+        "\n45 6 +51 -39 : 7 4 +11 no -3 no *28 no"
+        "\n45 7 +52 -38 : 6 4 +10 no -2 no *24 no"
+        "</think>\n<answer>(6+4)+7</answer>"
+    )
+    assert (trace.solved, trace.exhausted) == (False, True)
+
+
+def test_a_product_and_a_sum_by_hand():
+    trace = written((3, 5, 9), 32)
+    # z=3: 32+3=35, 32-3=29; 9+5=14, 9-5=4, 9*5=45 is above 35 (not written).
+    # z=5: 32+5=37, 32-5=27; 9+3=12, 9-3=6, 9*3=27: a hit, completed by +5.
+    assert trace.text == (
+        "\n32 3 +35 -29 : 9 5 +14 no -4 no"
+        "\n32 5 +37 -27 : 9 3 +12 no -6 no *27 yes"
+        "</think>\n<answer>(9*3)+5</answer>"
+    )
+    assert (trace.solved, trace.exhausted) == (True, False)
+    assert score_response(trace.text, (3, 5, 9), 32).verdict == "correct"
+
+
+def test_the_prompts_order_is_the_order_of_trying():
+    assert written((9, 4, 9), 1000).text.count("\n1000 ") == 2
+    tries = check_response(written((7, 4, 6), 45).text).last_operands
+    assert tries == (7, 4, 6)
+
+
+def test_giving_up_by_hand():
+    trace = written((3, 5, 9), 32, give_up_at=2)
+    assert trace.text == ("\n32 3 +35 -29 : 9 5 +14 no -4 no</think>\n<answer>(9+5)+3</answer>")
+    assert (trace.solved, trace.exhausted) == (False, False)
+
+
+def test_giving_up_at_the_very_last_no_is_having_searched_it_all():
+    assert written((4, 6, 7), 45, give_up_at=9).exhausted
+    assert not written((4, 6, 7), 45, give_up_at=8).exhausted
+
+
+def test_needs_and_pair_values_by_hand():
+    assert needed_values(24, 6) == [("+", 30), ("-", 18), ("/", 4)]
+    assert needed_values(12, 20) == [("+", 32), ("-", 8)]
+    assert pair_values(12, 4, largest=100) == [("+", 16), ("-", 8), ("*", 48), ("/", 3)]
+    assert pair_values(12, 1, largest=100) == [("+", 13), ("-", 11), ("*", 12)]
+    assert pair_values(12, 9, largest=100) == [("+", 21), ("-", 3)]
+
+
+@pytest.mark.parametrize(
+    ("need", "z", "target", "expression"),
+    [
+        ("-", 9, 44, "(5+3)+9"),
+        ("-", 20, 12, "20-(5+3)"),
+        ("+", 9, 44, "(5+3)-9"),
+        ("/", 4, 24, "(5+3)*4"),
+    ],
+)
+def test_answers_by_hand(need, z, target, expression):
+    assert complete_expression("(5+3)", need, z=z, target=target) == expression
+
+
+def value_of(expression: str) -> Fraction:
+    """Evaluates our own well-formed text exactly, by another way than rl_core's parser."""
+    return eval(re.sub(r"(\d+)", r"Fraction(\1)", expression), {"Fraction": Fraction})
+
+
+@settings(deadline=None)
+@given(numbers_lists, targets, st.sampled_from([0.0, 0.3, 1.0]), seeds)
+def test_everything_written_is_true(numbers, target, give_up_prob, seed):
+    trace = write_trace(numbers, target, give_up_prob=give_up_prob, rng=random.Random(seed))
+
+    check = check_response(trace.text)
+    assert (
+        check.num_equations == check.num_true_equations == len(re.findall(r" [-+*/]\d", trace.text))
+    )
+    assert check.num_verdicts == check.num_right_verdicts == len(re.findall(" yes| no", trace.text))
+    assert not check.repeats
+    assert check.num_attempts == trace.text.count(" : ") <= 3
+
+    answer = trace.text.split("<answer>")[1].removesuffix("</answer>")
+    assert sorted(int(n) for n in re.findall(r"\d+", answer)) == sorted(numbers)
+    assert (value_of(answer) == target) == trace.solved == (" yes" in trace.text)
+    verdict = score_response(trace.text, numbers, target).verdict
+    assert verdict == ("correct" if trace.solved else "wrong_value")
+
+
+@settings(deadline=None)
+@given(numbers_lists, targets)
+def test_order_does_not_decide_what_a_full_search_finds(numbers, target):
+    for order in itertools.permutations(numbers):
+        trace = written(order, target)
+        assert trace.solved == is_covered(numbers, target)
+        assert trace.solved != trace.exhausted
+
+
+def test_same_seed_same_trace():
+    first, second = (
+        write_trace((3, 5, 9), 44, give_up_prob=0.3, rng=random.Random(7)) for _ in range(2)
+    )
+    assert first == second
+
+
+def test_check_counts_what_is_false():
+    # Seven results: 45-9=35, 5*3=16 and 40-5=36 are false. Two wrong verdicts: 8 is not needed and
+    # 36 is.
+    check = check_response("\n45 9 -35 +54 : 5 3 +8 yes *16 no\n45 9 -36 : 40 5 -35 no -36 no")
+    assert (check.num_equations, check.num_true_equations) == (7, 4)
+    assert (check.num_verdicts, check.num_right_verdicts) == (4, 2)
+    assert check.last_operands == (9, 9)
+    assert check.repeats
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_any_text_can_be_checked(text):
+    check = check_response(text)
+    assert check.num_true_equations <= check.num_equations
+
+
+def test_division_by_zero_is_only_a_false_equation():
+    check = check_response("\n7 0 -7 /7 : 5 3 +8 no")
+    assert (check.num_equations, check.num_true_equations) == (3, 2)
+
+
+@pytest.mark.parametrize("numbers", [(1, 2), (1, 2, 3, 4), (0, 2, 3)])
+def test_other_problems_are_refused_with_the_remedy(numbers):
+    with pytest.raises(ValueError, match=r"3 positive numbers.*set model\.path"):
+        write_trace(numbers, 20, give_up_prob=0.0, rng=random.Random(0))

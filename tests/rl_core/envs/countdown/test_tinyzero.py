@@ -1,0 +1,227 @@
+"""The reward beside TinyZero's published rules (benchmarks/peers/tinyzero.py), `last_line` mode."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl_core.envs.countdown import render_prompt, score_response
+
+PEER = Path(__file__).parents[4] / "benchmarks" / "peers" / "tinyzero.py"
+
+
+def load_peer() -> Any:
+    spec = importlib.util.spec_from_file_location("tinyzero", PEER)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+peer = load_peer()
+
+
+def tinyzero_score(response: str, numbers: list[int], target: int) -> float:
+    prompt = render_prompt("base", numbers, target)
+    score: float = peer.score(prompt + response, numbers, target)
+    return score
+
+
+class Difference(NamedTuple):
+    """A response that both score, but not alike. docs/rewards.md has these rows."""
+
+    what: str
+    response: str
+    numbers: list[int]
+    target: int
+    tinyzero: float
+    ours: float
+    verdict: str
+    why: str
+
+
+DIFFERENCES = [
+    Difference(
+        "power", "<answer>2**3</answer>", [2, 3], 8, 1.0, 0.1, "bad_syntax", "not one of + - * /"
+    ),
+    Difference(
+        "floor division",
+        "<answer>7//2</answer>",
+        [7, 2],
+        3,
+        1.0,
+        0.1,
+        "bad_syntax",
+        "not one of + - * /",
+    ),
+    Difference(
+        "decimal point",
+        "<answer>29.5*2</answer>",
+        [29, 5, 2],
+        59,
+        1.0,
+        0.1,
+        "bad_syntax",
+        "29.5 is not 29 and 5",
+    ),
+    Difference(
+        "two signs",
+        "<answer>3--5</answer>",
+        [3, 5],
+        8,
+        1.0,
+        0.1,
+        "bad_syntax",
+        "a minus only at the start or after (",
+    ),
+    Difference(
+        "a sign behind an operator",
+        "<answer>2*-3+20</answer>",
+        [2, 3, 20],
+        14,
+        1.0,
+        0.1,
+        "bad_syntax",
+        "a minus only at the start or after (",
+    ),
+    Difference(
+        "a leading plus",
+        "<answer>+3+5</answer>",
+        [3, 5],
+        8,
+        1.0,
+        0.1,
+        "bad_syntax",
+        "a minus only at the start or after (",
+    ),
+    Difference(
+        "nearly right",
+        "<answer>8 + 1/999999</answer>",
+        [8, 1, 999_999],
+        8,
+        1.0,
+        0.1,
+        "wrong_value",
+        "exact, not within 1e-5",
+    ),
+    Difference(
+        "tag opened twice",
+        "<answer>so <answer>2+3*4</answer>",
+        [2, 3, 4],
+        14,
+        0.1,
+        1.0,
+        "correct",
+        "the nearest opening tag counts",
+    ),
+    Difference(
+        "blank answer",
+        "<answer> </answer>",
+        [2, 3, 4],
+        14,
+        0.1,
+        0.0,
+        "no_answer",
+        "no answer, no format credit",
+    ),
+    Difference(
+        "nested too deep",
+        "<answer>" + "(" * 33 + "2+3*4" + ")" * 33 + "</answer>",
+        [2, 3, 4],
+        14,
+        1.0,
+        0.1,
+        "too_long",
+        "at most 32 levels",
+    ),
+    Difference(
+        "very long",
+        "<answer>2+3*4" + " " * 250 + "+0" + "</answer>",
+        [2, 3, 4, 0],
+        14,
+        1.0,
+        0.1,
+        "too_long",
+        "at most 256 characters",
+    ),
+]
+
+
+@pytest.mark.parametrize("row", DIFFERENCES, ids=lambda row: row.what)
+def test_each_deliberate_difference(row: Difference) -> None:
+    scored = score_response(row.response, row.numbers, row.target, answer_from="last_line")
+    assert (scored.score, scored.verdict) == (row.ours, row.verdict)
+    assert tinyzero_score(row.response, row.numbers, row.target) == row.tinyzero
+    assert row.ours != row.tinyzero
+
+
+def test_the_table_of_the_docs_has_these_rows() -> None:
+    lines = (PEER.parents[2] / "docs" / "rewards.md").read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if "| TinyZero | here |" in line) + 2
+    for row, line in zip(DIFFERENCES, lines[start:], strict=False):
+        what, _, given_numbers, theirs, ours = map(str.strip, line.strip("|").split(" | "))
+        assert given_numbers == f"{' '.join(map(str, row.numbers))}, {row.target}", what
+        score, verdict = ours.split()
+        assert (float(theirs), float(score)) == (row.tinyzero, row.ours), what
+        assert verdict == f"`{row.verdict}`", what
+
+
+def test_what_hangs_tinyzero_is_scored() -> None:
+    towers = score_response("<answer>9**9**9</answer>", [9, 9, 9], 9, answer_from="last_line")
+    assert (towers.score, towers.verdict) == (0.1, "bad_syntax")
+    tags = score_response("<answer>" * 100_000, [9], 9, answer_from="last_line")
+    assert (tags.score, tags.verdict) == (0.0, "no_answer")
+
+
+expressions = st.recursive(
+    st.integers(1, 99).map(str),
+    lambda inner: st.tuples(
+        inner, st.sampled_from([" + ", " - ", " * ", " / ", "+", "-", "*", "/"]), inner
+    ).map(lambda parts: "(" + "".join(parts) + ")"),
+    max_leaves=6,
+)
+answers = st.one_of(
+    expressions,
+    expressions.map(lambda text: text[1:-1] if text.startswith("(") else text),
+    expressions.map(lambda text: f"{text} = 24"),
+    st.sampled_from(
+        ["", "x + 1", "(1 + 2", "1 + ", "2 3", "I do not know", "5(3)", "1,000", "7 x 8"]
+    ),
+)
+frames = st.sampled_from(
+    [
+        "{}",
+        "so we get\n{}",
+        "\n\n{} done",
+        "{}\n",
+        "{}\nthat is it",
+        "no answer",
+        "<answer>1</answer> or rather {}",
+        "{} or rather <answer>",
+        "first\n<answer>1</answer>\n{}",
+        "<think> 3 < 4 </think>\n{}",
+    ]
+)
+
+
+@given(answers, frames, st.integers(-1, 1), st.booleans())
+def test_equal_on_ordinary_completions(answer: str, frame: str, off: int, drops: bool) -> None:
+    numbers = [int(digits) for digits in re.findall(r"\d+", answer)]
+    value = peer.evaluate(answer)
+    target = (0 if value is None else round(value)) + off
+    response = frame.format(f"<answer> {answer} </answer>")
+    if not answer and "{}" in frame:
+        return  # a blank answer is one of the differences
+    given_numbers = numbers[1:] if drops else numbers
+    ours = score_response(response, given_numbers, target, answer_from="last_line")
+    theirs = tinyzero_score(response, given_numbers, target)
+    if ours.value is not None and ours.value != target and abs(ours.value - target) < 1e-4:
+        return  # nearly right is another
+    assert ours.score == theirs

@@ -1,0 +1,139 @@
+"""Examples of word problems: responses by hand, examples as a rollout sees them, a tiny model."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl_core.config.base_model import BaseModelConfig
+from rl_core.envs.gsm8k import render_messages, score_response
+from rl_core.envs.gsm8k.sft_examples import SolutionExamples, check_annotations, write_response
+from rl_core.envs.gsm8k.word_problems import generate_word_problems
+from rl_core.sft.examples import draw_examples
+from rl_core.sft.tokenizer import train_tokenizer
+from rl_core.sft.train import make_base_model
+
+SOLUTION = "6 * 9 = <<6*9=54>>54 pens.\n54 - 13 = <<54-13=41>>41 pens.\n#### 41"
+SETTINGS = BaseModelConfig(
+    vocab_size=500,
+    hidden_size=32,
+    num_heads=1,
+    intermediate_size=32,
+    num_layers=1,
+    steps=12,
+    batch_size=8,
+    warmup_steps=2,
+    give_up_prob=0.5,
+    max_response_tokens=16,
+    num_threads=1,
+)
+
+
+class Draws(random.Random):
+    """Draws the given numbers, then fails."""
+
+    def __init__(self, *numbers: float) -> None:
+        super().__init__(0)
+        self.numbers = list(numbers)
+
+    def random(self) -> float:
+        return self.numbers.pop(0)
+
+
+def some_pairs(count: int) -> list[tuple[str, str]]:
+    return [
+        (render_messages("think", problem.question)[0]["content"], problem.answer)
+        for problem in generate_word_problems(size=count, seed=3)
+    ]
+
+
+def source_of(settings: BaseModelConfig = SETTINGS) -> SolutionExamples:
+    return SolutionExamples(settings.give_up_prob, train=some_pairs(60), test=some_pairs(66)[60:])
+
+
+def test_a_whole_solution_and_one_that_stops_after_its_first_step() -> None:
+    whole = write_response(SOLUTION, stop_prob=0.5, rng=Draws(0.5))
+    assert whole == (
+        "\n6 * 9 = <<6*9=54>>54 pens.\n54 - 13 = <<54-13=41>>41 pens.</think>\n#### 41"
+    )
+    cut = write_response(SOLUTION, stop_prob=0.5, rng=Draws(0.49))
+    assert cut == "\n6 * 9 = <<6*9=54>>54 pens.</think>\n#### 54"
+    assert score_response(whole, "41").verdict == "correct"
+    assert score_response(cut, "41").verdict == "wrong_value"
+
+
+def test_a_line_without_an_annotation_is_no_place_to_stop() -> None:
+    written = write_response("First think.\nThen 1,800.\n#### 1,800", stop_prob=1.0, rng=Draws())
+    assert written == "\nFirst think.\nThen 1,800.</think>\n#### 1800"
+
+
+@given(st.integers(0, 2**32), st.floats(0, 1))
+def test_every_response_has_an_answer_and_a_whole_one_is_right(seed: int, stop_prob: float) -> None:
+    (problem,) = generate_word_problems(size=1, seed=seed)
+    truth = problem.answer.rpartition("#### ")[2]
+    response = write_response(problem.answer, stop_prob=stop_prob, rng=random.Random(seed))
+    assert score_response(response, truth).verdict in ("correct", "wrong_value")
+    assert all(check_annotations(response))
+    whole = write_response(problem.answer, stop_prob=0.0, rng=random.Random(seed))
+    assert score_response(whole, truth).verdict == "correct"
+    assert whole.startswith(response.partition("</think>")[0])
+
+
+def test_annotations_are_checked_by_what_they_say() -> None:
+    text = "<<3+4=7>>7 <<3+4=8>>8 <<9-12=3>> <<6/4=1>> <<6/3=2>> <<6/0=1>> <<7*8=56>> <<7*=56>>"
+    assert check_annotations(text) == [True, False, False, False, True, False, True]
+
+
+def test_examples_are_a_rollouts_tokens_and_teach_the_response_alone() -> None:
+    own = source_of()
+    tokenizer = train_tokenizer(own.tokenizer_texts(random.Random(0)), vocab_size=500)
+    for example in draw_examples(own, tokenizer, 5, random.Random(1)):
+        first = example.weights.index(1.0)
+        prompt, response = example.ids[:first], example.ids[first:]
+        assert tokenizer.decode(prompt) in [prompt for prompt, _ in own.train]
+        assert prompt == tokenizer.encode(tokenizer.decode(prompt))
+        assert response[-1] == tokenizer.eos_token_id
+        assert tokenizer.decode(response[:-1]).startswith("\n")
+        assert example.weights == [0.0] * first + [1.0] * len(response)
+
+
+def test_the_chance_of_stopping_is_the_settings() -> None:
+    for chance in (0.0, 1.0):
+        own = source_of(SETTINGS.model_copy(update={"give_up_prob": chance}))
+        responses = own.tokenizer_texts(random.Random(0))[60:]
+        whole = [
+            f"\n{s.replace(chr(10) + '#### ', '</think>' + chr(10) + '#### ')}"
+            for _, s in own.train
+        ]
+        steps = [text.count("<<") for text in responses]
+        if chance:
+            assert set(steps) == {1}
+        else:
+            assert responses == whole
+
+
+def test_a_tiny_model_is_made_measured_and_falls_through_its_gates(tmp_path: Path) -> None:
+    losses: list[float] = []
+    report = make_base_model(
+        SETTINGS,
+        source_of(),
+        folder=tmp_path / "model",
+        on_step=lambda _step, _steps, loss: losses.append(loss),
+    )
+    assert losses[-1] < losses[0]
+    assert set(report.measured) == {
+        *("format_share", "arithmetic_share", "accuracy", "mean_steps"),
+        *("mean_prompt_tokens", "mean_response_tokens"),
+    }
+    assert report.measured["accuracy"] == 0.0
+    assert report.failed_gates[0] == "format_share is 0.000, below 0.9"
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+
+
+def test_lessons_need_problems_of_both_splits() -> None:
+    with pytest.raises(ValueError, match="1 train and 0 test problems"):
+        SolutionExamples(SETTINGS, train=some_pairs(1), test=[])

@@ -1,0 +1,131 @@
+"""The envs' records: scores by their settings, checks that are there, and what an import loads."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from rl_core.config.run import RunConfig
+from rl_core.envs import ENVS, env_of
+from rl_core.envs.countdown import CountdownConfig
+from rl_core.envs.gsm8k import Gsm8kConfig
+from rl_core.envs.settings import EnvSettings
+from rl_core.types import ScoredText
+
+SQL = Path(__file__).parents[3] / "sql"
+TRUTH = {"target": 14, "numbers": [2, 3, 4]}
+
+
+def score(env: EnvSettings, response: str, truth: object) -> ScoredText:
+    return env_of(env).score(env, response, truth)
+
+
+def strict_and_lenient(env: EnvSettings) -> tuple[EnvSettings, EnvSettings]:
+    return env_of(env).strict_and_lenient(env)
+
+
+def test_countdown_options_come_from_the_settings() -> None:
+    env = CountdownConfig(answer_from="last_line", format_score=0.2, full_score=2.0)
+    right = "<answer> 2 + 3 * 4 </answer>"
+    assert score(env, right, TRUTH) == ScoredText(2.0, "correct", "2 + 3 * 4", "14")
+    assert score(env, right + "\n", TRUTH) == ScoredText(0.0, "no_answer", None)
+    assert score(env, "<answer>2</answer>", TRUTH) == ScoredText(0.2, "wrong_numbers", "2")
+
+
+def test_gsm8k_options_come_from_the_settings() -> None:
+    lenient = Gsm8kConfig(answer_from="lenient", format_score=0.1, full_score=3.0)
+    assert score(lenient, "so 18", "18") == ScoredText(3.0, "correct", "18", "18")
+    assert score(lenient, "so 17", "18") == ScoredText(0.1, "wrong_value", "17", "17")
+    assert score(Gsm8kConfig(), "so 18", "18") == ScoredText(0.0, "no_answer", None)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "rewards.rules",
+        "envs.countdown",
+        "envs.gsm8k",
+        "envs.countdown.puzzles",
+        "envs.countdown.solving.solver",
+        "envs.gsm8k.word_problems",
+        "envs.countdown.sft_examples",
+    ],
+)
+def test_envs_load_no_heavy_library(module: str) -> None:
+    code = (
+        f"import json, sys, rl_core.{module}; "
+        "print(json.dumps([m.split('.')[0] for m in sys.modules]))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(json.loads(run.stdout))
+    assert not loaded & {"torch", "transformers", "vllm", "ray", "prefect", "duckdb", "pyarrow"}
+
+
+def test_an_answer_has_a_value_in_lowest_terms() -> None:
+    def value(numbers: list[int], response: str) -> str | None:
+        return score(CountdownConfig(), response, {"target": 1, "numbers": numbers}).value
+
+    assert value([7, 4, 2], "<answer>7 / (4 / 2)</answer>") == "7/2"
+    assert value([7, 4, 2], "<answer>(4 - 2) + 7</answer>") == value([9, 1], "<answer>9*1</answer>")
+    assert value([7, 4], "<answer>4 + 4</answer>") is None
+    assert value([7, 4], "no answer") is None
+    gsm8k = Gsm8kConfig(answer_from="lenient")
+    values = {score(gsm8k, text, "18").value for text in ("18", "18.", "18.00", "$18", "so 18!")}
+    assert values == {"18"}
+    assert score(gsm8k, "1,800 or 3.50", "18").value == "7/2"
+    assert score(gsm8k, "1" * 65, "18").value is None
+
+
+def test_each_env_is_scored_strictly_and_leniently() -> None:
+    right = "<answer> 2 + 3 * 4 </answer>"
+    for env in (CountdownConfig(), CountdownConfig(answer_from="last_line", format_score=0.5)):
+        strict, lenient = strict_and_lenient(env)
+        verdicts = [score(e, right + "\nor so", TRUTH).verdict for e in (strict, lenient)]
+        assert verdicts == ["no_answer", "correct"]
+        assert score(strict, right, TRUTH).verdict == "correct"
+        assert strict.model_copy(update={"answer_from": env.answer_from}) == env
+    strict, lenient = strict_and_lenient(Gsm8kConfig())
+    assert [score(e, "so 18", "18").verdict for e in (strict, lenient)] == ["no_answer", "correct"]
+    assert score(strict, "#### 18", "18").verdict == "correct"
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_a_record_is_whole(name: str) -> None:
+    env = ENVS[name]
+    assert (env.name, env.settings().name) == (name, name)
+    assert env_of(env.settings()) is env
+    checks = SQL / "checks"
+    stems = {Path(file).stem for file in env.checks.files}
+    assert stems == {file.stem for file in checks.glob(f"{name}_*.sql")}
+    assert stems >= {*env.checks.of_generated_rows, *env.checks.of_templates}
+    strict, lenient = env.strict_and_lenient(env.settings())
+    for places in (strict, lenient):
+        assert env.settings.model_validate(places.model_dump()) == places
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({"name": "chess"}, "env.name='chess' is no env (there are: countdown, gsm8k)"),
+        ({"name": ["gsm8k"]}, "is no env"),
+        ({}, "env.name=None is no env"),
+        ("gsm8k", "valid dictionary"),
+        ({"name": "gsm8k", "min_operands": 3}, "env.min_operands"),
+    ],
+)
+def test_a_section_env_is_checked_by_the_env_that_it_names(section: object, said: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        RunConfig.model_validate({"env": section})
+    assert said in str(caught.value)
+
+
+def test_settings_come_back_from_json_as_their_own_model() -> None:
+    config = RunConfig(env=Gsm8kConfig(source="toy"))
+    again = RunConfig.model_validate_json(config.model_dump_json())
+    assert again == config
+    assert type(again.env) is Gsm8kConfig
