@@ -47,7 +47,6 @@ def test_gsm8k_options_come_from_the_settings() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        "rewards.rules",
         "envs.countdown",
         "envs.gsm8k",
         "envs.countdown.puzzles",
