@@ -31,10 +31,10 @@ class Problem:
     index: int
     """Row number within its split."""
     data_source: str
-    """`countdown` or `openai/gsm8k`: chooses the scorer."""
+    """verl's name of the data: `countdown` or `openai/gsm8k`."""
     messages: tuple[Message, ...]
     ground_truth: Mapping[str, Any] | str
-    """Countdown: {"target": int, "numbers": list[int]}; GSM8K: the number as text."""
+    """In the env's own shape: {"target": 35, "numbers": [3, 14, 7]}, or a number as text."""
     num_solutions: int
     """Difficulty label; 0 where unknown."""
 

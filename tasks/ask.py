@@ -36,11 +36,11 @@ def read_question(config: RunConfig, text: str, answer: str | None = None) -> Qu
 
     Args:
         config: says which env, and which template.
-        text: Countdown: numbers and, last, the target (`3 14 7 = 35`); GSM8K: the word problem.
-        answer: of a word problem, if it is to be scored.
+        text: the problem, as a person of that env would write it.
+        answer: where the env cannot tell it from the problem, if it is to be scored.
 
     Raises:
-        ValueError: it is no puzzle, or the answer is no number.
+        ValueError: it is no such problem, or no such answer.
     """
     return env_of(config.env).read_question(config.env, text, answer)
 

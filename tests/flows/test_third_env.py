@@ -123,10 +123,10 @@ def test_it_trains_and_is_evaluated_and_reported(tmp_path: Path, tiny_overrides:
     run = tmp_path / "runs" / "one"
     record = json.loads((run / "run.json").read_text())
     assert (record["status"], record["steps"]) == ("finished", 2)
-    rollouts = pl.read_parquet(run / "rollouts")
+    rollouts = pl.read_parquet(run / "rollouts" / "*.parquet")
     assert set(rollouts["data_source"]) == {"echo"}
     assert set(rollouts["verdict"]) <= {"correct", "wrong_value", "no_answer"}
-    evaluated = pl.read_parquet(run / "eval")
+    evaluated = pl.read_parquet(run / "eval" / "*.parquet")
     assert set(evaluated["model"]) == {"base", "step_000002"}
     assert evaluated["num_operands"].null_count() == evaluated.height
     assert "echo" in (run / "report.html").read_text()
