@@ -15,6 +15,8 @@ BIN := .venv/bin
 GPU ?= $(if $(wildcard .venv/.built-gpu),1,)
 EXTRA := $(if $(GPU),gpu,cpu)
 STAMP := .venv/.built-$(EXTRA)
+# A file's tests stay together and in order: they share what is made for all of them.
+TWO_WORKERS := --numprocesses 2 --dist loadfile
 TORCH_FIND_LINKS ?= $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
 CPU_WHEELS := $(if $(TORCH_FIND_LINKS),--find-links $(TORCH_FIND_LINKS),--extra-index-url https://download.pytorch.org/whl/cpu)
 # CUDA's vLLM and torch need other versions of these than the CPU builds.
@@ -47,7 +49,7 @@ serve: $(STAMP) ## Prefect's server and UI, the deployments and a worker, until 
 	$(BIN)/countdown-train serve
 
 test: $(STAMP) ## the fast tests
-	$(BIN)/pytest -n 2 -m "not slow"
+	$(BIN)/pytest $(TWO_WORKERS) -m "not slow"
 
 test-slow: $(STAMP) ## the tests that take over ten seconds each
 	$(BIN)/pytest -m slow

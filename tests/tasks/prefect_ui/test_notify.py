@@ -26,6 +26,11 @@ def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
+def own(said: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """Without those of threads that an earlier test left behind."""
+    return [record for record in said.records if record.name == _logger.name]
+
+
 def tell(url: str | None = None, *command: str) -> None:
     notify(Listeners(url, command), MESSAGE, _logger)
 
@@ -38,7 +43,7 @@ def test_both_are_told_the_same_object(tmp_path: Path, said: pytest.LogCaptureFi
     assert server.told == [MESSAGE] == [json.loads(file.read_text())]
     assert server.paths == [f"/services/{SECRET}?token={SECRET}"]
     assert server.users == [f"Basic {b64encode(f'user:{SECRET[:8]}@'.encode()).decode()}"]
-    assert [record.message for record in said.records if record.name == _logger.name] == [
+    assert [record.message for record in own(said)] == [
         "the webhook was told: promoted",
         f"the command {sys.executable} was told: promoted",
     ]
@@ -50,7 +55,7 @@ def test_an_answer_that_is_no_success_is_a_warning(
 ) -> None:
     with hook(status) as server:
         tell(server.url)
-    (record,) = said.records
+    (record,) = own(said)
     assert len(server.told) == 1  # a redirect is not followed
     assert record.levelno == (logging.INFO if is_taken else logging.WARNING)
     assert is_taken or record.message.endswith(f"127.0.0.1 answered {status}")
@@ -70,7 +75,7 @@ def test_a_rude_server_costs_seconds_and_a_warning_without_the_url(
     monkeypatch.setattr(module, "WEBHOOK_S", 0.5)
     with rude_hook(manners) as server:
         tell(server.url)
-    (record,) = said.records
+    (record,) = own(said)
     assert record.message == f"the webhook was not told of promoted: {words}"
 
 
@@ -92,7 +97,7 @@ def test_no_word_of_a_url_is_logged_whatever_is_wrong_with_it(
 ) -> None:
     warn_of_mistakes(Listeners(url), _logger)
     tell(url)
-    assert said.records[-1].levelno == logging.WARNING
+    assert own(said)[-1].levelno == logging.WARNING
     assert not [part for part in SECRET.split("/") if part in said.text]
     assert SECRET not in repr(Listeners(url))
 
@@ -120,7 +125,7 @@ def test_a_command_that_fails_is_a_warning(
 ) -> None:
     monkeypatch.setattr(module, "COMMAND_S", 1.0)
     tell(None, sys.executable, "-c", code)
-    (record,) = said.records
+    (record,) = own(said)
     if words is None:
         assert record.levelno == logging.INFO
     else:
