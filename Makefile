@@ -15,7 +15,8 @@ BIN := .venv/bin
 GPU ?= $(if $(wildcard .venv/.built-gpu),1,)
 EXTRA := $(if $(GPU),gpu,cpu)
 STAMP := .venv/.built-$(EXTRA)
-# A file's tests stay together and in order: they share what is made for all of them.
+# A file's tests stay together and in order: they share what is made for all of them. Two at a time,
+# as most of a slow test is waiting for processes to start.
 TWO_WORKERS := --numprocesses 2 --dist loadfile
 TORCH_FIND_LINKS ?= $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
 CPU_WHEELS := $(if $(TORCH_FIND_LINKS),--find-links $(TORCH_FIND_LINKS),--extra-index-url https://download.pytorch.org/whl/cpu)
@@ -52,7 +53,7 @@ test: $(STAMP) ## the fast tests
 	$(BIN)/pytest $(TWO_WORKERS) -m "not slow"
 
 test-slow: $(STAMP) ## the tests that take over ten seconds each
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest $(TWO_WORKERS) -m slow
 
 chaos: $(STAMP) ## the fault matrix alone: what was killed, filled, cut or corrupted, and what it cost
 	$(BIN)/pytest -m chaos

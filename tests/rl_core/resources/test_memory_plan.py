@@ -114,6 +114,7 @@ from rl_core.learner.learner import Learner
 torch.set_num_threads(1)
 config, model = RunConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2])
 
+# Anonymous memory alone: pages of code, 60 MB more once all is loaded, are the kernel's to drop.
 def memory(field):
     status = Path("/proc/self/status").read_text()
     return int(re.search(field + r":\\s+(\\d+) kB", status)[1]) * 1024
@@ -122,7 +123,7 @@ def peak(work):
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")
     result = work()
-    return result, memory("VmHWM") - base
+    return result, memory("VmHWM") - memory("RssFile") - base
 
 rows, size = config.data.train_batch_size * config.algorithm.group_size, config.algorithm.group_size
 prompt, response = config.data.max_prompt_length, config.data.max_response_length
@@ -134,13 +135,13 @@ batch = TrainBatch(
     full(True, torch.bool), full(False, torch.bool),
 )
 torch.nn.Linear(8, 8)(torch.ones(1, 8)).sum().backward()
-base = memory("VmRSS")
+base = memory("RssAnon")
 learner = Learner(config, model)
 learner.learn(batch)
 learner.snapshot()
 experience, metrics = learner.make_experience(batch)  # measures each of its phases itself
 gib = max(x for name, x in metrics.items() if name.startswith("memory/peak_gib/"))
-peaks = {"log_probs": int(gib * 2**30) - base}
+peaks = {"log_probs": int(gib * 2**30) - memory("RssFile") - base}
 if learner.models.critic is not None and not config.critic.share_trunk:
     work = lambda: learner.updater.run_epochs(["critic"], experience, 0.0)
     peaks["update_critic"] = peak(work)[1]
@@ -163,7 +164,7 @@ print(json.dumps(peaks))
         ("gae", "float32", 2, False, {"critic": {"share_trunk": True}}),
     ],
 )
-def test_measured_peaks_are_within_a_quarter_of_the_plan(
+def test_measured_peaks_fit_into_the_plan_and_fill_half_of_it(
     tmp_path: Path,
     estimator: str,
     dtype: str,
@@ -215,7 +216,11 @@ def test_measured_peaks_are_within_a_quarter_of_the_plan(
     measured = json.loads(output.splitlines()[-1])
     plan = memory_plan(ModelShape.from_folder(tmp_path), config)
     planned = {phase.phase: phase.total_bytes for phase in plan if phase.process == "learner"}
-    assert measured == pytest.approx(planned, rel=0.25)
+    assert measured.keys() == planned.keys()
+    # A run is refused by its plan, and must not die above it. Of a model this small the plan has
+    # more: it counts the largest of what is freed and taken again within a layer.
+    shares = {phase: measured[phase] / planned[phase] for phase in planned}
+    assert all(0.5 < share < 1.15 for share in shares.values()), shares
 
 
 def test_what_is_offloaded_is_planned_only_where_it_is_used() -> None:
