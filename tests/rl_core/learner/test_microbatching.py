@@ -26,12 +26,7 @@ from rl_core.learner.microbatching import Microbatching, memory_place
 from rl_core.resources.token_budgets import BUDGETS_FILE
 from rl_core.system.threads import MicroBatchThreads
 from tests.support.chaos import Ledger
-from tests.support.learners import (
-    all_weights,
-    assert_bitwise_equal,
-    assert_close,
-    without_timings,
-)
+from tests.support.learners import all_weights, assert_bitwise_equal, assert_close, without_timings
 from tests.support.memory_faults import MESSAGE, out_of_memory
 
 MakeBatch = Callable[..., TrainBatch]

@@ -96,8 +96,12 @@ def test_whatever_a_function_does_costs_its_own_response_alone(
     caplog.set_level(logging.WARNING)
     with start_rewards(env("misbehave", reward_timeout_s=2.0, reward_memory_mib=512)) as rewards:
         scored = scores(rewards, *responses)
-    lines = [p.info["cmdline"] or [] for p in psutil.process_iter(["cmdline"])]
-    assert not any("import time; time.sleep(100.7)" in line for line in lines)
+
+    def left() -> list[list[str]]:  # killed, and for a moment still there
+        lines = [p.info["cmdline"] or [] for p in psutil.process_iter(["cmdline"])]
+        return [line for line in lines if "import time; time.sleep(100.7)" in line]
+
+    wait_for(lambda: not left(), 30, seen=left)
     errors = [r for r, s in zip(responses, scored, strict=True) if s.verdict == "reward_error"]
     assert errors == bad
     assert {s.score for s in scored if s.verdict == "reward_error"} == {0.0}
