@@ -140,7 +140,9 @@ class _UserRewards:
     def _process(self) -> _Process:
         """Returns this thread's process, a new one where the last is gone."""
         process: _Process | None = getattr(self._own, "process", None)
-        if process is None or not process.is_usable:
+        if process is not None and process.process.poll() is not None:
+            process.close()
+        if process is None or process.process.poll() is not None:
             fresh = _Process(self._env, self._name)
             with self._lock:
                 self._processes = self._processes - {process} | {fresh}
@@ -164,8 +166,8 @@ class _UserRewards:
             )
 
 
-class _Process:
-    """One process with the user's function; unusable once anything went wrong with it."""
+class _Process(Child):
+    """One process with the user's function; killed once anything went wrong with it."""
 
     def __init__(self, env: EnvSettings, name: str) -> None:
         """Starts it and waits until the function is loaded.
@@ -173,13 +175,10 @@ class _Process:
         Raises:
             RewardFailed: the function cannot be loaded.
         """
+        super().__init__("rl_core.rewards.reward_worker", name, env.reward_memory_mib, os.getpid())
         self._timeout_s = env.reward_timeout_s
-        self._child = Child(
-            "rl_core.rewards.reward_worker", name, env.reward_memory_mib, os.getpid()
-        )
-        self.is_usable = True
         try:
-            self._receive(_START_TIMEOUT_S)
+            self._answer(_START_TIMEOUT_S)
         except RewardFailed:
             self.close()
             raise
@@ -191,24 +190,14 @@ class _Process:
             RewardFailed: it said nothing in time, or nothing that is a reward, or died.
         """
         try:
-            self._child.channel.send(question, timeout_s=self._timeout_s)
+            self.send(question, self._timeout_s)
         except OSError as error:
             raise self._lost(error, self._timeout_s) from None
-        return self._receive(self._timeout_s)
+        return self._answer(self._timeout_s)
 
-    def kill(self) -> None:
-        """Ends the process and all that it started, and wakes a thread that waits for an answer."""
-        self.is_usable = False
-        self._child.kill()
-
-    def close(self) -> None:
-        """Kills the process, when no thread waits for it any more."""
-        self.kill()
-        self._child.channel.close()
-
-    def _receive(self, timeout_s: float) -> dict[str, Any]:
+    def _answer(self, timeout_s: float) -> dict[str, Any]:
         try:
-            said = self._child.channel.receive(timeout_s)
+            said = self.receive(timeout_s)
         except (OSError, EOFError, ValueError) as error:
             raise self._lost(error, timeout_s) from None
         if "error" in said:
@@ -217,12 +206,12 @@ class _Process:
 
     def _lost(self, error: Exception, timeout_s: float) -> RewardFailed:
         """Kills the process; returns what became of it, in words."""
-        code = None
-        if not isinstance(error, TimeoutError):
+        is_late, code = isinstance(error, TimeoutError), None
+        if not is_late:
             with suppress(subprocess.TimeoutExpired):
-                code = self._child.process.wait(timeout=1.0)
+                code = self.process.wait(timeout=1.0)
         self.close()
-        if isinstance(error, TimeoutError):
+        if is_late:
             return RewardFailed(f"no answer within {timeout_s:g} s")
         if code is None:
             return RewardFailed(f"its answer could not be read ({type(error).__name__})")

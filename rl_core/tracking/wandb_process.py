@@ -38,7 +38,7 @@ import psutil
 import yaml
 
 from rl_core.system.atomic import alone_in, write_text_atomically
-from rl_core.system.child_process import Channel, channel_to_parent
+from rl_core.system.child_process import channel_to_parent
 from rl_core.system.network import wandb_url, why_silent
 from rl_core.tracking.rollout_samples import COLUMNS, samples_of_step
 from rl_core.tracking.wandb_run_id import UPLOADED, keep_wandb_run_id, wandb_run_id
@@ -58,9 +58,8 @@ _POLL_S: Final = 1.0
 
 def main() -> NoReturn:
     """Follows a run, and exits with 0 if wandb has all of it."""
-    channel = channel_to_parent()
     run_folder, mode, timeout = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-    parent = _Parent(channel, timeout)
+    parent = _Parent(timeout)
     os.nice(_NICE)
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     os.environ.pop("WANDB_SERVICE", None)  # another process's, which it would share and outlive
@@ -174,7 +173,9 @@ def _go_offline(run_folder: Path, timeout_s: float, parent: _Parent, why: str) -
     parent.tell(f"offline in this run, `countdown-train sync` uploads it later: {why}")
     _end_service()
     program = [sys.executable, "-m", "rl_core.tracking.wandb_process"]
-    arguments = (str(run_folder), "offline", str(timeout_s), parent.channel.to_be_inherited())
+    end = parent.channel.socket
+    end.set_inheritable(True)
+    arguments = map(str, (run_folder, "offline", timeout_s, end.fileno()))
     os.execv(sys.executable, [*program, *arguments])
 
 
@@ -278,12 +279,11 @@ class _Parent:
     """The trainer: a thread hears that it is done, or dead.
 
     Args:
-        channel: to it.
         timeout_s: from then on. Whatever wandb still waits for, this process then ends itself.
     """
 
-    def __init__(self, channel: Channel, timeout_s: float) -> None:
-        self.channel = channel
+    def __init__(self, timeout_s: float) -> None:
+        self.channel = channel_to_parent()
         self._timeout_s = timeout_s
         self._done = threading.Event()
         self.exit_code = 1

@@ -67,7 +67,7 @@ def wandb_tracking(
     finally:
         _end(child, FINISH_TIMEOUT_S, exit_code)
         relay.join(1.0)
-        child.channel.close()
+        child.close()
 
 
 def _start_tracking(config: RunConfig, run_folder: Path, resume_from: Path | None) -> Child | None:
@@ -91,7 +91,7 @@ def _words(child: Child) -> Iterator[str]:
     """Yields what the process says until it ends."""
     with suppress(OSError, EOFError):
         while True:
-            yield redact(child.channel.receive()["say"])
+            yield redact(child.receive()["say"])
 
 
 def _say_incomplete(run_folder: Path, why: str) -> None:
@@ -138,7 +138,7 @@ def upload_run(run_folder: Path, timeout_s: float = UPLOAD_TIMEOUT_S) -> Upload:
         return Upload("failed", 0, str(error))
     _end(child, timeout_s, exit_code=0)
     words = list(_words(child))
-    child.channel.close()
+    child.close()
     known = _uploaded(run_folder)
     if child.process.returncode != 0 or known is None:
         return Upload("failed", 0, words[-1] if words else "it took too long")
@@ -172,8 +172,8 @@ def _start(run_folder: Path, mode: str, timeout_s: float) -> Child:
 def _end(child: Child, timeout_s: float, exit_code: int) -> None:
     """Lets the process finish, and kills it and what it started where that takes too long."""
     with suppress(OSError):  # it is dead
-        child.channel.send({"exit_code": exit_code})
-    child.channel.shut(socket.SHUT_WR)  # no word follows, in whatever program it is by then
+        child.send({"exit_code": exit_code})
+        child.socket.shutdown(socket.SHUT_WR)  # it may be about to become another program
     try:
         with suppress(subprocess.TimeoutExpired):
             child.process.wait(timeout_s)

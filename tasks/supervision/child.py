@@ -44,7 +44,7 @@ class Reporter(logging.Handler):
 
     def step(self, step: int, last_step: int, metrics: dict[str, float]) -> None:
         """Tells that a step is done."""
-        self._send(step=[step, last_step, metrics])
+        self._send(step=[step, last_step, {name: float(value) for name, value in metrics.items()}])
 
     def progress(self, phase: str) -> None:
         """Tells that a phase has begun or is a piece further, unless that was said just now."""
@@ -63,7 +63,7 @@ class Reporter(logging.Handler):
 
     def _send(self, **message: Any) -> None:
         with suppress(OSError):
-            self._parent.send(message, default=float)
+            self._parent.send(message)
 
 
 def main() -> NoReturn:

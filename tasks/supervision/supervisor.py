@@ -76,8 +76,9 @@ def call_supervised(
             )
         try:
             with worker_logs(log_folder, logger):
-                messages = _messages(child, (function, dict(arguments)), stop)
-                for message in _watched(messages, stop, stall_s, group, logger):
+                with suppress(OSError):  # it died at once: the end of its messages says so
+                    child.send({"job": pack((function, dict(arguments)))})
+                for message in _messages(child, stop, stall_s, group, logger):
                     if "step" in message:
                         on_step(*message["step"])
                     elif "log" in message:
@@ -87,8 +88,7 @@ def call_supervised(
             with suppress(subprocess.TimeoutExpired):
                 child.process.wait(_EXIT_S)
         finally:
-            child.kill()
-            child.channel.close()
+            child.close()
             end_process_group(group)
             sweep_sessions()
         code = child.process.returncode
@@ -103,55 +103,47 @@ def call_supervised(
         return cast("_Result", unpack(outcome["done"]))
 
 
-def _messages(child: Child, job: object, stop: StopSignals) -> Iterator[dict[str, Any] | None]:
-    """Gives the child its job, and yields its messages; None now and then, when there is none.
+def _messages(
+    child: Child, stop: StopSignals, stall_s: float, group: str, logger: Log
+) -> Iterator[dict[str, Any]]:
+    """Yields the child's messages until it ends, and hands it a stop that is asked for meanwhile.
 
-    A stop that is asked for meanwhile is handed to it.
+    Raises:
+        Stalled: they tell of no progress for `stall_s`; not once a stop, with its own limit, began.
     """
     is_told = False
-    with suppress(OSError):  # it died at once: the end of its messages says so
-        child.channel.send({"job": pack(job)})
+    phase, moved_at = "start", time.monotonic()
     while True:
         if stop.requested() and not is_told:
             is_told = True
             child.process.terminate()
         lives = child.process.poll() is None  # asked first: what it said last is still read
         try:
-            yield child.channel.receive(_POLL_S if lives else _EXIT_S)
+            message = child.receive(_POLL_S if lives else _EXIT_S)
         except TimeoutError:
+            silent_s = time.monotonic() - moved_at
             if not lives:
                 return
-            yield None
+            if silent_s > stall_s and not stop.requested():
+                raise _stalled(phase, silent_s, stall_s, group, logger) from None
         except EOFError:
             return
         except ValueError:  # a signal cut a message short
             continue
-
-
-def _watched(
-    messages: Iterator[dict[str, Any] | None],
-    stop: StopSignals,
-    stall_s: float,
-    group: str,
-    logger: Log,
-) -> Iterator[dict[str, Any]]:
-    """Yields the messages; raises `Stalled` when they tell of no progress for `stall_s`.
-
-    A stop that is asked for has a limit of its own.
-    """
-    phase, moved_at = "start", time.monotonic()
-    for message in messages:
-        if message is not None:
+        else:
             if "log" not in message:
                 moved_at = time.monotonic()
             phase = message.get("progress", phase)
             yield message
-        elif (silent_s := time.monotonic() - moved_at) > stall_s and not stop.requested():
-            detail = f"no progress for {silent_s:.0f} s (watchdog.stall_s={stall_s:g})"
-            logger.error("stalled in %s: %s", phase, detail)
-            dump_stacks(group)
-            time.sleep(_DUMP_S)
-            raise Stalled(phase, f"{detail}; the stacks of its threads end the files in workers/")
+
+
+def _stalled(phase: str, silent_s: float, stall_s: float, group: str, logger: Log) -> Stalled:
+    """Has all processes say where they stand, and returns the error."""
+    detail = f"no progress for {silent_s:.0f} s (watchdog.stall_s={stall_s:g})"
+    logger.error("stalled in %s: %s", phase, detail)
+    dump_stacks(group)
+    time.sleep(_DUMP_S)
+    return Stalled(phase, f"{detail}; the stacks of its threads end the files in workers/")
 
 
 def _log(record: list[Any], logger: Log) -> None:

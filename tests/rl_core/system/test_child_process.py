@@ -28,8 +28,10 @@ if say == "echo":
     while True:
         channel.send({"said": channel.receive(), "arguments": sys.argv[1:]})
 if say == "again":
+    end = channel.socket
+    end.set_inheritable(True)
     program = "from rl_core.system.child_process import channel_to_parent as c; c().send({})"
-    os.execv(sys.executable, [sys.executable, "-c", program, channel.to_be_inherited()])
+    os.execv(sys.executable, [sys.executable, "-c", program, str(end.fileno())])
 if say == "leave":
     os.system("sleep 100.8 &")
     channel.send({"last": "x" * 300_000})
@@ -51,7 +53,8 @@ def child(tmp_path: Path) -> Iterator[Child]:
     yield started
     started.kill()
     started.kill()  # harmless
-    started.channel.close()
+    started.close()
+    started.close()
     assert (tmp_path / "output").read_bytes().startswith(b"a banner")
 
 
@@ -63,35 +66,35 @@ def ends() -> Iterator[tuple[Channel, socket.socket]]:
 
 
 def test_messages_arrive_whole_whatever_the_child_prints(child: Child) -> None:
-    child.channel.send({"do": "echo"})
+    child.send({"do": "echo"})
     for message in ({}, {"text": "ü\n\x00\ud800" * 100_000, "number": 0.1, "path": Path("/a")}):
-        child.channel.send(message)
-        answer = child.channel.receive(60)
+        child.send(message)
+        answer = child.receive(60)
         expected = message | {name: "/a" for name in message if name == "path"}
         assert answer == {"said": expected, "arguments": ["an argument", "3"]}
 
 
 def test_a_program_that_takes_the_childs_place_goes_on_with_the_channel(child: Child) -> None:
-    child.channel.send({"do": "again"})
-    assert child.channel.receive(60) == {}
+    child.send({"do": "again"})
+    assert child.receive(60) == {}
 
 
 def test_what_a_child_said_last_is_read_and_then_its_end(child: Child) -> None:
     """What it started and left behind does not look like it."""
-    child.channel.send({"do": "leave"})
-    assert len(child.channel.receive(60)["last"]) == 300_000
+    child.send({"do": "leave"})
+    assert len(child.receive(60)["last"]) == 300_000
     with pytest.raises(EOFError):
-        child.channel.receive(60)
+        child.receive(60)
     assert child.process.wait(60) == 3
 
 
 def test_a_kill_takes_all_that_the_child_started(child: Child) -> None:
-    child.channel.send({"do": "start"})
-    started = [psutil.Process(pid) for pid in child.channel.receive(60)["pids"]]
+    child.send({"do": "start"})
+    started = [psutil.Process(pid) for pid in child.receive(60)["pids"]]
     child.kill()
     wait_for(lambda: not any(process.is_running() for process in started))
     with pytest.raises(EOFError):
-        child.channel.receive(60)
+        child.receive(60)
     assert child.process.returncode == -signal.SIGKILL
 
 

@@ -33,8 +33,8 @@ def test_an_error_arrives_as_it_is_or_at_least_in_words() -> None:
     reporter.error(UnpicklableError(1, 2))
     told = unpack(ours.receive(1)["error"])
     assert (type(told), str(told)) == (RuntimeError, "UnpicklableError: 1 and 2")
-    ours.close()
-    theirs.close()
+    ours.socket.close()
+    theirs.socket.close()
 
 
 def test_a_reporter_tells_what_happens_and_outlives_its_listener() -> None:
@@ -47,7 +47,7 @@ def test_a_reporter_tells_what_happens_and_outlives_its_listener() -> None:
         reporter.progress("gen")  # told once: the parent need not hear each
     reporter.progress("learn")
     reporter.done(9)
-    theirs.shut(socket.SHUT_WR)
+    theirs.socket.shutdown(socket.SHUT_WR)
     told = []
     with suppress(EOFError):
         while True:
@@ -60,9 +60,9 @@ def test_a_reporter_tells_what_happens_and_outlives_its_listener() -> None:
     assert list(dict.fromkeys(phases)) == ["gen", "learn"]
     assert len(phases) < 500
     assert unpack(told[-1]["done"]) == 9
-    ours.close()
+    ours.socket.close()
     reporter.done(9)
-    theirs.close()
+    theirs.socket.close()
 
 
 @pytest.mark.slow
