@@ -1,8 +1,8 @@
 """Stage 4: `python -m rl_core.rewards.reward_worker`, which calls a user's reward function.
 
 Started and judged by `rl_core.rewards.scoring`. Loads next to nothing, so that it starts in a
-moment; a crash in the function takes nothing else with it. Says `{}` or `{"error": ...}` when it
-has loaded the function, then answers message by message.
+moment; a crash in the function takes nothing else with it. Told the function's name it says `{}` or
+`{"error": ...}` when it has loaded it, then answers message by message.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ LONGEST_ANSWER: Final = 1_000
 
 
 def main() -> None:
-    """Serves until the channel closes; arguments: function, MiB, the parent's pid."""
+    """Serves until the channel closes; arguments: MiB, the parent's pid."""
     channel = channel_to_parent()
-    name, memory_mib, parent = sys.argv[1:]
+    memory_mib, parent = sys.argv[1:]
     _die_with(int(parent))
     limit = int(memory_mib) * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
-        function = load(name)
+        function = load(channel.receive()["function"])
     except BaseException as error:  # noqa: BLE001  # even sys.exit in a user's module is an answer
         channel.send({"error": describe(error)})
         return

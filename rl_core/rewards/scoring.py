@@ -129,7 +129,7 @@ class _UserRewards:
             "extra_info": {"index": problem.index, "num_solutions": problem.num_solutions},
         }
         try:
-            said = self._process().ask(question)
+            said = self._process().ask(question, self._env.reward_timeout_s)
         except RewardFailed as error:
             self._tell(problem, error)
             return ScoredText(0.0, REWARD_ERROR, None)
@@ -140,9 +140,9 @@ class _UserRewards:
     def _process(self) -> _Process:
         """Returns this thread's process, a new one where the last is gone."""
         process: _Process | None = getattr(self._own, "process", None)
-        if process is not None and process.process.poll() is not None:
-            process.close()
         if process is None or process.process.poll() is not None:
+            if process is not None:  # dead, but what it started may live
+                process.close()
             fresh = _Process(self._env, self._name)
             with self._lock:
                 self._processes = self._processes - {process} | {fresh}
@@ -175,28 +175,21 @@ class _Process(Child):
         Raises:
             RewardFailed: the function cannot be loaded.
         """
-        super().__init__("rl_core.rewards.reward_worker", name, env.reward_memory_mib, os.getpid())
-        self._timeout_s = env.reward_timeout_s
+        super().__init__("rl_core.rewards.reward_worker", env.reward_memory_mib, os.getpid())
         try:
-            self._answer(_START_TIMEOUT_S)
+            self.ask({"function": name}, _START_TIMEOUT_S)
         except RewardFailed:
             self.close()
             raise
 
-    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, question: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """Returns what the function said of one response.
 
         Raises:
             RewardFailed: it said nothing in time, or nothing that is a reward, or died.
         """
         try:
-            self.send(question, self._timeout_s)
-        except OSError as error:
-            raise self._lost(error, self._timeout_s) from None
-        return self._answer(self._timeout_s)
-
-    def _answer(self, timeout_s: float) -> dict[str, Any]:
-        try:
+            self.send(question, timeout_s)
             said = self.receive(timeout_s)
         except (OSError, EOFError, ValueError) as error:
             raise self._lost(error, timeout_s) from None
