@@ -120,7 +120,7 @@ def _settings_and_data(
     arguments = ("checkpoint", "against")
     if model.run is None:
         return compose(overrides, arguments=arguments), None
-    base = settings_of_run(model.run.path, root)
+    base = settings_of_run(model.run, root)
     not_its_own = ("run_id=", "storage.root=", "env=")
     changes = [text for text in overrides if not text.startswith(not_its_own)]
     config = compose(changes, base=base, arguments=arguments)

@@ -124,8 +124,8 @@ def _run(config: RunConfig | None) -> RunFolder | None:
     """Returns the run of these settings, if it came to be."""
     if config is None or config.run_id is None:
         return None
-    run = RunFolder(config.storage.root / "runs" / config.run_id)
-    return run if (run.path / "run.json").exists() else None
+    run = RunFolder.under(config.storage.root, config.run_id)
+    return run if run.is_there() else None
 
 
 def _champion(config: RunConfig, run: RunFolder) -> PromotedContender | None:

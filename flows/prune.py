@@ -48,7 +48,7 @@ def prune(dry_run: bool = False, overrides: tuple[str, ...] = ()) -> dict[str, A
 def _settings(run: RunFolder, changes: Sequence[str]) -> RunConfig | str:
     """Returns a run's settings with the changes, or why it has none that can be read."""
     try:
-        base = settings_of_run(run.path, run.path.parent.parent)
+        base = settings_of_run(run)
     except BadInputError as error:
         return str(error)
     return compose(changes, base=base)

@@ -28,7 +28,7 @@ from tasks.report_page.answers import IN_ARTIFACT, choose_answers, show_answers,
 from tasks.supervision.supervisor import call_supervised
 
 if TYPE_CHECKING:
-    from tasks.supervision.child import Channel
+    from tasks.supervision.child import Reporter
 
 GROUPS: Final = "Greedy accuracy by how many numbers and how many solutions a problem has."
 """What the table of `group_table` shows."""
@@ -87,7 +87,7 @@ class _NoEngines:
 
 
 def evaluate_for_parent(
-    channel: Channel, *, config: RunConfig, run: RunFolder, data: Path, model_path: Path
+    reporter: Reporter, *, config: RunConfig, run: RunFolder, data: Path, model_path: Path
 ) -> list[EvaluationSummary]:
     """Evaluates with engines of its own, in a process whose parent hears of it."""
     with Workers.start(
@@ -96,7 +96,7 @@ def evaluate_for_parent(
         learner=False,
         log_folder=run.path / "workers",
         report=_logger.info,
-        on_progress=channel.progress,
+        on_progress=reporter.progress,
     ) as workers:
         return evaluate_with(workers, config, run, data, model_path)
 

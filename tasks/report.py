@@ -46,8 +46,9 @@ def write_report(run_folder: Path, *, is_last_stage: bool = False) -> Report:
 
 def make_report(run_folder: Path, *, is_last_stage: bool = False) -> Report:
     """Returns the report of a run, not yet written; see `write_report`."""
-    data = gather(run_folder)
-    rows = RunFolder(run_folder).metrics.read()
+    run = RunFolder(run_folder)
+    data = gather(run)
+    rows = run.metrics.read()
     if is_last_stage:
         data = replace(data, record=data.record.model_copy(update={"status": "finished"}))
     return Report(

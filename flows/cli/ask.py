@@ -91,7 +91,7 @@ def _model_and_settings(name: str, settings: Sequence[str]) -> tuple[NamedModel,
     model = find_model(name, root, run_id=where.run_id or "latest")
     if model.run is None:
         return model, compose(settings, arguments=_ARGUMENTS)
-    base = settings_of_run(model.run.path, root)
+    base = settings_of_run(model.run, root)
     changes = [text for text in settings if not text.startswith(here)]
     return model, compose(changes, base=base, arguments=_ARGUMENTS)
 

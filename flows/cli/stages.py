@@ -203,8 +203,7 @@ def rescore(words: Sequence[str]) -> None:
         data, _ = _data_and_model(run)
         changed = " ".join(changes)
         rescore_run(config, run, data, changed)
-        root = run.path.parent.parent
-        rows = ask("rescored", {"settings": changed}, root=root, run=run.run_id)
+        rows = ask("rescored", {"settings": changed}, root=run.root, run=run.run_id)
     _print_table(rows.to_dicts())
 
 

@@ -17,7 +17,7 @@ _LABEL_WIDTH = 17
 
 def show_summary(root: Path, run_id: str) -> None:
     """Prints the table of one run."""
-    lines = summary_lines(RunFolder(root / "runs" / run_id), root)
+    lines = summary_lines(RunFolder.under(root, run_id), root)
     sys.stdout.write("\n" + "".join(f"{line}\n" for line in lines))
 
 
@@ -68,7 +68,7 @@ def _accuracy(value: float | None, interval: tuple[float, float] | None) -> str:
 def _intervals(record: RunRecord, root: Path) -> dict[str, tuple[float, float]]:
     """Returns the 95% intervals of the base model's accuracy and of the model last trained."""
     rows = ask("evaluation_summary", root=root, run=record.run_id).sort("step").to_dicts()
-    own = RunFolder(root / "runs" / record.run_id).evaluations.own()
+    own = RunFolder.under(root, record.run_id).evaluations.own()
     rows = [row for row in rows if row["evaluation"] == own]  # which `run.json` is of
     return {
         "base" if row["model"] == "base" else "trained": (row["accuracy_low"], row["accuracy_high"])

@@ -165,7 +165,7 @@ def _samples(run: RunFolder) -> list[RenderableType]:
         "select step, verdict, score, response from rollouts "
         "order by step desc, group_id asc, sample_index asc limit $limit",
         {"limit": _SAMPLES},
-        root=run.path.parent.parent,
+        root=run.root,
         run=run.run_id,
     )
     return [

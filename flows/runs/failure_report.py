@@ -68,7 +68,7 @@ def next_step(error: BaseException, run: RunFolder) -> str:
     if is_disk_full(error):
         return (
             f"free {_missing_gib(run):.1f} GiB where {run.path} lies (`countdown-train prune "
-            f"run_id={run.run_id} storage.root={run.path.parent.parent} dry_run=true` shows what "
+            f"run_id={run.run_id} storage.root={run.root} dry_run=true` shows what "
             f"may go); {again} {outcome}"
         )
     if type(error).__name__ == "Stalled":
@@ -169,7 +169,7 @@ def _make_room(error: OutOfMemory, run: RunFolder, again: str, outcome: str) -> 
 
 def _settings(run: RunFolder) -> RunConfig | None:
     try:
-        return settings_of_run(run.path, run.path.parent.parent)
+        return settings_of_run(run)
     except BadInputError:
         return None
 

@@ -73,7 +73,7 @@ def existing_run(
 
     where = [text for text in overrides if text.startswith(("run_id=", "storage.root="))]
     run = find_run(where)
-    base = settings_of_run(run.path, run.path.parent.parent)
+    base = settings_of_run(run)
     others = [text for text in overrides if text not in where]
     return compose(others, base=base, arguments=arguments), run
 
@@ -92,16 +92,16 @@ def find_run(overrides: Sequence[str]) -> RunFolder:
     return RunFolder(folder)
 
 
-def settings_of_run(folder: Path, root: Path) -> RunConfig:
-    """Returns the settings that a run was started with, for a storage root of today's name."""
+def settings_of_run(run: RunFolder, root: Path | None = None) -> RunConfig:
+    """Returns the settings that a run was started with, for its storage root or another."""
     import yaml
 
     from rl_core.config.run import RunConfig
 
     try:
-        settings = yaml.safe_load((folder / "config.yaml").read_text())
-        settings["run_id"] = folder.name
-        settings["storage"]["root"] = root
+        settings = yaml.safe_load((run.path / "config.yaml").read_text())
+        settings["run_id"] = run.run_id
+        settings["storage"]["root"] = root or run.root
         return RunConfig.model_validate(settings)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise BadInputError(" ".join(str(error).split())) from None

@@ -40,11 +40,11 @@ def choose_run(config: RunConfig, flow_run_id: str | None) -> RunConfig:
         BadInputError: the run_id is that of a run whose results would be lost.
     """
     if config.run_id is not None:
-        _refuse_to_start_anew(RunFolder(config.storage.root / "runs" / config.run_id))
+        _refuse_to_start_anew(RunFolder.under(config.storage.root, config.run_id))
         return config
     close_lost_runs(config.storage.root)
     new = re.sub(r"[^A-Za-z0-9._-]+", "-", flow_run_id) if flow_run_id else new_run_id()
-    if not (config.storage.root / "runs" / new).exists():
+    if not RunFolder.under(config.storage.root, new).path.exists():
         interrupted = _interrupted_run(config)
         if interrupted is not None:
             _logger.info("continuing %s, interrupted with the same settings", interrupted)
@@ -58,7 +58,7 @@ def _refuse_to_start_anew(run: RunFolder) -> None:
     Raises:
         BadInputError: it is such a run.
     """
-    if not (run.path / "run.json").exists():
+    if not run.is_there():
         return
     record = run.read()
     if record.preset == IMPORTED:
@@ -80,10 +80,10 @@ def _can_go_on(run: RunFolder) -> bool:
 def _interrupted_run(config: RunConfig) -> str | None:
     """Returns the latest run of these settings, if it was interrupted."""
     same = []
-    for folder in (config.storage.root / "runs").glob("*/"):
+    for run in RunFolder.all_under(config.storage.root):
         try:
-            settings = yaml.safe_load((folder / "config.yaml").read_text())
-            record = RunFolder(folder).read()
+            settings = yaml.safe_load((run.path / "config.yaml").read_text())
+            record = run.read()
             equal = RunConfig.model_validate({**settings, "run_id": None}) == config
         except (OSError, ValueError, TypeError, yaml.YAMLError):
             continue  # what lies there is no run of today's settings

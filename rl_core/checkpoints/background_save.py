@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from types import TracebackType
 from typing import Protocol
 
 from rl_core.checkpoints.manifest import find_damage
@@ -119,12 +118,7 @@ class BackgroundSave:
     def __enter__(self) -> BackgroundSave:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
             self._wait()
         except Exception as failure:

@@ -1,15 +1,14 @@
 """Stage 4: `python -m rl_core.rewards.reward_worker`, which calls a user's reward function.
 
-Started and judged by `rl_core.rewards.scoring`. Standard library only, so that it starts in a
-moment and a crash in the function takes nothing else with it. Says `{}` or `{"error": ...}` when it
-has loaded the function, then answers one line of JSON per line of JSON.
+Started and judged by `rl_core.rewards.scoring`. Loads next to nothing, so that it starts in a
+moment; a crash in the function takes nothing else with it. Told the function's name it says `{}` or
+`{"error": ...}` when it has loaded it, then answers message by message.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib
-import json
 import math
 import numbers
 import os
@@ -17,8 +16,11 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
+
+from rl_core.system.child_process import channel_to_parent
 
 _PR_SET_PDEATHSIG: Final = 1
 LONGEST_ANSWER: Final = 1_000
@@ -26,26 +28,26 @@ LONGEST_ANSWER: Final = 1_000
 
 
 def main() -> None:
-    """Serves until the socket closes; arguments: function, its socket, MiB, the parent's pid."""
-    name, descriptor, memory_mib, parent = sys.argv[1:]
+    """Serves until the channel closes; arguments: MiB, the parent's pid."""
+    channel = channel_to_parent()
+    memory_mib, parent = sys.argv[1:]
     _die_with(int(parent))
     limit = int(memory_mib) * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with os.fdopen(int(descriptor), "r+b", buffering=0) as stream:
-        try:
-            function = load(name)
-        except BaseException as error:  # noqa: BLE001  # even sys.exit in a user's module is an answer
-            _say(stream, {"error": describe(error)})
-            return
-        _say(stream, {})
-        own_pid = os.getpid()
-        with os.fdopen(os.dup(stream.fileno()), "rb") as questions:
-            for line in questions:
-                said = answer(function, json.loads(line))
-                if os.getpid() != own_pid:  # the function forked, and this is the copy
-                    os._exit(0)
-                _say(stream, said)
+    try:
+        function = load(channel.receive()["function"])
+    except BaseException as error:  # noqa: BLE001  # even sys.exit in a user's module is an answer
+        channel.send({"error": describe(error)})
+        return
+    channel.send({})
+    own_pid = os.getpid()
+    with suppress(EOFError):
+        while True:
+            said = answer(function, channel.receive())
+            if os.getpid() != own_pid:  # the function forked, and this is the copy
+                os._exit(0)
+            channel.send(said)
 
 
 def load(name: str) -> Callable[..., Any]:
@@ -108,12 +110,6 @@ def _die_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # died before we asked
         os._exit(1)
-
-
-def _say(stream: Any, message: Mapping[str, Any]) -> None:
-    data = json.dumps(message).encode() + b"\n"
-    while data:
-        data = data[stream.write(data) :]
 
 
 if __name__ == "__main__":

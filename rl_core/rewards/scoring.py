@@ -16,13 +16,9 @@ if it likes `acc` (is it correct?) and `pred` (the answer it read).
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import signal
-import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,6 +27,7 @@ from typing import Any, Final, Protocol
 
 from rl_core.envs import env_of
 from rl_core.envs.settings import EnvSettings
+from rl_core.system.child_process import Child, how_it_ended
 from rl_core.types import Problem, ScoredText
 
 REWARD_ERROR: Final = "reward_error"
@@ -76,7 +73,7 @@ def refusal(env: EnvSettings) -> str | None:
     if env.reward is None:
         return None
     try:
-        _Process(env, env.reward).kill()
+        _Process(env, env.reward).close()
     except RewardFailed as error:
         return f"env.reward={env.reward} cannot be loaded ({error})"
     return None
@@ -132,7 +129,7 @@ class _UserRewards:
             "extra_info": {"index": problem.index, "num_solutions": problem.num_solutions},
         }
         try:
-            said = self._process().ask(question)
+            said = self._process().ask(question, self._env.reward_timeout_s)
         except RewardFailed as error:
             self._tell(problem, error)
             return ScoredText(0.0, REWARD_ERROR, None)
@@ -143,7 +140,9 @@ class _UserRewards:
     def _process(self) -> _Process:
         """Returns this thread's process, a new one where the last is gone."""
         process: _Process | None = getattr(self._own, "process", None)
-        if process is None or not process.is_usable:
+        if process is None or process.process.poll() is not None:
+            if process is not None:  # dead, but what it started may live
+                process.close()
             fresh = _Process(self._env, self._name)
             with self._lock:
                 self._processes = self._processes - {process} | {fresh}
@@ -167,8 +166,8 @@ class _UserRewards:
             )
 
 
-class _Process:
-    """One process with the user's function; unusable once anything went wrong with it."""
+class _Process(Child):
+    """One process with the user's function; killed once anything went wrong with it."""
 
     def __init__(self, env: EnvSettings, name: str) -> None:
         """Starts it and waits until the function is loaded.
@@ -176,81 +175,37 @@ class _Process:
         Raises:
             RewardFailed: the function cannot be loaded.
         """
-        self._timeout_s = env.reward_timeout_s
-        ours, theirs = socket.socketpair()
-        with theirs:
-            # Its own session, so that what it starts in turn can be killed with it.
-            arguments = (name, theirs.fileno(), env.reward_memory_mib, os.getpid())
-            self._popen = subprocess.Popen(
-                [sys.executable, "-m", "rl_core.rewards.reward_worker", *map(str, arguments)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        self._socket, self.is_usable = ours, True
+        super().__init__("rl_core.rewards.reward_worker", env.reward_memory_mib, os.getpid())
         try:
-            self._receive(_START_TIMEOUT_S)
+            self.ask({"function": name}, _START_TIMEOUT_S)
         except RewardFailed:
-            self.kill()
+            self.close()
             raise
 
-    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, question: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """Returns what the function said of one response.
 
         Raises:
             RewardFailed: it said nothing in time, or nothing that is a reward, or died.
         """
         try:
-            line = json.dumps(question, default=str).encode() + b"\n"
-            self._socket.settimeout(self._timeout_s)
-            self._socket.sendall(line)
-        except OSError as error:
-            raise self._lost(error) from None
-        return self._receive(self._timeout_s)
-
-    def kill(self) -> None:
-        """Ends the process and all that it started; harmless when repeated."""
-        self.is_usable = False
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._popen.pid, signal.SIGKILL)
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for an answer
-        self._popen.wait()
-
-    def _receive(self, timeout_s: float) -> dict[str, Any]:
-        data = b""
-        try:
-            self._socket.settimeout(timeout_s)
-            while not data.endswith(b"\n"):
-                part = self._socket.recv(2**16)
-                if not part:
-                    raise EOFError
-                data += part
-            said: dict[str, Any] = json.loads(data)
+            self.send(question, timeout_s)
+            said = self.receive(timeout_s)
         except (OSError, EOFError, ValueError) as error:
-            raise self._lost(error) from None
+            raise self._lost(error, timeout_s) from None
         if "error" in said:
             raise RewardFailed(said["error"])
         return said
 
-    def close(self) -> None:
-        """Kills the process, when no thread waits for it any more."""
-        self.kill()
-        self._socket.close()
-
-    def _lost(self, error: Exception) -> RewardFailed:
+    def _lost(self, error: Exception, timeout_s: float) -> RewardFailed:
         """Kills the process; returns what became of it, in words."""
-        if isinstance(error, TimeoutError):
-            waited_s = self._socket.gettimeout()
-            self.close()
-            return RewardFailed(f"no answer within {waited_s:g} s")
-        with suppress(subprocess.TimeoutExpired):
-            self._popen.wait(timeout=1.0)
-        code = self._popen.poll()
+        is_late, code = isinstance(error, TimeoutError), None
+        if not is_late:
+            with suppress(subprocess.TimeoutExpired):
+                code = self.process.wait(timeout=1.0)
         self.close()
+        if is_late:
+            return RewardFailed(f"no answer within {timeout_s:g} s")
         if code is None:
             return RewardFailed(f"its answer could not be read ({type(error).__name__})")
-        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        return RewardFailed(f"its process died: {how}")
+        return RewardFailed(f"its process died: {how_it_ended(code)}")

@@ -50,12 +50,11 @@ def close_lost_runs(root: Path) -> None:
         root: `storage.root`. Runs of other machines, whose locks may not be seen here, stay as they
             are.
     """
-    for folder in (root / "runs").glob("*/"):
-        run = RunFolder(folder)
+    for run in RunFolder.all_under(root):
         with suppress(OSError, ValueError):
             if run.read().status != "running":
                 continue
-            with (folder / _OWNER).open("r+") as owner:
+            with (run.path / _OWNER).open("r+") as owner:
                 fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if owner.read() == platform.node() and run.read().status == "running":
                     reason = "its process is gone (killed?)"

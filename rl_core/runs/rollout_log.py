@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from rl_core.checkpoints.retention import gigabytes
 from rl_core.schema import ROLLOUTS
 from rl_core.system.atomic import TEMPORARY_PREFIX, alone_in, new_file, sweep_leftovers
-from rl_core.system.disk_reserve import may_write, write_last_words
+from rl_core.system.disk_reserve import demand_room, may_write, write_last_words
 from rl_core.types import Rollout
 
 LEARNED_COLUMNS = ("reward", "advantage_mean", "value_mean", "logprob_gap_mean", "ref_kl")
@@ -87,8 +87,7 @@ class RolloutLog:
             self.run_id, step, epoch, rollouts, learned, policy_version=policy_version
         )
         try:
-            if not may_write(self.folder.parent):
-                raise OSError("the disk has no room but for the last words of a run")
+            demand_room(self.folder.parent)
             with new_file(file) as temporary:
                 pq.write_table(table, temporary, compression="zstd")
         except OSError as error:

@@ -131,6 +131,16 @@ class RunFolder:
     path: Path
 
     @classmethod
+    def under(cls, root: Path, run_id: str) -> RunFolder:
+        """Returns the folder of a run below `storage.root`, there or not."""
+        return cls(root / "runs" / run_id)
+
+    @classmethod
+    def all_under(cls, root: Path) -> list[RunFolder]:
+        """Returns all folders of runs below `storage.root`."""
+        return [cls(folder) for folder in (root / "runs").glob("*/")]
+
+    @classmethod
     def create(cls, config: RunConfig) -> RunFolder:
         """Makes a run's folder, or opens the one of a run that is continued, and returns it.
 
@@ -140,7 +150,7 @@ class RunFolder:
         Raises:
             ValueError: the folder cannot be written, or what lies there is no run.
         """
-        run = cls(config.storage.root / "runs" / (config.run_id or new_run_id()))
+        run = cls.under(config.storage.root, config.run_id or new_run_id())
         try:
             run.path.mkdir(parents=True, exist_ok=True)
             run._write_settings(settings_as_yaml(config))
@@ -149,7 +159,7 @@ class RunFolder:
                 f"storage.root={config.storage.root} cannot be written ({error.strerror}): "
                 "choose another with storage.root=FOLDER"
             ) from error
-        if (run.path / "run.json").exists():
+        if run.is_there():
             run.add_attempt("continued")
             run.update(preset=config.preset, status="running", **_NOTHING_TO_SAY)
         else:
@@ -165,6 +175,11 @@ class RunFolder:
         run.update(made_with=made_with())
         hold_reserve(run.path)
         return run
+
+    @property
+    def root(self) -> Path:
+        """The `storage.root` that the run lies in."""
+        return self.path.parent.parent
 
     @property
     def run_id(self) -> str:
@@ -190,6 +205,10 @@ class RunFolder:
     def evaluations(self) -> EvaluationFiles:
         """The run's `eval/`."""
         return EvaluationFiles(self.path / "eval")
+
+    def is_there(self) -> bool:
+        """Says whether there is a run, or only its name."""
+        return (self.path / "run.json").is_file()
 
     def free_gib(self) -> float:
         """Returns the free space of the run's disk, in GiB."""
@@ -278,7 +297,7 @@ class RunFolder:
         """Writes `config.yaml`; other settings that the run's steps were done with are kept."""
         file = self.path / "config.yaml"
         if file.exists() and (before := file.read_text(encoding="utf-8")) != text:
-            attempt = 1 + (len(self.read().attempts) if (self.path / "run.json").exists() else 0)
+            attempt = 1 + (len(self.read().attempts) if self.is_there() else 0)
             write_text_atomically(file.with_name(f"config_before_attempt_{attempt}.yaml"), before)
         write_text_atomically(file, text)
 

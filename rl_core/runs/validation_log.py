@@ -18,7 +18,7 @@ from typing import Any
 from rl_core.evaluation.rows import label_rows, read_rows, write_rows
 from rl_core.schema import MOST_VALIDATION_ROWS
 from rl_core.system.atomic import sweep_leftovers
-from rl_core.system.disk_reserve import may_write
+from rl_core.system.disk_reserve import demand_room
 from rl_core.types import Rollout
 
 _FILE = re.compile(r"step_(\d{6,})\.parquet")
@@ -42,8 +42,7 @@ class HeldOutLog:
         model = f"step_{step:06d}" if step else "base"
         rows = [_row(rollout) for rollout in rollouts[:MOST_VALIDATION_ROWS]]
         try:
-            if not may_write(self.folder.parent):
-                raise OSError("the disk has no room but for the last words of a run")
+            demand_room(self.folder.parent)
             write_rows(
                 label_rows(rows, run_id=self.run_id, model=model, step=step),
                 self.folder / f"step_{step:06d}.parquet",

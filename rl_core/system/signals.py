@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 
 GRACE_S = 15.0
 """Seconds that a step may take to finish after the signal; then it is abandoned."""
@@ -46,12 +46,7 @@ class StopSignals:
             self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_alarm)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self._restore()
         if self._signum is not None and error is None:
             signal.raise_signal(self._signum)

@@ -2,8 +2,8 @@
 
     python -m rl_core.tracking.wandb_process RUN_FOLDER online|offline|upload FINISH_TIMEOUT_S
 
-It reads the file as it grows, until standard input says FINISHED or ends, and says in words on
-standard output what goes wrong. Whatever happens to it, or to wandb's service, harms no training.
+It reads the file as it grows, until its parent says how the trainer ended, or is gone, and tells it
+in words what goes wrong. Whatever happens to it, or to wandb's service, harms no training.
 
 wandb takes no step twice and none that lies behind: it drops those, and `wandb sync` of a second
 offline file of the same run renumbers them. So each start asks where wandb's curve ends and hands
@@ -38,9 +38,10 @@ import psutil
 import yaml
 
 from rl_core.system.atomic import alone_in, write_text_atomically
+from rl_core.system.child_process import channel_to_parent
 from rl_core.system.network import wandb_url, why_silent
 from rl_core.tracking.rollout_samples import COLUMNS, samples_of_step
-from rl_core.tracking.wandb_run_id import FINISHED, UPLOADED, keep_wandb_run_id, wandb_run_id
+from rl_core.tracking.wandb_run_id import UPLOADED, keep_wandb_run_id, wandb_run_id
 
 START_TIMEOUT_S: Final = 10.0
 """An online start that takes longer is given up."""
@@ -58,6 +59,7 @@ _POLL_S: Final = 1.0
 def main() -> NoReturn:
     """Follows a run, and exits with 0 if wandb has all of it."""
     run_folder, mode, timeout = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+    parent = _Parent(timeout)
     os.nice(_NICE)
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     os.environ.pop("WANDB_SERVICE", None)  # another process's, which it would share and outlive
@@ -66,15 +68,15 @@ def main() -> NoReturn:
         with alone_in(run_folder / "wandb", wait=False) as alone:
             if not alone:
                 raise RuntimeError("another process is sending this run to wandb")
-            _work(run_folder, mode, timeout, _End(timeout))
+            _work(run_folder, mode, timeout, parent)
     except BaseException as error:  # noqa: BLE001  wandb raises anything, SystemExit too
-        _say(_first_line(error))
+        parent.tell(_first_line(error))
         code = 1
     _end_service()
     os._exit(code)  # wandb's exit hooks would wait for the service
 
 
-def _work(run_folder: Path, mode: str, timeout_s: float, end: _End) -> None:
+def _work(run_folder: Path, mode: str, timeout_s: float, parent: _Parent) -> None:
     """Starts a wandb run, hands on what there is until told to stop, and waits for the upload."""
     project, config = _settings(run_folder)
     # What an upload leaves is of no use to anybody, and each would leave as much as the run takes.
@@ -96,14 +98,14 @@ def _work(run_folder: Path, mode: str, timeout_s: float, end: _End) -> None:
         run = start(wandb_run_id(run_folder), "offline")
     else:
         try:
-            run = _start_online(run_folder, start)
+            run = _start_online(run_folder, start, parent)
         except Exception as error:
             if mode == "upload":
                 raise
-            _go_offline(run_folder, timeout_s, _first_line(error))
+            _go_offline(run_folder, timeout_s, parent, _first_line(error))
     rows = NewRows(run_folder / "metrics.jsonl")
-    sent = _hand_over(run, rows, partial(samples_of_step, run_folder / "rollouts"), end)
-    run.finish(exit_code=end.exit_code)
+    sent = _hand_over(run, rows, partial(samples_of_step, run_folder / "rollouts"), parent)
+    run.finish(exit_code=parent.exit_code)
     if mode != "offline" and rows.last_step is not None:
         facts = {"server": wandb_url(), "wandb_run_id": run.id}
         facts |= {"last_step": rows.last_step, "steps_sent": sent}
@@ -141,7 +143,9 @@ def _tear_down() -> None:
         wandb.teardown()
 
 
-def _start_online(run_folder: Path, start: Callable[[str, Literal["online"]], Any]) -> Any:
+def _start_online(
+    run_folder: Path, start: Callable[[str, Literal["online"]], Any], parent: _Parent
+) -> Any:
     """Returns a run that continues the server's, under a new name if that one was deleted there.
 
     Raises:
@@ -157,17 +161,22 @@ def _start_online(run_folder: Path, start: Callable[[str, Literal["online"]], An
         if "previously created and deleted" not in str(error):
             raise
     new = f"{run_id[:120]}-{secrets.token_hex(2)}"
-    _say(f"run {run_id} was deleted at wandb, which never takes a name again: it is now {new}")
+    parent.tell(
+        f"run {run_id} was deleted at wandb, which never takes a name again: it is now {new}"
+    )
     keep_wandb_run_id(run_folder, new)
     return start(new, "online")
 
 
-def _go_offline(run_folder: Path, timeout_s: float, why: str) -> NoReturn:
+def _go_offline(run_folder: Path, timeout_s: float, parent: _Parent, why: str) -> NoReturn:
     """Begins again as a process that never heard of the failed start."""
-    _say(f"offline in this run, `countdown-train sync` uploads it later: {why}")
+    parent.tell(f"offline in this run, `countdown-train sync` uploads it later: {why}")
     _end_service()
     program = [sys.executable, "-m", "rl_core.tracking.wandb_process"]
-    os.execv(sys.executable, [*program, str(run_folder), "offline", str(timeout_s)])
+    end = parent.channel.socket
+    end.set_inheritable(True)
+    arguments = map(str, (run_folder, "offline", timeout_s, end.fileno()))
+    os.execv(sys.executable, [*program, *arguments])
 
 
 def _init(
@@ -205,12 +214,12 @@ def _init(
 
 
 def _hand_over(
-    run: Any, rows: NewRows, samples_of: Callable[[int], list[list[Any]]], end: _End
+    run: Any, rows: NewRows, samples_of: Callable[[int], list[list[Any]]], parent: _Parent
 ) -> int:
     """Logs each row once, as it appears, but those that the server has; returns how many."""
     next_step, sent = run.starting_step, 0
     while True:
-        last_round = end.came()
+        last_round = parent.is_done()
         for row in rows.new():
             step, written_at = row.pop("step"), row.pop("time")
             if step < next_step:
@@ -218,14 +227,16 @@ def _hand_over(
             # A null is a number that JSON cannot hold.
             values = {name: math.nan if value is None else value for name, value in row.items()}
             values["_timestamp"] = datetime.fromisoformat(written_at).timestamp()
-            _log(run, step, values, samples_of(step) if _TESTED in row else [])
+            _log(run, step, values, samples_of(step) if _TESTED in row else [], parent)
             next_step = step + 1
             sent += 1
         if last_round:
             return sent
 
 
-def _log(run: Any, step: int, values: Mapping[str, Any], samples: list[list[Any]]) -> None:
+def _log(
+    run: Any, step: int, values: Mapping[str, Any], samples: list[list[Any]], parent: _Parent
+) -> None:
     """Logs one row, with a table of samples if there are any and wandb takes it."""
     if samples:
         import wandb
@@ -234,7 +245,7 @@ def _log(run: Any, step: int, values: Mapping[str, Any], samples: list[list[Any]
             table = wandb.Table(columns=list(COLUMNS), data=samples)
             run.log({**values, _SAMPLES: table}, step=step, commit=True)
         except Exception as error:  # noqa: BLE001  a table asks the server, and needs more of it
-            _say(f"no samples of step {step}: {_first_line(error)}")
+            parent.tell(f"no samples of step {step}: {_first_line(error)}")
         else:
             return
     run.log(values, step=step, commit=True)
@@ -264,29 +275,36 @@ class NewRows:
                     yield row
 
 
-class _End:
-    """Hears, in a thread, that the trainer is done (or died: our standard input is closed).
+class _Parent:
+    """The trainer: a thread hears that it is done, or dead.
 
     Args:
         timeout_s: from then on. Whatever wandb still waits for, this process then ends itself.
     """
 
     def __init__(self, timeout_s: float) -> None:
+        self.channel = channel_to_parent()
         self._timeout_s = timeout_s
-        self._came = threading.Event()
-        self.exit_code = 0
+        self._done = threading.Event()
+        self.exit_code = 1
         """Of the trainer: 1 if it failed or died."""
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def came(self) -> bool:
-        """Waits a second at most, and says whether the end came."""
-        return self._came.wait(_POLL_S)
+    def is_done(self) -> bool:
+        """Waits a second at most, and says whether it is."""
+        return self._done.wait(_POLL_S)
+
+    def tell(self, words: str) -> None:
+        """Tells it something, if it still listens."""
+        with suppress(OSError):
+            self.channel.send({"say": words})
 
     def _listen(self) -> None:
-        self.exit_code = int(os.read(0, 64) != FINISHED)
-        self._came.set()
+        with suppress(OSError, EOFError):
+            self.exit_code = self.channel.receive()["exit_code"]
+        self._done.set()
         time.sleep(self._timeout_s)
-        _say("it took too long")
+        self.tell("it took too long")
         _end_service()
         os._exit(1)
 
@@ -315,12 +333,6 @@ def _end_service() -> None:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _say(line: str) -> None:
-    """Tells the parent, if it still listens."""
-    with suppress(OSError):
-        os.write(1, f"{line}\n".encode(errors="replace"))
 
 
 if __name__ == "__main__":

@@ -18,8 +18,6 @@ from rl_core.system.atomic import write_text_atomically
 TRACKING = "tracking.json"
 UPLOADED = "uploaded.json"
 """In a run's `wandb/`: up to which step the server has said that it has the run."""
-FINISHED = b"finished"
-"""The trainer's last word to the process beside it, unless it failed."""
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 

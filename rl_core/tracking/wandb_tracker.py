@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
-import os
+import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,13 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
-
 from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import MetricsLog
+from rl_core.system.child_process import Child, how_it_ended
 from rl_core.system.log_file import redact
 from rl_core.system.network import wandb_url
-from rl_core.tracking.wandb_run_id import FINISHED, UPLOADED, keep_wandb_run_id, wandb_run_id
+from rl_core.tracking.wandb_run_id import UPLOADED, keep_wandb_run_id, wandb_run_id
 
 FINISH_TIMEOUT_S = 10.0
 """What is not uploaded this long after the end waits for `countdown-train sync`."""
@@ -33,7 +31,6 @@ UPLOAD_TIMEOUT_S = 300.0
 """Longest upload of one run by `countdown-train sync`."""
 _MARGIN_S = 2.0
 """The process gives up by itself so much earlier than it is killed."""
-_ROOT = Path(__file__).parents[2]
 _logger = logging.getLogger(__name__)
 
 
@@ -55,26 +52,25 @@ def wandb_tracking(
         with wandb_tracking(config, run.path):
             run.metrics.append(1, {"critic/score/mean": 0.1})
     """
-    process = None
+    child = None
     if "wandb" in config.trainer.logger:
-        process = _start_tracking(config, run_folder, resume_from)
-    if process is None:
+        child = _start_tracking(config, run_folder, resume_from)
+    if child is None:
         yield
         return
-    relay = threading.Thread(target=_relay, args=(process, run_folder), name="wandb", daemon=True)
+    relay = threading.Thread(target=_relay, args=(child, run_folder), name="wandb", daemon=True)
     relay.start()
-    last_word = b""
+    exit_code = 1
     try:
         yield
-        last_word = FINISHED
+        exit_code = 0
     finally:
-        _end(process, FINISH_TIMEOUT_S, last_word=last_word)
+        _end(child, FINISH_TIMEOUT_S, exit_code)
         relay.join(1.0)
+        child.close()
 
 
-def _start_tracking(
-    config: RunConfig, run_folder: Path, resume_from: Path | None
-) -> subprocess.Popen[bytes] | None:
+def _start_tracking(config: RunConfig, run_folder: Path, resume_from: Path | None) -> Child | None:
     try:
         keep_wandb_run_id(run_folder, wandb_run_id(run_folder, resume_from))
         return _start(run_folder, config.trainer.wandb_mode, FINISH_TIMEOUT_S)
@@ -83,13 +79,19 @@ def _start_tracking(
         return None
 
 
-def _relay(process: subprocess.Popen[bytes], run_folder: Path) -> None:
+def _relay(child: Child, run_folder: Path) -> None:
     """The thread: says in the log what the process says, and whether it got through."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        _logger.warning("wandb: %s", redact(line.decode(errors="replace").strip()))
-    if (code := process.wait()) != 0:
-        _say_incomplete(run_folder, f"killed by signal {-code}" if code < 0 else "given up")
+    for words in _words(child):
+        _logger.warning("wandb: %s", words)
+    if (code := child.process.wait()) != 0:
+        _say_incomplete(run_folder, "given up" if code > 0 else how_it_ended(code))
+
+
+def _words(child: Child) -> Iterator[str]:
+    """Yields what the process says until it ends."""
+    with suppress(OSError, EOFError):
+        while True:
+            yield redact(child.receive()["say"])
 
 
 def _say_incomplete(run_folder: Path, why: str) -> None:
@@ -131,15 +133,15 @@ def upload_run(run_folder: Path, timeout_s: float = UPLOAD_TIMEOUT_S) -> Upload:
     if (known := _uploaded(run_folder)) is not None and known["last_step"] >= last_step:
         return Upload("already", 0, run_id)
     try:
-        process = _start(run_folder, "upload", timeout_s)
+        child = _start(run_folder, "upload", timeout_s)
     except OSError as error:
         return Upload("failed", 0, str(error))
-    _end(process, timeout_s, last_word=FINISHED)
-    assert process.stdout is not None
-    words = process.stdout.read().decode(errors="replace")
+    _end(child, timeout_s, exit_code=0)
+    words = list(_words(child))
+    child.close()
     known = _uploaded(run_folder)
-    if process.returncode != 0 or known is None:
-        return Upload("failed", 0, redact(words.strip().rpartition("\n")[2]) or "it took too long")
+    if child.process.returncode != 0 or known is None:
+        return Upload("failed", 0, words[-1] if words else "it took too long")
     return Upload("uploaded", known["steps_sent"], known["wandb_run_id"])
 
 
@@ -154,55 +156,26 @@ def _uploaded(run_folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def _start(run_folder: Path, mode: str, timeout_s: float) -> subprocess.Popen[bytes]:
+def _start(run_folder: Path, mode: str, timeout_s: float) -> Child:
     """Starts the process that knows wandb.
-
-    A session of its own: Ctrl-C is for the trainer, which then lets this one finish.
 
     Raises:
         OSError: the disk is full, or the system has no process left.
     """
     folder = run_folder / "wandb"
     folder.mkdir(exist_ok=True)
-    paths = (str(_ROOT), os.environ.get("PYTHONPATH"))
-    with (folder / f"stderr-{mode}.txt").open("wb") as stderr:
-        return subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "rl_core.tracking.wandb_process",
-                str(run_folder),
-                mode,
-                str(timeout_s - _MARGIN_S),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
-            start_new_session=True,
-        )
+    arguments = (run_folder, mode, timeout_s - _MARGIN_S)
+    with (folder / f"output-{mode}.txt").open("wb") as output:
+        return Child("rl_core.tracking.wandb_process", *arguments, output=output)
 
 
-def _end(process: subprocess.Popen[bytes], timeout_s: float, last_word: bytes) -> None:
+def _end(child: Child, timeout_s: float, exit_code: int) -> None:
     """Lets the process finish, and kills it and what it started where that takes too long."""
-    assert process.stdin is not None
     with suppress(OSError):  # it is dead
-        process.stdin.write(last_word)
-        process.stdin.flush()
-    with suppress(OSError):
-        process.stdin.close()
+        child.send({"exit_code": exit_code})
+        child.socket.shutdown(socket.SHUT_WR)  # it may be about to become another program
     try:
         with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout_s)
+            child.process.wait(timeout_s)
     finally:  # an impatient Ctrl-C too
-        if process.poll() is None:
-            _kill_tree(process.pid)
-            process.wait()
-
-
-def _kill_tree(pid: int) -> None:
-    with suppress(psutil.Error):
-        parent = psutil.Process(pid)
-        for process in (*parent.children(recursive=True), parent):
-            with suppress(psutil.Error):
-                process.kill()
+        child.kill()

@@ -126,7 +126,7 @@ def import_log(
     rows = read_log(file.read_text(encoding="utf-8", errors="replace"))
     if not rows:
         raise ValueError(f"{file} holds no line like step:2 - critic/kl:-0.001 - ...")
-    run = RunFolder(root / "runs" / run_id)
+    run = RunFolder.under(root, run_id)
     if run.path.exists():
         raise ValueError(f"a run {run_id} exists already: choose another name with run_id=NAME")
     ended = datetime.fromtimestamp(file.stat().st_mtime, UTC)

@@ -52,15 +52,16 @@ def find_model(
     if name == "champion":
         return _champion(root, env)
     if _OF_A_RUN.fullmatch(name):
-        return _of_run(find_runs(root, run_id)[0], name)
+        return _of_run(RunFolder(find_runs(root, run_id)[0]), name)
     run_name, _, what = name.partition("/")
-    if run_name and (root / "runs" / run_name / "run.json").is_file():
-        return _of_run(root / "runs" / run_name, what or "latest")
+    run = RunFolder.under(root, run_name)
+    if run_name and run.is_there():
+        return _of_run(run, what or "latest")
     folder = Path(name).expanduser()
     if folder.is_dir():
         folder = folder.resolve()
-        run = folder.parent.parent
-        if (run / "run.json").is_file():
+        run = RunFolder(folder.parent.parent)
+        if run.is_there():
             return _of_run(run, folder.name)
     return NamedModel(name, _resolve(name, root), None, 0)
 
@@ -75,19 +76,18 @@ def _champion(root: Path, env: str | None) -> NamedModel:
     reign = champions[-1].current
     if not champions[-1].is_there(root):
         raise ValueError(f"the champion {reign.name} is gone from {root / reign.checkpoint}")
-    return _of_run(root / "runs" / reign.run_id, Path(reign.checkpoint).name)
+    return _of_run(RunFolder.under(root, reign.run_id), Path(reign.checkpoint).name)
 
 
-def _of_run(folder: Path, what: str) -> NamedModel:
-    run = RunFolder(folder)
+def _of_run(run: RunFolder, what: str) -> NamedModel:
     if what == "base":
         model = run.read().model
         if model is None:
             raise ValueError(f"run {run.run_id} did not get as far as a base model")
         return NamedModel(f"{run.run_id}/base", Path(model), run, 0)
-    checkpoint = _checkpoint(folder, what)
+    checkpoint = _checkpoint(run.path, what)
     if checkpoint is None:
-        there = ", ".join(c.path.name for c in list_checkpoints(folder)) or "none"
+        there = ", ".join(c.path.name for c in list_checkpoints(run.path)) or "none"
         raise ValueError(f"{run.run_id} has no checkpoint {what!r} (there are: {there})")
     return NamedModel(f"{run.run_id}/{checkpoint.path.name}", checkpoint.path, run, checkpoint.step)
 

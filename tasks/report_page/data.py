@@ -96,20 +96,16 @@ class ReportData:
     """The splits that the run read, as far as they are still there."""
 
 
-def gather(run: Path) -> ReportData:
+def gather(run: RunFolder) -> ReportData:
     """Returns what there is to report of a run, finished or not.
 
-    Args:
-        run: `<storage.root>/runs/<run_id>`.
-
     Raises:
-        ValueError: there is no run at that path.
+        ValueError: there is no such run.
     """
-    record = RunFolder(run).read()
-    root = run.parent.parent
+    record = run.read()
 
     def ask(query: str, **arguments: sql.Value) -> pl.DataFrame:
-        return sql.ask(query, arguments, root=root, run=run.name)
+        return sql.ask(query, arguments, root=run.root, run=run.run_id)
 
     curve = ask("learning_curve")
     steps_per_row = max(1, -(-_last_step(curve) // _MOST_POINTS))
@@ -121,16 +117,16 @@ def gather(run: Path) -> ReportData:
     shown_models = {"base", newest}
     base = next((row for row in models if row["model"] == "base"), None)
     overview = ask("runs_overview").row(0, named=True)
-    settings = run / "config.yaml"
+    settings = run.path / "config.yaml"
     seconds = _seconds(record, overview)
     best, worst = best_and_worst(run, from_step=from_step)
     return ReportData(
         record=record,
         settings=settings.read_text(encoding="utf-8") if settings.exists() else "",
         seconds=seconds,
-        price=None if seconds is None else RunFolder(run).price_of(seconds),
-        steps=steps_in_words(RunFolder(run)),
-        left=left_of(RunFolder(run)) if record.status == "running" else None,
+        price=None if seconds is None else run.price_of(seconds),
+        steps=steps_in_words(run),
+        left=left_of(run) if record.status == "running" else None,
         before=_accuracy(base) if models else overview["accuracy_before"],
         after=_accuracy(_last(trained)) if models else overview["accuracy_after"],
         num_problems=models[0]["problems"] if models else None,
@@ -138,11 +134,11 @@ def gather(run: Path) -> ReportData:
         base=base,
         trained=trained[0] if trained else None,
         gain=_last([row for row in ask("gain_over_base").to_dicts() if row["model"] == newest]),
-        diagnoses=diagnose(RunFolder(run).metrics.read()),
+        diagnoses=diagnose(run.metrics.read()),
         curve=curve,
         verdicts=verdicts,
         steps_per_row=steps_per_row,
-        timeline=sql.run_query(_TIMELINE, root=root, run=run.name),
+        timeline=sql.run_query(_TIMELINE, root=run.root, run=run.run_id),
         by_num_solutions=_labelled(_of_models(ask("accuracy_by_num_solutions"), shown_models)),
         by_num_operands=_several(_of_models(ask("accuracy_by_operands"), shown_models)),
         pass_at_k=[
@@ -151,9 +147,9 @@ def gather(run: Path) -> ReportData:
         majority={row["model"]: row for row in ask("majority_vote").to_dicts()},
         evaluation_verdicts=_of_models(ask("evaluation_verdicts"), shown_models),
         best_checkpoint=_last(ask("best_checkpoint").to_dicts()),
-        checkpoint_remarks=remarks(run),
-        faults=faults(run, record),
-        warnings=warnings(run),
+        checkpoint_remarks=remarks(run.path),
+        faults=faults(run.path, record),
+        warnings=warnings(run.path),
         stories=stories(run),
         best=best,
         worst=worst,
@@ -161,8 +157,8 @@ def gather(run: Path) -> ReportData:
         stages=ask("time_by_stage").to_dicts(),
         phases=ask("time_by_phase").to_dicts(),
         memory=ask("memory_by_phase").to_dicts(),
-        disk=_largest(run_files.bytes_by_kind(run)),
-        data_sets=_data_sets(root, record),
+        disk=_largest(run_files.bytes_by_kind(run.path)),
+        data_sets=_data_sets(run.root, record),
     )
 
 

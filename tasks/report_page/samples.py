@@ -9,7 +9,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -65,36 +64,35 @@ class Story:
     num_correct: int
 
 
-def samples(run: Path, *, from_step: int) -> list[Sample]:
+def samples(run: RunFolder, *, from_step: int) -> list[Sample]:
     """Returns one rollout of each verdict, the most frequent verdict first.
 
     Args:
-        run: the run's folder.
+        run: that wrote them.
         from_step: leaves out earlier ones.
     """
-    root, name = run.parent.parent, run.name
     counts = sql.run_query(
         "select verdict from rollouts where step >= $from_step "
         "group by verdict order by verdict != 'correct', count(*) desc, verdict",
         {"from_step": from_step},
-        root=root,
-        run=name,
+        root=run.root,
+        run=run.run_id,
     )
     found: list[Sample] = []
     for verdict in counts["verdict"]:
         arguments: Row = {"verdict": verdict, "from_step": from_step, "limit": 1}
-        rows = sql.ask("samples_of_a_verdict", arguments, root=root, run=name)
+        rows = sql.ask("samples_of_a_verdict", arguments, root=run.root, run=run.run_id)
         found += [as_sample(row) for row in rows.to_dicts()]
     return found
 
 
-def best_and_worst(run: Path, *, from_step: int) -> tuple[list[Sample], list[Sample]]:
+def best_and_worst(run: RunFolder, *, from_step: int) -> tuple[list[Sample], list[Sample]]:
     """Returns the rollouts of the highest and of the lowest score; of equals, by advantage.
 
     So the best are those that training reinforced most, and the worst those it punished most.
 
     Args:
-        run: the run's folder.
+        run: that wrote them.
         from_step: leaves out earlier ones.
     """
 
@@ -102,8 +100,8 @@ def best_and_worst(run: Path, *, from_step: int) -> tuple[list[Sample], list[Sam
         rows = sql.run_query(
             _EXTREMES_QUERY.format(order=order),
             {"from_step": from_step, "limit": _EXTREMES},
-            root=run.parent.parent,
-            run=run.name,
+            root=run.root,
+            run=run.run_id,
         )
         return [as_sample(row) for row in rows.to_dicts()]
 
@@ -111,14 +109,14 @@ def best_and_worst(run: Path, *, from_step: int) -> tuple[list[Sample], list[Sam
     return best, [sample for sample in worst if sample not in best]
 
 
-def stories(run: Path) -> list[Story]:
+def stories(run: RunFolder) -> list[Story]:
     """Returns held-out problems that show what training did, at most one of each kind.
 
     Kinds: wrong first and right later (the earliest to stay so), right first and wrong later, never
     right (the one with the most near misses). Taken from the tests of training, of a run that kept
     none from the evaluation of base and trained model.
     """
-    rows = RunFolder(run).held_out.read()
+    rows = run.held_out.read()
     if len({row["step"] for row in rows}) < 2:
         rows = _evaluated(run)
     rows.sort(key=lambda row: (row["prompt_index"], row["step"]))
@@ -136,14 +134,14 @@ def stories(run: Path) -> list[Story]:
     return [_story(title, min(tests, key=key)) for title, tests, key in chosen if tests]
 
 
-def _evaluated(run: Path) -> list[Row]:
+def _evaluated(run: RunFolder) -> list[Row]:
     """Returns the greedy answers of the base model and of the newest trained one."""
     frame = sql.run_query(
         "select prompt_index, step, prompt, response, answer, verdict, score, "
         "ground_truth from evaluations "
         "where mode = 'greedy' and (model = 'base' or step = (select max(step) from evaluations))",
-        root=run.parent.parent,
-        run=run.name,
+        root=run.root,
+        run=run.run_id,
     )
     return frame.unique(["prompt_index", "step"], keep="first", maintain_order=True).to_dicts()
 

@@ -1,17 +1,13 @@
-"""A watched process: `python -m tasks.supervision.child NAME SOCKET`, see supervisor.py."""
+"""A watched process: `python -m tasks.supervision.child NAME`, see supervisor.py."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import pickle
 import signal
-import socket
 import sys
 import threading
 import time
-from base64 import b64decode, b64encode
 from contextlib import suppress
 from types import FrameType
 from typing import Any, Final, NoReturn
@@ -22,6 +18,7 @@ apply_defaults()
 hide_cuda_only_packages()
 
 from rl_core.errors import first_line  # noqa: E402  # torch comes with what is called
+from rl_core.system.child_process import Channel, channel_to_parent, pack, unpack  # noqa: E402
 from rl_core.system.log_file import RedactingFormatter  # noqa: E402
 from rl_core.system.process_group import PROCESS_GROUP, dump_stacks_on_request, end_process_group  # noqa: E402
 from rl_core.system.signals import LEAVING_S  # noqa: E402
@@ -30,16 +27,15 @@ _PROGRESS_INTERVAL_S: Final = 0.5
 _logger = logging.getLogger("tasks.supervision.child")  # its __name__ is __main__
 
 
-class Channel(logging.Handler):
-    """Tells the parent what happens, a line of JSON each; a parent that is gone hears nothing.
+class Reporter(logging.Handler):
+    """Tells the parent what happens; a parent that is gone hears nothing.
 
     As a handler of loggers it tells what they say.
     """
 
-    def __init__(self, to_parent: socket.socket) -> None:
+    def __init__(self, parent: Channel) -> None:
         super().__init__(logging.INFO)
-        self._socket = to_parent
-        self._sending = threading.RLock()
+        self._parent = parent
         self._told: tuple[str, float] = ("", 0.0)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -48,7 +44,7 @@ class Channel(logging.Handler):
 
     def step(self, step: int, last_step: int, metrics: dict[str, float]) -> None:
         """Tells that a step is done."""
-        self._send(step=[step, last_step, metrics])
+        self._send(step=[step, last_step, {name: float(value) for name, value in metrics.items()}])
 
     def progress(self, phase: str) -> None:
         """Tells that a phase has begun or is a piece further, unless that was said just now."""
@@ -59,53 +55,50 @@ class Channel(logging.Handler):
 
     def done(self, result: object) -> None:
         """Tells what came of the call, as its last word."""
-        self._send(done=b64encode(pickle.dumps(result)).decode())
+        self._send(done=pack(result))
 
     def error(self, error: Exception) -> None:
         """Tells what ended the call, as its last word."""
-        self._send(error=b64encode(_pickled(error)).decode())
+        self._send(error=_packed(error))
 
     def _send(self, **message: Any) -> None:
-        line = json.dumps(message, default=float).encode() + b"\n"
-        with self._sending, suppress(OSError):
-            self._socket.sendall(line)
+        with suppress(OSError):
+            self._parent.send(message)
 
 
 def main() -> NoReturn:
     """Does what the parent asks."""
-    name, to_parent = sys.argv[1], socket.socket(fileno=int(sys.argv[2]))
-    to_parent.set_inheritable(False)  # else a grandchild's life would look like ours
+    parent = channel_to_parent()
     signal.signal(signal.SIGTERM, _leave)
     dump_stacks_on_request()
-    with to_parent.makefile("rb") as stream:
-        job = stream.readline()
-    threading.Thread(target=_leave_with_parent, args=(to_parent,), daemon=True).start()
-    channel = Channel(to_parent)
-    _log_to(channel)
-    sys.exit(_work(name, job, channel))
+    job = parent.receive()["job"]
+    threading.Thread(target=_leave_with_parent, args=(parent,), daemon=True).start()
+    reporter = Reporter(parent)
+    _log_to(reporter)
+    sys.exit(_work(sys.argv[1], job, reporter))
 
 
-def _work(name: str, job: bytes, channel: Channel) -> int:
+def _work(name: str, job: str, reporter: Reporter) -> int:
     """Returns the exit code."""
     try:
-        function, arguments = pickle.loads(b64decode(job))  # of our parent, by a private way
-        result = function(channel, **arguments)
+        function, arguments = unpack(job)
+        result = function(reporter, **arguments)
     except Exception as error:  # whatever it is, the parent raises it
         _logger.exception("%s failed:", name)
-        channel.error(error)
+        reporter.error(error)
         return 1
-    channel.done(result)
+    reporter.done(result)
     return 0
 
 
-def _log_to(channel: Channel) -> None:
+def _log_to(reporter: Reporter) -> None:
     """Sends our loggers' records to the parent, and to this process's own log."""
     own = logging.StreamHandler()
     own.setFormatter(RedactingFormatter())
     for name in ("rl_core", "tasks"):
         logger = logging.getLogger(name)
         logger.setLevel(logging.INFO)
-        logger.addHandler(channel)
+        logger.addHandler(reporter)
         logger.addHandler(own)
         logger.propagate = False
 
@@ -114,11 +107,10 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _leave_with_parent(to_parent: socket.socket) -> None:
+def _leave_with_parent(parent: Channel) -> None:
     """Waits until the parent is gone, then has this process save and leave, or else dies."""
-    with suppress(OSError):
-        while to_parent.recv(1):
-            pass
+    with suppress(OSError, EOFError):
+        parent.receive()  # it says no more
     main_thread = threading.main_thread().ident
     assert main_thread is not None
     signal.pthread_kill(main_thread, signal.SIGTERM)
@@ -127,14 +119,14 @@ def _leave_with_parent(to_parent: socket.socket) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _pickled(error: Exception) -> bytes:
-    """Returns an error that can be unpickled: itself, or what it says."""
+def _packed(error: Exception) -> str:
+    """Returns an error that can be unpacked: itself, or what it says."""
     try:
-        data = pickle.dumps(error)
-        pickle.loads(data)
+        text = pack(error)
+        unpack(text)
     except Exception:  # noqa: BLE001  # a foreign exception's own code runs here
-        return pickle.dumps(RuntimeError(f"{type(error).__name__}: {first_line(error)}"))
-    return data
+        return pack(RuntimeError(f"{type(error).__name__}: {first_line(error)}"))
+    return text
 
 
 if __name__ == "__main__":

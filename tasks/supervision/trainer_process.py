@@ -14,20 +14,20 @@ from rl_core.training import train_model
 from tasks.supervision.worker_logs import TRAINER_LOGGER
 
 if TYPE_CHECKING:
-    from tasks.supervision.child import Channel
+    from tasks.supervision.child import Reporter
 
 
 def train_for_parent(
-    channel: Channel, *, config: RunConfig, run: RunFolder, data: Path, model_path: Path
+    reporter: Reporter, *, config: RunConfig, run: RunFolder, data: Path, model_path: Path
 ) -> int:
-    """Trains as `train_model` does, in a process whose parent hears of it through the channel."""
+    """Trains as `train_model` does, in a process whose parent hears of it through the reporter."""
     with training(run, wait_s=LEAVING_S):
         return train_model(
             config,
             run,
             data=data,
             model_path=model_path,
-            on_step=channel.step,
+            on_step=reporter.step,
             logger=logging.getLogger(TRAINER_LOGGER),
-            on_progress=channel.progress,
+            on_progress=reporter.progress,
         )

@@ -109,10 +109,10 @@ def test_it_trains_and_is_evaluated_and_reported(tmp_path: Path, tiny_overrides:
         f"storage.root={tmp_path}",
         *("env=echo", *tiny_overrides, "rollout.engine=hf", "trainer.total_steps=2"),
     ]
-    path = os.pathsep.join([str(ROOT / "tests" / "support" / "with_echo"), str(ROOT)])
+    path = os.pathsep.join([str(ROOT / "tests" / "support" / "at_start"), str(ROOT)])
     done = subprocess.run(
         [sys.executable, "-c", STAGES, *settings],
-        env=os.environ | {"PYTHONPATH": path},
+        env=os.environ | {"PYTHONPATH": path, "WITH_ECHO": "1"},
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -30,7 +30,7 @@ def alpha(shared_runs: Path) -> tuple[Report, str]:
 
 @pytest.fixture(scope="module")
 def alpha_data(shared_runs: Path) -> ReportData:
-    return gather(shared_runs / "runs" / "alpha")
+    return gather(RunFolder(shared_runs / "runs" / "alpha"))
 
 
 def text_of(page: str) -> str:
@@ -44,7 +44,7 @@ def test_problems_without_a_number_of_solutions_get_no_table_of_it(two_runs: Pat
     file = two_runs / "runs" / "alpha" / "eval" / "evaluation.parquet"
     rows = [row | {"num_solutions": 0} for row in pq.read_table(file).to_pylist()]
     pq.write_table(pa.Table.from_pylist(rows, schema=pq.read_schema(file)), file)
-    data = gather(two_runs / "runs" / "alpha")
+    data = gather(RunFolder(two_runs / "runs" / "alpha"))
     assert data.by_num_solutions == []
     assert "Accuracy by number of solutions" not in charts(data)
     assert data.pass_at_k
@@ -87,7 +87,7 @@ def test_the_price_of_the_time_is_shown_where_the_settings_name_one(two_runs: Pa
     before = text_of(write_report(run).html.read_text())
     assert "EUR" not in before
     (run / "config.yaml").write_text("budget: {price_per_hour: 3600, currency: EUR}\n")
-    seconds = gather(run).seconds
+    seconds = gather(RunFolder(run)).seconds
     assert f"{seconds:.1f} EUR" in text_of(write_report(run).html.read_text())
 
 

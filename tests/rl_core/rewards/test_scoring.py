@@ -119,7 +119,7 @@ def test_whatever_a_function_does_costs_its_own_response_alone(
 
 def test_reasons_in_words(caplog: pytest.LogCaptureFixture) -> None:
     reasons = {
-        "segfault": "its process died: killed by signal 11",
+        "segfault": "its process died: killed by SIGSEGV",
         "loop": "no answer within 0.5 s",
         "hog": "MemoryError:",
         "nan": "ValueError: returned nan, which is no score",

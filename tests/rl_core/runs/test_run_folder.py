@@ -48,6 +48,17 @@ def rollout(group_id: int, sample_index: int, logprobs: list[float]) -> Rollout:
     )
 
 
+def test_a_run_is_found_below_its_root(tmp_path: Path) -> None:
+    assert RunFolder.all_under(tmp_path) == []
+    run = RunFolder.under(tmp_path, "my-run")
+    assert not run.is_there()
+    assert RunFolder.create(config_in(tmp_path)) == run
+    assert run.is_there()
+    (tmp_path / "runs" / "a file").touch()
+    assert RunFolder.all_under(tmp_path) == [run]
+    assert run.root == tmp_path
+
+
 def test_a_new_run_has_a_record_and_its_settings(tmp_path: Path) -> None:
     run = RunFolder.create(config_in(tmp_path, seed=3))
     assert run.path == tmp_path / "runs" / "my-run"

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import polars as pl
 import pytest
 
+from rl_core.runs.run_folder import RunFolder
 from tasks.report import write_report
 from tasks.report_page.chart import MOST_POINTS, PALETTE, Series, line_chart, stacked_chart, thinned
 from tasks.report_page.charts import charts, overlaid, resource_charts
@@ -19,7 +20,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture(scope="module")
 def alpha_data(shared_runs: Path) -> ReportData:
-    return gather(shared_runs / "runs" / "alpha")
+    return gather(RunFolder(shared_runs / "runs" / "alpha"))
 
 
 def words_of(svg: str) -> set[str | None]:

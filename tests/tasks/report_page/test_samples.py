@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rl_core.evaluation.rows import write_rows
+from rl_core.runs.run_folder import RunFolder
 from tasks.report import write_report
 from tasks.report_page.samples import Story, cut_around_answer, stories
 
@@ -95,7 +96,7 @@ def test_problems_are_followed_from_test_to_test(two_runs: Path) -> None:
     }
     for i, step in enumerate((0, 10, 20, 30, 40)):
         keep(run, step, {problem: verdicts[i] for problem, verdicts in series.items()})
-    assert [brief(story) for story in stories(run)] == [
+    assert [brief(story) for story in stories(RunFolder(run))] == [
         ("wrong at first, right at the end", "1, 7 -> 9", [(0, wrong), (20, yes), (40, yes)], 3, 5),
         (
             "right at first, wrong at the end",
@@ -114,11 +115,11 @@ def test_problems_are_followed_from_test_to_test(two_runs: Path) -> None:
 
 def test_a_run_that_kept_no_tests_tells_of_its_evaluation(shared_runs: Path) -> None:
     """Greedily: problem 0 and 2 were won, 3 was lost, 1 stayed wrong."""
-    told = [brief(story) for story in stories(shared_runs / "runs" / "alpha")]
+    told = [brief(story) for story in stories(RunFolder(shared_runs / "runs" / "alpha"))]
     yes, wrong, none = "correct", "wrong_value", "no_answer"
     assert told == [
         ("wrong at first, right at the end", "", [(0, none), (3, yes)], 1, 2),
         ("right at first, wrong at the end", "", [(0, yes), (3, wrong)], 1, 2),
         ("never right", "", [(0, wrong), (3, wrong)], 0, 2),
     ]
-    assert stories(shared_runs / "runs" / "beta") == []
+    assert stories(RunFolder(shared_runs / "runs" / "beta")) == []

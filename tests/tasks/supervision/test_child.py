@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import pickle
 import socket
-from base64 import b64decode
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,8 @@ from rl_core.config.run import RunConfig
 from rl_core.data.dataset import write_dataset
 from rl_core.errors import OutOfMemory
 from rl_core.runs.run_folder import RunFolder
-from tasks.supervision.child import Channel, _pickled
+from rl_core.system.child_process import Channel, unpack
+from tasks.supervision.child import Reporter
 from tasks.train import train_supervised
 
 
@@ -26,34 +25,44 @@ class UnpicklableError(RuntimeError):
 
 
 def test_an_error_arrives_as_it_is_or_at_least_in_words() -> None:
-    error = pickle.loads(_pickled(OutOfMemory("update", "2 GiB")))
+    ours, theirs = map(Channel, socket.socketpair())
+    reporter = Reporter(theirs)
+    reporter.error(OutOfMemory("update", "2 GiB"))
+    error = unpack(ours.receive(1)["error"])
     assert (type(error), error.phase, error.detail) == (OutOfMemory, "update", "2 GiB")
-    told = pickle.loads(_pickled(UnpicklableError(1, 2)))
+    reporter.error(UnpicklableError(1, 2))
+    told = unpack(ours.receive(1)["error"])
     assert (type(told), str(told)) == (RuntimeError, "UnpicklableError: 1 and 2")
+    ours.socket.close()
+    theirs.socket.close()
 
 
-def test_the_channel_speaks_in_lines_and_outlives_its_listener() -> None:
-    ours, theirs = socket.socketpair()
-    channel = Channel(theirs)
+def test_a_reporter_tells_what_happens_and_outlives_its_listener() -> None:
+    ours, theirs = map(Channel, socket.socketpair())
+    reporter = Reporter(theirs)
     record = logging.LogRecord("rl_core.x", logging.WARNING, "", 0, "%d of 3\nbad", (2,), None)
-    with ours, theirs:
-        channel.step(1, 9, {"actor/lr": 0.5, "critic/kl": float("nan")})
-        channel.emit(record)
-        for _ in range(1000):
-            channel.progress("gen")  # told once: the parent need not hear each
-        channel.progress("learn")
-        channel.done(9)
-        lines = [json.loads(line) for line in ours.recv(2**16).splitlines()]
-        assert lines[0]["step"][:2] == [1, 9]
-        assert lines[0]["step"][2]["actor/lr"] == 0.5
-        assert lines[0]["step"][2]["critic/kl"] != lines[0]["step"][2]["critic/kl"]
-        assert lines[1] == {"log": ["rl_core.x", logging.WARNING, "2 of 3\nbad"]}
-        phases = [line["progress"] for line in lines[2:-1]]
-        assert list(dict.fromkeys(phases)) == ["gen", "learn"]
-        assert len(phases) < 500
-        assert pickle.loads(b64decode(lines[-1]["done"])) == 9
-        ours.close()
-        channel.done(9)
+    reporter.step(1, 9, {"actor/lr": 0.5, "critic/kl": float("nan")})
+    reporter.emit(record)
+    for _ in range(1000):
+        reporter.progress("gen")  # told once: the parent need not hear each
+    reporter.progress("learn")
+    reporter.done(9)
+    theirs.socket.shutdown(socket.SHUT_WR)
+    told = []
+    with suppress(EOFError):
+        while True:
+            told.append(ours.receive(1))
+    assert told[0]["step"][:2] == [1, 9]
+    assert told[0]["step"][2]["actor/lr"] == 0.5
+    assert told[0]["step"][2]["critic/kl"] != told[0]["step"][2]["critic/kl"]
+    assert told[1] == {"log": ["rl_core.x", logging.WARNING, "2 of 3\nbad"]}
+    phases = [message["progress"] for message in told[2:-1]]
+    assert list(dict.fromkeys(phases)) == ["gen", "learn"]
+    assert len(phases) < 500
+    assert unpack(told[-1]["done"]) == 9
+    ours.socket.close()
+    reporter.done(9)
+    theirs.socket.close()
 
 
 @pytest.mark.slow

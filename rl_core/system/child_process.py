@@ -1,0 +1,148 @@
+"""A child process of ours, `python -m MODULE`, and the channel between it and its parent.
+
+A message is a line of JSON: what a child that runs a user's code sends is never unpickled. The
+channel is a socket of its own, for anybody may print on the standard streams. (A `Connection` of
+multiprocessing would wait without limit for a reader, and for the rest of a message.)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from contextlib import suppress
+from socket import SHUT_RDWR, socket, socketpair
+from typing import IO, Any
+
+
+class Channel:
+    """One end; any thread may send, one at a time may receive."""
+
+    def __init__(self, end: socket) -> None:
+        self.socket = end
+        self._sending = threading.RLock()  # a signal's handler may send as well
+        self._unread = b""
+
+    def send(self, message: Mapping[str, Any], timeout_s: float | None = None) -> None:
+        """Sends a message of plain values; others become text.
+
+        Raises:
+            OSError: the other end is closed, or (TimeoutError) nobody read it in time.
+        """
+        line = json.dumps(message, default=str).encode() + b"\n"
+        with self._sending:
+            self.socket.settimeout(timeout_s)
+            self.socket.sendall(line)
+
+    def receive(self, timeout_s: float | None = None) -> dict[str, Any]:
+        """Returns the next message.
+
+        Raises:
+            TimeoutError: it is not there in time; what is there is kept for the next call.
+            EOFError: the other end is closed, or its process dead.
+            ValueError: that was no message.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while b"\n" not in self._unread:
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                raise TimeoutError
+            self.socket.settimeout(left_s)
+            try:
+                part = self.socket.recv(2**16)
+            except ConnectionResetError:
+                part = b""
+            if not part:
+                raise EOFError
+            self._unread += part
+        line, _, self._unread = self._unread.partition(b"\n")
+        message = json.loads(line)
+        if not isinstance(message, dict):
+            raise ValueError(f"{line[:80]!r} is no message")
+        return message
+
+
+class Child(Channel):
+    """The parent's end, and the process: in a session of its own, as Ctrl-C is for us alone.
+
+    Args:
+        module: what it runs, which calls `channel_to_parent`.
+        arguments: in its `sys.argv`, which everybody on the machine can read: no secrets.
+        output: where it prints to.
+        environment: variables besides ours.
+
+    Raises:
+        OSError: the system has no process left.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        *arguments: object,
+        output: IO[bytes] | int = subprocess.DEVNULL,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        ours, theirs = socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, *map(str, (*arguments, theirs.fileno()))],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[theirs.fileno()],
+                env=os.environ | dict(environment or {}),
+                start_new_session=True,
+            )
+        super().__init__(ours)
+
+    def kill(self) -> None:
+        """Ends it and all that it started, and wakes who waits here; harmless when repeated."""
+        import psutil  # not in the child
+
+        started = []
+        with suppress(psutil.Error):
+            if self.process.poll() is None:
+                started = psutil.Process(self.process.pid).children(recursive=True)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        for process in started:  # in sessions of their own
+            with suppress(psutil.Error):
+                process.kill()
+        with suppress(OSError):
+            self.socket.shutdown(SHUT_RDWR)
+        self.process.wait()
+
+    def close(self) -> None:
+        """Kills it and closes this end, at which nobody waits any more."""
+        self.kill()
+        self.socket.close()
+
+
+def channel_to_parent() -> Channel:
+    """Returns the other end, in a process that is a `Child`: its last argument."""
+    end = socket(fileno=int(sys.argv.pop()))
+    end.set_inheritable(False)  # else a grandchild's life would look like ours
+    return Channel(end)
+
+
+def how_it_ended(code: int) -> str:
+    """Returns an exit code in words: `exit code 3`, `killed by SIGKILL`."""
+    names = {-number: number.name for number in signal.Signals}
+    return f"exit code {code}" if code >= 0 else f"killed by {names.get(code, f'signal {-code}')}"
+
+
+def pack(value: object) -> str:
+    """Returns a value as text, for a child that runs no user's code."""
+    return b64encode(pickle.dumps(value)).decode()
+
+
+def unpack(text: str) -> Any:
+    """Returns what `pack` made a text of: it came by a private way."""
+    return pickle.loads(b64decode(text))
