@@ -5,12 +5,11 @@ The driver holds no tensors: it sends requests and rollouts, and orders who talk
 
 from __future__ import annotations
 
-import itertools
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, as_completed, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -29,19 +28,13 @@ from ray.exceptions import (
 from rl_core.config.run import RunConfig
 from rl_core.errors import RAY, OutOfMemory, WorkerDied, first_line
 from rl_core.resources.placement import LEARNER, engine_name, loading_queues
-from rl_core.resources.token_budgets import BUDGETS_FILE, log_out_of_memory, merge_metrics
-from rl_core.rollout.protocol import in_order
+from rl_core.resources.token_budgets import BUDGETS_FILE
 from rl_core.system.atomic import reading
 from rl_core.system.process_env import apply_defaults, process_environment
 from rl_core.system.process_group import children_that_mention, session_folder
-from rl_core.types import (
-    Completion,
-    GenerationRequest,
-    Rollout,
-    SamplingSettings,
-    SnapshotBytes,
-)
+from rl_core.types import Rollout, SnapshotBytes
 from rl_core.workers.actors import LearnerActor, RolloutActor
+from rl_core.workers.engines import Engines
 from rl_core.workers.ray_logs import why_not_started
 
 _OBJECT_STORE_BYTES = 200 * 2**20
@@ -51,8 +44,6 @@ _EXIT_TIMEOUT_S = 5.0
 _HEAD_TIMEOUT_S = 10
 """Ray ends this process, by its own `_exit`, when its head is gone for so long; 60 by default."""
 _LOG_LINES_SHOWN = 3
-_PORTIONS = 16
-"""Calls in which an engine hands over its completions: each costs about a millisecond."""
 
 
 class Workers:
@@ -70,12 +61,13 @@ class Workers:
         self._on_progress = on_progress
         self._engines_sleep = config.rollout.sleep
         resources = config.resources
-        self._engines = [
+        self._engine_actors = [
             self._spawn(
                 engine_name(i), RolloutActor, resources.rollout_threads, resources.rollout_gpus
             )
             for i in range(config.rollout.num_engines)
         ]
+        self.engines = Engines(self._engine_actors, self._result, on_progress)
         self._learner: Any = (
             self._spawn(LEARNER, LearnerActor, resources.learner_threads, resources.learner_gpus)
             if learner
@@ -121,50 +113,6 @@ class Workers:
                 workers._load(config, model_path, resume_from, report)
             yield workers
 
-    def stream(
-        self,
-        requests: Sequence[GenerationRequest],
-        sampling: SamplingSettings,
-        phase: str = "gen",
-    ) -> Iterator[tuple[int, Completion]]:
-        """Yields completions of all engines with their requests' positions, soon after each ended.
-
-        In no fixed order, a sixteenth of an engine's share at a time. Where memory runs out, those
-        under way are generated again, fewer at a time.
-
-        Args:
-            requests: what to generate.
-            sampling: how.
-            phase: what it is for, `gen` or `evaluate`, if memory should run out.
-        """
-        self._on_progress("gen")
-        share, rest = divmod(len(requests), len(self._engines))
-        ends = itertools.accumulate(share + (i < rest) for i in range(len(self._engines)))
-        sources: dict[Future[Any], tuple[int, int]] = {}
-        for i, (start, end) in enumerate(itertools.pairwise((0, *ends))):
-            engine, limit = self._engines[i], -(-(end - start) // _PORTIONS) or 1
-            # All are asked for at once, so that an engine need not wait for us between two.
-            pending = [engine.begin.remote(list(requests[start:end]), sampling, phase)]
-            pending += [engine.next_finished.remote(limit) for _ in range(start, end, limit)]
-            sources |= {portion.future(): (i, start) for portion in pending}
-        for portion in as_completed(sources):
-            i, start = sources[portion]
-            self._on_progress("gen")
-            for position, completion in self._result(engine_name(i), portion) or ():
-                yield start + position, completion
-
-    def generate(
-        self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
-    ) -> list[Completion]:
-        """Returns one completion per request of an evaluation, in order, from all engines."""
-        completions = in_order(self.stream(requests, sampling, "evaluate"))
-        log_out_of_memory(None, self.end_engine_step())
-        return completions
-
-    def end_engine_step(self) -> dict[str, float]:
-        """Returns the engines' metrics of memory since the last call, see `AdaptiveEngine`."""
-        return merge_metrics(self._all_engines(e.end_step.remote() for e in self._engines))
-
     def learn(
         self, rollouts: Sequence[Rollout], step: int
     ) -> tuple[dict[str, float], dict[str, list[float]]]:
@@ -185,15 +133,7 @@ class Workers:
     def sync_weights(self) -> None:
         """Gives every engine the learner's weights, in place."""
         self._on_progress("sync")
-        # A reference, not a value: the tensors go from process to process, not through this one.
-        weights = self._learner.weights.remote()
-        self._all_engines(engine.update_weights.remote(weights) for engine in self._engines)
-
-    def load_weights(self, folder: Path) -> None:
-        """Gives every engine the weights of a saved model of the same architecture."""
-        folder = folder.resolve()
-        with reading(folder):
-            self._all_engines(engine.load_weights.remote(folder) for engine in self._engines)
+        self.engines.update_weights(self._learner.weights.remote())
 
     def snapshot(self) -> SnapshotBytes:
         """Has the learner copy what a checkpoint holds, over the snapshot before."""
@@ -241,7 +181,7 @@ class Workers:
         model_path = model_path.resolve()
         resume_from = resume_from.resolve() if resume_from else None
         budgets = (config.storage.root / BUDGETS_FILE).resolve()
-        actors = {engine_name(i): engine for i, engine in enumerate(self._engines)}
+        actors = {engine_name(i): engine for i, engine in enumerate(self._engine_actors)}
         if self._learner is not None:
             actors[LEARNER] = self._learner
         queues = loading_queues(self._cards(config, actors))
@@ -272,10 +212,6 @@ class Workers:
             return {name: set() for name in actors}
         asked = {name: actor.__ray_call__.remote(_own_cards) for name, actor in actors.items()}
         return {name: self._result(name, cards.future()) for name, cards in asked.items()}
-
-    def _all_engines(self, pending: Iterator[Any]) -> list[Any]:
-        started = [result.future() for result in pending]
-        return [self._result(engine_name(i), result) for i, result in enumerate(started)]
 
     def _result(self, name: str, pending: Future[Any]) -> Any:
         """Waits for a worker's result, and turns Ray's errors into ours.

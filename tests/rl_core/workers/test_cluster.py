@@ -146,27 +146,27 @@ class TestOneSession:
     def test_two_engines_answer_an_odd_batch_in_order(
         self, workers: Workers, tiny_model_path: Path
     ) -> None:
-        workers.load_weights(tiny_model_path)
-        answered = workers.generate(REQUESTS, GREEDY)
+        workers.engines.load_weights(tiny_model_path)
+        answered = workers.engines.generate(REQUESTS, GREEDY)
         expected = locally(tiny_model_path)
         assert tokens(answered) == tokens(expected)
         for one, other in zip(answered, expected, strict=True):
             np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-3)
-        assert tokens(workers.generate(REQUESTS[:1], GREEDY)) == tokens(expected[:1])
+        assert tokens(workers.engines.generate(REQUESTS[:1], GREEDY)) == tokens(expected[:1])
 
     def test_a_learned_step_reaches_every_engine_and_the_checkpoint(
         self, workers: Workers, tiny_model_path: Path, tmp_path: Path
     ) -> None:
-        workers.load_weights(tiny_model_path)
-        sampled = workers.generate(REQUESTS, SamplingSettings(16, 1.0))
+        workers.engines.load_weights(tiny_model_path)
+        sampled = workers.engines.generate(REQUESTS, SamplingSettings(16, 1.0))
         metrics, columns = workers.learn(rollouts(sampled), step=1)
         assert metrics["actor/grad_norm"] > 0
         assert len(columns["advantage_mean"]) == 6
         # The learner recomputes what the engines returned: float32 against float32.
         assert max(columns["logprob_gap_mean"]) < 1e-3
-        unsynced = workers.generate(REQUESTS, GREEDY)
+        unsynced = workers.engines.generate(REQUESTS, GREEDY)
         workers.sync_weights()
-        synced = workers.generate(REQUESTS, GREEDY)
+        synced = workers.engines.generate(REQUESTS, GREEDY)
         self._learn_while_a_snapshot_is_written(workers, tmp_path / "checkpoint", sampled)
         assert tokens(unsynced) == tokens(locally(tiny_model_path))
         assert tokens(synced) == tokens(locally(tmp_path / "checkpoint"))
@@ -175,11 +175,11 @@ class TestOneSession:
 
     def _run_out_of_memory(self, workers: Workers, expected: list[Completion]) -> None:
         """One of two engines: it is built again, and answers with the weights of the last sync."""
-        list(workers.stream(REQUESTS, GREEDY))
-        assert workers.end_engine_step() == {"memory/budget_seqs/gen": 256, "memory/oom/gen": 0}
-        ray.get(workers._engines[0].fail_at.remote({7}))
-        assert tokens(in_order(workers.stream(REQUESTS, GREEDY))) == tokens(expected)
-        assert workers.end_engine_step() == {
+        list(workers.engines.stream(REQUESTS, GREEDY))
+        assert workers.engines.end_step() == {"memory/budget_seqs/gen": 256, "memory/oom/gen": 0}
+        ray.get(workers.engines._actors[0].fail_at.remote({7}))
+        assert tokens(in_order(workers.engines.stream(REQUESTS, GREEDY))) == tokens(expected)
+        assert workers.engines.end_step() == {
             "memory/budget_seqs/gen": 2,
             "memory/oom/gen": 1,
             "memory/oom_seqs/gen": 4,
@@ -203,7 +203,7 @@ class TestOneSession:
 
     def test_an_actors_value_error_arrives_as_it_is(self, workers: Workers, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"holds no \*\.safetensors") as caught:
-            workers.load_weights(tmp_path)
+            workers.engines.load_weights(tmp_path)
         assert "\n" not in str(caught.value)
 
     def test_a_killed_engine_is_named(self, workers: Workers, marker: str) -> None:
@@ -218,7 +218,7 @@ class TestOneSession:
         with pytest.raises(
             WorkerDied, match=r"engine_(\d) died: .*engine_\1\.log ends with"
         ) as caught:
-            workers.generate(REQUESTS, GREEDY)
+            workers.engines.generate(REQUESTS, GREEDY)
         assert caught.value.worker in ("engine_0", "engine_1")
 
 
@@ -288,7 +288,7 @@ DRIVER = """
             print("generating", flush=True)
             requests = [GenerationRequest((5, 6, 7), seed) for seed in range(256)]
             while True:
-                workers.generate(requests, SamplingSettings(900, 1.0))
+                workers.engines.generate(requests, SamplingSettings(900, 1.0))
     except Cancelled:
         sys.exit(7)
 """
