@@ -1,4 +1,4 @@
-"""Ray processes around learner and engines, seen from the trainer loop (the only ray import).
+"""Ray's session and the processes in it, seen from the trainer loop.
 
 The driver holds no tensors: it sends requests and rollouts, and orders who talks to whom.
 """
@@ -27,7 +27,7 @@ from ray.exceptions import (
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import RAY, OutOfMemory, WorkerDied, first_line
-from rl_core.resources.placement import LEARNER, engine_name, loading_queues
+from rl_core.resources.placement import LEARNER, loading_queues, shares_a_card
 from rl_core.resources.token_budgets import BUDGETS_FILE
 from rl_core.system.atomic import reading
 from rl_core.system.process_env import apply_defaults, process_environment
@@ -52,6 +52,8 @@ class Workers:
     def __init__(
         self,
         config: RunConfig,
+        model_path: Path,
+        resume_from: Path | None,
         log_folder: Path,
         *,
         learner: bool,
@@ -61,13 +63,25 @@ class Workers:
         self._on_progress = on_progress
         self._engines_sleep = config.rollout.sleep
         resources = config.resources
-        self._engine_actors = [
-            self._spawn(
-                engine_name(i), RolloutActor, resources.rollout_threads, resources.rollout_gpus
-            )
-            for i in range(config.rollout.num_engines)
-        ]
-        self.engines = Engines(self._engine_actors, self._result, on_progress)
+        budgets = (config.storage.root / BUDGETS_FILE).resolve()
+
+        def spawn_engine(name: str) -> Any:
+            threads, gpus = resources.rollout_threads, resources.rollout_gpus
+            return self._spawn(name, RolloutActor, threads, gpus)
+
+        def load(actor: Any, weights: Any) -> Any:
+            return actor.load.remote(config, model_path, weights, budgets)
+
+        self._load_actor = load
+        self.engines = Engines(
+            config.rollout.num_engines,
+            spawn=spawn_engine,
+            load=load,
+            weights=resume_from,
+            result=self._result,
+            on_progress=on_progress,
+            beside_learner=learner and shares_a_card(config),
+        )
         self._learner: Any = (
             self._spawn(LEARNER, LearnerActor, resources.learner_threads, resources.learner_gpus)
             if learner
@@ -108,9 +122,13 @@ class Workers:
             report("Ray is up")
             folder = (log_folder or temp_dir).resolve()
             folder.mkdir(parents=True, exist_ok=True)
-            workers = cls(config, folder, learner=learner, on_progress=on_progress)
+            model_path = model_path.resolve()
+            resume_from = resume_from.resolve() if resume_from else None
+            workers = cls(
+                config, model_path, resume_from, folder, learner=learner, on_progress=on_progress
+            )
             with nullcontext() if resume_from is None else reading(resume_from):
-                workers._load(config, model_path, resume_from, report)
+                workers._load(config, resume_from, report)
             yield workers
 
     def learn(
@@ -133,7 +151,7 @@ class Workers:
     def sync_weights(self) -> None:
         """Gives every engine the learner's weights, in place."""
         self._on_progress("sync")
-        self.engines.update_weights(self._learner.weights.remote())
+        self.engines.set_weights(self._learner.weights.remote())
 
     def snapshot(self) -> SnapshotBytes:
         """Has the learner copy what a checkpoint holds, over the snapshot before."""
@@ -171,17 +189,10 @@ class Workers:
         return remote.remote(environment, self._log_folder / f"{name}.log")
 
     def _load(
-        self,
-        config: RunConfig,
-        model_path: Path,
-        resume_from: Path | None,
-        report: Callable[[str], None],
+        self, config: RunConfig, resume_from: Path | None, report: Callable[[str], None]
     ) -> None:
         """Loads all models at the same time, but for those that share a card."""
-        model_path = model_path.resolve()
-        resume_from = resume_from.resolve() if resume_from else None
-        budgets = (config.storage.root / BUDGETS_FILE).resolve()
-        actors = {engine_name(i): engine for i, engine in enumerate(self._engine_actors)}
+        actors = self.engines.actors
         if self._learner is not None:
             actors[LEARNER] = self._learner
         queues = loading_queues(self._cards(config, actors))
@@ -189,15 +200,22 @@ class Workers:
 
         def load_first(queue: list[str]) -> None:
             name, *rest = queue
-            loaded = actors[name].load.remote(config, model_path, resume_from, budgets)
-            loading[loaded.future()] = name, rest
+            if name == LEARNER:
+                loaded = self._load_actor(self._learner, resume_from).future()
+            else:
+                loaded = self.engines.begin_load(name)
+            loading[loaded] = name, rest
 
         for queue in queues:
             load_first(queue)
         while loading:
             for ready in wait(loading, return_when=FIRST_COMPLETED).done:
                 name, rest = loading.pop(ready)
-                self._result(name, ready)
+                try:
+                    self._result(name, ready)
+                except WorkerDied as death:
+                    loading[self.engines.start_again(name, death)] = name, rest
+                    continue
                 self._on_progress("load")
                 report(f"{name} is ready")
                 if rest:

@@ -176,13 +176,18 @@ class TestOneSession:
     def _run_out_of_memory(self, workers: Workers, expected: list[Completion]) -> None:
         """One of two engines: it is built again, and answers with the weights of the last sync."""
         list(workers.engines.stream(REQUESTS, GREEDY))
-        assert workers.engines.end_step() == {"memory/budget_seqs/gen": 256, "memory/oom/gen": 0}
-        ray.get(workers.engines._actors[0].fail_at.remote({7}))
+        assert workers.engines.end_step() == {
+            "memory/budget_seqs/gen": 256,
+            "memory/oom/gen": 0,
+            "rollout/engine_restarts": 0,
+        }
+        ray.get(workers.engines.actors["engine_0"].fail_at.remote({7}))
         assert tokens(in_order(workers.engines.stream(REQUESTS, GREEDY))) == tokens(expected)
         assert workers.engines.end_step() == {
             "memory/budget_seqs/gen": 2,
             "memory/oom/gen": 1,
             "memory/oom_seqs/gen": 4,
+            "rollout/engine_restarts": 0,
         }
 
     def _learn_while_a_snapshot_is_written(
@@ -205,21 +210,6 @@ class TestOneSession:
         with pytest.raises(ValueError, match=r"holds no \*\.safetensors") as caught:
             workers.engines.load_weights(tmp_path)
         assert "\n" not in str(caught.value)
-
-    def test_a_killed_engine_is_named(self, workers: Workers, marker: str) -> None:
-        # The last test of these workers: one of them does not survive it.
-        titles = {
-            p.pid: " ".join(p.cmdline()) for p in processes_with("TEST_WORKERS_MARKER", marker)
-        }
-        engine_pids = sorted(pid for pid, title in titles.items() if "RolloutActor" in title)
-        assert len(engine_pids) == 2
-        for pid in engine_pids:
-            os.kill(pid, signal.SIGKILL)
-        with pytest.raises(
-            WorkerDied, match=r"engine_(\d) died: .*engine_\1\.log ends with"
-        ) as caught:
-            workers.engines.generate(REQUESTS, GREEDY)
-        assert caught.value.worker in ("engine_0", "engine_1")
 
 
 def test_an_engine_that_does_not_fit_is_out_of_memory(tiny_model_path: Path, marker: str) -> None:
