@@ -27,7 +27,12 @@ from ray.exceptions import (
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import RAY, OutOfMemory, WorkerDied, first_line
-from rl_core.resources.placement import LEARNER, loading_queues, shares_a_card
+from rl_core.resources.placement import (
+    LEARNER,
+    asked_of_ray,
+    loading_queues,
+    shares_a_card,
+)
 from rl_core.resources.token_budgets import BUDGETS_FILE
 from rl_core.system.atomic import reading
 from rl_core.system.process_env import apply_defaults, process_environment
@@ -36,6 +41,7 @@ from rl_core.types import Rollout, SnapshotBytes
 from rl_core.workers.actors import LearnerActor, RolloutActor
 from rl_core.workers.engines import Engines
 from rl_core.workers.ray_logs import why_not_started
+from rl_core.workers.reservation import Reservation
 
 _OBJECT_STORE_BYTES = 200 * 2**20
 _WRITING = "writing"
@@ -55,19 +61,16 @@ class Workers:
         model_path: Path,
         resume_from: Path | None,
         log_folder: Path,
+        room: Reservation,
         *,
         learner: bool,
         on_progress: Callable[[str], None],
     ) -> None:
+        self._config = config
         self._log_folder = log_folder
+        self._room = room
         self._on_progress = on_progress
-        self._engines_sleep = config.rollout.sleep
-        resources = config.resources
         budgets = (config.storage.root / BUDGETS_FILE).resolve()
-
-        def spawn_engine(name: str) -> Any:
-            threads, gpus = resources.rollout_threads, resources.rollout_gpus
-            return self._spawn(name, RolloutActor, threads, gpus)
 
         def load(actor: Any, weights: Any) -> Any:
             return actor.load.remote(config, model_path, weights, budgets)
@@ -75,18 +78,14 @@ class Workers:
         self._load_actor = load
         self.engines = Engines(
             config.rollout.num_engines,
-            spawn=spawn_engine,
+            spawn=lambda name: self._spawn(name, RolloutActor),
             load=load,
             weights=resume_from,
             result=self._result,
             on_progress=on_progress,
             beside_learner=learner and shares_a_card(config),
         )
-        self._learner: Any = (
-            self._spawn(LEARNER, LearnerActor, resources.learner_threads, resources.learner_gpus)
-            if learner
-            else None
-        )
+        self._learner: Any = self._spawn(LEARNER, LearnerActor) if learner else None
 
     @classmethod
     @contextmanager
@@ -115,17 +114,25 @@ class Workers:
                 thread.
 
         Raises:
+            ValueError: Ray's machines could never hold what the settings ask for.
             OutOfMemory: a model did not fit.
             WorkerDied: a process was killed while it started.
         """
         with _ray_session(config, model_path, log_folder, learner=learner) as temp_dir:
             report("Ray is up")
+            room = Reservation(config, learner=learner, report=report)
             folder = (log_folder or temp_dir).resolve()
             folder.mkdir(parents=True, exist_ok=True)
             model_path = model_path.resolve()
             resume_from = resume_from.resolve() if resume_from else None
             workers = cls(
-                config, model_path, resume_from, folder, learner=learner, on_progress=on_progress
+                config,
+                model_path,
+                resume_from,
+                folder,
+                room,
+                learner=learner,
+                on_progress=on_progress,
             )
             with nullcontext() if resume_from is None else reading(resume_from):
                 workers._load(config, resume_from, report)
@@ -171,21 +178,19 @@ class Workers:
         written = write.remote(folder.resolve(), model_alone=model_alone)
         self._result("learner", written.future())
 
-    def _spawn(self, name: str, actor: type, num_threads: int, num_gpus: float) -> Any:
-        # On a CPU the learner's threads are its own, a micro-batch each: torch gets one of them.
-        torch_threads = 1 if actor is LearnerActor and num_gpus == 0 else num_threads
+    def _spawn(self, name: str, actor: type) -> Any:
+        resources, place = self._config.resources, self._room.options(name)
+        on_gpu, threads = place["num_gpus"] > 0, resources.rollout_threads
+        if actor is LearnerActor:
+            # On a CPU its threads are its own, a micro-batch each: torch gets one of them.
+            threads = resources.learner_threads if on_gpu else 1
         environment = process_environment(
-            num_threads=torch_threads,
-            on_gpu=num_gpus > 0,
+            num_threads=threads,
+            on_gpu=on_gpu,
             offline=True,
-            sleeps=actor is RolloutActor and self._engines_sleep,
+            sleeps=actor is RolloutActor and self._config.rollout.sleep,
         )
-        remote = ray.remote(
-            num_cpus=num_threads,
-            num_gpus=num_gpus,
-            max_restarts=0,
-            concurrency_groups={_WRITING: 1},
-        )(actor)
+        remote = ray.remote(**place, max_restarts=0, concurrency_groups={_WRITING: 1})(actor)
         return remote.remote(environment, self._log_folder / f"{name}.log")
 
     def _load(
@@ -307,12 +312,12 @@ def _init_options(
     resources = config.resources
     if resources.ray_address is not None:
         return {"address": resources.ray_address, "log_to_driver": False}
-    num_threads = resources.rollout_threads * config.rollout.num_engines
+    asked = asked_of_ray(config, learner=learner).values()
     weight_bytes = sum(file.stat().st_size for file in model_path.glob("*.safetensors"))
     return {
         "address": "local",
-        "num_cpus": num_threads + (resources.learner_threads if learner else 0),
-        "num_gpus": None if resources.learner_gpus or resources.rollout_gpus else 0,
+        "num_cpus": int(sum(bundle["CPU"] for bundle in asked)),
+        "num_gpus": None if any("GPU" in bundle for bundle in asked) else 0,
         # Two versions of the weights in flight, each up to twice the file (bfloat16 on disk).
         "object_store_memory": _OBJECT_STORE_BYTES + 4 * weight_bytes,
         "include_dashboard": False,
