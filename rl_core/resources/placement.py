@@ -34,8 +34,9 @@ def card_tenants(config: RunConfig) -> list[list[str]]:
     As Ray places them: engines first, then the learner, a share of a card each on the fullest card
     that still has room for it, else on a new one. Who computes on the CPU is on none.
     """
-    resources = config.resources
-    wanted = [(engine_name(i), resources.rollout_gpus) for i in range(config.rollout.num_engines)]
+    resources, rollout = config.resources, config.rollout
+    per_engine = rollout.tensor_parallel_size * resources.rollout_gpus
+    wanted = [(engine_name(i), per_engine) for i in range(rollout.num_engines)]
     wanted.append((LEARNER, resources.learner_gpus))
     cards: list[tuple[float, list[str]]] = []  # (room left, tenants)
     for name, share in wanted:
@@ -88,11 +89,10 @@ def asked_of_ray(config: RunConfig, *, learner: bool) -> dict[str, dict[str, flo
         config: the run's settings.
         learner: whether there is one; an evaluation has engines alone.
     """
-    resources = config.resources
-    asked = {
-        engine_name(i): _asked(resources.rollout_threads, resources.rollout_gpus)
-        for i in range(config.rollout.num_engines)
-    }
+    resources, parts = config.resources, config.rollout.tensor_parallel_size
+    # In one piece, so that all GPUs of an engine are of one machine.
+    engine = _asked(parts * resources.rollout_threads, parts * resources.rollout_gpus)
+    asked = {engine_name(i): engine for i in range(config.rollout.num_engines)}
     if learner:
         asked[LEARNER] = _asked(resources.learner_threads, resources.learner_gpus)
     return asked

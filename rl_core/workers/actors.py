@@ -238,6 +238,7 @@ def _vllm_engine(config: RunConfig, model_path: Path, max_num_seqs: int) -> Roll
         gpu_memory_utilization=config.rollout.gpu_memory_utilization,
         on_gpu=config.resources.rollout_gpus > 0,
         sleeps=config.rollout.sleep,
+        tensor_parallel_size=config.rollout.tensor_parallel_size,
     )
 
 

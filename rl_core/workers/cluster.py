@@ -27,6 +27,7 @@ from ray.exceptions import (
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import RAY, OutOfMemory, WorkerDied, first_line
+from rl_core.resources.memory_plan import ModelShape
 from rl_core.resources.placement import (
     LEARNER,
     asked_of_ray,
@@ -114,10 +115,14 @@ class Workers:
                 thread.
 
         Raises:
-            ValueError: Ray's machines could never hold what the settings ask for.
+            ValueError: the model cannot be split as asked, or Ray's machines could never hold
+                what is.
             OutOfMemory: a model did not fit.
             WorkerDied: a process was killed while it started.
         """
+        parts = config.rollout.tensor_parallel_size
+        if parts > 1 and (why := ModelShape.from_folder(model_path).why_not_split(parts)):
+            raise ValueError(why)
         with _ray_session(config, model_path, log_folder, learner=learner) as temp_dir:
             report("Ray is up")
             room = Reservation(config, learner=learner, report=report)

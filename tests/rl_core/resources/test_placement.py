@@ -78,6 +78,16 @@ def test_who_shares_a_card_loads_one_by_one_and_the_learner_last(
     assert sorted(loading_queues(taken)) == sorted(queue.split() for queue in queues)
 
 
+def test_an_engine_that_is_split_has_cards_of_its_own_in_one_piece() -> None:
+    config = run_config(1, 1, 2)
+    rollout = config.rollout.model_copy(update={"tensor_parallel_size": 2})
+    split = config.model_copy(update={"rollout": rollout})
+    assert card_tenants(split) == [["engine_0"]] * 2 + [["engine_1"]] * 2 + [["learner"]]
+    asked = asked_of_ray(split, learner=True)
+    assert asked["engine_1"] == {"CPU": 2, "GPU": 2}
+    assert asked["learner"] == {"CPU": 1, "GPU": 1}
+
+
 def test_what_is_asked_of_ray_and_not_there_is_one_line() -> None:
     asked = asked_of_ray(run_config(1, 0.5, 2), learner=True)
     assert asked == {

@@ -22,12 +22,12 @@ import psutil
 import pytest
 import ray
 
+from rl_core.config.rollout import RolloutConfig
 from rl_core.config.run import (
     ActorConfig,
     CriticConfig,
     DataConfig,
     ResourcesConfig,
-    RolloutConfig,
     RunConfig,
 )
 from rl_core.errors import OutOfMemory, WorkerDied
@@ -257,7 +257,8 @@ DRIVER = """
     import sys
     from pathlib import Path
 
-    from rl_core.config.run import DataConfig, RolloutConfig, RunConfig
+    from rl_core.config.rollout import RolloutConfig
+    from rl_core.config.run import DataConfig, RunConfig
     from rl_core.types import GenerationRequest, SamplingSettings
     from rl_core.workers.cluster import Workers
 
