@@ -113,7 +113,7 @@ class Trainer:
         observers, watch_gap = Observers(self.observers), GapWatch(config.model.dtype)
         ahead = RolloutsAhead(self._collect)
         if start_step == 0:
-            metrics = self.test_greedily(0) | workers.end_engine_step()
+            metrics = self.test_greedily(0) | workers.engines.end_step()
             run.metrics.append(0, metrics)
             observers.on_step(0, last_step, metrics)
         for step in range(start_step + 1, last_step + 1):
@@ -134,7 +134,7 @@ class Trainer:
                 if step % config.trainer.test_freq == 0 or step == last_step:
                     with clock("testing"):
                         metrics |= self.test_greedily(step)
-                metrics |= workers.end_engine_step()
+                metrics |= workers.engines.end_step()
                 is_last = observers.wants_stop()
                 if is_saving or is_last:
                     with clock("save_checkpoint"):
@@ -169,7 +169,7 @@ class Trainer:
             self.inputs.train,
             chosen,
             step,
-            stream=self.workers.stream,
+            stream=self.workers.engines.stream,
             decode=self.inputs.decode,
             rewards=self.rewards,
             clock=clock,
@@ -184,7 +184,7 @@ class Trainer:
         requests = [GenerationRequest(item.prompt_ids, seed=0) for item in problems]
         greedy = SamplingSettings(self.config.data.max_response_length, temperature=0.0)
         answers = read_answers(
-            self.workers.stream(requests, greedy, "evaluate"),
+            self.workers.engines.stream(requests, greedy, "evaluate"),
             [item.problem for item in problems],
             decode=self.inputs.decode,
             rewards=self.rewards,

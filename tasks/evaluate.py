@@ -98,7 +98,7 @@ def evaluate_for_parent(
         report=_logger.info,
         on_progress=reporter.progress,
     ) as workers:
-        return evaluate_with(workers, config, run, data, model_path)
+        return evaluate_with(workers.engines, config, run, data, model_path)
 
 
 def evaluate_with(

@@ -171,7 +171,7 @@ def _answers(evaluator: Evaluator, model: NamedModel) -> Rows:
             evaluator.config, model.folder, learner=False, report=_logger.info
         ) as workers,
     ):
-        return evaluator.ask(workers, name, model.folder)
+        return evaluator.ask(workers.engines, name, model.folder)
 
 
 def _keep(evaluator: Evaluator, model: NamedModel, rows: Rows) -> Path | None:

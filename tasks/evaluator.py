@@ -38,7 +38,7 @@ Rows = list[dict[str, Any]]
 
 
 class Engines(Protocol):
-    """What an evaluation needs of `Workers`."""
+    """What an evaluation needs of `rl_core.workers.engines.Engines`."""
 
     def generate(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings

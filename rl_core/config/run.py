@@ -20,6 +20,7 @@ from rl_core.config.operations import (
     StorageConfig,
     WatchdogConfig,
 )
+from rl_core.config.rollout import RolloutConfig
 from rl_core.envs import DEFAULT_ENV, ENVS
 from rl_core.section import Section
 from rl_core.system.cards import named_card
@@ -181,40 +182,6 @@ class CriticConfig(Section):
     """How far a value may move from the old one before the loss stops following."""
     grad_clip: float = Field(1.0, gt=0)
     """Largest norm of the critic's gradient."""
-
-
-class RolloutConfig(Section):
-    """Generation of responses."""
-
-    engine: Literal["vllm", "hf"] = "vllm"
-    """`hf` generates with transformers: slower, and runs wherever torch does."""
-    num_engines: int = Field(1, ge=1)
-    """Rollout actors; the batch is split evenly between them."""
-    temperature: float = Field(1.0, gt=0, le=2)
-    """Of sampling in training: 1 samples the policy itself, less plays safe."""
-    top_p: float = Field(1.0, gt=0, le=1)
-    """Refused below 1: it renormalises what is sampled, and the learner does not."""
-    top_k: int = Field(-1, ge=-1)
-    """Refused above 0, as `top_p` below 1; -1 and 0 keep all words."""
-    kv_cache_mib: int = Field(128, ge=16)
-    """KV cache of a CPU engine."""
-    gpu_memory_utilization: float = Field(0.4, gt=0, lt=1)
-    """Share of the card that a GPU engine may use beside the learner."""
-    sleep: bool = False
-    """A vLLM engine on a GPU gives its memory back while the learner works on the same card."""
-    max_num_seqs: int = Field(256, ge=1)
-    """Responses that the engine generates at a time, at most: fewer where memory ran out."""
-    overlap: int = Field(0, ge=0, le=1)
-    """1: the next step's rollouts are generated while the learner updates, one step off-policy."""
-
-    @model_validator(mode="after")
-    def _samples_the_policy_itself(self) -> RolloutConfig:
-        why = "renormalises what is sampled, so the learner's log-probs would not match"
-        if self.top_p < 1:
-            raise ValueError(f"rollout.top_p={self.top_p} {why}: use 1.0")
-        if self.top_k > 0:
-            raise ValueError(f"rollout.top_k={self.top_k} {why}: use -1")
-        return self
 
 
 class ResourcesConfig(Section):
@@ -381,5 +348,15 @@ class RunConfig(Section):
             raise ValueError(
                 "rollout.overlap=1 learns from the responses of an older policy: "
                 "actor.importance_cap=null must be a number, so that this is corrected"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _splits_engines_over_whole_cards(self) -> RunConfig:
+        parts, share = self.rollout.tensor_parallel_size, self.resources.rollout_gpus
+        if parts > 1 and share not in (0, 1):
+            raise ValueError(
+                f"rollout.tensor_parallel_size={parts} splits an engine over {parts} GPUs: "
+                f"resources.rollout_gpus={share:g}, of each, must be 1 (or 0, on a CPU)"
             )
         return self

@@ -126,7 +126,8 @@ def _share_for(config: RunConfig, shape: ModelShape | None, num_sequences: int) 
     if shape is None or card_gib is None:
         return _LEAST_SHARE
     weights = shape.num_parameters * compute_width(config)
-    held = weights + max(num_sequences, 1) * longest_bytes(config, shape)
+    sequences = max(num_sequences, 1) * longest_bytes(config, shape)
+    held = (weights + sequences) / config.rollout.tensor_parallel_size
     return (held / 2**30 + ENGINE_ITSELF_GIB + CUDA_GIB) / card_gib
 
 

@@ -87,8 +87,8 @@ def card_need(shape: ModelShape, config: RunConfig, card_gib: float) -> Need:
 
 def least_engine_gib(shape: ModelShape, config: RunConfig) -> float:
     """Returns what vLLM must have of a card to start: room for one response of the longest."""
-    weights = shape.num_parameters * compute_width(config)
-    return (weights + longest_bytes(config, shape)) / _GIB + ENGINE_ITSELF_GIB
+    held = shape.num_parameters * compute_width(config) + longest_bytes(config, shape)
+    return held / config.rollout.tensor_parallel_size / _GIB + ENGINE_ITSELF_GIB
 
 
 def starves_engine(shape: ModelShape, config: RunConfig, card_gib: float) -> bool:
@@ -102,11 +102,16 @@ def starves_engine(shape: ModelShape, config: RunConfig, card_gib: float) -> boo
 def machine_need(shape: ModelShape, config: RunConfig) -> Need:
     """Returns what the machine's memory must hold for a run without a GPU."""
     plan, num_engines = memory_plan(shape, config), config.rollout.num_engines
-    peak = learner_peak(plan)
+    peak, parts_of_engine = learner_peak(plan), config.rollout.tensor_parallel_size
+    # An engine that is split has a process for each part, beside the one that asks them.
+    per_engine = 1 if parts_of_engine == 1 else 1 + parts_of_engine
+    num_processes = 1 + num_engines * per_engine
+    # Each part is handed all new weights.
+    handed = (parts_of_engine - 1) * plan[-1].parts["incoming_weights"]
     parts = {
         f"learner ({peak.phase})": peak.total_bytes / _GIB,
-        _engines(num_engines): num_engines * plan[-1].total_bytes / _GIB,
-        f"{1 + num_engines} processes": _PROCESS_GIB * (1 + num_engines),
+        _engines(num_engines): num_engines * (plan[-1].total_bytes + handed) / _GIB,
+        f"{num_processes} processes": _PROCESS_GIB * num_processes,
     }
     return Need([Moment(parts)])
 

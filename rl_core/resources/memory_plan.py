@@ -146,6 +146,24 @@ class ModelShape:
             return self.num_layers * num_tokens * hidden * _FLOAT32 + layer
         return self.num_layers * layer
 
+    def why_not_split(self, parts: int) -> str | None:
+        """Returns in words why a tensor-parallel engine could not have so many parts, or None.
+
+        Each part has whole attention heads; keys and values are shared out, or copied.
+        """
+        heads, kv_heads = self.num_heads, self.num_kv_heads
+        possible = [
+            number
+            for number in range(1, heads + 1)
+            if heads % number == 0 and (kv_heads % number == 0 or number % kv_heads == 0)
+        ]
+        if parts in possible:
+            return None
+        return (
+            f"rollout.tensor_parallel_size={parts} does not divide the model's {heads} attention "
+            f"heads ({kv_heads} of keys and values): use {' or '.join(map(str, possible))}"
+        )
+
     def kv_bytes(self, width: int) -> int:
         """Returns what a token takes in a KV cache whose numbers have so many bytes."""
         return 2 * self.num_layers * self._kv_size * width
@@ -292,8 +310,10 @@ def compute_width(config: RunConfig) -> int:
 
 
 def _engine_phase(shape: ModelShape, config: RunConfig) -> PhaseMemory:
-    width = compute_width(config)
-    weights = width * shape.num_parameters
+    """An engine's; of one that is split over GPUs, what lies on each."""
+    width, on_gpu = compute_width(config), config.resources.rollout_gpus > 0
+    parts_of_model = config.rollout.tensor_parallel_size if on_gpu else 1
+    weights = width * shape.num_parameters // parts_of_model
     # In place, but all new weights are there before the first is written.
     parts = {"weights": weights, "incoming_weights": weights}
     num_seqs, data = config.rollout.max_num_seqs, config.data
@@ -304,6 +324,6 @@ def _engine_phase(shape: ModelShape, config: RunConfig) -> PhaseMemory:
         per_token = _FLOAT32 * 4 * (shape.intermediate_size + shape.hidden_size)
         parts["activations"] = num_seqs * data.max_prompt_length * per_token
         parts["logits"] = _LIVE_BLOCKS * num_seqs * shape.vocab_size * _FLOAT32
-    elif config.resources.rollout_gpus == 0:
+    elif not on_gpu:
         parts["kv_cache"] = config.rollout.kv_cache_mib * 2**20
     return PhaseMemory("gen", "engine", parts)

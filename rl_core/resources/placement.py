@@ -1,4 +1,4 @@
-"""Who shares a card with whom: planned from the settings, later read off the actors.
+"""Who asks for what, and who shares a card with whom: planned, later read off the actors.
 
 Not here: Ray (cluster.py), bytes (memory_need.py).
 """
@@ -6,7 +6,8 @@ Not here: Ray (cluster.py), bytes (memory_need.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
@@ -15,6 +16,11 @@ from rl_core.config.run import RunConfig
 LEARNER: Final = "learner"
 _ALMOST: Final = 1e-4
 """Ray counts ten-thousandths of a card."""
+_SETTINGS: Final = {
+    "CPU": ("resources.rollout_threads", "resources.learner_threads"),
+    "GPU": ("resources.rollout_gpus", "resources.learner_gpus"),
+}
+"""What decides how much is asked, beside the number of engines."""
 
 
 def engine_name(number: int) -> str:
@@ -28,8 +34,9 @@ def card_tenants(config: RunConfig) -> list[list[str]]:
     As Ray places them: engines first, then the learner, a share of a card each on the fullest card
     that still has room for it, else on a new one. Who computes on the CPU is on none.
     """
-    resources = config.resources
-    wanted = [(engine_name(i), resources.rollout_gpus) for i in range(config.rollout.num_engines)]
+    resources, rollout = config.resources, config.rollout
+    per_engine = rollout.tensor_parallel_size * resources.rollout_gpus
+    wanted = [(engine_name(i), per_engine) for i in range(rollout.num_engines)]
     wanted.append((LEARNER, resources.learner_gpus))
     cards: list[tuple[float, list[str]]] = []  # (room left, tenants)
     for name, share in wanted:
@@ -73,3 +80,68 @@ def loading_queues(cards: Mapping[str, AbstractSet[tuple[str, str]]]) -> list[li
         before = [tenant for _, tenants in met for tenant in tenants]
         queues.append((own.union(*(taken for taken, _ in met)), [*before, name]))
     return [tenants for _, tenants in queues]
+
+
+def asked_of_ray(config: RunConfig, *, learner: bool) -> dict[str, dict[str, float]]:
+    """Returns what each process asks of Ray, by name: CPUs, and GPUs where it wants any.
+
+    Args:
+        config: the run's settings.
+        learner: whether there is one; an evaluation has engines alone.
+    """
+    resources, parts = config.resources, config.rollout.tensor_parallel_size
+    # In one piece, so that all GPUs of an engine are of one machine.
+    engine = _asked(parts * resources.rollout_threads, parts * resources.rollout_gpus)
+    asked = {engine_name(i): engine for i in range(config.rollout.num_engines)}
+    if learner:
+        asked[LEARNER] = _asked(resources.learner_threads, resources.learner_gpus)
+    return asked
+
+
+def lacking(
+    asked: Mapping[str, Mapping[str, float]], machines: Sequence[Mapping[str, float]]
+) -> list[str]:
+    """Returns of what all machines together have too little: `CPU`, `GPU`."""
+    return [
+        kind for kind in _SETTINGS if _sum(asked.values(), kind) > _sum(machines, kind) + _ALMOST
+    ]
+
+
+def too_little(
+    asked: Mapping[str, Mapping[str, float]], machines: Sequence[Mapping[str, float]]
+) -> str:
+    """Returns in words what is asked, what there is, and what to do about it.
+
+    Args:
+        asked: by process, see `asked_of_ray`.
+        machines: what each has, `CPU` and `GPU` among the names.
+    """
+    engines = [bundle for name, bundle in asked.items() if name != LEARNER]
+    each = " each" if len(engines) > 1 else ""
+    parts = [f"{_number(len(engines), 'engine')} of {in_words(engines[0])}{each}"]
+    parts += [f"learner of {in_words(asked[LEARNER])}"] if LEARNER in asked else []
+    alike = Counter(in_words(machine) for machine in machines)
+    there = " + ".join(f"{_number(n, 'machine')} of {has}" for has, n in alike.items())
+    kinds = lacking(asked, machines) or _SETTINGS
+    settings = (name for kind in kinds for name in _SETTINGS[kind])
+    return (
+        f"{' + '.join(parts)} are asked of Ray, which has {there or 'no machine'}: lower "
+        f"rollout.num_engines, {' or '.join(settings)}, or give it more (resources.ray_address)"
+    )
+
+
+def in_words(bundle: Mapping[str, float]) -> str:
+    """Returns CPUs and GPUs in words: `2 CPUs and 1 GPU`."""
+    return " and ".join(_number(bundle.get(kind, 0), kind) for kind in _SETTINGS)
+
+
+def _asked(num_cpus: int, num_gpus: float) -> dict[str, float]:
+    return {"CPU": num_cpus} | ({"GPU": num_gpus} if num_gpus else {})
+
+
+def _sum(bundles: Iterable[Mapping[str, float]], kind: str) -> float:
+    return sum(bundle.get(kind, 0) for bundle in bundles)
+
+
+def _number(count: float, what: str) -> str:
+    return f"{count:g} {what}{'' if count == 1 else 's'}"

@@ -256,7 +256,8 @@ def _generate(
     prompts = Lengths(lengths.prompt, 0.0, 0.0)
     prefill = forward_flops(shape, num_prompts, prompts, num_prompts=num_prompts, has_head=False)
     prefill_s = prefill / (machine.engine_flops * shares.prefill)
-    return prefill_s + max(read_s, compute_s) + num_steps * shares.decode_step_s
+    parts = config.rollout.tensor_parallel_size if machine.on_gpu else 1
+    return (prefill_s + max(read_s, compute_s)) / parts + num_steps * shares.decode_step_s
 
 
 def _learn(
@@ -307,7 +308,7 @@ def _num_learning(shape: ModelShape, config: RunConfig) -> int:
 
 def _engine_devices(config: RunConfig) -> int:
     """Returns on how many cards the engines lie: several on one card share its bandwidth."""
-    cards = config.rollout.num_engines * config.resources.rollout_gpus
+    cards = config.rollout.num_engines * config.resources.rollout_gpus  # of one part each
     return max(1, min(config.rollout.num_engines, math.floor(cards)))
 
 
@@ -315,4 +316,5 @@ def _num_devices(config: RunConfig) -> float:
     resources = config.resources
     if resources.learner_gpus == 0:
         return 1 + config.rollout.num_engines  # processes, each with threads of its own
-    return resources.learner_gpus + config.rollout.num_engines * resources.rollout_gpus
+    engine_gpus = config.rollout.tensor_parallel_size * resources.rollout_gpus
+    return resources.learner_gpus + config.rollout.num_engines * engine_gpus

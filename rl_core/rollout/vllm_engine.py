@@ -61,6 +61,7 @@ class VllmEngine:
         gpu_memory_utilization: float,
         on_gpu: bool,
         sleeps: bool = False,
+        tensor_parallel_size: int = 1,
     ) -> None:
         """Loads the model.
 
@@ -75,6 +76,8 @@ class VllmEngine:
             on_gpu: whether to compute on a GPU.
             sleeps: gives a GPU's memory back after each `generate`, and keeps the weights in the
                 machine's memory until it is asked for something again.
+            tensor_parallel_size: GPUs that share the model, all of this machine; on a CPU,
+                processes.
         """
         if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
             raise RuntimeError(
@@ -111,6 +114,13 @@ class VllmEngine:
             "enable_sleep_mode": sleeps,
         }
         self._options |= gpu_options if on_gpu else cpu_options
+        if tensor_parallel_size > 1:
+            # A child process for each part, even where Ray could start them: they end with this
+            # one, and its cards are theirs.
+            self._options |= {
+                "tensor_parallel_size": tensor_parallel_size,
+                "distributed_executor_backend": "mp",
+            }
         self._llm = self._build(max_num_seqs)
 
     def generate(

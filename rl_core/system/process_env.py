@@ -36,7 +36,11 @@ _ENGINE = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
-_CPU_ONLY = {"TORCH_COMPILE_DISABLE": "1"}
+_CPU_ONLY = {
+    "TORCH_COMPILE_DISABLE": "1",
+    # vLLM would give each process of a split engine a memory node of its own, or refuse.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """Where torch looks for the settings of a card's memory, the first that is set."""
 

@@ -179,10 +179,13 @@ class RolloutActor:
         self,
         config: RunConfig,
         model_path: Path,
-        resume_from: Path | None,
+        weights: Path | Mapping[str, torch.Tensor] | None,
         budgets_file: Path | None,
     ) -> None:
-        """Builds the engine named by `rollout.engine`, from a folder that outlives the run."""
+        """Builds the engine named by `rollout.engine`, from a folder that outlives the run.
+
+        With the weights of that folder, or those of `set_weights`.
+        """
         with out_of_memory_as("load_engine"):
             from rl_core.rollout.adaptive_engine import AdaptiveEngine
 
@@ -196,8 +199,8 @@ class RolloutActor:
             config.rollout.engine,
             config.rollout.max_num_seqs,
         )
-        if resume_from is not None:
-            self.load_weights(resume_from)
+        if weights is not None:
+            self.set_weights(weights)
 
     def begin(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings, phase: str
@@ -213,17 +216,14 @@ class RolloutActor:
         """Returns what became of the engine's memory since this was asked last."""
         return self._engine.end_step()
 
-    def update_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Replaces all weights by the learner's."""
-        with out_of_memory_as("sync"):
-            self._engine.update_weights(weights)
-
-    def load_weights(self, folder: Path) -> None:
-        """Replaces all weights by those of a saved model."""
+    def set_weights(self, weights: Path | Mapping[str, torch.Tensor]) -> None:
+        """Replaces all weights by the learner's, or by those of a saved model's folder."""
         from rl_core.rollout.model_files import read_weights
 
         with out_of_memory_as("sync"):
-            self._engine.update_weights(read_weights(folder))
+            if isinstance(weights, Path):
+                weights = read_weights(weights)
+            self._engine.update_weights(weights)
 
 
 def _vllm_engine(config: RunConfig, model_path: Path, max_num_seqs: int) -> RolloutEngine:
@@ -238,6 +238,7 @@ def _vllm_engine(config: RunConfig, model_path: Path, max_num_seqs: int) -> Roll
         gpu_memory_utilization=config.rollout.gpu_memory_utilization,
         on_gpu=config.resources.rollout_gpus > 0,
         sleeps=config.rollout.sleep,
+        tensor_parallel_size=config.rollout.tensor_parallel_size,
     )
 
 

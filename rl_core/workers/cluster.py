@@ -1,16 +1,15 @@
-"""Ray processes around learner and engines, seen from the trainer loop (the only ray import).
+"""Ray's session and the processes in it, seen from the trainer loop.
 
 The driver holds no tensors: it sends requests and rollouts, and orders who talks to whom.
 """
 
 from __future__ import annotations
 
-import itertools
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, as_completed, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -28,21 +27,22 @@ from ray.exceptions import (
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import RAY, OutOfMemory, WorkerDied, first_line
-from rl_core.resources.placement import LEARNER, engine_name, loading_queues
-from rl_core.resources.token_budgets import BUDGETS_FILE, log_out_of_memory, merge_metrics
-from rl_core.rollout.protocol import in_order
+from rl_core.resources.memory_plan import ModelShape
+from rl_core.resources.placement import (
+    LEARNER,
+    asked_of_ray,
+    loading_queues,
+    shares_a_card,
+)
+from rl_core.resources.token_budgets import BUDGETS_FILE
 from rl_core.system.atomic import reading
 from rl_core.system.process_env import apply_defaults, process_environment
 from rl_core.system.process_group import children_that_mention, session_folder
-from rl_core.types import (
-    Completion,
-    GenerationRequest,
-    Rollout,
-    SamplingSettings,
-    SnapshotBytes,
-)
+from rl_core.types import Rollout, SnapshotBytes
 from rl_core.workers.actors import LearnerActor, RolloutActor
+from rl_core.workers.engines import Engines
 from rl_core.workers.ray_logs import why_not_started
+from rl_core.workers.reservation import Reservation
 
 _OBJECT_STORE_BYTES = 200 * 2**20
 _WRITING = "writing"
@@ -51,8 +51,6 @@ _EXIT_TIMEOUT_S = 5.0
 _HEAD_TIMEOUT_S = 10
 """Ray ends this process, by its own `_exit`, when its head is gone for so long; 60 by default."""
 _LOG_LINES_SHOWN = 3
-_PORTIONS = 16
-"""Calls in which an engine hands over its completions: each costs about a millisecond."""
 
 
 class Workers:
@@ -61,26 +59,34 @@ class Workers:
     def __init__(
         self,
         config: RunConfig,
+        model_path: Path,
+        resume_from: Path | None,
         log_folder: Path,
+        room: Reservation,
         *,
         learner: bool,
         on_progress: Callable[[str], None],
     ) -> None:
+        self._config = config
         self._log_folder = log_folder
+        self._room = room
         self._on_progress = on_progress
-        self._engines_sleep = config.rollout.sleep
-        resources = config.resources
-        self._engines = [
-            self._spawn(
-                engine_name(i), RolloutActor, resources.rollout_threads, resources.rollout_gpus
-            )
-            for i in range(config.rollout.num_engines)
-        ]
-        self._learner: Any = (
-            self._spawn(LEARNER, LearnerActor, resources.learner_threads, resources.learner_gpus)
-            if learner
-            else None
+        budgets = (config.storage.root / BUDGETS_FILE).resolve()
+
+        def load(actor: Any, weights: Any) -> Any:
+            return actor.load.remote(config, model_path, weights, budgets)
+
+        self._load_actor = load
+        self.engines = Engines(
+            config.rollout.num_engines,
+            spawn=lambda name: self._spawn(name, RolloutActor),
+            load=load,
+            weights=resume_from,
+            result=self._result,
+            on_progress=on_progress,
+            beside_learner=learner and shares_a_card(config),
         )
+        self._learner: Any = self._spawn(LEARNER, LearnerActor) if learner else None
 
     @classmethod
     @contextmanager
@@ -109,61 +115,33 @@ class Workers:
                 thread.
 
         Raises:
+            ValueError: the model cannot be split as asked, or Ray's machines could never hold
+                what is.
             OutOfMemory: a model did not fit.
             WorkerDied: a process was killed while it started.
         """
+        parts = config.rollout.tensor_parallel_size
+        if parts > 1 and (why := ModelShape.from_folder(model_path).why_not_split(parts)):
+            raise ValueError(why)
         with _ray_session(config, model_path, log_folder, learner=learner) as temp_dir:
             report("Ray is up")
+            room = Reservation(config, learner=learner, report=report)
             folder = (log_folder or temp_dir).resolve()
             folder.mkdir(parents=True, exist_ok=True)
-            workers = cls(config, folder, learner=learner, on_progress=on_progress)
+            model_path = model_path.resolve()
+            resume_from = resume_from.resolve() if resume_from else None
+            workers = cls(
+                config,
+                model_path,
+                resume_from,
+                folder,
+                room,
+                learner=learner,
+                on_progress=on_progress,
+            )
             with nullcontext() if resume_from is None else reading(resume_from):
-                workers._load(config, model_path, resume_from, report)
+                workers._load(config, resume_from, report)
             yield workers
-
-    def stream(
-        self,
-        requests: Sequence[GenerationRequest],
-        sampling: SamplingSettings,
-        phase: str = "gen",
-    ) -> Iterator[tuple[int, Completion]]:
-        """Yields completions of all engines with their requests' positions, soon after each ended.
-
-        In no fixed order, a sixteenth of an engine's share at a time. Where memory runs out, those
-        under way are generated again, fewer at a time.
-
-        Args:
-            requests: what to generate.
-            sampling: how.
-            phase: what it is for, `gen` or `evaluate`, if memory should run out.
-        """
-        self._on_progress("gen")
-        share, rest = divmod(len(requests), len(self._engines))
-        ends = itertools.accumulate(share + (i < rest) for i in range(len(self._engines)))
-        sources: dict[Future[Any], tuple[int, int]] = {}
-        for i, (start, end) in enumerate(itertools.pairwise((0, *ends))):
-            engine, limit = self._engines[i], -(-(end - start) // _PORTIONS) or 1
-            # All are asked for at once, so that an engine need not wait for us between two.
-            pending = [engine.begin.remote(list(requests[start:end]), sampling, phase)]
-            pending += [engine.next_finished.remote(limit) for _ in range(start, end, limit)]
-            sources |= {portion.future(): (i, start) for portion in pending}
-        for portion in as_completed(sources):
-            i, start = sources[portion]
-            self._on_progress("gen")
-            for position, completion in self._result(engine_name(i), portion) or ():
-                yield start + position, completion
-
-    def generate(
-        self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
-    ) -> list[Completion]:
-        """Returns one completion per request of an evaluation, in order, from all engines."""
-        completions = in_order(self.stream(requests, sampling, "evaluate"))
-        log_out_of_memory(None, self.end_engine_step())
-        return completions
-
-    def end_engine_step(self) -> dict[str, float]:
-        """Returns the engines' metrics of memory since the last call, see `AdaptiveEngine`."""
-        return merge_metrics(self._all_engines(e.end_step.remote() for e in self._engines))
 
     def learn(
         self, rollouts: Sequence[Rollout], step: int
@@ -185,15 +163,7 @@ class Workers:
     def sync_weights(self) -> None:
         """Gives every engine the learner's weights, in place."""
         self._on_progress("sync")
-        # A reference, not a value: the tensors go from process to process, not through this one.
-        weights = self._learner.weights.remote()
-        self._all_engines(engine.update_weights.remote(weights) for engine in self._engines)
-
-    def load_weights(self, folder: Path) -> None:
-        """Gives every engine the weights of a saved model of the same architecture."""
-        folder = folder.resolve()
-        with reading(folder):
-            self._all_engines(engine.load_weights.remote(folder) for engine in self._engines)
+        self.engines.set_weights(self._learner.weights.remote())
 
     def snapshot(self) -> SnapshotBytes:
         """Has the learner copy what a checkpoint holds, over the snapshot before."""
@@ -213,35 +183,26 @@ class Workers:
         written = write.remote(folder.resolve(), model_alone=model_alone)
         self._result("learner", written.future())
 
-    def _spawn(self, name: str, actor: type, num_threads: int, num_gpus: float) -> Any:
-        # On a CPU the learner's threads are its own, a micro-batch each: torch gets one of them.
-        torch_threads = 1 if actor is LearnerActor and num_gpus == 0 else num_threads
+    def _spawn(self, name: str, actor: type) -> Any:
+        resources, place = self._config.resources, self._room.options(name)
+        on_gpu, threads = place["num_gpus"] > 0, resources.rollout_threads
+        if actor is LearnerActor:
+            # On a CPU its threads are its own, a micro-batch each: torch gets one of them.
+            threads = resources.learner_threads if on_gpu else 1
         environment = process_environment(
-            num_threads=torch_threads,
-            on_gpu=num_gpus > 0,
+            num_threads=threads,
+            on_gpu=on_gpu,
             offline=True,
-            sleeps=actor is RolloutActor and self._engines_sleep,
+            sleeps=actor is RolloutActor and self._config.rollout.sleep,
         )
-        remote = ray.remote(
-            num_cpus=num_threads,
-            num_gpus=num_gpus,
-            max_restarts=0,
-            concurrency_groups={_WRITING: 1},
-        )(actor)
+        remote = ray.remote(**place, max_restarts=0, concurrency_groups={_WRITING: 1})(actor)
         return remote.remote(environment, self._log_folder / f"{name}.log")
 
     def _load(
-        self,
-        config: RunConfig,
-        model_path: Path,
-        resume_from: Path | None,
-        report: Callable[[str], None],
+        self, config: RunConfig, resume_from: Path | None, report: Callable[[str], None]
     ) -> None:
         """Loads all models at the same time, but for those that share a card."""
-        model_path = model_path.resolve()
-        resume_from = resume_from.resolve() if resume_from else None
-        budgets = (config.storage.root / BUDGETS_FILE).resolve()
-        actors = {engine_name(i): engine for i, engine in enumerate(self._engines)}
+        actors = self.engines.actors
         if self._learner is not None:
             actors[LEARNER] = self._learner
         queues = loading_queues(self._cards(config, actors))
@@ -249,15 +210,22 @@ class Workers:
 
         def load_first(queue: list[str]) -> None:
             name, *rest = queue
-            loaded = actors[name].load.remote(config, model_path, resume_from, budgets)
-            loading[loaded.future()] = name, rest
+            if name == LEARNER:
+                loaded = self._load_actor(self._learner, resume_from).future()
+            else:
+                loaded = self.engines.begin_load(name)
+            loading[loaded] = name, rest
 
         for queue in queues:
             load_first(queue)
         while loading:
             for ready in wait(loading, return_when=FIRST_COMPLETED).done:
                 name, rest = loading.pop(ready)
-                self._result(name, ready)
+                try:
+                    self._result(name, ready)
+                except WorkerDied as death:
+                    loading[self.engines.start_again(name, death)] = name, rest
+                    continue
                 self._on_progress("load")
                 report(f"{name} is ready")
                 if rest:
@@ -272,10 +240,6 @@ class Workers:
             return {name: set() for name in actors}
         asked = {name: actor.__ray_call__.remote(_own_cards) for name, actor in actors.items()}
         return {name: self._result(name, cards.future()) for name, cards in asked.items()}
-
-    def _all_engines(self, pending: Iterator[Any]) -> list[Any]:
-        started = [result.future() for result in pending]
-        return [self._result(engine_name(i), result) for i, result in enumerate(started)]
 
     def _result(self, name: str, pending: Future[Any]) -> Any:
         """Waits for a worker's result, and turns Ray's errors into ours.
@@ -353,12 +317,12 @@ def _init_options(
     resources = config.resources
     if resources.ray_address is not None:
         return {"address": resources.ray_address, "log_to_driver": False}
-    num_threads = resources.rollout_threads * config.rollout.num_engines
+    asked = asked_of_ray(config, learner=learner).values()
     weight_bytes = sum(file.stat().st_size for file in model_path.glob("*.safetensors"))
     return {
         "address": "local",
-        "num_cpus": num_threads + (resources.learner_threads if learner else 0),
-        "num_gpus": None if resources.learner_gpus or resources.rollout_gpus else 0,
+        "num_cpus": int(sum(bundle["CPU"] for bundle in asked)),
+        "num_gpus": None if any("GPU" in bundle for bundle in asked) else 0,
         # Two versions of the weights in flight, each up to twice the file (bfloat16 on disk).
         "object_store_memory": _OBJECT_STORE_BYTES + 4 * weight_bytes,
         "include_dashboard": False,

@@ -97,16 +97,16 @@ def _cards(given: Mapping[str, Given], settings: Settings, line: int) -> Iterato
     per_node = given.get("trainer.n_gpus_per_node")
     cards = (count(given, "trainer.n_gpus_per_node") or 1) * (count(given, "trainer.nnodes") or 1)
     parallel = given.get(_ROLLOUT + "tensor_model_parallel_size")
+    parts = count(given, _ROLLOUT + "tensor_model_parallel_size") or 1
     if per_node is None:
         said = "how many GPUs there are is not said, and verl's default is 8"
         yield at(line, said, "the preset has one card", is_grave=False)
-    elif (engines := count(given, _ROLLOUT + "tensor_model_parallel_size") or 1) > cards:
-        assert parallel is not None
+    elif parallel is not None and parts > cards:
         yield at(
             parallel.line,
-            f"tensor_model_parallel_size {engines} needs more than the {cards} GPUs that "
+            f"tensor_model_parallel_size {parts} needs more than the {cards} GPUs that "
             "trainer.n_gpus_per_node and trainer.nnodes give",
-            "at most as many; here each engine has one card",
+            "at most as many",
         )
     share = 1 if cards > 1 else 0.5
     settings["model.dtype"] = "bfloat16"
@@ -117,11 +117,18 @@ def _cards(given: Mapping[str, Given], settings: Settings, line: int) -> Iterato
         if is_true(given, _ROLLOUT + "free_cache_engine"):
             settings["rollout.sleep"] = True
     elif per_node is not None:
-        settings["rollout.num_engines"] = cards - 1
+        while parts > cards - 1:
+            parts //= 2  # still divides the heads
+        engines = (cards - 1) // parts
+        settings["rollout.num_engines"] = engines
+        generate = f"{engines} generate"
+        if parts > 1:
+            settings["rollout.tensor_parallel_size"] = parts
+            generate = f"{engines} engine{'s' * (engines > 1)} of {parts} cards generate"
         yield at(
             per_node.line,
             f"{cards} GPUs: verl shards the learner over all of them",
-            f"here one card learns and {cards - 1} generate",
+            f"here one card learns and {generate}",
             is_grave=False,
         )
 

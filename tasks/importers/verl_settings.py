@@ -79,7 +79,7 @@ TOGETHER: Final[dict[str, str]] = {
     "actor_rollout_ref.rollout.name": "rollout.engine",
     "actor_rollout_ref.rollout.n": "algorithm.group_size",
     "actor_rollout_ref.rollout.free_cache_engine": "rollout.sleep",
-    "actor_rollout_ref.rollout.tensor_model_parallel_size": "rollout.num_engines",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": "rollout.tensor_parallel_size",
     "algorithm.group_size": "algorithm.group_size",
     "algorithm.kl_penalty": "algorithm.kl_estimator",
     "algorithm.use_kl_in_reward": "algorithm.kl_mode",

@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from rl_core.config.run import RunConfig
+from rl_core.resources.placement import card_tenants
 from tasks.preflight_checks.finding import Finding
 
 _PROBE_TIMEOUT_S: Final = 30.0
@@ -82,6 +83,21 @@ def device_findings(config: RunConfig) -> Iterator[Finding]:
             )
         else:
             yield from judge_device(facts)
+            yield from _enough_cards(config, facts)
+
+
+def _enough_cards(config: RunConfig, facts: DeviceFacts) -> Iterator[Finding]:
+    """A card that is not there would be waited for."""
+    wanted, there = len(card_tenants(config)), len(facts.cards)
+    if config.resources.ray_address is None and 0 < there < wanted:
+        yield Finding(
+            "device",
+            "fatal",
+            f"learner and engines want {wanted} cards, and there {'is' if there == 1 else 'are'} "
+            f"{there}",
+            "fewer rollout.num_engines, shares of a card (resources.learner_gpus and "
+            "resources.rollout_gpus of 0.5), or a cluster (resources.ray_address)",
+        )
 
 
 def judge_device(facts: DeviceFacts) -> Iterator[Finding]:

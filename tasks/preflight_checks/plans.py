@@ -37,6 +37,9 @@ def memory_findings(config: RunConfig) -> Iterator[Finding]:
     shape = model_shape(config)
     if shape is None:
         return
+    if why := shape.why_not_split(config.rollout.tensor_parallel_size):
+        yield Finding("memory", "fatal", why)
+        return
     tokens = micro_batch_tokens(config)
     logits = (
         f"all logits of {tokens:,} tokens, never held at once, would take "

@@ -48,9 +48,11 @@ def faults(run: Path, record: RunRecord) -> list[Fault]:
         record: its record.
     """
     attempts = list(enumerate(record.attempts, start=1))[1:]
+    rows = RunFolder(run).metrics.read()
     return [
         *(_attempt(number, attempt) for number, attempt in attempts),
-        *_out_of_memory(RunFolder(run).metrics.read()),
+        *_out_of_memory(rows),
+        *_engine_restarts(rows),
         *(Fault("checkpoint", remark, "kept beside the sound ones") for remark in remarks(run)),
     ]
 
@@ -101,8 +103,28 @@ def _out_of_memory(rows: Iterable[dict[str, Any]]) -> list[Fault]:
     return [
         Fault(
             f"step {first[phase]}",
-            f"out of memory in {phase}, {counts[phase]} time{'s' if counts[phase] > 1 else ''}",
+            f"out of memory in {phase}, {_times(counts[phase])}",
             f"split and done again, the result unchanged{left.get(phase, '')}",
         )
         for phase in sorted(counts, key=lambda phase: first[phase])
     ]
+
+
+def _engine_restarts(rows: Iterable[dict[str, Any]]) -> list[Fault]:
+    """Returns, as one, how often an engine died."""
+    died = {row["step"]: int(n) for row in rows if (n := row.get("rollout/engine_restarts"))}
+    return (
+        [
+            Fault(
+                f"step {next(iter(died))}",
+                f"a rollout engine died, {_times(sum(died.values()))}",
+                "started again, its responses asked once more, the result unchanged",
+            )
+        ]
+        if died
+        else []
+    )
+
+
+def _times(count: int) -> str:
+    return f"{count} time{'s' if count > 1 else ''}"

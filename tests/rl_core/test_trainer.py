@@ -28,6 +28,7 @@ NOT_COMPARED = (
     "timing_s/",
     "timing_per_token_ms/",
     "rollout/tokens_per_s",
+    "rollout/engine_restarts",
     "time",
     "mfu/",
     "memory/",

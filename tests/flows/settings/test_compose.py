@@ -245,6 +245,14 @@ def test_yaml_holds_every_setting_and_reads_back_equal() -> None:
         (["rollout.top_k=50"], ["rollout.top_k=50", "renormalises", "use -1"]),
         (["rollout.overlap=1", "actor.importance_cap=null"], ["importance_cap=null", "a number"]),
         (["rollout.sleep=true"], ["rollout.sleep=true", "resources.rollout_gpus above 0"]),
+        (
+            ["rollout.tensor_parallel_size=2", "rollout.engine=hf"],
+            ["tensor_parallel_size=2", "rollout.engine=vllm"],
+        ),
+        (
+            ["rollout.tensor_parallel_size=2", "resources.rollout_gpus=0.5"],
+            ["rollout_gpus=0.5", "must be 1"],
+        ),
         (["preset=gsm8k-grpo-7b", "critic.share_trunk=true"], ["share_trunk=true", "grpo", "gae"]),
         (["model.lora_rank=-1"], ["model.lora_rank=-1", "at least 0"]),
         (

@@ -103,3 +103,22 @@ def test_a_machine_holds_learner_engines_and_their_processes() -> None:
     engine = memory_plan(QWEN, config)[-1].total_bytes / GIB
     needed = peak_gib(config) + 2 * engine + 3 * 0.9
     assert machine_need(QWEN, config).total_gib == pytest.approx(needed)
+
+
+def test_a_split_engine_has_its_part_on_each_card_and_on_a_cpu_processes() -> None:
+    cards = {"learner_gpus": 1, "rollout_gpus": 1}
+    whole, split = (
+        tinyzero(rollout={"tensor_parallel_size": parts}, resources=cards) for parts in (1, 2)
+    )
+    for name, num_bytes in memory_plan(QWEN, whole)[-1].parts.items():
+        assert memory_plan(QWEN, split)[-1].parts[name] == num_bytes / 2
+    itself = 1.0
+    assert least_engine_gib(QWEN, split) - itself == pytest.approx(
+        (least_engine_gib(QWEN, whole) - itself) / 2
+    )
+    on_cpu = RunConfig.model_validate({"rollout": {"tensor_parallel_size": 2}})
+    engine = memory_plan(QWEN, on_cpu)[-1]
+    # The learner, the engine and its two parts; each part is handed all new weights.
+    needed = peak_gib(on_cpu) + engine.total_bytes / GIB + 4 * 0.9
+    handed = engine.parts["incoming_weights"] / GIB
+    assert machine_need(QWEN, on_cpu).total_gib == pytest.approx(needed + handed)

@@ -242,3 +242,21 @@ def test_what_is_offloaded_is_planned_only_where_it_is_used() -> None:
     few = {"max_prompt_length": 8, "max_response_length": 8}
     short = plan(True, data=few, actor={"micro_batch_tokens": 16})
     assert short["update_actor"].total_bytes == 4 * weights
+
+
+def test_a_model_is_split_between_whole_heads() -> None:
+    shape = ModelShape.from_config(
+        {
+            "hidden_size": 896,
+            "intermediate_size": 4_864,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 14,
+            "num_key_value_heads": 2,
+            "vocab_size": 151_936,
+        }
+    )
+    assert [n for n in range(1, 15) if shape.why_not_split(n) is None] == [1, 2, 14]
+    assert shape.why_not_split(4) == (
+        "rollout.tensor_parallel_size=4 does not divide the model's 14 attention heads (2 of keys "
+        "and values): use 1 or 2 or 14"
+    )

@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_core.config.run import RunConfig
-from rl_core.resources.placement import card_tenants, loading_queues, shares_a_card
+from rl_core.resources.placement import (
+    asked_of_ray,
+    card_tenants,
+    loading_queues,
+    shares_a_card,
+    too_little,
+)
 from rl_core.workers import cluster as workers_module
 from rl_core.workers.cluster import Workers
 
@@ -70,6 +76,36 @@ def test_who_shares_a_card_loads_one_by_one_and_the_learner_last(
 ) -> None:
     taken = {name: {CARDS[card] for card in held} for name, held in cards.items()}
     assert sorted(loading_queues(taken)) == sorted(queue.split() for queue in queues)
+
+
+def test_an_engine_that_is_split_has_cards_of_its_own_in_one_piece() -> None:
+    config = run_config(1, 1, 2)
+    rollout = config.rollout.model_copy(update={"tensor_parallel_size": 2})
+    split = config.model_copy(update={"rollout": rollout})
+    assert card_tenants(split) == [["engine_0"]] * 2 + [["engine_1"]] * 2 + [["learner"]]
+    asked = asked_of_ray(split, learner=True)
+    assert asked["engine_1"] == {"CPU": 2, "GPU": 2}
+    assert asked["learner"] == {"CPU": 1, "GPU": 1}
+
+
+def test_what_is_asked_of_ray_and_not_there_is_one_line() -> None:
+    asked = asked_of_ray(run_config(1, 0.5, 2), learner=True)
+    assert asked == {
+        "engine_0": {"CPU": 1, "GPU": 0.5},
+        "engine_1": {"CPU": 1, "GPU": 0.5},
+        "learner": {"CPU": 1, "GPU": 1},
+    }
+    assert list(asked_of_ray(run_config(1, 0, 1), learner=False).values()) == [{"CPU": 1}]
+    machine = {"CPU": 8, "GPU": 1, "memory": 10**9}
+    assert too_little(asked, [machine, {"CPU": 2}, {"CPU": 2}]) == (
+        "2 engines of 1 CPU and 0.5 GPUs each + learner of 1 CPU and 1 GPU are asked of Ray, which "
+        "has 1 machine of 8 CPUs and 1 GPU + 2 machines of 2 CPUs and 0 GPUs: lower "
+        "rollout.num_engines, resources.rollout_gpus or resources.learner_gpus, or give it more "
+        "(resources.ray_address)"
+    )
+    # Enough in all, and no machine has it in one piece.
+    large = {"engine_0": {"CPU": 4}}
+    assert "resources.rollout_threads" in too_little(large, [{"CPU": 2}, {"CPU": 2}])
 
 
 def test_cards_of_two_machines_may_have_the_same_number() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
@@ -23,7 +24,7 @@ PROMPT_LENGTHS = (1, 7, 32, 33, 128, 129, 300)
 """Around and above vLLM's blocks of 32 tokens: a stale prefix cache shows in no shorter prompt."""
 
 
-def make_vllm(path: Path) -> RolloutEngine:
+def make_vllm(path: Path, num_parts: int = 1) -> RolloutEngine:
     from rl_core.rollout.vllm_engine import VllmEngine
 
     return VllmEngine(
@@ -34,6 +35,7 @@ def make_vllm(path: Path) -> RolloutEngine:
         kv_cache_mib=8,
         gpu_memory_utilization=0.4,
         on_gpu=False,
+        tensor_parallel_size=num_parts,
     )
 
 
@@ -154,6 +156,22 @@ def test_an_update_of_the_tied_embeddings_reaches_the_output_layer(
     engine.update_weights(weights)
     assert_greedy_as(reference, engine)
     assert before != [tuple(c.response_ids) for c in ask(engine, prompts())]
+
+
+@pytest.mark.timeout(900)
+def test_a_model_split_over_two_processes_is_the_same_model(
+    tiny_model_path: Path, reference: Any
+) -> None:
+    engine = make_vllm(tiny_model_path, num_parts=2)
+    names = [process.name() for process in psutil.Process().children(recursive=True)]
+    assert sum("Worker_TP" in name for name in names) == 2
+    assert_greedy_as(reference, engine)
+    perturb(reference, 1)  # the tied embeddings too
+    engine.update_weights(reference.state_dict())
+    assert_greedy_as(reference, engine)
+    engine.close()
+    names = [process.name() for process in psutil.Process().children(recursive=True)]
+    assert not any("Worker_TP" in name for name in names)
 
 
 @pytest.mark.parametrize("name", list(ENGINES))

@@ -22,12 +22,12 @@ import psutil
 import pytest
 import ray
 
+from rl_core.config.rollout import RolloutConfig
 from rl_core.config.run import (
     ActorConfig,
     CriticConfig,
     DataConfig,
     ResourcesConfig,
-    RolloutConfig,
     RunConfig,
 )
 from rl_core.errors import OutOfMemory, WorkerDied
@@ -146,27 +146,27 @@ class TestOneSession:
     def test_two_engines_answer_an_odd_batch_in_order(
         self, workers: Workers, tiny_model_path: Path
     ) -> None:
-        workers.load_weights(tiny_model_path)
-        answered = workers.generate(REQUESTS, GREEDY)
+        workers.engines.load_weights(tiny_model_path)
+        answered = workers.engines.generate(REQUESTS, GREEDY)
         expected = locally(tiny_model_path)
         assert tokens(answered) == tokens(expected)
         for one, other in zip(answered, expected, strict=True):
             np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-3)
-        assert tokens(workers.generate(REQUESTS[:1], GREEDY)) == tokens(expected[:1])
+        assert tokens(workers.engines.generate(REQUESTS[:1], GREEDY)) == tokens(expected[:1])
 
     def test_a_learned_step_reaches_every_engine_and_the_checkpoint(
         self, workers: Workers, tiny_model_path: Path, tmp_path: Path
     ) -> None:
-        workers.load_weights(tiny_model_path)
-        sampled = workers.generate(REQUESTS, SamplingSettings(16, 1.0))
+        workers.engines.load_weights(tiny_model_path)
+        sampled = workers.engines.generate(REQUESTS, SamplingSettings(16, 1.0))
         metrics, columns = workers.learn(rollouts(sampled), step=1)
         assert metrics["actor/grad_norm"] > 0
         assert len(columns["advantage_mean"]) == 6
         # The learner recomputes what the engines returned: float32 against float32.
         assert max(columns["logprob_gap_mean"]) < 1e-3
-        unsynced = workers.generate(REQUESTS, GREEDY)
+        unsynced = workers.engines.generate(REQUESTS, GREEDY)
         workers.sync_weights()
-        synced = workers.generate(REQUESTS, GREEDY)
+        synced = workers.engines.generate(REQUESTS, GREEDY)
         self._learn_while_a_snapshot_is_written(workers, tmp_path / "checkpoint", sampled)
         assert tokens(unsynced) == tokens(locally(tiny_model_path))
         assert tokens(synced) == tokens(locally(tmp_path / "checkpoint"))
@@ -175,14 +175,19 @@ class TestOneSession:
 
     def _run_out_of_memory(self, workers: Workers, expected: list[Completion]) -> None:
         """One of two engines: it is built again, and answers with the weights of the last sync."""
-        list(workers.stream(REQUESTS, GREEDY))
-        assert workers.end_engine_step() == {"memory/budget_seqs/gen": 256, "memory/oom/gen": 0}
-        ray.get(workers._engines[0].fail_at.remote({7}))
-        assert tokens(in_order(workers.stream(REQUESTS, GREEDY))) == tokens(expected)
-        assert workers.end_engine_step() == {
+        list(workers.engines.stream(REQUESTS, GREEDY))
+        assert workers.engines.end_step() == {
+            "memory/budget_seqs/gen": 256,
+            "memory/oom/gen": 0,
+            "rollout/engine_restarts": 0,
+        }
+        ray.get(workers.engines.actors["engine_0"].fail_at.remote({7}))
+        assert tokens(in_order(workers.engines.stream(REQUESTS, GREEDY))) == tokens(expected)
+        assert workers.engines.end_step() == {
             "memory/budget_seqs/gen": 2,
             "memory/oom/gen": 1,
             "memory/oom_seqs/gen": 4,
+            "rollout/engine_restarts": 0,
         }
 
     def _learn_while_a_snapshot_is_written(
@@ -203,23 +208,8 @@ class TestOneSession:
 
     def test_an_actors_value_error_arrives_as_it_is(self, workers: Workers, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"holds no \*\.safetensors") as caught:
-            workers.load_weights(tmp_path)
+            workers.engines.load_weights(tmp_path)
         assert "\n" not in str(caught.value)
-
-    def test_a_killed_engine_is_named(self, workers: Workers, marker: str) -> None:
-        # The last test of these workers: one of them does not survive it.
-        titles = {
-            p.pid: " ".join(p.cmdline()) for p in processes_with("TEST_WORKERS_MARKER", marker)
-        }
-        engine_pids = sorted(pid for pid, title in titles.items() if "RolloutActor" in title)
-        assert len(engine_pids) == 2
-        for pid in engine_pids:
-            os.kill(pid, signal.SIGKILL)
-        with pytest.raises(
-            WorkerDied, match=r"engine_(\d) died: .*engine_\1\.log ends with"
-        ) as caught:
-            workers.generate(REQUESTS, GREEDY)
-        assert caught.value.worker in ("engine_0", "engine_1")
 
 
 def test_an_engine_that_does_not_fit_is_out_of_memory(tiny_model_path: Path, marker: str) -> None:
@@ -267,7 +257,8 @@ DRIVER = """
     import sys
     from pathlib import Path
 
-    from rl_core.config.run import DataConfig, RolloutConfig, RunConfig
+    from rl_core.config.rollout import RolloutConfig
+    from rl_core.config.run import DataConfig, RunConfig
     from rl_core.types import GenerationRequest, SamplingSettings
     from rl_core.workers.cluster import Workers
 
@@ -288,7 +279,7 @@ DRIVER = """
             print("generating", flush=True)
             requests = [GenerationRequest((5, 6, 7), seed) for seed in range(256)]
             while True:
-                workers.generate(requests, SamplingSettings(900, 1.0))
+                workers.engines.generate(requests, SamplingSettings(900, 1.0))
     except Cancelled:
         sys.exit(7)
 """

@@ -177,6 +177,20 @@ def test_arrays_cases_and_defaults_of_verls_examples_are_read(tmp_path: Path) ->
     assert another.settings["actor.micro_batch_tokens"] == 99
 
 
+@pytest.mark.parametrize(
+    ("cards", "parts", "engines", "parts_here"), [(8, 2, 3, 2), (8, 8, 1, 4), (2, 2, 1, 1)]
+)
+def test_engines_are_split_as_far_as_a_card_is_left_to_learn(
+    cards: int, parts: int, engines: int, parts_here: int
+) -> None:
+    split = f"actor_rollout_ref.rollout.tensor_model_parallel_size={parts}"
+    script = f"python3 -m verl.trainer.main_ppo trainer.n_gpus_per_node={cards} {split}\n"
+    imported = import_script(script)
+    assert imported.settings["rollout.num_engines"] == engines
+    assert imported.settings.get("rollout.tensor_parallel_size", 1) == parts_here
+    assert found(imported, f"{cards} GPUs: verl shards the learner over all of them")
+
+
 def test_checkpointing_of_the_critic_alone_is_kept() -> None:
     imported = import_script(FROM_OUTSIDE)
     assert imported.settings["model.gradient_checkpointing"] is True

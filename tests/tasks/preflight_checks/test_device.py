@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.preflight_checks.device import Card, DeviceFacts, has_kernels, judge_device, read_device
+from rl_core.config.run import RunConfig
+from tasks.preflight_checks import device
+from tasks.preflight_checks.device import (
+    Card,
+    DeviceFacts,
+    device_findings,
+    has_kernels,
+    judge_device,
+    read_device,
+)
 
 GIB = 2**30
 CU126 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
@@ -62,6 +71,20 @@ def test_no_card_at_all_is_fatal() -> None:
     (found,) = judge_device(DeviceFacts("2.13.0+cu128", CU128, (), None, ()))
     assert found.level == "fatal"
     assert "no NVIDIA driver found" in found.message
+
+
+def test_more_cards_than_there_are_is_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "torch_version", lambda: "2.13.0+cu126")
+    monkeypatch.setattr(device, "read_device", lambda: facts((8, 6), CU126))
+    resources = {"learner_gpus": 1, "rollout_gpus": 1}
+    two = RunConfig.model_validate({"resources": resources, "rollout": {"num_engines": 2}})
+    known, short = device_findings(two)
+    assert (known.level, short.level) == ("ok", "fatal")
+    assert short.message == "learner and engines want 3 cards, and there is 1"
+    shared = {"learner_gpus": 0.5, "rollout_gpus": 0.5}
+    assert len(list(device_findings(RunConfig.model_validate({"resources": shared})))) == 1
+    elsewhere = {"resources": resources | {"ray_address": "auto"}}
+    assert len(list(device_findings(RunConfig.model_validate(elsewhere)))) == 1
 
 
 def test_torch_is_asked_in_a_process_of_its_own() -> None:

@@ -23,6 +23,8 @@ def test_attempts_memory_and_checkpoints_are_told(two_runs: Path) -> None:
             step, {f"memory/oom/{name}": times, f"memory/budget_tokens/{name}": budget}
         )
     run.metrics.append(7, {"memory/oom/gen": 1, "memory/budget_seqs/gen": 128})
+    for step, restarts in ((8, 0), (9, 2), (10, 1)):
+        run.metrics.append(step, {"rollout/engine_restarts": restarts})
     damaged = run.path / "checkpoints" / "damaged_step_000001"
     shutil.move(run.path / "checkpoints" / "step_000001", damaged)
     assert faults(run.path, run.read()) == [
@@ -39,13 +41,18 @@ def test_attempts_memory_and_checkpoints_are_told(two_runs: Path) -> None:
             "split and done again, the result unchanged, 128 sequences at a time since",
         ),
         Fault(
+            "step 9",
+            "a rollout engine died, 3 times",
+            "started again, its responses asked once more, the result unchanged",
+        ),
+        Fault(
             "checkpoint",
             "step 1 was damaged: it lies in damaged_step_000001 until its room is needed",
             "kept beside the sound ones",
         ),
     ]
     page = write_report(run.path).html.read_text()
-    assert "<dd>5, see below</dd>" in page
+    assert "<dd>6, see below</dd>" in page
 
 
 def test_a_quiet_run_survived_nothing(shared_runs: Path) -> None:

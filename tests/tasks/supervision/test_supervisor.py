@@ -40,7 +40,6 @@ VICTIMS = {
     "Ray's head": "gcs/gcs_server",
     "raylet": "raylet/raylet",
     "learner": "LearnerActor",
-    "engine": "RolloutActor",
     "trainer": "tasks.supervision.child trainer",
 }
 

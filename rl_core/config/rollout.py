@@ -1,0 +1,54 @@
+"""Settings of the rollout engines."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from rl_core.section import Section
+
+
+class RolloutConfig(Section):
+    """Generation of responses."""
+
+    engine: Literal["vllm", "hf"] = "vllm"
+    """`hf` generates with transformers: slower, and runs wherever torch does."""
+    num_engines: int = Field(1, ge=1)
+    """Rollout actors; the batch is split evenly between them."""
+    tensor_parallel_size: int = Field(1, ge=1)
+    """GPUs of each vLLM engine, which share its model; on a CPU, processes."""
+    temperature: float = Field(1.0, gt=0, le=2)
+    """Of sampling in training: 1 samples the policy itself, less plays safe."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Refused below 1: it renormalises what is sampled, and the learner does not."""
+    top_k: int = Field(-1, ge=-1)
+    """Refused above 0, as `top_p` below 1; -1 and 0 keep all words."""
+    kv_cache_mib: int = Field(128, ge=16)
+    """KV cache of a CPU engine."""
+    gpu_memory_utilization: float = Field(0.4, gt=0, lt=1)
+    """Share of the card that a GPU engine may use beside the learner."""
+    sleep: bool = False
+    """A vLLM engine on a GPU gives its memory back while the learner works on the same card."""
+    max_num_seqs: int = Field(256, ge=1)
+    """Responses that the engine generates at a time, at most: fewer where memory ran out."""
+    overlap: int = Field(0, ge=0, le=1)
+    """1: the next step's rollouts are generated while the learner updates, one step off-policy."""
+
+    @model_validator(mode="after")
+    def _samples_the_policy_itself(self) -> RolloutConfig:
+        why = "renormalises what is sampled, so the learner's log-probs would not match"
+        if self.top_p < 1:
+            raise ValueError(f"rollout.top_p={self.top_p} {why}: use 1.0")
+        if self.top_k > 0:
+            raise ValueError(f"rollout.top_k={self.top_k} {why}: use -1")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_split(self) -> RolloutConfig:
+        if self.engine == "hf" and self.tensor_parallel_size > 1:
+            raise ValueError(
+                f"rollout.tensor_parallel_size={self.tensor_parallel_size} is vLLM's, and "
+                "rollout.engine=hf keeps a model whole: use 1, or rollout.engine=vllm"
+            )
+        return self

@@ -1,0 +1,294 @@
+"""The rollout engines of a run, seen from the trainer loop (stage 3): who is asked what.
+
+An engine's death costs its own work alone: others answer what it had not, and it is started again
+meanwhile. Every sample has a seed of its own, so the responses are those that they would have been.
+
+Not here: Ray's session and the learner (cluster.py), what runs in an engine's process (actors.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import ray
+from ray.exceptions import RayActorError
+
+from rl_core.errors import OutOfMemory, WorkerDied
+from rl_core.resources.placement import engine_name
+from rl_core.resources.token_budgets import log_out_of_memory, merge_metrics
+from rl_core.rollout.protocol import in_order
+from rl_core.system.atomic import reading
+from rl_core.types import Completion, GenerationRequest, SamplingSettings
+
+Result: TypeAlias = Callable[[str, Future[Any]], Any]
+"""Waits for the result of a worker by its name, and turns Ray's errors into ours."""
+_MOST_DEATHS: Final = 3
+"""Of one engine without a step that it came through: then the attempt ends."""
+_PORTIONS: Final = 16
+"""Calls in which an engine hands over its completions: each costs about a millisecond."""
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _Engine:
+    """One process; whoever takes its place is another."""
+
+    name: str
+    actor: Any
+    """Ray's handle, whose calls run one after the other in the order in which they were made."""
+    starting: list[Future[Any]] = field(default_factory=list)
+    """Calls that load model and weights, until they are known to have ended well."""
+
+
+class Engines:
+    """The rollout engines of one run.
+
+    Args:
+        number: of engines.
+        spawn: starts the process of an engine by its name; returns Ray's handle.
+        load: has it load the model, and weights unless they are None: a folder, or a reference.
+        weights: a folder whose weights the engines start with, None for the model's own.
+        result: see `Result`.
+        on_progress: hears the name of a phase when it begins or is a piece further.
+        beside_learner: whether they compute on the learner's card, so that one that starts must be
+            waited for: it could not while the learner works there.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        spawn: Callable[[str], Any],
+        load: Callable[[Any, Any], Any],
+        weights: Path | None,
+        result: Result,
+        on_progress: Callable[[str], None],
+        beside_learner: bool,
+    ) -> None:
+        self._spawn, self._load, self._result = spawn, load, result
+        self._on_progress = on_progress
+        self._beside_learner = beside_learner
+        # Ray keeps what is referred to: who starts again gets what the others hold.
+        self._weights: Any = weights
+        self._died: list[str] = []
+        self._deaths: Counter[str] = Counter()
+        names = [engine_name(i) for i in range(number)]
+        self._engines = [_Engine(name, spawn(name)) for name in names]
+
+    @property
+    def actors(self) -> dict[str, Any]:
+        """Ray's handles by name."""
+        return {engine.name: engine.actor for engine in self._engines}
+
+    def begin_load(self, name: str) -> Future[Any]:
+        """Has an engine load the model and its weights; returns when that has ended."""
+        engine = next(engine for engine in self._engines if engine.name == name)
+        return self._begin_load(engine)
+
+    def start_again(self, name: str, death: WorkerDied) -> Future[Any]:
+        """Puts a new process in place of one that died while it loaded, and has it load.
+
+        Raises:
+            WorkerDied: it is no engine, or has died too often.
+        """
+        for engine in self._engines:
+            if engine.name == name:
+                return self._replace(engine, death).starting[0]
+        raise death
+
+    def stream(
+        self,
+        requests: Sequence[GenerationRequest],
+        sampling: SamplingSettings,
+        phase: str = "gen",
+    ) -> Iterator[tuple[int, Completion]]:
+        """Yields completions of all engines with their requests' positions, soon after each ended.
+
+        In no fixed order, a sixteenth of an engine's share at a time. Where memory runs out, those
+        under way are generated again, fewer at a time; where an engine dies, others answer what it
+        had not, or itself when it has started again.
+
+        Args:
+            requests: what to generate.
+            sampling: how.
+            phase: what it is for, `gen` or `evaluate`, if memory should run out.
+
+        Raises:
+            OutOfMemory: not even one response fitted, or an engine was killed for want of memory.
+            WorkerDied: an engine died again and again.
+        """
+        self._on_progress("gen")
+        unanswered: dict[int, _Engine] = {}
+        calls: dict[Future[Any], tuple[_Engine, Sequence[int]]] = {}
+
+        def ask(positions: Sequence[int]) -> list[str]:
+            engines = self._takers()
+            for engine, share in zip(engines, _shares(positions, len(engines)), strict=True):
+                unanswered.update(dict.fromkeys(share, engine))
+                asked = [requests[position] for position in share]
+                begun = _begin(engine.actor, asked, sampling, phase)
+                calls.update(dict.fromkeys(begun, (engine, share)))
+            return [engine.name for engine in engines]
+
+        ask(range(len(requests)))
+        while unanswered:
+            assert calls, "engines have answered less than they were asked"
+            for call in wait(calls, return_when=FIRST_COMPLETED).done:
+                engine, share = calls.pop(call)
+                self._on_progress("gen")
+                try:
+                    finished = self._answer(engine, call) or ()
+                except WorkerDied as death:
+                    if engine in self._engines:  # else an earlier call has told
+                        self._replace(engine, death)
+                        if lost := [i for i, asked in unanswered.items() if asked is engine]:
+                            others = ", ".join(ask(lost))
+                            said = "%d responses that %s had not finished are asked of %s"
+                            _logger.warning(said, len(lost), engine.name, others)
+                    continue
+                for i, completion in finished:
+                    if unanswered.pop(share[i], None) is not None:
+                        yield share[i], completion
+
+    def generate(
+        self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
+    ) -> list[Completion]:
+        """Returns one completion per request of an evaluation, in order, from all engines."""
+        completions = in_order(self.stream(requests, sampling, "evaluate"))
+        log_out_of_memory(None, self.end_step())
+        return completions
+
+    def end_step(self) -> dict[str, float]:
+        """Returns the engines' metrics since the last call.
+
+        Those of memory, see `AdaptiveEngine`, and `rollout/engine_restarts`: how often one died.
+        """
+        loaded = self._loaded()
+        answers = self._ask_each(loaded, lambda actor: actor.end_step.remote())
+        for engine in loaded:
+            if engine.name not in self._died:
+                del self._deaths[engine.name]
+        num_deaths = len(self._died)
+        self._died = []
+        return merge_metrics(answers) | {"rollout/engine_restarts": num_deaths}
+
+    def set_weights(self, weights: Any) -> None:
+        """Gives every engine new weights, in place; one that is starting takes them after that.
+
+        Args:
+            weights: a folder with a saved model of the same architecture, or Ray's reference to
+                what `LearnerActor.weights` returns: tensors go from process to process, and not
+                through this one.
+        """
+        loaded = self._loaded()
+        self._weights = weights
+        for engine in self._engines:
+            if engine not in loaded:
+                engine.starting.append(engine.actor.set_weights.remote(weights).future())
+        self._ask_each(loaded, lambda actor: actor.set_weights.remote(weights))
+
+    def load_weights(self, folder: Path) -> None:
+        """Gives every engine the weights of a saved model of the same architecture."""
+        folder = folder.resolve()
+        with reading(folder):
+            self.set_weights(folder)
+
+    def _ask_each(self, engines: Sequence[_Engine], ask: Callable[[Any], Any]) -> list[Any]:
+        """Returns the answers of those that live; whoever does not is started again."""
+        calls = [(engine, ask(engine.actor).future()) for engine in engines]
+        answers = []
+        for engine, call in calls:
+            try:
+                answers.append(self._answer(engine, call))
+            except WorkerDied as death:
+                self._replace(engine, death)
+        return answers
+
+    def _takers(self) -> list[_Engine]:
+        """Returns whom to ask: all that have loaded; where nobody has, those that will have."""
+        loaded = self._loaded()
+        return loaded if loaded and not self._beside_learner else self._engines
+
+    def _loaded(self) -> list[_Engine]:
+        """Returns the engines that are not starting."""
+        for engine in list(self._engines):
+            if all(call.done() for call in engine.starting):
+                try:
+                    self._finish_start(engine)
+                except WorkerDied as death:
+                    self._replace(engine, death)
+        return [engine for engine in self._engines if not engine.starting]
+
+    def _answer(self, engine: _Engine, call: Future[Any]) -> Any:
+        """Waits for the result of a call, and before it of those that started the engine."""
+        self._finish_start(engine)
+        return self._result(engine.name, call)
+
+    def _finish_start(self, engine: _Engine) -> None:
+        while engine.starting:
+            try:
+                self._result(engine.name, engine.starting[0])
+            except OutOfMemory as error:
+                if error.phase != "load_engine":
+                    raise
+                # What it had fitted before: another attempt, in which all load in turn, may do.
+                raise WorkerDied(engine.name, f"it did not start again: {error}") from error
+            engine.starting.pop(0)
+
+    def _replace(self, engine: _Engine, death: WorkerDied) -> _Engine:
+        """Starts a new process in place of a dead one, with the weights that the others hold.
+
+        Raises:
+            WorkerDied: it was not this process that died, or it has died too often.
+        """
+        name = engine.name
+        if death.worker != name or not isinstance(death.__cause__, RayActorError):
+            raise death
+        self._died.append(name)
+        self._deaths[name] += 1
+        if self._deaths[name] == _MOST_DEATHS:
+            often = f"{_MOST_DEATHS} times without coming through a step; {death.detail}"
+            raise WorkerDied(name, often) from death
+        _logger.warning("%s; it is started again", death)
+        ray.kill(engine.actor)  # it may only be out of reach
+        successor = _Engine(name, self._spawn(name))
+        self._engines[self._engines.index(engine)] = successor
+        noticed = time.monotonic()
+
+        def tell(loaded: Future[Any]) -> None:
+            if loaded.exception() is None:
+                took_s = time.monotonic() - noticed
+                _logger.warning("%s has started again, in %.1f s", name, took_s)
+
+        self._begin_load(successor).add_done_callback(tell)
+        return successor
+
+    def _begin_load(self, engine: _Engine) -> Future[Any]:
+        loaded: Future[Any] = self._load(engine.actor, self._weights).future()
+        engine.starting = [loaded]
+        return loaded
+
+
+def _begin(
+    actor: Any, requests: Sequence[GenerationRequest], sampling: SamplingSettings, phase: str
+) -> list[Future[Any]]:
+    """Asks for everything at once, so that an engine need not wait for us between two calls."""
+    limit = -(-len(requests) // _PORTIONS) or 1
+    calls = [actor.begin.remote(requests, sampling, phase)]
+    calls += [actor.next_finished.remote(limit) for _ in range(0, len(requests), limit)]
+    return [call.future() for call in calls]
+
+
+def _shares(positions: Sequence[int], number: int) -> list[Sequence[int]]:
+    """Returns so many parts of about the same size, each of neighbours: they share prompts."""
+    share, rest = divmod(len(positions), number)
+    ends = itertools.accumulate(share + (i < rest) for i in range(number))
+    return [positions[start:end] for start, end in itertools.pairwise((0, *ends))]

@@ -1,0 +1,77 @@
+"""Room on Ray's machines for all processes of a run, reserved before any of them starts.
+
+All of it or nothing: else Ray would start what fits, and wait for the rest for ever. A process that
+dies leaves its place to whoever is started again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rl_core.config.run import RunConfig
+from rl_core.errors import RAY, WorkerDied
+from rl_core.resources.placement import (
+    asked_of_ray,
+    in_words,
+    lacking,
+    shares_a_card,
+    too_little,
+)
+
+_ROOM_WITHIN_S: Final = 60.0
+"""For what others hold: a run before this one may be on its way out."""
+_POLL_S: Final = 0.05
+
+
+class Reservation:
+    """A place for each process of a run.
+
+    Args:
+        config: the run's settings.
+        learner: whether there is one.
+        report: hears in words what is waited for.
+
+    Raises:
+        ValueError: no machine could ever hold some of it.
+        WorkerDied: others held it for too long.
+    """
+
+    def __init__(self, config: RunConfig, *, learner: bool, report: Callable[[str], None]) -> None:
+        self._asked = asked_of_ray(config, learner=learner)
+        self._machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        # Ray itself would say so only of a single process that is too large.
+        if lacking(self._asked, self._machines):
+            raise ValueError(too_little(self._asked, self._machines))
+        # Who shares cards must be on one machine; others rather have each its own.
+        strategy = "PACK" if learner and shares_a_card(config) else "SPREAD"
+        self._group: PlacementGroup = placement_group(list(self._asked.values()), strategy)
+        self._wait(report)
+
+    def options(self, name: str) -> dict[str, Any]:
+        """Returns the options of an actor's class that put it where it belongs."""
+        index = list(self._asked).index(name)
+        bundle = self._asked[name]
+        return {
+            "num_cpus": bundle["CPU"],
+            "num_gpus": bundle.get("GPU", 0),
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, index),
+        }
+
+    def _wait(self, report: Callable[[str], None]) -> None:
+        deadline, has_told = time.monotonic() + _ROOM_WITHIN_S, False
+        while (table := placement_group_table(self._group))["state"] != "CREATED":
+            if table["stats"]["scheduling_state"] == "INFEASIBLE":
+                raise ValueError(too_little(self._asked, self._machines))
+            free = in_words(ray.available_resources())
+            if time.monotonic() > deadline:
+                raise WorkerDied(RAY, f"it has no room: {free} are free, others hold the rest")
+            if table["stats"]["scheduling_state"] == "NO_RESOURCES" and not has_told:
+                report(f"waiting for room in Ray: {free} are free")
+                has_told = True
+            time.sleep(_POLL_S)
