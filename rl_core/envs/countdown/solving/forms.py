@@ -32,7 +32,9 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Positions: TypeAlias = tuple[int, ...]
 Tree: TypeAlias = int | tuple[Any, ...]
 """A position; (`+`, `-`, `*` or `/`, first, rest); or (`1/`, chain), a chain upside down."""
-Fractions: TypeAlias = tuple[Ints, Ints]
+Exact: TypeAlias = npt.NDArray[Any]
+"""Integers: int64, or float64 where all are small enough."""
+Fractions: TypeAlias = tuple[Exact, Exact]
 """num and den [forms, rows], not reduced; a den of 0 means a division by zero.
 
 int64 cannot overflow: each number occurs at most once in every monomial, and only the plain product
@@ -101,7 +103,7 @@ class _Values(_Listing[Fractions]):
         columns: [positions, rows].
     """
 
-    def __init__(self, columns: Ints) -> None:
+    def __init__(self, columns: Exact) -> None:
         super().__init__()
         self._columns = columns
 
@@ -161,13 +163,13 @@ def num_forms(n: int) -> int:
     return len(form_trees(n))
 
 
-def form_values(columns: Ints) -> Iterator[Fractions]:
+def form_values(columns: Exact) -> Iterator[Fractions]:
     """Yields the values of all forms over columns of numbers, in the order of `form_trees`.
 
     Part by part, so that one who reads them stays in the processor's cache.
 
     Args:
-        columns: int64 [n, rows].
+        columns: [n, rows].
     """
     values, everything = _Values(columns), tuple(range(len(columns)))
     yield from values.parts("terms", everything)
@@ -213,6 +215,6 @@ def _is_divided(chain: Tree) -> bool:
     return False
 
 
-def _outer(left: Ints, right: Ints) -> Ints:
-    product: Ints = (left[:, None] * right[None]).reshape(-1, left.shape[1])
+def _outer(left: Exact, right: Exact) -> Exact:
+    product: Exact = (left[:, None] * right[None]).reshape(-1, left.shape[1])
     return product

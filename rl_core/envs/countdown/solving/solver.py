@@ -17,6 +17,8 @@ from rl_core.envs.countdown.solving.forms import Ints, equality_patterns, form_v
 from rl_core.envs.countdown.solving.solution_texts import solution_texts
 
 _BATCH_VALUES, _BATCH_ROWS = 1 << 19, 8
+_EXACT_FLOAT = 1 << 53
+"""Below it float64 holds every integer, and processors multiply and divide it faster."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,9 @@ def solve_range(numbers: Ints, *, low: int, high: int) -> Solved:
     span = high - low + 1
     parts = []
     for batch, quotients in _sweep(numbers):
-        forms, rows = np.nonzero((quotients >= low) & (quotients <= high))
-        problems = (rows + batch.start) * span + quotients[forms, rows] - low
+        places = np.flatnonzero((quotients >= low) & (quotients <= high))
+        forms, rows = np.divmod(places, quotients.shape[1])
+        problems = (rows + batch.start) * span + quotients.ravel()[places] - low
         keys, firsts, counts = np.unique(problems, return_index=True, return_counts=True)
         parts.append((keys // span, keys % span + low, counts, forms[firsts]))
     return Solved(*(np.concatenate(column) for column in zip(*parts, strict=True)))
@@ -93,13 +96,16 @@ def _sweep(numbers: Ints) -> Iterator[tuple[slice, Ints]]:
     size = numbers.shape[1]
     step = max(_BATCH_ROWS, _BATCH_VALUES // num_forms(size))
     memory = np.empty((num_forms(size), min(step, len(numbers))), dtype=np.int64)
+    small = 9 * int(numbers.max()) ** size < _EXACT_FLOAT
+    kind = np.float64 if small else np.int64
     for start in range(0, len(numbers), step):
         batch = slice(start, start + step)
         own = numbers[batch]
         quotients, begin = memory[:, : len(own)], 0
-        for num, den in form_values(np.ascontiguousarray(own.T)):
+        for num, den in form_values(np.ascontiguousarray(own.T, dtype=kind)):
             over, under = np.abs(num), np.abs(den)
-            whole = over // np.maximum(under, 1)
+            divisor = np.maximum(under, 1)
+            whole = np.rint(over / divisor) if small else over // divisor
             whole *= whole * under == over
             quotients[begin : begin + len(num)] = whole
             begin += len(num)

@@ -125,17 +125,19 @@ def test_values_are_those_of_the_expressions(numbers: list[int]) -> None:
     assert values == [as_fraction(tree, numbers) for tree in form_trees(len(numbers))]
 
 
-def test_the_largest_numbers_do_not_overflow() -> None:
-    """Six numbers of 999 and less: int64 gives what Python's integers give, form by form."""
-    column = [[994], [995], [996], [997], [998], [999]]
-    fast = form_values(np.asarray(column, dtype=np.int64))
-    exact = form_values(np.asarray(column, dtype=object))
-    size = 0
+@pytest.mark.parametrize(
+    ("size", "largest", "kind"),
+    [(6, 999, np.int64), *((n, 999, np.float64) for n in range(2, 6)), (6, 99, np.float64)],
+)
+def test_the_largest_numbers_are_exact(size: int, largest: int, kind: type) -> None:
+    """Form by form what Python's integers give, without overflow or rounding."""
+    columns = np.arange(largest, largest - size, -1)[:, None]
+    fast, exact = (list(form_values(columns.astype(dtype))) for dtype in (kind, object))
+    assert sum(len(num) for num, _ in fast) == num_forms(size)
     for ours, truth in zip(fast, exact, strict=True):
         for own, other in zip(ours, truth, strict=True):
-            assert (own.astype(object) == other).all()
-        size += len(ours[0])
-    assert size == num_forms(6)
+            assert (own == other).all()
+            assert kind is np.int64 or all(abs(value) < 2**53 for value in other.ravel())
 
 
 def test_texts_are_right_and_the_same_alone() -> None:
