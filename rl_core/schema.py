@@ -93,10 +93,10 @@ EVALUATION = pa.schema(
 )
 """`model` is `base` or `step_000100`; `mode` is `greedy` or `sampled`.
 
-Columns from `value` on are null in the files of older versions, `num_operands` also where a problem
-has none. `ground_truth` is JSON: with the prompt it says which problem was asked. `evaluation`
-names what was asked, problems and settings, and `num_problems` says how many problems: rows of two
-evaluations are not to be averaged. Both are null in `held_out/`.
+`num_operands` is null where a problem has none. `ground_truth` is JSON: with the prompt it says
+which problem was asked. `evaluation` names what was asked, problems and settings, and
+`num_problems` says how many problems: rows of two evaluations are not to be averaged. Both are null
+in `held_out/`.
 """
 
 RESCORES = pa.schema(

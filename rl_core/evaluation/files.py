@@ -21,7 +21,7 @@ from rl_core.schema import EVALUATION
 from rl_core.system.atomic import locked, new_file
 
 UNKNOWN: Final = "unknown"
-"""The evaluation of rows that an older version wrote."""
+"""The evaluation of a file that cannot be read."""
 PAGE: Final = ".html"
 """Suffix of the page that shows some of the answers, beside their rows."""
 
@@ -74,10 +74,6 @@ class EvaluationFiles:
             if (found := evaluation_of(file)) == evaluation:
                 continue
             free = self._beside(found, file.stem)
-            number = 2
-            while found == UNKNOWN and free.exists():  # nobody knows whether it is the same
-                free = self._beside(f"{UNKNOWN}-{number}", file.stem)
-                number += 1
             free.parent.mkdir(exist_ok=True)
             file.rename(free)
             page = file.with_suffix(PAGE)
@@ -94,11 +90,8 @@ class EvaluationFiles:
 def evaluation_of(file: Path) -> str:
     """Returns which evaluation a file's rows are of."""
     try:
-        rows = pq.ParquetFile(file)
-        if "evaluation" not in rows.schema_arrow.names or not rows.metadata.num_rows:
-            return UNKNOWN
-        first = next(rows.iter_batches(1, columns=["evaluation"]))
-        return first.column(0)[0].as_py() or UNKNOWN
+        first = next(pq.ParquetFile(file).iter_batches(1, columns=["evaluation"]))
+        return str(first.column(0)[0])
     except (OSError, pa.ArrowException):
         return UNKNOWN
 

@@ -50,9 +50,9 @@ class EvaluationSummary:
     num_problems: int
     accuracy: Estimate
     """Share of problems whose greedy response is `correct` by the env's own settings."""
-    accuracy_strict: Estimate | None
-    """The same with the answer in the strictest place only; None in rows of older versions."""
-    accuracy_lenient: Estimate | None
+    accuracy_strict: Estimate
+    """The same with the answer in the strictest place only."""
+    accuracy_lenient: Estimate
     """The same with the answer wherever it may be."""
     score: Estimate
     """Of greedy responses, format credit included."""
@@ -63,7 +63,7 @@ class EvaluationSummary:
     pass_at_k: Mapping[int, Estimate]
     """By k = 1, 2, 3, ... up to the samples per problem."""
     majority_at_k: Mapping[int, Estimate]
-    """By k: k samples vote by the value of their answers. Empty in rows of older versions."""
+    """By k: k samples vote by the value of their answers."""
     by_num_operands: tuple[Group, ...]
     """Countdown: `3 numbers`, `4 numbers`, ..."""
     by_difficulty: tuple[Group, ...]
@@ -133,15 +133,13 @@ def summarise(rows: Sequence[Row], *, seed: int = 0) -> EvaluationSummary:
         step=greedy[0]["step"],
         num_problems=len(greedy),
         accuracy=_accuracy(greedy),
-        accuracy_strict=_accuracy_if_known(greedy, "verdict_strict"),
-        accuracy_lenient=_accuracy_if_known(greedy, "verdict_lenient"),
+        accuracy_strict=_accuracy(greedy, "verdict_strict"),
+        accuracy_lenient=_accuracy(greedy, "verdict_lenient"),
         score=score,
         format_share=share(num_readable, len(greedy)),
         response_tokens=tokens,
         pass_at_k=_by_k(list(samples.values()), _pass_at_ks, seed),
-        majority_at_k=_by_k(list(samples.values()), _majority_at_ks, seed)
-        if greedy[0]["ground_truth"] is not None
-        else {},
+        majority_at_k=_by_k(list(samples.values()), _majority_at_ks, seed),
         by_num_operands=_by_num_operands(greedy),
         by_difficulty=_by_difficulty(greedy),
     )
@@ -171,23 +169,15 @@ def compare(rows: Sequence[Row], other: Sequence[Row]) -> Comparison:
 
 def _greedy_by_problem(rows: Sequence[Row]) -> dict[tuple[int, str, str], bool]:
     """Returns whether each problem was solved, by its index, prompt and ground truth."""
-    greedy = [row for row in rows if row["mode"] == "greedy"]
-    if any(row["ground_truth"] is None for row in greedy):
-        raise ValueError(
-            "rows of an older version do not say which problems they answer: evaluate again"
-        )
     return {
         (row["prompt_index"], row["prompt"], row["ground_truth"]): row["verdict"] == "correct"
-        for row in greedy
+        for row in rows
+        if row["mode"] == "greedy"
     }
 
 
 def _accuracy(rows: Sequence[Row], column: str = "verdict") -> Estimate:
     return share(sum(row[column] == "correct" for row in rows), len(rows))
-
-
-def _accuracy_if_known(rows: Sequence[Row], column: str) -> Estimate | None:
-    return None if any(row[column] is None for row in rows) else _accuracy(rows, column)
 
 
 def _by_k(

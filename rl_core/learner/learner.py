@@ -182,5 +182,4 @@ class Learner:
         """
         numbers = self._snapshot.restore(folder)
         self._kl_coef, self.steps_done = numbers["kl_coef"], numbers["steps_done"]
-        if "token_budgets" in numbers:  # not in a checkpoint from before there were any
-            self.microbatching.restore(numbers["token_budgets"])
+        self.microbatching.restore(numbers["token_budgets"])

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from rl_core.batch import TrainBatch, micro_batches, padded_tokens
 from rl_core.config.run import RunConfig
-from rl_core.errors import OutOfMemory, first_line, is_out_of_memory
+from rl_core.errors import first_line, is_out_of_memory
 from rl_core.models.shared_prefix import can_share_prompts
-from rl_core.resources.oom_recovery import remedies
+from rl_core.resources.oom_recovery import nothing_smaller
 from rl_core.resources.token_budgets import TokenBudgets, read_learned, write_learned
 from rl_core.system.devices import describe_device
 from rl_core.system.threads import MicroBatchThreads
@@ -82,8 +82,9 @@ class Microbatching:
                 torch.cuda.empty_cache()
             sizes = self._sizes(batch, [rows for rows in parts if len(rows) > 1])
             if not sizes:
-                told = self._with_remedies(phase, said, self._sizes(batch, parts))
-                raise OutOfMemory(phase, told)
+                longest = max(self._sizes(batch, parts))
+                rows = f"Every micro-batch is a single row already, the longest of {longest} tokens"
+                raise nothing_smaller(self._config, phase, f"{said.rstrip('.')}. {rows}")
             self._budgets.shrink(phase, max(sizes))
 
     def end_step(self) -> dict[str, float]:
@@ -104,12 +105,6 @@ class Microbatching:
 
     def _sizes(self, batch: TrainBatch, parts: Sequence[Tensor]) -> list[int]:
         return [padded_tokens(batch, rows, share_prompts=self._share_prompts) for rows in parts]
-
-    def _with_remedies(self, phase: str, said: str, sizes: Sequence[int]) -> str:
-        return (
-            f"{said.rstrip('.')}. Every micro-batch is a single row already, the longest of "
-            f"{max(sizes)} tokens. What helps: {' or '.join(remedies(self._config, phase))}"
-        )
 
 
 def memory_place(config: RunConfig, model: Any, device: torch.device) -> str:

@@ -18,8 +18,6 @@ STATE_FOLDER = "trainer"
 _TENSORS = "learner.safetensors"
 _NUMBERS = "learner.json"
 _VERSION = 1
-_OLDER_SETTINGS = {"model.lora_rank": 0, "model.lora_alpha": None, "critic.share_trunk": False}
-"""Of states written before these settings existed."""
 
 
 def rng_tensors() -> dict[str, Tensor]:
@@ -58,7 +56,7 @@ def check_settings(folder: Path, numbers: Mapping[str, Any], config: RunConfig) 
         raise ValueError(
             f"{folder}: saved without a critic, so algorithm.estimator=gae cannot resume it"
         )
-    saved = numbers.get("settings", _OLDER_SETTINGS)
+    saved = numbers["settings"]
     for name, value in model_settings(config).items():
         if saved[name] != value:
             raise ValueError(

@@ -2,13 +2,13 @@
 
 Only levers that leave the result alone, never batches, lengths or learning rates; and only those
 that make room where it was missing: what helps most there first, for each step costs an attempt.
-Not here: what levers there are (levers.py), the plan before the start (fits.py), and micro-batches,
-which need no attempt (microbatching.py).
+Whoever says in words what helps asks here. Not here: what levers there are (levers.py), the plan
+before the start (fits.py), and micro-batches, which need no attempt (microbatching.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from rl_core.config.run import RunConfig
@@ -53,14 +53,19 @@ def next_recovery_step(
         error: says in which phase or, of a killed process, in whose.
         shape: of the model, None if unknown; an engine must hold its longest sequence.
     """
-    return next(_recovery_steps_left(config, error, shape), None)
+    return next(iter(recovery_steps_left(config, error, shape)), None)
 
 
 def recovery_steps_left(
     config: RunConfig, error: OutOfMemory, shape: ModelShape | None
 ) -> list[Changes]:
     """Returns the first step of each way that is left to help, the next step first."""
-    return list(_recovery_steps_left(config, error, shape))
+    left = []
+    for step in _recovery_steps(error):
+        changes = {name: (value_of(config, name), new) for name, new in step(config, shape).items()}
+        if changes and _changed(config, changes) is not None:
+            left.append(changes)
+    return left
 
 
 def with_changes(config: RunConfig, taken: Iterable[Changes]) -> RunConfig:
@@ -79,15 +84,12 @@ def in_words(changes: Mapping[str, tuple[Value, Value]]) -> str:
     return typed({name: new for name, (_, new) in changes.items()})
 
 
-def remedies(config: RunConfig, phase: str) -> list[str]:
-    """Returns all that makes room in a phase, as one would type it: first what a retry would do.
+def remedies(config: RunConfig, error: OutOfMemory, shape: ModelShape | None = None) -> list[str]:
+    """Returns, as one would type them, settings of which each makes room where it was missing.
 
-    Args:
-        config: the settings in force.
-        phase: where memory is short, as `OutOfMemory` names it.
+    They are what a retry would do, and `beyond_recovery` is what none does by itself.
     """
-    steps = recovery_steps_left(config, OutOfMemory(phase, ""), None)
-    return [*(in_words(changes) for changes in steps), *beyond_recovery(config, phase)]
+    return [in_words(changes) for changes in recovery_steps_left(config, error, shape)]
 
 
 def beyond_recovery(config: RunConfig, phase: str) -> list[str]:
@@ -107,13 +109,17 @@ def beyond_recovery(config: RunConfig, phase: str) -> list[str]:
     ]
 
 
-def _recovery_steps_left(
-    config: RunConfig, error: OutOfMemory, shape: ModelShape | None
-) -> Iterator[Changes]:
-    for step in _recovery_steps(error):
-        changes = {name: (value_of(config, name), new) for name, new in step(config, shape).items()}
-        if changes and _changed(config, changes) is not None:
-            yield changes
+def nothing_smaller(config: RunConfig, phase: str, said: str) -> OutOfMemory:
+    """Returns the error of a phase in which the least that can be computed did not fit.
+
+    Args:
+        config: the settings in force.
+        phase: where memory is short, as `OutOfMemory` names it.
+        said: by whoever wanted memory, and how small it was.
+    """
+    error = OutOfMemory(phase, said)
+    helpful = [*remedies(config, error), *beyond_recovery(config, phase)]
+    return OutOfMemory(phase, f"{said}. What helps: {' or '.join(helpful)}")
 
 
 def _pull(lever: Lever) -> _RecoveryStep:

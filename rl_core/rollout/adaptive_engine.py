@@ -17,8 +17,8 @@ import torch
 from transformers import AutoConfig
 
 from rl_core.config.run import RunConfig
-from rl_core.errors import OutOfMemory, first_line, is_out_of_memory, out_of_memory_as
-from rl_core.resources.oom_recovery import remedies
+from rl_core.errors import first_line, is_out_of_memory, out_of_memory_as
+from rl_core.resources.oom_recovery import nothing_smaller
 from rl_core.resources.token_budgets import TokenBudgets, read_learned, write_learned
 from rl_core.rollout.model_files import weight_shapes
 from rl_core.rollout.protocol import RolloutEngine
@@ -117,9 +117,8 @@ class AdaptiveEngine:
 
     def _shrink(self, phase: str, failed: int, said: str) -> None:
         if failed == 1:
-            helpful = " or ".join(remedies(self._config, phase))
-            told = f"{said.rstrip('.')}. A single response was under way. What helps: {helpful}"
-            raise OutOfMemory(phase, told)
+            alone = f"{said.rstrip('.')}. A single response was under way"
+            raise nothing_smaller(self._config, phase, alone)
         self._failures[phase].append(failed)
         self._budgets.shrink(_BUDGET, failed)
         now = self._budgets[_BUDGET]

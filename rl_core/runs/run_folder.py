@@ -220,7 +220,7 @@ class RunFolder:
             settings = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
             return price_in_words(seconds, BudgetConfig.model_validate(settings["budget"]))
         except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
-            return None  # of a run from before there were prices
+            return None  # they cannot be read
 
     def read(self) -> RunRecord:
         """Returns what `run.json` says.

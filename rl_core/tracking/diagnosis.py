@@ -16,18 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_core.config.run import RunConfig
-from rl_core.resources.oom_recovery import remedies
+from rl_core.errors import OutOfMemory
+from rl_core.resources.oom_recovery import beyond_recovery, remedies
 from rl_core.tracking.memory_growth import AVAILABLE_GIB, HOST_GIB, full_at, growths
 
 FULL_CARD = 0.05
 """Share of a card left at a phase's peak below which it counts as nearly full."""
 FORMAT_SCORE = 0.1
 """What a well-formed wrong answer scores in Countdown (SPEC's and TinyZero's default)."""
-_LEVERS_IN_WORDS = (
-    "the first that is not set yet of model.gradient_checkpointing=true, rollout.sleep=true, a "
-    "smaller rollout.gpu_memory_utilization, resources.offload=true"
-)
-"""On one card, in the order in which a retry takes them (oom_recovery.py)."""
+_ON_ONE_CARD = RunConfig.model_validate({"resources": {"learner_gpus": 0.5, "rollout_gpus": 0.5}})
+"""Where nobody knows a run's settings."""
 _FEWEST_STEPS = 8
 _LONGEST_WINDOW = 20
 _STEPS_IN_A_ROW = 10
@@ -115,12 +113,17 @@ def _nearly_full_card(series: Series, config: RunConfig | None) -> Diagnosis | N
     fullest = min(left, key=lambda phase: left[phase])
     if left[fullest] >= FULL_CARD * totals[-1]:
         return None
-    helpful = remedies(config, fullest) if config is not None else []
+    error = OutOfMemory(fullest, "")
+    if config is None:
+        advice = f"what is not set yet of {', '.join(remedies(_ON_ONE_CARD, error))}"
+    else:
+        helpful = [*remedies(config, error), *beyond_recovery(config, fullest)]
+        advice = f"{helpful[0]}, the next lever"
     return Diagnosis(
         "nearly_full_card",
         "the card is nearly full: a longer batch may not fit",
         f"{fullest} left {max(left[fullest], 0.0):.2f} of {totals[-1]:.1f} GiB",
-        f"{helpful[0]}, the next lever" if helpful else _LEVERS_IN_WORDS,
+        advice,
     )
 
 

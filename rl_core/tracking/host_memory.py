@@ -19,7 +19,7 @@ import psutil
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
-from rl_core.resources.oom_recovery import in_words, recovery_steps_left
+from rl_core.resources.oom_recovery import remedies
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking.memory_growth import AVAILABLE_GIB, HOST_GIB
 from rl_core.tracking.observers import StepObserver
@@ -174,7 +174,7 @@ def warning(usage: Usage, config: RunConfig) -> str:
     held = sorted(_in_gib(usage).items(), key=lambda item: -item[1])
     elsewhere = max(usage.limit_bytes - usage.available_bytes - usage.run_bytes, 0)
     where = "gen" if largest.startswith("engine") else largest
-    helpful = [in_words(c) for c in recovery_steps_left(config, OutOfMemory(where, "killed"), None)]
+    helpful = remedies(config, OutOfMemory(where, "killed"))
     return (
         f"memory is short: {usage.available_bytes / _GIB:.1f} of {usage.limit_bytes / _GIB:.1f} "
         f"GiB are left, and the kernel kills a process when none is. This run holds "

@@ -13,19 +13,14 @@ with every as (
     from other_evaluation_rows
 ),
 
-named as (
-    select * replace (coalesce(evaluation, 'unknown') as evaluation)
-    from every
-),
-
 kept as (
     select
         run_id,
         evaluation,
         bool_or(is_own) as is_own,
         count(distinct model) as num_models,
-        coalesce(max(num_problems), count(distinct prompt_index)) as num_problems
-    from named
+        max(num_problems) as num_problems
+    from every
     group by run_id, evaluation
 ),
 
@@ -42,28 +37,28 @@ ranked as (
 )
 
 select
-    named.run_id,
-    named.model,
-    named.step,
-    named.prompt_index,
-    named.data_source,
-    named.num_solutions,
-    named.mode,
-    named.sample_index,
-    named.prompt,
-    named.response,
-    named.answer,
-    named.verdict,
-    named.score,
-    named.response_tokens,
-    named.finish_reason,
-    named.value,
-    named.verdict_strict,
-    named.verdict_lenient,
-    named.num_operands,
-    named.ground_truth,
-    named.evaluation,
+    every.run_id,
+    every.model,
+    every.step,
+    every.prompt_index,
+    every.data_source,
+    every.num_solutions,
+    every.mode,
+    every.sample_index,
+    every.prompt,
+    every.response,
+    every.answer,
+    every.verdict,
+    every.score,
+    every.response_tokens,
+    every.finish_reason,
+    every.value,
+    every.verdict_strict,
+    every.verdict_lenient,
+    every.num_operands,
+    every.ground_truth,
+    every.evaluation,
     ranked.num_problems,
     ranked.place = 1 as is_default
-from named
-inner join ranked on named.run_id = ranked.run_id and named.evaluation = ranked.evaluation
+from every
+inner join ranked on every.run_id = ranked.run_id and every.evaluation = ranked.evaluation

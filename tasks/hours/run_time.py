@@ -57,4 +57,4 @@ def _settings(run: RunFolder) -> RunConfig | None:
     try:
         return RunConfig.model_validate(settings_of(run.path))
     except ValueError:
-        return None  # imported, or written by another version
+        return None  # imported

@@ -135,7 +135,7 @@ def _scaled(
         try:
             other = RunConfig.model_validate(settings_of(run))
         except ValueError:
-            continue  # of another version
+            continue  # its settings cannot be read
         measured = (other, seen, seconds.typical)
         spread = scaled_range(shape, config, machine, lengths, measured)
         return StepEstimate(spread, "roofline", machine.name, scaled_by=run.name)

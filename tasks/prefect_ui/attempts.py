@@ -20,7 +20,7 @@ from rl_core.resources.oom_recovery import (
     Changes,
     in_words,
     next_recovery_step,
-    recovery_steps_left,
+    remedies,
     with_changes,
 )
 from rl_core.runs.run_folder import Attempt, RunFolder
@@ -55,8 +55,7 @@ def changes_for_retry(config: RunConfig, run: RunFolder, error: BaseException) -
 
 def settings_that_help(config: RunConfig, run: RunFolder, error: OutOfMemory) -> list[str]:
     """Returns, as one would type them, settings of which each makes room where it was missing."""
-    left = recovery_steps_left(settings_in_force(config, run), error, _shape(run))
-    return [in_words(changes) for changes in left]
+    return remedies(settings_in_force(config, run), error, _shape(run))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -155,16 +156,8 @@ def has_kernels(capability: tuple[int, int], arches: tuple[str, ...]) -> bool:
 @lru_cache(maxsize=1)
 def read_device() -> DeviceFacts | None:
     """Returns what torch and nvidia-smi say, or None where torch does not answer."""
-    try:
-        said = subprocess.run(
-            [sys.executable, "-c", _PROBE],
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_TIMEOUT_S,
-            check=True,
-        )
-        found: dict[str, Any] = json.loads(said.stdout.splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+    found = ask_python(_PROBE)
+    if found is None:
         return None
     return DeviceFacts(
         torch=found["torch"],
@@ -173,6 +166,22 @@ def read_device() -> DeviceFacts | None:
         driver=next(iter(_nvidia_smi("--query-gpu=driver_version")), None),
         neighbours=tuple(_nvidia_smi("--query-compute-apps=process_name,used_memory")),
     )
+
+
+def ask_python(program: str, **environment: str) -> Any:
+    """Returns the JSON that a program of its own prints last, or None where it does not answer."""
+    try:
+        said = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_TIMEOUT_S,
+            check=True,
+            env=os.environ | environment,
+        )
+        return json.loads(said.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
 
 
 def torch_version() -> str | None:

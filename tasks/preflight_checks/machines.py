@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from functools import lru_cache
 from typing import Final
 
 from rl_core.config.run import RunConfig
 from rl_core.resources.roofline import Machine
 from rl_core.system.cards import CardFigures, cards_of, find_card, named_card
-from tasks.preflight_checks.device import read_device, torch_version
+from tasks.preflight_checks.device import ask_python, read_device, torch_version
 
-_PROBE_TIMEOUT_S: Final = 30.0
 _PROBE: Final = """
 import json, time
 import numpy as np
@@ -101,19 +97,5 @@ def _this_cpu(config: RunConfig) -> list[Machine]:
 @lru_cache(maxsize=1)
 def _rates_of_a_thread() -> tuple[float, float] | None:
     """Measures, in a process whose libraries have one thread; None where it does not answer."""
-    environment = os.environ | dict.fromkeys(
-        ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
-    )
-    try:
-        said = subprocess.run(
-            [sys.executable, "-c", _PROBE],
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_TIMEOUT_S,
-            check=True,
-            env=environment,
-        )
-        flops, bandwidth = json.loads(said.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
-    return flops, bandwidth
+    rates = ask_python(_PROBE, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    return None if rates is None else (rates[0], rates[1])

@@ -111,7 +111,6 @@ def line_chart(
     series: Sequence[Series],
     y_label: str,
     *,
-    x_label: str = "step",
     legend_columns: int = 2,
 ) -> Chart | None:
     """Returns lines over steps, None without a point; from 0 upwards where nothing is negative."""
@@ -119,7 +118,7 @@ def line_chart(
     if not drawn:
         return None
     with mpl.rc_context(_STYLE):
-        figure, axes = new_figure(y_label, x_label=x_label)
+        figure, axes = new_figure(y_label)
         for one in drawn:
             axes.plot(*zip(*one.points, strict=True), label=one.name, **_LOOKS[one.look](one))
         heights = [y for one in drawn for _, y in one.points]
@@ -128,7 +127,7 @@ def line_chart(
         if len(drawn) > 1:
             legend(figure, axes, columns=legend_columns)
             figure.subplots_adjust(top=0.82)
-        return finish(figure, axes, drawn, unit=x_label)
+        return finish(figure, axes, drawn, unit="step")
 
 
 def stacked_chart(

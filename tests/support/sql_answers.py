@@ -125,8 +125,8 @@ ANSWERS: dict[str, tuple[dict[str, Any], list[str], list[tuple[Any, ...]]]] = {
         {},
         ["run_id", "evaluation", "is_default", "model", "problems", "accuracy", "accuracy_low"],
         [
-            (A, "unknown", True, "base", 4, 0.25, 0.04559),
-            (A, "unknown", True, "step_000003", 4, 0.5, 0.15004),
+            (A, "whole", True, "base", 4, 0.25, 0.04559),
+            (A, "whole", True, "step_000003", 4, 0.5, 0.15004),
         ],
     ),
     "accuracy_by_num_solutions": (

@@ -95,6 +95,8 @@ def _evaluation(model: str, step: int, mode: str, verdicts: dict[int, list[str]]
             "verdict_lenient": verdict,
             "num_operands": 3 + prompt_index // 2,
             "ground_truth": '{"target": 10}',
+            "evaluation": "whole",
+            "num_problems": 4,
         }
         for prompt_index, answers in verdicts.items()
         for sample_index, verdict in enumerate(answers)

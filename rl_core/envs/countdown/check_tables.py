@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rl_core.envs.countdown.arithmetic import ExpressionError, parse, run
 from rl_core.envs.countdown.solving.forms import num_forms
-from rl_core.envs.countdown.solving.stored_solutions import judge_solutions, recount_solutions
+from rl_core.envs.countdown.solving.solver import solve_many
 
 SAMPLE_ROWS = 512
 """Problems whose solutions are counted again, at most."""
@@ -46,10 +47,10 @@ def solutions_table(splits: Mapping[str, pa.Table]) -> pa.Table:
             "solution": pc.struct_field(extra, "solution"),
             "num_solutions": pc.struct_field(extra, "num_solutions"),
         }
-        columns = {name: _one_chunk(columns[name].cast(kind)) for name, kind in _TYPES.items()}
-        correct = judge_solutions(columns["solution"], columns["nums"], columns["target"])
-        columns["is_correct"] = pa.array(correct)
-        columns["split"] = pa.array([split]).take(pa.nulls(rows.num_rows, pa.int64()).fill_null(0))
+        columns = {name: columns[name].cast(kind) for name, kind in _TYPES.items()}
+        judged = (columns[name].to_pylist() for name in ("solution", "nums", "target"))
+        columns["is_correct"] = pa.array(map(_is_correct, *judged), pa.bool_())
+        columns["split"] = pa.repeat(split, rows.num_rows)
         tables.append(pa.table(columns))
     return pa.concat_tables(tables)
 
@@ -73,8 +74,20 @@ def recounts_table(solutions: pa.Table) -> pa.Table:
         chosen.append(row)
     sample = candidates.take(pa.array(chosen, pa.int64()))
     problems = _problems(sample)
-    counts = recount_solutions([nums for nums, _ in problems], [target for _, target in problems])
+    solved = solve_many([nums for nums, _ in problems], [target for _, target in problems])
+    counts = [count for _, count in solved]
     return sample.append_column("recounted", pa.array(counts, pa.int64()))
+
+
+def _is_correct(solution: str | None, nums: list[int] | None, target: int | None) -> bool:
+    """Says whether the reward would call it correct; a row with a null is not."""
+    if solution is None or nums is None or None in nums:
+        return False
+    try:
+        used, program = parse(solution)
+        return sorted(used) == sorted(nums) and run(program, used) == target
+    except ExpressionError:
+        return False
 
 
 def _problems(table: pa.Table) -> list[tuple[list[int], int]]:
@@ -89,8 +102,3 @@ def _is_solvable(nums: list[int] | None, target: int | None) -> bool:
         and target is not None
         and target >= 1
     )
-
-
-def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    chunk = column.combine_chunks()
-    return pa.concat_arrays(chunk.chunks) if isinstance(chunk, pa.ChunkedArray) else chunk

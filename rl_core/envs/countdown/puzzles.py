@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import islice
 from math import comb
 from typing import TypeVar
 
@@ -24,8 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_core.envs.countdown.settings import CountdownConfig
-from rl_core.envs.countdown.solving.form_values import Ints
-from rl_core.envs.countdown.solving.forms import num_forms
+from rl_core.envs.countdown.solving.forms import Ints, num_forms
 from rl_core.envs.countdown.solving.solution_texts import solution_texts
 from rl_core.envs.countdown.solving.solver import Solved, solve_range
 
@@ -123,17 +123,21 @@ def _draw_pool(
     """Returns at least `wanted` puzzles, or all there are (within `MAX_SETS` sets of numbers)."""
     span = env.max_number - env.min_number + 1
     total = comb(span + num_operands - 1, num_operands)
+    ranks = (
+        iter(rng.permutation(total))
+        if total <= MAX_SETS
+        else _different(rng.integers(total, size=MAX_SETS))
+    )
+    step = max(1, _CHUNK_VALUES // num_forms(num_operands))
     numbers: list[Ints] = []
     solved: list[Solved] = []
     found = seen = 0
-    for ranks in _rank_chunks(total, max(1, _CHUNK_VALUES // num_forms(num_operands)), rng):
-        sets = _multisets(ranks, span, num_operands) + env.min_number
+    while found < wanted and len(chunk := np.fromiter(islice(ranks, step), np.int64)):
+        sets = _multisets(chunk, span, num_operands) + env.min_number
         own = solve_range(sets, low=env.min_target, high=env.max_target)
         numbers.append(sets)
         solved.append(replace(own, rows=own.rows + seen))
         found, seen = found + len(own.rows), seen + len(sets)
-        if found >= wanted:
-            break
     return _Pool(np.concatenate(numbers), _concatenate(solved), seen == total)
 
 
@@ -154,22 +158,13 @@ def _concatenate(parts: Sequence[_Columns]) -> _Columns:
     return type(parts[0])(*columns)
 
 
-def _rank_chunks(total: int, step: int, rng: np.random.Generator) -> Iterator[Ints]:
-    """Yields different integers below `total`, `MAX_SETS` at most, in random order."""
-    different = drawn = np.zeros(0, dtype=np.int64)
-    if total <= MAX_SETS:
-        different = rng.permutation(total)
-    else:  # with repetitions, which go as far as they are looked at
-        drawn = rng.integers(total, size=MAX_SETS)
-    given = looked_at = 0
-    while given < len(different) or looked_at < len(drawn):
-        if len(different) < given + step and looked_at < len(drawn):
-            looked_at = min(len(drawn), 2 * looked_at + step)
-            _, first = np.unique(drawn[:looked_at], return_index=True)
-            different = drawn[np.sort(first)]
-        else:
-            yield different[given : given + step]
-            given += step
+def _different(drawn: Ints) -> Iterator[int]:
+    """Yields what was drawn, but for repetitions; those go as far as it is looked at."""
+    seen: set[int] = set()
+    for rank in drawn:
+        if rank not in seen:
+            seen.add(rank)
+            yield rank
 
 
 def _multisets(ranks: Ints, span: int, size: int) -> Ints:

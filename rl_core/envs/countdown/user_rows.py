@@ -67,30 +67,14 @@ def read_row(env: CountdownConfig, record: Record) -> OwnProblem:
 
 def with_solutions(problems: Sequence[OwnProblem]) -> list[OwnProblem | None]:
     """Returns each puzzle with a solution and the number of solutions, None where it has none."""
-    import numpy as np
-
     from rl_core.envs.countdown.solving.solver import solve_many
 
-    solved: dict[int, tuple[str | None, int]] = {}
-    for num_operands in NUM_OPERANDS:
-        own = [i for i, problem in enumerate(problems) if len(problem.key[0]) == num_operands]
-        if not own:
-            continue
-        numbers = np.asarray([problems[i].key[0] for i in own], dtype=np.int64)
-        targets = np.asarray([problems[i].key[1] for i in own], dtype=np.int64)
-        sets, rows = np.unique(numbers, axis=0, return_inverse=True)
-        order = np.argsort(rows, kind="stable")
-        labels = solve_many(sets, rows[order], targets[order])
-        solved |= {own[i]: label for i, label in zip(order.tolist(), labels, strict=True)}
-    labelled: list[OwnProblem | None] = []
-    for i, problem in enumerate(problems):
-        solution, num_solutions = solved[i]
-        labelled.append(
-            None
-            if solution is None
-            else replace(problem, solution=solution, num_solutions=num_solutions)
-        )
-    return labelled
+    keys = [problem.key for problem in problems]
+    solved = solve_many([numbers for numbers, _ in keys], [target for _, target in keys])
+    return [
+        None if solution is None else replace(problem, solution=solution, num_solutions=count)
+        for problem, (solution, count) in zip(problems, solved, strict=True)
+    ]
 
 
 def user_table(split: str, problems: Sequence[OwnProblem]) -> Any:

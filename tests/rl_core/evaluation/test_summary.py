@@ -107,20 +107,6 @@ def test_k_stops_at_the_samples_that_every_problem_has() -> None:
     assert dict(summarise(rows[:1]).pass_at_k) == {}
 
 
-def test_rows_of_an_older_version_say_what_they_can() -> None:
-    new = ("value", "verdict_strict", "verdict_lenient", "num_operands", "ground_truth")
-    old = [
-        row(1, "correct", mode, **dict.fromkeys(new)) for mode in ("greedy", "sampled", "sampled")
-    ]
-    summary = summarise(old)
-    assert summary.accuracy.value == 1.0
-    assert list(summary.pass_at_k) == [1, 2]
-    assert (summary.accuracy_strict, summary.accuracy_lenient) == (None, None)
-    assert summary.majority_at_k == {}
-    with pytest.raises(ValueError, match="rows of an older version do not say which problems"):
-        compare(old, old)
-
-
 def test_nothing_is_no_summary() -> None:
     with pytest.raises(ValueError, match="no greedy row among 1 evaluation rows"):
         summarise([row(1, "correct", "sampled")])

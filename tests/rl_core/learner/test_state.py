@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -59,13 +58,13 @@ def test_a_state_is_for_the_adapters_and_the_critic_it_was_written_with(tmp_path
     plain = RunConfig()
     adapted = RunConfig.model_validate({"model": {"lora_rank": 4}})
     shared = RunConfig.model_validate({"critic": {"share_trunk": True}})
-    older: dict[str, Any] = {"critic_schedule": {}}
     for config in (plain, adapted, shared):
-        check_settings(tmp_path, older | {"settings": model_settings(config)}, config)
-    # States from before there were such settings; and an alpha that scales nothing.
-    check_settings(tmp_path, older, plain)
-    check_settings(tmp_path, older, RunConfig.model_validate({"model": {"lora_alpha": 3.0}}))
+        saved = {"critic_schedule": {}, "settings": model_settings(config)}
+        check_settings(tmp_path, saved, config)
+    saved["settings"] = model_settings(plain)
+    # An alpha that scales nothing.
+    check_settings(tmp_path, saved, RunConfig.model_validate({"model": {"lora_alpha": 3.0}}))
     for config, name in ((adapted, "lora_rank=0"), (shared, "share_trunk=false")):
         with pytest.raises(ValueError, match=f"saved with .*{name}, so .* cannot resume") as error:
-            check_settings(tmp_path, older, config)
+            check_settings(tmp_path, saved, config)
         assert "\n" not in str(error.value)

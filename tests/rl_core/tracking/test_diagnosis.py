@@ -182,7 +182,7 @@ def test_a_card_with_less_than_a_twentieth_left_has_its_next_lever_named(
     assert found.rule == "nearly_full_card"
     assert found.advice == f"{advice}, the next lever"
     (unknown,) = diagnose(near_the_limit(**left))
-    assert "model.gradient_checkpointing=true" in unknown.advice
+    assert "rollout.sleep=true" in unknown.advice
 
 
 def test_a_card_with_room_is_not_mentioned_nor_one_that_was_full_long_ago() -> None:

@@ -69,6 +69,8 @@ def test_models_of_different_runs_are_compared_on_the_same_problems(tmp_path: Pa
                 "prompt": f"p{i}" if i < 18 else last_prompt,
                 "verdict": "correct" if i in solved else "no_answer",
                 "ground_truth": f"t{i}",
+                "evaluation": "whole",
+                "num_problems": 19,
             }
             for i in range(19)
         ]

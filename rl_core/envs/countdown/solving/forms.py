@@ -1,4 +1,4 @@
-"""Normal forms of Countdown solutions: how many, the i-th of them, and its text (stage 1).
+"""Normal forms of Countdown solutions: all of them, in one order, and their values (stage 1).
 
 Normal form. Two expressions are the same solution when both read the same after
 
@@ -15,31 +15,181 @@ Nothing else is simplified: 6 * 1 and 6 / 1 are two solutions.
 Over n different numbers each form up to sign is listed once. A sum over a set of positions is the
 term that holds its first position, plus or minus the sum over the rest; a chain is the factor that
 holds the first position, times or divided by the chain over the rest; a product is a chain or,
-where something stands below the line, a chain upside down. This file fixes the order of that list;
-`solver` computes the values in the same order.
+where something stands below the line, a chain upside down.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from functools import cache
-from math import prod
-from typing import Any, TypeAlias
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+Ints: TypeAlias = npt.NDArray[np.int64]
 Positions: TypeAlias = tuple[int, ...]
-Form: TypeAlias = tuple[int, Any]
-"""(0, number), (1, ((term, sign), ...)) or (2, ((factor, exponent), ...)); members sorted.
+Tree: TypeAlias = int | tuple[Any, ...]
+"""A position; (`+`, `-`, `*` or `/`, first, rest); or (`1/`, chain), a chain upside down."""
+Exact: TypeAlias = npt.NDArray[Any]
+"""Integers: int64, or float64 where all are small enough."""
+Fractions: TypeAlias = tuple[Exact, Exact]
+"""num and den [forms, rows], not reduced; a den of 0 means a division by zero.
 
-Not recursive in the type, since tuples of different kinds only ever compare by their first item.
+int64 cannot overflow: each number occurs at most once in every monomial, and only the plain product
+of up to 6 numbers below 1,000 (hence below 1e18) has all of them; others have 9 monomials at most.
 """
-NUMBER, SUM, PRODUCT = 0, 1, 2
+_Kind: TypeAlias = Literal["forms", "terms", "factors", "chains", "products"]
+_Listed = TypeVar("_Listed")
+
+
+class _Listing(ABC, Generic[_Listed]):
+    """Lists of all forms over sets of positions, in the same order whatever stands for a form."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[_Kind, Positions], _Listed] = {}
+
+    def all(self, kind: _Kind, positions: Positions) -> _Listed:
+        """Returns the list of one kind: `forms` are terms and sums, `factors` numbers and sums."""
+        key = (kind, positions)
+        if key not in self._known:
+            parts = list(self.parts(kind, positions))
+            self._known[key] = parts[0] if len(parts) == 1 else self._together(parts)
+        return self._known[key]
+
+    def parts(self, kind: _Kind, positions: Positions) -> Iterator[_Listed]:
+        """Yields the list part by part."""
+        if len(positions) == 1:
+            yield self._number(positions[0])
+        elif kind == "forms":
+            yield self.all("terms", positions)
+            yield self.all("factors", positions)
+        elif kind == "chains":
+            yield self.all("factors", positions)
+            yield self.all("products", positions)
+        elif kind == "terms":
+            yield self.all("products", positions)
+            yield self._upside_down(self.all("products", positions), len(positions))
+        for block, rest in _splits(positions):
+            if kind == "factors":  # a sum's first term is taken as positive
+                yield from self._sums(self.all("terms", block), self.all("forms", rest))
+            elif kind == "products":
+                yield from self._products(self.all("factors", block), self.all("chains", rest))
+
+    @abstractmethod
+    def _number(self, position: int) -> _Listed: ...
+
+    @abstractmethod
+    def _sums(self, first: _Listed, rest: _Listed) -> Iterator[_Listed]:
+        """Yields all sums, then all differences; the last of `rest` changes fastest."""
+
+    @abstractmethod
+    def _products(self, first: _Listed, rest: _Listed) -> Iterator[_Listed]:
+        """Yields all products, then all quotients."""
+
+    @abstractmethod
+    def _upside_down(self, products: _Listed, size: int) -> _Listed:
+        """Returns those with something below the line, upside down."""
+
+    @abstractmethod
+    def _together(self, parts: list[_Listed]) -> _Listed: ...
+
+
+class _Values(_Listing[Fractions]):
+    """Values of all forms.
+
+    Args:
+        columns: [positions, rows].
+    """
+
+    def __init__(self, columns: Exact) -> None:
+        super().__init__()
+        self._columns = columns
+
+    def _number(self, position: int) -> Fractions:
+        number = self._columns[[position]]
+        return number, np.ones_like(number)
+
+    def _sums(self, first: Fractions, rest: Fractions) -> Iterator[Fractions]:
+        den = _outer(first[1], rest[1])
+        left, right = _outer(first[0], rest[1]), _outer(first[1], rest[0])
+        null = den == 0  # a division by zero inside is 0 / 0, and so is all made of it
+        for num in (left + right, np.subtract(left, right, out=left)):
+            num[null] = 0
+            yield num, den
+
+    def _products(self, first: Fractions, rest: Fractions) -> Iterator[Fractions]:
+        yield _outer(first[0], rest[0]), _outer(first[1], rest[1])
+        yield _outer(first[0], rest[1]), _outer(first[1], rest[0])
+
+    def _upside_down(self, products: Fractions, size: int) -> Fractions:
+        divided = _are_divided(size)
+        return products[1][divided], products[0][divided]
+
+    def _together(self, parts: list[Fractions]) -> Fractions:
+        return np.concatenate([num for num, _ in parts]), np.concatenate([den for _, den in parts])
+
+
+class _Trees(_Listing[list[Tree]]):
+    """All forms as expressions."""
+
+    def _number(self, position: int) -> list[Tree]:
+        return [position]
+
+    def _sums(self, first: list[Tree], rest: list[Tree]) -> Iterator[list[Tree]]:
+        for sign in "+-":
+            yield [(sign, left, right) for left in first for right in rest]
+
+    def _products(self, first: list[Tree], rest: list[Tree]) -> Iterator[list[Tree]]:
+        for sign in "*/":
+            yield [(sign, left, right) for left in first for right in rest]
+
+    def _upside_down(self, products: list[Tree], size: int) -> list[Tree]:
+        return [("1/", product) for product in products if _is_divided(product)]
+
+    def _together(self, parts: list[list[Tree]]) -> list[Tree]:
+        return [tree for part in parts for tree in part]
 
 
 @cache
-def splits(positions: Positions) -> tuple[tuple[Positions, Positions], ...]:
+def form_trees(n: int) -> list[Tree]:
+    """Returns all forms over n different numbers, up to sign: 1, 5, 37, ... of them."""
+    return _Trees().all("forms", tuple(range(n)))
+
+
+def num_forms(n: int) -> int:
+    """Returns how many forms there are over n different numbers."""
+    return len(form_trees(n))
+
+
+def form_values(columns: Exact) -> Iterator[Fractions]:
+    """Yields the values of all forms over columns of numbers, in the order of `form_trees`.
+
+    Part by part, so that one who reads them stays in the processor's cache.
+
+    Args:
+        columns: [n, rows].
+    """
+    values, everything = _Values(columns), tuple(range(len(columns)))
+    yield from values.parts("terms", everything)
+    if len(everything) > 1:
+        yield from values.parts("factors", everything)
+
+
+def equality_patterns(numbers: Ints) -> Ints:
+    """Returns which neighbours are equal, bit i for places i and i + 1: int64 [sets].
+
+    Args:
+        numbers: int64 [sets, n], each row sorted.
+    """
+    equal = (numbers[:, 1:] == numbers[:, :-1]).astype(np.int64)
+    patterns: Ints = equal @ (1 << np.arange(equal.shape[1]))
+    return patterns
+
+
+@cache
+def _splits(positions: Positions) -> tuple[tuple[Positions, Positions], ...]:
     """All (block that holds the first position, rest), neither empty."""
     first, others = positions[0], positions[1:]
     return tuple(
@@ -52,168 +202,19 @@ def splits(positions: Positions) -> tuple[tuple[Positions, Positions], ...]:
 
 
 @cache
-def num_forms(n: int) -> int:
-    """Forms over n different numbers, up to sign: 1, 5, 37, ...; single terms come first."""
-    return num_terms(n) + (num_factors(n) if n > 1 else 0)
+def _are_divided(size: int) -> npt.NDArray[np.bool_]:
+    """Returns which products over so many positions have something below the line."""
+    return np.array([_is_divided(tree) for tree in _Trees().all("products", tuple(range(size)))])
 
 
-@cache
-def num_factors(n: int) -> int:
-    """Forms that may be a factor: a number, or a sum."""
-    pairs = splits(tuple(range(n)))
-    return 2 * sum(num_terms(len(b)) * num_forms(len(r)) for b, r in pairs) if n > 1 else 1
+def _is_divided(chain: Tree) -> bool:
+    while not isinstance(chain, int) and chain[0] in ("*", "/"):
+        if chain[0] == "/":
+            return True
+        chain = chain[2]
+    return False
 
 
-@cache
-def num_terms(n: int) -> int:
-    """Forms that may be a term: a number, or a product; products upside down come last."""
-    flags = has_divisor(n)[num_factors(n) :]
-    return len(flags) + int(flags.sum()) if n > 1 else 1
-
-
-@cache
-def has_divisor(n: int) -> npt.NDArray[np.bool_]:
-    """Per chain over n positions, single factors first: whether anything stands below the line."""
-    flags = [np.zeros(num_factors(n), dtype=np.bool_)]
-    for block, rest in splits(tuple(range(n))):
-        times = np.tile(has_divisor(len(rest)), num_factors(len(block)))
-        flags += [times, np.ones_like(times)]
-    return np.concatenate(flags)
-
-
-def equality_patterns(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Returns which neighbours are equal, bit i for places i and i + 1: int64 [sets].
-
-    Args:
-        numbers: int64 [sets, n], each row sorted.
-    """
-    equal = (numbers[:, 1:] == numbers[:, :-1]).astype(np.int64)
-    patterns: npt.NDArray[np.int64] = equal @ (1 << np.arange(equal.shape[1]))
-    return patterns
-
-
-def form_at(index: int, numbers: Sequence[int]) -> Form:
-    """Returns the normal form number `index` of `num_forms(len(numbers))`, filled with `numbers`.
-
-    With equal numbers several indices give the same form.
-    """
-    form, _ = _form_at(index, tuple(range(len(numbers))), numbers)
-    return form
-
-
-def form_text(form: Form) -> str:
-    """Returns an expression with the form's absolute value, such as `(7 - 3) * 5 / 2`.
-
-    No minus sign stands in front: of a negative sum or product the opposite is written.
-    """
-    return _text_and_value(form)[0]
-
-
-def _form_at(index: int, positions: Positions, numbers: Sequence[int]) -> tuple[Form, int]:
-    """Returns a form without its sign, and the sign, which equal numbers may have turned."""
-    if index < num_terms(len(positions)):
-        return _term_at(index, positions, numbers)
-    return _factor_at(index - num_terms(len(positions)), positions, numbers)
-
-
-def _factor_at(index: int, positions: Positions, numbers: Sequence[int]) -> tuple[Form, int]:
-    if len(positions) == 1:
-        return _term_at(index, positions, numbers)
-    for block, rest in splits(positions):
-        width = num_forms(len(rest))
-        for sign in (1, -1):
-            if index < num_terms(len(block)) * width:
-                first = _term_at(index // width, block, numbers)
-                right, right_sign = _form_at(index % width, rest, numbers)
-                inner = right[1] if right[0] == SUM else ((right, 1),)
-                return _sum_form([first, *((f, s * sign * right_sign) for f, s in inner)])
-            index -= num_terms(len(block)) * width
-    raise IndexError(index)
-
-
-def _term_at(index: int, positions: Positions, numbers: Sequence[int]) -> tuple[Form, int]:
-    size = len(positions)
-    if size == 1:
-        return (NUMBER, numbers[positions[0]]), 1
-    turned = index - (len(has_divisor(size)) - num_factors(size))
-    if turned < 0:
-        return _product_form(_chain_at(index + num_factors(size), positions, numbers), 1)
-    chain = int(np.flatnonzero(has_divisor(size))[turned])
-    return _product_form(_chain_at(chain, positions, numbers), -1)
-
-
-def _chain_at(
-    index: int, positions: Positions, numbers: Sequence[int]
-) -> list[tuple[Form, int, int]]:
-    """Returns the chain's (factor, sign, exponent)s."""
-    if index < num_factors(len(positions)):
-        return [(*_factor_at(index, positions, numbers), 1)]
-    index -= num_factors(len(positions))
-    for block, rest in splits(positions):
-        width = len(has_divisor(len(rest)))
-        for exponent in (1, -1):
-            if index < num_factors(len(block)) * width:
-                left = _factor_at(index // width, block, numbers)
-                right = _chain_at(index % width, rest, numbers)
-                return [(*left, 1), *((f, s, e * exponent) for f, s, e in right)]
-            index -= num_factors(len(block)) * width
-    raise IndexError(index)
-
-
-def _sum_form(terms: list[tuple[Form, int]]) -> tuple[Form, int]:
-    """Returns the sum with its sign moved out: of the two mirror images, the greater."""
-    straight = tuple(sorted((f, 1 if _is_null(f) else s) for f, s in terms))
-    mirrored = tuple(sorted((f, 1 if _is_null(f) else -s) for f, s in terms))
-    return (SUM, max(straight, mirrored)), 1 if straight >= mirrored else -1
-
-
-def _product_form(factors: list[tuple[Form, int, int]], exponent: int) -> tuple[Form, int]:
-    members = tuple(sorted((f, e * exponent) for f, _, e in factors))
-    return (PRODUCT, members), prod(s for _, s, _ in factors)
-
-
-def _is_null(form: Form) -> bool:
-    """Whether a form is its own opposite, like a - a: its sign then means nothing."""
-    kind, members = form
-    if kind == PRODUCT:
-        return any(_is_null(factor) for factor, _ in members)
-    if kind == NUMBER:
-        return False
-    mirrored = sorted((f, 1 if _is_null(f) else -s) for f, s in members)
-    return bool(tuple(mirrored) == members)
-
-
-def _text_and_value(form: Form) -> tuple[str, int, int]:
-    """Returns the text of the absolute value, and the value as numerator and positive denominator.
-
-    Not reduced: only the sign is wanted, and Fraction would take most of the generation's time.
-    """
-    kind, members = form
-    if kind == NUMBER:
-        return str(members), members, 1
-    return _sum_text(members) if kind == SUM else _product_text(members)
-
-
-def _sum_text(members: Sequence[tuple[Form, int]]) -> tuple[str, int, int]:
-    total, common = 0, 1
-    signed: list[tuple[str, int]] = []
-    for term, sign in members:
-        text, num, den = _text_and_value(term)
-        total, common = total * den + sign * num * common, common * den
-        signed.append((text, sign * num))
-    direction = -1 if total < 0 else 1
-    plus = [text for text, num in signed if num * direction >= 0]
-    minus = [text for text, num in signed if num * direction < 0]
-    return " - ".join([" + ".join(plus), *minus]), total, common
-
-
-def _product_text(members: Sequence[tuple[Form, int]]) -> tuple[str, int, int]:
-    over, under = 1, 1
-    above: list[str] = []
-    below: list[str] = []
-    for factor, exponent in members:
-        text, num, den = _text_and_value(factor)
-        (above if exponent > 0 else below).append(f"({text})" if factor[0] == SUM else text)
-        over, under = (over * num, under * den) if exponent > 0 else (over * den, under * num)
-    text = " / ".join([" * ".join(above), *below])
-    return (text, over, under) if under > 0 else (text, -over, -under)
+def _outer(left: Exact, right: Exact) -> Exact:
+    product: Exact = (left[:, None] * right[None]).reshape(-1, left.shape[1])
+    return product

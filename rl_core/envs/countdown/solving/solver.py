@@ -1,36 +1,24 @@
 """Proves that Countdown problems are solvable and counts their solutions, many at a time (stage 1).
 
 Solutions are counted in the normal form that `forms` states. Values of all forms are computed as
-arrays over forms and rows, in the order of `forms`, so one sweep of numpy solves every target of a
-whole batch of sets of numbers.
+arrays over forms and rows, so one sweep of numpy solves a whole batch of sets of numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
-from rl_core.envs.countdown.solving.form_values import Exact, FormValues, Ints
-from rl_core.envs.countdown.solving.forms import equality_patterns, num_forms
+from rl_core.envs.countdown.solving.forms import Ints, equality_patterns, form_values, num_forms
 from rl_core.envs.countdown.solving.solution_texts import solution_texts
 
-_BATCH_VALUES, _BATCH_ROWS = 1 << 20, 8
+_BATCH_VALUES, _BATCH_ROWS = 1 << 19, 8
 _EXACT_FLOAT = 1 << 53
-"""Below it float64 holds every integer, and rounds no quotient of two to an integer that it is not:
-such a quotient is at least 1 / den away, and rounding moves it by less than num / den / 2**53."""
-
-_POINTS = ((211, 389, 571, 683, 839, 977), (163, 307, 457, 619, 761, 997))
-_HASH = np.asarray(
-    [
-        [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F],
-        [0xD6E8FEB86659FD93, 0xA0761D6478BD642F],
-    ],
-    dtype=np.uint64,
-)
+"""Below it float64 holds every integer, and processors multiply and divide it faster."""
 
 
 @dataclass(frozen=True)
@@ -57,34 +45,27 @@ def solve(numbers: Sequence[int], target: int) -> tuple[str | None, int]:
     Returns:
         The text, None where there is no solution, and the count.
     """
-    ((text, count),) = solve_many(
-        np.sort(np.asarray([numbers], dtype=np.int64), axis=1),
-        np.zeros(1, dtype=np.int64),
-        np.asarray([target], dtype=np.int64),
-    )
-    return text, count
+    return solve_many([numbers], [target])[0]
 
 
-def solve_many(numbers: Ints, rows: Ints, targets: Ints) -> list[tuple[str | None, int]]:
-    """Returns (solution, number of distinct solutions) of each problem, as `solve`.
-
-    Args:
-        numbers: int64 [sets, n], each row sorted.
-        rows: int64 [problems]: which of the sets a problem has.
-        targets: int64 [problems], positive.
-    """
-    if len(targets) == 0:
-        return []
-    low, high = int(targets.min()), int(targets.max())
-    solved = solve_range(numbers, low=low, high=high)
-    keys = solved.rows * (high - low + 1) + solved.targets - low
-    wanted = rows * (high - low + 1) + targets - low
-    places = np.searchsorted(keys, wanted)
-    there = np.append(keys, -1)[places] == wanted
-    places = places[there]
-    texts = iter(solution_texts(numbers[solved.rows[places]], solved.first_forms[places]))
-    counts = iter(solved.counts[places].tolist())
-    return [(next(texts), next(counts)) if found else (None, 0) for found in there.tolist()]
+def solve_many(
+    numbers: Sequence[Sequence[int]], targets: Sequence[int]
+) -> list[tuple[str | None, int]]:
+    """Returns (solution, number of distinct solutions) of each problem, as `solve`."""
+    solved: list[tuple[str | None, int]] = [(None, 0)] * len(targets)
+    sizes = np.array([len(own) for own in numbers])
+    for size in np.unique(sizes):
+        places = np.flatnonzero(sizes == size)
+        sets = np.sort(np.array([numbers[i] for i in places], dtype=np.int64), axis=1)
+        wanted = np.array([targets[i] for i in places], dtype=np.int64)
+        hits = [quotients == wanted[rows] for rows, quotients in _sweep(sets)]
+        counts = np.concatenate([own.sum(axis=0) for own in hits])
+        firsts = np.concatenate([own.argmax(axis=0) for own in hits])
+        there = counts > 0
+        texts = solution_texts(sets[there], firsts[there])
+        for place, text, count in zip(places[there], texts, counts[there].tolist(), strict=True):
+            solved[place] = text, count
+    return solved
 
 
 def solve_range(numbers: Ints, *, low: int, high: int) -> Solved:
@@ -95,96 +76,77 @@ def solve_range(numbers: Ints, *, low: int, high: int) -> Solved:
         low: least target, at least 1.
         high: greatest target.
     """
-    step = max(_BATCH_ROWS, _BATCH_VALUES // num_forms(numbers.shape[1]))
-    parts = [
-        _solve_batch(numbers[start : start + step], start, low, high)
-        for start in range(0, len(numbers), step)
-    ]
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return Solved(*columns) if columns else Solved(*(np.zeros((4, 0), dtype=np.int64)))
+    span = high - low + 1
+    parts = []
+    for batch, quotients in _sweep(numbers):
+        places = np.flatnonzero((quotients >= low) & (quotients <= high))
+        forms, rows = np.divmod(places, quotients.shape[1])
+        problems = (rows + batch.start) * span + quotients.ravel()[places] - low
+        keys, firsts, counts = np.unique(problems, return_index=True, return_counts=True)
+        parts.append((keys // span, keys % span + low, counts, forms[firsts]))
+    return Solved(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _solve_batch(numbers: Ints, start: int, low: int, high: int) -> tuple[Ints, Ints, Ints, Ints]:
-    width, span = num_forms(numbers.shape[1]), high - low + 1
-    forms, rows, targets = _solutions(numbers, low, high)
-    patterns = equality_patterns(numbers)[rows]
-    if patterns.any():  # equal numbers make some of the forms equal
-        kept = _is_first_of_equals(numbers.shape[1])[patterns, forms]
-        forms, rows, targets = forms[kept], rows[kept], targets[kept]
-    keys = np.sort((rows * span + (targets - low)) * width + forms)
-    problems = keys // width
-    firsts = np.flatnonzero(np.diff(problems, prepend=-1))
-    counts = np.diff(firsts, append=len(keys))
-    found, offsets = np.divmod(problems[firsts], span)
-    return found + start, offsets + low, counts, keys[firsts] - problems[firsts] * width
+def _sweep(numbers: Ints) -> Iterator[tuple[slice, Ints]]:
+    """Yields batches of rows with what their forms are worth: int64 [forms, rows].
 
-
-def _solutions(numbers: Ints, low: int, high: int) -> tuple[Ints, Ints, Ints]:
-    """Returns form, row and absolute value of each form that is an integer in the range."""
-    size, num_rows = numbers.shape[1], len(numbers)
+    An absolute value; 0 where it is no integer, or the form equals one that is listed before it.
+    Valid until the next batch.
+    """
+    size = numbers.shape[1]
+    step = max(_BATCH_ROWS, _BATCH_VALUES // num_forms(size))
+    memory = np.empty((num_forms(size), min(step, len(numbers))), dtype=np.int64)
     small = 9 * int(numbers.max()) ** size < _EXACT_FLOAT
-    columns = np.ascontiguousarray(numbers.T, dtype=np.float64 if small else np.int64)
-    found: list[Ints] = []
-    values: list[Ints] = []
-    for indices, num, den in FormValues(columns).pieces():
-        quotients = _quotients(num, den)
-        inside = (quotients >= low) & (quotients <= high) & (quotients == np.rint(quotients))
-        places = np.flatnonzero(inside)
-        found.append(indices[places // num_rows] * num_rows + places % num_rows)
-        values.append(quotients.ravel()[places].astype(np.int64))
-    forms, rows = np.divmod(np.concatenate(found), num_rows)
-    return forms, rows, np.concatenate(values)
-
-
-def _quotients(num: Exact, den: Exact) -> Exact:
-    """Returns |num / den|: as floats (not finite for a den of 0), or 0 where it is no integer."""
-    if num.dtype == np.float64:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            absolute: Exact = np.abs(num / den)
-            return absolute
-    num, den = np.abs(num), np.abs(den)
-    quotients: Exact = num // np.maximum(den, 1)
-    quotients[(quotients * den != num) | (den == 0)] = 0
-    return quotients
+    kind = np.float64 if small else np.int64
+    for start in range(0, len(numbers), step):
+        batch = slice(start, start + step)
+        own = numbers[batch]
+        quotients, begin = memory[:, : len(own)], 0
+        for num, den in form_values(np.ascontiguousarray(own.T, dtype=kind)):
+            over, under = np.abs(num), np.abs(den)
+            divisor = np.maximum(under, 1)
+            whole = np.rint(over / divisor) if small else over // divisor
+            whole *= whole * under == over
+            quotients[begin : begin + len(num)] = whole
+            begin += len(num)
+        patterns = equality_patterns(own)
+        for pattern in np.unique(patterns[patterns > 0]).tolist():
+            quotients[np.ix_(_repeats(size, pattern), patterns == pattern)] = 0
+        yield batch, quotients
 
 
 @cache
-def _is_first_of_equals(n: int) -> npt.NDArray[np.bool_]:
-    """Returns which forms stay when numbers are equal: bool [patterns, forms].
+def _repeats(n: int, pattern: int) -> npt.NDArray[np.bool_]:
+    """Returns which forms equal one before them when neighbours are equal as in a pattern.
 
-    Forms are the same if an exchange of equal numbers turns one into the other; of those the first
-    in the list stays. Sorted numbers are exchanged one place at a time.
+    They do if an exchange of equal numbers turns one into the other. Sorted numbers are exchanged
+    one place at a time.
     """
-    exchanged = _exchanges(n)
-    kept = np.ones((1 << (n - 1), num_forms(n)), dtype=np.bool_)
-    for pattern in range(1, len(kept)):
-        equal = [exchanged[i] for i in range(n - 1) if pattern >> i & 1]
-        first = np.arange(num_forms(n))
-        for image in equal * len(equal):  # as many rounds as sorting by such exchanges can take
-            first = np.minimum(first, first[image])
-        kept[pattern] = first == np.arange(num_forms(n))
-    return kept
+    images = _exchanges(n)[[i for i in range(n - 1) if pattern >> i & 1]]
+    first = np.arange(num_forms(n))
+    for image in [*images] * len(images):  # as many rounds as sorting by such exchanges can take
+        first = np.minimum(first, first[image])
+    repeats: npt.NDArray[np.bool_] = first < np.arange(num_forms(n))
+    return repeats
 
 
-def _exchanges(n: int) -> list[Ints]:
-    """Returns which form each becomes when places i and i + 1 are exchanged: n - 1 permutations.
+@cache
+def _exchanges(n: int) -> Ints:
+    """Returns which form each becomes when places i and i + 1 are exchanged: int64 [n - 1, forms].
 
-    Forms are told apart by their values, up to sign, at two points where no two agree.
+    Forms are told apart by their values, up to sign and modulo 2**64, at a point where no two
+    agree.
     """
-    straight = np.stack([np.asarray(point[:n], dtype=np.int64) for point in _POINTS], axis=1)
-    orders = [np.arange(n)] * n
+    point = np.random.default_rng(0).integers(1 << 62, size=n) | 1
+    exchanged = np.tile(point, (n, 1))
     for i in range(n - 1):
-        orders[i + 1] = orders[0].copy()
-        orders[i + 1][[i, i + 1]] = i + 1, i
-    columns = np.concatenate([straight[order] for order in orders], axis=1)
-    num, den = FormValues(columns).forms(tuple(range(n)))
-    parts = np.abs(np.stack([num, den]).reshape(2, num_forms(n), n, 2)).astype(np.uint64)
-    prints = np.einsum("dfop,dp->of", parts, _HASH)  # modulo 2**64
-    places = np.argsort(prints, axis=1)
-    ranked = np.take_along_axis(prints, places, axis=1)
-    assert (ranked[0, 1:] != ranked[0, :-1]).all(), "two forms agree at both points"
-    assert (ranked == ranked[0]).all(), "an exchange gave a form that is not in the list"
-    images = [np.empty_like(places[0]) for _ in range(n - 1)]
-    for image, order in zip(images, places[1:], strict=True):
-        image[order] = places[0]
+        exchanged[i + 1, [i, i + 1]] = point[[i + 1, i]]
+    values = zip(*form_values(np.ascontiguousarray(exchanged.T)), strict=True)
+    num, den = (np.concatenate(parts) for parts in values)
+    prints = np.abs(num) * 0x1E3779B97F4A7C15 + np.abs(den)  # [forms, exchanges]
+    order = np.argsort(prints[:, 0])
+    ranked = prints[order, 0]
+    assert (ranked[1:] != ranked[:-1]).all(), "two forms agree at the point"
+    images: Ints = order[np.searchsorted(ranked, prints[:, 1:])].T
+    assert (prints[images.T, 0] == prints[:, 1:]).all(), "an exchange gave a form not in the list"
     return images

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from fractions import Fraction
 from itertools import combinations_with_replacement
 
 import numpy as np
@@ -10,15 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_core.envs.countdown.arithmetic import evaluate, parse
-from rl_core.envs.countdown.solving.form_values import FormValues
-from rl_core.envs.countdown.solving.forms import form_at, form_text, num_forms
+from rl_core.envs.countdown.solving.forms import Tree, form_trees, form_values, num_forms
 from rl_core.envs.countdown.solving.solution_texts import solution_texts
-from rl_core.envs.countdown.solving.solver import (
-    _is_first_of_equals,
-    solve,
-    solve_many,
-    solve_range,
-)
+from rl_core.envs.countdown.solving.solver import solve, solve_many, solve_range
 from tests.support.brute_force import brute_force
 
 
@@ -52,17 +48,16 @@ def test_counts_by_hand(numbers: list[int], target: int, count: int) -> None:
 def test_number_of_forms_is_the_known_number_of_inequivalent_expressions() -> None:
     """OEIS A140606 counts 1, 6, 68, 1170, 27142; it tells a form with a minus from its opposite."""
     for size, known in enumerate([1, 6, 68, 1170, 27142], start=1):
-        numbers = [101, 211, 307, 401, 503][:size]
-        forms = [form_at(index, numbers) for index in range(num_forms(size))]
-        assert len(set(forms)) == len(forms)
-        assert len(forms) + sum("-" in form_text(form) for form in forms) == known
+        trees = form_trees(size)
+        assert len(set(trees)) == len(trees) == num_forms(size)
+        assert len(trees) + sum("'-'" in str(tree) for tree in trees) == known
 
 
 def assert_solved_as_by_brute_force(numbers: tuple[int, ...], high: int) -> None:
     truth = brute_force(numbers)
     rows = np.asarray([sorted(numbers)], dtype=np.int64)
     targets = np.arange(1, high + 1)
-    solved = solve_many(rows, np.zeros(high, dtype=np.int64), targets)
+    solved = solve_many([numbers] * high, targets.tolist())
     reached = set(solve_range(rows, low=1, high=high).targets.tolist())
     for target, (text, count) in zip(targets.tolist(), solved, strict=True):
         assert count == truth.get(target, 0), f"{numbers} -> {target}"
@@ -88,67 +83,109 @@ def test_equal_numbers_equal_brute_force(numbers: tuple[int, ...]) -> None:
     assert_solved_as_by_brute_force(numbers, 99)
 
 
-def test_the_largest_numbers_do_not_overflow() -> None:
-    """Six numbers of 999 and less: int64 gives what Python's integers give, form by form."""
-    column = [[994], [995], [996], [997], [998], [999]]
-    positions = tuple(range(6))
-    fast = FormValues(np.asarray(column, dtype=np.int64)).forms(positions)
-    exact = FormValues(np.asarray(column, dtype=object)).forms(positions)
-    for ours, truth in zip(fast, exact, strict=True):
-        assert ours.shape == (num_forms(6), 1)
-        assert (ours.astype(object) == truth).all()
+def as_fraction(tree: Tree, numbers: list[int]) -> Fraction | None:
+    """The value of an expression, None where it divides by zero."""
+    if isinstance(tree, int):
+        return Fraction(numbers[tree])
+    if tree[0] in ("+", "-"):
+        first, rest = (as_fraction(part, numbers) for part in tree[1:])
+        if first is None or rest is None:
+            return None
+        return first + rest if tree[0] == "+" else first - rest
+    product = Fraction(1)
+    for factor, exponent in factors_of(tree, 1, numbers):
+        if factor is None or (factor == 0 and exponent < 0):
+            return None
+        product *= factor**exponent
+    return product
 
 
-@pytest.mark.parametrize(("size", "largest"), [(2, 999), (3, 999), (4, 999), (5, 999), (6, 99)])
-def test_floats_are_exact(size: int, largest: int) -> None:
-    """Where numbers are taken as floats, all monomials fit: form by form what integers give."""
-    columns = np.arange(largest, largest - size, -1)[:, None]
-    for whole, exact in zip(
-        FormValues(columns.astype(np.float64)).forms(tuple(range(size))),
-        FormValues(columns.astype(object)).forms(tuple(range(size))),
-        strict=True,
-    ):
-        assert (whole == exact).all()
-        assert all(abs(value) < 2**53 for value in exact.ravel())
-
-
-@pytest.mark.parametrize("size", range(1, 7))
-def test_pieces_are_the_forms(size: int) -> None:
-    values = FormValues(np.asarray([[3], [7], [7], [11], [20], [1]][:size], dtype=np.int64))
-    num, den = values.forms(tuple(range(size)))
-    seen = np.zeros(num_forms(size), dtype=np.int64)
-    for indices, own_num, own_den in values.pieces():
-        seen[indices] += 1
-        assert (num[indices] == own_num).all()
-        assert (den[indices] == own_den).all()
-    assert (seen == 1).all()
+def factors_of(
+    tree: Tree, exponent: int, numbers: list[int]
+) -> Iterator[tuple[Fraction | None, int]]:
+    """What stands above the line, and below it: 1 / (a / b) divides by a alone."""
+    if isinstance(tree, int) or tree[0] in ("+", "-"):
+        yield as_fraction(tree, numbers), exponent
+    elif tree[0] == "1/":
+        yield from factors_of(tree[1], -exponent, numbers)
+    else:
+        yield from factors_of(tree[1], exponent, numbers)
+        yield from factors_of(tree[2], exponent if tree[0] == "*" else -exponent, numbers)
 
 
 @pytest.mark.parametrize(
-    "numbers", [[4, 4, 9], [2, 2, 2], [3, 3, 8, 8], [5, 7, 7, 7], [1, 1, 1, 1]]
+    "numbers", [[7], [3, 3], [2, 5, 7], [3, 3, 8, 8], [1, 2, 3, 6], [1, 1, 2, 2, 4]]
 )
-def test_equal_numbers_leave_the_first_of_equal_forms(numbers: list[int]) -> None:
-    pattern = sum(2**i for i in range(len(numbers) - 1) if numbers[i] == numbers[i + 1])
-    forms = [form_at(index, numbers) for index in range(num_forms(len(numbers)))]
-    first = [forms.index(form) == index for index, form in enumerate(forms)]
-    assert _is_first_of_equals(len(numbers))[pattern].tolist() == first
+def test_values_are_those_of_the_expressions(numbers: list[int]) -> None:
+    values = [
+        Fraction(num, den) if den else None
+        for nums, dens in form_values(np.asarray(numbers, dtype=np.int64)[:, None])
+        for num, den in zip(nums[:, 0].tolist(), dens[:, 0].tolist(), strict=True)
+    ]
+    assert values == [as_fraction(tree, numbers) for tree in form_trees(len(numbers))]
 
 
-def test_texts_written_together_are_those_of_each_form() -> None:
+@pytest.mark.parametrize(
+    ("size", "largest", "kind"),
+    [(6, 999, np.int64), *((n, 999, np.float64) for n in range(2, 6)), (6, 99, np.float64)],
+)
+def test_the_largest_numbers_are_exact(size: int, largest: int, kind: type) -> None:
+    """Form by form what Python's integers give, without overflow or rounding."""
+    columns = np.arange(largest, largest - size, -1)[:, None]
+    fast, exact = (list(form_values(columns.astype(dtype))) for dtype in (kind, object))
+    assert sum(len(num) for num, _ in fast) == num_forms(size)
+    for ours, truth in zip(fast, exact, strict=True):
+        for own, other in zip(ours, truth, strict=True):
+            assert (own == other).all()
+            assert kind is np.int64 or all(abs(value) < 2**53 for value in other.ravel())
+
+
+def test_texts_are_right_and_the_same_alone() -> None:
     """All forms over four numbers, equal ones too, and sums below and equal to zero."""
     sets = np.asarray([[1, 2, 3, 4], [3, 3, 8, 8], [2, 5, 7, 50], [6, 6, 6, 6], [1, 1, 2, 9]])
     numbers, forms = np.repeat(sets, num_forms(4), axis=0), np.tile(np.arange(num_forms(4)), 5)
-    for row, index, text in zip(
-        numbers.tolist(), forms.tolist(), solution_texts(numbers, forms), strict=True
-    ):
-        assert text == form_text(form_at(index, row))
+    truth = [as_fraction(form_trees(4)[form], row) for row in sets.tolist() for form in range(733)]
+    valid = np.flatnonzero([value is not None for value in truth])
+    texts = solution_texts(numbers[valid], forms[valid])
+    for place, text in zip(valid.tolist(), texts, strict=True):
+        value = truth[place]
+        assert value is not None
+        assert evaluate(text) == abs(value)
+        assert sorted(parse(text)[0]) == numbers[place].tolist()
+        assert "(-" not in text
+        assert not text.startswith("-")
+    for place in range(0, len(valid), 11):
+        own = valid[[place]]
+        assert solution_texts(numbers[own], forms[own]).tolist() == [texts[place]]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "target", "text"),
+    [
+        ([2, 3], 1, "3 - 2"),
+        ([3, 3, 8, 8], 24, "8 / (3 - 8 / 3)"),
+        ([50, 2, 1], 49, "1 + 50 - 2"),
+        ([97, 89, 83, 2], 332, "83 * (97 - 89) / 2"),
+        ([7, 11, 97, 50], 188, "(11 - 7) * (97 - 50)"),
+    ],
+)
+def test_texts_by_hand(numbers: list[int], target: int, text: str) -> None:
+    assert solve(numbers, target)[0] == text
 
 
 def test_batches_do_not_change_results() -> None:
     rng = np.random.default_rng(0)
-    numbers = np.sort(rng.integers(1, 30, (3_000, 4)), axis=1)  # several batches of 1,430 rows
-    rows = rng.integers(0, 3_000, 500)
-    targets = rng.integers(10, 100, 500)
-    together = solve_many(numbers, rows, targets)
-    for i in range(0, 500, 25):
-        assert together[i] == solve(numbers[rows[i]].tolist(), int(targets[i]))
+    numbers = np.sort(rng.integers(1, 30, (3_000, 4)), axis=1)  # several batches of 715 rows
+    targets = rng.integers(10, 100, 3_000)
+    together = solve_many(numbers.tolist(), targets.tolist())
+    for i in range(0, 3_000, 150):
+        assert together[i] == solve(numbers[i].tolist(), int(targets[i]))
+
+
+def test_problems_of_different_sizes_are_solved_together() -> None:
+    numbers = [[1, 2, 3], [7], [3, 3, 8, 8], [1, 6], [2, 2, 2, 2, 2, 2]]
+    targets = [6, 8, 24, 10**17, 12]
+    counts = [count for _, count in solve_many(numbers, targets)]
+    assert counts == [solve(*problem)[1] for problem in zip(numbers, targets, strict=True)]
+    assert counts[:4] == [3, 0, 1, 0]  # 1+2+3, 1*2*3, 2*3/1
+    assert solve_many([], []) == []

@@ -1,0 +1,129 @@
+"""Stored solutions are judged as the reward would, and difficulties counted again."""
+
+from __future__ import annotations
+
+import random
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl_core.envs.countdown import CountdownConfig, score_response
+from rl_core.envs.countdown.check_tables import SAMPLE_ROWS, recounts_table, solutions_table
+from rl_core.envs.countdown.puzzles import generate_puzzles
+from rl_core.envs.countdown.solving.solver import solve
+from rl_core.envs.countdown.table import countdown_table
+
+Row = tuple[str | None, list[int | None] | None, int | None]
+
+SHAPES = [
+    "{} + {} - {}",
+    "{} / ({} / {})",
+    "-{} + {} * {}",
+    "{} / ({} - {})",
+    "-({} - {}) * {}",
+    "{} * {}\t/ {}",
+    "(({})) - {} - {}",
+    "{} {} {}",
+    "{} ** {} + {}",
+    "{} + {} + 0{}",
+]
+
+
+def as_split(rows: list[Row]) -> pa.Table:
+    """The columns that are looked at."""
+    texts, nums, targets = zip(*rows, strict=True)
+    extra = [{"index": i, "solution": text, "num_solutions": 1} for i, text in enumerate(texts)]
+    kind = pa.struct(
+        [("index", pa.int64()), ("solution", pa.string()), ("num_solutions", pa.int64())]
+    )
+    return pa.table(
+        {
+            "nums": pa.array(nums, pa.list_(pa.int64())),
+            "target": pa.array(targets, pa.int64()),
+            "extra_info": pa.array(extra, kind),
+        }
+    )
+
+
+def judged(rows: list[Row]) -> list[bool]:
+    verdicts: list[bool] = solutions_table({"train": as_split(rows)})["is_correct"].to_pylist()
+    return verdicts
+
+
+@given(st.integers(0, 2**32))
+def test_they_are_judged_as_the_reward_would(seed: int) -> None:
+    rng = random.Random(seed)
+    rows: list[Row] = []
+    correct = []
+    for _ in range(20):
+        numbers = [rng.choice([0, 1, 2, 3, 7, 12, 99, 100]) for _ in range(3)]
+        text = rng.choice(SHAPES).format(*numbers)
+        value = score_response(f"<answer>{text}</answer>", numbers, 0).value
+        target = rng.randint(-3, 9) if value is None else int(value) + (rng.random() < 0.2)
+        numbers = rng.sample(numbers, 3) + [5] * (rng.random() < 0.1)
+        rows.append((text, [*numbers], target))
+        verdict = score_response(f"<answer>{text}</answer>", numbers, target).verdict
+        correct.append(verdict == "correct")
+    assert judged(rows) == correct
+
+
+@pytest.mark.parametrize(
+    ("row", "correct"),
+    [
+        (("1 + 2 * 3", [3, 2, 1], 7), True),
+        (("1 + 2 * 3", [3, 2, 1], 9), False),
+        (("8 / (3 - 8 / 3)", [3, 3, 8, 8], 24), True),
+        (("7 + 5 / (3 / (2 - 2))", [7, 5, 3, 2, 2], 7), False),  # 5 / (3 / 0) is no 0
+        (("999 * 999 * 999 * 999 * 999 * 999", [999] * 6, 999**6), True),
+        (("9 + 9 - 07", [9, 9, 7], 11), False),
+        (("1 - 2", [2, 1], -1), True),
+        (("1 + 2<answer>1 + 2", [1, 2], 3), False),
+        (("5 + 5</answer>", [5, 5], 10), False),
+        (("n + 5", [5], 5), False),
+        (("4294967296 * 4294967296 + 5", [2**32, 2**32, 5], 5), False),  # 5 in 64 bits
+        (("", [1], 1), False),
+        (("1", [None, 1], 1), False),
+        ((None, [1], 1), False),
+        (("1", None, 1), False),
+        (("1", [1], None), False),
+    ],
+)
+def test_each_by_hand(row: Row, correct: bool) -> None:
+    assert judged([row]) == [correct]
+
+
+def test_splits_and_slices_are_read_right() -> None:
+    rows: list[Row] = [("9", [9], 9), ("1 + 2", [1, 2], 3), ("2 + 2", [2, 2], 5), ("0", [0], 0)]
+    table = solutions_table({"train": as_split(rows).slice(1, 2), "test": as_split(rows[:1])})
+    assert table.select(["split", "index", "is_correct"]).to_pylist() == [
+        {"split": "train", "index": 1, "is_correct": True},
+        {"split": "train", "index": 2, "is_correct": False},
+        {"split": "test", "index": 0, "is_correct": True},
+    ]
+
+
+def test_difficulties_of_some_rows_are_counted_again() -> None:
+    puzzles = generate_puzzles(CountdownConfig(max_number=20), size=2 * SAMPLE_ROWS, seed=0)
+    table = solutions_table({"train": countdown_table(puzzles, split="train", template="base")})
+    recounts = recounts_table(table)
+    assert recounts.num_rows == SAMPLE_ROWS
+    assert recounts["recounted"].equals(recounts["num_solutions"])
+    for row in recounts.slice(0, 20).to_pylist():
+        assert row["recounted"] == solve(row["nums"], row["target"])[1]
+
+
+def test_rows_that_no_solver_takes_are_not_counted_again() -> None:
+    rows: list[Row] = [
+        ("1 + 2", [1, 2], 3),
+        ("1", None, 1),
+        ("1", [None], 1),
+        ("1", [1], None),
+        ("1000", [1_000], 1_000),
+        ("0 - 1", [0, 1], -1),
+        ("1", [], 1),
+        ("1", [1] * 7, 1),
+    ]
+    recounts = recounts_table(solutions_table({"train": as_split(rows)}))
+    assert recounts.select(["index", "recounted"]).to_pylist() == [{"index": 0, "recounted": 1}]
