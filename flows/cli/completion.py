@@ -17,7 +17,7 @@ from flows.cli.commands import COMMANDS, PROGRAM, QUESTION, RUN, build_parser
 from flows.settings.keys import CHOICES, known_keys
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
-from rl_core.envs import ENVS
+from rl_core.envs import ENVS, env_names
 from tasks.queries.saved_questions import list_queries
 
 
@@ -50,6 +50,8 @@ def _completer(command: str) -> Callable[..., Iterable[str]]:
 
 def _values(key: str) -> Iterable[str]:
     """Returns the values that a key may have, where they can be counted."""
+    if key == "env":
+        return env_names()
     if key in CHOICES:
         return CHOICES[key]
     if key in ("run_id", "checkpoint", "against"):
