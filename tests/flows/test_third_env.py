@@ -176,14 +176,11 @@ def test_what_is_wrong_with_an_offered_env_is_one_line(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("name", ["echo", "letters:ENV"])
-def test_it_trains_and_is_evaluated_and_reported(
-    tmp_path: Path, tiny_overrides: list[str], name: str
-) -> None:
+def test_it_trains_and_is_evaluated_and_reported(tmp_path: Path, tiny_overrides: list[str]) -> None:
     done = run_stages(
         "generate,validate,train,evaluate,report",
         f"storage.root={tmp_path}",
-        *(f"env={name}", *tiny_overrides, "rollout.engine=hf", "trainer.total_steps=2"),
+        *("env=echo", *tiny_overrides, "rollout.engine=hf", "trainer.total_steps=2"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     run = tmp_path / "runs" / "one"
