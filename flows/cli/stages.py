@@ -21,6 +21,7 @@ from flows.runs.run_record import choose_run, recorded
 from flows.settings.compose import compose, own_settings
 from rl_core.data.user_files import OwnFilesError
 from rl_core.runs.run_folder import RunFolder
+from rl_core.tracking.wandb_sync import sync_runs, wants_wandb
 from tasks import preflight as checks
 from tasks.base_model import base_model
 from tasks.generate import generate_dataset, rows_per_split
@@ -31,7 +32,6 @@ from tasks.preflight_checks.hours import plan_steps
 from tasks.prune import prune_run
 from tasks.queries.run_tables import find_runs
 from tasks.rescore import rescore_run
-from tasks.sync import sync_runs, wants_wandb
 
 if TYPE_CHECKING:
     from rl_core.config.run import RunConfig
