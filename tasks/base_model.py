@@ -66,7 +66,7 @@ def home_made_folder(config: RunConfig) -> Path:
         "recipe": RECIPE_VERSION,
     }
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    return config.storage.root / "models" / f"{config.env.name}-{digest[:12]}"
+    return config.storage.root / "models" / f"{config.env.slug}-{digest[:12]}"
 
 
 def is_complete(folder: Path) -> bool:

@@ -16,7 +16,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from flows.cli.main import _parse, run_command
+from flows.cli.commands import parse
+from flows.cli.main import run_command
 from flows.runs.lookup import take_arguments
 from flows.settings.compose import compose
 from flows.settings.keys import CHOICES, ENVS, known_keys
@@ -176,8 +177,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("line", commands())
 def test_every_command_is_understood(place: Path, line: str) -> None:
     command, *words = shlex.split(line)
-    options = _parse([command, *words])
-    settings = [word for word in options.words if re.match(r"[a-z][\w.]*=", word)]
+    options = parse([command, *words])
+    settings = [word for word in options["words"] if re.match(r"[a-z][\w.]*=", word)]
     compose(take_arguments(settings, OWN_ARGUMENTS)[1])
     if command == "sql" and words and not words[0].startswith("-"):
         assert list(ROOT.glob(f"sql/*/{words[0]}.sql")), "no saved question"

@@ -6,57 +6,29 @@ Hydra nor DuckDB is among it.
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-_PROGRAM: Final = "countdown-train"
-_SHELLS: Final = ("bash", "zsh", "fish")
-_HELP: Final = f'completion for your shell: eval "$({_PROGRAM} completion bash)"'
-_LOOKS: Final = ("head", "columns", "lengths")
-_OWN_WORDS: Final = {
-    "ask": ("problems=", "samples=", "answer="),
-    "compare": ("output=",),
-    "data": ("split=", "column="),
-    "evaluate": ("checkpoint=", "against="),
-    "import": ("output=",),
-    "prune": ("dry_run=",),
-}
-"""Arguments of commands beside settings."""
-_OF_RUNS: Final = ("ask", "compare", "rescore", "watch")
-"""Commands that take a RUN as a word of its own."""
+import argcomplete
+from argcomplete.shell_integration import shellcode
+
+from flows.cli.commands import COMMANDS, PROGRAM, QUESTION, RUN, build_parser
+from flows.settings.keys import CHOICES, known_keys
+from rl_core.config.operations import StorageConfig
+from rl_core.config.run import RunConfig
+from rl_core.envs import ENVS, env_names
+from tasks.queries.saved_questions import list_queries
 
 
-def add_parser(commands: Any) -> None:
-    """Adds `completion` to the command line's commands."""
-    parser = commands.add_parser("completion", help=_HELP, description=_HELP)
-    parser.add_argument("shell", choices=_SHELLS)
-    parser.set_defaults(command=print_script, words=[])
-
-
-def print_script(options: argparse.Namespace) -> None:
+def print_script(words: Sequence[str], shell: str) -> None:
     """Prints what the shell must evaluate once."""
-    from argcomplete.shell_integration import shellcode
-
-    sys.stdout.write(shellcode([_PROGRAM], shell=options.shell))
+    sys.stdout.write(shellcode([PROGRAM], shell=shell))
 
 
-def answer_shell(parser: Callable[[], argparse.ArgumentParser]) -> None:
-    """Answers a shell that asks how a word may go on, and ends the process; else does nothing."""
-    if "_ARGCOMPLETE" not in os.environ:
-        return
-    import argcomplete
-
-    asked = parser()
-    (commands,) = (a for a in asked._actions if isinstance(a, argparse._SubParsersAction))
-    for name, command in commands.choices.items():
-        for action in command._actions:
-            if action.dest == "words":
-                action.completer = _completer(name)  # argcomplete's, not argparse's
-    argcomplete.autocomplete(asked, always_complete_options=False)
+def answer_shell() -> None:
+    """Answers a shell that asks how a word may go on, and ends the process."""
+    argcomplete.autocomplete(build_parser(_completer), always_complete_options=False)
 
 
 def suggestions(command: str, prefix: str) -> Iterable[str]:
@@ -64,20 +36,12 @@ def suggestions(command: str, prefix: str) -> Iterable[str]:
     key, equals, _ = prefix.partition("=")
     if equals:
         return [f"{key}={value}" for value in _values(key)]
-    words = [*_OWN_WORDS.get(command, ()), "preset=", "env="]
-    if command == "data":
-        words += _LOOKS
-    if command in _OF_RUNS:
-        words += _runs()
-    if command == "sql":
-        from tasks.queries.saved_questions import list_queries
-
-        words += [query.name for query in list_queries()]
-    from flows.settings.keys import known_keys
-    from rl_core.envs import ENVS
-
+    own: list[str] = []
+    for word in COMMANDS[command].own:
+        own += _runs() if word == RUN else _questions() if word == QUESTION else [word]
     keys = dict.fromkeys(key for env in ENVS for key in known_keys(env))
-    return [*words, *(key if command == "explain" else f"{key}=" for key in keys)]
+    equals = "" if command == "explain" else "="
+    return [*own, "preset=", "env=", *(f"{key}{equals}" for key in keys)]
 
 
 def _completer(command: str) -> Callable[..., Iterable[str]]:
@@ -86,25 +50,23 @@ def _completer(command: str) -> Callable[..., Iterable[str]]:
 
 def _values(key: str) -> Iterable[str]:
     """Returns the values that a key may have, where they can be counted."""
-    from flows.settings.keys import CHOICES
-    from rl_core.config.run import RunConfig
-    from rl_core.envs import ENVS
-
+    if key == "env":
+        return env_names()
     if key in CHOICES:
         return CHOICES[key]
     if key in ("run_id", "checkpoint", "against"):
         return _runs()
     if key == "split":
         return ("train", "test")
+    if key == "dry_run":
+        return ("true", "false")
     section, _, name = key.rpartition(".")
     field = RunConfig.model_fields.get(section)
+    models: list[Any] = [field.annotation] if field else []
     if section == "env":
-        models: list[Any] = [env.settings for env in ENVS.values()]
-    else:
-        models = [field.annotation] if field else []
+        models = [env.settings for env in ENVS.values()]
     schemas = [model.model_json_schema()["properties"].get(name, {}) for model in models]
-    values = [value for schema in schemas for value in _choices(schema)]
-    return dict.fromkeys(["true", "false"] if key == "dry_run" else values)
+    return dict.fromkeys(value for schema in schemas for value in _choices(schema))
 
 
 def _choices(schema: dict[str, Any]) -> list[str]:
@@ -117,7 +79,8 @@ def _choices(schema: dict[str, Any]) -> list[str]:
 
 def _runs() -> list[str]:
     """Returns the runs in the folder where they are by default; another root is not looked into."""
-    from rl_core.config.operations import StorageConfig
+    return sorted(path.name for path in (StorageConfig().root / "runs").glob("*/") if path.is_dir())
 
-    runs = StorageConfig().root / "runs"
-    return sorted(path.name for path in Path(runs).glob("*/") if path.is_dir())
+
+def _questions() -> list[str]:
+    return [query.name for query in list_queries()]

@@ -2,49 +2,39 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from flows.cli.commands import LOOKS
+from flows.cli.terminal import say, show_rows
 from flows.errors import BadInputError
 from flows.runs.lookup import existing_run, take_arguments
+from flows.settings.compose import compose
+from rl_core.config.run import RunConfig
+from rl_core.data.dataset import dataset_folder
+from tasks.queries.parquet_look import (
+    CountTokens,
+    columns,
+    describe_file,
+    first_rows,
+    text_lengths,
+)
 
-if TYPE_CHECKING:
-    from rl_core.config.run import RunConfig
-    from tasks.queries.parquet_look import CountTokens
-
-_FORMATS: Final = ("table", "csv", "json", "parquet")
-_LOOKS: Final = ("head", "columns", "lengths")
 _ARGUMENTS: Final = ("split", "column", "run_id")
 _ROWS: Final = 5
-_HELP: Final = "look into a data set or any parquet file: head [N], columns, lengths"
 
 
-def add_parser(commands: Any) -> None:
-    """Adds `data` to the command line's commands."""
-    parser = commands.add_parser(
-        "data",
-        help=_HELP,
-        description="head [N] shows the first rows, columns their types, lengths how many "
-        "characters and tokens the texts take. FILE is any parquet file, or a folder of them; by "
-        "default the data set of run_id=RUN or of the settings. split=test, column=response.",
-    )
-    parser.add_argument("words", nargs="*", metavar="head [N] | columns | lengths | FILE | K=V")
-    parser.add_argument("--format", choices=_FORMATS, default="table")
-    parser.set_defaults(command=data)
-
-
-def data(options: argparse.Namespace) -> None:
+def data(words: Sequence[str], *, output_format: str) -> None:
     """Shows one file, or each split's lengths.
 
     Raises:
         BadInputError: no such look, file, column or data set.
     """
-    named = [word for word in options.words if "=" not in word or Path(word).exists()]
-    asked, settings = take_arguments([w for w in options.words if w not in named], _ARGUMENTS)
-    if not named or named[0] not in _LOOKS:
-        raise BadInputError(f"data takes one of {', '.join(_LOOKS)} first, and then a FILE or none")
+    named = [word for word in words if "=" not in word or Path(word).exists()]
+    asked, settings = take_arguments([w for w in words if w not in named], _ARGUMENTS)
+    if not named or named[0] not in LOOKS:
+        raise BadInputError(f"data takes one of {', '.join(LOOKS)} first, and then a FILE or none")
     look, places = named[0], named[1:]
     count = _ROWS
     if look == "head" and places and places[0].isdigit():
@@ -55,30 +45,24 @@ def data(options: argparse.Namespace) -> None:
         raise BadInputError(f"data {look} shows all columns: column= is for lengths")
     try:
         if look == "lengths":
-            _lengths(options, places, asked, settings)
+            _lengths(output_format, places, asked, settings)
         else:
             (file,) = _files(places, asked, settings, default="train")
-            _rows(options, file, count if look == "head" else None)
+            _rows(output_format, file, count if look == "head" else None)
     except ValueError as error:
         raise BadInputError(" ".join(str(error).split())) from error
 
 
-def _rows(options: argparse.Namespace, file: Path, count: int | None) -> None:
-    from tasks.queries.parquet_look import columns, describe_file, first_rows
-
+def _rows(output_format: str, file: Path, count: int | None) -> None:
     frame = columns(file) if count is None else first_rows(file, count)
-    if options.format == "table":
-        sys.stdout.write(f"{describe_file(file)}\n")
-    _show(frame, options.format)
+    if output_format == "table":
+        say(describe_file(file))
+    show_rows(frame, output_format)
 
 
 def _lengths(
-    options: argparse.Namespace, places: list[str], asked: dict[str, str], settings: list[str]
+    output_format: str, places: list[str], asked: dict[str, str], settings: list[str]
 ) -> None:
-    import polars as pl
-
-    from tasks.queries.parquet_look import describe_file, text_lengths
-
     files = _files(places, asked, settings, default=None)
     tokenizer, count_tokens = _tokenizer(asked, settings)
     found = [text_lengths(file, asked.get("column"), count_tokens) for file in files]
@@ -87,14 +71,14 @@ def _lengths(
         for file, lengths in zip(files, found, strict=True)
         for row in lengths.summary
     ]
-    if options.format != "table":
-        _show(pl.DataFrame(rows), options.format)
+    if output_format != "table":
+        show_rows(rows, output_format)
         return
     for file, lengths in zip(files, found, strict=True):
-        sys.stdout.write(f"{describe_file(file)}\n")
-        _show(pl.DataFrame(lengths.summary), "table")
-        sys.stdout.write("\n".join([*lengths.histogram, "", ""]))
-    sys.stdout.write(f"{tokenizer}\n")
+        say(describe_file(file))
+        show_rows(lengths.summary)
+        say("\n".join([*lengths.histogram, ""]))
+    say(tokenizer)
 
 
 def _files(
@@ -133,16 +117,12 @@ def _names(files: list[Path]) -> str:
 
 def _dataset(asked: dict[str, str], settings: list[str]) -> tuple[Path, str]:
     """Returns the folder of a run's data set or of the settings', and how it would come there."""
-    from rl_core.data.dataset import dataset_folder
-
     if "run_id" in asked:
         _, run = existing_run([f"run_id={asked['run_id']}", *settings], arguments=_ARGUMENTS)
         folder = run.read().data
         if folder is None:
             raise BadInputError(f"run {run.run_id} did not get as far as a data set")
         return Path(folder), f": the data set of {run.run_id} was deleted"
-    from flows.settings.compose import compose
-
     config = compose(settings, arguments=_ARGUMENTS)
     words = " ".join(["countdown-train generate", *settings])
     return dataset_folder(config), f" yet, it is preset={config.preset}'s: {words}"
@@ -156,7 +136,8 @@ def _tokenizer(asked: dict[str, str], settings: list[str]) -> tuple[str, CountTo
     model, is_chat = _model(asked, settings)
     if model is None:
         return "no tokens: no model was made yet (model.path=FOLDER names one)", None
-    from rl_core.data.prompts import find_model_here, load_tokenizer
+    # With transformers, which no other look needs.
+    from rl_core.data.prompts import count_tokens, find_model_here, load_tokenizer
 
     folder = find_model_here(model)
     if folder is None:
@@ -164,8 +145,6 @@ def _tokenizer(asked: dict[str, str], settings: list[str]) -> tuple[str, CountTo
     tokenizer = load_tokenizer(str(folder))
 
     def count(texts: Any) -> list[int]:
-        from rl_core.data.prompts import count_tokens
-
         as_prompts: list[Any] = [
             [{"role": "user", "content": text}] if isinstance(text, str) else text for text in texts
         ]
@@ -183,8 +162,6 @@ def _model(asked: dict[str, str], settings: list[str]) -> tuple[str | None, bool
         run_words = [f"run_id={asked['run_id']}", *settings]
         config, run = existing_run(run_words, arguments=_ARGUMENTS)
         return run.read().model, config.env.prompt_template == "chat"
-    from flows.settings.compose import compose
-
     config = compose(settings, arguments=_ARGUMENTS)
     return _base_model(config), config.env.prompt_template == "chat"
 
@@ -192,15 +169,7 @@ def _model(asked: dict[str, str], settings: list[str]) -> tuple[str | None, bool
 def _base_model(config: RunConfig) -> str | None:
     if config.model.path is not None:
         return config.model.path
-    from tasks.base_model import home_made_folder, is_complete
+    from tasks.base_model import home_made_folder, is_complete  # Prefect comes with it
 
     folder = home_made_folder(config)
     return str(folder) if is_complete(folder) else None
-
-
-def _show(frame: Any, output_format: str) -> None:
-    from flows.cli.sql import terminal_width
-    from tasks.queries.render import render
-
-    sys.stdout.flush()
-    sys.stdout.buffer.write(render(frame, output_format, width=terminal_width()))

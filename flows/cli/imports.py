@@ -2,49 +2,34 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
-import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from flows.errors import BadInputError
+from flows.cli.terminal import say
+from flows.errors import BadInputError, SettingsError
 from flows.runs.lookup import take_arguments
-
-if TYPE_CHECKING:
-    from rl_core.config.run import RunConfig
-
-_HELP = "turn a verl or TinyZero launch script into a preset, or a console log into a run"
-
-
-def add_parser(commands: Any) -> None:
-    """Adds `import` to the command line's commands."""
-    parser = commands.add_parser(
-        "import",
-        help=_HELP,
-        description=f"{_HELP}. output=FILE names the preset, run_id=NAME the run; NAME=VALUE is a "
-        "variable that the script takes from outside (BASE_MODEL=Qwen/Qwen2.5-3B N_GPUS=1). Of a "
-        "log, settings say what it is of, where it does not itself.",
-    )
-    parser.add_argument("words", nargs="*", metavar="FILE | KEY=VALUE | NAME=VALUE")
-    parser.set_defaults(command=import_file)
+from flows.settings.compose import compose
+from rl_core.config.run import RunConfig
+from rl_core.system.atomic import write_text_atomically
+from rl_core.tracking.diagnosis import diagnose
+from tasks.importers.console_log import import_log, is_log, logged_settings
+from tasks.importers.launch_script import import_script, import_settings
 
 
-def import_file(options: argparse.Namespace) -> None:
+def import_file(words: Sequence[str]) -> None:
     """Reads one script or log, and says what is wrong with it.
 
     Raises:
         BadInputError: no such file, nothing in it to import, or what it would become exists.
     """
-    files = [word for word in options.words if "=" not in word]
+    files = [word for word in words if "=" not in word]
     if len(files) != 1:
         raise BadInputError("import takes one FILE: a launch script, or a console log")
-    given, settings = take_arguments([w for w in options.words if "=" in w], ("output",))
+    given, settings = take_arguments([w for w in words if "=" in w], ("output",))
     file = Path(files[0])
-    from tasks.importers.console_log import is_log
-
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -60,30 +45,26 @@ def import_file(options: argparse.Namespace) -> None:
 
 
 def _import_log(file: Path, text: str, given: list[str]) -> None:
-    from flows.settings.compose import compose
-    from rl_core.tracking.diagnosis import diagnose
-    from tasks.importers.console_log import import_log
-
     config = compose([text for text in given if text.startswith(("run_id=", "storage."))])
     settings = _settings_of_log(text, given)
     run_id = config.run_id or re.sub(r"[^A-Za-z0-9._-]+", "-", f"imported-{file.stem}")
     run = import_log(file, root=config.storage.root, run_id=run_id, settings=settings)
     rows = run.metrics.read()
-    _print(f"{run.path}: steps {rows[0]['step']} to {rows[-1]['step']}")
+    say(f"{run.path}: steps {rows[0]['step']} to {rows[-1]['step']}")
     for found in diagnose(rows):
-        _print(f"diagnosis  {found}")
+        say(f"diagnosis  {found}")
     if settings is None:
-        _print(
+        say(
             "shape      unknown, so preflight does not count its hours: name it, as in model.path="
             "Qwen/Qwen2.5-0.5B data.train_batch_size=32 actor.mini_batch_size=32"
         )
     else:
         rollouts = f"{settings.data.train_batch_size} x {settings.algorithm.group_size} rollouts"
-        _print(
+        say(
             f"shape      {settings.model.path}, {rollouts} of up to "
             f"{settings.data.max_response_length:,} tokens: preflight counts its hours"
         )
-    _print(f"try next   countdown-train report run_id={run_id}")
+    say(f"try next   countdown-train report run_id={run_id}")
 
 
 def _settings_of_log(text: str, given: list[str]) -> RunConfig | None:
@@ -91,10 +72,6 @@ def _settings_of_log(text: str, given: list[str]) -> RunConfig | None:
 
     A preset that is given stands for the log's own; None where neither tells a shape.
     """
-    from flows.settings.compose import SettingsError, compose
-    from tasks.importers.console_log import logged_settings
-    from tasks.importers.launch_script import import_settings
-
     named = [word for word in given if not word.startswith(("run_id=", "storage."))]
     logged = logged_settings(text)
     if any(word.startswith("preset=") for word in named) or not logged:
@@ -105,7 +82,7 @@ def _settings_of_log(text: str, given: list[str]) -> RunConfig | None:
         try:
             return compose([f"preset={preset}", *named])
         except SettingsError as error:
-            _print(f"shape      its settings cannot be used here: {error}")
+            say(f"shape      its settings cannot be used here: {error}")
             return None
 
 
@@ -130,23 +107,15 @@ def _variables(words: list[str]) -> dict[str, str]:
 
 
 def _import_script(file: Path, text: str, output: Path, variables: dict[str, str]) -> None:
-    from flows.settings.compose import SettingsError, compose
-    from rl_core.system.atomic import write_text_atomically
-    from tasks.importers.launch_script import import_script
-
     if output.exists():
         raise BadInputError(f"{output} exists already: choose another name with output=FILE")
     imported = import_script(text, variables, os.environ)
     for finding in imported.findings:
-        _print(f"{finding.check:9}{'!' if finding.level == 'warning' else ' '} {finding}")
+        say(f"{finding.check:9}{'!' if finding.level == 'warning' else ' '} {finding}")
     write_text_atomically(output, imported.preset(file.name))
-    _print(f"\n{output}: {len(imported.settings)} settings")
+    say(f"\n{output}: {len(imported.settings)} settings")
     try:
         compose([f"preset={output}"])
     except SettingsError as error:
-        _print(f"to be mended in it: {error}")
-    _print(f"try next   countdown-train preflight preset={output}")
-
-
-def _print(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
+        say(f"to be mended in it: {error}")
+    say(f"try next   countdown-train preflight preset={output}")

@@ -22,6 +22,14 @@ from urllib.parse import urlsplit
 
 import httpx
 import psutil
+import yaml
+from prefect import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.context import refresh_global_settings_context
+from prefect.events.schemas.automations import AutomationCore
+from prefect.exceptions import ObjectAlreadyExists
+from prefect.settings import get_current_settings
+from prefect.workers.process import ProcessWorker
 
 from flows.errors import BadInputError, RunFailedError
 
@@ -70,8 +78,6 @@ def serve(words: Sequence[str]) -> None:
 
 def _server(processes: _Processes) -> str:
     """Returns the URL of an API that answers: of the settings, else of a server started here."""
-    from prefect.settings import get_current_settings
-
     settings = get_current_settings()
     if settings.api.url is not None and _answers(settings.api.url):
         return settings.api.url
@@ -112,14 +118,6 @@ def _pool_and_automations() -> list[str]:
 
     A work pool stays as it is, and so does whether an automation is switched on.
     """
-    import yaml
-    from prefect import get_client
-    from prefect.client.schemas.actions import WorkPoolCreate
-    from prefect.context import refresh_global_settings_context
-    from prefect.events.schemas.automations import AutomationCore
-    from prefect.exceptions import ObjectAlreadyExists
-    from prefect.workers.process import ProcessWorker
-
     refresh_global_settings_context()  # with the API's address
     template = ProcessWorker.get_default_base_job_template()
     pool = WorkPoolCreate(name=_POOL, type=ProcessWorker.type, base_job_template=template)
@@ -146,8 +144,6 @@ class _Processes:
     """
 
     def __init__(self) -> None:
-        from prefect.settings import get_current_settings
-
         self.logs = get_current_settings().home / "serve"
         self.logs.mkdir(parents=True, exist_ok=True)
         self._mark = secrets.token_hex(8)

@@ -1,25 +1,40 @@
-"""What each command of `countdown-train` does: the stages as plain calls, after the settings.
+"""The commands that run stages, as plain calls after the settings; only `run` is a flow run.
 
-Only `run` is a Prefect flow run; the single stages need no server.
+What loads torch, Ray or DuckDB is imported once the settings hold: a mistake is said at once.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from flows.cli.terminal import progress_on_stdout, say, show_rows
 from flows.errors import BadInputError, RunFailedError, one_line
-from flows.runs.lookup import existing_run, find_run, storage_root, take_arguments
+from flows.prefect_patches.private_server import start_private_server
+from flows.runs.lookup import existing_run, find_run, take_arguments
+from flows.runs.run_record import choose_run, recorded
+from flows.settings.compose import compose, own_settings
+from rl_core.data.user_files import OwnFilesError
+from rl_core.runs.run_folder import RunFolder
+from rl_core.tracking.wandb_sync import sync_runs, wants_wandb
+from tasks import preflight as checks
+from tasks.base_model import base_model
+from tasks.generate import generate_dataset, rows_per_split
+from tasks.prefect_ui.attempts import settings_in_force
+from tasks.prefect_ui.progress import TrainingProgress
+from tasks.preflight_checks.finding import PreflightError
+from tasks.preflight_checks.hours import plan_steps
+from tasks.prune import prune_run
+from tasks.queries.run_tables import find_runs
+from tasks.rescore import rescore_run
 
 if TYPE_CHECKING:
     from rl_core.config.run import RunConfig
-    from rl_core.runs.run_folder import RunFolder
     from tasks.preflight_checks.finding import Finding
     from tasks.validate import Validation
 
@@ -30,14 +45,10 @@ _logger = logging.getLogger(__name__)
 
 def run(overrides: Sequence[str]) -> None:
     """Runs the whole pipeline as one Prefect flow run, and shows what became of it."""
-    from tasks.preflight import preflight as look
-
-    config = _ready(overrides, look)
-    from flows.cli.server import start_private_server
-
+    config = _ready(overrides, checks.preflight)
     server = start_private_server()
     with _shown(links=server is None):
-        from flows.countdown_train import countdown_train
+        from flows.countdown_train import countdown_train  # while the server starts
 
         if server is not None:
             server.connect()
@@ -47,32 +58,18 @@ def run(overrides: Sequence[str]) -> None:
     show_summary(config.storage.root, record["run_id"])
 
 
-def serve(words: Sequence[str]) -> None:
-    """Serves the deployments until Ctrl-C."""
-    from flows.cli.serve import serve as serve_deployments
-
-    serve_deployments(words)
-
-
 def generate(overrides: Sequence[str]) -> None:
     """Makes the data set, unless it is there."""
-    from tasks.generate import generate_dataset, rows_per_split
-    from tasks.preflight import preflight_data
-
-    config = _ready(overrides, preflight_data)
+    config = _ready(overrides, checks.preflight_data)
     with _shown():
         folder = generate_dataset(config)
     rows = " + ".join(f"{count:,} {split}" for split, count in rows_per_split(folder).items())
-    _print(f"{rows} rows, of preset={config.preset}\n{folder}")
+    say(f"{rows} rows, of preset={config.preset}\n{folder}")
 
 
 def validate(overrides: Sequence[str]) -> None:
     """Checks the data set, and the prompts under the model's tokenizer."""
-    from tasks.preflight import preflight_validation
-
-    config = _ready(overrides, preflight_validation)
-    from tasks.base_model import base_model
-    from tasks.generate import generate_dataset
+    config = _ready(overrides, checks.preflight_validation)
     from tasks.validate import ValidationFailed, validate_dataset
 
     with _shown():
@@ -81,21 +78,15 @@ def validate(overrides: Sequence[str]) -> None:
         try:
             validation = validate_dataset(config, data, model_path)
         except ValidationFailed as failed:
-            _print_lengths(failed.validation)
+            _say_lengths(failed.validation)
             raise
-        _print_lengths(validation)
-        _print(f"{data}: all checks passed, under the tokenizer of {model_path}")
+        _say_lengths(validation)
+        say(f"{data}: all checks passed, under the tokenizer of {model_path}")
 
 
 def train(overrides: Sequence[str]) -> None:
     """Trains; data set and base model are made where they are missing."""
     config = _ready(overrides, _preflight_without_server)
-    from flows.runs.run_record import choose_run, recorded
-    from flows.settings.compose import own_settings
-    from rl_core.runs.run_folder import RunFolder
-    from tasks.prefect_ui.attempts import settings_in_force
-    from tasks.prefect_ui.progress import TrainingProgress
-    from tasks.preflight_checks.hours import plan_steps
     from tasks.train import train_supervised
 
     with _shown():
@@ -122,7 +113,7 @@ def train(overrides: Sequence[str]) -> None:
                     on_step=progress.on_step,
                     logger=_logger,
                 )
-    _print(run.path)
+    say(run.path)
 
 
 def prune(overrides: Sequence[str]) -> None:
@@ -132,11 +123,9 @@ def prune(overrides: Sequence[str]) -> None:
     if dry_run not in ("true", "false"):
         raise BadInputError(f"dry_run={dry_run} must be true or false")
     config, run = existing_run(settings, arguments=PRUNE_ARGUMENTS)
-    from tasks.prune import prune_run
-
     with _shown():
         rows = prune_run(config, run, dry_run=dry_run == "true")
-    _print_table(rows)
+    show_rows(rows)
 
 
 def evaluate(overrides: Sequence[str]) -> None:
@@ -148,14 +137,13 @@ def evaluate(overrides: Sequence[str]) -> None:
         chosen = choose(asked, settings)
         with _shown():
             printed = evaluate_chosen(chosen)
-        _print(f"\n{printed}")
+        say(f"\n{printed}")
         return
     config, run = existing_run(settings, arguments=EVALUATE_ARGUMENTS)
     from flows.evaluate_checkpoint import render
     from tasks.evaluate import evaluate_run
     from tasks.evaluate_checkpoint import evaluated_of_run
     from tasks.evaluator import Evaluator
-    from tasks.prefect_ui.attempts import settings_in_force
     from tasks.promote import promote_run
 
     with _shown():
@@ -167,9 +155,9 @@ def evaluate(overrides: Sequence[str]) -> None:
             promote_run(config, run, data, model)
     names = [summary.model for summary in reversed(summaries)]
     evaluated = evaluated_of_run(in_force, run, data, names)
-    _print(f"\n{render(evaluated, [answers.name for answers in evaluated.answers])}")
+    say(f"\n{render(evaluated, [answers.name for answers in evaluated.answers])}")
     if not is_own:
-        _print(f"kept beside the run's own evaluation: {run.path / 'run.json'} stays as it is")
+        say(f"kept beside the run's own evaluation: {run.path / 'run.json'} stays as it is")
         return
     from flows.cli.summary import show_summary
 
@@ -181,7 +169,7 @@ def report(overrides: Sequence[str]) -> None:
     run = find_run(overrides)
     from tasks.report import write_report
 
-    _print(write_report(run.path).html)
+    say(write_report(run.path).html)
 
 
 def rescore(words: Sequence[str]) -> None:
@@ -197,40 +185,32 @@ def rescore(words: Sequence[str]) -> None:
     run_ids = [] if named == ["latest"] else [f"run_id={named[0]}"]
     config, run = existing_run([*run_ids, *where, *changes])
     from tasks.queries.sql import ask
-    from tasks.rescore import rescore_run
 
     with _shown():
         data, _ = _data_and_model(run)
         changed = " ".join(changes)
         rescore_run(config, run, data, changed)
         rows = ask("rescored", {"settings": changed}, root=run.root, run=run.run_id)
-    _print_table(rows.to_dicts())
+    show_rows(rows)
 
 
 def preflight(overrides: Sequence[str], *, as_json: bool = False) -> None:
     """Says what was checked, and fails where something would stop a run."""
-    from flows.settings.compose import compose
-    from tasks.preflight import preflight as look
-
-    findings = look(compose(overrides))
+    findings = checks.preflight(compose(overrides))
     if as_json:
-        _print(json.dumps([asdict(finding) for finding in findings], indent=1))
+        say(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
         for finding in findings:
-            _print(f"{finding.level:8} {finding.check:9} {finding}")
+            say(f"{finding.level:8} {finding.check:9} {finding}")
         for finding in findings:
             if finding.overrides:  # on a line of its own, to be copied
-                _print(f"{'to fit':8} {finding.check:9} {finding.overrides}")
+                say(f"{'to fit':8} {finding.check:9} {finding.overrides}")
     if any(finding.level == "fatal" for finding in findings):
         raise BadInputError("preflight found what would stop a run")
 
 
 def sync(overrides: Sequence[str]) -> None:
     """Uploads to wandb what it lacks of a run, by default the latest, or of `all` that want it."""
-    from flows.settings.compose import compose
-    from tasks.queries.run_tables import find_runs
-    from tasks.sync import sync_runs, wants_wandb
-
     if "all" in overrides:
         settings = compose([text for text in overrides if text != "all"])
         if settings.run_id is not None:
@@ -247,98 +227,28 @@ def sync(overrides: Sequence[str]) -> None:
         rows = sync_runs(runs)
     except ConnectionError as error:
         raise RunFailedError(str(error)) from None
-    _print_table(rows)
+    show_rows(rows)
     failed = [str(row["run"]) for row in rows if row["result"] == "failed"]
     if failed:
         raise RunFailedError(f"not uploaded: {', '.join(failed)}")
 
 
-def list_runs(overrides: Sequence[str]) -> None:
-    """Prints one line per run."""
-    from flows.cli.sql import terminal_width
-    from rl_core.runs.lock import close_lost_runs
-    from tasks.queries.render import render
-    from tasks.queries.sql import ask
-
-    root = storage_root(overrides)
-    close_lost_runs(root)
-    frame = ask("runs_overview", root=root)
-    sys.stdout.buffer.write(render(frame, "table", width=terminal_width()))
-
-
-def compare(words: Sequence[str]) -> None:
-    """Sets runs beside one another: tables here, curves in compare.html."""
-    asked, settings = take_arguments([word for word in words if "=" in word], ("output",))
-    from flows.settings.compose import compose
-    from tasks.report_page.compare import compare_runs, write_comparison
-
-    root = compose(settings).storage.root
-    try:
-        comparison = compare_runs(root, [word for word in words if "=" not in word])
-        page = Path(asked.get("output", root / "compare.html"))
-        moved = write_comparison(comparison, page)
-    except ValueError as error:
-        raise BadInputError(str(error)) from None
-    for title, frame in (
-        ("what they reached", comparison.overview),
-        ("settings that differ", comparison.settings),
-        ("who won the same problems", comparison.paired),
-    ):
-        _print(f"\n{title}")
-        _print_table(frame.to_dicts())
-    _print(f"\ncurves: {page}")
-    if moved is not None:
-        _print(f"the page of other runs that was there is now {moved}")
-
-
-def watch(words: Sequence[str]) -> None:
-    """Shows a run as it goes."""
-    from flows.cli.watch import watch as look
-
-    look(words)
-
-
-COMMANDS: Final[Mapping[str, Callable[[Sequence[str]], None]]] = {
-    "run": run,
-    "generate": generate,
-    "validate": validate,
-    "train": train,
-    "prune": prune,
-    "evaluate": evaluate,
-    "report": report,
-    "rescore": rescore,
-    "sync": sync,
-    "runs": list_runs,
-    "watch": watch,
-    "compare": compare,
-    "serve": serve,
-}
-
-
 def _ready(overrides: Sequence[str], look: Callable[[RunConfig], Sequence[Finding]]) -> RunConfig:
     """Returns the settings, if nothing that `look` finds would stop the command."""
-    from flows.settings.compose import compose
-    from tasks.preflight import refuse_fatal
-    from tasks.preflight_checks.finding import PreflightError
-
     config = compose(overrides)
     try:
-        refuse_fatal(look(config))
+        checks.refuse_fatal(look(config))
     except PreflightError as error:
         raise BadInputError(str(error)) from None
     return config
 
 
 def _preflight_without_server(config: RunConfig) -> list[Finding]:
-    from tasks.preflight import preflight as look
-
-    return [finding for finding in look(config) if finding.check != "prefect"]
+    return [finding for finding in checks.preflight(config) if finding.check != "prefect"]
 
 
 def _prepared(config: RunConfig) -> tuple[Path, Path]:
     """Returns the folders of data set and base model, made and validated."""
-    from tasks.base_model import base_model
-    from tasks.generate import generate_dataset
     from tasks.validate import validate_dataset
 
     data = generate_dataset(config)
@@ -357,9 +267,6 @@ def _data_and_model(run: RunFolder) -> tuple[Path, Path]:
 @contextmanager
 def _shown(*, links: bool = False) -> Iterator[None]:
     """Shows progress meanwhile; an error becomes `RunFailedError`, its notes the second line."""
-    from flows.cli.terminal import progress_on_stdout
-    from rl_core.data.user_files import OwnFilesError
-
     with progress_on_stdout(links=links):
         try:
             yield
@@ -372,20 +279,6 @@ def _shown(*, links: bool = False) -> Iterator[None]:
             raise RunFailedError(f"{one_line(error)}\n{notes}") from error
 
 
-def _print_lengths(validation: Validation) -> None:
+def _say_lengths(validation: Validation) -> None:
     if validation.lengths is not None:
-        _print("\n".join(validation.lengths.lines()))
-
-
-def _print_table(rows: Sequence[Mapping[str, object]]) -> None:
-    import polars as pl
-
-    from flows.cli.sql import terminal_width
-    from tasks.queries.render import render
-
-    frame = pl.DataFrame(rows, infer_schema_length=None)
-    sys.stdout.buffer.write(render(frame, "table", width=terminal_width()))
-
-
-def _print(what: object) -> None:
-    sys.stdout.write(f"{what}\n")
+        say("\n".join(validation.lengths.lines()))

@@ -1,18 +1,50 @@
-"""What a person sees while a run goes on: one line per event, above the progress bar."""
+"""What a person sees of a command: lines and tables; one line per event while a run goes on."""
 
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
 from rl_core.system.log_file import listening
 
+if TYPE_CHECKING:
+    import polars as pl
+
 _WIDTH = 300
+
+
+def say(what: object) -> None:
+    """Prints a line, or several."""
+    sys.stdout.write(f"{what}\n")
+
+
+def show_rows(
+    rows: pl.DataFrame | Sequence[Mapping[str, object]], output_format: str = "table"
+) -> None:
+    """Prints rows as `tasks.queries.render` formats them, a table as wide as the terminal.
+
+    Raises:
+        ValueError: there is no such format.
+    """
+    import polars as pl  # not for commands that show no rows
+
+    from tasks.queries.render import render
+
+    frame = rows if isinstance(rows, pl.DataFrame) else pl.DataFrame(rows, infer_schema_length=None)
+    sys.stdout.flush()
+    sys.stdout.buffer.write(render(frame, output_format, width=terminal_width()))
+
+
+def terminal_width() -> int:
+    """Returns the characters per line of the terminal, 120 where there is none."""
+    return shutil.get_terminal_size((120, 24)).columns
 
 
 class _LineHandler(logging.Handler):

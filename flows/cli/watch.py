@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -17,9 +17,12 @@ from rich.text import Text
 
 from flows.errors import BadInputError
 from flows.runs.lookup import find_run
-
-if TYPE_CHECKING:
-    from rl_core.runs.run_folder import RunFolder
+from rl_core.runs.run_folder import RunFolder
+from rl_core.system.printable import printable
+from rl_core.tracking.diagnosis import diagnose
+from rl_core.tracking.memory_growth import AVAILABLE_GIB, HOST_GIB
+from tasks.hours.run_time import last_step_of, left_of
+from tasks.queries.sql import run_query
 
 INTERVAL_S: Final = 2.0
 _BARS: Final = "▁▂▃▄▅▆▇█"
@@ -63,8 +66,6 @@ def watch(words: Sequence[str]) -> None:
 
 def view(run: RunFolder) -> RenderableType:
     """Returns what there is to see of a run: progress, curves, memory, samples, diagnosis."""
-    from rl_core.tracking.diagnosis import diagnose
-
     record, rows = run.read(), run.metrics.read()
     colour = {"running": "cyan", "finished": "green"}.get(record.status, "red")
     title = Text.assemble((run.run_id, "bold"), "  ", (record.status, colour))
@@ -95,8 +96,6 @@ def spark(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
 
 
 def _progress(run: RunFolder, rows: list[dict[str, Any]]) -> RenderableType:
-    from tasks.hours.run_time import last_step_of, left_of
-
     steps = max((row["step"] for row in rows), default=0)
     grid = Table.grid(padding=(0, 1))
     last = last_step_of(run)
@@ -110,8 +109,6 @@ def _progress(run: RunFolder, rows: list[dict[str, Any]]) -> RenderableType:
 
 def _last_words(run: RunFolder) -> list[RenderableType]:
     """The log's last line: what a run does before it trains, and after."""
-    from rl_core.system.printable import printable
-
     try:
         with (run.path / "log.txt").open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _LOG_BYTES))
@@ -134,8 +131,6 @@ def _curves(rows: list[dict[str, Any]]) -> RenderableType:
 
 def _memory(rows: list[dict[str, Any]]) -> list[RenderableType]:
     """What each phase took at most, and what each process holds, in the last step."""
-    from rl_core.tracking.memory_growth import AVAILABLE_GIB, HOST_GIB
-
     shown: list[RenderableType] = []
     for label, prefix in (
         ("memory peaks, GiB  ", "memory/peak_gib/"),
@@ -158,9 +153,6 @@ def _memory(rows: list[dict[str, Any]]) -> list[RenderableType]:
 
 def _samples(run: RunFolder) -> list[RenderableType]:
     """The newest rollouts, as the model wrote them: what a terminal obeys is taken out."""
-    from rl_core.system.printable import printable
-    from tasks.queries.sql import run_query
-
     newest = run_query(
         "select step, verdict, score, response from rollouts "
         "order by step desc, group_id asc, sample_index asc limit $limit",

@@ -26,12 +26,12 @@ from flows.errors import SettingsError as SettingsError
 from flows.settings.keys import (
     CHOICES,
     CONF,
+    check_choice,
     check_env,
     check_key,
     known_keys,
     nearest,
     of_another_env,
-    unknown_choice,
 )
 from flows.settings.keys import PresetName as PresetName
 from rl_core.config.run import RunConfig
@@ -139,8 +139,7 @@ def _choice(item: Override) -> str:
     group, name = item.key_or_group, _text(item)
     if group == "preset" and name.endswith((".yaml", ".yml")):
         return name
-    if name not in CHOICES[group]:
-        raise SettingsError(unknown_choice(group, name))
+    check_choice(group, name)
     return name
 
 
@@ -168,8 +167,8 @@ def _choosing_env(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     chosen = dict(settings)
     for item in chosen.get("defaults") or ():
-        if isinstance(item, dict) and (env := item.get("override /env", DEFAULT_ENV)) not in ENVS:
-            raise SettingsError(unknown_choice("env", str(env)))
+        if isinstance(item, dict):
+            check_choice("env", str(item.get("override /env", DEFAULT_ENV)))
     env = chosen.get("env")
     if isinstance(env, str):
         del chosen["env"]
@@ -178,8 +177,7 @@ def _choosing_env(settings: Mapping[str, Any]) -> dict[str, Any]:
         env = env["name"]
     else:
         return chosen
-    if env not in ENVS:
-        raise SettingsError(unknown_choice("env", str(env)))
+    check_choice("env", str(env))
     return {"defaults": [*chosen.pop("defaults", ()), {"override /env": env}], **chosen}
 
 

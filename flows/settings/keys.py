@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, get_args
 
 from flows.errors import SettingsError
 from rl_core.config.run import RunConfig
-from rl_core.envs import ENVS
+from rl_core.envs import ENVS, env_names, find_env
 
 PresetName = Literal[
     "quickstart",
@@ -66,10 +66,23 @@ def check_env(keys: Sequence[str], env: str) -> None:
             raise SettingsError(of_another_env(key, env))
 
 
-def unknown_choice(group: str, name: str) -> str:
-    """Returns what is wrong with a name that `preset` or `env` does not have."""
+def check_choice(group: str, name: str) -> None:
+    """Refuses a name that `preset` or `env` does not have; loads an env of another package.
+
+    Raises:
+        SettingsError: it names the nearest, or what is wrong with the other package's.
+    """
     names = CHOICES[group]
-    return f"unknown {group} {name!r}{nearest(name, names)} (there are: {', '.join(names)})"
+    if group == "env" and name not in names:
+        names = [name] if ":" in name else env_names()
+    if name not in names:
+        there = ", ".join(names)
+        raise SettingsError(f"unknown {group} {name!r}{nearest(name, names)} (there are: {there})")
+    if group == "env":
+        try:
+            find_env(name)
+        except ValueError as error:
+            raise SettingsError(" ".join(str(error).split())) from None
 
 
 def of_another_env(key: str, env: str) -> str:

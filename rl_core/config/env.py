@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
-from rl_core.envs import ENVS
+from rl_core.envs import find_env
 from rl_core.envs.settings import EnvSettings
 
 
@@ -17,14 +17,11 @@ def _of_its_env(value: Any, validate: ValidatorFunctionWrapHandler) -> EnvSettin
     if isinstance(value, EnvSettings) or not isinstance(value, Mapping):
         checked: EnvSettings = validate(value)
         return checked
-    name = value.get("name")
-    if not isinstance(name, str) or name not in ENVS:
-        raise PydanticCustomError(
-            "unknown_env",
-            "env.name={name} is no env (there are: {envs})",
-            {"name": repr(name), "envs": ", ".join(ENVS)},
-        )
-    settings: EnvSettings = ENVS[name].settings.model_validate(value)
+    try:
+        env = find_env(value.get("name"))
+    except ValueError as error:
+        raise PydanticCustomError("unknown_env", "{said}", {"said": str(error)}) from None
+    settings: EnvSettings = env.settings.model_validate(value)
     return settings
 
 

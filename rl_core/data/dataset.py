@@ -61,7 +61,7 @@ def generator_settings(env: EnvSettings, data: DataConfig) -> dict[str, Any]:
 def dataset_name(env: EnvSettings, data: DataConfig) -> str:
     """Returns the folder's name: `data.name`, else the env's name and a hash of what makes it."""
     settings = json.dumps(generator_settings(env, data), sort_keys=True)
-    return data.name or f"{env.name}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
+    return data.name or f"{env.slug}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
 
 
 def dataset_folder(config: RunConfig) -> Path:

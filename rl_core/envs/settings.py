@@ -33,6 +33,11 @@ class EnvSettings(Section):
     """Address space of such a process."""
 
     @property
+    def slug(self) -> str:
+        """The name as part of a folder's: that of a module's env has a colon."""
+        return self.name.replace(":", ".")
+
+    @property
     def is_generated(self) -> bool:
         """Whether `data.train_size`, `data.test_size` and `data.seed` make the rows."""
         return True

@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import contextvars
 import json
+import logging
 import os
 import re
 import shutil
 import signal
 import subprocess
 import threading
-from base64 import b64encode
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.error import HTTPError, URLError
-from urllib.parse import unquote, urlsplit, urlunsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
 
+import httpx
 from prefect import task
 from prefect.logging import get_run_logger
 
@@ -31,6 +29,11 @@ WEBHOOK_S: Final = 10.0
 """Seconds, all in all, that a webhook may take to answer."""
 COMMAND_S: Final = 60.0
 _BLOCK_NAME: Final = re.compile(r"[a-z0-9-]+")
+_THREAD: Final = "notify"
+
+for _library in ("httpx", "httpcore.connection", "httpcore.http11", "httpcore.proxy"):
+    # They log whole URLs, and what the peer answers.
+    logging.getLogger(_library).addFilter(lambda record: record.threadName != _THREAD)
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,8 @@ def webhook_url(webhook: str) -> str:
             "Secret block"
         )
     try:
-        scheme = urlsplit(url).scheme
-    except ValueError:  # its message quotes the part that is wrong
+        scheme = httpx.URL(url).scheme
+    except httpx.InvalidURL:  # its message quotes the part that is wrong
         raise ValueError("its URL cannot be read") from None
     if scheme not in ("http", "https"):
         raise ValueError("its URL must begin with https:// or http://")
@@ -108,12 +111,12 @@ def _log(log: Log, message: Mapping[str, Any], who: str, refusal: str | None) ->
 def _within(limit_s: float, act: Callable[[], str | None]) -> str | None:
     """Returns what `act` does, in a thread that is left behind where it takes too long.
 
-    A limit of the socket's alone would hold per byte, and not for looking up a host's name.
+    A limit of the client's would hold per byte, and not for looking up a host's name.
     """
     outcome: list[str | None] = []
     context = contextvars.copy_context()
     thread = threading.Thread(
-        target=lambda: outcome.append(context.run(act)), name="notify", daemon=True
+        target=lambda: outcome.append(context.run(act)), name=_THREAD, daemon=True
     )
     thread.start()
     thread.join(limit_s)
@@ -134,30 +137,19 @@ def _post(webhook: str, body: bytes) -> str | None:
         url = webhook_url(webhook)
     except ValueError as error:
         return str(error)
-    parts = urlsplit(url)
-    host = parts.hostname
+    host = httpx.URL(url).host
     headers = {"Content-Type": "application/json", "User-Agent": "countdown-train"}
-    if parts.username is not None:  # urllib takes `user:password@host` for a host's name
-        user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        headers["Authorization"] = f"Basic {b64encode(user.encode()).decode()}"
-        url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
     try:
-        request = Request(url, data=body, headers=headers, method="POST")
-        with build_opener(_NoRedirect).open(request, timeout=2 * WEBHOOK_S):
-            return None
-    except HTTPError as error:
-        return f"{host} answered {error.code}"
-    except URLError as error:
-        return f"{host}: {type(error.reason).__name__}"
+        # Neither is a redirect followed, which would turn the POST into a GET, nor a body read.
+        with httpx.stream(
+            "POST", url, content=body, headers=headers, timeout=2 * WEBHOOK_S
+        ) as answer:
+            return None if answer.is_success else f"{host} answered {answer.status_code}"
     except Exception as error:  # noqa: BLE001  # whatever a peer's bytes lead to
-        return f"{host}: {type(error).__name__}"  # its text may hold the URL
-
-
-class _NoRedirect(HTTPRedirectHandler):
-    """Takes a redirect for a refusal: following it would turn the POST into a GET."""
-
-    def redirect_request(self, *_: Any) -> None:
-        """Follows none."""
+        cause: BaseException = error
+        while cause.__context__ is not None:  # httpx's own errors say less than the socket's
+            cause = cause.__context__
+        return f"{host}: {type(cause).__name__}"  # its text may hold the URL
 
 
 def _secret(name: str) -> str | None:

@@ -115,7 +115,7 @@ def write_page(rows: Sequence[Row], problems: Sequence[Problem], file: Path) -> 
         problems: that were asked.
         file: of the rows.
     """
-    from tasks.report_page.page import render_answers  # matplotlib comes with it
+    from tasks.report_page.page import render_answers  # which needs `Answers`
 
     answers = choose_answers(rows, problems, most=ON_PAGE)
     try:

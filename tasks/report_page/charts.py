@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from math import log2
 
 import polars as pl
 
-from tasks.report_page.chart import (
+from tasks.prefect_ui.chart import (
     COLOURS,
     PALETTE,
     Chart,
     Point,
     Series,
-    finish,
-    legend,
-    line_chart,
-    new_figure,
-    smoothed,
-    stacked_chart,
-    styled,
-    themed,
+    draw,
+    stacked,
     thinned,
 )
 from tasks.report_page.data import ReportData, Row
@@ -30,9 +24,9 @@ _MOST_AREAS = 6
 
 
 def charts(data: ReportData) -> dict[str, Chart]:
-    """Returns the charts there is something to draw for: title to themed chart."""
+    """Returns the charts there is something to draw for: title to chart."""
     curve = data.curve
-    return _themed(
+    return _drawn(
         {
             "Accuracy": _accuracy(curve),
             "What became of the responses": _verdicts(data.verdicts, data.steps_per_row),
@@ -52,8 +46,8 @@ def charts(data: ReportData) -> dict[str, Chart]:
 
 
 def resource_charts(data: ReportData) -> dict[str, Chart]:
-    """Returns where time, memory and disk went: title to themed chart."""
-    return _themed(
+    """Returns where time, memory and disk went: title to chart."""
+    return _drawn(
         {
             "Seconds per step": _stack(data.timeline, "timing_s/", "seconds", without=("step",)),
             "Memory of the machine, by process": _stack(data.timeline, "memory/host_gib/", "GiB"),
@@ -74,14 +68,14 @@ _OVERLAID = (
 
 
 def overlaid(curves: Mapping[str, pl.DataFrame]) -> dict[str, Chart]:
-    """Returns charts with one line per run: title to themed chart.
+    """Returns charts with one line per run: title to chart.
 
     Args:
         curves: rows of `learning_curve` by run, in the order of the legend.
     """
-    return _themed(
+    return _drawn(
         {
-            title: line_chart(
+            title: draw(
                 [
                     Series(
                         run,
@@ -99,12 +93,8 @@ def overlaid(curves: Mapping[str, pl.DataFrame]) -> dict[str, Chart]:
     )
 
 
-def _themed(drawn: Mapping[str, Chart | None]) -> dict[str, Chart]:
-    return {
-        title: replace(chart, svg=themed(chart.svg, title))
-        for title, chart in drawn.items()
-        if chart
-    }
+def _drawn(charts: Mapping[str, Chart | None]) -> dict[str, Chart]:
+    return {title: chart for title, chart in charts.items() if chart}
 
 
 def _accuracy(curve: pl.DataFrame) -> Chart | None:
@@ -112,13 +102,19 @@ def _accuracy(curve: pl.DataFrame) -> Chart | None:
         Series("train, sampled", "train", _points(curve, "accuracy")),
         Series("test, greedy", "test", _points(curve, "test_accuracy"), "dots"),
     ]
-    return line_chart(series, "share solved")
+    return draw(series, "share solved")
 
 
 def _line(curve: pl.DataFrame, column: str, label: str) -> Chart | None:
-    one = Series("each step", "train", _points(curve, column))
-    mean = smoothed(thinned(one), colour="test")
-    return line_chart([one, mean] if mean else [one], label)
+    """Returns each step, and where there are many their rolling mean over a tenth of them."""
+    each = thinned(Series("each step", "train", _points(curve, column)))
+    window = len(each.points) // 10 + 1
+    if len(each.points) < 20:
+        return draw([each], label)
+    values = pl.Series([y for _, y in each.points])
+    means = values.rolling_mean(window, min_samples=1, center=True)
+    points = [(x, float(y)) for (x, _), y in zip(each.points, means, strict=True)]
+    return draw([each, Series(f"mean of {window}", "test", points, "bold")], label)
 
 
 def _verdicts(shares: pl.DataFrame, steps_per_row: int) -> Chart | None:
@@ -132,7 +128,7 @@ def _verdicts(shares: pl.DataFrame, steps_per_row: int) -> Chart | None:
         Series(name, name if name in PALETTE else "muted", _points(table, name), span=steps_per_row)
         for name in (*order, *other)
     ]
-    return stacked_chart(series, "share of rollouts", top=1)
+    return draw(stacked(series), "share of rollouts", y_top=1)
 
 
 def _stack(
@@ -159,7 +155,7 @@ def _stack(
         Series(name, COLOURS[i % len(COLOURS)], _points(table, name))
         for i, name in enumerate(shown)
     ]
-    return stacked_chart(series, label)
+    return draw(stacked(series), label)
 
 
 def _peak(timeline: pl.DataFrame) -> Chart | None:
@@ -170,63 +166,47 @@ def _peak(timeline: pl.DataFrame) -> Chart | None:
         .agg(pl.max("value"))
         .sort("step")
     )
-    return line_chart([Series("learner", "test", _points(peaks, "value"))], "GiB")
+    return draw([Series("learner", "test", _points(peaks, "value"))], "GiB")
 
 
 def _free_disk(timeline: pl.DataFrame) -> Chart | None:
     rows = timeline.filter(pl.col("metric") == "disk/free_gib").sort("step")
-    return line_chart([Series("free", "test", _points(rows, "value"))], "GiB")
+    return draw([Series("free", "test", _points(rows, "value"))], "GiB")
 
 
 def _before_and_after(rows: Sequence[Row], column: str, x_label: str) -> Chart | None:
-    if not rows:
-        return None
-    with styled():
-        figure, axes = new_figure("share solved", x_label=x_label)
-        drawn = []
-        for offset, values, colour, label in (
-            (-0.2, "base_accuracy", "base", "before"),
-            (0.2, "accuracy", "test", "after"),
-        ):
-            points = [(float(i), float(row[values] or 0)) for i, row in enumerate(rows)]
-            drawn.append(Series(label, colour, points))
-            places, heights = [i + offset for i, _ in points], [height for _, height in points]
-            axes.bar(places, heights, width=0.38, color=PALETTE[colour], label=label)
-        names = [str(row[column]) for row in rows]
-        axes.set_xticks(range(len(rows)), names)
-        axes.grid(axis="x", visible=False)
-        legend(figure, axes)
-        of = x_label.partition(" ")[0]
-        labels = [
-            f"{name} {of}, {row['problems']} problems"
-            for name, row in zip(names, rows, strict=True)
-        ]
-        return finish(figure, axes, drawn, unit=of, labels=labels)
+    names = {float(i): str(row[column]) for i, row in enumerate(rows)}
+    of = x_label.partition(" ")[0]
+    series = [
+        Series(
+            label,
+            colour,
+            [(i, row[value] or 0.0) for i, row in zip(names, rows, strict=True)],
+            "bars",
+        )
+        for label, colour, value in (
+            ("before", "base", "base_accuracy"),
+            ("after", "test", "accuracy"),
+        )
+    ]
+    says = {
+        i: f"{name} {of}, {row['problems']} problems"
+        for (i, name), row in zip(names.items(), rows, strict=True)
+    }
+    return draw(series, "share solved", x_label=x_label, x_ticks=names, says_at=says)
 
 
 def _pass_at_k(rows: Sequence[Row]) -> Chart | None:
-    if not rows:
-        return None
-    with styled():
-        figure, axes = new_figure("pass@k", x_label="k samples")
-        drawn = []
-        for is_base, colour, label in ((True, "base", "before"), (False, "test", "after")):
-            own = [row for row in rows if (row["model"] == "base") == is_base]
-            if not own:
-                continue
-            ks = [row["k"] for row in own]
-            low, high = [row["low"] for row in own], [row["high"] for row in own]
-            axes.fill_between(ks, low, high, color=PALETTE[colour], alpha=0.2, lw=0)
-            means = [row["pass_at_k"] for row in own]
-            axes.plot(ks, means, color=PALETTE[colour], lw=2, marker="o", ms=4, label=label)
-            drawn.append(Series(label, colour, list(zip(ks, means, strict=True))))
-        axes.set_xscale("log", base=2)
-        ticks = sorted({row["k"] for row in rows})
-        axes.set_xticks(ticks, [str(k) for k in ticks])
-        axes.minorticks_off()
-        axes.set_ylim(bottom=0)
-        legend(figure, axes)
-        return finish(figure, axes, drawn, unit="k =")
+    ks = sorted({row["k"] for row in rows})
+    series = []
+    for label, colour, is_base in (("before", "base", True), ("after", "test", False)):
+        own = [row for row in rows if (row["model"] == "base") == is_base]
+        points = [(log2(row["k"]), row["pass_at_k"]) for row in own]
+        band = [(row["low"], row["high"]) for row in own]
+        series.append(Series(label, colour, points, "dots", band=band))
+    ticks = {log2(k): str(k) for k in ks}
+    says = {log2(k): f"k = {k}" for k in ks}
+    return draw(series, "pass@k", x_label="k samples", x_ticks=ticks, says_at=says)
 
 
 def _points(frame: pl.DataFrame, column: str) -> list[Point]:

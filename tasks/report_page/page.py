@@ -9,8 +9,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from rl_core.resources.oom_recovery import in_words
+from tasks.prefect_ui.chart import PALETTE
 from tasks.report_page.answers import Answers
-from tasks.report_page.chart import PALETTE
 from tasks.report_page.charts import charts, overlaid, resource_charts
 from tasks.report_page.compare import Comparison
 from tasks.report_page.data import ReportData

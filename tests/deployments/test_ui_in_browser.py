@@ -21,7 +21,7 @@ from tests.support.waiting import wait_for
 
 NUM_STEPS = 4
 LEARNS_STEPS = 2
-"""Before the learner is hungry, see at_start/sitecustomize.py."""
+"""Before the learner is hungry, see hungry/sitecustomize.py."""
 ARTIFACTS = (
     "preflight",
     "validation",

@@ -1,12 +1,13 @@
-"""A third family of problems is a folder and a line in ENVS: it goes all the way, settings to page.
+"""A third family of problems is a package that offers its record: it goes all the way to the page.
 
-Its folder is `tests/support/echo/`; nothing else in the project knows its name.
+Its folder is `tests/support/echo/`; nothing in the project knows its name.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,16 +29,25 @@ from tasks.validate import check_dataset, check_files
 from tests.support.echo.env import ECHO
 
 ROOT = Path(__file__).parents[2]
-STAGES = "import sys\nfrom flows.cli.main import run_command\n" + "".join(
-    f"run_command([{stage!r}, *{words}]) == 0 or sys.exit({stage!r})\n"
-    for stage, words in (
-        ("generate", "sys.argv[1:]"),
-        ("validate", "sys.argv[1:]"),
-        ("train", "[*sys.argv[1:], 'run_id=one']"),
-        ("evaluate", "[*sys.argv[1:2], 'run_id=one']"),
-        ("report", "[*sys.argv[1:2], 'run_id=one']"),
-    )
-)
+STAGES = """
+import sys
+from flows.cli.main import run_command
+stages, root, *settings = sys.argv[1:]
+for stage in stages.split(","):
+    more = settings if stage in ("generate", "validate", "train") else []
+    more = more if stage in ("generate", "validate") else [*more, "run_id=one"]
+    run_command([stage, root, *more]) == 0 or sys.exit(stage)
+"""
+MODULE = """
+from dataclasses import replace
+from typing import Literal
+from echo_env.env import DATA_SOURCE, ECHO, EchoConfig
+
+class LettersConfig(EchoConfig):
+    name: Literal["letters:ENV"] = "letters:ENV"
+
+ENV = replace(ECHO, settings=LettersConfig)
+"""
 SIZES = ["data.train_size=40", "data.test_size=8", "data.train_batch_size=8"]
 
 
@@ -103,21 +113,74 @@ def test_what_it_lacks_is_said_and_what_it_does_not_know_leaves_others_alone() -
     assert import_script(script).settings["env.name"] == "gsm8k"
 
 
-@pytest.mark.slow
-def test_it_trains_and_is_evaluated_and_reported(tmp_path: Path, tiny_overrides: list[str]) -> None:
-    settings = [
-        f"storage.root={tmp_path}",
-        *("env=echo", *tiny_overrides, "rollout.engine=hf", "trainer.total_steps=2"),
-    ]
-    path = os.pathsep.join([str(ROOT / "tests" / "support" / "at_start"), str(ROOT)])
-    done = subprocess.run(
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder where Python finds an installed package with it, which offers its record."""
+    site = tmp_path / "site"
+    shutil.copytree(ROOT / "tests" / "support" / "echo", site / "echo_env")
+    about = site / "echo_env-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: echo-env\nVersion: 1.0\n")
+    points = ["echo = echo_env.env:ECHO", "noecho = echo_env.env:NO", "echoes = echo_env.env:ECHO"]
+    (about / "entry_points.txt").write_text("\n".join(["[countdown_train.envs]", *points]))
+    (site / "letters.py").write_text(MODULE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(ROOT)]))
+
+
+def run_stages(*settings: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-c", STAGES, *settings],
-        env=os.environ | {"PYTHONPATH": path, "WITH_ECHO": "1"},
-        cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=600,
         check=False,
+    )
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("name", ["echo", "letters:ENV"])
+def test_an_installed_package_offers_it_and_a_module_is_named(
+    tmp_path: Path, tiny_overrides: list[str], name: str
+) -> None:
+    done = run_stages(
+        "generate,validate", f"storage.root={tmp_path}", f"env={name}", *tiny_overrides
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all checks passed" in done.stdout
+    (train,) = tmp_path.glob("data/*/train.parquet")
+    assert train.parent.name.startswith(f"{name.replace(':', '.')}-")
+    assert set(pl.read_parquet(train)["data_source"]) == {"echo"}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("ecko", "unknown env 'ecko'; did you mean echo? (there are: countdown, gsm8k, echo, "),
+        ("noecho", "env=noecho cannot be loaded: AttributeError: "),
+        ("echoes", "env=echoes calls itself 'echo': the default of its settings' `name` must be"),
+        ("letters:DATA_SOURCE", "env=letters:DATA_SOURCE must be a record, an Env, not str"),
+        ("nowhere.to:ENV", "env=nowhere.to:ENV cannot be loaded: ModuleNotFoundError: "),
+        (":", "env=: cannot be loaded: "),
+    ],
+)
+@pytest.mark.usefixtures("installed")
+def test_what_is_wrong_with_an_offered_env_is_one_line(
+    tmp_path: Path, name: str, said: str
+) -> None:
+    done = run_stages("generate", f"storage.root={tmp_path / 'none'}", f"env='{name}'")
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 2  # and the name of the stage
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("installed")
+def test_it_trains_and_is_evaluated_and_reported(tmp_path: Path, tiny_overrides: list[str]) -> None:
+    done = run_stages(
+        "generate,validate,train,evaluate,report",
+        f"storage.root={tmp_path}",
+        *("env=echo", *tiny_overrides, "rollout.engine=hf", "trainer.total_steps=2"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     run = tmp_path / "runs" / "one"

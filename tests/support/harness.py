@@ -256,9 +256,9 @@ class FlowRun:
 
 
 def hungry_after(num_steps: int) -> dict[str, str]:
-    """Returns what has a flow run's first learner run out of memory, see at_start/."""
-    at_start = ROOT / "tests" / "support" / "at_start"
-    return {"PYTHONPATH": f"{at_start}:{ROOT}", "HUNGRY_AFTER_STEPS": str(num_steps)}
+    """Returns what has a flow run's first learner run out of memory, see hungry/."""
+    hungry = ROOT / "tests" / "support" / "hungry"
+    return {"PYTHONPATH": f"{hungry}:{ROOT}", "HUNGRY_AFTER_STEPS": str(num_steps)}
 
 
 def edited(file: Path, folder: Path, replacements: Mapping[str, str]) -> Path:

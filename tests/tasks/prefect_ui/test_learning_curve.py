@@ -7,7 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tasks.prefect_ui.learning_curve import learning_curve, ticks
+from tasks.prefect_ui.chart import MOST_POINTS
+from tasks.prefect_ui.learning_curve import learning_curve
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -30,30 +31,16 @@ def lines(svg: ElementTree.Element) -> list[list[tuple[float, float]]]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [
-        (0, 1, [0, 0.5, 1]),
-        (0, 0.119, [0, 0.05, 0.1, 0.15]),
-        (-0.001, 0.003, [-0.001, 0, 0.001, 0.002, 0.003]),
-        (0, 25, [0, 10, 20, 30]),
-        (0, 0, [0, 0.5, 1]),
-    ],
-)
-def test_ticks_are_round_and_span_the_range(low: float, high: float, expected: list[float]) -> None:
-    assert ticks(low, high) == pytest.approx(expected)
-
-
 def test_a_line_lies_where_its_numbers_say() -> None:
     """Steps 0, 2 and 4 of an axis to 4; accuracies 0, 1 and 0.5 of an axis to 1."""
     rows = [{"step": s, "reward/accuracy": a} for s, a in ((0, 0.0), (2, 1.0), (4, 0.5))]
     svg = drawn(learning_curve(rows, "mine"))
     ((first, middle, last),) = lines(svg)
     assert first[0] < last[0]
-    assert middle[0] == pytest.approx((first[0] + last[0]) / 2)
+    assert middle[0] == pytest.approx((first[0] + last[0]) / 2, abs=0.1)
     assert first[1] > middle[1]  # downwards
-    assert last[1] == pytest.approx((first[1] + middle[1]) / 2)
-    assert {"mine", "accuracy", "training", "0.5", "4"} <= set(words(svg))
+    assert last[1] == pytest.approx((first[1] + middle[1]) / 2, abs=0.1)
+    assert {"mine", "accuracy, training", "0.5", "4"} <= set(words(svg))
     assert "score, with format credit" not in words(svg)
 
 
@@ -64,9 +51,10 @@ def test_what_is_no_number_is_left_out_and_long_lines_are_thinned_to_their_means
     ]
     svg = drawn(learning_curve(rows, "long"))
     (line,) = lines(svg)
-    assert len(line) == 100
+    assert MOST_POINTS / 2 < len(line) <= MOST_POINTS
     slopes = {round((b[1] - a[1]) / (b[0] - a[0]), 1) for a, b in pairwise(line)}
     assert len(slopes) <= 2  # as straight as rounding to pixels leaves it
+    assert not [node for node in svg.iter() if "var(" in node.get("style", "")], "no page is there"
     assert len(base64.b64encode(ElementTree.tostring(svg))) < 20_000
 
 

@@ -25,7 +25,7 @@ POINT = """
 const figure = [...document.querySelectorAll("figure")].find(
   (each) => each.querySelector("h3").textContent === "Accuracy");
 const svg = figure.querySelector("svg"), said = [];
-const tick = (step) => [...svg.querySelectorAll('g[id^="xtick"] text')]
+const tick = (step) => [...svg.querySelectorAll("text.x")]
   .find((each) => each.textContent === step).getBoundingClientRect();
 const point = (type, pointerType, step, shift) => {
   const place = tick(step);

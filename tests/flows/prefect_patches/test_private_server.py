@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 START = """
-from flows.cli.server import start_private_server
+from flows.prefect_patches.private_server import start_private_server
 server = start_private_server()
 server.connect()
 """

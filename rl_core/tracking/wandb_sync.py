@@ -1,4 +1,4 @@
-"""Sync: sends wandb what it lacks of runs that are on the disk."""
+"""Sends wandb what it lacks of runs that are on the disk."""
 
 from __future__ import annotations
 

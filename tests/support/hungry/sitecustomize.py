@@ -1,9 +1,7 @@
-"""What a test changes in the processes of a run, from their very start.
+"""Gives a learner without gradient checkpointing no memory after its first steps.
 
-Python imports this in each process whose PYTHONPATH holds this folder, in those of Ray too. The
-environment says what is wanted: HUNGRY_AFTER_STEPS=N gives a learner without gradient
-checkpointing no memory after its first steps, by real errors of torch's allocator; WITH_ECHO=1
-puts `tests.support.echo` into ENVS.
+Python imports this at the start of each process whose PYTHONPATH holds this folder: real errors of
+torch's allocator, in a run that a worker started.
 """
 
 from __future__ import annotations
@@ -11,25 +9,23 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+STEPS_BEFORE = int(os.environ["HUNGRY_AFTER_STEPS"])
 _NOBODY_HAS_BYTES = 2**50
 
 
-class _After(MetaPathFinder):
-    """Changes a module when it is imported, and then steps aside."""
-
-    def __init__(self, module: str, change: Callable[[Any], None]) -> None:
-        self._module, self._change = module, change
+class _HungryLearner(MetaPathFinder):
+    """Changes the learner's class when its module is imported, and then steps aside."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != self._module:
+        if name != "rl_core.learner.learner":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -39,23 +35,15 @@ class _After(MetaPathFinder):
 
         def execute_and_change(module: ModuleType) -> None:
             execute(module)
-            self._change(module)
+            _make_hungry(module.Learner)
 
         loader.exec_module = execute_and_change
         return spec
 
 
-def _add_echo(envs: Any) -> None:
-    from tests.support.echo.env import ECHO
-
-    envs.ENVS[ECHO.name] = ECHO
-
-
-def _make_hungry(module: Any) -> None:
+def _make_hungry(learner: Any) -> None:
     import torch
 
-    learner = module.Learner
-    steps_before = int(os.environ["HUNGRY_AFTER_STEPS"])
     update = learner.update
 
     def ask(module: Any, inputs: Any) -> None:
@@ -63,7 +51,7 @@ def _make_hungry(module: Any) -> None:
             torch.empty(_NOBODY_HAS_BYTES, dtype=torch.uint8)
 
     def hungry_update(self: Any, experience: Any) -> dict[str, float]:
-        if self.steps_done < steps_before or self.config.model.gradient_checkpointing:
+        if self.steps_done < STEPS_BEFORE or self.config.model.gradient_checkpointing:
             return update(self, experience)
         handle = self.models.actor.get_decoder().layers[-1].mlp.register_forward_pre_hook(ask)
         try:
@@ -74,7 +62,4 @@ def _make_hungry(module: Any) -> None:
     learner.update = hungry_update
 
 
-if "HUNGRY_AFTER_STEPS" in os.environ:
-    sys.meta_path.insert(0, _After("rl_core.learner.learner", _make_hungry))
-if "WITH_ECHO" in os.environ:
-    sys.meta_path.insert(0, _After("rl_core.envs", _add_echo))
+sys.meta_path.insert(0, _HungryLearner())

@@ -1,0 +1,228 @@
+"""Which commands there are: what the parser and a shell's completion know before one is loaded.
+
+A command's module is imported when it is called, so that each imports what it needs at its top
+while `--help`, a mistyped command and TAB load none of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final, NoReturn
+
+BAD_INPUT: Final = 2
+PROGRAM: Final = "countdown-train"
+RUN, QUESTION = "RUN", "QUESTION"
+"""Among a command's own words: any run of the default root, any saved question."""
+LOOKS: Final = ("head", "columns", "lengths")
+SHELLS: Final = ("bash", "zsh", "fish")
+
+_Option = tuple[tuple[str, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: it is called with its words, and its options by name."""
+
+    function: str
+    """`module:function` of this package."""
+    help: str
+    about: str = "{help}"
+    """Stands above the options in the command's own help."""
+    words: str = "KEY=VALUE"
+    """What they are called there; empty where it takes none."""
+    own: tuple[str, ...] = ()
+    """Words that it takes beside settings."""
+    options: tuple[_Option, ...] = ()
+
+    def load(self) -> Callable[..., None]:
+        """Imports the command's module, and returns its function."""
+        module, _, name = self.function.partition(":")
+        function: Callable[..., None] = getattr(import_module(f"flows.cli.{module}"), name)
+        return function
+
+
+def _option(*names: str, **settings: Any) -> _Option:
+    return names, settings
+
+
+_FORMAT: Final = _option(
+    "--format",
+    dest="output_format",
+    choices=("table", "csv", "json", "parquet"),
+    default="table",
+)
+
+COMMANDS: Final[Mapping[str, Command]] = {
+    "run": Command("stages:run", "the whole pipeline, from an empty folder to a report"),
+    "generate": Command("stages:generate", "make the data set"),
+    "validate": Command(
+        "stages:validate", "check the data set, and prompt lengths against the limit"
+    ),
+    "train": Command("stages:train", "train, without Prefect around it"),
+    "prune": Command(
+        "stages:prune",
+        "delete what need not stay of run_id=RUN (by default the latest), or dry_run=true",
+        own=("dry_run=",),
+    ),
+    "evaluate": Command(
+        "stages:evaluate",
+        "evaluate base and trained model of a run, or checkpoint=A against=B",
+        own=("checkpoint=", "against="),
+    ),
+    "report": Command("stages:report", "write a run's report.html"),
+    "rescore": Command(
+        "stages:rescore",
+        "score RUN's rollouts (or `latest`) by a changed reward: env.answer_from=last_line",
+        own=(RUN,),
+    ),
+    "sync": Command(
+        "stages:sync",
+        "upload to wandb what it lacks of run_id=RUN (by default the latest), or of all",
+    ),
+    "runs": Command("sql:list_runs", "list the runs"),
+    "compare": Command(
+        "compare:compare",
+        "set RUN RUN... beside one another, curves in output=FILE.html",
+        own=("output=", RUN),
+    ),
+    "watch": Command("watch:watch", "show a RUN as it goes, by default the latest", own=(RUN,)),
+    "serve": Command("serve:serve", "Prefect's server, the deployments and a worker, until Ctrl-C"),
+    "preflight": Command(
+        "stages:preflight",
+        "say what would stop a run, and what it will need",
+        options=(_option("--json", dest="as_json", action="store_true", help="for programs"),),
+    ),
+    "import": Command(
+        "imports:import_file",
+        "turn a verl or TinyZero launch script into a preset, or a console log into a run",
+        about="{help}. output=FILE names the preset, run_id=NAME the run; NAME=VALUE is a "
+        "variable that the script takes from outside (BASE_MODEL=Qwen/Qwen2.5-3B N_GPUS=1). Of a "
+        "log, settings say what it is of, where it does not itself.",
+        words="FILE | KEY=VALUE | NAME=VALUE",
+        own=("output=",),
+    ),
+    "sql": Command(
+        "sql:sql",
+        "ask rollouts, metrics, evaluations, checkpoints and runs a question in SQL",
+        about="NAME is a saved question (--list); -q asks one of your own. Works while a run "
+        "is writing. The views are rollouts, rescores, metrics, evaluations, all_evaluations, "
+        "held_out, checkpoints, settings, runs and datasets.",
+        words="NAME | KEY=VALUE",
+        own=(QUESTION,),
+        options=(
+            _option("-q", dest="select", metavar="SELECT", help="one SELECT over the views"),
+            _option("--list", dest="lists", action="store_true", help="list the saved questions"),
+            _option("--run", metavar="RUN", help="one run, or `latest`; by default all runs"),
+            _option(
+                "-p",
+                dest="parameters",
+                action="append",
+                default=[],
+                metavar="K=V",
+                help="a $parameter",
+            ),
+            _option(
+                "--shell",
+                dest="in_shell",
+                action="store_true",
+                help="DuckDB's own shell, or harlequin",
+            ),
+            _option("--export", metavar="FILE", help="write the views for any DuckDB client"),
+            _FORMAT,
+        ),
+    ),
+    "data": Command(
+        "data:data",
+        "look into a data set or any parquet file: head [N], columns, lengths",
+        about="head [N] shows the first rows, columns their types, lengths how many "
+        "characters and tokens the texts take. FILE is any parquet file, or a folder of them; by "
+        "default the data set of run_id=RUN or of the settings. split=test, column=response.",
+        words="head [N] | columns | lengths | FILE | K=V",
+        own=(*LOOKS, "split=", "column="),
+        options=(_FORMAT,),
+    ),
+    "ask": Command(
+        "ask:ask",
+        "ask a CHECKPOINT a question of yours, or problems=N of the test split",
+        about="{help}. CHECKPOINT is as `evaluate checkpoint=` takes it (RUN, RUN/best, "
+        "RUN/base, champion, latest, a folder, a hub name). A puzzle is '3 14 7 = 35', a word "
+        "problem may have answer=18. samples=N asks each N times, by evaluation.temperature.",
+        words="CHECKPOINT [QUESTION] | KEY=VALUE",
+        own=("problems=", "samples=", "answer=", RUN),
+    ),
+    "completion": Command(
+        "completion:print_script",
+        f'completion for your shell: eval "$({PROGRAM} completion bash)"',
+        words="",
+        options=(_option("shell", choices=SHELLS),),
+    ),
+    "explain": Command(
+        "explain:explain",
+        "say what a setting means, its bounds, who sets it, its name in verl",
+        about="{help}. KEY may be a group (actor) or verl's name; with =VALUE it says "
+        "whether that is allowed, beside the settings that follow.",
+        words="KEY[=VALUE]",
+    ),
+    "config": Command(
+        "explain:print_config",
+        "print the resolved settings (--explain: with what each means)",
+        options=(
+            _option(
+                "--explain",
+                dest="explained",
+                action="store_true",
+                help="say what each setting means",
+            ),
+        ),
+    ),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(BAD_INPUT, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def build_parser(
+    completer: Callable[[str], Callable[..., object]] | None = None,
+) -> argparse.ArgumentParser:
+    """Returns the parser of all commands.
+
+    Args:
+        completer: of a command's words, for argcomplete.
+    """
+    parser = _Parser(
+        prog=PROGRAM,
+        description="Reinforcement learning on verifiable tasks, from puzzles to a report.",
+        epilog="Settings are KEY=VALUE: preset=tinyzero-3b actor.lr=1e-6; `config` prints all, "
+        "`explain KEY` says what one means.",
+    )
+    parsers = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
+    for name, command in COMMANDS.items():
+        about = command.about.format(help=command.help)
+        own = parsers.add_parser(name, help=command.help, description=about)
+        own.set_defaults(words=[])
+        if command.words:
+            words: Any = own.add_argument("words", nargs="*", metavar=command.words)
+            words.completer = completer(name) if completer else None
+        for flags, settings in command.options:
+            own.add_argument(*flags, **settings)
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> dict[str, Any]:
+    """Returns `command`, `words` and the command's options.
+
+    Words may stand before and after options, which argparse alone refuses.
+    """
+    parser = build_parser()
+    options, more = parser.parse_known_args(arguments)
+    unknown = [word for word in more if word.startswith("-")]
+    if unknown:
+        parser.error(f"unknown option {unknown[0]}")
+    return {**vars(options), "words": [*options.words, *more]}

@@ -1,0 +1,307 @@
+"""One chart as SVG, in the colours of whatever page it is put on, and what a hover on it says.
+
+By hand: a plotting library takes longer to load than all charts take to draw, which the Prefect UI
+wants again and again while training needs the processor. The words of a hover are written here;
+`hover.js` of the report's templates only finds the nearest.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from html import escape
+from typing import Final, Literal
+
+PALETTE: Final = {
+    "ink": "#1b2431",
+    "muted": "#66727f",
+    "grid": "#dde3eb",
+    "train": "#8aa4c8",
+    "test": "#0b5fd0",
+    "base": "#9aa3af",
+    "correct": "#16966b",
+    "wrong_value": "#e0a030",
+    "wrong_numbers": "#57a9de",
+    "bad_syntax": "#b978b4",
+    "no_answer": "#b0b7c1",
+    "too_long": "#cf5f1f",
+    "division_by_zero": "#3f6fb5",
+}
+"""On a light page; a drawing names them as CSS variables, `--wrong-value`."""
+COLOURS: Final = (
+    *("test", "too_long", "correct", "bad_syntax", "wrong_value", "wrong_numbers", "muted"),
+)
+"""Of series that have no meaning in common, in this order."""
+MOST_POINTS: Final = 160
+"""Of a series: a longer one is drawn as means of as many steps as it takes."""
+WIDTH, HEIGHT = 440, 270
+"""Of a drawing, in units of its view box, which are pixels in the Prefect UI."""
+_LEFT, _RIGHT, _BOTTOM = 58, 432, 228
+"""Of the plot in it; its top leaves room for the legend."""
+_LINE, _LETTER = 19, 6.7
+"""A line's height and a letter's width, about."""
+
+Point = tuple[float, float]
+Look = Literal["line", "bold", "dots", "dashes", "bars", "area"]
+_STROKES: Final[Mapping[Look, str]] = {
+    "line": "1.7",
+    "bold": "2.8",
+    "dots": "2.8",
+    "dashes": "2;stroke-dasharray:7 4",
+}
+
+
+@dataclass(frozen=True)
+class Series:
+    """What is drawn in one colour."""
+
+    name: str
+    """In the legend and in a hover's words."""
+    colour: str
+    """A name of `PALETTE`."""
+    points: Sequence[Point]
+    """Finite, by x; a stack's have the same x in every series."""
+    look: Look = "line"
+    span: int = 1
+    """Steps that each point is the mean of."""
+    band: Sequence[Point] = ()
+    """Lowest and highest at each point: of an interval, or of an area."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart and what a pointer on it finds."""
+
+    drawing: str
+    """What stands in an `<svg>` of `WIDTH` by `HEIGHT`."""
+    x: list[float] = field(default_factory=list)
+    """Where there is something to say, in the view box's units, ascending."""
+    says: list[str] = field(default_factory=list)
+    """What, at each x: `step 12: train 0.25 · test 0.5 (step 10)`."""
+    top: float = 0.0
+    bottom: float = _BOTTOM
+    """Of the plot, in the view box's units."""
+    at_rest: str = ""
+    """What stands there while nobody points: the end of a curve."""
+
+    @property
+    def hover(self) -> str:
+        """As JSON, for the page's script."""
+        at = {"x": self.x, "says": self.says, "top": self.top, "bottom": self.bottom}
+        return json.dumps(at, separators=(",", ":"), ensure_ascii=False)
+
+
+def draw(
+    series: Sequence[Series],
+    y_label: str,
+    *,
+    x_label: str = "step",
+    y_top: float | None = None,
+    x_ticks: Mapping[float, str] | None = None,
+    says_at: Mapping[float, str] | None = None,
+    legend_columns: int = 3,
+) -> Chart | None:
+    """Returns a chart, None without a point; from 0 upwards where nothing is negative.
+
+    Args:
+        series: from the lowest layer up.
+        y_label: what is measured.
+        x_label: what it is measured over; `step` is a unit, too.
+        y_top: of the y axis; by default a little more than the highest.
+        x_ticks: where the x axis has words, and which; by default round numbers.
+        says_at: what a hover calls each x, by default `step 12`.
+        legend_columns: names beside one another.
+    """
+    drawn = [thinned(one) for one in series if one.points]
+    if not drawn:
+        return None
+    at = sorted({x for one in drawn for x, _ in one.points})
+    has_legend = len(drawn) > 1 or drawn[0].look == "area"
+    legend = _legend(drawn, legend_columns) if has_legend else []
+    top = 12.0 + (4 + _LINE * len(legend) if legend else 0)
+    plot = _Plot(_x_range(at, drawn[0].look), _y_range(drawn, y_top), top)
+    if x_ticks is None:
+        x_ticks = {x: f"{x:.6g}" for x in ticks(*plot.x, whole=True)}
+    parts = [
+        *(part for row in legend for part in row),
+        *_frame(plot, x_ticks, x_label, y_label),
+        *(shape for i, one in enumerate(drawn) for shape in _shapes(plot, one, i, len(drawn))),
+    ]
+    named = says_at or {x: f"{x_label} {x:g}" for x in at}
+    says = [_say(x, named, drawn) for x in at]
+    return Chart(
+        "".join(parts),
+        x=[plot.place(x, 0)[0] for x in at],
+        says=says,
+        at_rest="" if drawn[0].look == "bars" else says[-1],
+        top=plot.top,
+    )
+
+
+def stacked(series: Sequence[Series]) -> list[Series]:
+    """Returns the series as areas, each on top of those before it."""
+    below: Sequence[float] = []
+    areas = []
+    for one in map(thinned, series):
+        below = below or [0.0] * len(one.points)
+        above = [low + y for low, (_, y) in zip(below, one.points, strict=True)]
+        areas.append(replace(one, look="area", band=list(zip(below, above, strict=True))))
+        below = above
+    return areas
+
+
+def thinned(series: Series) -> Series:
+    """Returns a series of at most `MOST_POINTS`: means of so many neighbours, each at its last."""
+    span = -(-len(series.points) // MOST_POINTS)
+    if span <= 1:
+        return series
+    groups = [series.points[i : i + span] for i in range(0, len(series.points), span)]
+    points = [(group[-1][0], sum(y for _, y in group) / len(group)) for group in groups]
+    return replace(series, points=points, span=span * series.span)
+
+
+def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
+    """Returns round numbers from `low` to `high`, evenly spaced: two to six.
+
+    Their distance is 1, 2 or 5 times a power of ten.
+    """
+    rough = max((high - low) / 5, 1e-12)
+    magnitude = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * magnitude for m in (1, 2, 5, 10) if m * magnitude >= rough * (1 - 1e-9))
+    step = max(1.0, step) if whole else step
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [i * step for i in range(first, last + 1)]
+
+
+def text(
+    x: float, y: float, words: str, *, colour: str = "muted", anchor: str = "start", more: str = ""
+) -> str:
+    """Returns words in a drawing; `anchor` is what of them lies at x."""
+    place = f'x="{x:g}" y="{y:g}" text-anchor="{anchor}"{more}'
+    return f'<text {place} style="fill:{_css(colour)}">{escape(words)}</text>'
+
+
+@dataclass(frozen=True)
+class _Plot:
+    """Where the numbers of a chart lie."""
+
+    x: Point
+    y: Point
+    """The range of each axis."""
+    top: float
+
+    def place(self, x: float, y: float) -> Point:
+        """Returns a point's place in the view box."""
+        right = (x - self.x[0]) / (self.x[1] - self.x[0])
+        up = (y - self.y[0]) / (self.y[1] - self.y[0])
+        return (
+            round(_LEFT + right * (_RIGHT - _LEFT), 1),
+            round(_BOTTOM - up * (_BOTTOM - self.top), 1),
+        )
+
+
+def _x_range(at: Sequence[float], look: Look) -> Point:
+    low, high = at[0], at[-1]
+    if look == "area":
+        return low, max(high, low + 1)
+    margin = 0.5 if look == "bars" else (high - low) * 0.04 or 0.5
+    return low - margin, high + margin
+
+
+def _y_range(series: Sequence[Series], top: float | None) -> Point:
+    heights = [y for one in series for pair in one.band for y in pair]
+    heights += [y for one in series if one.look != "area" for _, y in one.points]
+    low, high = min(0.0, *heights), max(0.0, *heights)
+    margin = (high - low) * 0.05 or 1.0
+    return low - margin if low < 0 else low, high + margin if top is None else top
+
+
+def _frame(plot: _Plot, x_ticks: Mapping[float, str], x_label: str, y_label: str) -> Iterable[str]:
+    """Yields the grid and all words around the plot."""
+    line = f'style="stroke:{_css("grid")}"'
+    for y in ticks(*plot.y):
+        at = plot.place(0, y)[1]
+        yield f'<path d="M{_LEFT} {at}H{_RIGHT}" {line}/>'
+        yield text(_LEFT - 6, at + 4, f"{y:.6g}", anchor="end")
+    for x, words in x_ticks.items():
+        at = plot.place(x, plot.y[0])[0]
+        yield f'<path d="M{at} {plot.top:g}V{_BOTTOM}" {line}/>'
+        yield text(at, _BOTTOM + 17, words, anchor="middle", more=' class="x"')
+    middle = (plot.top + _BOTTOM) / 2
+    yield text((_LEFT + _RIGHT) / 2, HEIGHT - 6, x_label, anchor="middle")
+    turned = f' transform="rotate(-90 13 {middle:g})"'
+    yield text(13, middle, y_label, anchor="middle", more=turned)
+
+
+def _legend(series: Sequence[Series], columns: int) -> list[list[str]]:
+    """Returns rows of names above the plot, where they cover no data."""
+    room = (_RIGHT - _LEFT) / (26 + _LETTER * max(len(one.name) for one in series))
+    columns = max(1, min(columns, int(room), len(series)))
+    rows: list[list[str]] = []
+    for i, one in enumerate(series):
+        row, column = divmod(i, columns)
+        x, y = _LEFT + column * (_RIGHT - _LEFT) / columns, 17 + row * _LINE
+        if column == 0:
+            rows.append([])
+        mark = f'<path d="M{x:g} {y - 4:g}h14" style="stroke:{_css(one.colour)};stroke-width:'
+        mark += f'{_STROKES.get(one.look, "9")}"/>'
+        rows[-1] += [mark, text(x + 20, y, one.name, colour="ink")]
+    return rows
+
+
+def _shapes(plot: _Plot, series: Series, index: int, count: int) -> Iterable[str]:
+    """Yields what is drawn of one series."""
+    colour = _css(series.colour)
+    steps = [x for x, _ in series.points]
+    if series.look == "bars":
+        width = 0.76 / count
+        for x, y in series.points:
+            left, top = plot.place(x - 0.38 + index * width, y)
+            right, _ = plot.place(x - 0.38 + (index + 1) * width, y)
+            box = f'x="{left}" y="{top}" width="{right - left:.1f}" height="{_BOTTOM - top:.1f}"'
+            yield f'<rect {box} style="fill:{colour}"/>'
+        return
+    if series.band:
+        band = list(series.band)
+        if len(steps) == 1:  # an area needs two
+            steps, band = [*steps, steps[0] + 1], band * 2
+        edge = [plot.place(x, high) for x, (_, high) in zip(steps, band, strict=True)]
+        edge += reversed([plot.place(x, low) for x, (low, _) in zip(steps, band, strict=True)])
+        opacity = "1" if series.look == "area" else "0.2"
+        yield f'<polygon points="{_joined(edge)}" style="fill:{colour};fill-opacity:{opacity}"/>'
+    if series.look != "area":
+        places = [plot.place(x, y) for x, y in series.points]
+        style = f"fill:none;stroke:{colour};stroke-width:{_STROKES[series.look]}"
+        yield f'<polyline points="{_joined(places)}" style="{style}"/>'
+        if series.look == "dots" or len(places) == 1:
+            for x, y in places:
+                yield f'<circle cx="{x}" cy="{y}" r="3.5" style="fill:{colour}"/>'
+
+
+def _joined(places: Iterable[Point]) -> str:
+    return " ".join(f"{x},{y}" for x, y in places)
+
+
+def _css(colour: str) -> str:
+    return f"var(--{colour.replace('_', '-')})"
+
+
+def _say(x: float, names: Mapping[float, str], series: Sequence[Series]) -> str:
+    """Returns what each series is at x, or was before; means are called so."""
+    words, mixed = [], len({one.span for one in series}) > 1
+    for one in series:
+        known = [point for point in one.points if point[0] <= x]
+        if not known or (one.look == "area" and known[-1][1] == 0):
+            continue
+        place, value = known[-1]
+        earlier = f" ({names[place]})" if place != x else ""
+        own_mean = _mean_of(one.span) if mixed else ""
+        words.append(f"{one.name} {value:.4g}{earlier}{own_mean}")
+    mean = "" if mixed else _mean_of(series[0].span)
+    return f"{names[x]}{mean}: {' · '.join(words)}"
+
+
+def _mean_of(span: int) -> str:
+    return f", mean of {span}" if span > 1 else ""
