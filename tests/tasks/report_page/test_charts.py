@@ -25,8 +25,8 @@ def words_of(chart: Chart) -> set[str | None]:
     return {node.text for node in drawing.iter("text")}
 
 
-def test_charts_take_every_colour_from_the_page(shared_runs: Path, alpha_data: ReportData) -> None:
-    page = write_report(shared_runs / "runs" / "alpha").html.read_text()
+def test_charts_take_every_colour_from_the_page(two_runs: Path, alpha_data: ReportData) -> None:
+    page = write_report(two_runs / "runs" / "alpha").html.read_text()
     light = dict(re.findall(r"--([\w-]+): (#\w+)", page[: page.index("@media")]))
     used = set(re.findall(r"var\(--([\w-]+)\)", page))
     assert used <= set(light)
