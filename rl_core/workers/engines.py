@@ -147,12 +147,12 @@ class Engines:
                 try:
                     finished = self._answer(engine, call) or ()
                 except WorkerDied as death:
-                    if engine in self._engines:  # else an earlier call has told
+                    if engine in self._engines:  # else it was noticed before
                         self._replace(engine, death)
-                        if lost := [i for i, asked in unanswered.items() if asked is engine]:
-                            others = ", ".join(ask(lost))
-                            said = "%d responses that %s had not finished are asked of %s"
-                            _logger.warning(said, len(lost), engine.name, others)
+                    if lost := [i for i, asked in unanswered.items() if asked is engine]:
+                        others = ", ".join(ask(lost))
+                        said = "%d responses that %s had not finished are asked of %s"
+                        _logger.warning(said, len(lost), engine.name, others)
                     continue
                 for i, completion in finished:
                     if unanswered.pop(share[i], None) is not None:

@@ -209,8 +209,9 @@ def test_ten_engines_killed_in_twenty_steps_change_nothing(
     chance, kills = random.Random(7), 0
 
     def strike(step: int) -> None:
+        """Strikes the next step, at any moment of it, if the last death was noticed."""
         nonlocal kills
-        if step % 2 == 0 and kills < KILLS:  # the next step is struck, at any moment of it
+        if kills < KILLS and len(heard.times("its process is gone")) == kills:
             wait_for(lambda: len(heard.times("has started again, in")) == kills)
             kills += 1
             threading.Timer(chance.uniform(0, step_s), kill_one, [chance]).start()
