@@ -22,6 +22,11 @@ def engine_name(number: int) -> str:
     return f"engine_{number}"
 
 
+def learner_name(rank: int) -> str:
+    """Returns the name of a learner rank's process; the first is called as one alone would be."""
+    return f"{LEARNER}_{rank}" if rank else LEARNER
+
+
 def card_tenants(config: RunConfig) -> list[list[str]]:
     """Returns for each card of one machine who computes on it, in the order of their start.
 
@@ -30,7 +35,8 @@ def card_tenants(config: RunConfig) -> list[list[str]]:
     """
     resources = config.resources
     wanted = [(engine_name(i), resources.rollout_gpus) for i in range(config.rollout.num_engines)]
-    wanted.append((LEARNER, resources.learner_gpus))
+    # Ranks have a card each: for the plan of one, all are alike.
+    wanted += [(LEARNER, resources.learner_gpus)] * resources.learner_ranks
     cards: list[tuple[float, list[str]]] = []  # (room left, tenants)
     for name, share in wanted:
         fitting = [i for i, (room, _) in enumerate(cards) if share <= room + _ALMOST]
@@ -51,7 +57,7 @@ def shares_a_card(config: RunConfig) -> bool:
 def loading_queues(cards: Mapping[str, AbstractSet[tuple[str, str]]]) -> list[list[str]]:
     """Returns who loads after whom: each queue one by one, all queues at the same time.
 
-    Whoever shares a card is in one queue: engines in their order, and the learner last.
+    Whoever shares a card is in one queue: engines in their order, and learners last.
 
     vLLM (0.32, v1/worker/gpu_worker.py) looks at the whole card, not at its own process. At its
     start `gpu_memory_utilization` of the TOTAL memory must be free. What the card has lost between
@@ -66,7 +72,8 @@ def loading_queues(cards: Mapping[str, AbstractSet[tuple[str, str]]]) -> list[li
         cards: by process, the cards that it computes on, each as (machine, number on it).
     """
     queues: list[tuple[set[tuple[str, str]], list[str]]] = []
-    for name in sorted(cards, key=lambda name: name == LEARNER):  # stable: engines stay in order
+    # Stable: engines stay in order.
+    for name in sorted(cards, key=lambda name: name.startswith(LEARNER)):
         own = set(cards[name])
         met = [queue for queue in queues if queue[0] & own]
         queues = [queue for queue in queues if not queue[0] & own]

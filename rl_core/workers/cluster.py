@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, as_completed, wait
 from contextlib import contextmanager, nullcontext
@@ -28,7 +27,7 @@ from ray.exceptions import (
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import RAY, OutOfMemory, WorkerDied, first_line
-from rl_core.resources.placement import LEARNER, engine_name, loading_queues
+from rl_core.resources.placement import engine_name, learner_name, loading_queues
 from rl_core.resources.token_budgets import BUDGETS_FILE, log_out_of_memory, merge_metrics
 from rl_core.rollout.protocol import in_order
 from rl_core.system.atomic import reading
@@ -42,11 +41,10 @@ from rl_core.types import (
     SnapshotBytes,
 )
 from rl_core.workers.actors import LearnerActor, RolloutActor
+from rl_core.workers.learner_ranks import WRITING, LearnerRanks
 from rl_core.workers.ray_logs import why_not_started
 
 _OBJECT_STORE_BYTES = 200 * 2**20
-_WRITING = "writing"
-"""Ray's concurrency group, a thread of the actor, for what goes on beside its other calls."""
 _EXIT_TIMEOUT_S = 5.0
 _HEAD_TIMEOUT_S = 10
 """Ray ends this process, by its own `_exit`, when its head is gone for so long; 60 by default."""
@@ -76,11 +74,11 @@ class Workers:
             )
             for i in range(config.rollout.num_engines)
         ]
-        self._learner: Any = (
-            self._spawn(LEARNER, LearnerActor, resources.learner_threads, resources.learner_gpus)
-            if learner
-            else None
-        )
+        ranks = [
+            self._spawn(name, LearnerActor, resources.learner_threads, resources.learner_gpus)
+            for name in map(learner_name, range(resources.learner_ranks if learner else 0))
+        ]
+        self._learner = LearnerRanks(ranks, self._result, on_progress) if learner else None
 
     @classmethod
     @contextmanager
@@ -165,28 +163,22 @@ class Workers:
         """Returns the engines' metrics of memory since the last call, see `AdaptiveEngine`."""
         return merge_metrics(self._all_engines(e.end_step.remote() for e in self._engines))
 
+    @property
+    def learner(self) -> LearnerRanks:
+        """The learner, of workers that have one."""
+        assert self._learner is not None, "an evaluation has engines only"
+        return self._learner
+
     def learn(
         self, rollouts: Sequence[Rollout], step: int
     ) -> tuple[dict[str, float], dict[str, list[float]]]:
-        """Trains on the rollouts of `step` (counted from 1, the first that is not yet learned).
-
-        Returns:
-            The step's metrics, and the rollout log's columns with one number per rollout.
-        """
-        self._on_progress("learn")
-        start = time.perf_counter()
-        pending = self._learner.learn.remote(list(rollouts), step).future()
-        metrics, columns = self._result("learner", pending)
-        learner_s = sum(s for name, s in metrics.items() if name.startswith("timing_s/"))
-        # From process to process and into tensors: what the learner's phases leave of the call.
-        metrics["timing_s/handover"] = time.perf_counter() - start - learner_s
-        return metrics, columns
+        """Trains on the rollouts of `step`; returns its metrics and the rollout log's columns."""
+        return self.learner.learn(rollouts, step)
 
     def sync_weights(self) -> None:
         """Gives every engine the learner's weights, in place."""
         self._on_progress("sync")
-        # A reference, not a value: the tensors go from process to process, not through this one.
-        weights = self._learner.weights.remote()
+        weights = self.learner.weights()
         self._all_engines(engine.update_weights.remote(weights) for engine in self._engines)
 
     def load_weights(self, folder: Path) -> None:
@@ -197,21 +189,11 @@ class Workers:
 
     def snapshot(self) -> SnapshotBytes:
         """Has the learner copy what a checkpoint holds, over the snapshot before."""
-        self._on_progress("save")
-        size: SnapshotBytes = self._result("learner", self._learner.snapshot.remote().future())
-        return size
+        return self.learner.snapshot()
 
     def write_snapshot(self, folder: Path, *, model_alone: bool = False) -> None:
-        """Writes the last snapshot's checkpoint into `folder`; the learner works on meanwhile.
-
-        Args:
-            folder: an empty folder.
-            model_alone: leaves out what only a resume needs.
-        """
-        self._on_progress("save")
-        write = self._learner.write_snapshot.options(concurrency_group=_WRITING)
-        written = write.remote(folder.resolve(), model_alone=model_alone)
-        self._result("learner", written.future())
+        """Writes the last snapshot's checkpoint into `folder`; the learner works on meanwhile."""
+        self.learner.write_snapshot(folder, model_alone=model_alone)
 
     def _spawn(self, name: str, actor: type, num_threads: int, num_gpus: float) -> Any:
         # On a CPU the learner's threads are its own, a micro-batch each: torch gets one of them.
@@ -226,7 +208,7 @@ class Workers:
             num_cpus=num_threads,
             num_gpus=num_gpus,
             max_restarts=0,
-            concurrency_groups={_WRITING: 1},
+            concurrency_groups={WRITING: 1},
         )(actor)
         return remote.remote(environment, self._log_folder / f"{name}.log")
 
@@ -243,7 +225,8 @@ class Workers:
         budgets = (config.storage.root / BUDGETS_FILE).resolve()
         actors = {engine_name(i): engine for i, engine in enumerate(self._engines)}
         if self._learner is not None:
-            actors[LEARNER] = self._learner
+            actors |= self._learner.actors
+            self._learner.meet(self._hosts(), config.watchdog.stall_s)
         queues = loading_queues(self._cards(config, actors))
         loading: dict[Future[Any], tuple[str, list[str]]] = {}
 
@@ -262,6 +245,14 @@ class Workers:
                 report(f"{name} is ready")
                 if rest:
                     load_first(rest)
+
+    def _hosts(self) -> list[str]:
+        """Returns the address of each learner rank's machine."""
+        asked = {
+            name: actor.__ray_call__.remote(_own_address)
+            for name, actor in self.learner.actors.items()
+        }
+        return [self._result(name, host.future()) for name, host in asked.items()]
 
     def _cards(
         self, config: RunConfig, actors: Mapping[str, Any]
@@ -305,6 +296,11 @@ class Workers:
         lines = log.read_text(errors="replace").split("\n") if log.exists() else []
         said = [line.strip() for line in lines if line.strip()][-_LOG_LINES_SHOWN:]
         return f"its process is gone (killed?); {log} ends with: {' | '.join(said) or '(nothing)'}"
+
+
+def _own_address(actor: object) -> str:
+    """Runs within an actor."""
+    return str(ray.util.get_node_ip_address())
 
 
 def _own_cards(actor: object) -> set[tuple[str, str]]:
@@ -354,10 +350,13 @@ def _init_options(
     if resources.ray_address is not None:
         return {"address": resources.ray_address, "log_to_driver": False}
     num_threads = resources.rollout_threads * config.rollout.num_engines
+    if learner:
+        num_threads += resources.learner_threads * resources.learner_ranks
     weight_bytes = sum(file.stat().st_size for file in model_path.glob("*.safetensors"))
     return {
         "address": "local",
-        "num_cpus": num_threads + (resources.learner_threads if learner else 0),
+        "num_cpus": num_threads
+        + (resources.learner_ranks * resources.learner_threads if learner else 0),
         "num_gpus": None if resources.learner_gpus or resources.rollout_gpus else 0,
         # Two versions of the weights in flight, each up to twice the file (bfloat16 on disk).
         "object_store_memory": _OBJECT_STORE_BYTES + 4 * weight_bytes,
