@@ -102,11 +102,13 @@ def starves_engine(shape: ModelShape, config: RunConfig, card_gib: float) -> boo
 def machine_need(shape: ModelShape, config: RunConfig) -> Need:
     """Returns what the machine's memory must hold for a run without a GPU."""
     plan, num_engines = memory_plan(shape, config), config.rollout.num_engines
-    peak = learner_peak(plan)
+    peak, ranks = learner_peak(plan), config.resources.learner_ranks
+    later_ranks = (ranks - 1) * (peak.total_bytes - peak.parts.get("snapshot", 0))
+    num_processes = ranks + num_engines
     parts = {
-        f"learner ({peak.phase})": peak.total_bytes / _GIB,
+        f"{_learners(ranks)} ({peak.phase})": (peak.total_bytes + later_ranks) / _GIB,
         _engines(num_engines): num_engines * plan[-1].total_bytes / _GIB,
-        f"{1 + num_engines} processes": _PROCESS_GIB * (1 + num_engines),
+        f"{num_processes} processes": _PROCESS_GIB * num_processes,
     }
     return Need([Moment(parts)])
 
@@ -146,6 +148,10 @@ def _awake(
         f"{name} ({share:g} of the card)": num_engines * share * card_gib,
         "new weights on their way": num_engines * incoming,
     }
+
+
+def _learners(number: int) -> str:
+    return "learner" if number == 1 else f"{number} learner ranks"
 
 
 def _engines(number: int) -> str:

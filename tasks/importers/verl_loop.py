@@ -117,11 +117,16 @@ def _cards(given: Mapping[str, Given], settings: Settings, line: int) -> Iterato
         if is_true(given, _ROLLOUT + "free_cache_engine"):
             settings["rollout.sleep"] = True
     elif per_node is not None:
-        settings["rollout.num_engines"] = cards - 1
+        ranks = min(cards // 2, settings["actor.mini_batch_size"])
+        settings["rollout.num_engines"] = cards - ranks
+        if ranks > 1:
+            settings["resources.learner_ranks"] = ranks
+            settings.pop("resources.offload", None)  # moments are divided among the ranks instead
         yield at(
             per_node.line,
             f"{cards} GPUs: verl shards the learner over all of them",
-            f"here one card learns and {cards - 1} generate",
+            f"here {'one card learns' if ranks == 1 else f'{ranks} cards learn'} and "
+            f"{cards - ranks} generate",
             is_grave=False,
         )
 

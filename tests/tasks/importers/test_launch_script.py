@@ -173,7 +173,8 @@ def test_arrays_cases_and_defaults_of_verls_examples_are_read(tmp_path: Path) ->
     data = found(imported, f"{tmp_path}/data/countdown/train.parquet is not here")
     assert data.startswith("line 20")
     another = import_script(ARRAYS, {"DEVICE": "npu", "TOKENS": "99"})
-    assert another.settings["rollout.num_engines"] == 15
+    assert another.settings["resources.learner_ranks"] == 8
+    assert another.settings["rollout.num_engines"] == 8
     assert another.settings["actor.micro_batch_tokens"] == 99
 
 
