@@ -20,7 +20,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch ex
 from torch.distributed.device_mesh import init_device_mesh
 
 from rl_core.batch import TrainBatch, balanced_rows
-from rl_core.errors import RankLost, first_line
+from rl_core.errors import RankLost, first_line, is_out_of_memory
 from rl_core.models.loading import Models
 from rl_core.models.sharding import ShardedModel, gathered
 
@@ -144,7 +144,8 @@ def reporting_lost_rank(ranks: Ranks) -> Iterator[None]:
         yield
     except (RuntimeError, distributed.DistError) as error:
         said = str(error).lower()
-        if ranks.is_alone or not any(words in said for words in _LOST_RANK_WORDS):
+        is_news = any(words in said for words in _LOST_RANK_WORDS)
+        if ranks.is_alone or is_out_of_memory(error) or not is_news:
             raise
         lost = f"rank {ranks.rank} lost another ({first_line(error)})"
         raise RankLost("learner", lost) from error

@@ -226,7 +226,8 @@ class Workers:
         actors = {engine_name(i): engine for i, engine in enumerate(self._engines)}
         if self._learner is not None:
             actors |= self._learner.actors
-            self._learner.meet(self._hosts(), config.watchdog.stall_s)
+            if len(self._learner.actors) > 1:
+                self._learner.meet(self._hosts(), config.watchdog.stall_s)
         queues = loading_queues(self._cards(config, actors))
         loading: dict[Future[Any], tuple[str, list[str]]] = {}
 

@@ -43,15 +43,13 @@ class LearnerRanks:
         self._on_progress = on_progress
 
     def meet(self, hosts: Sequence[str], timeout_s: float) -> None:
-        """Has all ranks find each other; one alone has nobody to meet.
+        """Has several ranks find each other, before they load anything.
 
         Args:
             hosts: the address of each rank's machine.
             timeout_s: how long a rank waits for another in a step.
         """
         size = len(self.actors)
-        if size == 1:
-            return
         port = self._result(
             learner_name(0), self._first.open_meeting.remote(hosts[0], size).future()
         )

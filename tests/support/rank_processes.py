@@ -5,14 +5,20 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from rl_core.system.atomic import write_text_atomically
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from rl_core.learner.ranks import Ranks
 
 LOOPBACK = "127.0.0.1"
-LIMIT_S = 240.0
+LIMIT_S = 600.0
 
 
 def on_ranks(size: int, function: Callable[..., Any], *args: Any, **named: Any) -> list[Any]:
@@ -21,19 +27,13 @@ def on_ranks(size: int, function: Callable[..., Any], *args: Any, **named: Any) 
     It must stand at a module's top level. A process that raises fails the test with its traceback.
     """
     context = multiprocessing.get_context("spawn")
-    work = partial(function, **named)
-    with TemporaryDirectory() as folder:
-        here, there = context.Pipe()
-        files = [Path(folder) / f"{rank}" for rank in range(size)]
-        first = context.Process(target=_run, args=(0, size, there, files[0], work, args))
-        first.start()
-        there.close()
-        port = here.recv()
-        processes = [first] + [
-            context.Process(target=_run, args=(rank, size, port, files[rank], work, args))
-            for rank in range(1, size)
+    with TemporaryDirectory() as name:
+        folder, work = Path(name), partial(function, **named)
+        processes = [
+            context.Process(target=_run, args=(rank, size, folder, work, args))
+            for rank in range(size)
         ]
-        for process in processes[1:]:
+        for process in processes:
             process.start()
         try:
             for process in processes:
@@ -42,6 +42,7 @@ def on_ranks(size: int, function: Callable[..., Any], *args: Any, **named: Any) 
         finally:
             for process in processes:
                 process.kill()
+        files = [folder / str(rank) for rank in range(size)]
         results = [pickle.loads(file.read_bytes()) for file in files if file.exists()]  # our own
     failures = [text for is_fine, text in results if not is_fine]
     assert not failures, "\n".join(failures)
@@ -49,20 +50,24 @@ def on_ranks(size: int, function: Callable[..., Any], *args: Any, **named: Any) 
     return [result for _, result in results]
 
 
-def _run(
-    rank: int, size: int, port: Any, file: Path, function: Callable[..., Any], args: Any
-) -> None:
+def meet_at(place: Path, rank: int, size: int) -> Ranks:
+    """Returns this rank once all have met; the first tells the others its port in a file."""
     from rl_core.learner.ranks import enter_meeting, meet, open_meeting
 
     if rank == 0:
         meeting = open_meeting(LOOPBACK, size)
-        port.send(meeting.port)
-        port.close()
+        write_text_atomically(place, str(meeting.port))
     else:
-        meeting = enter_meeting(LOOPBACK, port, size)
+        wait_for(place.exists, LIMIT_S)
+        meeting = enter_meeting(LOOPBACK, int(place.read_text()), size)
+    return meet(rank, size, meeting=meeting, own_host=LOOPBACK, timeout_s=LIMIT_S)
+
+
+def _run(
+    rank: int, size: int, folder: Path, function: Callable[..., Any], args: Sequence[Any]
+) -> None:
     try:
-        ranks = meet(rank, size, meeting=meeting, own_host=LOOPBACK, timeout_s=LIMIT_S)
-        result = True, function(ranks, *args)
+        result = True, function(meet_at(folder / "port", rank, size), *args)
     except Exception:  # noqa: BLE001  # told in the test's process
         result = False, f"rank {rank}:\n{traceback.format_exc()}"
-    file.write_bytes(pickle.dumps(result))
+    (folder / str(rank)).write_bytes(pickle.dumps(result))

@@ -51,11 +51,19 @@ def test_shares_of_cards_are_packed(
     assert shares_a_card(config) == any("learner" in card and len(card) > 1 for card in tenants)
 
 
+def test_each_learner_rank_has_a_card() -> None:
+    resources = {"learner_gpus": 1, "rollout_gpus": 1, "learner_ranks": 2}
+    config = RunConfig.model_validate({"resources": resources})
+    assert card_tenants(config) == [["engine_0"], ["learner"], ["learner"]]
+    assert not shares_a_card(config)
+
+
 @pytest.mark.parametrize(
     ("cards", "queues"),
     [
         ({"engine_0": "", "engine_1": "", "learner": ""}, ["engine_0", "engine_1", "learner"]),
         ({"engine_0": "A", "learner": "A"}, ["engine_0 learner"]),
+        ({"learner_1": "B", "learner": "A", "engine_0": "B"}, ["engine_0 learner_1", "learner"]),
         ({"learner": "A", "engine_0": "A"}, ["engine_0 learner"]),
         ({"engine_0": "A", "learner": "B"}, ["engine_0", "learner"]),
         ({"engine_0": "A", "engine_1": "B", "learner": "B"}, ["engine_0", "engine_1 learner"]),
