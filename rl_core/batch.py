@@ -247,3 +247,24 @@ def mini_batches(group_ids: Tensor, num_groups: int) -> list[Tensor]:
         torch.nonzero((ranks >= first) & (ranks < first + num_groups)).squeeze(-1)
         for first in range(0, len(seen), num_groups)
     ]
+
+
+def balanced_rows(batch: TrainBatch, num_parts: int) -> list[Tensor]:
+    """Returns rows (int64 [b] each, ascending) of parts of whole groups, with like many tokens.
+
+    The longest group goes to whichever part has fewest tokens so far, then the next (LPT).
+
+    Args:
+        batch: B rows of at least as many groups as parts.
+        num_parts: how many.
+    """
+    tokens: dict[int, int] = {}
+    for group, length in zip(batch.group_ids.tolist(), batch.lengths.tolist(), strict=True):
+        tokens[group] = tokens.get(group, 0) + length
+    assert len(tokens) >= num_parts, f"{len(tokens)} groups for {num_parts} parts"
+    sizes, part_of = [0] * num_parts, dict[int, int]()
+    for group in sorted(tokens, key=lambda group: -tokens[group]):  # stable: ties in batch order
+        part_of[group] = part = sizes.index(min(sizes))
+        sizes[part] += tokens[group]
+    parts = torch.tensor([part_of[group] for group in batch.group_ids.tolist()])
+    return [torch.nonzero(parts == part).squeeze(-1) for part in range(num_parts)]

@@ -49,6 +49,10 @@ class WorkerDied(RuntimeError):  # noqa: N818  # as OutOfMemory
         return type(self), (self.worker, self.detail)
 
 
+class RankLost(WorkerDied):
+    """What a learner rank says when another is gone in mid-step: not the cause, but its news."""
+
+
 class Stalled(RuntimeError):  # noqa: N818  # as OutOfMemory
     """A phase showed no progress for `watchdog.stall_s`, and its processes were ended."""
 

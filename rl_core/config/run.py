@@ -20,6 +20,7 @@ from rl_core.config.operations import (
     StorageConfig,
     WatchdogConfig,
 )
+from rl_core.config.ranks import check_ranks
 from rl_core.config.rollout import RolloutConfig
 from rl_core.envs import DEFAULT_ENV, ENVS
 from rl_core.section import Section
@@ -189,12 +190,14 @@ class ResourcesConfig(Section):
 
     ray_address: str | None = None
     """A running cluster; by default a private one-machine Ray lives as long as the run."""
+    learner_ranks: int = Field(1, ge=1)
+    """Processes of the learner, each with a share of all weights and of each mini-batch (FSDP2)."""
     learner_threads: int = Field(2, ge=1)
-    """CPU threads of the learner."""
+    """CPU threads of each learner rank."""
     rollout_threads: int = Field(1, ge=1)
     """Threads of each rollout actor."""
     learner_gpus: float = Field(0.0, ge=0)
-    """Share of a GPU, or GPUs, of the learner; 0 computes on the CPU."""
+    """Share of a GPU, or GPUs, of each learner rank; 0 computes on the CPU."""
     rollout_gpus: float = Field(0.0, ge=0)
     """Share of a GPU, or GPUs, of each rollout actor; 0 computes on the CPU."""
     offload: bool = False
@@ -304,6 +307,17 @@ class RunConfig(Section):
                 f"data.train_batch_size={batch} is above data.train_size={self.data.train_size}: "
                 "no step could be filled"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _has_work_for_its_ranks(self) -> RunConfig:
+        resources = self.resources
+        check_ranks(
+            resources.learner_ranks,
+            gpus=resources.learner_gpus,
+            offload=resources.offload,
+            mini_batch_size=self.actor.mini_batch_size,
+        )
         return self
 
     @model_validator(mode="after")

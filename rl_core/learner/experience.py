@@ -19,6 +19,7 @@ from rl_core.config.run import AlgorithmConfig, RunConfig
 from rl_core.learner.microbatching import Microbatching
 from rl_core.learner.offload import on_device
 from rl_core.learner.profiling import measured
+from rl_core.learner.ranks import ALONE, Ranks
 from rl_core.models.forward import ForwardPass, TokenOutputs
 from rl_core.models.loading import Models
 
@@ -96,6 +97,7 @@ class ExperienceMaker:
         forward: with the run's temperature and type.
         microbatching: splits batches.
         offload_to: where the reference waits for its use; None for where it is.
+        ranks: of which each computes its own rows.
     """
 
     def __init__(
@@ -106,7 +108,9 @@ class ExperienceMaker:
         microbatching: Microbatching,
         *,
         offload_to: torch.device | None,
+        ranks: Ranks = ALONE,
     ) -> None:
+        self._ranks = ranks
         self._config, self._models, self._forward = config, models, forward
         self._microbatching, self._device = microbatching, microbatching.device
         # With adapters it is the actor without them, and stays where that is.
@@ -155,7 +159,7 @@ class ExperienceMaker:
 
     @torch.no_grad()
     def _outputs(self, phase: str, batch: TrainBatch, **models: nn.Module | None) -> TokenOutputs:
-        """Returns a forward pass over the batch, computed by micro-batches."""
+        """Returns a forward pass over the batch, computed by ranks and by micro-batches."""
 
         def attempt(parts: list[Tensor]) -> TokenOutputs:
             whole: dict[str, Tensor] = {}
@@ -171,7 +175,12 @@ class ExperienceMaker:
                     whole[name][rows.to(self._device), : part.shape[-1]] = part
             return TokenOutputs(**whole)
 
-        return self._microbatching.run(phase, batch, attempt)
+        with self._ranks.gathered(list(models.values()), learns=False):
+            outputs = self._microbatching.run(phase, batch, attempt)
+        for part in vars(outputs).values():
+            if part is not None:
+                self._ranks.add(part)  # zeros in the rows of others
+        return outputs
 
 
 def assemble(

@@ -28,6 +28,7 @@ from rl_core.learner.microbatching import Microbatching
 from rl_core.learner.offload import offload_device
 from rl_core.learner.optimizer import make_optimizers
 from rl_core.learner.profiling import Utilisation
+from rl_core.learner.ranks import ALONE, Ranks
 from rl_core.learner.snapshot import LearnerSnapshot
 from rl_core.learner.state import STATE_FOLDER
 from rl_core.learner.update import Updater
@@ -47,6 +48,7 @@ class Learner:
         model_path: folder of the base model: where actor and critic start, what the reference is.
         resume_from: a folder written by `save`; by default a fresh start.
         budgets_file: token budgets that runs have learned, see `Microbatching`; by default none.
+        ranks: this process among the learner's; all must call each method in the same order.
 
     Raises:
         ValueError: for a missing or unsuitable model, or a folder that cannot be resumed from.
@@ -58,15 +60,17 @@ class Learner:
         model_path: Path,
         resume_from: Path | None = None,
         budgets_file: Path | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         torch.manual_seed(config.seed)
         self.config = config
         self.device = torch.device("cuda" if config.resources.learner_gpus else "cpu")
         self.models = load_models(config, model_path, resume_from, self.device)
+        ranks.shard(self.models, self.device)
         offload_to = offload_device(config, self.device)
         self.optimizers = make_optimizers(config, self.models, offload_to)
         self.microbatching = Microbatching(
-            config, self.models.actor, self.device, file=budgets_file
+            config, self.models.actor, self.device, file=budgets_file, ranks=ranks
         )
         forward = partial(
             forward_pass,
@@ -74,9 +78,11 @@ class Learner:
             compute_dtype=_DTYPES[config.model.dtype],
         )
         self._make = ExperienceMaker(
-            config, self.models, forward, self.microbatching, offload_to=offload_to
+            config, self.models, forward, self.microbatching, offload_to=offload_to, ranks=ranks
         )
-        self.updater = Updater(config, self.models, self.optimizers, forward, self.microbatching)
+        self.updater = Updater(
+            config, self.models, self.optimizers, forward, self.microbatching, ranks
+        )
         self._utilisation = Utilisation(config, model_path, self.device)
         self._snapshot = LearnerSnapshot(
             config,
@@ -86,6 +92,7 @@ class Learner:
             memory=SnapshotMemory(
                 self.microbatching.threads, copies=config.checkpoints.in_background
             ),
+            ranks=ranks,
         )
         self._kl_coef = config.algorithm.kl_coef
         self.steps_done = 0
@@ -113,6 +120,7 @@ class Learner:
             experience,
             algorithm=self.config.algorithm,
             max_prompt_length=self.config.data.max_prompt_length,
+            num_ranks=self.config.resources.learner_ranks,
         )
         return experience, metrics | costs
 

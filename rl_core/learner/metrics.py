@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rl_core.algos import advantages as adv
 from rl_core.algos.masking import masked_mean, masked_sum
+from rl_core.batch import TrainBatch, balanced_rows
 from rl_core.config.run import GROUP_ESTIMATORS, AlgorithmConfig
 from rl_core.learner.experience import Experience
 
@@ -25,7 +26,11 @@ def kl_per_response(experience: Experience) -> float:
 
 
 def batch_metrics(
-    experience: Experience, *, algorithm: AlgorithmConfig, max_prompt_length: int
+    experience: Experience,
+    *,
+    algorithm: AlgorithmConfig,
+    max_prompt_length: int,
+    num_ranks: int = 1,
 ) -> dict[str, float]:
     """Returns what a experience batch says about the step, under verl's names.
 
@@ -33,6 +38,7 @@ def batch_metrics(
         experience: the step's whole batch.
         algorithm: whether there are groups.
         max_prompt_length: tokens, for the share of prompts that fill it.
+        num_ranks: of the learner, between whom the batch's tokens are divided.
     """
     batch, mask = experience.batch, experience.batch.response_mask
     metrics = {
@@ -45,7 +51,7 @@ def batch_metrics(
         "prompt_length/clip_ratio": float(
             (batch.prompt_lengths >= max_prompt_length).float().mean()
         ),
-        **_sequence_lengths(int(batch.lengths.sum())),
+        **_sequence_lengths(batch, num_ranks),
     }
     if algorithm.estimator in GROUP_ESTIMATORS:
         metrics["group/zero_spread_frac"] = adv.zero_spread_fraction(batch.rewards, batch.group_ids)
@@ -82,16 +88,25 @@ def policy_metrics(experience: Experience, *, kl_coef: float) -> dict[str, float
     return metrics
 
 
-def _sequence_lengths(num_tokens: int) -> dict[str, float]:
+def _sequence_lengths(batch: TrainBatch, num_ranks: int) -> dict[str, float]:
     """Returns verl's `global_seqlen/*`: how evenly a step's tokens lie on the learner's ranks.
 
-    There is one rank here, which has all of them, balanced or not.
+    Cut as they come, and as they are balanced.
 
     Source: verl 0.9, verl/utils/seqlen_balancing.py, log_seqlen_unbalance.
     """
-    of_one_rank = ("min", "max", "mean", "balanced_min", "balanced_max")
-    lengths = {f"global_seqlen/{name}": float(num_tokens) for name in of_one_rank}
-    return lengths | {"global_seqlen/minmax_diff": 0.0}
+    size = len(batch) // num_ranks
+    as_they_come = [int(batch.lengths[i * size : (i + 1) * size].sum()) for i in range(num_ranks)]
+    balanced = [int(batch.lengths[rows].sum()) for rows in balanced_rows(batch, num_ranks)]
+    lengths = {
+        "min": min(as_they_come),
+        "max": max(as_they_come),
+        "minmax_diff": max(as_they_come) - min(as_they_come),
+        "balanced_min": min(balanced),
+        "balanced_max": max(balanced),
+        "mean": int(batch.lengths.sum()) / num_ranks,
+    }
+    return {f"global_seqlen/{name}": float(number) for name, number in lengths.items()}
 
 
 def _three(name: str, values: Tensor) -> dict[str, float]:

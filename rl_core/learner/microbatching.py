@@ -17,6 +17,7 @@ from torch import Tensor
 from rl_core.batch import TrainBatch, micro_batches, padded_tokens
 from rl_core.config.run import RunConfig
 from rl_core.errors import first_line, is_out_of_memory
+from rl_core.learner.ranks import ALONE, Ranks
 from rl_core.models.shared_prefix import can_share_prompts
 from rl_core.resources.oom_recovery import nothing_smaller
 from rl_core.resources.token_budgets import TokenBudgets, read_learned, write_learned
@@ -36,6 +37,7 @@ class Microbatching:
         model: the actor, as it is trained.
         device: of all models.
         file: what earlier runs have learned, and the next will read; None for neither.
+        ranks: of which each computes its own rows.
     """
 
     def __init__(
@@ -45,8 +47,9 @@ class Microbatching:
         device: torch.device,
         *,
         file: Path | None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self._config, self.device = config, device
+        self._config, self.device, self._ranks = config, device, ranks
         self._share_prompts = can_share_prompts(model)
         on_cpu = device.type == "cpu"
         self.threads = MicroBatchThreads(config.resources.learner_threads if on_cpu else 1)
@@ -62,14 +65,14 @@ class Microbatching:
 
         Args:
             phase: whose budget holds.
-            batch: is split.
+            batch: is split, between ranks and then into micro-batches.
             attempt: must not mind what one that failed before has left.
 
         Raises:
             OutOfMemory: though every micro-batch was a single row.
         """
         while True:
-            parts = micro_batches(batch, self._budgets[phase], share_prompts=self._share_prompts)
+            parts = self._parts(phase, batch)
             try:
                 return attempt(parts)
             except (RuntimeError, MemoryError) as error:
@@ -87,10 +90,18 @@ class Microbatching:
                 raise nothing_smaller(self._config, phase, f"{said.rstrip('.')}. {rows}")
             self._budgets.shrink(phase, max(sizes))
 
+    def _parts(self, phase: str, batch: TrainBatch) -> list[Tensor]:
+        """Returns the rows of this rank's micro-batches."""
+        own, budget = self._ranks.rows(batch), self._budgets[phase]
+        if own is None:
+            return micro_batches(batch, budget, share_prompts=self._share_prompts)
+        parts = micro_batches(batch.select(own), budget, share_prompts=self._share_prompts)
+        return [own[part] for part in parts]
+
     def end_step(self) -> dict[str, float]:
         """Returns the step's metrics, see `TokenBudgets`; the next run learns what is new."""
         metrics, has_changed = self._budgets.end_step()
-        if has_changed and self._file is not None:
+        if has_changed and self._file is not None and self._ranks.rank == 0:
             write_learned(self._file, self._place, self._budgets.learned())
         return metrics
 
@@ -123,6 +134,7 @@ def memory_place(config: RunConfig, model: Any, device: torch.device) -> str:
         f"{shape.model_type} {shape.num_hidden_layers}x{shape.hidden_size}, {num_weights} weights",
         f"{config.algorithm.estimator} {config.model.dtype}",
         f"{threads} threads" if threads > 1 else "",
+        f"{config.resources.learner_ranks} ranks" if config.resources.learner_ranks > 1 else "",
         "gradient checkpointing" if config.model.gradient_checkpointing else "",
         "shared trunk" if config.critic.share_trunk else "",
         f"{config.data.max_prompt_length}+{config.data.max_response_length} tokens",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rl_core.config.run import LrSchedule, RunConfig
 from rl_core.models.loading import Models
+from rl_core.models.sharding import cut_as, whole_tensor
 
 _DECAYS: dict[LrSchedule, Callable[[float], float]] = {
     "constant": lambda progress: 1.0,
@@ -37,7 +38,7 @@ def lr_factor(step: int, *, schedule: LrSchedule, warmup_steps: int, num_steps: 
 
 
 class ModelOptimizer:
-    """AdamW on a model, with its learning-rate schedule.
+    """AdamW on a model, with its learning-rate schedule; of a sharded model, on this rank's share.
 
     Args:
         model: all parameters that require gradient are optimized.
@@ -65,7 +66,6 @@ class ModelOptimizer:
         self.model = model
         self._grad_clip = grad_clip
         self._offload_to = offload_to
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(
             self.parameters, lr=lr, weight_decay=weight_decay, fused=True
         )
@@ -73,6 +73,11 @@ class ModelOptimizer:
             self._optimizer,
             partial(lr_factor, schedule=schedule, warmup_steps=warmup_steps, num_steps=num_steps),
         )
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What is optimized, as it stands in the model now: of ranks whole in a pass, else cut."""
+        return [p for p in self.model.parameters() if p.requires_grad]
 
     @property
     def lr(self) -> float:
@@ -87,7 +92,11 @@ class ModelOptimizer:
         self._make_moments()
         if self._offload_to is not None:
             self._bring_moments(self.parameters[0].device)
-        return nn.utils.clip_grad_norm_(self.parameters, self._grad_clip, foreach=True)
+        parameters = self.parameters
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        norm = whole_tensor(nn.utils.get_total_norm(gradients, foreach=True))
+        nn.utils.clip_grads_with_norm_(parameters, self._grad_clip, norm, foreach=True)
+        return norm
 
     def step(self, norm: Tensor) -> None:
         """Moves the weights along the clipped gradient and clears it.
@@ -149,7 +158,7 @@ class ModelOptimizer:
     def restore_weights(self, prefix: str, tensors: Mapping[str, Tensor]) -> None:
         """Restores what `weight_tensors` returned."""
         for name, weight in self.weight_tensors(prefix).items():
-            weight.copy_(tensors[name])
+            weight.copy_(cut_as(weight, tensors[name]))
 
     def moments_to_come(self, prefix: str) -> dict[str, Tensor]:
         """Returns, by the names of `state_tensors`, tensors like those that updates will make."""
@@ -173,7 +182,8 @@ class ModelOptimizer:
             state = {k.removeprefix(start): x for k, x in tensors.items() if k.startswith(start)}
             if state:
                 self._optimizer.state[parameter] = {
-                    field: x.to(parameter.device) for field, x in state.items()
+                    field: cut_as(parameter, x) if field in _MOMENTS else x.to(parameter.device)
+                    for field, x in state.items()
                 }
         self.offload()
         self._schedule.load_state_dict(dict(schedule))

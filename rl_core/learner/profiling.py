@@ -92,7 +92,8 @@ class Utilisation:
         with suppress(ValueError):
             self._shape = ModelShape.from_folder(model_path)
         dtype = torch.bfloat16 if config.model.dtype == "bfloat16" else torch.float32
-        self._peak = peak_flops(device, dtype, config.resources.learner_threads)
+        one = peak_flops(device, dtype, config.resources.learner_threads)
+        self._peak = config.resources.learner_ranks * one
 
     def __call__(self, batch: TrainBatch, seconds: Mapping[str, float]) -> dict[str, float]:
         """Returns `mfu/actor` and `mfu/critic`, of those that were updated.

@@ -13,6 +13,7 @@ from torch import Tensor
 from rl_core.checkpoints.tensor_snapshot import SnapshotMemory, bytes_to_write
 from rl_core.config.run import RunConfig
 from rl_core.learner.optimizer import ModelOptimizer
+from rl_core.learner.ranks import ALONE, Ranks
 from rl_core.learner.state import (
     STATE_FOLDER,
     check_settings,
@@ -23,6 +24,7 @@ from rl_core.learner.state import (
     write_state,
 )
 from rl_core.models.loading import complete_weights, save_actor, tokenizer_bytes
+from rl_core.models.sharding import whole_tensor
 from rl_core.types import SnapshotBytes
 
 
@@ -35,6 +37,7 @@ class LearnerSnapshot:
         optimizers: of what learns, by name: the actor, and the critic where there is one.
         model_path: the folder whose tokenizer goes along.
         memory: where copies are kept.
+        ranks: whose shards are gathered, tensor by tensor; the first alone keeps copies.
     """
 
     def __init__(
@@ -45,13 +48,17 @@ class LearnerSnapshot:
         *,
         model_path: Path,
         memory: SnapshotMemory,
+        ranks: Ranks = ALONE,
     ) -> None:
+        self._ranks = ranks
         self._config, self._actor, self._optimizers = config, actor, optimizers
         self._model_path, self._memory = model_path, memory
         self._taken: tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]
 
     def reserve(self) -> None:
-        """Makes memory for snapshots ready."""
+        """Makes memory for snapshots ready; of ranks, the first snapshot does."""
+        if not self._ranks.is_alone:
+            return  # what they would look at is gathered meanwhile
         tensors = complete_weights(self._actor) | self._trained_weights()
         for name, optimizer in self._optimizers.items():
             tensors |= optimizer.moments_to_come(name)
@@ -70,10 +77,22 @@ class LearnerSnapshot:
             state |= optimizer.state_tensors(name)
             numbers[f"{name}_schedule"] = copy.deepcopy(optimizer.schedule_state())
         assert not weights.keys() & state.keys()
-        copies = self._memory.copy(weights | state)
-        copied, state = ({name: copies[name] for name in part} for part in (weights, state))
+        copies = self._copies(weights | state)
+        copied, state = (
+            {name: copies[name] for name in part if name in copies} for part in (weights, state)
+        )
         self._taken = copied, state, numbers
         return bytes_to_write(copied, state, beside=tokenizer_bytes(self._model_path))
+
+    def _copies(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if self._ranks.is_alone:
+            return self._memory.copy(tensors)
+        copies: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            whole = whole_tensor(tensor)
+            if self._ranks.rank == 0:
+                copies |= self._memory.copy({name: whole})
+        return copies
 
     def write(self, folder: Path, *, model_alone: bool = False) -> None:
         """Writes the last snapshot as a checkpoint, or of it the model that can be served."""

@@ -19,6 +19,7 @@ from rl_core.learner.microbatching import Microbatching
 from rl_core.learner.objectives import Objective, actor_objective, critic_objective, joined
 from rl_core.learner.optimizer import ModelOptimizer
 from rl_core.learner.profiling import measured
+from rl_core.learner.ranks import ALONE, Ranks
 from rl_core.models.forward import ForwardPass
 from rl_core.models.loading import Models
 
@@ -34,6 +35,7 @@ class Updater:
         optimizers: by the name that a model's metrics start with.
         forward: with the run's temperature and type.
         microbatching: splits mini-batches.
+        ranks: of which each computes the gradient of its own rows.
     """
 
     def __init__(
@@ -43,7 +45,9 @@ class Updater:
         optimizers: Mapping[str, ModelOptimizer],
         forward: ForwardPass,
         microbatching: Microbatching,
+        ranks: Ranks = ALONE,
     ) -> None:
+        self._ranks = ranks
         self._config, self._models, self._optimizers = config, models, optimizers
         self._forward, self._microbatching = forward, microbatching
 
@@ -61,6 +65,8 @@ class Updater:
         for names in self.learners(actor_learns=actor_learns):
             with measured(_phase(names), self._microbatching.device, metrics):
                 metrics |= self.run_epochs(names, experience, kl_coef)
+        if experience.is_on_policy:
+            self._ranks.add(experience.old_logprobs)  # each has filled in its own rows
         return metrics
 
     def learners(self, *, actor_learns: bool) -> list[tuple[str, ...]]:
@@ -99,9 +105,16 @@ class Updater:
             for optimizer in optimizers.values():
                 optimizer.offload()  # after an attempt that ran out of memory late
             metrics = self.accumulate(names, mini, parts, kl_coef)
-            return metrics | {f"{name}/grad_norm": x.clip() for name, x in optimizers.items()}
+            return metrics | (clipped() if self._ranks.is_alone else {})
 
-        metrics = self._microbatching.run(_phase(names), mini.batch, attempt)
+        def clipped() -> dict[str, Tensor]:
+            return {f"{name}/grad_norm": x.clip() for name, x in optimizers.items()}
+
+        models = [getattr(self._models, name) for name in names]
+        with self._ranks.gathered(models, learns=True):
+            metrics = self._microbatching.run(_phase(names), mini.batch, attempt)
+        if not self._ranks.is_alone:
+            metrics = self._ranks.add_shares(metrics) | clipped()
         # Not done again: weights move once. All memory for it is there, see `clip`.
         with out_of_memory_as(_phase(names)):
             for name, optimizer in optimizers.items():

@@ -15,6 +15,8 @@ import torch
 import transformers
 from torch import Tensor
 
+from rl_core.models.sharding import repeated_names, whole_tensor
+
 _ADAPTER = "default"
 """peft's name for the only adapter of a layer."""
 
@@ -41,16 +43,18 @@ def add_adapters(model: transformers.PreTrainedModel, *, rank: int, alpha: float
 def merged_state(model: transformers.PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """Yields `model.state_dict()` with every adapter merged, under the names of a plain model.
 
-    Layers with adapters give new tensors, all others the model's own.
+    Layers with adapters give new tensors, all others the model's own; of a sharded model they are
+    gathered, by collectives, and a weight that stands there twice comes once.
     """
+    repeated = repeated_names(model)
     adapted = {
         f"{name}.base_layer.weight": layer
         for name, layer in model.named_modules()
         if hasattr(layer, "base_layer")
     }
     for name, tensor in model.state_dict().items():
-        if ".lora_A." in name or ".lora_B." in name:
+        if ".lora_A." in name or ".lora_B." in name or name in repeated:
             continue
         if name in adapted:
-            tensor = tensor + adapted[name].get_delta_weight(_ADAPTER)
-        yield name.replace(".base_layer.", "."), tensor
+            tensor = tensor + whole_tensor(adapted[name].get_delta_weight(_ADAPTER))
+        yield name.replace(".base_layer.", "."), whole_tensor(tensor)

@@ -102,14 +102,16 @@ def starves_engine(shape: ModelShape, config: RunConfig, card_gib: float) -> boo
 def machine_need(shape: ModelShape, config: RunConfig) -> Need:
     """Returns what the machine's memory must hold for a run without a GPU."""
     plan, num_engines = memory_plan(shape, config), config.rollout.num_engines
-    peak, parts_of_engine = learner_peak(plan), config.rollout.tensor_parallel_size
+    peak, ranks = learner_peak(plan), config.resources.learner_ranks
+    later_ranks = (ranks - 1) * (peak.total_bytes - peak.parts.get("snapshot", 0))
+    parts_of_engine = config.rollout.tensor_parallel_size
     # An engine that is split has a process for each part, beside the one that asks them.
     per_engine = 1 if parts_of_engine == 1 else 1 + parts_of_engine
-    num_processes = 1 + num_engines * per_engine
+    num_processes = ranks + num_engines * per_engine
     # Each part is handed all new weights.
     handed = (parts_of_engine - 1) * plan[-1].parts["incoming_weights"]
     parts = {
-        f"learner ({peak.phase})": peak.total_bytes / _GIB,
+        f"{_learners(ranks)} ({peak.phase})": (peak.total_bytes + later_ranks) / _GIB,
         _engines(num_engines): num_engines * (plan[-1].total_bytes + handed) / _GIB,
         f"{num_processes} processes": _PROCESS_GIB * num_processes,
     }
@@ -151,6 +153,10 @@ def _awake(
         f"{name} ({share:g} of the card)": num_engines * share * card_gib,
         "new weights on their way": num_engines * incoming,
     }
+
+
+def _learners(number: int) -> str:
+    return "learner" if number == 1 else f"{number} learner ranks"
 
 
 def _engines(number: int) -> str:

@@ -7,6 +7,7 @@ which share a card or a machine's memory; a process itself (torch, CUDA) comes o
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,11 +207,17 @@ def micro_batch_tokens(config: RunConfig) -> int:
 
 
 def resting_learner(shape: ModelShape, config: RunConfig) -> PhaseMemory:
-    """Returns what the learner holds between two steps, when it has given back what it can."""
-    models = _models(shape, config)
+    """Returns what the learner holds between two steps, when it has given back what it can.
+
+    Of several ranks, the first, which alone has the snapshot.
+    """
+    models, ranks = _models(shape, config), config.resources.learner_ranks
+    learning = math.ceil((models.actor + models.critic) / ranks)
+    # Beside adapters, what stands still is not cut: all models share it.
+    frozen = models.frozen if config.model.lora_rank else math.ceil(models.frozen / ranks)
     resident = {
-        "weights": _FLOAT32 * (models.actor + models.critic + models.frozen),
-        "optimizer": 2 * _FLOAT32 * (models.actor + models.critic),
+        "weights": _FLOAT32 * (learning + frozen),
+        "optimizer": 2 * _FLOAT32 * learning,
     }
     on_gpu = config.resources.learner_gpus > 0
     if on_gpu and config.resources.offload:
@@ -264,6 +271,7 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     kept = shape.activation_bytes(
         tokens, dtype=config.model.dtype, checkpointed=config.model.gradient_checkpointing
     )
+    ranks = config.resources.learner_ranks
     # The widest moment of a layer: an MLP's gate, up, activation and product, or their gradients.
     passing = tokens * _FLOAT32 * (4 * shape.intermediate_size + 4 * shape.hidden_size)
     if rank:  # beside a product: B A x, that scaled, the sum, and peft's float32 copy of x
@@ -279,6 +287,8 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
             "logits": threads * logits,
         }
         moments = {"gradients": parts["gradients"], "optimizer": 2 * _FLOAT32 * num_parameters}
+        if ranks > 1:
+            parts["gathered"] = _FLOAT32 * num_parameters
         if offloads and sum(moments.values()) > sum(parts.values()):
             parts = moments  # they come when the activations have gone
         return PhaseMemory(phase, "learner", {**resident, **parts})
@@ -289,6 +299,9 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
         "activations": threads * passing,
         "logits": threads * block,
     }
+    if ranks > 1:
+        largest = max(models.actor, models.critic, 0 if rank else models.frozen)
+        forward["gathered"] = _FLOAT32 * largest
     phases = [PhaseMemory("log_probs", "learner", {**resident, **forward})]
     shares_trunk = config.critic.share_trunk
     if models.critic and not shares_trunk:

@@ -28,6 +28,11 @@ def engine_name(number: int) -> str:
     return f"engine_{number}"
 
 
+def learner_name(rank: int) -> str:
+    """Returns the name of a learner rank's process; the first is called as one alone would be."""
+    return f"{LEARNER}_{rank}" if rank else LEARNER
+
+
 def card_tenants(config: RunConfig) -> list[list[str]]:
     """Returns for each card of one machine who computes on it, in the order of their start.
 
@@ -37,7 +42,8 @@ def card_tenants(config: RunConfig) -> list[list[str]]:
     resources, rollout = config.resources, config.rollout
     per_engine = rollout.tensor_parallel_size * resources.rollout_gpus
     wanted = [(engine_name(i), per_engine) for i in range(rollout.num_engines)]
-    wanted.append((LEARNER, resources.learner_gpus))
+    # Ranks have a card each: for the plan of one, all are alike.
+    wanted += [(LEARNER, resources.learner_gpus)] * resources.learner_ranks
     cards: list[tuple[float, list[str]]] = []  # (room left, tenants)
     for name, share in wanted:
         fitting = [i for i, (room, _) in enumerate(cards) if share <= room + _ALMOST]
@@ -58,7 +64,7 @@ def shares_a_card(config: RunConfig) -> bool:
 def loading_queues(cards: Mapping[str, AbstractSet[tuple[str, str]]]) -> list[list[str]]:
     """Returns who loads after whom: each queue one by one, all queues at the same time.
 
-    Whoever shares a card is in one queue: engines in their order, and the learner last.
+    Whoever shares a card is in one queue: engines in their order, and learners last.
 
     vLLM (0.32, v1/worker/gpu_worker.py) looks at the whole card, not at its own process. At its
     start `gpu_memory_utilization` of the TOTAL memory must be free. What the card has lost between
@@ -73,7 +79,8 @@ def loading_queues(cards: Mapping[str, AbstractSet[tuple[str, str]]]) -> list[li
         cards: by process, the cards that it computes on, each as (machine, number on it).
     """
     queues: list[tuple[set[tuple[str, str]], list[str]]] = []
-    for name in sorted(cards, key=lambda name: name == LEARNER):  # stable: engines stay in order
+    # Stable: engines stay in order.
+    for name in sorted(cards, key=_learns):
         own = set(cards[name])
         met = [queue for queue in queues if queue[0] & own]
         queues = [queue for queue in queues if not queue[0] & own]
@@ -94,7 +101,8 @@ def asked_of_ray(config: RunConfig, *, learner: bool) -> dict[str, dict[str, flo
     engine = _asked(parts * resources.rollout_threads, parts * resources.rollout_gpus)
     asked = {engine_name(i): engine for i in range(config.rollout.num_engines)}
     if learner:
-        asked[LEARNER] = _asked(resources.learner_threads, resources.learner_gpus)
+        rank = _asked(resources.learner_threads, resources.learner_gpus)
+        asked |= {learner_name(i): rank for i in range(resources.learner_ranks)}
     return asked
 
 
@@ -116,23 +124,35 @@ def too_little(
         asked: by process, see `asked_of_ray`.
         machines: what each has, `CPU` and `GPU` among the names.
     """
-    engines = [bundle for name, bundle in asked.items() if name != LEARNER]
-    each = " each" if len(engines) > 1 else ""
-    parts = [f"{_number(len(engines), 'engine')} of {in_words(engines[0])}{each}"]
-    parts += [f"learner of {in_words(asked[LEARNER])}"] if LEARNER in asked else []
+    engines = [bundle for name, bundle in asked.items() if not _learns(name)]
+    ranks = [bundle for name, bundle in asked.items() if _learns(name)]
+    parts = [f"{_number(len(engines), 'engine')} of {_each(engines)}"]
+    if ranks:
+        learner = "learner" if len(ranks) == 1 else f"{len(ranks)} learner ranks"
+        parts.append(f"{learner} of {_each(ranks)}")
     alike = Counter(in_words(machine) for machine in machines)
     there = " + ".join(f"{_number(n, 'machine')} of {has}" for has, n in alike.items())
     kinds = lacking(asked, machines) or _SETTINGS
-    settings = (name for kind in kinds for name in _SETTINGS[kind])
+    settings = [name for kind in kinds for name in _SETTINGS[kind]]
+    counts = ["rollout.num_engines", "resources.learner_ranks"][: 1 + (len(ranks) > 1)]
     return (
         f"{' + '.join(parts)} are asked of Ray, which has {there or 'no machine'}: lower "
-        f"rollout.num_engines, {' or '.join(settings)}, or give it more (resources.ray_address)"
+        f"{', '.join(counts)}, {' or '.join(settings)}, or give it more (resources.ray_address)"
     )
 
 
 def in_words(bundle: Mapping[str, float]) -> str:
     """Returns CPUs and GPUs in words: `2 CPUs and 1 GPU`."""
     return " and ".join(_number(bundle.get(kind, 0), kind) for kind in _SETTINGS)
+
+
+def _learns(name: str) -> bool:
+    return name.startswith(LEARNER)
+
+
+def _each(bundles: Sequence[Mapping[str, float]]) -> str:
+    """Returns what each of some that are alike asks, in words."""
+    return in_words(bundles[0]) + " each" * (len(bundles) > 1)
 
 
 def _asked(num_cpus: int, num_gpus: float) -> dict[str, float]:

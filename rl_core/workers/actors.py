@@ -33,8 +33,10 @@ from rl_core.types import (
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports it so
 
     from rl_core.learner.learner import Learner
+    from rl_core.learner.ranks import Ranks
     from rl_core.rollout.adaptive_engine import AdaptiveEngine
     from rl_core.rollout.protocol import RolloutEngine
 
@@ -94,11 +96,30 @@ class _Forgiving(io.BufferedIOBase):
 
 
 class LearnerActor:
-    """The learner's process."""
+    """The learner's process, or one of its ranks: then all are asked for the same, in one order."""
 
     def __init__(self, environment: Mapping[str, str], log_file: Path) -> None:
         prepare_process(environment, log_file)
         self._learner: Learner
+        self._ranks: Ranks | None = None
+        self._meeting: TCPStore
+        self._gathered: Mapping[str, torch.Tensor] | None = None
+
+    def open_meeting(self, host: str, size: int) -> int:
+        """Opens, in the first rank, where all will meet, and returns the port."""
+        from rl_core.learner.ranks import open_meeting
+
+        self._meeting = open_meeting(host, size)
+        return self._meeting.port
+
+    def meet(
+        self, rank: int, size: int, *, host: str, port: int, own_host: str, timeout_s: float
+    ) -> None:
+        """Waits for the other ranks, see `ranks.meet`."""
+        from rl_core.learner.ranks import enter_meeting, meet
+
+        meeting = enter_meeting(host, port, size) if rank else self._meeting
+        self._ranks = meet(rank, size, meeting=meeting, own_host=own_host, timeout_s=timeout_s)
 
     def load(
         self,
@@ -110,8 +131,10 @@ class LearnerActor:
         """Loads the models; apart from the constructor, so that errors arrive as what they are."""
         with out_of_memory_as("load_learner"):
             from rl_core.learner.learner import Learner
+            from rl_core.learner.ranks import ALONE
 
-            self._learner = Learner(config, model_path, resume_from, budgets_file)
+            ranks = self._ranks = self._ranks or ALONE
+            self._learner = Learner(config, model_path, resume_from, budgets_file, ranks)
             self._sent_dtype = config.model.dtype
             self._takes_turns = takes_turns(config)
             self._give_back()
@@ -133,9 +156,9 @@ class LearnerActor:
 
         done = self._learner.steps_done
         assert step == done + 1, f"step {step} asked of a learner that has done {done}"
-        with out_of_memory_as("prepare"):
+        with self._in_phase("prepare"):
             experience, metrics = self._learner.make_experience(collate(rollouts, PAD_ID))
-        with out_of_memory_as("update"):
+        with self._in_phase("update"):
             metrics |= self._learner.update(experience)
         return metrics, rollout_columns(experience)
 
@@ -144,10 +167,28 @@ class LearnerActor:
         import torch
 
         dtype = getattr(torch, self._sent_dtype)
-        with out_of_memory_as("weights"):
-            sent = {n: t.to("cpu", dtype) for n, t in self._learner.weights().items()}
+        with self._in_phase("weights"):
+            weights, self._gathered = self._gathered or self._learner.weights(), None
+            sent = {n: t.to("cpu", dtype) for n, t in weights.items()}
         self._give_back()  # the engines wake up to take them
         return sent
+
+    def gather_weights(self) -> None:
+        """Has the first of several ranks hold all weights, for `weights` to return them."""
+        assert self._ranks is not None
+        with self._in_phase("weights"):
+            weights = self._learner.weights()
+        if self._ranks.rank == 0:
+            self._gathered = weights
+
+    @contextlib.contextmanager
+    def _in_phase(self, phase: str) -> Iterator[None]:
+        """Has errors arrive as what they are: memory that ran out, another rank that is gone."""
+        from rl_core.learner.ranks import reporting_lost_rank
+
+        assert self._ranks is not None
+        with out_of_memory_as(phase), reporting_lost_rank(self._ranks):
+            yield
 
     def _give_back(self) -> None:
         """Leaves to engines on the same card what torch keeps of it for later."""
@@ -158,7 +199,7 @@ class LearnerActor:
 
     def snapshot(self) -> SnapshotBytes:
         """Copies what a checkpoint holds, while nothing is written."""
-        with out_of_memory_as("save"):
+        with self._in_phase("save"):
             return self._learner.snapshot()
 
     def write_snapshot(self, folder: Path, *, model_alone: bool) -> None:

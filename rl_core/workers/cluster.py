@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, nullcontext
@@ -29,8 +28,8 @@ from rl_core.config.run import RunConfig
 from rl_core.errors import RAY, OutOfMemory, WorkerDied, first_line
 from rl_core.resources.memory_plan import ModelShape
 from rl_core.resources.placement import (
-    LEARNER,
     asked_of_ray,
+    learner_name,
     loading_queues,
     shares_a_card,
 )
@@ -41,12 +40,11 @@ from rl_core.system.process_group import children_that_mention, session_folder
 from rl_core.types import Rollout, SnapshotBytes
 from rl_core.workers.actors import LearnerActor, RolloutActor
 from rl_core.workers.engines import Engines
+from rl_core.workers.learner_ranks import WRITING, LearnerRanks
 from rl_core.workers.ray_logs import why_not_started
 from rl_core.workers.reservation import Reservation
 
 _OBJECT_STORE_BYTES = 200 * 2**20
-_WRITING = "writing"
-"""Ray's concurrency group, a thread of the actor, for what goes on beside its other calls."""
 _EXIT_TIMEOUT_S = 5.0
 _HEAD_TIMEOUT_S = 10
 """Ray ends this process, by its own `_exit`, when its head is gone for so long; 60 by default."""
@@ -86,7 +84,9 @@ class Workers:
             on_progress=on_progress,
             beside_learner=learner and shares_a_card(config),
         )
-        self._learner: Any = self._spawn(LEARNER, LearnerActor) if learner else None
+        num_ranks = config.resources.learner_ranks if learner else 0
+        ranks = [self._spawn(learner_name(rank), LearnerActor) for rank in range(num_ranks)]
+        self._learner = LearnerRanks(ranks, self._result, on_progress) if learner else None
 
     @classmethod
     @contextmanager
@@ -143,45 +143,30 @@ class Workers:
                 workers._load(config, resume_from, report)
             yield workers
 
+    @property
+    def learner(self) -> LearnerRanks:
+        """The learner, of workers that have one."""
+        assert self._learner is not None, "an evaluation has engines only"
+        return self._learner
+
     def learn(
         self, rollouts: Sequence[Rollout], step: int
     ) -> tuple[dict[str, float], dict[str, list[float]]]:
-        """Trains on the rollouts of `step` (counted from 1, the first that is not yet learned).
-
-        Returns:
-            The step's metrics, and the rollout log's columns with one number per rollout.
-        """
-        self._on_progress("learn")
-        start = time.perf_counter()
-        pending = self._learner.learn.remote(list(rollouts), step).future()
-        metrics, columns = self._result("learner", pending)
-        learner_s = sum(s for name, s in metrics.items() if name.startswith("timing_s/"))
-        # From process to process and into tensors: what the learner's phases leave of the call.
-        metrics["timing_s/handover"] = time.perf_counter() - start - learner_s
-        return metrics, columns
+        """Trains on the rollouts of `step`; returns its metrics and the rollout log's columns."""
+        return self.learner.learn(rollouts, step)
 
     def sync_weights(self) -> None:
         """Gives every engine the learner's weights, in place."""
         self._on_progress("sync")
-        self.engines.set_weights(self._learner.weights.remote())
+        self.engines.set_weights(self.learner.weights())
 
     def snapshot(self) -> SnapshotBytes:
         """Has the learner copy what a checkpoint holds, over the snapshot before."""
-        self._on_progress("save")
-        size: SnapshotBytes = self._result("learner", self._learner.snapshot.remote().future())
-        return size
+        return self.learner.snapshot()
 
     def write_snapshot(self, folder: Path, *, model_alone: bool = False) -> None:
-        """Writes the last snapshot's checkpoint into `folder`; the learner works on meanwhile.
-
-        Args:
-            folder: an empty folder.
-            model_alone: leaves out what only a resume needs.
-        """
-        self._on_progress("save")
-        write = self._learner.write_snapshot.options(concurrency_group=_WRITING)
-        written = write.remote(folder.resolve(), model_alone=model_alone)
-        self._result("learner", written.future())
+        """Writes the last snapshot's checkpoint into `folder`; the learner works on meanwhile."""
+        self.learner.write_snapshot(folder, model_alone=model_alone)
 
     def _spawn(self, name: str, actor: type) -> Any:
         resources, place = self._config.resources, self._room.options(name)
@@ -195,23 +180,23 @@ class Workers:
             offline=True,
             sleeps=actor is RolloutActor and self._config.rollout.sleep,
         )
-        remote = ray.remote(**place, max_restarts=0, concurrency_groups={_WRITING: 1})(actor)
+        remote = ray.remote(**place, max_restarts=0, concurrency_groups={WRITING: 1})(actor)
         return remote.remote(environment, self._log_folder / f"{name}.log")
 
     def _load(
         self, config: RunConfig, resume_from: Path | None, report: Callable[[str], None]
     ) -> None:
         """Loads all models at the same time, but for those that share a card."""
-        actors = self.engines.actors
-        if self._learner is not None:
-            actors[LEARNER] = self._learner
-        queues = loading_queues(self._cards(config, actors))
+        learners = {} if self._learner is None else self._learner.actors
+        if len(learners) > 1:
+            self.learner.meet(self._hosts(), config.watchdog.stall_s)
+        queues = loading_queues(self._cards(config, self.engines.actors | learners))
         loading: dict[Future[Any], tuple[str, list[str]]] = {}
 
         def load_first(queue: list[str]) -> None:
             name, *rest = queue
-            if name == LEARNER:
-                loaded = self._load_actor(self._learner, resume_from).future()
+            if name in learners:
+                loaded = self._load_actor(learners[name], resume_from).future()
             else:
                 loaded = self.engines.begin_load(name)
             loading[loaded] = name, rest
@@ -230,6 +215,14 @@ class Workers:
                 report(f"{name} is ready")
                 if rest:
                     load_first(rest)
+
+    def _hosts(self) -> list[str]:
+        """Returns the address of each learner rank's machine."""
+        asked = {
+            name: actor.__ray_call__.remote(_own_address)
+            for name, actor in self.learner.actors.items()
+        }
+        return [self._result(name, host.future()) for name, host in asked.items()]
 
     def _cards(
         self, config: RunConfig, actors: Mapping[str, Any]
@@ -269,6 +262,11 @@ class Workers:
         lines = log.read_text(errors="replace").split("\n") if log.exists() else []
         said = [line.strip() for line in lines if line.strip()][-_LOG_LINES_SHOWN:]
         return f"its process is gone (killed?); {log} ends with: {' | '.join(said) or '(nothing)'}"
+
+
+def _own_address(actor: object) -> str:
+    """Runs within an actor."""
+    return str(ray.util.get_node_ip_address())
 
 
 def _own_cards(actor: object) -> set[tuple[str, str]]:

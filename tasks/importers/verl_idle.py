@@ -76,7 +76,7 @@ LACKING: Final[Mapping[str, str]] = {
 
 A value that is on is a warning."""
 
-_SHARDING: Final = "there is no sharding here: one learner on one card"
+_SHARDING: Final = "resources.learner_ranks alone says how the learner is sharded"
 _SPLIT: Final = (
     "the learner splits by actor.micro_batch_tokens alone, and by itself where memory ends"
 )

@@ -117,18 +117,22 @@ def _cards(given: Mapping[str, Given], settings: Settings, line: int) -> Iterato
         if is_true(given, _ROLLOUT + "free_cache_engine"):
             settings["rollout.sleep"] = True
     elif per_node is not None:
-        while parts > cards - 1:
+        ranks = min(cards // 2, settings["actor.mini_batch_size"])
+        while parts > cards - ranks:
             parts //= 2  # still divides the heads
-        engines = (cards - 1) // parts
+        engines = (cards - ranks) // parts
         settings["rollout.num_engines"] = engines
-        generate = f"{engines} generate"
+        generate = f"{cards - ranks} generate"
+        if ranks > 1:
+            settings["resources.learner_ranks"] = ranks
+            settings.pop("resources.offload", None)  # moments are divided among the ranks instead
         if parts > 1:
             settings["rollout.tensor_parallel_size"] = parts
             generate = f"{engines} engine{'s' * (engines > 1)} of {parts} cards generate"
         yield at(
             per_node.line,
             f"{cards} GPUs: verl shards the learner over all of them",
-            f"here one card learns and {generate}",
+            f"here {'one card learns' if ranks == 1 else f'{ranks} cards learn'} and {generate}",
             is_grave=False,
         )
 

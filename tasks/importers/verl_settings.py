@@ -90,8 +90,8 @@ TOGETHER: Final[dict[str, str]] = {
     "custom_reward_function.name": "env.reward",
     "reward.custom_reward_function.path": "env.reward",
     "reward.custom_reward_function.name": "env.reward",
-    "trainer.n_gpus_per_node": "rollout.num_engines",
-    "trainer.nnodes": "rollout.num_engines",
+    "trainer.n_gpus_per_node": "resources.learner_ranks",
+    "trainer.nnodes": "resources.learner_ranks",
     **{
         f"{optimizer}.{verl}": f"{section}.{ours}"
         for optimizer, section in (

@@ -43,7 +43,7 @@ def planned_machines(config: RunConfig) -> list[Machine]:
         Machine(
             name=card.name,
             on_gpu=True,
-            learner_flops=card.flops(config.model.dtype),
+            learner_flops=config.resources.learner_ranks * card.flops(config.model.dtype),
             engine_flops=card.flops(config.model.dtype),
             bandwidth=1e9 * card.bandwidth_gb_s,
         )
@@ -87,7 +87,8 @@ def _this_cpu(config: RunConfig) -> list[Machine]:
         Machine(
             name="this CPU, undisturbed",
             on_gpu=False,
-            learner_flops=flops * min(resources.learner_threads, num_cores),
+            learner_flops=flops
+            * min(resources.learner_ranks * resources.learner_threads, num_cores),
             engine_flops=flops * resources.rollout_threads / crowded,
             bandwidth=bandwidth / crowded,
         )

@@ -4,10 +4,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rl_core.batch import TrainBatch, collate, micro_batches, mini_batches, padded_tokens
+from rl_core.batch import (
+    TrainBatch,
+    balanced_rows,
+    collate,
+    micro_batches,
+    mini_batches,
+    padded_tokens,
+)
 from rl_core.types import Rollout
 
 
@@ -141,6 +148,32 @@ def test_micro_batches_hold_each_row_once_within_the_budget(
     if not share_prompts:
         in_order = [sum(rows[row][:2]) for part in parts for row in part]
         assert in_order == sorted(in_order, reverse=True)
+
+
+def test_parts_are_of_whole_groups_with_like_many_tokens() -> None:
+    rows = [(1, 4, 0), (2, 1, 1), (1, 4, 0), (1, 6, 2), (2, 1, 1), (3, 3, 3)]  # groups: 10 6 7 6
+    parts = [part.tolist() for part in balanced_rows(sized(rows), 2)]
+    assert parts == [[0, 2, 5], [1, 3, 4]]  # 16 and 13: 10, then 7, 6 beside 7, 6 beside 10
+
+
+@given(Rows, st.integers(1, 5))
+def test_no_two_parts_differ_by_more_than_a_group(
+    groups: list[tuple[int, list[int]]], num_parts: int
+) -> None:
+    rows = [
+        (prompt, response, group)
+        for group, (prompt, responses) in enumerate(groups)
+        for response in responses
+    ]
+    assume(len({row[2] for row in rows}) >= num_parts)
+    parts = [part.tolist() for part in balanced_rows(sized(rows), num_parts)]
+    assert sorted(row for part in parts for row in part) == list(range(len(rows)))
+    members = [{rows[row][2] for row in part} for part in parts]
+    assert sum(map(len, members)) == len(set[int]().union(*members))
+    sizes = [sum(sum(rows[row][:2]) for row in part) for part in parts]
+    largest = max(sum(prompt + response for response in of) for prompt, of in groups)
+    assert min(sizes) > 0
+    assert max(sizes) - min(sizes) <= largest
 
 
 def test_mini_batches_keep_groups_whole_and_in_order() -> None:

@@ -254,6 +254,18 @@ def test_yaml_holds_every_setting_and_reads_back_equal() -> None:
             ["rollout_gpus=0.5", "must be 1"],
         ),
         (["preset=gsm8k-grpo-7b", "critic.share_trunk=true"], ["share_trunk=true", "grpo", "gae"]),
+        (
+            ["preset=gsm8k-toy", "resources.learner_ranks=500"],
+            ["learner_ranks=500", "actor.mini_batch_size=", "at most"],
+        ),
+        (
+            ["resources.learner_ranks=2", "resources.learner_gpus=0.5"],
+            ["learner_gpus=0.5", "a card for each rank", "learner_ranks=2"],
+        ),
+        (
+            ["resources.learner_ranks=2", "resources.offload=true"],
+            ["offload=true", "learner_ranks=2"],
+        ),
         (["model.lora_rank=-1"], ["model.lora_rank=-1", "at least 0"]),
         (
             ["preset=tinyzero-3b", "critic.lr_schedule=cosine"],

@@ -122,3 +122,13 @@ def test_a_split_engine_has_its_part_on_each_card_and_on_a_cpu_processes() -> No
     needed = peak_gib(on_cpu) + engine.total_bytes / GIB + 4 * 0.9
     handed = engine.parts["incoming_weights"] / GIB
     assert machine_need(QWEN, on_cpu).total_gib == pytest.approx(needed + handed)
+
+
+def test_a_machine_holds_all_ranks_of_which_the_first_has_the_snapshot() -> None:
+    config = RunConfig.model_validate({"resources": {"learner_ranks": 3}})
+    *phases, engine = memory_plan(QWEN, config)
+    first = max(phases, key=lambda phase: phase.total_bytes)
+    later = first.total_bytes - first.parts["snapshot"]
+    needed = (first.total_bytes + 2 * later + engine.total_bytes) / GIB + 4 * 0.9
+    assert machine_need(QWEN, config).total_gib == pytest.approx(needed)
+    assert f"3 learner ranks ({first.phase})" in str(machine_need(QWEN, config))

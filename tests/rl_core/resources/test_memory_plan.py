@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -101,6 +102,25 @@ def test_the_optimizer_holds_what_learns_and_weights_are_held_once(
     assert first.parts["optimizer"] == 8 * learning
 
 
+def test_ranks_divide_what_rests_and_gather_what_computes() -> None:
+    """Of 2 ranks; the reference is cut as well, and beside adapters nothing that stands still."""
+    learning, frozen = 494_032_768 + 494_032_768 + 897, 494_032_768
+    config = RunConfig.model_validate({"resources": {"learner_ranks": 2}})
+    first, critic, actor, _ = memory_plan(ModelShape.from_config(QWEN_05B), config)
+    half = math.ceil(learning / 2)
+    assert first.parts["weights"] == 4 * (half + frozen // 2)
+    assert first.parts["optimizer"] == 8 * half
+    assert actor.parts["gathered"] == 4 * 494_032_768
+    assert first.parts["gathered"] == critic.parts["gathered"] == 4 * (494_032_768 + 897)
+    assert actor.parts["gradients"] == (1 + config.resources.learner_threads) * 4 * 494_032_768
+    adapters = RunConfig.model_validate(
+        {"resources": {"learner_ranks": 2}, "model": {"lora_rank": 8}}
+    )
+    first = memory_plan(ModelShape.from_config(QWEN_05B), adapters)[0]
+    assert first.parts["weights"] == 4 * (math.ceil((4_399_104 + 4_399_104 + 897) / 2) + frozen)
+    assert first.parts["gathered"] == 4 * (4_399_104 + 897)
+
+
 MEASURE = """
 import gc, json, re, sys
 from pathlib import Path
@@ -110,9 +130,13 @@ import torch
 from rl_core.batch import TrainBatch
 from rl_core.config.run import RunConfig
 from rl_core.learner.learner import Learner
+from rl_core.learner.ranks import ALONE
+from tests.support.rank_processes import meet_at
 
 torch.set_num_threads(1)
 config, model = RunConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2])
+rank, size = int(sys.argv[3]), config.resources.learner_ranks
+ranks = ALONE if size == 1 else meet_at(model / "port", rank, size)
 
 # Anonymous memory alone: pages of code, 60 MB more once all is loaded, are the kernel's to drop.
 def memory(field):
@@ -125,7 +149,8 @@ def peak(work):
     result = work()
     return result, memory("VmHWM") - memory("RssFile") - base
 
-rows, size = config.data.train_batch_size * config.algorithm.group_size, config.algorithm.group_size
+size = config.algorithm.group_size
+rows = config.data.train_batch_size * size
 prompt, response = config.data.max_prompt_length, config.data.max_response_length
 def full(value, dtype=torch.int64):
     return torch.full((rows,), value, dtype=dtype)
@@ -136,7 +161,7 @@ batch = TrainBatch(
 )
 torch.nn.Linear(8, 8)(torch.ones(1, 8)).sum().backward()
 base = memory("RssAnon")
-learner = Learner(config, model)
+learner = Learner(config, model, ranks=ranks)
 learner.learn(batch)
 learner.snapshot()
 experience, metrics = learner.make_experience(batch)  # measures each of its phases itself
@@ -162,6 +187,7 @@ print(json.dumps(peaks))
         ("gae", "float32", 1, True, {}),
         ("gae", "float32", 1, True, {"model": {"lora_rank": 8}}),
         ("gae", "float32", 2, False, {"critic": {"share_trunk": True}}),
+        ("gae", "float32", 1, False, {"resources": {"learner_ranks": 2}}),
     ],
 )
 def test_measured_peaks_fit_into_the_plan_and_fill_half_of_it(
@@ -201,19 +227,19 @@ def test_measured_peaks_fit_into_the_plan_and_fill_half_of_it(
             "model": {"dtype": dtype, "gradient_checkpointing": checkpointed}
             | sections.get("model", {}),
             "critic": sections.get("critic", {}),
-            "resources": {"learner_threads": threads},
+            "resources": {"learner_threads": threads} | sections.get("resources", {}),
         }
     )
     # Freed memory goes back at once, so that a peak is what lives and not what malloc keeps.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
-    output = subprocess.run(
-        [sys.executable, "-c", MEASURE, config.model_dump_json(), str(tmp_path)],
-        check=True,
-        capture_output=True,
-        text=True,
-        env=environment,
-    ).stdout
-    measured = json.loads(output.splitlines()[-1])
+    command = [sys.executable, "-c", MEASURE, config.model_dump_json(), str(tmp_path)]
+    processes = [
+        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True, env=environment)
+        for rank in range(config.resources.learner_ranks)
+    ]
+    outputs = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes)
+    measured = json.loads(outputs[0].splitlines()[-1])
     plan = memory_plan(ModelShape.from_folder(tmp_path), config)
     planned = {phase.phase: phase.total_bytes for phase in plan if phase.process == "learner"}
     assert measured.keys() == planned.keys()

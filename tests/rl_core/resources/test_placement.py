@@ -57,11 +57,19 @@ def test_shares_of_cards_are_packed(
     assert shares_a_card(config) == any("learner" in card and len(card) > 1 for card in tenants)
 
 
+def test_each_learner_rank_has_a_card() -> None:
+    resources = {"learner_gpus": 1, "rollout_gpus": 1, "learner_ranks": 2}
+    config = RunConfig.model_validate({"resources": resources})
+    assert card_tenants(config) == [["engine_0"], ["learner"], ["learner"]]
+    assert not shares_a_card(config)
+
+
 @pytest.mark.parametrize(
     ("cards", "queues"),
     [
         ({"engine_0": "", "engine_1": "", "learner": ""}, ["engine_0", "engine_1", "learner"]),
         ({"engine_0": "A", "learner": "A"}, ["engine_0 learner"]),
+        ({"learner_1": "B", "learner": "A", "engine_0": "B"}, ["engine_0 learner_1", "learner"]),
         ({"learner": "A", "engine_0": "A"}, ["engine_0 learner"]),
         ({"engine_0": "A", "learner": "B"}, ["engine_0", "learner"]),
         ({"engine_0": "A", "engine_1": "B", "learner": "B"}, ["engine_0", "engine_1 learner"]),
@@ -86,6 +94,16 @@ def test_an_engine_that_is_split_has_cards_of_its_own_in_one_piece() -> None:
     asked = asked_of_ray(split, learner=True)
     assert asked["engine_1"] == {"CPU": 2, "GPU": 2}
     assert asked["learner"] == {"CPU": 1, "GPU": 1}
+
+
+def test_every_learner_rank_has_room_of_its_own() -> None:
+    config = run_config(1, 1, 1)
+    resources = config.resources.model_copy(update={"learner_ranks": 2})
+    asked = asked_of_ray(config.model_copy(update={"resources": resources}), learner=True)
+    assert list(asked) == ["engine_0", "learner", "learner_1"]
+    said = too_little(asked, [{"CPU": 8, "GPU": 2}])
+    assert "1 engine of 1 CPU and 1 GPU + 2 learner ranks of 1 CPU and 1 GPU each are" in said
+    assert "resources.learner_ranks" in said
 
 
 def test_what_is_asked_of_ray_and_not_there_is_one_line() -> None:

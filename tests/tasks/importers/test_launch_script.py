@@ -173,14 +173,15 @@ def test_arrays_cases_and_defaults_of_verls_examples_are_read(tmp_path: Path) ->
     data = found(imported, f"{tmp_path}/data/countdown/train.parquet is not here")
     assert data.startswith("line 20")
     another = import_script(ARRAYS, {"DEVICE": "npu", "TOKENS": "99"})
-    assert another.settings["rollout.num_engines"] == 15
+    assert another.settings["resources.learner_ranks"] == 8
+    assert another.settings["rollout.num_engines"] == 8
     assert another.settings["actor.micro_batch_tokens"] == 99
 
 
 @pytest.mark.parametrize(
-    ("cards", "parts", "engines", "parts_here"), [(8, 2, 3, 2), (8, 8, 1, 4), (2, 2, 1, 1)]
+    ("cards", "parts", "engines", "parts_here"), [(8, 2, 2, 2), (8, 8, 1, 4), (2, 2, 1, 1)]
 )
-def test_engines_are_split_as_far_as_a_card_is_left_to_learn(
+def test_engines_are_split_as_far_as_half_of_the_cards_are_left_to_learn(
     cards: int, parts: int, engines: int, parts_here: int
 ) -> None:
     split = f"actor_rollout_ref.rollout.tensor_model_parallel_size={parts}"

@@ -1,0 +1,151 @@
+"""The learner's processes, seen from one of them: who computes which rows, and what they add up.
+
+All ranks hold the whole batch, so what is said of a step is computed by each of them, from equal
+numbers. What is divided is the work of a pass, and the weights between two passes (sharding.py).
+Collectives stand around a pass, never in it: a rank that runs out of memory there repeats its own
+micro-batches, smaller, while the others wait.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import psutil
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports it so
+from torch.distributed.device_mesh import init_device_mesh
+
+from rl_core.batch import TrainBatch, balanced_rows
+from rl_core.errors import RankLost, first_line, is_out_of_memory
+from rl_core.models.loading import Models
+from rl_core.models.sharding import ShardedModel, gathered
+
+_LOST_RANK_WORDS = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
+
+
+class Ranks:
+    """One of the learner's processes among all; by default alone, so that nothing is ever sent.
+
+    Args:
+        rank: of this process, from 0.
+        size: how many there are; more than one must have met, see `meet`.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank, self.size = rank, size
+        self._sharded: dict[nn.Module, list[ShardedModel]] = {}
+
+    @property
+    def is_alone(self) -> bool:
+        """There is one rank: the learner is one process."""
+        return self.size == 1
+
+    def shard(self, models: Models, device: torch.device) -> None:
+        """Leaves this rank its share of all models' weights, before they have an optimizer.
+
+        Beside adapters the weights that stand still stay whole: all models share them.
+
+        Args:
+            models: whole, and the same on all ranks.
+            device: of all models.
+        """
+        if self.is_alone:
+            return
+        mesh = init_device_mesh(device.type, (self.size,))
+        actor, reference, critic = models.actor, models.reference, models.critic
+        has_adapters = not all(weight.requires_grad for weight in actor.parameters())
+        still = {p for p in actor.parameters() if not p.requires_grad}
+        own_actor = ShardedModel(actor, mesh, still)
+        self._sharded[actor] = [own_actor]
+        if reference is not None:
+            self._sharded[reference] = (
+                [] if has_adapters else [ShardedModel(reference, mesh, set())]
+            )
+        if critic is not None:
+            if critic.backbone is actor.get_decoder():
+                head = ShardedModel(critic.head, mesh, set())
+                self._sharded[critic] = [own_actor, head]
+            else:
+                self._sharded[critic] = [ShardedModel(critic, mesh, still)]
+
+    @contextmanager
+    def gathered(self, models: Sequence[nn.Module | None], *, learns: bool) -> Iterator[None]:
+        """Has models whole within the block, see `sharding.gathered`; all ranks must enter it."""
+        if self.is_alone:
+            yield
+            return
+        sharded = [s for model in models if model is not None for s in self._sharded[model]]
+        with gathered(list(dict.fromkeys(sharded)), learns=learns):
+            yield
+
+    def rows(self, batch: TrainBatch) -> Tensor | None:
+        """Returns the rows (int64 [b], ascending) that this rank computes; None for all."""
+        return None if self.is_alone else balanced_rows(batch, self.size)[self.rank]
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """Returns the tensor, changed in place to all ranks' sum."""
+        if not self.is_alone:
+            distributed.all_reduce(tensor)
+        return tensor
+
+    def add_shares(self, shares: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns all ranks' sums of scalars, which have the same names on each."""
+        if self.is_alone:
+            return dict(shares)
+        sums = self.add(torch.stack([share.float() for share in shares.values()]))
+        return dict(zip(shares, sums.unbind(), strict=True))
+
+
+ALONE = Ranks()
+
+
+def open_meeting(host: str, size: int) -> TCPStore:
+    """Returns where ranks meet, on a free port: kept by the first rank as long as it lives."""
+    return TCPStore(host, 0, size, is_master=True, wait_for_workers=False)
+
+
+def enter_meeting(host: str, port: int, size: int) -> TCPStore:
+    """Returns what the first rank has opened at an address."""
+    return TCPStore(host, port, size, is_master=False)
+
+
+def meet(rank: int, size: int, *, meeting: TCPStore, own_host: str, timeout_s: float) -> Ranks:
+    """Waits for all ranks, and returns this one among them.
+
+    Args:
+        rank: of this process, from 0.
+        size: how many there are.
+        meeting: what `open_meeting` returned; in later ranks what `enter_meeting` did.
+        own_host: the address of this process, whose network interface all is sent by.
+        timeout_s: how long a rank waits for another: longer than a pass can differ between two.
+    """
+    # Else gloo looks its host's name up, which on many machines leads to no interface at all.
+    for name, addresses in psutil.net_if_addrs().items():
+        if own_host in {address.address for address in addresses}:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+    distributed.init_process_group(
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+        store=meeting,
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    return Ranks(rank, size)
+
+
+@contextmanager
+def reporting_lost_rank(ranks: Ranks) -> Iterator[None]:
+    """Turns what a collective raises when another rank is gone into `RankLost`."""
+    try:
+        yield
+    except (RuntimeError, distributed.DistError) as error:
+        said = str(error).lower()
+        is_news = any(words in said for words in _LOST_RANK_WORDS)
+        if ranks.is_alone or is_out_of_memory(error) or not is_news:
+            raise
+        lost = f"rank {ranks.rank} lost another ({first_line(error)})"
+        raise RankLost("learner", lost) from error

@@ -1,0 +1,155 @@
+"""Two and four learner ranks, real gloo between processes, against one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from rl_core.batch import TrainBatch
+from rl_core.config.run import RunConfig
+from rl_core.learner.ranks import ALONE
+from tests.support.chaos import Ledger
+from tests.support.learners import assert_bitwise_equal, without_timings
+from tests.support.rank_processes import on_ranks
+from tests.support.rank_work import go_on, learn
+
+MakeBatch = Callable[..., TrainBatch]
+MakeSettings = Callable[..., RunConfig]
+
+GROUPS = {"group_size": 2, "kl_mode": "loss", "kl_estimator": "k3"}
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "gae": {},
+    "gae, one update": {"actor": {"mini_batch_size": 8}, "algorithm": {"kl_mode": "none"}},
+    "gae, threads": {"resources": {"learner_threads": 2}},
+    "shared trunk": {"critic": {"share_trunk": True, "warmup_steps": 1}},
+    "adapters": {"model": {"lora_rank": 4}},
+    "adapters, shared trunk": {"model": {"lora_rank": 4}, "critic": {"share_trunk": True}},
+    "checkpointed": {"model": {"gradient_checkpointing": True}},
+    "grpo": {"algorithm": {"estimator": "grpo", **GROUPS}},
+    "dr_grpo": {"algorithm": {"estimator": "dr_grpo", **GROUPS}},
+    "rloo": {"algorithm": {"estimator": "rloo", **GROUPS}},
+    "reinforce_plus_plus": {"algorithm": {"estimator": "reinforce_plus_plus"}},
+    "reinforce_plus_plus_baseline": {
+        "algorithm": {"estimator": "reinforce_plus_plus_baseline", **GROUPS}
+    },
+    "one update, grouped": {
+        "algorithm": {"estimator": "grpo", **GROUPS},
+        "data": {"train_batch_size": 4},
+    },
+}
+
+
+def variants(settings: MakeSettings, make_batch: MakeBatch) -> tuple[list[Any], list[Any]]:
+    # AdamW makes steps of the learning rate even of a gradient that is nothing but rounding.
+    slow = {"actor": {"lr": 1e-5}, "critic": {"lr": 1e-5}}
+    configs = [
+        settings(
+            **{
+                name: slow.get(name, {}) | sections.get(name, {})
+                for name in slow.keys() | sections.keys()
+            }
+        )
+        for sections in VARIANTS.values()
+    ]
+    batches = [make_batch(group_size=config.algorithm.group_size) for config in configs]
+    return configs, batches
+
+
+def comparable(metrics: dict[str, float]) -> dict[str, float]:
+    """What does not depend on the number of ranks."""
+    return {
+        name: x
+        for name, x in without_timings(metrics).items()
+        if not name.startswith("global_seqlen/")
+    }
+
+
+def assert_equal_to_rounding(actual: dict[str, Any], expected: dict[str, Any]) -> None:
+    """To 1e-6: of tensors, of the largest number; of columns, of what they are differences of.
+
+    Which is the log-probs, near -5, of up to 12 tokens.
+    """
+    for one, other in zip(actual["metrics"], expected["metrics"], strict=True):
+        assert one.keys() == other.keys()
+        assert comparable(one) == pytest.approx(comparable(other), rel=1e-6, abs=1e-6)
+    for one, other in zip(actual["columns"], expected["columns"], strict=True):
+        for name, column in other.items():
+            assert one[name] == pytest.approx(column, rel=1e-6, abs=5e-6, nan_ok=True), name
+    for kind in ("gradients", "weights"):
+        assert actual[kind].keys() == expected[kind].keys()
+        largest = max(float(x.abs().max()) for x in expected[kind].values())
+        for name, tensor in expected[kind].items():
+            difference = float((actual[kind][name] - tensor).abs().max())
+            assert difference <= 1e-6 * largest, (kind, name, difference, largest)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_learn_what_one_process_learns(
+    tiny_model_path: Path, settings: MakeSettings, make_batch: MakeBatch, size: int
+) -> None:
+    configs, batches = variants(settings, make_batch)
+    expected = learn(ALONE, configs, tiny_model_path, batches)
+    once_more = configs[:1], batches[:1]
+    of_ranks = on_ranks(
+        size, learn, configs + once_more[0], tiny_model_path, batches + once_more[1]
+    )
+    for results in of_ranks:
+        for of_variant, of_one_process in zip(results, expected, strict=False):
+            assert_equal_to_rounding(of_variant, of_one_process)
+        again = results[len(expected)]
+        assert_bitwise_equal(again["weights"], results[0]["weights"])
+        assert again["metrics"] == results[0]["metrics"]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_resumes_at_another_number_of_ranks(
+    tiny_model_path: Path, tmp_path: Path, settings: MakeSettings, make_batch: MakeBatch
+) -> None:
+    config = settings(actor={"lr": 1e-5}, critic={"lr": 1e-5})
+    batches = [make_batch(seed) for seed in range(4)]
+    expected = go_on(ALONE, config, tiny_model_path, batches, save_to=tmp_path / "calm")
+    two, four = tmp_path / "two", tmp_path / "four"
+    actual = on_ranks(2, go_on, config, tiny_model_path, batches[:2], save_to=two)[0]
+    actual += on_ranks(
+        4, go_on, config, tiny_model_path, batches[2:3], resume_from=two, save_to=four
+    )[0]
+    actual += go_on(
+        ALONE,
+        config,
+        tiny_model_path,
+        batches[3:],
+        resume_from=four,
+        save_to=tmp_path / "one",
+    )
+    for one, other in zip(actual, expected, strict=True):
+        assert comparable(one) == pytest.approx(comparable(other), rel=1e-6, abs=1e-6)
+    for file in ("model.safetensors", "trainer/learner.safetensors"):
+        one, other = (load_file(tmp_path / name / file) for name in ("one", "calm"))
+        assert one.keys() == other.keys()
+        for name, tensor in other.items():
+            difference = (one[name].double() - tensor.double()).abs().max()
+            assert difference <= 1e-6 * max(1.0, float(tensor.double().abs().max())), name
+    AutoModelForCausalLM.from_pretrained(four)
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+def test_memory_that_runs_out_on_one_rank_is_its_own_matter(
+    tiny_model_path: Path, settings: MakeSettings, make_batch: MakeBatch, survived: Ledger
+) -> None:
+    config = settings(actor={"lr": 1e-5, "micro_batch_tokens": 1_000}, critic={"lr": 1e-5})
+    batches = [make_batch(seed) for seed in range(2)]
+    expected = go_on(ALONE, config, tiny_model_path, batches)
+    of_ranks = on_ranks(2, go_on, config, tiny_model_path, batches, oom_rank=1)
+    failures = [[step["memory/oom/update_actor"] for step in metrics] for metrics in of_ranks]
+    assert failures == [[0, 0], [1, 0]]
+    for metrics in of_ranks:
+        for one, other in zip(metrics, expected, strict=True):
+            assert comparable(one) == pytest.approx(comparable(other), rel=1e-6, abs=1e-6)
+    survived("OOM", "update_actor of one of two ranks", rows_lost=0)

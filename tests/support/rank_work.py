@@ -1,0 +1,112 @@
+"""What tests have learner ranks do: functions that a rank's process can import."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_core.batch import TrainBatch
+from rl_core.config.run import RunConfig
+from rl_core.learner.learner import Learner
+from rl_core.learner.ranks import Ranks
+from rl_core.models.sharding import whole_tensor
+from tests.support.learners import without_timings
+from tests.support.memory_faults import out_of_memory
+
+
+def with_ranks(config: RunConfig, ranks: Ranks) -> RunConfig:
+    resources = config.resources.model_copy(update={"learner_ranks": ranks.size})
+    return RunConfig.model_validate(config.model_copy(update={"resources": resources}).model_dump())
+
+
+def learn(
+    ranks: Ranks,
+    configs: Sequence[RunConfig],
+    model: Path,
+    batches: Sequence[TrainBatch],
+    num_steps: int = 2,
+) -> list[dict[str, Any]]:
+    """Learns from the batches anew for each config; returns what is to be compared."""
+    torch.set_num_threads(1)
+    results = []
+    for config, batch in zip(configs, batches, strict=True):
+        learner = Learner(with_ranks(config, ranks), model, ranks=ranks)
+        gradients = whole_gradients(learner, ranks, batch)
+        told = [learner.learn(batch) for _ in range(num_steps)]
+        results.append(
+            {
+                "gradients": gradients,
+                "metrics": [without_timings(metrics) for metrics, _ in told],
+                "columns": [columns for _, columns in told],
+                "weights": {n: x.clone() for n, x in learner.weights().items()}
+                | trained_weights(learner),
+            }
+        )
+    return results
+
+
+def whole_gradients(learner: Learner, ranks: Ranks, batch: TrainBatch) -> dict[str, Tensor]:
+    """The gradients of a mini-batch holding the whole batch; nothing moves."""
+    experience, _ = learner.make_experience(batch)
+    gradients = {}
+    for names in learner.updater.learners(actor_learns=True):
+        models = [getattr(learner.models, name) for name in names]
+        with ranks.gathered(models, learns=True):
+            learner.microbatching.run(
+                "update",
+                batch,
+                lambda parts, names=names: learner.updater.accumulate(
+                    names, experience, parts, 0.1
+                ),
+            )
+        for name in names:
+            optimizer = learner.optimizers[name]
+            for weight, parameter in optimizer.model.named_parameters():
+                if parameter.grad is not None:
+                    gradients[f"{name}.{weight}"] = whole_tensor(parameter.grad).clone()
+                    parameter.grad = None
+    return gradients
+
+
+def trained_weights(learner: Learner) -> dict[str, Tensor]:
+    """All that an optimizer moves, adapters and the critic's included."""
+    return {
+        weight: whole_tensor(tensor).clone()
+        for name, optimizer in learner.optimizers.items()
+        for weight, tensor in optimizer.weight_tensors(f"{name}_weights").items()
+    }
+
+
+def go_on(
+    ranks: Ranks,
+    config: RunConfig,
+    model: Path,
+    batches: Sequence[TrainBatch],
+    *,
+    resume_from: Path | None = None,
+    save_to: Path | None = None,
+    oom_rank: int | None = None,
+) -> list[dict[str, float]]:
+    """Learns from each batch once, saves, and returns the steps' metrics.
+
+    In `oom_rank` memory runs out once, in the actor's first backward pass.
+    """
+    torch.set_num_threads(1)
+    learner = Learner(with_ranks(config, ranks), model, resume_from, ranks=ranks)
+    metrics = []
+    fault: AbstractContextManager[list[int]] = nullcontext([0])
+    if ranks.rank == oom_rank:
+        fault = out_of_memory(learner, "update_actor", {0}, backward=True)
+    with fault as failed:
+        for batch in batches:
+            metrics.append(learner.learn(batch)[0])
+    assert failed == [0]
+    learner.snapshot()
+    if save_to is not None and ranks.rank == 0:
+        learner.write_snapshot(save_to)
+    return metrics
