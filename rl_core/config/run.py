@@ -221,7 +221,8 @@ class ResourcesConfig(Section):
     """What Ray may use."""
 
     ray_address: str | None = None
-    """A running cluster; by default a private one-machine Ray lives as long as the run."""
+    """A running cluster, `host:port` or `auto`: its token stands in RAY_AUTH_TOKEN; by default a
+    private one-machine Ray lives as long as the run."""
     learner_threads: int = Field(2, ge=1)
     """CPU threads of the learner."""
     rollout_threads: int = Field(1, ge=1)
