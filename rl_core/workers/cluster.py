@@ -281,7 +281,8 @@ class Workers:
     def _result(self, name: str, pending: Future[Any]) -> Any:
         """Waits for a worker's result, and turns Ray's errors into ours.
 
-        Through a future: `ray.get` loses what a signal handler raises, Prefect's cancellation.
+        Through a future, because inside `ray.get` an exception raised by a signal handler is lost
+        or replaced: Prefect's cancellation, for one.
         """
         try:
             return pending.result()
@@ -307,7 +308,8 @@ class Workers:
         return f"its process is gone (killed?); {log} ends with: {' | '.join(said) or '(nothing)'}"
 
 
-def _own_cards(actor: object) -> set[tuple[str, str]]:  # runs within an actor
+def _own_cards(actor: object) -> set[tuple[str, str]]:
+    """Runs within an actor."""
     context = ray.get_runtime_context()
     return {(context.get_node_id(), card) for card in context.get_accelerator_ids()["GPU"]}
 
@@ -350,9 +352,9 @@ def _init_options(
     config: RunConfig, model_path: Path, temp_dir: Path, *, learner: bool
 ) -> dict[str, Any]:
     resources = config.resources
-    if (address := resources.ray_address) is not None:
-        send_token(address, reread=lambda: ray._raylet.Config.initialize(""))
-        return {"address": address, "log_to_driver": False}
+    if resources.ray_address is not None:
+        send_token(resources.ray_address, reread=lambda: ray._raylet.Config.initialize(""))
+        return {"address": resources.ray_address, "log_to_driver": False}
     num_threads = resources.rollout_threads * config.rollout.num_engines
     weight_bytes = sum(file.stat().st_size for file in model_path.glob("*.safetensors"))
     return {
