@@ -5,7 +5,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env train serve test test-slow chaos lint bench
+.PHONY: help env train serve up test test-slow chaos lint bench
 
 # .venv's interpreter: the first of these that requires-python allows. PYTHON=... names another.
 IS_SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
@@ -20,6 +20,8 @@ STAMP := .venv/.built-$(EXTRA)
 TWO_WORKERS := --numprocesses 2 --dist loadfile
 TORCH_FIND_LINKS ?= $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
 CPU_WHEELS := $(if $(TORCH_FIND_LINKS),--find-links $(TORCH_FIND_LINKS),--extra-index-url https://download.pytorch.org/whl/cpu)
+# What tests and linters need, too; without in the images of deployments/Dockerfile.
+DEV ?= ,dev
 # CUDA's vLLM and torch need other versions of these than the CPU builds.
 UNPINNED := $(if $(GPU),apache-tvm-ffi|torch|triton,none)
 
@@ -39,7 +41,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt uv
 	grep -vE '^($(UNPINNED))==' constraints.txt > .venv/constraints.txt
-	$(BIN)/uv pip install --python $(BIN)/python --constraint .venv/constraints.txt $(if $(GPU),,$(CPU_WHEELS)) --editable '.[$(EXTRA),dev]'
+	$(BIN)/uv pip install --python $(BIN)/python --constraint .venv/constraints.txt $(if $(GPU),,$(CPU_WHEELS)) --editable '.[$(EXTRA)$(DEV)]'
 	rm -f .venv/.built-*
 	touch $(STAMP)
 
@@ -48,6 +50,11 @@ train: $(STAMP) ## the main job: one run of the preset quickstart, about ten min
 
 serve: $(STAMP) ## Prefect's server and UI, the deployments and a worker, until Ctrl-C
 	$(BIN)/countdown-train serve
+
+up: ## the same in containers, on PostgreSQL: deployments/compose.yaml; GPU=1 for the host's cards
+	@test -s deployments/.env || (umask 077; for name in POSTGRES_PASSWORD RAY_AUTH_TOKEN; do \
+	echo "$$name=$$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')"; done > deployments/.env)
+	docker compose $(addprefix --file deployments/,compose.yaml $(if $(GPU),compose.cuda.yaml)) up --build --detach --wait
 
 test: $(STAMP) ## the fast tests
 	$(BIN)/pytest $(TWO_WORKERS) -m "not slow"
@@ -58,12 +65,15 @@ test-slow: $(STAMP) ## the tests that take over ten seconds each
 chaos: $(STAMP) ## the fault matrix alone: what was killed, filled, cut or corrupted, and what it cost
 	$(BIN)/pytest -m chaos
 
-lint: $(STAMP) ## ruff, mypy, import directions, SQL style
+lint: $(STAMP) ## ruff, mypy, import directions, SQL style, the files of deployments/
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/sqlfluff lint sql
+	$(BIN)/shellcheck .ci/run deployments/slurm.sh
+	$(BIN)/hadolint deployments/Dockerfile
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deployments/compose*.yaml
 
 bench: $(STAMP) ## data, validation, reward and a training step beside their peers, 20 minutes; THREADS=2 for the step
 	CPU_WHEELS="$(CPU_WHEELS)" $(BIN)/python benchmarks/data.py

@@ -24,6 +24,7 @@ from rl_core.data.user_files import look_up_files
 from rl_core.envs import ENVS, env_of
 from rl_core.rewards.scoring import refusal
 from rl_core.system.network import hub_url, hubs_are_off, wandb_url, why_silent, why_unreachable
+from rl_core.workers.ray_auth import mode_for
 from tasks.hours.time_plan import planned_steps
 from tasks.prefect_ui.artifacts import create_table_artifact, plain
 from tasks.preflight_checks.device import device_findings
@@ -295,6 +296,17 @@ def _network(config: RunConfig) -> Iterator[Finding]:
                 f"resources.ray_address={address} does not answer ({why})",
                 "start the cluster, or leave it out for a Ray of the run's own",
             )
+            return
+    if address is not None:
+        yield from _ray_token(address)
+
+
+def _ray_token(address: str) -> Iterator[Finding]:
+    try:
+        mode_for(address)
+    except ValueError as error:
+        what, _, remedy = str(error).rpartition(": ")
+        yield Finding("ray", "fatal", what, remedy)
 
 
 def _reward(config: RunConfig) -> Iterator[Finding]:

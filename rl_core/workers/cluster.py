@@ -41,6 +41,7 @@ from rl_core.types import Rollout, SnapshotBytes
 from rl_core.workers.actors import LearnerActor, RolloutActor
 from rl_core.workers.engines import Engines
 from rl_core.workers.learner_ranks import WRITING, LearnerRanks
+from rl_core.workers.ray_auth import send_token
 from rl_core.workers.ray_logs import why_not_started
 from rl_core.workers.reservation import Reservation
 
@@ -314,6 +315,7 @@ def _init_options(
 ) -> dict[str, Any]:
     resources = config.resources
     if resources.ray_address is not None:
+        send_token(resources.ray_address, reread=lambda: ray._raylet.Config.initialize(""))
         return {"address": resources.ray_address, "log_to_driver": False}
     asked = asked_of_ray(config, learner=learner).values()
     weight_bytes = sum(file.stat().st_size for file in model_path.glob("*.safetensors"))

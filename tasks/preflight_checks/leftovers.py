@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,10 +20,9 @@ from prefect.settings import get_current_settings
 
 from rl_core.config.run import RunConfig
 from rl_core.system.network import PROBE_TIMEOUT_S, why_unreachable
+from rl_core.workers.ray_auth import RAY_CLUSTER_FILE, address_of_auto
 from tasks.preflight_checks.finding import GIB, Finding
 
-RAY_CLUSTER_FILE: Final = Path(tempfile.gettempdir()) / "ray" / "ray_current_cluster"
-"""Where `ray start` notes the address that ray_address=auto means."""
 _OUR_FOLDERS: Final = "/rl-"
 """Ray's daemons name their session's folder: ours start like this."""
 _RAY_DAEMONS: Final = ("gcs_server", "raylet")
@@ -55,8 +53,7 @@ def _ray_address(config: RunConfig) -> Iterator[Finding]:
         )
     if wanted != "auto":
         return
-    noted = RAY_CLUSTER_FILE.read_text().strip() if RAY_CLUSTER_FILE.is_file() else None
-    address = variable or noted
+    address = address_of_auto()
     why = "ray start was not called here" if address is None else _why_no_ray(address)
     if why is not None:
         found = f", which means {address}," if address else ""

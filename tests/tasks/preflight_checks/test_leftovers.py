@@ -15,6 +15,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
 from flows.cli.main import run_command
 from rl_core.config.run import ResourcesConfig, RunConfig
+from rl_core.workers import ray_auth
 from tasks.preflight_checks import leftovers as module
 from tasks.preflight_checks.finding import Finding
 from tasks.preflight_checks.leftovers import left_processes, leftover_findings
@@ -70,7 +71,8 @@ def test_an_automatic_address_that_leads_nowhere_is_fatal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(module, "RAY_CLUSTER_FILE", tmp_path / "ray_current_cluster")
+    for reader in (module, ray_auth):
+        monkeypatch.setattr(reader, "RAY_CLUSTER_FILE", tmp_path / "ray_current_cluster")
     auto = RunConfig(resources=ResourcesConfig(ray_address="auto"))
     (none,) = (finding for finding in found(auto) if finding.check == "ray")
     assert none.level == "fatal"

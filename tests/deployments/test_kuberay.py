@@ -1,0 +1,90 @@
+"""kuberay.yaml against the operator's own schemas, where they are, and against the project.
+
+KUBERAY_CRDS names a folder with ray.io_rayclusters.yaml and ray.io_rayjobs.yaml, of KubeRay's
+helm-chart/kuberay-operator/crds (Apache-2.0): they are 2 MB and not kept here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from flows.settings.compose import compose
+from tests.support.harness import ROOT
+
+FILE = ROOT / "deployments" / "kuberay.yaml"
+VERSION = "v1"
+
+
+@pytest.fixture(scope="module")
+def objects() -> dict[str, dict[str, Any]]:
+    found = list(yaml.safe_load_all(FILE.read_text()))
+    return {document["kind"]: document for document in found}
+
+
+def _strict(schema: Any) -> Any:
+    """Returns an OpenAPI schema in which fields without a name are refused, as by kubectl."""
+    if isinstance(schema, list):
+        return [_strict(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    strict = {name: _strict(part) for name, part in schema.items()}
+    is_open = schema.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in schema
+    if isinstance(schema.get("properties"), dict) and schema.get("type") == "object":
+        strict.setdefault("additionalProperties", bool(is_open))
+    return strict
+
+
+@pytest.mark.skipif("KUBERAY_CRDS" not in os.environ, reason="KUBERAY_CRDS names no schemas")
+@pytest.mark.parametrize(
+    ("kind", "crd"), [("RayCluster", "rayclusters"), ("RayJob", "rayjobs")], ids=str.lower
+)
+def test_the_operators_schemas_take_it_and_refuse_a_misspelt_field(
+    kind: str, crd: str, objects: dict[str, dict[str, Any]]
+) -> None:
+    file = Path(os.environ["KUBERAY_CRDS"], f"ray.io_{crd}.yaml")
+    definition = yaml.load(file.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    assert objects[kind]["apiVersion"] == f"{definition['spec']['group']}/{VERSION}"
+    assert kind == definition["spec"]["names"]["kind"]
+    (served,) = [v for v in definition["spec"]["versions"] if v["name"] == VERSION]
+    schema = _strict(served["schema"]["openAPIV3Schema"])
+    jsonschema.Draft7Validator(schema).validate(objects[kind])
+    misspelt = {**objects[kind], "spec": {**objects[kind]["spec"], "authOption": {}}}
+    assert not jsonschema.Draft7Validator(schema).is_valid(misspelt)
+
+
+def test_the_token_is_on_and_comes_from_a_secret_that_is_not_in_the_file(
+    objects: dict[str, dict[str, Any]],
+) -> None:
+    auth = objects["RayCluster"]["spec"]["authOptions"]
+    assert auth["mode"] == "token"
+    assert f"secret generic {auth['secretName']} " in FILE.read_text()
+    assert "Secret" not in objects
+
+
+def test_cluster_and_job_fit_each_other_and_the_pinned_ray(
+    objects: dict[str, dict[str, Any]],
+) -> None:
+    cluster, job = objects["RayCluster"], objects["RayJob"]["spec"]
+    assert job["clusterSelector"] == {"ray.io/cluster": cluster["metadata"]["name"]}
+    pinned = re.search(r"^ray==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned
+    assert cluster["spec"]["rayVersion"] == pinned.group(1)
+    head = cluster["spec"]["headGroupSpec"]["template"]["spec"]
+    claim = objects["PersistentVolumeClaim"]["metadata"]["name"]
+    assert head["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim
+    program, command, *overrides = shlex.split(job["entrypoint"])
+    assert (program, command) == ("countdown-train", "run")
+    config = compose(overrides)
+    assert config.resources.ray_address == "auto"
+    # Else a job could never be scheduled on one pod of this size.
+    cpus = int(head["containers"][0]["resources"]["limits"]["cpu"])
+    threads = config.rollout.num_engines * config.resources.rollout_threads
+    assert cpus >= config.resources.learner_threads + threads

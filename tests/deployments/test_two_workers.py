@@ -1,0 +1,120 @@
+"""Two workers on one pool, their server on PostgreSQL: each run is done by one of them, once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rl_core.runs.run_folder import RunFolder
+from tests.deployments.test_faults import ON_DEMAND, short_run
+from tests.support.harness import WORKER, FlowRun, Prefect, stop
+from tests.support.postgresql import postgresql
+from tests.support.waiting import wait_for
+
+PRUNE = "countdown-train-prune"
+NUM_STEPS = 4
+SCHEDULED = 2
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+
+
+@pytest.fixture(scope="module")
+def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefect]:
+    """A server on PostgreSQL; pruning is due every minute."""
+    with postgresql() as url:
+        settings = {"PREFECT_API_DATABASE_CONNECTION_URL": url, "PREFECT_WORKER_QUERY_SECONDS": "2"}
+        prefect = Prefect(tmp_path_factory.mktemp("two-workers"), settings)
+        prefect.start_server()
+        try:
+            prefect.deploy({'cron: "0 12 * * *"': 'cron: "* * * * *"'})
+            prefect.disable_automations()
+            prefect.pause_nights()
+            yield prefect
+        finally:
+            prefect.stop_server()
+
+
+Workers = dict[str, subprocess.Popen[bytes]]
+
+
+@pytest.fixture(scope="module")
+def workers(prefect: Prefect) -> Iterator[Workers]:
+    workers = {name: prefect.start(*WORKER, "--name", name) for name in ("one", "other")}
+    try:
+        wait_for(lambda: _online(prefect) == set(workers))
+        yield workers
+    finally:
+        for worker in workers.values():
+            stop(worker)
+
+
+def _online(prefect: Prefect) -> set[str]:
+    found = prefect.post("/work_pools/countdown/workers/filter", {})
+    return {worker["name"] for worker in found if worker["status"] == "ONLINE"}
+
+
+def _worker_of(run: FlowRun, workers: Workers) -> str:
+    """Returns the name of the worker that the run's process descends from."""
+    above = {process.pid for process in run.main_process().parents()}
+    (name,) = [name for name, worker in workers.items() if worker.pid in above]
+    return name
+
+
+def test_a_scheduled_run_fires_once(prefect: Prefect, workers: Workers) -> None:
+    def done() -> list[dict[str, object]]:
+        return [run for run in prefect.flow_runs(PRUNE) if run["state_type"] == "COMPLETED"]
+
+    wait_for(lambda: len(done()) >= SCHEDULED)
+    prune = prefect.deployment(PRUNE)
+    prefect.post(f"/deployments/{prune['id']}/pause_deployment", {})
+    wait_for(lambda: not [r for r in prefect.flow_runs(PRUNE) if r["state_type"] == "RUNNING"])
+    runs = [run for run in prefect.flow_runs(PRUNE) if run["run_count"]]
+    assert {run["run_count"] for run in runs} == {1}
+    due = [run["expected_start_time"] for run in runs]
+    assert len(set(due)) == len(due)
+    for run in runs:
+        states = prefect.request("GET", f"/flow_run_states/?flow_run_id={run['id']}")
+        names = [state["name"] for state in states]
+        assert (names.count("Pending"), names.count("Running")) == (1, 1), names
+    for run in prefect.flow_runs(PRUNE):
+        if run["state_type"] not in ("COMPLETED", "RUNNING"):
+            prefect.delete(run)
+
+
+def test_two_runs_go_to_one_worker_each_and_the_next_to_the_one_that_lives(
+    prefect: Prefect, workers: Workers, tmp_path: Path, tiny_overrides: list[str]
+) -> None:
+    overrides = [
+        *(text for text in short_run(tiny_overrides) if "total_steps" not in text),
+        f"trainer.total_steps={NUM_STEPS}",
+        f"storage.root={tmp_path}",
+    ]
+    # All wait before the first starts; the third for a worker that is free.
+    first, second = (
+        FlowRun(prefect, ON_DEMAND, [*overrides, f"run_id={name}"]) for name in ("first", "second")
+    )
+    wait_for(lambda: first.processes() and second.processes())
+    by = {_worker_of(first, workers): first, _worker_of(second, workers): second}
+    assert by.keys() == workers.keys()
+    third = FlowRun(prefect, ON_DEMAND, [*overrides, "run_id=third"])
+    os.kill(workers["one"].pid, signal.SIGKILL)
+    workers["one"].wait()
+    wait_for(third.processes)
+    assert _worker_of(third, {"other": workers["other"]}) == "other"
+    assert not by["other"].processes()  # one at a time
+    for run in (first, second, third):
+        wait_for(lambda run=run: run.is_in("Completed", "Failed", "Crashed"))
+        states = [name for name, _ in run.states()]
+        assert states == ["Scheduled", "Pending", "Running", "Completed"], run.logs()
+        assert run.read()["run_count"] == 1
+    folders = sorted((tmp_path / "runs").iterdir())
+    assert [folder.name for folder in folders] == ["first", "second", "third"]
+    for folder in folders:
+        steps = [row["step"] for row in RunFolder(folder).metrics.read()]
+        assert steps == list(range(NUM_STEPS + 1))
+        assert RunFolder(folder).read().status == "finished"

@@ -1,0 +1,197 @@
+"""Who is sent Ray's token, and what a refusal says: a stand-in's answers first, then Ray's."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from rl_core.workers import ray_auth
+from rl_core.workers.ray_auth import mode_for, send_token
+from tests.support.harness import LIMIT_S, ROOT
+from tests.support.ray_head import environment_of_ray, ray_head
+
+TOKEN = "a-token-of-thirty-two-characters"
+OTHER = "of-another-cluster-of-thirty-two"
+ANYBODY = None
+COMMAND = str(Path(sys.executable).with_name("countdown-train"))
+ELSEWHERE = socket.gethostname()
+"""This machine too, but by no name of loopback."""
+
+
+class _Guard(grpc.GenericRpcHandler):
+    """Answers whatever is asked, as Ray's head does, those who send the token."""
+
+    def __init__(self, token: str | None) -> None:
+        self._token = token
+
+    def service(self, details: Any) -> Any:
+        sent = dict(details.invocation_metadata).get("authorization")
+
+        def answer(request: bytes, context: Any) -> bytes:
+            if self._token is not None and sent != f"Bearer {self._token}":
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, "InvalidAuthToken")
+            return b""
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+@contextmanager
+def guarded_by(token: str | None) -> Iterator[int]:
+    server = grpc.server(ThreadPoolExecutor(2), handlers=(_Guard(token),))
+    port = server.add_insecure_port("0.0.0.0:0")
+    server.start()
+    try:
+        yield port
+    finally:
+        server.stop(None).wait()
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(ray_auth, "RAY_CLUSTER_FILE", tmp_path / "ray_current_cluster")
+
+
+def by_variable(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.setenv("RAY_AUTH_TOKEN", TOKEN)
+
+
+def by_named_file(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    (folder / "token").write_text(f"{TOKEN}\n")
+    patch.setenv("RAY_AUTH_TOKEN_PATH", str(folder / "token"))
+
+
+def by_rays_own_file(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    (folder / ".ray").mkdir()
+    (folder / ".ray" / "auth_token").write_text(TOKEN)
+
+
+@pytest.mark.parametrize("given", [by_variable, by_named_file, by_rays_own_file])
+def test_a_token_is_sent_wherever_it_stands(
+    given: Callable[[Path, pytest.MonkeyPatch], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given(tmp_path, monkeypatch)
+    with guarded_by(TOKEN) as port:
+        for address in (f"127.0.0.1:{port}", f"{ELSEWHERE}:{port}", f"ray://127.0.0.1:{port}"):
+            assert mode_for(address) == "token"
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+        assert mode_for("auto") == "token"
+        reread: list[str] = []
+        send_token("auto", reread=lambda: reread.append(os.environ["RAY_AUTH_MODE"]))
+        assert reread == ["token"]
+        monkeypatch.setenv("RAY_AUTH_MODE", "token")
+        assert mode_for("auto") is None  # as the environment says
+
+
+@pytest.mark.parametrize(
+    ("wanted", "given", "mode", "said"),
+    [
+        (TOKEN, OTHER, "", "this Ray refuses the token of RAY_AUTH_TOKEN"),
+        (TOKEN, "", "", "this Ray wants a token and there is none: set RAY_AUTH_MODE=token and"),
+        (TOKEN, TOKEN, "disabled", "this Ray wants a token and RAY_AUTH_MODE=disabled sends none"),
+        (ANYBODY, TOKEN, "", "this Ray takes commands from whoever reaches it: start it with"),
+    ],
+)
+def test_a_refusal_is_one_line_without_the_token(
+    wanted: str | None, given: str, mode: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", given)
+    if mode:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    with guarded_by(wanted) as port, pytest.raises(ValueError, match=said) as refused:
+        mode_for(f"{ELSEWHERE}:{port}")
+    line = str(refused.value)
+    assert line.startswith(f"resources.ray_address={ELSEWHERE}:{port}: ")
+    assert "\n" not in line
+    assert TOKEN not in line
+    assert OTHER not in line
+
+
+def test_a_ray_without_a_token_is_joined_on_loopback_or_where_the_user_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with guarded_by(ANYBODY) as port:
+        assert mode_for(f"127.0.0.1:{port}") is None
+        assert mode_for(f"localhost:{port}") is None
+        monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+        assert mode_for(f"{ELSEWHERE}:{port}") is None
+
+
+def test_where_nothing_answers_it_is_for_ray_to_complain(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert mode_for("auto") is None
+    assert mode_for("127.0.0.1:9") is None
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    assert mode_for("127.0.0.1:9") == "token"  # with TLS, say, where we cannot ask
+
+
+GENERATES = textwrap.dedent(
+    """
+    import sys
+    from pathlib import Path
+    from rl_core.config.run import ResourcesConfig, RolloutConfig, RunConfig
+    from rl_core.types import GenerationRequest, SamplingSettings
+    from rl_core.workers.cluster import Workers
+
+    address, model, logs = sys.argv[1:]
+    config = RunConfig(
+        rollout=RolloutConfig(engine="hf"), resources=ResourcesConfig(ray_address=address)
+    )
+    with Workers.start(config, Path(model), learner=False, log_folder=Path(logs)) as workers:
+        asked = [GenerationRequest((5, 6, 7), seed=0)]
+        (answer,) = workers.generate(asked, SamplingSettings(max_tokens=4, temperature=0.0))
+        print(len(answer.response_ids))
+    """
+)
+
+
+@pytest.mark.slow
+def test_a_real_ray_serves_who_has_its_token_and_says_who_has_not(
+    tmp_path: Path, tiny_model_path: Path
+) -> None:
+    settings = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+    with ray_head(environment_of_ray(tmp_path, **settings)) as (address, client_address):
+
+        def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+            own = environment_of_ray(tmp_path, **variables)
+            return subprocess.run(
+                words, env=own, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S
+            )
+
+        def generate(at: str, **variables: str) -> subprocess.CompletedProcess[str]:
+            words = (sys.executable, "-c", GENERATES, at, str(tiny_model_path), str(tmp_path))
+            return run(*words, **variables)
+
+        for right in (address, client_address):
+            done = generate(right, RAY_AUTH_TOKEN=TOKEN)
+            assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
+        wrong = generate(address, RAY_AUTH_TOKEN=OTHER)
+        refusal = "this Ray refuses the token of RAY_AUTH_TOKEN"
+        assert wrong.stderr.splitlines()[-1].startswith(
+            f"ValueError: resources.ray_address={address}: {refusal}"
+        )
+        told = run(
+            *(COMMAND, "run", f"storage.root={tmp_path / 'outputs'}"),
+            f"resources.ray_address={client_address}",
+            RAY_AUTH_TOKEN=OTHER,
+        )
+        assert told.returncode == 2, told.stderr
+        assert told.stderr.count("\n") == 1
+        assert f"resources.ray_address={client_address}: {refusal}" in told.stderr
+    for file in filter(Path.is_file, tmp_path.rglob("*")):
+        assert TOKEN.encode() not in file.read_bytes(), file
+        assert OTHER.encode() not in file.read_bytes(), file
