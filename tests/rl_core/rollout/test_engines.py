@@ -158,6 +158,7 @@ def test_an_update_of_the_tied_embeddings_reaches_the_output_layer(
     assert before != [tuple(c.response_ids) for c in ask(engine, prompts())]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_model_split_over_two_processes_is_the_same_model(
     tiny_model_path: Path, reference: Any

@@ -22,6 +22,7 @@ import psutil
 import pytest
 import ray
 
+from rl_core.config.operations import StorageConfig
 from rl_core.config.rollout import RolloutConfig
 from rl_core.config.run import (
     ActorConfig,
@@ -103,9 +104,10 @@ def workers(
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
     logs = tmp_path_factory.mktemp("logs")
     heard: list[str] = []
-    with Workers.start(
-        config(num_engines=2), tiny_model_path, log_folder=logs, report=heard.append
-    ) as started:
+    # What one session learns about memory is not for the next one that runs this test.
+    storage = StorageConfig(root=tmp_path_factory.mktemp("out"))
+    alone = config(num_engines=2).model_copy(update={"storage": storage})
+    with Workers.start(alone, tiny_model_path, log_folder=logs, report=heard.append) as started:
         assert sorted(heard[1:]) == ["engine_0 is ready", "engine_1 is ready", "learner is ready"]
         assert sorted(f.name for f in logs.iterdir()) == [
             "engine_0.log",
