@@ -19,6 +19,13 @@ def same_text(
     return float(solution_str == ground_truth)
 
 
+def share_of_letters(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
+) -> Any:
+    """Tells responses of a random model apart, which all fail by any rule."""
+    return sum(character.isalpha() for character in solution_str) / max(len(solution_str), 1)
+
+
 def as_mapping(**arguments: Any) -> Any:
     """Says what it was asked, as the answer it read."""
     return {"score": -1, "acc": arguments["solution_str"] == "right", "pred": repr(arguments)}
