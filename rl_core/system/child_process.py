@@ -23,7 +23,10 @@ from typing import IO, Any
 
 
 class Channel:
-    """One end; any thread may send, one at a time may receive."""
+    """One end; any thread may send, one at a time may receive.
+
+    A deadline is the socket's, for both directions: only where one thread does all may it have one.
+    """
 
     def __init__(self, end: socket) -> None:
         self.socket = end
