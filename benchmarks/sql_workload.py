@@ -242,7 +242,14 @@ def write_run(root: Path, run_id: str, num_steps: int, author: Author, *, finish
             compact_s.append(_compact(run, last_too=False))
     if finish:
         for model, at_step in (("base", 0), (f"step_{num_steps:06d}", num_steps)):
-            rows = label_rows(list(author.evaluation()), run_id=run_id, model=model, step=at_step)
+            rows = label_rows(
+                list(author.evaluation()),
+                run_id=run_id,
+                model=model,
+                step=at_step,
+                evaluation="workload",
+                num_problems=TEST_PROBLEMS,
+            )
             write_rows(rows, run.path / "eval" / f"{model}.parquet")
         compact_s.append(_compact(run, last_too=True))
         _rescore(run)

@@ -40,7 +40,8 @@ class LocalWorkers:
         self.failing_calls: dict[int, int] = {}
         """Of which stream, counted from 0, which MLP of the engine runs out of memory."""
         self._streams = itertools.count()
-        self.end_engine_step = self.engine.end_step
+        self.end_step = self.engine.end_step
+        self.engines = self
         self.snapshot, self.write_snapshot = self.learner.snapshot, self.learner.write_snapshot
 
     def stream(

@@ -62,7 +62,12 @@ def test_own_files_that_are_not_there_are_fatal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/no/such/folder", "nope", "./a", "a/b/c", "../b", "/a"])
-def test_a_missing_folder_is_fatal(tmp_path: Path, path: str) -> None:
+def test_a_missing_folder_is_fatal(
+    tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
     findings = preflight(small(tmp_path, model=ModelConfig(path=path)))
     with pytest.raises(PreflightError, match="there is no such folder"):
         refuse_fatal(findings)
