@@ -109,8 +109,9 @@ def test_two_runs_go_to_one_worker_each_and_the_next_to_the_one_that_lives(
     assert not by["other"].processes()  # one at a time
     for run in (first, second, third):
         wait_for(lambda run=run: run.is_in("Completed", "Failed", "Crashed"))
-        states = [name for name, _ in run.states()]
-        assert states == ["Scheduled", "Pending", "Running", "Completed"], run.logs()
+        # While it waits for a worker it may be Late, and Submitting is that worker's Pending.
+        names = [name for name, _ in run.states() if name not in ("Late", "Submitting")]
+        assert names == ["Scheduled", "Pending", "Running", "Completed"], run.logs()
         assert run.read()["run_count"] == 1
     folders = sorted((tmp_path / "runs").iterdir())
     assert [folder.name for folder in folders] == ["first", "second", "third"]
