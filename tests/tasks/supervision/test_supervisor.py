@@ -72,6 +72,12 @@ class Place:
         return not self.processes() and not list(self.temp_root.glob("rl-*"))
 
 
+def shared_memory() -> set[str]:
+    """Files in memory, but for those of other tests' databases beside this one."""
+    names = os.listdir("/dev/shm")  # noqa: PTH208
+    return {name for name in names if not name.startswith("PostgreSQL.")}
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, tiny_overrides: list[str]) -> Iterator[Place]:
     root = tmp_path_factory.mktemp("out")
