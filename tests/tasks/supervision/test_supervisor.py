@@ -89,7 +89,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, tiny_overrides: list[str]) -
         "trainer.save_freq=2",
         "trainer.test_freq=8",
     ]
-    before = set(os.listdir("/dev/shm"))  # noqa: PTH208
+    before = shared_memory()
     # Short: Ray's sockets lie in it.
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(dir="/tmp") as temp:
         config = compose(overrides)
@@ -100,7 +100,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, tiny_overrides: list[str]) -
         patch.setattr(tempfile, "tempdir", temp)
         yield made
         assert made.is_clean()
-    assert set(os.listdir("/dev/shm")) <= before  # noqa: PTH208
+    assert shared_memory() <= before
 
 
 @dataclass
