@@ -54,9 +54,9 @@ def test_two_ranks_are_one_learner_until_one_of_them_dies(
             if not name.startswith("global_seqlen/"):
                 assert metrics[name] == pytest.approx(number, rel=1e-5, abs=1e-6), name
         assert of_rollouts["value_mean"] == pytest.approx(columns["value_mean"], abs=1e-5)
-        before = workers.generate(REQUESTS, GREEDY)
+        before = workers.engines.generate(REQUESTS, GREEDY)
         workers.sync_weights()
-        after = workers.generate(REQUESTS, GREEDY)
+        after = workers.engines.generate(REQUESTS, GREEDY)
         for old, new in zip(before, after, strict=True):
             assert not np.array_equal(old.logprobs, new.logprobs)
         workers.snapshot()

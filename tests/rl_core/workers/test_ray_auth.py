@@ -153,7 +153,7 @@ GENERATES = textwrap.dedent(
     )
     with Workers.start(config, Path(model), learner=False, log_folder=Path(logs)) as workers:
         asked = [GenerationRequest((5, 6, 7), seed=0)]
-        (answer,) = workers.generate(asked, SamplingSettings(max_tokens=4, temperature=0.0))
+        (answer,) = workers.engines.generate(asked, SamplingSettings(max_tokens=4, temperature=0.0))
         print(len(answer.response_ids))
     """
 )
