@@ -9,7 +9,7 @@ micro-batches, smaller, while the others wait.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from rl_core.batch import TrainBatch, balanced_rows
 from rl_core.errors import RankLost, first_line, is_out_of_memory
 from rl_core.models.loading import Models
-from rl_core.models.sharding import ShardedModel, gathered
+from rl_core.models.sharding import ShardedModel, gathered, whole_in
 
 _LOST_RANK_WORDS = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
 
@@ -98,6 +98,22 @@ class Ranks:
             return dict(shares)
         sums = self.add(torch.stack([share.float() for share in shares.values()]))
         return dict(zip(shares, sums.unbind(), strict=True))
+
+    def divide(
+        self, tensors: Iterable[tuple[str, Tensor]]
+    ) -> Iterator[tuple[str, int, Tensor | None]]:
+        """Yields each tensor's name, the rank that is to keep it, and there the whole of it.
+
+        The ranks' shares have about the same size. All must iterate, over the same names.
+
+        Args:
+            tensors: the same on all ranks, or shards.
+        """
+        kept = [0] * self.size
+        for name, tensor in tensors:
+            owner = kept.index(min(kept))
+            kept[owner] += tensor.nbytes
+            yield name, owner, whole_in(owner, tensor)
 
 
 ALONE = Ranks()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,9 @@ from rl_core.learner.state import (
     rng_tensors,
     write_state,
 )
-from rl_core.models.loading import complete_weights, save_actor, tokenizer_bytes
-from rl_core.models.sharding import whole_tensor
+from rl_core.models.loading import complete_weights
+from rl_core.models.lora import merged_state
+from rl_core.models.saving import save_actor, save_beside_parts, save_part, tokenizer_bytes
 from rl_core.types import SnapshotBytes
 
 
@@ -37,7 +38,7 @@ class LearnerSnapshot:
         optimizers: of what learns, by name: the actor, and the critic where there is one.
         model_path: the folder whose tokenizer goes along.
         memory: where copies are kept.
-        ranks: whose shards are gathered, tensor by tensor; the first alone keeps copies.
+        ranks: of several, each copies and writes a share of the tensors, whole.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class LearnerSnapshot:
         self._config, self._actor, self._optimizers = config, actor, optimizers
         self._model_path, self._memory = model_path, memory
         self._taken: tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]
+        self._owners: dict[str, int] = {}
 
     def reserve(self) -> None:
         """Makes memory for snapshots ready; of ranks, the first snapshot does."""
@@ -70,36 +72,49 @@ class LearnerSnapshot:
         Args:
             numbers: kept beside them; must not change any more.
         """
-        weights = complete_weights(self._actor)
         state = self._trained_weights() | rng_tensors()
         numbers = {**numbers, "settings": model_settings(self._config)}
         for name, optimizer in self._optimizers.items():
             state |= optimizer.state_tensors(name)
             numbers[f"{name}_schedule"] = copy.deepcopy(optimizer.schedule_state())
-        assert not weights.keys() & state.keys()
-        copies = self._copies(weights | state)
-        copied, state = (
-            {name: copies[name] for name in part if name in copies} for part in (weights, state)
-        )
-        self._taken = copied, state, numbers
-        return bytes_to_write(copied, state, beside=tokenizer_bytes(self._model_path))
-
-    def _copies(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if self._ranks.is_alone:
-            return self._memory.copy(tensors)
+            weights = complete_weights(self._actor)
+            assert not weights.keys() & state.keys()
+            copies = self._memory.copy(weights | state)
+            weights, state = ({name: copies[name] for name in part} for part in (weights, state))
+        else:
+            weights, self._owners = self._copy_share(merged_state(self._actor))
+            state, _ = self._copy_share(state.items())
+        self._taken = weights, state, numbers
+        return bytes_to_write(weights, state, beside=tokenizer_bytes(self._model_path))
+
+    def _copy_share(
+        self, tensors: Iterable[tuple[str, Tensor]]
+    ) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """Returns copies of this rank's share, and who has which."""
         copies: dict[str, Tensor] = {}
-        for name, tensor in tensors.items():
-            whole = whole_tensor(tensor)
-            if self._ranks.rank == 0:
-                copies |= self._memory.copy({name: whole})
-        return copies
+        owners: dict[str, int] = {}
+        for name, owner, whole in self._ranks.divide(tensors):
+            owners[name] = owner
+            if whole is not None:
+                copies |= self._memory.copy({name: whole.detach()})
+        return copies, owners
 
     def write(self, folder: Path, *, model_alone: bool = False) -> None:
-        """Writes the last snapshot as a checkpoint, or of it the model that can be served."""
+        """Writes the last snapshot as a checkpoint, or of it the model that can be served.
+
+        Of several ranks, each writes its share into the same folder.
+        """
         weights, state, numbers = self._taken
-        save_actor(self._actor, weights, self._model_path, folder)
+        rank, size = self._ranks.rank, self._ranks.size
+        if self._ranks.is_alone:
+            save_actor(self._actor, weights, self._model_path, folder)
+        else:
+            save_part(weights, folder, rank, size)
+            if rank == 0:
+                save_beside_parts(self._actor, self._owners, size, self._model_path, folder)
         if not model_alone:
-            write_state(folder / STATE_FOLDER, state, numbers)
+            write_state(folder / STATE_FOLDER, state, numbers, rank, size)
 
     def restore(self, folder: Path) -> dict[str, Any]:
         """Restores a checkpoint's state, all but the actor's weights, and returns its numbers.

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rl_core.config.run import RunConfig
+from rl_core.models.saving import part_file
 
 STATE_FOLDER = "trainer"
 """Inside a checkpoint: what transformers does not need and a resume does."""
@@ -65,13 +66,30 @@ def check_settings(folder: Path, numbers: Mapping[str, Any], config: RunConfig) 
             )
 
 
-def write_state(folder: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-    """Writes tensors and plain numbers to a folder, which is made if missing."""
+def write_state(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    numbers: Mapping[str, Any],
+    rank: int = 0,
+    size: int = 1,
+) -> None:
+    """Writes tensors and plain numbers to a folder, which is made if missing.
+
+    Args:
+        folder: of all ranks.
+        tensors: of this rank, in a file of its own.
+        numbers: those of the first rank are written.
+        rank: of this process, from 0.
+        size: how many write.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(on_cpu, folder / _TENSORS)
-    text = json.dumps({"version": _VERSION, **numbers}, indent=1, sort_keys=True)
-    (folder / _NUMBERS).write_text(text + "\n", encoding="utf-8")
+    files = [part_file(_TENSORS, part, size) for part in range(size)]
+    save_file(on_cpu, folder / files[rank])
+    if rank == 0:
+        known = {"version": _VERSION, "files": files}
+        text = json.dumps({**known, **numbers}, indent=1, sort_keys=True)
+        (folder / _NUMBERS).write_text(text + "\n", encoding="utf-8")
 
 
 def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -80,11 +98,19 @@ def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     Raises:
         ValueError: if the folder holds no learner state, or one of another version.
     """
-    for name in (_TENSORS, _NUMBERS):
-        if not (folder / name).is_file():
-            raise ValueError(f"{folder}: nothing to resume from, {name} is missing")
+    _demand_file(folder / _NUMBERS)
     numbers: dict[str, Any] = json.loads((folder / _NUMBERS).read_text(encoding="utf-8"))
     found = numbers.get("version")
     if found != _VERSION:
         raise ValueError(f"{folder / _NUMBERS}: version is {found}, this program reads {_VERSION}")
-    return load_file(folder / _TENSORS), numbers
+    tensors: dict[str, Tensor] = {}
+    # Before there were several, none were named.
+    for file in numbers.pop("files", [_TENSORS]):
+        _demand_file(folder / file)
+        tensors |= load_file(folder / file)
+    return tensors, numbers
+
+
+def _demand_file(file: Path) -> None:
+    if not file.is_file():
+        raise ValueError(f"{file.parent}: nothing to resume from, {file.name} is missing")

@@ -1,14 +1,12 @@
-"""Actor, critic and reference: how they are loaded, and how an actor is saved.
+"""Actor, critic and reference: how they are loaded, and which weights of an actor are served.
 
 Weights are float32 always. Modules stay in eval mode: dropout would make the ratio of new to old
-policy differ from 1 before any update. Not here: forward passes (forward.py).
+policy differ from 1 before any update. Not here: forward passes (forward.py), saving (saving.py).
 """
 
 from __future__ import annotations
 
 import copy
-import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -21,17 +19,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rl_core.config.run import RunConfig
 from rl_core.models.fast_linear import use_fast_products
 from rl_core.models.lora import add_adapters, merged_state
+from rl_core.models.sharding import whole_tensor
 
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-)
 _PROBE_TOKENS = 4
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -183,36 +172,9 @@ def complete_weights(model: transformers.PreTrainedModel) -> dict[str, Tensor]:
     """
     weights: dict[str, Tensor] = {}
     seen: set[int] = set()
-    for name, tensor in merged_state(model):
+    for name, shard in merged_state(model):
+        tensor = whole_tensor(shard)
         if tensor.data_ptr() not in seen:
             seen.add(tensor.data_ptr())
             weights[name] = tensor.detach()
     return weights
-
-
-def save_actor(
-    model: transformers.PreTrainedModel,
-    weights: Mapping[str, Tensor],
-    tokenizer_from: Path,
-    folder: Path,
-) -> None:
-    """Writes a model as a folder that transformers and vLLM load as it lies, tokenizer included.
-
-    Args:
-        model: says what to write beside the weights; its own may change meanwhile.
-        weights: written as they are, in float32; see `complete_weights`.
-        tokenizer_from: the folder whose tokenizer files are copied.
-        folder: is made if missing.
-    """
-    model.save_pretrained(folder, state_dict=dict(weights))
-    for file in _tokenizer_files(tokenizer_from):
-        shutil.copyfile(file, folder / file.name)
-
-
-def tokenizer_bytes(folder: Path) -> int:
-    """Returns the size of the files that `save_actor` copies."""
-    return sum(file.stat().st_size for file in _tokenizer_files(folder))
-
-
-def _tokenizer_files(folder: Path) -> list[Path]:
-    return [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]

@@ -43,8 +43,8 @@ def add_adapters(model: transformers.PreTrainedModel, *, rank: int, alpha: float
 def merged_state(model: transformers.PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """Yields `model.state_dict()` with every adapter merged, under the names of a plain model.
 
-    Layers with adapters give new tensors, all others the model's own; of a sharded model they are
-    gathered, by collectives, and a weight that stands there twice comes once.
+    Layers with adapters give new tensors, gathered by collectives where the model is sharded; all
+    others give the model's own, shards as they are. There a weight that stands twice comes once.
     """
     repeated = repeated_names(model)
     adapted = {
@@ -57,4 +57,4 @@ def merged_state(model: transformers.PreTrainedModel) -> Iterator[tuple[str, Ten
             continue
         if name in adapted:
             tensor = tensor + whole_tensor(adapted[name].get_delta_weight(_ADAPTER))
-        yield name.replace(".base_layer.", "."), whole_tensor(tensor)
+        yield name.replace(".base_layer.", "."), tensor

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Partial, distribute_tensor
@@ -99,7 +99,7 @@ def add_gradients(shards: Sequence[nn.Parameter], whole: Sequence[nn.Parameter])
     exists = torch.tensor([weight.grad is not None for weight in whole], dtype=torch.float32)
     mesh = shards[0].device_mesh  # type: ignore[attr-defined]  # a parameter that is a DTensor
     exists = exists.to(whole[0].device)
-    torch.distributed.all_reduce(exists, group=mesh.get_group())
+    distributed.all_reduce(exists, group=mesh.get_group())
     for shard, weight, is_wanted in zip(shards, whole, exists.tolist(), strict=True):
         if not is_wanted:
             continue
@@ -112,6 +112,28 @@ def add_gradients(shards: Sequence[nn.Parameter], whole: Sequence[nn.Parameter])
 def whole_tensor(tensor: Tensor) -> Tensor:
     """Returns a tensor that all ranks hold; of one that is cut, gathered by a collective."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def whole_in(rank: int, tensor: Tensor) -> Tensor | None:
+    """Returns a tensor that all ranks hold, in one of them: None in the others; a collective.
+
+    Each shard goes to that rank alone, where `whole_tensor` sends it to all.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor if distributed.get_rank() == rank else None
+    shard = tensor.to_local()
+    if distributed.get_rank() != rank:
+        if shard.numel():
+            distributed.send(shard.contiguous(), rank)
+        return None
+    whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=shard.device)
+    # As FSDP cuts: a tensor with fewer rows than there are ranks leaves the last ones none.
+    for source, part in enumerate(whole.chunk(tensor.device_mesh.size())):
+        if source == rank:
+            part.copy_(shard)
+        else:
+            distributed.recv(part, source)
+    return whole
 
 
 def cut_as(like: Tensor, tensor: Tensor) -> Tensor:

@@ -103,7 +103,6 @@ def machine_need(shape: ModelShape, config: RunConfig) -> Need:
     """Returns what the machine's memory must hold for a run without a GPU."""
     plan, num_engines = memory_plan(shape, config), config.rollout.num_engines
     peak, ranks = learner_peak(plan), config.resources.learner_ranks
-    later_ranks = (ranks - 1) * (peak.total_bytes - peak.parts.get("snapshot", 0))
     parts_of_engine = config.rollout.tensor_parallel_size
     # An engine that is split has a process for each part, beside the one that asks them.
     per_engine = 1 if parts_of_engine == 1 else 1 + parts_of_engine
@@ -111,7 +110,7 @@ def machine_need(shape: ModelShape, config: RunConfig) -> Need:
     # Each part is handed all new weights.
     handed = (parts_of_engine - 1) * plan[-1].parts["incoming_weights"]
     parts = {
-        f"{_learners(ranks)} ({peak.phase})": (peak.total_bytes + later_ranks) / _GIB,
+        f"{_learners(ranks)} ({peak.phase})": ranks * peak.total_bytes / _GIB,
         _engines(num_engines): num_engines * (plan[-1].total_bytes + handed) / _GIB,
         f"{num_processes} processes": _PROCESS_GIB * num_processes,
     }

@@ -207,10 +207,7 @@ def micro_batch_tokens(config: RunConfig) -> int:
 
 
 def resting_learner(shape: ModelShape, config: RunConfig) -> PhaseMemory:
-    """Returns what the learner holds between two steps, when it has given back what it can.
-
-    Of several ranks, the first, which alone has the snapshot.
-    """
+    """Returns what a learner rank holds between two steps, when it has given back what it can."""
     models, ranks = _models(shape, config), config.resources.learner_ranks
     learning = math.ceil((models.actor + models.critic) / ranks)
     # Beside adapters, what stands still is not cut: all models share it.
@@ -225,7 +222,8 @@ def resting_learner(shape: ModelShape, config: RunConfig) -> PhaseMemory:
     # Beside a card it lies in the machine's memory.
     if config.checkpoints.in_background and not on_gpu:
         merged = shape.num_parameters if config.model.lora_rank else 0
-        resident["snapshot"] = _FLOAT32 * (merged + 3 * (models.actor + models.critic))
+        learned = merged + 3 * (models.actor + models.critic)
+        resident["snapshot"] = _FLOAT32 * math.ceil(learned / ranks)
     return PhaseMemory("rest", "learner", resident)
 
 

@@ -93,8 +93,8 @@ class LearnerRanks:
     def snapshot(self) -> SnapshotBytes:
         """Has the learner copy what a checkpoint holds, over the snapshot before."""
         self._on_progress("save")
-        size: SnapshotBytes = self._together(actor.snapshot.remote() for actor in self._all)[0]
-        return size
+        sizes = self._together(actor.snapshot.remote() for actor in self._all)
+        return SnapshotBytes(sum(size.model for size in sizes), sum(size.state for size in sizes))
 
     def write_snapshot(self, folder: Path, *, model_alone: bool = False) -> None:
         """Writes the last snapshot's checkpoint into `folder`; the learner works on meanwhile.
@@ -104,9 +104,13 @@ class LearnerRanks:
             model_alone: leaves out what only a resume needs.
         """
         self._on_progress("save")
-        write = self._first.write_snapshot.options(concurrency_group=WRITING)
-        written = write.remote(folder.resolve(), model_alone=model_alone)
-        self._result(learner_name(0), written.future())
+        written: list[Future[Any]] = []
+        for actor in self._all:
+            write = actor.write_snapshot.options(concurrency_group=WRITING)
+            written.append(write.remote(folder.resolve(), model_alone=model_alone).future())
+        wait(written)  # also where one has failed: the folder is not to be tidied under the others
+        for name, future in zip(self.actors, written, strict=True):
+            self._result(name, future)
 
     @property
     def _all(self) -> Sequence[Any]:

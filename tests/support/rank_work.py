@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from rl_core.batch import TrainBatch
 from rl_core.config.run import RunConfig
@@ -17,6 +20,19 @@ from rl_core.learner.ranks import Ranks
 from rl_core.models.sharding import whole_tensor
 from tests.support.learners import without_timings
 from tests.support.memory_faults import out_of_memory
+
+
+def divide(ranks: Ranks, shapes: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+    """What this rank keeps of tensors that are cut by rows as FSDP cuts, and of the same whole."""
+    mesh = init_device_mesh("cpu", (ranks.size,))
+    named = []
+    for number, shape in enumerate(shapes):
+        tensor = torch.arange(float(math.prod(shape))).reshape(shape) + 1000 * number
+        named.append((f"whole {number}", tensor))
+        if tensor.ndim:
+            cut = distribute_tensor(tensor, mesh, [Shard(0)], src_data_rank=None)
+            named.append((f"cut {number}", cut))
+    return {name: whole for name, _, whole in ranks.divide(named) if whole is not None}
 
 
 def with_ranks(config: RunConfig, ranks: Ranks) -> RunConfig:
@@ -107,6 +123,6 @@ def go_on(
             metrics.append(learner.learn(batch)[0])
     assert failed == [0]
     learner.snapshot()
-    if save_to is not None and ranks.rank == 0:
+    if save_to is not None:
         learner.write_snapshot(save_to)
     return metrics

@@ -16,7 +16,7 @@ from rl_core.learner.ranks import ALONE
 from tests.support.chaos import Ledger
 from tests.support.learners import assert_bitwise_equal, without_timings
 from tests.support.rank_processes import on_ranks
-from tests.support.rank_work import go_on, learn
+from tests.support.rank_work import divide, go_on, learn
 
 MakeBatch = Callable[..., TrainBatch]
 MakeSettings = Callable[..., RunConfig]
@@ -108,6 +108,23 @@ def test_ranks_learn_what_one_process_learns(
 
 
 @pytest.mark.slow
+def test_each_tensor_arrives_whole_at_one_rank_and_all_have_about_as_much() -> None:
+    shapes = [(8, 5), (1, 7), (5,), (3, 2, 2), (7, 4), (), (2,), (9, 3)]
+    kept = on_ranks(3, divide, shapes)
+    arrived: dict[str, Any] = {}
+    for share in kept:
+        assert not arrived.keys() & share.keys()
+        arrived |= share
+    assert len(arrived) == 2 * len(shapes) - 1
+    for name, tensor in arrived.items():
+        number = int(name.split()[1])
+        assert list(tensor.shape) == list(shapes[number])
+        assert tensor.flatten().tolist() == [1000 * number + i for i in range(tensor.numel())]
+    sizes = [sum(tensor.numel() for tensor in share.values()) for share in kept]
+    assert max(sizes) - min(sizes) <= max(tensor.numel() for tensor in arrived.values())
+
+
+@pytest.mark.slow
 def test_a_checkpoint_resumes_at_another_number_of_ranks(
     tiny_model_path: Path, tmp_path: Path, settings: MakeSettings, make_batch: MakeBatch
 ) -> None:
@@ -136,6 +153,13 @@ def test_a_checkpoint_resumes_at_another_number_of_ranks(
             difference = (one[name].double() - tensor.double()).abs().max()
             assert difference <= 1e-6 * max(1.0, float(tensor.double().abs().max())), name
     AutoModelForCausalLM.from_pretrained(four)
+    # Each wrote a fourth of it, and what lies beside the weights is what one process writes.
+    for pattern in ("model-*.safetensors", "trainer/learner-*.safetensors"):
+        sizes = [file.stat().st_size for file in four.glob(pattern)]
+        assert len(sizes) == 4
+        assert max(sizes) < 1.5 * min(sizes), sizes
+    for name in ("config.json", "generation_config.json", "tokenizer.json"):
+        assert (four / name).read_bytes() == (tmp_path / "calm" / name).read_bytes(), name
 
 
 @pytest.mark.slow

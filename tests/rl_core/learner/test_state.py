@@ -30,6 +30,20 @@ def test_state_comes_back_as_it_was_without_pickle(tmp_path: Path) -> None:
     assert {file.suffix for file in (tmp_path / "new").iterdir()} == {".json", ".safetensors"}
 
 
+def test_parts_of_several_ranks_come_back_as_one_state(tmp_path: Path) -> None:
+    tensors = {name: torch.randn(3) for name in "abc"}
+    for rank, name in enumerate(tensors):
+        write_state(tmp_path, {name: tensors[name]}, {"kl_coef": 0.1 * rank}, rank, 3)
+    read_tensors, numbers = read_state(tmp_path)
+    assert {name: x.tolist() for name, x in read_tensors.items()} == {
+        name: x.tolist() for name, x in tensors.items()
+    }
+    assert numbers["kl_coef"] == 0.0
+    (tmp_path / "learner-00002-of-00003.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"resume from, learner-00002-of-00003\.safetensors is"):
+        read_state(tmp_path)
+
+
 def test_random_numbers_continue_where_they_were() -> None:
     states = {name: state.clone() for name, state in rng_tensors().items()}
     first = torch.randn(5)

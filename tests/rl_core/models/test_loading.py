@@ -23,23 +23,6 @@ def test_a_model_without_checkpointing_layers_is_refused(tiny_model_path: Path) 
         loading.checkpoint_gradients(model)
 
 
-def test_a_saved_actor_loads_with_transformers_as_it_was(
-    actor: transformers.PreTrainedModel, tiny_model_path: Path, tmp_path: Path
-) -> None:
-    loading.save_actor(actor, loading.complete_weights(actor), tiny_model_path, tmp_path / "saved")
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
-    for name, tensor in actor.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], tensor)
-    text = "3 + 4 = 7"
-    saved, original = (
-        transformers.PreTrainedTokenizerFast.from_pretrained(folder)
-        for folder in (tmp_path / "saved", tiny_model_path)
-    )
-    assert saved.encode(text) == original.encode(text)
-    assert saved.decode(saved.encode(text)) == text
-    assert loaded.generation_config.eos_token_id == 1
-
-
 def test_weights_are_complete_and_name_a_tied_embedding_once(
     actor: transformers.PreTrainedModel,
 ) -> None:

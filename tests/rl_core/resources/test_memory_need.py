@@ -124,11 +124,12 @@ def test_a_split_engine_has_its_part_on_each_card_and_on_a_cpu_processes() -> No
     assert machine_need(QWEN, on_cpu).total_gib == pytest.approx(needed + handed)
 
 
-def test_a_machine_holds_all_ranks_of_which_the_first_has_the_snapshot() -> None:
+def test_a_machine_holds_all_ranks_with_a_third_of_the_snapshot_each() -> None:
     config = RunConfig.model_validate({"resources": {"learner_ranks": 3}})
     *phases, engine = memory_plan(QWEN, config)
     first = max(phases, key=lambda phase: phase.total_bytes)
-    later = first.total_bytes - first.parts["snapshot"]
-    needed = (first.total_bytes + 2 * later + engine.total_bytes) / GIB + 4 * 0.9
+    alone, *_ = memory_plan(QWEN, RunConfig())
+    assert first.parts["snapshot"] == pytest.approx(alone.parts["snapshot"] / 3, rel=1e-6)
+    needed = (3 * first.total_bytes + engine.total_bytes) / GIB + 4 * 0.9
     assert machine_need(QWEN, config).total_gib == pytest.approx(needed)
     assert f"3 learner ranks ({first.phase})" in str(machine_need(QWEN, config))

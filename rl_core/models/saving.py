@@ -1,0 +1,104 @@
+"""An actor as a folder in the Hugging Face layout, which transformers and vLLM load as it lies."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import transformers
+from safetensors.torch import save_file
+from torch import Tensor
+
+_WEIGHTS: Final = "model.safetensors"
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+)
+
+
+def part_file(file: str, part: int, size: int) -> str:
+    """Returns the name of a part, from 0, of a safetensors file, as Hugging Face names them."""
+    stem = file.removesuffix(".safetensors")
+    return file if size == 1 else f"{stem}-{part + 1:05}-of-{size:05}.safetensors"
+
+
+def save_actor(
+    model: transformers.PreTrainedModel,
+    weights: Mapping[str, Tensor],
+    tokenizer_from: Path,
+    folder: Path,
+) -> None:
+    """Writes a model as a folder that transformers and vLLM load as it lies, tokenizer included.
+
+    Args:
+        model: says what to write beside the weights; its own may change meanwhile.
+        weights: written as they are, in float32; see `complete_weights`.
+        tokenizer_from: the folder whose tokenizer files are copied.
+        folder: is made if missing.
+    """
+    model.save_pretrained(folder, state_dict=dict(weights))
+    _copy_tokenizer(tokenizer_from, folder)
+
+
+def save_part(weights: Mapping[str, Tensor], folder: Path, part: int, size: int) -> None:
+    """Writes a share of a model's weights.
+
+    Args:
+        weights: contiguous, on the CPU; written as they are.
+        folder: is made if missing.
+        part: which share this is, from 0.
+        size: how many there are.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(dict(weights), folder / part_file(_WEIGHTS, part, size), metadata={"format": "pt"})
+
+
+def save_beside_parts(
+    model: transformers.PreTrainedModel,
+    parts: Mapping[str, int],
+    size: int,
+    tokenizer_from: Path,
+    folder: Path,
+) -> None:
+    """Writes what `save_actor` does but for the weights, and where each of those is.
+
+    Args:
+        model: says what to write.
+        parts: of each weight, by its name, the part that holds it.
+        size: how many parts there are.
+        tokenizer_from: the folder whose tokenizer files are copied.
+        folder: is made if missing.
+    """
+    model.config.save_pretrained(folder)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(folder)
+    index = {
+        "metadata": {},
+        "weight_map": {name: part_file(_WEIGHTS, part, size) for name, part in parts.items()},
+    }
+    text = json.dumps(index, indent=2, sort_keys=True)
+    (folder / f"{_WEIGHTS}.index.json").write_text(text + "\n", encoding="utf-8")
+    _copy_tokenizer(tokenizer_from, folder)
+
+
+def _copy_tokenizer(tokenizer_from: Path, folder: Path) -> None:
+    for file in _tokenizer_files(tokenizer_from):
+        shutil.copyfile(file, folder / file.name)
+
+
+def tokenizer_bytes(folder: Path) -> int:
+    """Returns the size of the files that saving copies."""
+    return sum(file.stat().st_size for file in _tokenizer_files(folder))
+
+
+def _tokenizer_files(folder: Path) -> list[Path]:
+    return [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
