@@ -33,6 +33,8 @@ Program: TypeAlias = tuple[Instruction, ...]
 _TO_SKELETON = bytes(ord("0") if chr(c).isdecimal() else c for c in range(256))
 _TO_DIGITS = bytes(c if chr(c).isdecimal() else ord(" ") for c in range(256))
 _TOKEN = re.compile(f"0+|[^{ASCII_SPACE}]")
+_as_int = lru_cache(1_024)(int)
+"""Numbers of puzzles are few, and reading one takes twice as long as finding it here."""
 _OPERAND, _NEGATE = "0", "neg"
 _PRECEDENCE = {"+": 1, "-": 1, _NEGATE: 2, "*": 2, "/": 2}
 
@@ -64,11 +66,12 @@ def parse(text: str) -> tuple[list[int], Program]:
     program = _program(ascii_text.translate(_TO_SKELETON).replace(b"00", b"0"))
     if isinstance(program, str):
         raise ExpressionError(program)
-    digits = b" " + ascii_text.translate(_TO_DIGITS)
+    # As text again: `in` and reading a number take a third of the time that they take in bytes.
+    digits = " " + ascii_text.translate(_TO_DIGITS).decode()
     numerals = digits.split()
-    if b" 0" in digits and any(n.startswith(b"0") and n != b"0" for n in numerals):
+    if " 0" in digits and any(n.startswith("0") and n != "0" for n in numerals):
         raise ExpressionError("bad_syntax")
-    return list(map(int, numerals)), program
+    return list(map(_as_int, numerals)), program
 
 
 def run(program: Program, numbers: list[int]) -> int | Fraction:
