@@ -8,24 +8,28 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from rl_core.checkpoints.champion import all_champions
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import dataset_folder
 from rl_core.resources.token_budgets import BUDGETS_FILE
 from rl_core.runs.run_folder import RunFolder
+from rl_core.storage.champions import bring_champion
 from rl_core.storage.download import (
     Wanted,
     all_but_checkpoints,
     bring_files,
     bring_folder,
     download_run,
+    everything,
     records,
 )
 from rl_core.storage.lease import is_written_elsewhere
-from rl_core.storage.mirror import LAST_OF_DATA, LAST_OF_MODEL, mirrored
+from rl_core.storage.mirror import LAST_OF_DATA, LAST_OF_MODEL, mirrored, shared_upload
 from rl_core.storage.object_store import Entry, ObjectStore
 from rl_core.storage.spool import Spool
 from tasks.base_model import home_made_folder
+from tasks.queries.run_tables import find_runs
 
 _RUNS: Final = "runs/"
 _logger = logging.getLogger(__name__)
@@ -51,6 +55,23 @@ def published(config: RunConfig) -> Iterator[None]:
 
     with mirrored(config.storage, config.run_id, bring=bring):
         yield
+
+
+@contextmanager
+def inputs_published(config: RunConfig) -> Iterator[None]:
+    """Has data set and base model here, where the store has them, and publishes them at the end.
+
+    Raises:
+        StoreError: the store does not answer.
+    """
+    if config.storage.url is None:
+        yield
+        return
+    storage = config.storage
+    store, spool = ObjectStore(config.storage.url), Spool(storage.root, config.storage.url)
+    folders = bring_inputs(config, store)
+    yield
+    shared_upload(store, spool, folders).send(everything=True)
 
 
 def bring_inputs(config: RunConfig, store: ObjectStore) -> list[str]:
@@ -103,6 +124,40 @@ def bring_runs(
 def bring_records(storage: StorageConfig) -> None:
     """Brings what tells the runs of a store apart; see `bring_runs`."""
     bring_runs(storage, records)
+
+
+def bring_model(storage: StorageConfig, name: str, run_id: str | None) -> None:
+    """Brings the run of a checkpoint that somebody names, with its inputs, or all champions.
+
+    Args:
+        storage: without a URL nothing is done.
+        name: see `tasks.queries.checkpoint_names.find_model`.
+        run_id: of which a name without a run is; None: the latest.
+
+    Raises:
+        StoreError: the store does not answer.
+    """
+    if storage.url is None:
+        return
+    bring_records(storage)
+    if name == "champion":
+        bring_files(
+            ObjectStore(storage.url), storage.root, "champions", lambda file: file[0] != "."
+        )
+        for champion in all_champions(storage.root):
+            bring_champion(storage, champion.env, champion.problems)
+            bring_inputs_of_run(storage, RunFolder.under(storage.root, champion.current.run_id))
+        return
+    is_of_run = (storage.root / "runs" / name.partition("/")[0]).is_dir()
+    named = name.partition("/")[0] if is_of_run else run_id or _latest(storage.root)
+    bring_runs(storage, everything, chosen=lambda found: found == named)
+    if named is not None:
+        bring_inputs_of_run(storage, RunFolder.under(storage.root, named))
+
+
+def _latest(root: Path) -> str | None:
+    runs = find_runs(root)
+    return runs[-1].name if runs else None
 
 
 def bring_inputs_of_run(storage: StorageConfig, run: RunFolder) -> None:

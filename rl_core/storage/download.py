@@ -67,10 +67,12 @@ def download_run(
     """
     folder = spool.root / "runs" / run_id
     known = spool.read(run_id)
+    known.is_whole = False
     _set_unsent_aside(spool, run_id, folder, known)
     for path in [path for path in known.files if path not in there]:
         del known.files[path]
         (folder / path).unlink(missing_ok=True)
+    spool.write(run_id, known)
     whole = {path for path in there if path.startswith(CHECKPOINTS) and _has_manifest(path, there)}
     lacking = {
         path: entry

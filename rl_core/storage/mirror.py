@@ -150,13 +150,15 @@ def mirrored(
         with Lease(store, run_id, spool.name(), timing) as lease:
             upload = Upload(store, spool, run_id, f"runs/{run_id}")
             there = listing_of(store, run_id)
-            if there and not (lease.was_own and (upload.path / "run.json").exists()):
+            is_here = upload.known.is_whole and (upload.path / "run.json").exists()
+            if there and not (lease.was_own and is_here):
                 download_run(store, spool, run_id, everything, there)
                 upload = Upload(store, spool, run_id, f"runs/{run_id}")
             else:
                 upload.adopt(there, is_whole=True)
+            upload.known.is_whole = True
             _send_pending(store, spool, run_id)
-            mirror = Mirror([upload, _shared(store, spool, bring(store, spool))], lease)
+            mirror = Mirror([upload, shared_upload(store, spool, bring(store, spool))], lease)
             mirror.start()
             wait_s = STOPPED_END_S
             try:
@@ -169,8 +171,17 @@ def mirrored(
                 mirror.end(wait_s)
 
 
-def _shared(store: ObjectStore, spool: Spool, folders: Sequence[str]) -> Upload:
-    """Returns the upload of what runs share: only added to, and whole with its last file."""
+def shared_upload(store: ObjectStore, spool: Spool, folders: Sequence[str]) -> Upload:
+    """Returns the upload of what runs share: only added to, and whole with its last file.
+
+    Args:
+        store: where it goes.
+        spool: where it lies.
+        folders: data sets and models, relative to `storage.root`; evaluations go, too.
+
+    Raises:
+        StoreError: the store does not say what it has.
+    """
 
     def look(root: Path) -> dict[str, Stat]:
         found = {

@@ -205,7 +205,7 @@ def why_unusable(url: str) -> tuple[str, str] | None:
             return f"storage.url={url}: {_GONE}", "make it, or name another"
         refused = any(word in str(error) for word in ("403", "401", "credential", "Credential"))
         return str(error), (
-            "credentials come from the environment (AWS_ACCESS_KEY_ID, ...), see docs/storage.md"
+            "credentials come from the environment (AWS_ACCESS_KEY_ID, ...), see docs/operations.md"
             if refused
             else "start it, or see AWS_ENDPOINT_URL and AWS_REGION in the environment"
         )

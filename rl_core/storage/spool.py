@@ -56,6 +56,8 @@ class Agreement(BaseModel):
     model_config = ConfigDict(extra="forbid")
     is_pending: bool = False
     """Whether it was being published when last heard of: then something may yet be missing."""
+    is_whole: bool = False
+    """Whether all of it is here: else what is missing here is not to be deleted there."""
     files: dict[str, Agreed] = {}
     """By path, relative to the run's folder."""
 

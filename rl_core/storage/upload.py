@@ -125,7 +125,7 @@ class Upload:
         lacking = {path for path, stat in now.items() if self._differs(path, stat)}
         if lacking == {manifest}:  # else it was deleted or replaced meanwhile: see the next pass
             number += self._send(manifest, now[manifest])
-            _logger.info("%s is in %s", folder.rstrip("/"), self.store.url)
+            _logger.debug("%s is in %s", folder.rstrip("/"), self.store.url)
         self._keep()
         return number
 

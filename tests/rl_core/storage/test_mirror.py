@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from rl_core.checkpoints.store import checkpoints_folder, latest, save_checkpoin
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
+from rl_core.storage import download
 from rl_core.storage import mirror as mirror_module
 from rl_core.storage.download import all_but_checkpoints, download_run, listing_of
 from rl_core.storage.lease import Timing
@@ -110,6 +112,31 @@ def test_what_is_deleted_or_replaced_here_is_so_there(store: ObjectStore, roots:
     assert not any("step_000001" in key for key in keys(store) if key.startswith("checkpoints"))
 
 
+def test_a_machine_that_dies_while_it_brings_a_run_down_deletes_nothing_of_it(
+    store: ObjectStore, roots: Roots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = roots
+    with at_work(here) as run:
+        save(run, 1)
+        save(run, 2)
+    whole = download.ObjectStore.download
+    for number in range(1, 5):
+        left = iter(range(number))
+
+        def some(self: ObjectStore, *arguments: Any, left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                raise StoreError("dead")
+            whole(self, *arguments)
+
+        monkeypatch.setattr(ObjectStore, "download", some)
+        with pytest.raises(StoreError), at_work(there):
+            pass
+    monkeypatch.setattr(ObjectStore, "download", whole)
+    with at_work(there) as came:
+        pass
+    assert set(files_of(run.path)) <= set(files_of(came.path)) == keys(store)
+
+
 class Recorder(ObjectStore):
     """The real store, which notes what is asked of it, and may die at the n-th request."""
 
@@ -156,15 +183,15 @@ def test_logs_go_before_checkpoints_and_manifests_last_and_leave_first(
 
 
 def test_wherever_publishing_dies_the_store_holds_a_run_to_go_on_with(
-    port: int, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     """Every request in turn is the last; what a reader then finds is sound, logs included."""
     last, deaths = -1, 0
     while last != deaths:
-        s3.clear(port)
         here, there = tmp_path / f"here{deaths}", tmp_path / f"there{deaths}"
+        (tmp_path / f"store{deaths}").mkdir()
         run = a_run(here)
-        store = Recorder(s3.URL).watch()
+        store = Recorder((tmp_path / f"store{deaths}").as_uri()).watch()
         up = upload(store, here)
         save(run, 1)
         up.send()
@@ -176,17 +203,17 @@ def test_wherever_publishing_dies_the_store_holds_a_run_to_go_on_with(
             last = deaths
         except StoreError:
             deaths += 1
-        assert latest_elsewhere(there) in (1, 2)
+        assert latest_elsewhere(store.url, there) in (1, 2)
         # The next start of the same spool ends what this one began.
-        upload(Recorder(s3.URL).watch(), here).send(everything=True)
-        assert latest_elsewhere(there) == 2
+        upload(Recorder(store.url).watch(), here).send(everything=True)
+        assert latest_elsewhere(store.url, there) == 2
         assert keys(store) == set(files_of(run.path))
     assert deaths > 5
 
 
-def latest_elsewhere(root: Path) -> int:
-    store = ObjectStore(s3.URL)
-    download_run(store, Spool(root, s3.URL), "r", lambda path: True, listing_of(store, "r"))
+def latest_elsewhere(url: str, root: Path) -> int:
+    store = ObjectStore(url)
+    download_run(store, Spool(root, url), "r", lambda path: True, listing_of(store, "r"))
     run = RunFolder.under(root, "r")
     found = latest(run.path)
     assert found is not None
