@@ -23,7 +23,6 @@ from rl_core.system.log_file import redact
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Backend
 
-INSTALL: Final = "uv pip install 'obstore>=0.12'"
 _PART_BYTES: Final = 8 * 2**20
 """Of an upload in parts; smaller files are sent whole."""
 _READ_BYTES: Final = 32 * 2**20
@@ -195,7 +194,7 @@ def why_unusable(url: str) -> tuple[str, str] | None:
     Asks for a listing and for a write, which is deleted again.
     """
     if importlib.util.find_spec("obstore") is None:
-        return f"storage.url={url} wants the package obstore", INSTALL
+        return f"storage.url={url} wants the package obstore", "make env installs it"
     store, probe = ObjectStore(url), "locks/.probe"
     try:
         store.put(probe, b"")

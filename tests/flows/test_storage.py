@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,9 +35,10 @@ SETTINGS = [
 
 
 @pytest.fixture
-def port(tmp_path: Path) -> Iterator[int]:
-    with s3.s3_server(tmp_path / "s3.log") as port:
-        yield port
+def port(s3_server: int) -> int:
+    """Of an empty server."""
+    s3.clear(s3_server)
+    return s3_server
 
 
 def start(machine: Path, command: str, settings: list[str], port: int) -> subprocess.Popen[str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from flows.cli.main import run_command
+from flows.settings.compose import compose
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
@@ -19,25 +19,26 @@ from tasks.published import inputs_published, published
 from tests.rl_core.storage.test_mirror import save
 from tests.support import s3
 
+SMALL = [
+    "data.train_size=64",
+    "data.test_size=16",
+    "data.train_batch_size=8",
+    "actor.mini_batch_size=4",
+]
+
 
 @pytest.fixture
-def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    with s3.s3_server(tmp_path / "s3.log") as port:
-        for name, value in s3.environment(port).items():
-            monkeypatch.setenv(name, value)
-        yield port
+def port(s3_server: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Of an empty server that the environment leads to."""
+    s3.clear(s3_server)
+    for name, value in s3.environment(s3_server).items():
+        monkeypatch.setenv(name, value)
+    return s3_server
 
 
 def config(root: Path, run_id: str = "r") -> RunConfig:
-    data = {"train_size": 64, "test_size": 16, "train_batch_size": 8}
-    return RunConfig.model_validate(
-        {
-            "run_id": run_id,
-            "storage": StorageConfig(root=root, url=s3.URL),
-            "data": data,
-            "actor": {"mini_batch_size": 4},
-        }
-    )
+    base = RunConfig(run_id=run_id, storage=StorageConfig(root=root, url=s3.URL))
+    return compose(SMALL, base=base)
 
 
 def test_another_machine_asks_about_a_run_prunes_it_and_makes_its_report(
@@ -50,7 +51,7 @@ def test_another_machine_asks_about_a_run_prunes_it_and_makes_its_report(
             save(run, step)
         run.update(status="finished")
     place = [f"storage.root={there}", f"storage.url={s3.URL}"]
-    select = "select step, value from metrics where name = 'reward' order by step"
+    select = "select step, value from metrics where metric = 'reward' order by step"
     asked = ["sql", "-q", select, "--format", "json", *place]
     assert run_command(asked) == 0
     assert [row["step"] for row in json.loads(capsys.readouterr().out)] == [1, 2, 3]
@@ -86,12 +87,11 @@ def test_a_run_that_another_machine_writes_is_refused_in_a_line(
 
 def test_a_data_set_is_made_once_for_all_machines(port: int, tmp_path: Path) -> None:
     made, brought = (
-        [f"storage.root={tmp_path / name}", f"storage.url={s3.URL}", "data.train_size=64"]
-        + ["data.test_size=16", "data.train_batch_size=8", "actor.mini_batch_size=4"]
+        [f"storage.root={tmp_path / name}", f"storage.url={s3.URL}", *SMALL]
         for name in ("here", "there")
     )
     assert run_command(["generate", *made]) == 0
-    (folder,) = (tmp_path / "here" / "data").iterdir()
+    (folder,) = (tmp_path / "here" / "data").glob("[!.]*")
     assert run_command(["generate", *brought]) == 0
     for file in folder.glob("*.parquet"):
         other = tmp_path / "there" / "data" / folder.name / file.name

@@ -9,19 +9,13 @@ from rl_core.storage.object_store import ObjectStore
 from tests.support import s3
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    with s3.s3_server(tmp_path_factory.mktemp("s3") / "log") as port:
-        yield port
-
-
 @pytest.fixture
-def port(server: int, monkeypatch: pytest.MonkeyPatch) -> int:
+def port(s3_server: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """Of an empty server that the environment leads to."""
-    s3.clear(server)
-    for name, value in s3.environment(server).items():
+    s3.clear(s3_server)
+    for name, value in s3.environment(s3_server).items():
         monkeypatch.setenv(name, value)
-    return server
+    return s3_server
 
 
 @pytest.fixture
