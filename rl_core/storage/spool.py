@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rl_core.checkpoints.store import checkpoints_folder
-from rl_core.system.atomic import write_text_atomically
+from rl_core.system.atomic import locked, write_text_atomically
 
 SHARED: Final = "shared"
 """The name under which data sets, models and evaluations are known; runs have their own."""
@@ -77,8 +77,9 @@ class Spool:
     def name(self) -> str:
         """Returns what names this folder among all spools."""
         file = self.root / ".mirror" / "spool"
-        if not file.exists():
-            write_text_atomically(file, uuid.uuid4().hex)
+        with locked(file.parent):
+            if not file.exists():
+                write_text_atomically(file, uuid.uuid4().hex)
         return file.read_text()
 
     def read(self, name: str) -> Agreement:
