@@ -22,6 +22,7 @@ from rl_core.storage.download import (
     bring_folder,
     download_run,
     everything,
+    is_current,
     records,
 )
 from rl_core.storage.lease import is_written_elsewhere
@@ -115,7 +116,9 @@ def bring_runs(
         run_id, _, path = key.removeprefix(_RUNS).partition("/")
         runs.setdefault(run_id, {})[path] = entry
     for run_id, there in runs.items():
-        if chosen(run_id) and is_written_elsewhere(store, run_id, spool.name()):
+        if not chosen(run_id) or is_current(spool, run_id, wanted, there):
+            continue
+        if is_written_elsewhere(store, run_id, spool.name()):
             with spool.publishing(run_id) as is_alone:
                 if is_alone:
                     download_run(store, spool, run_id, wanted, there)

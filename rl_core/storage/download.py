@@ -96,6 +96,14 @@ def download_run(
     return number
 
 
+def is_current(spool: Spool, run_id: str, wanted: Wanted, there: Mapping[str, Entry]) -> bool:
+    """Says whether all that is wanted of a run is here as it is in the store."""
+    folder, known = spool.root / "runs" / run_id, spool.read(run_id)
+    return all(path in there for path in known.files) and all(
+        _is_here(folder, known, path, entry) for path, entry in there.items() if wanted(path)
+    )
+
+
 def listing_of(store: ObjectStore, run_id: str) -> dict[str, Entry]:
     """Returns what the store has of a run, by path relative to its folder."""
     prefix = f"runs/{run_id}/"

@@ -71,6 +71,8 @@ class Lease:
         """Whether this spool was the last to write the run."""
         self.is_lost = False
         """Whether another spool writes the run now: nothing may be written any more."""
+        self.is_kept = False
+        """Whether it is not given back: something of this process may still be on its way."""
 
     def __enter__(self) -> Lease:
         """Takes the lease.
@@ -116,7 +118,7 @@ class Lease:
         """Gives the lease back; if the store is gone, others find it unmoved and take it."""
         self._closing.set()
         self._thread.join()
-        if self.is_lost:
+        if self.is_lost or self.is_kept:
             return
         try:
             try:

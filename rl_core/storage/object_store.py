@@ -202,11 +202,9 @@ def why_unusable(url: str) -> tuple[str, str] | None:
     except StoreError as error:
         if _GONE in str(error):
             return f"storage.url={url}: {_GONE}", "make it, or name another"
-        refused = any(word in str(error) for word in ("403", "401", "credential", "Credential"))
         return str(error), (
-            "credentials come from the environment (AWS_ACCESS_KEY_ID, ...), see docs/operations.md"
-            if refused
-            else "start it, or see AWS_ENDPOINT_URL and AWS_REGION in the environment"
+            "start it, or mend what the environment says of it (AWS_ACCESS_KEY_ID, AWS_REGION, "
+            "AWS_ENDPOINT_URL and the like: docs/operations.md)"
         )
     return None
 

@@ -106,7 +106,9 @@ class Upload:
                     number += self._send(path, stat)
             for folder, files in saved.items():
                 number += self._send_checkpoint(folder, files)
-            if self.deletes and not self.is_stopped():
+            # A folder that was removed as a whole is no wish to lose the run.
+            is_here = (self.path / "run.json").exists()
+            if self.deletes and is_here and not self.is_stopped():
                 number += self._delete(path for path in self.known.files if path not in there)
         finally:
             if number:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -135,6 +136,22 @@ def test_a_machine_that_dies_while_it_brings_a_run_down_deletes_nothing_of_it(
     with at_work(there) as came:
         pass
     assert set(files_of(run.path)) <= set(files_of(came.path)) == keys(store)
+
+
+def test_a_folder_that_was_removed_by_hand_is_brought_back_not_lost(
+    store: ObjectStore, roots: Roots
+) -> None:
+    with at_work(roots[0]) as run:
+        save(run, 1)
+    spool = Spool(roots[0], s3.URL)
+    spool.write("r", spool.read("r").model_copy(update={"is_pending": True}))
+    before = keys(store)
+    shutil.rmtree(run.path)
+    with mirrored(storage(roots[0]), "another", timing=QUICK):
+        pass
+    assert keys(store) == before
+    with mirrored(storage(roots[0]), "r", timing=QUICK):
+        assert set(files_of(run.path)) == before
 
 
 class Recorder(ObjectStore):
