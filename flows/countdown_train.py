@@ -38,6 +38,7 @@ from tasks.prefect_ui.result_keys import is_trained  # noqa: E402
 from tasks.preflight import preflight_task  # noqa: E402
 from tasks.promote import promote_task  # noqa: E402
 from tasks.prune import prune_task  # noqa: E402
+from tasks.published import bring_records, published  # noqa: E402
 from tasks.report import report_task  # noqa: E402
 from tasks.train import train_task  # noqa: E402
 from tasks.validate import validate_task  # noqa: E402
@@ -80,7 +81,13 @@ def run_pipeline(config: RunConfig) -> RunFolder:
     """
     tag_flow_run(config)
     preflight_task(config)
+    bring_records(config.storage)
     config = choose_run(config, own_name())
+    with published(config):
+        return _run_stages(config)
+
+
+def _run_stages(config: RunConfig) -> RunFolder:
     run = RunFolder.create(config)
     run.update(own_settings=own_settings(config))
     # Called, not submitted: a submitted task hears no Ctrl-C and no cancellation.

@@ -37,6 +37,6 @@ def evaluate(
     """
     asked = {"checkpoint": checkpoint} | ({"against": against} if against else {})
     chosen = choose(asked, overrides)
-    with logs_in_ui(), heeding_the_server():
+    with logs_in_ui(), heeding_the_server(), chosen.published():
         data = chosen.data or cached_dataset(chosen.config)
         return evaluate_models_task(chosen.config, data, *chosen.models)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,13 +13,16 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.errors import BadInputError
-from flows.runs.lookup import settings_of_run
+from flows.runs.lookup import WHERE, settings_of_run
 from flows.settings.compose import compose
+from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import generator_settings
 from rl_core.evaluation.summary import EvaluationSummary
+from rl_core.storage.mirror import mirrored
 from tasks.evaluate_checkpoint import Evaluated, evaluate_models
 from tasks.generate import generate_dataset
+from tasks.published import bring_model, inputs_published
 from tasks.queries.checkpoint_names import NamedModel, find_model
 from tasks.report_page.answers import Answers, as_table
 
@@ -32,6 +36,20 @@ class Chosen:
     config: RunConfig
     data: Path | None
     """Folder of the data set; None where it is the settings' own."""
+
+    @contextmanager
+    def published(self) -> Iterator[None]:
+        """Publishes what an evaluation leaves in the block: rows of the models, and in their runs.
+
+        Raises:
+            ValueError: another machine is at work on one of these runs.
+            StoreError: the store does not answer.
+        """
+        with ExitStack() as held:
+            held.enter_context(inputs_published(self.config))
+            for run_id in dict.fromkeys(m.run.run_id for m in self.models if m.run is not None):
+                held.enter_context(mirrored(self.config.storage, run_id))
+            yield
 
 
 def choose(asked: Mapping[str, str], overrides: Sequence[str]) -> Chosen:
@@ -50,17 +68,19 @@ def choose(asked: Mapping[str, str], overrides: Sequence[str]) -> Chosen:
     """
     if "checkpoint" not in asked:
         raise BadInputError("against= compares with checkpoint=: name that, too")
-    here = ("run_id=", "storage.root=")
-    where = compose([text for text in overrides if text.startswith(here)])
+    where = compose([text for text in overrides if text.startswith(WHERE)])
     env = next((text.partition("=")[2] for text in overrides if text.startswith("env=")), None)
+    names = [asked[key] for key in ("checkpoint", "against") if key in asked]
+    for name in names:
+        bring_model(where.storage, name, where.run_id)
     try:
         models = [
             find_model(name, where.storage.root, run_id=where.run_id or "latest", env=env)
-            for name in (asked[key] for key in ("checkpoint", "against") if key in asked)
+            for name in names
         ]
     except ValueError as error:
         raise BadInputError(str(error)) from None
-    return Chosen(models, *_settings_and_data(models[0], where.storage.root, overrides))
+    return Chosen(models, *_settings_and_data(models[0], where.storage, overrides))
 
 
 def evaluate_chosen(chosen: Chosen) -> str:
@@ -115,13 +135,13 @@ def _cells(summary: EvaluationSummary) -> list[tuple[str, str]]:
 
 
 def _settings_and_data(
-    model: NamedModel, root: Path, overrides: Sequence[str]
+    model: NamedModel, storage: StorageConfig, overrides: Sequence[str]
 ) -> tuple[RunConfig, Path | None]:
     arguments = ("checkpoint", "against")
     if model.run is None:
         return compose(overrides, arguments=arguments), None
-    base = settings_of_run(model.run, root)
-    not_its_own = ("run_id=", "storage.root=", "env=")
+    base = settings_of_run(model.run, storage.root, url=storage.url)
+    not_its_own = (*WHERE, "env=")
     changes = [text for text in overrides if not text.startswith(not_its_own)]
     config = compose(changes, base=base, arguments=arguments)
     data = model.run.read().data

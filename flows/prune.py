@@ -8,7 +8,7 @@ from typing import Any
 from prefect import flow
 
 from flows.errors import BadInputError
-from flows.runs.lookup import find_run, settings_of_run
+from flows.runs.lookup import WHERE, find_run, settings_of_run
 from flows.settings.compose import compose
 from rl_core.config.run import RunConfig
 from rl_core.runs.lock import close_lost_runs
@@ -16,8 +16,6 @@ from rl_core.runs.run_folder import RunFolder
 from tasks.prefect_ui.flow_run import logs_in_ui
 from tasks.prune import prune_runs_task
 from tasks.queries.run_tables import find_runs
-
-_WHERE = ("run_id=", "storage.root=")
 
 
 @flow(name="prune")
@@ -33,22 +31,23 @@ def prune(dry_run: bool = False, overrides: tuple[str, ...] = ()) -> dict[str, A
         Numbers of `runs` looked at and `left_alone`, of checkpoints and files `deleted` (or that
         would be), and their `bytes`.
     """
-    changes = [text for text in overrides if not text.startswith(_WHERE)]
-    where = compose([text for text in overrides if text.startswith(_WHERE)])
+    changes = [text for text in overrides if not text.startswith(WHERE)]
+    where = compose([text for text in overrides if text.startswith(WHERE)])
     root = where.storage.root
     close_lost_runs(root)
     if where.run_id is not None:
-        runs = [find_run([text for text in overrides if text.startswith(_WHERE)])]
+        runs = [find_run([text for text in overrides if text.startswith(WHERE)])]
     else:
         runs = [RunFolder(folder) for folder in find_runs(root)]
     with logs_in_ui():
-        return prune_runs_task([(_settings(run, changes), run) for run in runs], dry_run)
+        url = where.storage.url
+        return prune_runs_task([(_settings(run, changes, url), run) for run in runs], dry_run)
 
 
-def _settings(run: RunFolder, changes: Sequence[str]) -> RunConfig | str:
+def _settings(run: RunFolder, changes: Sequence[str], url: str | None) -> RunConfig | str:
     """Returns a run's settings with the changes, or why it has none that can be read."""
     try:
-        base = settings_of_run(run)
+        base = settings_of_run(run, url=url)
     except BadInputError as error:
         return str(error)
     return compose(changes, base=base)

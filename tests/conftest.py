@@ -15,6 +15,7 @@ os.environ["COLUMNS"] = "120"  # tables are as wide as the terminal, and it may 
 # would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+from collections.abc import Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402  # nothing may import torch before the environment is set
 
 import hypothesis  # noqa: E402
@@ -95,6 +96,15 @@ def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny_model")
     build_tiny_model(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of a real S3 server on loopback; whoever takes it empties it first."""
+    from tests.support import s3
+
+    with s3.s3_server(tmp_path_factory.mktemp("s3") / "log") as port:
+        yield port
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from typing import Final
 
 from flows.cli.terminal import say
 from flows.errors import BadInputError
-from flows.runs.lookup import settings_of_run, take_arguments
+from flows.runs.lookup import WHERE, settings_of_run, take_arguments
 from flows.settings.compose import compose
 from rl_core.checkpoints.store import reading_sound
 from rl_core.config.run import RunConfig
@@ -17,6 +17,7 @@ from rl_core.data.dataset import dataset_folder, read_problems
 from rl_core.envs.record import Question
 from rl_core.system.printable import printable
 from tasks.ask import Reply, ask_model, question_of, read_question
+from tasks.published import bring_model
 from tasks.queries.checkpoint_names import NamedModel, find_model
 
 _ARGUMENTS: Final = ("problems", "samples", "answer")
@@ -64,14 +65,14 @@ def _number(name: str, text: str) -> int:
 
 def _model_and_settings(name: str, settings: Sequence[str]) -> tuple[NamedModel, RunConfig]:
     """Returns the model, and how it is asked: as by its run, any other as the settings say."""
-    here = ("run_id=", "storage.root=")
-    where = compose([text for text in settings if text.startswith(here)])
+    where = compose([text for text in settings if text.startswith(WHERE)])
+    bring_model(where.storage, name, where.run_id)
     root = where.storage.root
     model = find_model(name, root, run_id=where.run_id or "latest")
     if model.run is None:
         return model, compose(settings, arguments=_ARGUMENTS)
     base = settings_of_run(model.run, root)
-    changes = [text for text in settings if not text.startswith(here)]
+    changes = [text for text in settings if not text.startswith(WHERE)]
     return model, compose(changes, base=base, arguments=_ARGUMENTS)
 
 

@@ -7,15 +7,14 @@ from pathlib import Path
 
 from flows.cli.terminal import say, show_rows
 from flows.errors import BadInputError
-from flows.runs.lookup import take_arguments
-from flows.settings.compose import compose
+from flows.runs.lookup import storage_root, take_arguments
 from tasks.report_page.compare import compare_runs, write_comparison
 
 
 def compare(words: Sequence[str]) -> None:
     """Sets runs beside one another."""
     asked, settings = take_arguments([word for word in words if "=" in word], ("output",))
-    root = compose(settings).storage.root
+    root = storage_root(settings)
     try:
         comparison = compare_runs(root, [word for word in words if "=" not in word])
         page = Path(asked.get("output", root / "compare.html"))

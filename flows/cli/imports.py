@@ -13,6 +13,7 @@ from flows.errors import BadInputError, SettingsError
 from flows.runs.lookup import take_arguments
 from flows.settings.compose import compose
 from rl_core.config.run import RunConfig
+from rl_core.storage.mirror import mirrored
 from rl_core.system.atomic import write_text_atomically
 from rl_core.tracking.diagnosis import diagnose
 from tasks.importers.console_log import import_log, is_log, logged_settings
@@ -48,7 +49,8 @@ def _import_log(file: Path, text: str, given: list[str]) -> None:
     config = compose([text for text in given if text.startswith(("run_id=", "storage."))])
     settings = _settings_of_log(text, given)
     run_id = config.run_id or re.sub(r"[^A-Za-z0-9._-]+", "-", f"imported-{file.stem}")
-    run = import_log(file, root=config.storage.root, run_id=run_id, settings=settings)
+    with mirrored(config.storage, run_id):
+        run = import_log(file, root=config.storage.root, run_id=run_id, settings=settings)
     rows = run.metrics.read()
     say(f"{run.path}: steps {rows[0]['step']} to {rows[-1]['step']}")
     for found in diagnose(rows):

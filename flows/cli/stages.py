@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Final
 from flows.cli.terminal import progress_on_stdout, say, show_rows
 from flows.errors import BadInputError, RunFailedError, one_line
 from flows.prefect_patches.private_server import start_private_server
-from flows.runs.lookup import existing_run, find_run, take_arguments
+from flows.runs.lookup import WHERE, existing_run, find_run, take_arguments
 from flows.runs.run_record import choose_run, recorded
 from flows.settings.compose import compose, own_settings
 from rl_core.data.user_files import OwnFilesError
 from rl_core.runs.run_folder import RunFolder
+from rl_core.storage.mirror import mirrored
 from rl_core.tracking.wandb_sync import sync_runs, wants_wandb
 from tasks import preflight as checks
 from tasks.base_model import base_model
@@ -30,6 +31,7 @@ from tasks.prefect_ui.progress import TrainingProgress
 from tasks.preflight_checks.finding import PreflightError
 from tasks.preflight_checks.hours import plan_steps
 from tasks.prune import prune_run
+from tasks.published import bring_inputs_of_run, bring_records, inputs_published, published
 from tasks.queries.run_tables import find_runs
 from tasks.rescore import rescore_run
 
@@ -61,7 +63,7 @@ def run(overrides: Sequence[str]) -> None:
 def generate(overrides: Sequence[str]) -> None:
     """Makes the data set, unless it is there."""
     config = _ready(overrides, checks.preflight_data)
-    with _shown():
+    with _shown(), inputs_published(config):
         folder = generate_dataset(config)
     rows = " + ".join(f"{count:,} {split}" for split, count in rows_per_split(folder).items())
     say(f"{rows} rows, of preset={config.preset}\n{folder}")
@@ -72,7 +74,7 @@ def validate(overrides: Sequence[str]) -> None:
     config = _ready(overrides, checks.preflight_validation)
     from tasks.validate import ValidationFailed, validate_dataset
 
-    with _shown():
+    with _shown(), inputs_published(config):
         data = generate_dataset(config)
         model_path = base_model(config, data)
         try:
@@ -89,8 +91,11 @@ def train(overrides: Sequence[str]) -> None:
     config = _ready(overrides, _preflight_without_server)
     from tasks.train import train_supervised
 
-    with _shown():
-        run = RunFolder.create(choose_run(config, None))
+    with _shown(), ExitStack() as held:
+        bring_records(config.storage)
+        config = choose_run(config, None)
+        held.enter_context(published(config))
+        run = RunFolder.create(config)
         run.update(own_settings=own_settings(config))
         shown = TrainingProgress(
             _logger,
@@ -123,7 +128,7 @@ def prune(overrides: Sequence[str]) -> None:
     if dry_run not in ("true", "false"):
         raise BadInputError(f"dry_run={dry_run} must be true or false")
     config, run = existing_run(settings, arguments=PRUNE_ARGUMENTS)
-    with _shown():
+    with _shown(), published(config):
         rows = prune_run(config, run, dry_run=dry_run == "true")
     show_rows(rows)
 
@@ -135,7 +140,7 @@ def evaluate(overrides: Sequence[str]) -> None:
         from flows.evaluate_checkpoint import choose, evaluate_chosen
 
         chosen = choose(asked, settings)
-        with _shown():
+        with _shown(), chosen.published():
             printed = evaluate_chosen(chosen)
         say(f"\n{printed}")
         return
@@ -146,7 +151,8 @@ def evaluate(overrides: Sequence[str]) -> None:
     from tasks.evaluator import Evaluator
     from tasks.promote import promote_run
 
-    with _shown():
+    with _shown(), published(config):
+        bring_inputs_of_run(config.storage, run)
         data, model = _data_and_model(run)
         in_force = settings_in_force(config, run)
         is_own = Evaluator(in_force, data).is_own_of(run)
@@ -169,24 +175,26 @@ def report(overrides: Sequence[str]) -> None:
     run = find_run(overrides)
     from tasks.report import write_report
 
-    say(write_report(run.path).html)
+    with mirrored(compose(overrides).storage, run.run_id):
+        say(write_report(run.path).html)
 
 
 def rescore(words: Sequence[str]) -> None:
     """Scores a run's rollouts by a changed reward, and shows how verdicts moved."""
     named = [word for word in words if "=" not in word]
-    changes = [word for word in words if "=" in word and not word.startswith("storage.root=")]
+    changes = [word for word in words if "=" in word and not word.startswith(WHERE)]
     if len(named) != 1 or not changes:
         raise BadInputError("rescore takes RUN and what changes: env.answer_from=last_line")
     strange = [word for word in changes if not word.startswith("env.")]
     if strange:
         raise BadInputError(f"{strange[0]} changes no reward: env.* does")
-    where = [word for word in words if word.startswith("storage.root=")]
+    where = [word for word in words if word.startswith(WHERE)]
     run_ids = [] if named == ["latest"] else [f"run_id={named[0]}"]
     config, run = existing_run([*run_ids, *where, *changes])
     from tasks.queries.sql import ask
 
-    with _shown():
+    with _shown(), published(config):
+        bring_inputs_of_run(config.storage, run)
         data, _ = _data_and_model(run)
         changed = " ".join(changes)
         rescore_run(config, run, data, changed)

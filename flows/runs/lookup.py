@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from rl_core.config.run import RunConfig
     from rl_core.runs.run_folder import RunFolder
 
+WHERE: Final = ("run_id=", "storage.root=", "storage.url=")
+"""How the settings begin that say where a run is; all others change how it is treated."""
 _PLAIN_ROOT: Final = re.compile(r"storage\.root=(?=.*/)([\w./-]+)")
 """A path that Hydra reads as it stands."""
 
@@ -34,7 +36,12 @@ def storage_root(overrides: Sequence[str]) -> Path:
         return Path(plain[1])
     from flows.settings.compose import compose
 
-    return compose(overrides).storage.root
+    storage = compose(overrides).storage
+    if storage.url is not None:
+        from tasks.published import bring_runs
+
+        bring_runs(storage)
+    return storage.root
 
 
 def take_arguments(
@@ -71,9 +78,9 @@ def existing_run(
     """
     from flows.settings.compose import compose
 
-    where = [text for text in overrides if text.startswith(("run_id=", "storage.root="))]
+    where = [text for text in overrides if text.startswith(WHERE)]
     run = find_run(where)
-    base = settings_of_run(run)
+    base = settings_of_run(run, url=compose(where).storage.url)
     others = [text for text in overrides if text not in where]
     return compose(others, base=base, arguments=arguments), run
 
@@ -85,15 +92,29 @@ def find_run(overrides: Sequence[str]) -> RunFolder:
     from tasks.queries.run_tables import find_runs
 
     where = compose(overrides)
+    if where.storage.url is not None:
+        from tasks.published import bring_records, bring_runs
+
+        bring_records(where.storage)
     try:
         (folder,) = find_runs(where.storage.root, where.run_id or "latest")
     except (OSError, ValueError) as error:
         raise BadInputError(" ".join(str(error).split())) from None
+    if where.storage.url is not None:
+        bring_runs(where.storage, chosen=lambda run_id: run_id == folder.name)
     return RunFolder(folder)
 
 
-def settings_of_run(run: RunFolder, root: Path | None = None) -> RunConfig:
-    """Returns the settings that a run was started with, for its storage root or another."""
+def settings_of_run(
+    run: RunFolder, root: Path | None = None, *, url: str | None = None
+) -> RunConfig:
+    """Returns the settings that a run was started with, for its storage root or another.
+
+    Args:
+        run: the run.
+        root: by default the one that it lies in.
+        url: of the store that this one mirrors.
+    """
     import yaml
 
     from rl_core.config.run import RunConfig
@@ -101,7 +122,7 @@ def settings_of_run(run: RunFolder, root: Path | None = None) -> RunConfig:
     try:
         settings = yaml.safe_load((run.path / "config.yaml").read_text())
         settings["run_id"] = run.run_id
-        settings["storage"]["root"] = root or run.root
+        settings["storage"] |= {"root": root or run.root, "url": url}
         return RunConfig.model_validate(settings)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise BadInputError(" ".join(str(error).split())) from None

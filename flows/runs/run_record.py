@@ -83,9 +83,11 @@ def _interrupted_run(config: RunConfig) -> str | None:
     for run in RunFolder.all_under(config.storage.root):
         try:
             settings = yaml.safe_load((run.path / "config.yaml").read_text())
+            if config.storage.url is not None:  # it may have been written in another folder
+                settings["storage"]["root"] = config.storage.root
             record = run.read()
             equal = RunConfig.model_validate({**settings, "run_id": None}) == config
-        except (OSError, ValueError, TypeError, yaml.YAMLError):
+        except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
             continue  # what lies there is no run of today's settings
         if equal:
             same.append(record)

@@ -39,7 +39,7 @@ from rl_core.envs import DEFAULT_ENV, ENVS
 
 DEFAULT_PRESET: Final = "quickstart"
 _FILE: Final = "from-a-file"
-_OF_THE_RUN: Final = ("preset", "run_id", "storage.root")
+_OF_THE_RUN: Final = ("preset", "run_id", "storage.root", "storage.url")
 """Differ between runs of the same settings."""
 
 

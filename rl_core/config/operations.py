@@ -2,22 +2,57 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from pathlib import Path
+from typing import Any, Final
 
 from pydantic import Field, model_validator
 
 from rl_core.section import Section
+from rl_core.system.log_file import redact
+
+DEFAULT_ROOT: Final = Path("outputs")
+_URL: Final = re.compile(r"(s3|gs|az)://[a-z0-9][a-z0-9._-]+(/[A-Za-z0-9._=-]+)*")
 
 
 class StorageConfig(Section):
     """Where files go."""
 
-    root: Path = Path("outputs")
-    """Folder of data sets, runs and cached models."""
+    root: Path = DEFAULT_ROOT
+    """Folder of data sets, runs and cached models; or the `url` of a store, which is then mirrored
+    by a folder of its own below `outputs/`."""
+    url: str | None = None
+    """Object store that `root` is published to while runs go on: `s3://BUCKET/PREFIX`, `gs://` or
+    `az://`; credentials come from the environment alone."""
     min_free_gib: float = Field(1.0, ge=0)
     """Preflight refuses to start with less free disk than this; pruning keeps it free."""
     rollout_quota_bytes: int = Field(20_000_000_000, ge=0)
     """Bytes that a run's rollout files may take: beyond it the oldest steps are deleted."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _root_may_be_a_url(cls, values: Any) -> Any:
+        """Takes `root=s3://...` for the `url`, and gives it a folder."""
+        if not isinstance(values, dict) or "://" not in str(values.get("root", "")):
+            return values
+        url = str(values["root"]).rstrip("/")
+        return values | {"root": folder_of(url), "url": url}
+
+    @model_validator(mode="after")
+    def _url_has_no_credentials(self) -> StorageConfig:
+        if self.url is not None and not _URL.fullmatch(self.url):
+            raise ValueError(
+                f"storage.url={redact(self.url)} must be s3://BUCKET/PREFIX, gs:// or az://, "
+                "without credentials: these come from the environment"
+            )
+        return self
+
+
+def folder_of(url: str) -> Path:
+    """Returns the folder that mirrors a store, unless another is named."""
+    digest = hashlib.sha256(url.encode()).hexdigest()[:6]
+    return DEFAULT_ROOT / f"{re.sub(r'[^A-Za-z0-9.]+', '-', url)}-{digest}"
 
 
 class CheckpointsConfig(Section):

@@ -19,7 +19,7 @@ Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 """A logger, or the one that Prefect wraps for a flow or task run."""
 
 PREFECTS_RUN_LOGGERS: Final = ("prefect.flow_runs", "prefect.task_runs")
-_SECRET_VARIABLE = re.compile(r"(API_KEY|TOKEN|SECRET|PASSWORD|AUTH_STRING)$")
+_SECRET_VARIABLE = re.compile(r"((API|ACCESS|ACCOUNT)_KEY|TOKEN|SECRET|PASSWORD|AUTH_STRING)$")
 _URL_CREDENTIALS = re.compile(r"(?<=://)[^/\s@'\"]+@")
 _BLOT = "***"
 _MIN_SECRET_LENGTH = 8

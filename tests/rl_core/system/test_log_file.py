@@ -19,10 +19,11 @@ def test_user_and_password_of_urls_are_blotted_out() -> None:
 def test_values_of_secret_variables_are_blotted_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
     monkeypatch.setenv("HF_TOKEN", "hf_secretsecret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret/of+aws")
     monkeypatch.setenv("MY_TOKEN_COUNT", "12345678")
     monkeypatch.setenv("SHORT_TOKEN", "test")
-    text = "key=0123456789abcdef, hf_secretsecret; 12345678 tests"
-    assert redact(text) == "key=***, ***; 12345678 tests"
+    text = "key=0123456789abcdef, hf_secretsecret, secret/of+aws; 12345678 tests"
+    assert redact(text) == "key=***, ***, ***; 12345678 tests"
 
 
 def test_lines_have_utc_time_level_and_logger(tmp_path: Path) -> None:

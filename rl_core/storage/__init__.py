@@ -1,0 +1,1 @@
+"""An object store (S3, GCS, Azure) that a local folder is mirrored to, and brought down from."""

@@ -1,0 +1,251 @@
+"""One OBJECT STORE, with the few operations that a mirror needs (the only obstore import).
+
+Credentials come from the environment alone, as the store's own tools read them: AWS_ACCESS_KEY_ID,
+AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL; GOOGLE_*; AZURE_STORAGE_*. They are in no
+setting, and no message here holds one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rl_core.system.log_file import redact
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore as Backend
+
+_PART_BYTES: Final = 8 * 2**20
+"""Of an upload in parts; smaller files are sent whole."""
+_READ_BYTES: Final = 32 * 2**20
+_RETRIES: Final = 3
+"""Of one request; whoever publishes tries again later."""
+_RETRY_S: Final = 20.0
+_TIMEOUT_S: Final = 60.0
+_CONNECT_S: Final = 5.0
+_LONGEST: Final = 240
+_STATUS: Final = re.compile(r"status code: (\d{3}[\w ]*)")
+_CODE: Final = re.compile(r"<Code>(\w+)</Code>")
+_NO_BUCKET: Final = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist")
+_GONE: Final = "there is no such bucket"
+_QUERY: Final = re.compile(r"\?\S+")
+Version = dict[str, str]
+"""What names one version of an object to its store: `e_tag`, and `version` where there is one."""
+
+
+class StoreError(RuntimeError):
+    """The store did not do it: it is gone, slow, or refuses."""
+
+
+class Conflict(RuntimeError):  # noqa: N818  # what happened, as `WorkerDied`
+    """An object is not the version that it was to be: somebody else wrote it."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An object, as a listing shows it."""
+
+    size: int
+    e_tag: str | None
+
+
+@dataclass(frozen=True)
+class ObjectStore:
+    """The objects below `s3://bucket/prefix`; their keys are relative to it."""
+
+    url: str
+
+    @cached_property
+    def _store(self) -> Backend:
+        from obstore.store import from_url
+
+        options: Any = {
+            "allow_http": True,  # where the user's endpoint says so
+            "timeout": timedelta(seconds=_TIMEOUT_S),
+            "connect_timeout": timedelta(seconds=_CONNECT_S),
+        }
+        retries: Any = {
+            "max_retries": _RETRIES,
+            "retry_timeout": timedelta(seconds=_RETRY_S),
+            "backoff": {
+                "init_backoff": timedelta(milliseconds=200),
+                "max_backoff": timedelta(seconds=3),
+                "base": 2,
+            },
+        }
+        with _in_words(self.url):
+            return from_url(self.url, client_options=options, retry_config=retries)
+
+    def put(self, key: str, content: bytes | Path) -> str | None:
+        """Writes an object whole or not at all, whatever was there, and returns its e-tag.
+
+        Args:
+            key: its name.
+            content: the bytes, or a file that holds them, which is read bit by bit.
+
+        Raises:
+            StoreError: it was not done.
+            FileNotFoundError: the file is gone.
+        """
+        import obstore
+
+        if isinstance(content, Path):
+            if content.stat().st_size <= _PART_BYTES:
+                content = content.read_bytes()
+            else:
+                with content.open("rb") as file, _in_words(self.url):
+                    return obstore.put(
+                        self._store, key, file, chunk_size=_PART_BYTES, max_concurrency=4
+                    )["e_tag"]
+        with _in_words(self.url):
+            return obstore.put(self._store, key, content, use_multipart=False)["e_tag"]
+
+    def put_if(self, key: str, content: bytes, expected: Version | None) -> Version:
+        """Writes an object if it still is the version that was read, and returns the new one.
+
+        Args:
+            key: its name.
+            content: all of it.
+            expected: None: there is to be none yet.
+
+        Raises:
+            Conflict: it is another one. Where a reply was lost, that may be the one just written.
+            StoreError: it is not known to be done.
+        """
+        import obstore
+
+        mode: Any = "create" if expected is None else expected
+        with _in_words(self.url):
+            return _version(obstore.put(self._store, key, content, mode=mode, use_multipart=False))
+
+    def read(self, key: str) -> tuple[bytes, Version] | None:
+        """Returns an object's content and version, or None if there is none.
+
+        Raises:
+            StoreError: the store does not say.
+        """
+        import obstore
+
+        try:
+            with _in_words(self.url, may_be_missing=True):
+                found = obstore.get(self._store, key)
+                return bytes(found.bytes()), _version(found.meta)
+        except FileNotFoundError:
+            return None
+
+    def download(self, key: str, entry: Entry, target: Path) -> None:
+        """Writes an object to a file.
+
+        Raises:
+            Conflict: it is no longer the one that was listed.
+            FileNotFoundError: it is gone.
+            StoreError: the store failed.
+        """
+        import obstore
+
+        with target.open("wb") as file:
+            for start in range(0, entry.size, _READ_BYTES):
+                options: Any = {"range": (start, min(start + _READ_BYTES, entry.size))}
+                if entry.e_tag is not None:
+                    options["if_match"] = entry.e_tag
+                with _in_words(self.url, may_be_missing=True):
+                    part = obstore.get(self._store, key, options=options).bytes()
+                file.write(part)
+
+    def list(self, prefix: str = "") -> dict[str, Entry]:
+        """Returns the objects below a prefix (of whole path parts) by their keys.
+
+        Raises:
+            StoreError: the store does not say.
+        """
+        import obstore
+
+        with _in_words(self.url):
+            return {
+                found["path"]: Entry(found["size"], found["e_tag"])
+                for page in obstore.list(self._store, prefix or None)
+                for found in page
+            }
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Deletes objects, those that are not there too.
+
+        Raises:
+            StoreError: they may be there.
+        """
+        import obstore
+
+        if names := list(keys):
+            with _in_words(self.url):
+                obstore.delete(self._store, names)
+
+
+def why_unusable(url: str) -> tuple[str, str] | None:
+    """Returns what keeps a store from being written and its remedy, or None: it can be.
+
+    Asks for a listing and for a write, which is deleted again.
+    """
+    if importlib.util.find_spec("obstore") is None:
+        return f"storage.url={url} wants the package obstore", "make env installs it"
+    store, probe = ObjectStore(url), "locks/.probe"
+    try:
+        store.put(probe, b"")
+        store.delete([probe])
+    except StoreError as error:
+        if _GONE in str(error):
+            return f"storage.url={url}: {_GONE}", "make it, or name another"
+        return str(error), (
+            "start it, or mend what the environment says of it (AWS_ACCESS_KEY_ID, AWS_REGION, "
+            "AWS_ENDPOINT_URL and the like: docs/operations.md)"
+        )
+    return None
+
+
+def as_json(content: object) -> bytes:
+    """Returns plain values as the bytes of an object."""
+    return json.dumps(content, indent=1).encode() + b"\n"
+
+
+@contextmanager
+def _in_words(url: str, *, may_be_missing: bool = False) -> Iterator[None]:
+    """Turns obstore's errors into ours, one line each.
+
+    Args:
+        url: the store's.
+        may_be_missing: an object that is not there is a FileNotFoundError.
+    """
+    from obstore import exceptions
+
+    try:
+        yield
+    except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
+        raise Conflict(_line(error)) from None
+    except FileNotFoundError as error:
+        is_bucket = _NO_BUCKET.search(str(error)) is not None
+        if may_be_missing and not is_bucket:
+            raise FileNotFoundError(_line(error)) from None
+        raise StoreError(f"{url}: {_GONE if is_bucket else _line(error)}") from None
+    except (exceptions.BaseError, TimeoutError, ConnectionError) as error:
+        raise StoreError(f"{url}: {_line(error)}") from None
+
+
+def _line(error: Exception) -> str:
+    """Returns what an error says in one line, without addresses that may hold a signature."""
+    text = str(error).partition("Debug source:")[0]
+    status, code = _STATUS.search(text), _CODE.search(text)
+    if status:
+        return " ".join(filter(None, (status[1].strip(), code and code[1])))
+    said = redact(_QUERY.sub("", " ".join(text.split())))
+    return said if len(said) <= _LONGEST else f"{said[: _LONGEST - 1]}…"
+
+
+def _version(meta: Any) -> Version:
+    return {name: meta[name] for name in ("e_tag", "version") if meta.get(name)}

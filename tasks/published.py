@@ -1,0 +1,173 @@
+"""What a command needs of a store, and what it leaves there: nothing without `storage.url`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from rl_core.checkpoints.champion import all_champions
+from rl_core.config.operations import StorageConfig
+from rl_core.config.run import RunConfig
+from rl_core.data.dataset import dataset_folder
+from rl_core.resources.token_budgets import BUDGETS_FILE
+from rl_core.runs.run_folder import RunFolder
+from rl_core.storage.champions import bring_champion
+from rl_core.storage.download import (
+    Wanted,
+    all_but_checkpoints,
+    bring_files,
+    bring_folder,
+    download_run,
+    everything,
+    is_current,
+    records,
+)
+from rl_core.storage.lease import is_written_elsewhere
+from rl_core.storage.mirror import LAST_OF_DATA, LAST_OF_MODEL, mirrored, shared_upload
+from rl_core.storage.object_store import Entry, ObjectStore
+from rl_core.storage.spool import Spool
+from tasks.base_model import home_made_folder
+from tasks.queries.run_tables import find_runs
+
+_RUNS: Final = "runs/"
+_logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def published(config: RunConfig) -> Iterator[None]:
+    """Has a run here, as the store knows it, and publishes it within the block.
+
+    Data set, base model and champions come with it, where the store has them.
+
+    Args:
+        config: settings with a `run_id`; the run need not exist.
+
+    Raises:
+        ValueError: another machine is at work on the run.
+        StoreError: the store does not answer.
+    """
+    assert config.run_id is not None, "choose_run has named it"
+
+    def bring(store: ObjectStore, spool: Spool) -> Sequence[str]:
+        return bring_inputs(config, store)
+
+    with mirrored(config.storage, config.run_id, bring=bring):
+        yield
+
+
+@contextmanager
+def inputs_published(config: RunConfig) -> Iterator[None]:
+    """Has data set and base model here, where the store has them, and publishes them at the end.
+
+    Raises:
+        StoreError: the store does not answer.
+    """
+    if config.storage.url is None:
+        yield
+        return
+    storage = config.storage
+    store, spool = ObjectStore(config.storage.url), Spool(storage.root, config.storage.url)
+    folders = bring_inputs(config, store)
+    yield
+    shared_upload(store, spool, folders).send(everything=True)
+
+
+def bring_inputs(config: RunConfig, store: ObjectStore) -> list[str]:
+    """Brings what settings need beside a run, and returns the folders that are published, too."""
+    root = config.storage.root
+    folders = {dataset_folder(config): LAST_OF_DATA}
+    if config.model.path is None:
+        folders[home_made_folder(config)] = LAST_OF_MODEL
+    names = {str(folder.relative_to(root)): last for folder, last in folders.items()}
+    for name, last in names.items():
+        bring_folder(store, root, name, last)
+    bring_files(store, root, "champions", lambda name: name.endswith(".json"))
+    bring_files(store, root, "evaluations", lambda name: name.startswith("base-"))
+    if not (root / BUDGETS_FILE).exists() and (found := store.read(BUDGETS_FILE)):
+        root.mkdir(parents=True, exist_ok=True)
+        (root / BUDGETS_FILE).write_bytes(found[0])
+    return list(names)
+
+
+def bring_runs(
+    storage: StorageConfig,
+    wanted: Wanted = all_but_checkpoints,
+    *,
+    chosen: Callable[[str], bool] = lambda run_id: True,
+) -> None:
+    """Brings what questions about runs are asked to, as far as it has changed.
+
+    Args:
+        storage: without a URL nothing is done.
+        wanted: chooses among a run's paths.
+        chosen: chooses among run ids.
+
+    Raises:
+        StoreError: the store does not answer.
+    """
+    if storage.url is None:
+        return
+    store, spool = ObjectStore(storage.url), Spool(storage.root, storage.url)
+    runs: dict[str, dict[str, Entry]] = {}
+    for key, entry in store.list(_RUNS).items():
+        run_id, _, path = key.removeprefix(_RUNS).partition("/")
+        runs.setdefault(run_id, {})[path] = entry
+    for run_id, there in runs.items():
+        if not chosen(run_id) or is_current(spool, run_id, wanted, there):
+            continue
+        if is_written_elsewhere(store, run_id, spool.name()):
+            with spool.publishing(run_id) as is_alone:
+                if is_alone:
+                    download_run(store, spool, run_id, wanted, there)
+
+
+def bring_records(storage: StorageConfig) -> None:
+    """Brings what tells the runs of a store apart; see `bring_runs`."""
+    bring_runs(storage, records)
+
+
+def bring_model(storage: StorageConfig, name: str, run_id: str | None) -> None:
+    """Brings the run of a checkpoint that somebody names, with its inputs, or all champions.
+
+    Args:
+        storage: without a URL nothing is done.
+        name: see `tasks.queries.checkpoint_names.find_model`.
+        run_id: of which a name without a run is; None: the latest.
+
+    Raises:
+        StoreError: the store does not answer.
+    """
+    if storage.url is None:
+        return
+    bring_records(storage)
+    if name == "champion":
+        bring_files(
+            ObjectStore(storage.url), storage.root, "champions", lambda file: file[0] != "."
+        )
+        for champion in all_champions(storage.root):
+            bring_champion(storage, champion.env, champion.problems)
+            bring_inputs_of_run(storage, RunFolder.under(storage.root, champion.current.run_id))
+        return
+    is_of_run = (storage.root / "runs" / name.partition("/")[0]).is_dir()
+    named = name.partition("/")[0] if is_of_run else run_id or _latest(storage.root)
+    bring_runs(storage, everything, chosen=lambda found: found == named)
+    if named is not None:
+        bring_inputs_of_run(storage, RunFolder.under(storage.root, named))
+
+
+def _latest(root: Path) -> str | None:
+    runs = find_runs(root)
+    return runs[-1].name if runs else None
+
+
+def bring_inputs_of_run(storage: StorageConfig, run: RunFolder) -> None:
+    """Brings the data set and the home-made model that a run's record names."""
+    if storage.url is None or not run.is_there():
+        return
+    store, record = ObjectStore(storage.url), run.read()
+    for place, last in ((record.data, LAST_OF_DATA), (record.model, LAST_OF_MODEL)):
+        if place is not None and Path(place).is_relative_to(storage.root):
+            bring_folder(store, storage.root, str(Path(place).relative_to(storage.root)), last)

@@ -1,0 +1,125 @@
+"""A run on S3 through faults of the store, gone on with on another machine, as a calm one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rl_core.runs.run_folder import RunFolder
+from rl_core.storage.object_store import ObjectStore
+from rl_core.storage.spool import files_of
+from tests.flows.test_run import LIMIT_S, PROGRAM, ROOT
+from tests.rl_core.test_trainer import comparable
+from tests.support import s3
+from tests.support.chaos import Ledger
+from tests.support.waiting import wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+FAULTS: tuple[s3.Fault, ...] = ("slow", "reset", "503", "gone")
+MORE_STEPS = 2
+SETTINGS = [
+    "run_id=r",
+    "rollout.engine=hf",
+    "actor.lr_schedule=constant",
+    "trainer.save_freq=1",
+    "trainer.test_freq=1000",
+    "env.reward=tests.support.user_rewards:share_of_letters",
+    "evaluation.max_problems=4",
+]
+
+
+@pytest.fixture
+def port(s3_server: int) -> int:
+    """Of an empty server."""
+    s3.clear(s3_server)
+    return s3_server
+
+
+def start(machine: Path, command: str, settings: list[str], port: int) -> subprocess.Popen[str]:
+    """Starts a command on a machine, which is a working folder here."""
+    machine.mkdir()
+    environment = {k: v for k, v in s3.without_keys().items() if k != "PREFECT_API_URL"}
+    environment |= s3.environment(port) | {
+        "PYTHONPATH": str(ROOT),
+        "PREFECT_HOME": str(machine / "prefect"),
+        "PREFECT_RESULTS_LOCAL_STORAGE_PATH": str(machine / "prefect" / "storage"),
+    }
+    return subprocess.Popen(
+        [*PROGRAM, command, *settings],
+        cwd=machine,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def spool(machine: Path) -> Path:
+    return next((machine / "outputs").glob("s3-*"), machine / "no-spool-yet")
+
+
+def steps(root: Path) -> int:
+    file = root / "runs" / "r" / "metrics.jsonl"
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+@pytest.mark.chaos
+def test_a_run_on_s3_survives_its_faults_and_goes_on_elsewhere_as_if_nothing_was(
+    tmp_path: Path,
+    tiny_overrides: list[str],
+    port: int,
+    survived: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = [x for x in tiny_overrides if not x.startswith("trainer.")] + SETTINGS
+    on_s3 = [*settings, f"storage.root={s3.URL}"]
+    one, two, calm = (tmp_path / name for name in ("one", "two", "calm"))
+    with s3.FaultyProxy(port) as proxy:
+        first = start(one, "train", [*on_s3, "trainer.total_steps=1000"], proxy.port)
+        for fault in FAULTS:
+            done = steps(spool(one))
+            wait_for(lambda n=done: steps(spool(one)) > n, process=first)
+            proxy.fault = fault
+            wait_for(lambda f=fault: f in proxy.harmed, process=first)
+        done = steps(spool(one))
+        wait_for(lambda: steps(spool(one)) > done, process=first)  # without a store
+        proxy.fault = "none"
+        os.kill(first.pid, signal.SIGTERM)
+        _, said = first.communicate(timeout=LIMIT_S)
+    assert first.returncode == 1, said
+    last_done = steps(spool(one)) - 1  # one line is that of the test before the first step
+    shutil.rmtree(one)
+
+    total_steps = f"trainer.total_steps={last_done + MORE_STEPS}"
+    second = start(two, "run", [*on_s3, total_steps], port)
+    out, said = second.communicate(timeout=LIMIT_S)
+    assert second.returncode == 0, said
+    resumed = RunFolder.under(spool(two), "r")
+    record = resumed.read()
+    assert record.status == "finished"
+    assert [attempt.reason for attempt in record.attempts] == ["started", "continued"]
+    assert record.attempts[1].from_step == last_done
+
+    alone = start(calm, "train", [*settings, total_steps], port)
+    _, said = alone.communicate(timeout=LIMIT_S)
+    assert alone.returncode == 0, said
+    assert comparable(resumed) == comparable(RunFolder.under(calm / "outputs", "r"))
+
+    for name, value in s3.environment(port).items():
+        monkeypatch.setenv(name, value)
+    there = ObjectStore(s3.URL).list()
+    published = {key: entry.size for key, entry in there.items() if key.startswith("runs/")}
+    here = files_of(resumed.path)
+    assert published == {f"runs/r/{path}": stat.size for path, stat in here.items()}
+    assert "runs/r/report.html" in published
+    assert {"data", "evaluations", "locks", "runs"} <= {key.split("/")[0] for key in there}
+    assert not any(secret in out + said for secret in list(s3.KEYS.values())[:2])
+    for fault in FAULTS:
+        survived("object store", fault, steps_lost=0)

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rl_core.storage.object_store import Conflict, ObjectStore, StoreError, why_unusable
+from tests.support import s3
+
+
+def test_what_is_put_comes_back_in_parts_too(store: ObjectStore, tmp_path: Path) -> None:
+    big = tmp_path / "big"
+    big.write_bytes(os.urandom(20 * 2**20 + 1))
+    store.put("a/small", b"words")
+    e_tag = store.put("a/big", big)
+    listed = store.list("a/")
+    assert {key: entry.size for key, entry in listed.items()} == {
+        "a/big": 20 * 2**20 + 1,
+        "a/small": 5,
+    }
+    assert listed["a/big"].e_tag == e_tag
+    store.download("a/big", listed["a/big"], tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == big.read_bytes()
+    found = store.read("a/small")
+    assert found is not None
+    assert found[0] == b"words"
+    store.delete(["a/small", "a/never-there"])
+    assert store.read("a/small") is None
+
+
+def test_a_prefix_is_of_whole_names(store: ObjectStore) -> None:
+    store.put("runs/a/run.json", b"1")
+    store.put("runs/ab/run.json", b"2")
+    assert list(store.list("runs/a/")) == ["runs/a/run.json"]
+
+
+def test_a_conditional_write_is_done_by_one(store: ObjectStore) -> None:
+    first = store.put_if("lock", b"1", None)
+    with pytest.raises(Conflict):
+        store.put_if("lock", b"2", None)
+    second = store.put_if("lock", b"3", first)
+    with pytest.raises(Conflict):
+        store.put_if("lock", b"4", first)
+    found = store.read("lock")
+    assert found == (b"3", second)
+
+
+def test_what_was_replaced_since_it_was_listed_is_not_taken(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    store.put("a", b"old")
+    (entry,) = store.list().values()
+    store.put("a", b"new")
+    with pytest.raises(Conflict):
+        store.download("a", entry, tmp_path / "a")
+
+
+@pytest.mark.parametrize("fault", ["503", "reset"])
+def test_a_store_that_fails_says_so_in_a_line_without_keys(
+    proxy: s3.FaultyProxy, fault: s3.Fault
+) -> None:
+    proxy.fault = fault
+    with pytest.raises(StoreError) as failed:
+        ObjectStore(s3.URL).put("a", b"")
+    said = str(failed.value)
+    assert said.startswith(s3.URL)
+    assert "\n" not in said
+    assert len(said) < 400
+    assert all(value not in said for value in list(s3.KEYS.values())[:2])
+    proxy.fault = "none"
+    ObjectStore(s3.URL).put("a", b"")
+
+
+def test_a_lost_part_fails_the_whole_and_the_next_try_is_whole(
+    proxy: s3.FaultyProxy, tmp_path: Path
+) -> None:
+    big = tmp_path / "big"
+    big.write_bytes(os.urandom(9 * 2**20))
+    store = ObjectStore(s3.URL)
+    proxy.fault = "lost part"
+    with pytest.raises(StoreError, match="NoSuchUpload"):
+        store.put("big", big)
+    proxy.fault = "none"
+    assert store.list() == {}
+    store.put("big", big)
+    assert store.list()["big"].size == 9 * 2**20
+
+
+def test_what_keeps_a_store_from_being_used_is_said_with_its_remedy(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert why_unusable(s3.URL) is None
+    assert ObjectStore(s3.URL).list() == {}
+    found = why_unusable("s3://nobody/x")
+    assert found is not None
+    assert found[0] == "storage.url=s3://nobody/x: there is no such bucket"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    found = why_unusable(s3.URL)
+    assert found is not None
+    assert "\n" not in found[0]
+    assert "AWS_ENDPOINT_URL" in found[1]

@@ -1,0 +1,128 @@
+"""What commands of another machine see of the runs of a store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flows.cli.main import run_command
+from flows.settings.compose import compose
+from rl_core.config.operations import StorageConfig
+from rl_core.config.run import RunConfig
+from rl_core.runs.run_folder import RunFolder
+from rl_core.storage.lease import Lease, Timing
+from rl_core.storage.object_store import ObjectStore
+from tasks.prune import prune_runs
+from tasks.published import inputs_published, published
+from tests.rl_core.storage.test_mirror import save
+from tests.support import s3
+
+SMALL = [
+    "data.train_size=64",
+    "data.test_size=16",
+    "data.train_batch_size=8",
+    "actor.mini_batch_size=4",
+]
+
+
+@pytest.fixture
+def port(s3_server: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Of an empty server that the environment leads to."""
+    s3.clear(s3_server)
+    for name, value in s3.environment(s3_server).items():
+        monkeypatch.setenv(name, value)
+    return s3_server
+
+
+def config(root: Path, run_id: str = "r") -> RunConfig:
+    base = RunConfig(run_id=run_id, storage=StorageConfig(root=root, url=s3.URL))
+    return compose(SMALL, base=base)
+
+
+def test_another_machine_asks_about_a_run_prunes_it_and_makes_its_report(
+    port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    with published(config(here)):
+        run = RunFolder.create(config(here))
+        for step in (1, 2, 3):
+            save(run, step)
+        run.update(status="finished")
+    place = [f"storage.root={there}", f"storage.url={s3.URL}"]
+    select = "select step, value from metrics where metric = 'reward' order by step"
+    asked = ["sql", "-q", select, "--format", "json", *place]
+    assert run_command(asked) == 0
+    assert [row["step"] for row in json.loads(capsys.readouterr().out)] == [1, 2, 3]
+    assert not (there / "runs" / "r" / "checkpoints").exists()
+    assert run_command(["runs", *place]) == 0
+    assert "finished" in capsys.readouterr().out
+
+    left_alone = prune_runs([(config(there), RunFolder.under(there, "r"))], dry_run=False)
+    assert [row["decision"] for row in left_alone] == ["left alone"]
+    assert "written by another machine" in left_alone[0]["why"]
+
+    assert run_command(["prune", "run_id=r", *place, "checkpoints.keep_last=0"]) == 0
+    assert run_command(["report", "run_id=r", *place]) == 0
+    keys = ObjectStore(s3.URL).list("runs/r/")
+    steps = {key.split("/")[3] for key in keys if "/checkpoints/" in key}
+    assert steps == {"step_000003"}  # latest and best
+    assert "runs/r/report.html" in keys
+
+
+def test_a_run_that_another_machine_writes_is_refused_in_a_line(
+    port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    with published(config(here)):
+        RunFolder.create(config(here))
+    place = ["run_id=r", f"storage.root={there}", f"storage.url={s3.URL}"]
+    with Lease(ObjectStore(s3.URL), "r", "of-a-third", Timing(beat_s=0.2)):
+        assert run_command(["prune", *place]) == 1
+    said = capsys.readouterr().err
+    assert "is at work on run r: wait for it or stop it first" in said
+    assert said.count("\n") == 1
+
+
+def test_a_data_set_is_made_once_for_all_machines(port: int, tmp_path: Path) -> None:
+    made, brought = (
+        [f"storage.root={tmp_path / name}", f"storage.url={s3.URL}", *SMALL]
+        for name in ("here", "there")
+    )
+    assert run_command(["generate", *made]) == 0
+    (folder,) = (tmp_path / "here" / "data").glob("[!.]*")
+    assert run_command(["generate", *brought]) == 0
+    for file in folder.glob("*.parquet"):
+        other = tmp_path / "there" / "data" / folder.name / file.name
+        assert other.read_bytes() == file.read_bytes()
+    with inputs_published(config(tmp_path / "third")):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("url", "environment", "said"),
+    [
+        ("s3://nobody/x", {}, "there is no such bucket: make it, or name another"),
+        ("s3://bucket/x", {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "AWS_ENDPOINT_URL"),
+        ("ftp://bucket", {}, "must be s3://BUCKET/PREFIX, gs:// or az://"),
+        ("s3://key:word@bucket", {}, "without credentials: these come from the environment"),
+    ],
+)
+def test_a_store_that_cannot_be_used_is_refused_in_a_line(
+    port: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    url: str,
+    environment: dict[str, str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert run_command(["generate", f"storage.root={url}"]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert "word" not in error
