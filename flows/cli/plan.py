@@ -23,12 +23,6 @@ from tasks.preflight_checks.plans import model_shape
 _ARGUMENTS: Final = ("cards", "nodes", "network", "response", "scaling")
 _CARDS: Final = re.compile(r"(\d+) ?x ?(\S.*)")
 _SCALING: Final = ("strong", "weak")
-_NVLINK_GB_S: Final = 150
-_HOPPER_GB_S: Final = 450
-_GBIT: Final = {True: 400, False: 200}
-"""Of the network, per card: machines of NVIDIA's since Hopper have 400 for each, before it 200."""
-_PCIE_GBIT: Final = 100
-"""Of a machine with cards on PCIe, all of them together."""
 
 
 def plan(words: Sequence[str], *, output_format: str) -> None:
@@ -50,7 +44,7 @@ def plan(words: Sequence[str], *, output_format: str) -> None:
     scaling = given.get("scaling", _SCALING[0])
     if scaling not in _SCALING:
         raise BadInputError(f"scaling={scaling} is not {' or '.join(_SCALING)}")
-    gbit = _gbit(given.get("network"), card, per_node)
+    gbit = _gbit(given["network"]) if "network" in given else 8 * card.network_gb_s
     lengths, known_from = _lengths(config, given.get("response"))
     made = plan_cards(
         shape,
@@ -91,12 +85,8 @@ def _number(name: str, text: str, most: int) -> int:
     return int(text)
 
 
-def _gbit(text: str | None, card: CardFigures, per_node: int) -> float:
+def _gbit(text: str) -> float:
     """Returns the Gbit/s between machines of each card."""
-    if text is None:
-        if card.link_gb_s < _NVLINK_GB_S:
-            return _PCIE_GBIT / per_node
-        return _GBIT[card.link_gb_s >= _HOPPER_GB_S]
     try:
         value = float(text)
     except ValueError:

@@ -46,6 +46,16 @@ class CardFigures:
     are not counted.
     """
 
+    @property
+    def network_gb_s(self) -> float:
+        """10^9 bytes per second between machines, a card's share, as such machines usually have.
+
+        NVIDIA's own have 400 Gbit/s for each card since Hopper and 200 before it; of cards on PCIe
+        eight are taken to share 100.
+        """
+        gbit = 400.0 if self.link_gb_s >= 450 else 200.0 if self.link_gb_s >= 150 else 12.5
+        return gbit / 8
+
     def flops(self, dtype: str) -> float:
         """Returns operations per second in `bfloat16` or `float32`."""
         tflops = self.bfloat16_tflops if dtype == "bfloat16" else None
