@@ -86,6 +86,8 @@ def rank_traffic(shape: ModelShape, config: RunConfig, longest: float) -> RankTr
     num_models = 1 + (has_critic and not shares_trunk)
     num_outputs += 1 if config.has_one_update else 0
     num_rows = data.train_batch_size * config.algorithm.group_size
+    # What adapters add to a weight is as large as the weight.
+    handed = shape.num_layers * shape.num_layer_parameters if rank else sizes.actor
     units, weights = shape.num_layers + 1, _WEIGHTS_PER_LAYER * shape.num_layers + 2
     return RankTraffic(
         gathered_bytes=_FLOAT32 * (sum(passes) + updated),
@@ -94,7 +96,7 @@ def rank_traffic(shape: ModelShape, config: RunConfig, longest: float) -> RankTr
         num_scatters=weights * num_updates * num_models,
         summed_bytes=int(num_outputs * _FLOAT32 * num_rows * longest),
         num_sums=num_outputs,
-        handed_bytes=_FLOAT32 * sizes.actor,
+        handed_bytes=_FLOAT32 * handed,
         num_handed=weights,
     )
 
