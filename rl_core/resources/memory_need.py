@@ -80,9 +80,9 @@ def card_need(shape: ModelShape, config: RunConfig, card_gib: float) -> Need:
         config: the run's settings, with learner or engines on a GPU.
         card_gib: memory of each card, of which `rollout.gpu_memory_utilization` is a share.
     """
-    turns = takes_turns(config)
+    plan, turns = memory_plan(shape, config), takes_turns(config)
     needs = [
-        tenants_need(tenants, shape, config, card_gib, turns=turns)
+        _on_card(tenants, plan, shape, config, card_gib, turns=turns)
         for tenants in card_tenants(config)
     ]
     return max(needs, key=lambda need: need.total_gib)
@@ -134,6 +134,18 @@ def tenants_need(
         turns: whether its engines sleep while the learner works.
     """
     plan = memory_plan(shape, config)
+    return _on_card(tenants, plan, shape, config, card_gib, turns=turns)
+
+
+def _on_card(
+    tenants: Sequence[str],
+    plan: Sequence[PhaseMemory],
+    shape: ModelShape,
+    config: RunConfig,
+    card_gib: float,
+    *,
+    turns: bool,
+) -> Need:
     num_engines = sum(name != LEARNER for name in tenants)
     cuda = {"CUDA": CUDA_GIB * len(tenants)}
     awake = _awake(num_engines, plan[-1], config, card_gib)

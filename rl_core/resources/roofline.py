@@ -139,7 +139,13 @@ def expected_longest(mean: float, num_rows: int, most: int) -> float:
 
 
 def step_time(
-    shape: ModelShape, config: RunConfig, machine: Machine, lengths: Lengths, shares: Shares
+    shape: ModelShape,
+    config: RunConfig,
+    machine: Machine,
+    lengths: Lengths,
+    shares: Shares,
+    *,
+    in_turns: bool = False,
 ) -> StepTime:
     """Returns the seconds of one step.
 
@@ -149,8 +155,9 @@ def step_time(
         machine: its peaks.
         lengths: of the step's prompts and responses.
         shares: what is reached of the peaks.
+        in_turns: learner and engines have the same devices, as one device always has them.
     """
-    ahead = steps_ahead(config) if _num_devices(config) > 1 else 0
+    ahead = 0 if in_turns or _num_devices(config) <= 1 else steps_ahead(config)
     tokens, decoding = _generate(shape, config, machine, lengths, shares, max(ahead, 1))
     passes, uneven, launches = _learn(shape, config, machine, lengths, shares)
     ranks, gather = config.resources.learner_ranks, 0.0
@@ -167,6 +174,10 @@ def step_time(
         other=shares.step_s,
         ahead=ahead,
     )
+
+
+ONE_STEP_AHEAD: Final = "rollout.overlap=1"
+"""The setting, as one types it."""
 
 
 def steps_ahead(config: RunConfig) -> int:

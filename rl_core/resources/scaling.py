@@ -124,8 +124,9 @@ class Doubling:
 
     @property
     def efficiency(self) -> float:
-        """Returns what twice the cards give of twice the tokens per second."""
-        return self.more.tokens_per_s / self.fewer.tokens_per_s / 2
+        """Returns what twice the cards give of twice the tokens per second; so of other numbers."""
+        grown = self.more.split.num_cards / self.fewer.split.num_cards
+        return self.more.tokens_per_s / self.fewer.tokens_per_s / grown
 
     @property
     def lost_to(self) -> str:
@@ -157,14 +158,13 @@ def simulate(
         settings["rollout.gpu_memory_utilization"] = share
         planned = _with(planned, settings)
     learner_gib, engine_gib = _memory(shape, planned, cluster.card.memory_gib, split)
-    # In turns a card is all learner's, then all engine's: as two, without anything at a time.
+    # In turns a card is all learner's, then all engine's.
     alone = _with(
         planned,
         {
             "resources.learner_gpus": 1.0,
             "resources.rollout_gpus": 1.0,
             "rollout.max_num_seqs": _responses_at_once(shape, planned, cluster, lengths),
-            **({"rollout.overlap": 0} if split.takes_turns else {}),
         },
     )
     card, dtype = cluster.card, config.model.dtype
@@ -180,7 +180,7 @@ def simulate(
     return Scaled(
         split=split,
         settings=settings,
-        time=step_time(shape, alone, machine, lengths, ON_GPU[1]),
+        time=step_time(shape, alone, machine, lengths, ON_GPU[1], in_turns=split.takes_turns),
         num_tokens=num_rows * (lengths.prompt + lengths.response),
         learner_gib=learner_gib,
         engine_gib=engine_gib,

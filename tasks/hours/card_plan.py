@@ -12,7 +12,13 @@ from rl_core.resources.cost import duration, price_in_words
 from rl_core.resources.levers import typed
 from rl_core.resources.memory_plan import ModelShape
 from rl_core.resources.rank_traffic import rank_traffic
-from rl_core.resources.roofline import Lengths, expected_longest, fullest_rank, steps_ahead
+from rl_core.resources.roofline import (
+    ONE_STEP_AHEAD,
+    Lengths,
+    expected_longest,
+    fullest_rank,
+    steps_ahead,
+)
 from rl_core.resources.scaling import (
     Cluster,
     Doubling,
@@ -66,7 +72,7 @@ class CardPlan:
         last = able[-1]
         if not steps_ahead(self.config) and not last.split.takes_turns:
             yield (
-                "learner's and engines' cards wait for each other: rollout.overlap=1 would have "
+                f"learner's and engines' cards wait for each other: {ONE_STEP_AHEAD} would have "
                 "the next step's responses generated meanwhile"
             )
         yield from self._in_turns(last)

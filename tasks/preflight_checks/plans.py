@@ -122,10 +122,11 @@ def rank_findings(config: RunConfig) -> Iterator[Finding]:
     )
     traffic = rank_traffic(shape, config, config.data.max_response_length)
     whole = (peak.parts["gathered"] + peak.parts.get("gradients", 0)) / GIB
+    sent = round(traffic.bytes_sent(ranks))
     message = (
         f"each of {ranks} holds {resting_gib:.2f} GiB at rest and {gib:.2f} at most ({peak.phase}, "
         f"{whole:.2f} of it weights and gradient whole), and sends "
-        f"{_size(round(traffic.bytes_sent(ranks)))} a step: {_size(traffic.gathered_bytes)} of weights "
+        f"{_size(sent)} a step: {_size(traffic.gathered_bytes)} of weights "
         f"are gathered for passes, {_size(traffic.scattered_bytes)} of gradients added up, "
         f"{_size(traffic.handed_bytes)} of weights gathered for the engines"
     )

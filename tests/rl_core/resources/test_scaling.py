@@ -204,6 +204,8 @@ def test_a_doubling_loses_to_what_grows() -> None:
     slow = replace(perfect, time=replace(perfect.time, sync=perfect.time.sync + 5))
     assert Doubling(fewer, slow).lost_to == "sync"
     assert Doubling(fewer, slow).efficiency < 1
+    half_more = replace(perfect, split=Split(6, 6, 1, False))
+    assert Doubling(fewer, half_more).efficiency == pytest.approx(2 / 1.5)
 
 
 def test_numbers_of_cards_double_up_to_the_last() -> None:
