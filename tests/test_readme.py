@@ -48,7 +48,10 @@ for words in asked:
         unknown += [words] if left.code else []
 print("unknown:", unknown)
 """
-OWN_ARGUMENTS = ("checkpoint", "against", "dry_run", "split")
+OWN_ARGUMENTS = (
+    *("checkpoint", "against", "dry_run", "split"),
+    *("cards", "nodes", "network", "response", "scaling"),
+)
 SCRIPT = """python3 -m verl.trainer.main_ppo \\
     data.train_batch_size=256 \\
     actor_rollout_ref.actor.optim.lr=1e-6

@@ -95,6 +95,16 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "say what would stop a run, and what it will need",
         options=(_option("--json", dest="as_json", action="store_true", help="for programs"),),
     ),
+    "plan": Command(
+        "plan:plan",
+        "say what a run would gain from more cards: cards=8xH100 nodes=4",
+        about="{help}. A simulation: the best split into learner ranks and engines for 1, 2, 4, "
+        "... cards, tokens per second, memory and price (budget.price_per_hour is that of one "
+        "machine). network=GBIT is a card's share between machines, response=TOKENS the mean "
+        "length, scaling=weak lets the prompts of a step grow with the cards.",
+        own=("cards=", "nodes=", "network=", "response=", "scaling="),
+        options=(_FORMAT,),
+    ),
     "import": Command(
         "imports:import_file",
         "turn a verl or TinyZero launch script into a preset, or a console log into a run",

@@ -174,6 +174,18 @@ def _threads(config: RunConfig, shape: ModelShape | None) -> list[int]:
     return [] if resources.learner_gpus else _halves(resources.learner_threads, 1)
 
 
+def _more_ranks(config: RunConfig, shape: ModelShape | None) -> list[int]:
+    """Each has a share of what rests, and at least a prompt of an update, on a card of its own.
+
+    Ranks on a CPU lie in one memory: more of them take more.
+    """
+    resources = config.resources
+    if resources.learner_gpus != 1:
+        return []
+    more = (2 * resources.learner_ranks, 4 * resources.learner_ranks)
+    return [number for number in more if number <= config.actor.mini_batch_size]
+
+
 def _checkpointing(config: RunConfig, shape: ModelShape | None) -> list[bool]:
     return _switch(config.model.gradient_checkpointing, helps=True)
 
@@ -237,6 +249,7 @@ LEVERS: Final[tuple[Lever, ...]] = (
     Lever("actor.micro_batch_tokens", _tiny_micro_batches, "passes too small for the card"),
     THREADS,
     ENGINES,
+    Lever("resources.learner_ranks", _more_ranks, "a further card for each rank"),
     Lever(
         "critic.share_trunk",
         _shared_trunk,
@@ -254,7 +267,8 @@ LEVERS: Final[tuple[Lever, ...]] = (
 """All of them, by what they cost: each more than all before it together.
 
 First those that leave the result alone, by the time they take: what is nearly free, what costs a
-part of each step, what may double it. Then those that change what is learned. A setting that is
+part of each step, what may double it, what takes more cards. Then those that change what is
+learned. A setting that is
 nearly free at first and dear at last stands here twice. A new setting that makes room (an optimizer
 whose moments take 8 bits, say) is a further line.
 """

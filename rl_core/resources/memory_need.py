@@ -80,8 +80,11 @@ def card_need(shape: ModelShape, config: RunConfig, card_gib: float) -> Need:
         config: the run's settings, with learner or engines on a GPU.
         card_gib: memory of each card, of which `rollout.gpu_memory_utilization` is a share.
     """
-    plan = memory_plan(shape, config)
-    needs = [_on_card(tenants, plan, shape, config, card_gib) for tenants in card_tenants(config)]
+    plan, turns = memory_plan(shape, config), takes_turns(config)
+    needs = [
+        _on_card(tenants, plan, shape, config, card_gib, turns=turns)
+        for tenants in card_tenants(config)
+    ]
     return max(needs, key=lambda need: need.total_gib)
 
 
@@ -117,12 +120,30 @@ def machine_need(shape: ModelShape, config: RunConfig) -> Need:
     return Need([Moment(parts)])
 
 
+def tenants_need(
+    tenants: Sequence[str], shape: ModelShape, config: RunConfig, card_gib: float, *, turns: bool
+) -> Need:
+    """Returns what a card must hold on which these processes lie.
+
+    Args:
+        tenants: by name, see `placement.card_tenants`.
+        shape: of the actor without adapters.
+        config: the run's settings, with learner or engines on a GPU.
+        card_gib: memory of the card.
+        turns: whether its engines sleep while the learner works.
+    """
+    plan = memory_plan(shape, config)
+    return _on_card(tenants, plan, shape, config, card_gib, turns=turns)
+
+
 def _on_card(
     tenants: Sequence[str],
     plan: Sequence[PhaseMemory],
     shape: ModelShape,
     config: RunConfig,
     card_gib: float,
+    *,
+    turns: bool,
 ) -> Need:
     num_engines = sum(name != LEARNER for name in tenants)
     cuda = {"CUDA": CUDA_GIB * len(tenants)}
@@ -131,7 +152,7 @@ def _on_card(
         return Need([Moment(awake | cuda)])
     peak = learner_peak(plan)
     works = {f"learner ({peak.phase})": peak.total_bytes / _GIB}
-    if not (num_engines and takes_turns(config)):
+    if not (num_engines and turns):
         return Need([Moment(works | awake | cuda)])
     rests = {"learner at rest": resting_learner(shape, config).total_bytes / _GIB}
     asleep = {f"{_engines(num_engines)} asleep": num_engines * ENGINE_ITSELF_GIB}

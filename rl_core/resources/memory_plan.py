@@ -208,7 +208,7 @@ def micro_batch_tokens(config: RunConfig) -> int:
 
 def resting_learner(shape: ModelShape, config: RunConfig) -> PhaseMemory:
     """Returns what a learner rank holds between two steps, when it has given back what it can."""
-    models, ranks = _models(shape, config), config.resources.learner_ranks
+    models, ranks = model_sizes(shape, config), config.resources.learner_ranks
     learning = math.ceil((models.actor + models.critic) / ranks)
     # Beside adapters, what stands still is not cut: all models share it.
     frozen = models.frozen if config.model.lora_rank else math.ceil(models.frozen / ranks)
@@ -228,7 +228,7 @@ def resting_learner(shape: ModelShape, config: RunConfig) -> PhaseMemory:
 
 
 @dataclass(frozen=True)
-class _Models:
+class ModelSizes:
     """Numbers of parameters: what learns, and what stands still beside it."""
 
     actor: int
@@ -236,8 +236,15 @@ class _Models:
     frozen: int
 
 
-def _models(shape: ModelShape, config: RunConfig) -> _Models:
-    """With adapters, the weights below them are there once for all models."""
+def model_sizes(shape: ModelShape, config: RunConfig) -> ModelSizes:
+    """Returns the sizes of a run's models.
+
+    With adapters, the weights below them are there once for all models.
+
+    Args:
+        shape: of the actor without adapters.
+        config: the run's settings.
+    """
     has_critic = config.algorithm.estimator == "gae"
     has_reference = config.algorithm.kl_mode != "none" and config.algorithm.kl_coef > 0
     rank = config.model.lora_rank
@@ -245,21 +252,21 @@ def _models(shape: ModelShape, config: RunConfig) -> _Models:
     critic = shape.hidden_size + 1
     if not config.critic.share_trunk:
         critic += adapters if rank else shape.num_backbone_parameters
-    return _Models(
+    return ModelSizes(
         actor=adapters if rank else shape.num_parameters,
         critic=critic if has_critic else 0,
         frozen=shape.num_parameters if rank or has_reference else 0,
     )
 
 
-def _offloaded_reference(models: _Models, config: RunConfig) -> int:
+def _offloaded_reference(models: ModelSizes, config: RunConfig) -> int:
     """Bytes that come to the card for a pass and go again; adapters have no reference apart."""
     offloads = config.resources.learner_gpus > 0 and config.resources.offload
     return _FLOAT32 * models.frozen if offloads and not config.model.lora_rank else 0
 
 
 def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
-    models, rank = _models(shape, config), config.model.lora_rank
+    models, rank = model_sizes(shape, config), config.model.lora_rank
     resident = resting_learner(shape, config).parts
     reference = _offloaded_reference(models, config)
     on_gpu = config.resources.learner_gpus > 0

@@ -5,7 +5,7 @@ all weights and the KV cache, so memory bandwidth bounds it; prompts and the lea
 arithmetic. No device reaches its peak: `Shares` says what part it does, a typical one between two
 bounds, and what each decoding step, micro-batch and step cost besides.
 
-Legend: N responses of a step, m mean and D longest response, p prompt, in tokens.
+Legend: N responses of a step, m mean and D longest response, p prompt, in tokens; K steps ahead.
 
 Source: Williams, Waterman, Patterson 2009, "Roofline"; operations as in `phases.training_flops`.
 """
@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from rl_core.config.run import RunConfig
-from rl_core.resources.cost import Spread
-from rl_core.resources.memory_plan import ModelShape
+from rl_core.resources.collectives import Links
+from rl_core.resources.memory_plan import ModelShape, model_sizes
+from rl_core.resources.rank_traffic import rank_traffic
 
 _FLOAT32 = 4
 _ADAM_BYTES: Final = 7 * _FLOAT32
@@ -28,12 +29,6 @@ _PASSES_WITH_GRADIENT: Final = 3
 _HOST_LINK: Final = 3e9
 """Bytes per second of weights from learner to engine, through the machine's memory."""
 _EULER: Final = 0.5772
-_USUAL_RESPONSE: Final = 256
-"""Tokens. First responses of a 0.5B model took 181 of 1,024 allowed on Countdown (the diary) and
-239 of 512 on GSM8K (verl's quickstart)."""
-
-_SCALED_BOUND: Final = 1.5
-"""How far a step may be from what another run's step and the roofline say together."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +43,8 @@ class Machine:
     """Of one engine."""
     bandwidth: float
     """Bytes per second, of an engine."""
+    links: Links | None = None
+    """Between the cards; None where nobody has named them: what they send is not counted."""
 
 
 @dataclass(frozen=True)
@@ -94,87 +91,40 @@ class Lengths:
 class StepTime:
     """Seconds of a step by what they are spent on."""
 
-    generate: float
-    learn: float
+    tokens: float
+    """Generation's work by tokens, which more engines divide."""
+    decoding: float
+    """And by decoding steps, of which the longest response takes its length on any engine."""
+    passes: float
+    """The learner's arithmetic, which more ranks divide."""
+    uneven: float
+    """Ranks with less to do wait for the others."""
+    launches: float
+    """Launches, and AdamW."""
+    gather: float
+    """What ranks send each other."""
     sync: float
+    """New weights to the engines."""
     other: float
-    overlaps: bool
-    """The next step's responses are generated while the learner works."""
+    ahead: int
+    """K: the responses of so many further steps are generated while the learner works."""
+
+    @property
+    def generate(self) -> float:
+        """All responses."""
+        return self.tokens + self.decoding
+
+    @property
+    def learn(self) -> float:
+        """The learner's step, but for what ranks send."""
+        return self.passes + self.uneven + self.launches
 
     @property
     def total(self) -> float:
         """Seconds from one step to the next."""
-        work = max(self.generate, self.learn) if self.overlaps else self.generate + self.learn
+        learn = self.learn + self.gather
+        work = max(self.generate, learn) if self.ahead else self.generate + learn
         return work + self.sync + self.other
-
-
-def step_time_range(
-    shape: ModelShape, config: RunConfig, machine: Machine, known: Lengths | None = None
-) -> Spread:
-    """Returns seconds per step: typical, and between which bounds it is to be expected.
-
-    The bounds pair the best shares with short responses, the worst with responses that all fill
-    `data.max_response_length`, unless their length is known.
-
-    Args:
-        shape: of the actor; the critic has the same backbone.
-        config: the run's settings.
-        machine: what it is planned for.
-        known: lengths that runs of this model and env had; by default they are guessed.
-    """
-    lengths = (known,) * 3 if known is not None else guess_lengths(config)
-    times = [
-        step_time(shape, config, machine, *pair).total
-        for pair in zip(lengths, _shares(machine), strict=True)
-    ]
-    return Spread(*times)
-
-
-def scaled_range(
-    shape: ModelShape,
-    config: RunConfig,
-    machine: Machine,
-    known: Lengths | None,
-    measured: tuple[RunConfig, Lengths, float],
-) -> Spread:
-    """Returns seconds per step from those of another run on the same device.
-
-    The roofline tells how much more work a step is, the run what share of the peak is reached.
-
-    Args:
-        shape: of the actor, in both.
-        config: the run's settings.
-        machine: of both.
-        known: lengths that are expected, else they are guessed.
-        measured: of the other run: settings, lengths and seconds per step.
-    """
-    _, typical, _ = _shares(machine)
-    other, seen, seconds = measured
-    scale = seconds / step_time(shape, other, machine, seen, typical).total
-    lengths = (known,) * 3 if known is not None else guess_lengths(config)
-    factors = (1 / _SCALED_BOUND, 1.0, _SCALED_BOUND)
-    return Spread(
-        *(
-            factor * scale * step_time(shape, config, machine, length, typical).total
-            for factor, length in zip(factors, lengths, strict=True)
-        )
-    )
-
-
-def _shares(machine: Machine) -> tuple[Shares, Shares, Shares]:
-    return ON_GPU if machine.on_gpu else ON_CPU
-
-
-def guess_lengths(config: RunConfig) -> tuple[Lengths, Lengths, Lengths]:
-    """Returns lengths before any response is seen: short, usual, and as long as is allowed."""
-    most, prompt = config.data.max_response_length, config.data.max_prompt_length / 2
-    usual = min(most, _USUAL_RESPONSE)
-    num_rows = config.data.train_batch_size * config.algorithm.group_size
-    return (
-        Lengths(prompt, usual / 2, expected_longest(usual / 2, num_rows, most)),
-        Lengths(prompt, usual, expected_longest(usual, num_rows, most)),
-        Lengths(prompt, most, most),
-    )
 
 
 def expected_longest(mean: float, num_rows: int, most: int) -> float:
@@ -189,7 +139,13 @@ def expected_longest(mean: float, num_rows: int, most: int) -> float:
 
 
 def step_time(
-    shape: ModelShape, config: RunConfig, machine: Machine, lengths: Lengths, shares: Shares
+    shape: ModelShape,
+    config: RunConfig,
+    machine: Machine,
+    lengths: Lengths,
+    shares: Shares,
+    *,
+    in_turns: bool = False,
 ) -> StepTime:
     """Returns the seconds of one step.
 
@@ -199,15 +155,34 @@ def step_time(
         machine: its peaks.
         lengths: of the step's prompts and responses.
         shares: what is reached of the peaks.
+        in_turns: learner and engines have the same devices, as one device always has them.
     """
-    width = _FLOAT32 if config.model.dtype == "float32" else 2
+    ahead = 0 if in_turns or _num_devices(config) <= 1 else steps_ahead(config)
+    tokens, decoding = _generate(shape, config, machine, lengths, shares, max(ahead, 1))
+    passes, uneven, launches = _learn(shape, config, machine, lengths, shares)
+    ranks, gather = config.resources.learner_ranks, 0.0
+    if machine.links is not None and ranks > 1:
+        gather = rank_traffic(shape, config, lengths.longest).seconds(machine.links, ranks)
     return StepTime(
-        generate=_generate(shape, config, machine, lengths, shares),
-        learn=_learn(shape, config, machine, lengths, shares),
-        sync=width * shape.num_parameters * config.rollout.num_engines / _HOST_LINK,
+        tokens=tokens,
+        decoding=decoding,
+        passes=passes,
+        uneven=uneven,
+        launches=launches,
+        gather=gather,
+        sync=_sync(shape, config, machine),
         other=shares.step_s,
-        overlaps=config.rollout.overlap > 0 and _num_devices(config) > 1,
+        ahead=ahead,
     )
+
+
+ONE_STEP_AHEAD: Final = "rollout.overlap=1"
+"""The setting, as one types it."""
+
+
+def steps_ahead(config: RunConfig) -> int:
+    """Returns K, by how many steps generation may be ahead of the learner."""
+    return config.rollout.overlap
 
 
 def decoding_steps(num_rows: float, lengths: Lengths, max_num_seqs: int) -> float:
@@ -237,19 +212,29 @@ def forward_flops(
 
 
 def _generate(
-    shape: ModelShape, config: RunConfig, machine: Machine, lengths: Lengths, shares: Shares
-) -> float:
+    shape: ModelShape,
+    config: RunConfig,
+    machine: Machine,
+    lengths: Lengths,
+    shares: Shares,
+    num_steps: int,
+) -> tuple[float, float]:
+    """Returns the seconds of tokens and of decoding steps, with so many steps' rows under way.
+
+    Several steps' responses wait for their longest at the same time.
+    """
     width = _FLOAT32 if config.model.dtype == "float32" else 2
     num_devices = _engine_devices(config) if machine.on_gpu else config.rollout.num_engines
     num_prompts = config.data.train_batch_size / num_devices
     num_rows = num_prompts * config.algorithm.group_size
-    num_steps = decoding_steps(num_rows, lengths, config.rollout.max_num_seqs)
+    # Many engines have one row each, or none: those that have one decide.
+    rows_at_once = max(num_steps * num_rows, 1.0)
+    decodes = decoding_steps(rows_at_once, lengths, config.rollout.max_num_seqs) / num_steps
     # A key and value of each token before it, for each token of each response.
     tokens_read = num_rows * lengths.response * (lengths.prompt + lengths.response / 2)
-    weights = num_steps * width * shape.num_parameters
-    read_s = (weights + shape.kv_bytes(width) * tokens_read) / (
-        machine.bandwidth * shares.bandwidth
-    )
+    bandwidth = machine.bandwidth * shares.bandwidth
+    weights_s = decodes * width * shape.num_parameters / bandwidth
+    cache_s = shape.kv_bytes(width) * tokens_read / bandwidth
     per_token = shape.num_layers * shape.num_layer_parameters + shape.vocab_size * shape.hidden_size
     flops = 2 * per_token * num_rows * lengths.response
     compute_s = flops / (machine.engine_flops * shares.decode_flops)
@@ -257,13 +242,31 @@ def _generate(
     prefill = forward_flops(shape, num_prompts, prompts, num_prompts=num_prompts, has_head=False)
     prefill_s = prefill / (machine.engine_flops * shares.prefill)
     parts = config.rollout.tensor_parallel_size if machine.on_gpu else 1
-    return (prefill_s + max(read_s, compute_s)) / parts + num_steps * shares.decode_step_s
+    tokens = (prefill_s + max(cache_s, compute_s)) / parts
+    whole = (prefill_s + max(weights_s + cache_s, compute_s)) / parts
+    per_step = shares.decode_step_s
+    if machine.links is not None:
+        # The parts of an engine add up twice per layer what each has computed of the hidden states.
+        hidden = width * shape.hidden_size * num_rows * lengths.response / decodes
+        per_step += 2 * shape.num_layers * machine.links.all_reduce(hidden, parts)
+    return tokens, whole - tokens + decodes * per_step
+
+
+def _sync(shape: ModelShape, config: RunConfig, machine: Machine) -> float:
+    """Returns the seconds of new weights: through the machine's memory, else one broadcast."""
+    width = _FLOAT32 if config.model.dtype == "float32" else 2
+    num_bytes, num_engines = width * shape.num_parameters, config.rollout.num_engines
+    if machine.links is None:
+        return num_bytes * num_engines / _HOST_LINK
+    engine_cards = num_engines * config.rollout.tensor_parallel_size
+    return machine.links.broadcast(num_bytes, config.resources.learner_ranks + engine_cards)
 
 
 def _learn(
     shape: ModelShape, config: RunConfig, machine: Machine, lengths: Lengths, shares: Shares
-) -> float:
-    data, actor = config.data, config.actor
+) -> tuple[float, float, float]:
+    """Returns the seconds of arithmetic, of waiting for the fullest rank, and of the rest."""
+    data, actor, ranks = config.data, config.actor, config.resources.learner_ranks
     num_rows = data.train_batch_size * config.algorithm.group_size
     forward = {
         has_head: forward_flops(
@@ -273,19 +276,44 @@ def _learn(
     }
     actor_passes, critic_passes = _passes(config)
     flops = actor_passes * forward[True] + critic_passes * forward[False]
+    num_updates = actor.ppo_epochs * (data.train_batch_size // actor.mini_batch_size)
     num_micro = math.ceil(
         num_rows * (lengths.prompt + lengths.response) / max(actor.micro_batch_tokens, 1)
     )
-    launches_s = (actor_passes + critic_passes) * num_micro * shape.num_layers * shares.layer_s
-    num_updates = actor.ppo_epochs * (data.train_batch_size // actor.mini_batch_size)
-    learning = _num_learning(shape, config)
+    # A rank has one pass in each update, however little there is in it.
+    num_micro_of_rank = max(num_micro / ranks, num_updates)
+    launches_s = (actor_passes + critic_passes) * num_micro_of_rank * shape.num_layers
+    sizes = model_sizes(shape, config)
+    learning = sizes.actor + sizes.critic
     # Moments that wait in the machine's memory come and go once per step.
     moved = 4 * _FLOAT32 * learning if machine.on_gpu and config.resources.offload else 0
     adam_s = num_updates * _ADAM_BYTES * learning / (machine.bandwidth * shares.bandwidth)
     compute_s = flops / (machine.learner_flops * shares.learner)
-    # What ranks send each other is not counted: it depends on a link that nobody has named.
-    divided_s = (launches_s + adam_s) / config.resources.learner_ranks
-    return compute_s + divided_s + moved / _HOST_LINK
+    uneven_s = compute_s * (fullest_rank(config, lengths) - 1)
+    rest_s = launches_s * shares.layer_s + adam_s / ranks + moved / _HOST_LINK
+    return compute_s, uneven_s, rest_s
+
+
+def fullest_rank(config: RunConfig, lengths: Lengths) -> float:
+    """Returns the work of the fullest rank in an update, in parts of the mean.
+
+    Groups stay whole: a rank has at least one, and it may be the longest. Of more, those that are
+    long are dealt out beside short ones.
+
+    Args:
+        config: the run's settings.
+        lengths: of the step; responses are distributed exponentially, cut at the longest.
+    """
+    ranks, num_groups = config.resources.learner_ranks, config.actor.mini_batch_size
+    if ranks == 1:
+        return 1.0
+    size = config.algorithm.group_size
+    mean = lengths.prompt + size * lengths.response
+    # Of groups of n responses the standard deviation is sqrt(n) that of one, which is its mean.
+    spread = math.sqrt(size) * lengths.response * math.sqrt(2 * math.log(num_groups))
+    longest = min(mean + spread, lengths.prompt + size * lengths.longest)
+    per_rank = num_groups / ranks
+    return max(math.ceil(per_rank) / per_rank, longest / (per_rank * mean))
 
 
 def _passes(config: RunConfig) -> tuple[float, float]:
@@ -298,14 +326,6 @@ def _passes(config: RunConfig) -> tuple[float, float]:
     actor = update + (0 if config.has_one_update else 1) + (1 if has_reference else 0)
     has_critic = algorithm.estimator == "gae" and not config.critic.share_trunk
     return actor, (update + 1 if has_critic else 0)
-
-
-def _num_learning(shape: ModelShape, config: RunConfig) -> int:
-    rank = config.model.lora_rank
-    actor = shape.num_adapter_parameters(rank) if rank else shape.num_parameters
-    if config.algorithm.estimator != "gae" or config.critic.share_trunk:
-        return actor
-    return actor + (actor if rank else shape.num_backbone_parameters)
 
 
 def _engine_devices(config: RunConfig) -> int:

@@ -7,10 +7,12 @@ from functools import lru_cache
 from typing import Final
 
 from rl_core.config.run import RunConfig
+from rl_core.resources.collectives import Links
 from rl_core.resources.roofline import Machine
 from rl_core.system.cards import CardFigures, cards_of, find_card, named_card
 from tasks.preflight_checks.device import ask_python, read_device, torch_version
 
+_CARDS_PER_NODE: Final = 8
 _PROBE: Final = """
 import json, time
 import numpy as np
@@ -46,9 +48,15 @@ def planned_machines(config: RunConfig) -> list[Machine]:
             learner_flops=config.resources.learner_ranks * card.flops(config.model.dtype),
             engine_flops=card.flops(config.model.dtype),
             bandwidth=1e9 * card.bandwidth_gb_s,
+            links=_links(card) if config.resources.learner_ranks > 1 else None,
         )
         for card in planned_cards(config)
     ]
+
+
+def _links(card: CardFigures) -> Links:
+    """What joins ranks, in machines of the usual size."""
+    return Links(_CARDS_PER_NODE, 1e9 * card.link_gb_s, 1e9 * card.network_gb_s)
 
 
 def planned_cards(config: RunConfig) -> list[CardFigures]:

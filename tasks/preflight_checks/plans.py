@@ -22,7 +22,13 @@ from rl_core.resources.memory_need import (
     machine_need,
     starves_engine,
 )
-from rl_core.resources.memory_plan import ModelShape, memory_plan, micro_batch_tokens
+from rl_core.resources.memory_plan import (
+    ModelShape,
+    memory_plan,
+    micro_batch_tokens,
+    resting_learner,
+)
+from rl_core.resources.rank_traffic import rank_traffic
 from tasks.hours.time_plan import planned_steps
 from tasks.preflight_checks.device import read_device, torch_version
 from tasks.preflight_checks.finding import GIB, Finding
@@ -101,6 +107,30 @@ def _card_gib(config: RunConfig) -> float | None:
         return None
     facts = read_device()
     return min((card.total_bytes / GIB for card in facts.cards), default=None) if facts else None
+
+
+def rank_findings(config: RunConfig) -> Iterator[Finding]:
+    """Of several learner ranks, what each holds and sends."""
+    shape, ranks = model_shape(config), config.resources.learner_ranks
+    if shape is None or ranks == 1:
+        return
+    peak = learner_peak(memory_plan(shape, config))
+    rest = resting_learner(shape, config)
+    # The copy that a checkpoint is written from is the first rank's alone.
+    gib, resting_gib = (
+        (phase.total_bytes - phase.parts.get("snapshot", 0)) / GIB for phase in (peak, rest)
+    )
+    traffic = rank_traffic(shape, config, config.data.max_response_length)
+    whole = (peak.parts["gathered"] + peak.parts.get("gradients", 0)) / GIB
+    sent = round(traffic.bytes_sent(ranks))
+    message = (
+        f"each of {ranks} holds {resting_gib:.2f} GiB at rest and {gib:.2f} at most ({peak.phase}, "
+        f"{whole:.2f} of it weights and gradient whole), and sends "
+        f"{_size(sent)} a step: {_size(traffic.gathered_bytes)} of weights "
+        f"are gathered for passes, {_size(traffic.scattered_bytes)} of gradients added up, "
+        f"{_size(traffic.handed_bytes)} of weights gathered for the engines"
+    )
+    yield Finding("learner ranks", "ok", message)
 
 
 def disk_findings(config: RunConfig) -> Iterator[Finding]:

@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from rl_core.batch import TrainBatch
 from rl_core.config.run import RunConfig
@@ -96,6 +98,43 @@ def trained_weights(learner: Learner) -> dict[str, Tensor]:
         for name, optimizer in learner.optimizers.items()
         for weight, tensor in optimizer.weight_tensors(f"{name}_weights").items()
     }
+
+
+class CollectiveBytes(TorchDispatchMode):
+    """Adds up, by kind, the bytes of the whole tensors that collectives move within the block."""
+
+    KINDS: ClassVar = {"gather": "gathered", "reduce_scatter": "scattered", "reduce": "summed"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moved = dict.fromkeys(self.KINDS.values(), 0)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = str(func)
+        if "c10d" in name:
+            for word, kind in self.KINDS.items():
+                if word in name:
+                    tensors = [x for x in tree_leaves((args, result)) if isinstance(x, Tensor)]
+                    self.moved[kind] += max(x.nbytes for x in tensors)
+                    break
+        return result
+
+
+def count_bytes(
+    ranks: Ranks, configs: Sequence[RunConfig], model: Path, batches: Sequence[TrainBatch]
+) -> list[tuple[dict[str, int], dict[str, int]]]:
+    """Returns what collectives move in a step, and when weights are gathered for the engines."""
+    torch.set_num_threads(1)
+    counted = []
+    for config, batch in zip(configs, batches, strict=True):
+        learner = Learner(with_ranks(config, ranks), model, ranks=ranks)
+        with CollectiveBytes() as step:
+            learner.learn(batch)
+        with CollectiveBytes() as handed:
+            learner.weights()
+        counted.append((step.moved, handed.moved))
+    return counted
 
 
 def go_on(

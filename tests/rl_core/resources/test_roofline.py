@@ -17,11 +17,9 @@ from rl_core.resources.roofline import (
     decoding_steps,
     expected_longest,
     forward_flops,
-    guess_lengths,
-    scaled_range,
     step_time,
-    step_time_range,
 )
+from rl_core.resources.step_estimate import guess_lengths, scaled_range, step_time_range
 from rl_core.system.cards import named_card
 
 PERFECT = Shares(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0)

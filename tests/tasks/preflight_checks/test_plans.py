@@ -17,7 +17,7 @@ from rl_core.resources.memory_plan import ModelShape, memory_plan
 from rl_core.tracking.diagnosis import FULL_CARD
 from tasks.preflight import preflight
 from tasks.preflight_checks.finding import Finding
-from tasks.preflight_checks.plans import memory_findings
+from tasks.preflight_checks.plans import memory_findings, rank_findings
 from tests.support.model_shapes import QWEN_05B
 
 
@@ -174,6 +174,33 @@ def test_a_card_of_its_own_holds_learner_or_engine(tmp_path: Path) -> None:
     assert apart.level == "ok"
     assert f"{0.9 * 24 + 2 * 494_032_768 / 2**30 + 0.5:.1f} GiB on a card of 24" in apart.message
     assert shared.level == "ok"
+
+
+RANKS = ["resources.learner_gpus=1", "resources.rollout_gpus=1"]
+
+
+def test_ranks_are_told_what_each_holds_and_sends(tmp_path: Path) -> None:
+    preset = [f"storage.root={tmp_path}", "preset=tinyzero-0.5b-24gb", *RANKS]
+    assert list(rank_findings(compose(preset))) == []
+    (found,) = rank_findings(compose([*preset, "resources.learner_ranks=4"]))
+    # A fourth of three models and of two models' moments, of 4 bytes a number each.
+    actor, critic = 494_032_768, 494_032_768 + 897
+    rest = 4 * (3 * (actor + critic) + actor) / 4
+    assert f"each of 4 holds {rest / 2**30:.2f} GiB at rest and " in found.message
+    # Two updates of both; before them log-probs, reference and values.
+    updated = 2 * (actor + critic)
+    assert f"{4 * updated / 1e9:.1f} GB of gradients" in found.message
+    assert f"{4 * (2 * actor + critic + updated) / 1e9:.1f} GB of weights are" in found.message
+
+
+def test_more_ranks_make_room_where_cards_can_be_added(tmp_path: Path) -> None:
+    preset = [f"storage.root={tmp_path}", "preset=tinyzero-3b", *RANKS]
+    found = memory(compose([*preset, "resources.gpu_memory_gib=48"]))
+    assert found.level == "warning"
+    assert "resources.learner_ranks=4" in found.overrides.split()
+    assert "a further card for each rank" in found.remedy
+    fits = compose([*preset, "resources.gpu_memory_gib=48", *found.overrides.split()])
+    assert memory(fits).level == "ok"
 
 
 def test_a_card_that_is_named_brings_its_memory(tmp_path: Path) -> None:

@@ -1,0 +1,42 @@
+"""What two real ranks send each other in a step, against what the plan counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rl_core.batch import TrainBatch
+from rl_core.config.run import RunConfig
+from rl_core.resources.memory_plan import ModelShape
+from rl_core.resources.rank_traffic import rank_traffic
+from tests.support.rank_processes import on_ranks
+from tests.support.rank_work import count_bytes
+
+VARIANTS = (
+    {},
+    {"critic": {"share_trunk": True}},
+    {"model": {"lora_rank": 4}},
+    {"actor": {"mini_batch_size": 8}, "algorithm": {"kl_mode": "none"}},
+)
+
+
+@pytest.mark.slow
+def test_a_steps_collectives_move_the_bytes_that_are_counted(
+    tiny_model_path: Path,
+    settings: Callable[..., RunConfig],
+    make_batch: Callable[..., TrainBatch],
+) -> None:
+    configs, batch = [settings(**sections) for sections in VARIANTS], make_batch()
+    shape = ModelShape.from_folder(tiny_model_path)
+    longest = int(batch.response_lengths.max())
+    for moved in on_ranks(2, count_bytes, configs, tiny_model_path, [batch] * len(configs)):
+        for config, (step, handed) in zip(configs, moved, strict=True):
+            counted = rank_traffic(shape, config, longest)
+            # FSDP pads what it cannot cut evenly.
+            assert step["gathered"] == pytest.approx(counted.gathered_bytes, rel=0.01)
+            assert step["scattered"] == pytest.approx(counted.scattered_bytes, rel=0.01)
+            assert handed["gathered"] == pytest.approx(counted.handed_bytes, rel=0.02)
+            # Metrics, norms, and which weights have a gradient.
+            assert 0 <= step["summed"] - counted.summed_bytes < 2_000
