@@ -41,6 +41,8 @@ from rl_core.types import Rollout, SnapshotBytes
 from rl_core.workers.actors import LearnerActor, RolloutActor
 from rl_core.workers.engines import Engines
 from rl_core.workers.learner_ranks import WRITING, LearnerRanks
+from rl_core.workers.node_files import Folder
+from rl_core.workers.node_logs import NodeLogs, logs_of_cluster
 from rl_core.workers.ray_auth import send_token
 from rl_core.workers.ray_logs import why_not_started
 from rl_core.workers.reservation import Reservation
@@ -50,6 +52,8 @@ _EXIT_TIMEOUT_S = 5.0
 _HEAD_TIMEOUT_S = 10
 """Ray ends this process, by its own `_exit`, when its head is gone for so long; 60 by default."""
 _LOG_LINES_SHOWN = 3
+_LAST_WORDS_S = 5.0
+"""How long a machine, which may be gone, is waited for when its worker has died."""
 
 
 class Workers:
@@ -62,6 +66,7 @@ class Workers:
         resume_from: Path | None,
         log_folder: Path,
         room: Reservation,
+        logs: NodeLogs | None,
         *,
         learner: bool,
         on_progress: Callable[[str], None],
@@ -69,18 +74,22 @@ class Workers:
         self._config = config
         self._log_folder = log_folder
         self._room = room
+        self._logs = logs
         self._on_progress = on_progress
-        budgets = (config.storage.root / BUDGETS_FILE).resolve()
+        budgets_file = (config.storage.root / BUDGETS_FILE).resolve()
+        budgets = budgets_file if logs is None else logs.beside(budgets_file)
+        model = self._sendable(model_path)
 
         def load(actor: Any, weights: Any) -> Any:
-            return actor.load.remote(config, model_path, weights, budgets)
+            return actor.load.remote(config, model, weights, budgets)
 
         self._load_actor = load
         self.engines = Engines(
             config.rollout.num_engines,
             spawn=lambda name: self._spawn(name, RolloutActor),
             load=load,
-            weights=resume_from,
+            weights=self._sendable_model(resume_from) if resume_from else None,
+            sendable=self._sendable_model,
             result=self._result,
             on_progress=on_progress,
             beside_learner=learner and shares_a_card(config),
@@ -131,18 +140,20 @@ class Workers:
             folder.mkdir(parents=True, exist_ok=True)
             model_path = model_path.resolve()
             resume_from = resume_from.resolve() if resume_from else None
-            workers = cls(
-                config,
-                model_path,
-                resume_from,
-                folder,
-                room,
-                learner=learner,
-                on_progress=on_progress,
-            )
-            with nullcontext() if resume_from is None else reading(resume_from):
-                workers._load(config, resume_from, report)
-            yield workers
+            with logs_of_cluster(config, folder, room) as logs:
+                workers = cls(
+                    config,
+                    model_path,
+                    resume_from,
+                    folder,
+                    room,
+                    logs,
+                    learner=learner,
+                    on_progress=on_progress,
+                )
+                with nullcontext() if resume_from is None else reading(resume_from):
+                    workers._load(config, resume_from, report)
+                yield workers
 
     @property
     def learner(self) -> LearnerRanks:
@@ -182,7 +193,17 @@ class Workers:
             sleeps=actor is RolloutActor and self._config.rollout.sleep,
         )
         remote = ray.remote(**place, max_restarts=0, concurrency_groups={WRITING: 1})(actor)
-        return remote.remote(environment, self._log_folder / f"{name}.log")
+        log = self._log_folder / f"{name}.log" if self._logs is None else self._logs.file(name)
+        return remote.remote(environment, log)
+
+    def _sendable(self, folder: Path) -> Path | Folder:
+        """Returns what to send in place of a folder: a path, where all processes see this disk."""
+        return folder if self._logs is None else Folder.of(folder, self._logs.own_node)
+
+    def _sendable_model(self, folder: Path) -> Path | Folder:
+        """Returns the same for an engine, which needs nothing beside the model."""
+        sent = self._sendable(folder)
+        return sent if isinstance(sent, Path) else sent.model_alone()
 
     def _load(
         self, config: RunConfig, resume_from: Path | None, report: Callable[[str], None]
@@ -193,11 +214,12 @@ class Workers:
             self.learner.meet(self._hosts(), config.watchdog.stall_s)
         queues = loading_queues(self._cards(config, self.engines.actors | learners))
         loading: dict[Future[Any], tuple[str, list[str]]] = {}
+        checkpoint = None if resume_from is None else self._sendable(resume_from)
 
         def load_first(queue: list[str]) -> None:
             name, *rest = queue
             if name in learners:
-                loaded = self._load_actor(learners[name], resume_from).future()
+                loaded = self._load_actor(learners[name], checkpoint).future()
             else:
                 loaded = self.engines.begin_load(name)
             loading[loaded] = name, rest
@@ -259,6 +281,8 @@ class Workers:
             raise WorkerDied(name, f"Ray has lost it ({first_line(error)})") from error
 
     def _last_words(self, name: str) -> str:
+        if self._logs is not None:
+            self._logs.look(_LAST_WORDS_S)
         log = self._log_folder / f"{name}.log"
         lines = log.read_text(errors="replace").split("\n") if log.exists() else []
         said = [line.strip() for line in lines if line.strip()][-_LOG_LINES_SHOWN:]

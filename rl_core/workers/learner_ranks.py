@@ -16,6 +16,7 @@ from rl_core.errors import OutOfMemory, RankLost
 from rl_core.resources.placement import learner_name
 from rl_core.resources.token_budgets import merge_metrics
 from rl_core.types import Rollout, SnapshotBytes
+from rl_core.workers.node_files import Folder
 
 Result: TypeAlias = Callable[[str, Future[Any]], Any]
 """Waits for the result of a worker by its name, and turns Ray's errors into ours."""
@@ -100,13 +101,19 @@ class LearnerRanks:
         """Writes the last snapshot's checkpoint into `folder`; the learner works on meanwhile.
 
         Args:
-            folder: an empty folder.
+            folder: an empty folder, with a name that no other has; made if missing.
             model_alone: leaves out what only a resume needs.
         """
         self._on_progress("save")
+        folder.mkdir(parents=True, exist_ok=True)
         write = self._first.write_snapshot.options(concurrency_group=WRITING)
         written = write.remote(folder.resolve(), model_alone=model_alone)
-        self._result(learner_name(0), written.future())
+        staged: Folder | None = self._result(learner_name(0), written.future())
+        if staged is not None:
+            try:
+                staged.bring(folder)
+            finally:
+                staged.drop()
 
     @property
     def _all(self) -> Sequence[Any]:
