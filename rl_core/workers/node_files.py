@@ -213,7 +213,7 @@ class Staging:
     def __init__(self) -> None:
         self._folder = ExitStack()
 
-    def write(self, final: Path, write: Callable[[Path], None]) -> Folder | None:
+    def write(self, final: Path, write: Callable[[Path], object]) -> Folder | None:
         """Has a folder written: `final` itself if it is here, else one to be brought from here.
 
         Args:

@@ -25,7 +25,7 @@ from rl_core.workers.node_software import check_software
 from rl_core.workers.reservation import Reservation
 
 _POLL_S: Final = 3.0
-_LAST_LOOK_S: Final = 5.0
+_LAST_LOOK_S: Final = 10.0
 _READ_BYTES: Final = 2**20
 """Of a file in one look."""
 _OLD_S: Final = 7 * 86400.0

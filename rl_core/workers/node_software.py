@@ -43,6 +43,29 @@ def software() -> Software:
     return Software(digest.hexdigest()[:12], packages, str(_SOURCES))
 
 
+def compare(own: Software, theirs: Software, machine: str) -> list[str]:
+    """Returns in words which packages another machine has otherwise than this one.
+
+    Args:
+        own: this machine's.
+        theirs: the other's.
+        machine: its name.
+
+    Raises:
+        ValueError: it has another version of this project.
+    """
+    if theirs.sources != own.sources:
+        raise ValueError(
+            f"{machine} has another rl_core ({theirs.sources}, in {theirs.folder}) than this one "
+            f"({own.sources}): install the same version on all machines"
+        )
+    return [
+        f"{machine} has {name} {theirs.packages.get(name)}, this one {number}: results may differ"
+        for name, number in own.packages.items()
+        if theirs.packages.get(name) != number
+    ]
+
+
 def check_software(nodes: Iterable[str]) -> None:
     """Asks machines by Ray's ids of them; other packages than here are a warning in the log.
 
@@ -61,14 +84,8 @@ def check_software(nodes: Iterable[str]) -> None:
                 f"{machine} cannot load rl_core ({first_line(error.cause)}): install there what is "
                 "installed here, and start its Ray from that environment"
             ) from error
-        if theirs.sources != own.sources:
-            raise ValueError(
-                f"{machine} has another rl_core ({theirs.sources}, in {theirs.folder}) than this "
-                f"one ({own.sources}): install the same version on all machines"
-            )
-        for name, number in own.packages.items():
-            if (other := theirs.packages.get(name)) != number:
-                _logger.warning("%s has %s %s, this one %s", machine, name, other, number)
+        for said in compare(own, theirs, machine):
+            _logger.warning("%s", said)
 
 
 def _version(package: str) -> str | None:

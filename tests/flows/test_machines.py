@@ -1,0 +1,113 @@
+"""A whole run on machines without a shared disk, two of which lose their power, against one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_core.runs.run_folder import RunFolder
+from tests.conftest import build_tiny_model
+from tests.flows.test_learner_ranks import SETTINGS
+from tests.flows.test_run import LIMIT_S, PROGRAM, Place
+from tests.rl_core.test_trainer import comparable
+from tests.support.chaos import Ledger
+from tests.support.machines import Machine, ray_address, ray_machines
+from tests.support.waiting import wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+STEPS = 8
+OWN = [f"trainer.total_steps={STEPS}", "trainer.save_freq=4", "trainer.test_freq=8"]
+CPUS = (1, 1, 2, 0)
+"""A learner rank fits on the first, which has Ray's head, and the second, the engine on the third;
+the fourth has the driver, which asks for none."""
+PLACES = ["resources.learner_ranks=2", "resources.rollout_threads=2"]
+
+
+@dataclass
+class Cluster:
+    machines: list[Machine]
+    environment: dict[str, str]
+
+    @property
+    def driver(self) -> Machine:
+        return self.machines[-1]
+
+    def start(self, settings: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Starts a run on the driver's machine."""
+        disk = self.driver.disk
+        own = {name: x for name, x in self.environment.items() if name != "PREFECT_API_URL"}
+        own |= {
+            "PREFECT_HOME": str(disk / "prefect"),
+            "PREFECT_RESULTS_LOCAL_STORAGE_PATH": str(disk / "prefect" / "storage"),
+        }
+        where = [f"storage.root={disk}/out", f"model.path={disk}/model"]
+        where.append(f"resources.ray_address={ray_address(self.machines)}")
+        return self.driver.start([*PROGRAM, "run", *settings, *where], own, self.log)
+
+    @property
+    def log(self) -> Path:
+        return self.driver.outside / "run.log"
+
+    @property
+    def run(self) -> Path:
+        (folder,) = (self.driver.outside / "out" / "runs").iterdir()
+        return folder
+
+    def steps(self) -> list[int]:
+        files = list((self.driver.outside / "out" / "runs").glob("*/metrics.jsonl"))
+        return [json.loads(x)["step"] for x in files[0].read_text().splitlines()] if files else []
+
+    def restart(self, machine: Machine) -> None:
+        machine.boot()
+        machine.start_ray(self.environment, self.machines[0], CPUS[self.machines.index(machine)])
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with ray_machines(tmp_path, CPUS) as (machines, environment):
+        build_tiny_model(machines[-1].outside / "model")
+        yield Cluster(machines, environment)
+
+
+@pytest.mark.chaos
+def test_a_run_without_a_shared_disk_is_one_of_one_machine_though_two_lose_their_power(
+    cluster: Cluster, tmp_path: Path, tiny_overrides: list[str], survived: Ledger
+) -> None:
+    settings = [x for x in tiny_overrides if not x.startswith(("trainer.", "model.path="))]
+    settings += [x for x in SETTINGS if not x.startswith("trainer.")] + OWN
+    (tmp_path / "one").mkdir()
+    one = Place(tmp_path / "one", [*settings, f"model.path={cluster.driver.outside}/model"])
+    one.arguments[0] = "train"  # without an evaluation
+    calm = one.run()
+    assert calm.returncode == 0, calm.stderr
+
+    process = cluster.start([*settings, *PLACES])
+    _, second, third, _ = cluster.machines
+
+    wait_for(lambda: 1 in cluster.steps(), process=process, seen=cluster.log.read_text)
+    third.kill()
+    cluster.restart(third)
+    wait_for(lambda: 5 in cluster.steps(), process=process, seen=cluster.log.read_text)
+    second.kill()
+    cluster.restart(second)
+    assert process.wait(LIMIT_S) == 0, cluster.log.read_text()
+
+    record = json.loads((cluster.run / "run.json").read_text())
+    assert len(record["attempts"]) == 2, record["attempts"]
+    for row, expected in zip(_rows(cluster.run), _rows(one.folder()), strict=True):
+        assert row == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    survived("power cut", "an engine's machine and a learner rank's", steps_lost=1)
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    return [
+        {name: x for name, x in row.items() if not name.startswith("global_seqlen/")}
+        for row in comparable(RunFolder(folder))
+    ]
