@@ -52,6 +52,8 @@ _EXIT_TIMEOUT_S = 5.0
 _HEAD_TIMEOUT_S = 10
 """Ray ends this process, by its own `_exit`, when its head is gone for so long; 60 by default."""
 _LOG_LINES_SHOWN = 3
+_NODE_DIED = "its node has died"
+"""How Ray says so of an actor."""
 _LAST_WORDS_S = 5.0
 """How long a machine, which may be gone, is waited for when its worker has died."""
 
@@ -78,7 +80,7 @@ class Workers:
         self._on_progress = on_progress
         budgets_file = (config.storage.root / BUDGETS_FILE).resolve()
         budgets = budgets_file if logs is None else logs.beside(budgets_file)
-        model = self._sendable(model_path)
+        model = self._sendable_model(model_path)
 
         def load(actor: Any, weights: Any) -> Any:
             return actor.load.remote(config, model, weights, budgets)
@@ -267,7 +269,9 @@ class Workers:
             return pending.result()
         except RayTaskError as error:
             if isinstance(error.cause, RayError):  # its argument was lost: the learner's weights
-                raise WorkerDied("learner", self._last_words("learner")) from error
+                raise WorkerDied(
+                    "learner", self._last_words("learner", str(error.cause))
+                ) from error
             if isinstance(error.cause, Exception):  # its own message is a whole traceback
                 raise error.cause from error
             raise
@@ -276,17 +280,18 @@ class Workers:
         except (RayActorError, WorkerCrashedError) as error:
             if "running low on memory" in str(error):
                 raise OutOfMemory(name, "killed because the machine's memory ran low") from error
-            raise WorkerDied(name, self._last_words(name)) from error
+            raise WorkerDied(name, self._last_words(name, str(error))) from error
         except RayError as error:  # its head or its raylet is gone, and says so in many ways
             raise WorkerDied(name, f"Ray has lost it ({first_line(error)})") from error
 
-    def _last_words(self, name: str) -> str:
+    def _last_words(self, name: str, why: str) -> str:
         if self._logs is not None:
             self._logs.look(_LAST_WORDS_S)
         log = self._log_folder / f"{name}.log"
         lines = log.read_text(errors="replace").split("\n") if log.exists() else []
         said = [line.strip() for line in lines if line.strip()][-_LOG_LINES_SHOWN:]
-        return f"its process is gone (killed?); {log} ends with: {' | '.join(said) or '(nothing)'}"
+        how = "machine is gone" if _NODE_DIED in why else "process is gone (killed?)"
+        return f"its {how}; {log} ends with: {' | '.join(said) or '(nothing)'}"
 
 
 def _own_address(actor: object) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,6 @@ from typing import Any
 import pytest
 
 from rl_core.runs.run_folder import RunFolder
-from tests.conftest import build_tiny_model
 from tests.flows.test_learner_ranks import SETTINGS
 from tests.flows.test_run import LIMIT_S, PROGRAM, Place
 from tests.rl_core.test_trainer import comparable
@@ -23,7 +25,7 @@ from tests.support.waiting import wait_for
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 STEPS = 8
-OWN = [f"trainer.total_steps={STEPS}", "trainer.save_freq=4", "trainer.test_freq=8"]
+OWN = [f"trainer.total_steps={STEPS}", "trainer.save_freq=2", "trainer.test_freq=8"]
 CPUS = (1, 1, 2, 0)
 """A learner rank fits on the first, which has Ray's head, and the second, the engine on the third;
 the fourth has the driver, which asks for none."""
@@ -69,40 +71,55 @@ class Cluster:
         machine.start_ray(self.environment, self.machines[0], CPUS[self.machines.index(machine)])
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with ray_machines(tmp_path, CPUS) as (machines, environment):
-        build_tiny_model(machines[-1].outside / "model")
+@contextmanager
+def cluster_with(model: Path, folder: Path) -> Iterator[Cluster]:
+    with ray_machines(folder, CPUS) as (machines, environment):
+        shutil.copytree(model, machines[-1].outside / "model")
         yield Cluster(machines, environment)
 
 
 @pytest.mark.chaos
 def test_a_run_without_a_shared_disk_is_one_of_one_machine_though_two_lose_their_power(
-    cluster: Cluster, tmp_path: Path, tiny_overrides: list[str], survived: Ledger
+    tmp_path: Path, tiny_model_path: Path, tiny_overrides: list[str], survived: Ledger
 ) -> None:
     settings = [x for x in tiny_overrides if not x.startswith(("trainer.", "model.path="))]
     settings += [x for x in SETTINGS if not x.startswith("trainer.")] + OWN
-    (tmp_path / "one").mkdir()
-    one = Place(tmp_path / "one", [*settings, f"model.path={cluster.driver.outside}/model"])
+    one = Place(tmp_path, [*settings, f"model.path={tiny_model_path}"])
     one.arguments[0] = "train"  # without an evaluation
     calm = one.run()
     assert calm.returncode == 0, calm.stderr
 
-    process = cluster.start([*settings, *PLACES])
-    _, second, third, _ = cluster.machines
+    with cluster_with(tiny_model_path, tmp_path) as cluster:
+        process = cluster.start([*settings, *PLACES])
+        _, second, third, _ = cluster.machines
 
-    wait_for(lambda: 1 in cluster.steps(), process=process, seen=cluster.log.read_text)
-    third.kill()
-    cluster.restart(third)
-    wait_for(lambda: 5 in cluster.steps(), process=process, seen=cluster.log.read_text)
-    second.kill()
-    cluster.restart(second)
-    assert process.wait(LIMIT_S) == 0, cluster.log.read_text()
+        def wait(condition: Callable[[], object]) -> None:
+            wait_for(condition, process=process, seen=cluster.log.read_text)
 
+        wait(lambda: 0 in cluster.steps())
+        third.set_link(up=False)
+        time.sleep(5)
+        third.set_link(up=True)
+        wait(lambda: 1 in cluster.steps())
+        third.kill()
+        cluster.restart(third)
+        wait(lambda: 3 in cluster.steps())
+        (engine,) = third.processes("ray::RolloutActor")
+        engine.suspend()  # so that the run cannot end before the other machine does
+        wait((cluster.run / "checkpoints" / "step_000002").is_dir)
+        second.kill()
+        engine.resume()
+        cluster.restart(second)
+        assert process.wait(LIMIT_S) == 0, cluster.log.read_text()
+
+    said = cluster.log.read_text()
+    assert "engine_0 died: " in said
+    assert "training goes on after step" in said
     record = json.loads((cluster.run / "run.json").read_text())
     assert len(record["attempts"]) == 2, record["attempts"]
     for row, expected in zip(_rows(cluster.run), _rows(one.folder()), strict=True):
         assert row == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    survived("cut link", "an engine's machine, for 5 s")
     survived("power cut", "an engine's machine and a learner rank's", steps_lost=1)
 
 

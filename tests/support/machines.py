@@ -192,6 +192,8 @@ def ray_machines(
             RAY_AUTH_MODE="token",
             RAY_AUTH_TOKEN="t" * 40,
             RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="1",
+            # As in a Ray that knows nothing of us: else each worker of its loads torch.
+            RAY_ENABLE_ZERO_COPY_TORCH_TENSORS="0",
         )
         for machine, cpus in zip(found, num_cpus, strict=True):
             machine.start_ray(environment, found[0], cpus)
