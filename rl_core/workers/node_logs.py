@@ -24,6 +24,7 @@ from rl_core.workers.node_files import NodeFile, cache_folder, on_node
 from rl_core.workers.node_software import check_software
 from rl_core.workers.reservation import Reservation
 
+_MARK: Final = ".seen-"
 _POLL_S: Final = 3.0
 _LAST_LOOK_S: Final = 10.0
 _READ_BYTES: Final = 2**20
@@ -43,7 +44,9 @@ class NodeLogs:
 
     def __init__(self, folder: Path, room: Reservation, own_node: str) -> None:
         self._folder, self._room, self.own_node = folder, room, own_node
-        self._mark = folder / f".seen-{secrets.token_hex(8)}"
+        for of_killed_driver in folder.glob(f"{_MARK}*"):
+            of_killed_driver.unlink(missing_ok=True)
+        self._mark = folder / f"{_MARK}{secrets.token_hex(8)}"
         self._mark.touch()
         self._offsets: dict[str, dict[str, int]] = {}
         """By machine and file: how much of it is here."""

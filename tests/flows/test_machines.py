@@ -117,6 +117,12 @@ def test_a_run_without_a_shared_disk_is_one_of_one_machine_though_two_lose_their
     assert "training goes on after step" in said
     record = json.loads((cluster.run / "run.json").read_text())
     assert len(record["attempts"]) == 2, record["attempts"]
+    assert list(cluster.run.glob("workers/.*")) == []
+    for name in ("learner", "learner_1", "engine_0"):
+        assert "model in float32" in (cluster.run / "workers" / f"{name}.log").read_text(), name
+    for machine in cluster.machines[:3]:
+        copies = machine.outside / "home" / ".cache" / "countdown-train" / "folders"
+        assert list(copies.glob("*/model/model.safetensors")), machine.name
     for row, expected in zip(_rows(cluster.run), _rows(one.folder()), strict=True):
         assert row == pytest.approx(expected, rel=1e-5, abs=1e-5)
     survived("cut link", "an engine's machine, for 5 s")
