@@ -3,7 +3,7 @@
 An engine's death costs its own work alone: others answer what it had not, and it is started again
 meanwhile. Every sample has a seed of its own, so the responses are those that they would have been.
 
-Not here: Ray's session and the learner (cluster.py), what runs in an engine's process (actors.py).
+Not here: the learner (cluster.py), what runs in an engine's process (actors.py).
 """
 
 from __future__ import annotations

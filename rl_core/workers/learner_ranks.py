@@ -1,6 +1,6 @@
 """The learner's processes, seen from the trainer loop (stages 5 to 8): all are asked for the same.
 
-Not here: Ray's session and the engines (cluster.py), what runs in each process (actors.py), what
+Not here: the engines (cluster.py), what runs in each process (actors.py), what
 ranks say to each other (learner/ranks.py).
 """
 
