@@ -1,6 +1,6 @@
 """What runs inside the Ray actors: one learner, or one rollout engine, per process.
 
-Plain classes, no Ray here. Nothing heavy is imported before the process's environment is set.
+Plain classes. Nothing heavy is imported before the process's environment is set.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from rl_core.types import (
     SamplingSettings,
     SnapshotBytes,
 )
+from rl_core.workers.node_files import Folder, NodeFile, Staging, here
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +47,7 @@ PAD_ID = 0
 """Fills up the learner's rows; masked everywhere, so any token will do."""
 
 
-def prepare_process(environment: Mapping[str, str], log_file: Path) -> None:
+def prepare_process(environment: Mapping[str, str], log_file: Path | NodeFile) -> None:
     """Sets this process's environment and sends its output, and what we log, to `log_file`.
 
     The file descriptors are replaced, for C++ libraries and crash dumps write there. A disk without
@@ -57,7 +59,7 @@ def prepare_process(environment: Mapping[str, str], log_file: Path) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        log = os.open(here(log_file), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError as error:
         if not is_disk_full(error):
             raise
@@ -98,12 +100,13 @@ class _Forgiving(io.BufferedIOBase):
 class LearnerActor:
     """The learner's process, or one of its ranks: then all are asked for the same, in one order."""
 
-    def __init__(self, environment: Mapping[str, str], log_file: Path) -> None:
+    def __init__(self, environment: Mapping[str, str], log_file: Path | NodeFile) -> None:
         prepare_process(environment, log_file)
         self._learner: Learner
         self._ranks: Ranks | None = None
         self._meeting: TCPStore
         self._gathered: Mapping[str, torch.Tensor] | None = None
+        self._staging = Staging()
 
     def open_meeting(self, host: str, size: int) -> int:
         """Opens, in the first rank, where all will meet, and returns the port."""
@@ -124,17 +127,19 @@ class LearnerActor:
     def load(
         self,
         config: RunConfig,
-        model_path: Path,
-        resume_from: Path | None,
-        budgets_file: Path | None,
+        model: Path | Folder,
+        resume_from: Path | Folder | None,
+        budgets_file: Path | NodeFile,
     ) -> None:
         """Loads the models; apart from the constructor, so that errors arrive as what they are."""
+        model_path, budgets = here(model), here(budgets_file)
+        checkpoint = here(resume_from) if resume_from is not None else None
         with out_of_memory_as("load_learner"):
             from rl_core.learner.learner import Learner
             from rl_core.learner.ranks import ALONE
 
             ranks = self._ranks = self._ranks or ALONE
-            self._learner = Learner(config, model_path, resume_from, budgets_file, ranks)
+            self._learner = Learner(config, model_path, checkpoint, budgets, ranks)
             self._sent_dtype = config.model.dtype
             self._takes_turns = takes_turns(config)
             self._give_back()
@@ -202,16 +207,20 @@ class LearnerActor:
         with self._in_phase("save"):
             return self._learner.snapshot()
 
-    def write_snapshot(self, folder: Path, *, model_alone: bool) -> None:
-        """Writes the last snapshot's checkpoint into `folder`, in a thread beside all the rest."""
+    def write_snapshot(self, folder: Path, *, model_alone: bool) -> Folder | None:
+        """Writes the last snapshot's checkpoint, in a thread beside all the rest.
+
+        Into `folder`, or where that is not in sight into the one that is returned.
+        """
+        write = partial(self._learner.write_snapshot, model_alone=model_alone)
         with out_of_memory_as("save"):
-            self._learner.write_snapshot(folder, model_alone=model_alone)
+            return self._staging.write(folder, write)
 
 
 class RolloutActor:
     """A rollout engine's process."""
 
-    def __init__(self, environment: Mapping[str, str], log_file: Path) -> None:
+    def __init__(self, environment: Mapping[str, str], log_file: Path | NodeFile) -> None:
         prepare_process(environment, log_file)
         self._engine: AdaptiveEngine
         self._finished: Iterator[tuple[int, Completion]]
@@ -219,19 +228,20 @@ class RolloutActor:
     def load(
         self,
         config: RunConfig,
-        model_path: Path,
-        weights: Path | Mapping[str, torch.Tensor] | None,
-        budgets_file: Path | None,
+        model: Path | Folder,
+        weights: Path | Folder | Mapping[str, torch.Tensor] | None,
+        budgets_file: Path | NodeFile,
     ) -> None:
         """Builds the engine named by `rollout.engine`, from a folder that outlives the run.
 
         With the weights of that folder, or those of `set_weights`.
         """
+        model_path, budgets = here(model), here(budgets_file)
         with out_of_memory_as("load_engine"):
             from rl_core.rollout.adaptive_engine import AdaptiveEngine
 
             self._engine = AdaptiveEngine(
-                config, model_path, ENGINES[config.rollout.engine], budgets_file
+                config, model_path, ENGINES[config.rollout.engine], budgets
             )
         _logger.info(
             "%s in %s on %s, up to %d responses at a time",
@@ -257,13 +267,13 @@ class RolloutActor:
         """Returns what became of the engine's memory since this was asked last."""
         return self._engine.end_step()
 
-    def set_weights(self, weights: Path | Mapping[str, torch.Tensor]) -> None:
+    def set_weights(self, weights: Path | Folder | Mapping[str, torch.Tensor]) -> None:
         """Replaces all weights by the learner's, or by those of a saved model's folder."""
         from rl_core.rollout.model_files import read_weights
 
         with out_of_memory_as("sync"):
-            if isinstance(weights, Path):
-                weights = read_weights(weights)
+            if isinstance(weights, Path | Folder):
+                weights = read_weights(here(weights))
             self._engine.update_weights(weights)
 
 

@@ -1,20 +1,16 @@
-"""Ray's session and the processes in it, seen from the trainer loop.
+"""The processes of a run, seen from the trainer loop.
 
 The driver holds no tensors: it sends requests and rollouts, and orders who talks to whom.
 """
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-import psutil
 import ray
 from ray.exceptions import (
     OutOfMemoryError,
@@ -25,31 +21,30 @@ from ray.exceptions import (
 )
 
 from rl_core.config.run import RunConfig
-from rl_core.errors import RAY, OutOfMemory, WorkerDied, first_line
+from rl_core.errors import OutOfMemory, WorkerDied, first_line
 from rl_core.resources.memory_plan import ModelShape
 from rl_core.resources.placement import (
-    asked_of_ray,
     learner_name,
     loading_queues,
     shares_a_card,
 )
 from rl_core.resources.token_budgets import BUDGETS_FILE
 from rl_core.system.atomic import reading
-from rl_core.system.process_env import apply_defaults, process_environment
-from rl_core.system.process_group import children_that_mention, session_folder
+from rl_core.system.process_env import process_environment
 from rl_core.types import Rollout, SnapshotBytes
 from rl_core.workers.actors import LearnerActor, RolloutActor
 from rl_core.workers.engines import Engines
 from rl_core.workers.learner_ranks import WRITING, LearnerRanks
-from rl_core.workers.ray_auth import send_token
-from rl_core.workers.ray_logs import why_not_started
+from rl_core.workers.node_files import Folder
+from rl_core.workers.node_logs import NodeLogs, logs_of_cluster
 from rl_core.workers.reservation import Reservation
+from rl_core.workers.session import ray_session
 
-_OBJECT_STORE_BYTES = 200 * 2**20
-_EXIT_TIMEOUT_S = 5.0
-_HEAD_TIMEOUT_S = 10
-"""Ray ends this process, by its own `_exit`, when its head is gone for so long; 60 by default."""
 _LOG_LINES_SHOWN = 3
+_NODE_DIED = "its node has died"
+"""How Ray says so of an actor."""
+_LAST_WORDS_S = 5.0
+"""How long a machine, which may be gone, is waited for when its worker has died."""
 
 
 class Workers:
@@ -62,6 +57,7 @@ class Workers:
         resume_from: Path | None,
         log_folder: Path,
         room: Reservation,
+        logs: NodeLogs | None,
         *,
         learner: bool,
         on_progress: Callable[[str], None],
@@ -69,18 +65,22 @@ class Workers:
         self._config = config
         self._log_folder = log_folder
         self._room = room
+        self._logs = logs
         self._on_progress = on_progress
-        budgets = (config.storage.root / BUDGETS_FILE).resolve()
+        budgets_file = (config.storage.root / BUDGETS_FILE).resolve()
+        budgets = budgets_file if logs is None else logs.beside(budgets_file)
+        model = self._sendable_model(model_path)
 
         def load(actor: Any, weights: Any) -> Any:
-            return actor.load.remote(config, model_path, weights, budgets)
+            return actor.load.remote(config, model, weights, budgets)
 
         self._load_actor = load
         self.engines = Engines(
             config.rollout.num_engines,
             spawn=lambda name: self._spawn(name, RolloutActor),
             load=load,
-            weights=resume_from,
+            weights=self._sendable_model(resume_from) if resume_from else None,
+            sendable=self._sendable_model,
             result=self._result,
             on_progress=on_progress,
             beside_learner=learner and shares_a_card(config),
@@ -124,25 +124,27 @@ class Workers:
         parts = config.rollout.tensor_parallel_size
         if parts > 1 and (why := ModelShape.from_folder(model_path).why_not_split(parts)):
             raise ValueError(why)
-        with _ray_session(config, model_path, log_folder, learner=learner) as temp_dir:
+        with ray_session(config, model_path, log_folder, learner=learner) as temp_dir:
             report("Ray is up")
             room = Reservation(config, learner=learner, report=report)
             folder = (log_folder or temp_dir).resolve()
             folder.mkdir(parents=True, exist_ok=True)
             model_path = model_path.resolve()
             resume_from = resume_from.resolve() if resume_from else None
-            workers = cls(
-                config,
-                model_path,
-                resume_from,
-                folder,
-                room,
-                learner=learner,
-                on_progress=on_progress,
-            )
-            with nullcontext() if resume_from is None else reading(resume_from):
-                workers._load(config, resume_from, report)
-            yield workers
+            with logs_of_cluster(config, folder, room) as logs:
+                workers = cls(
+                    config,
+                    model_path,
+                    resume_from,
+                    folder,
+                    room,
+                    logs,
+                    learner=learner,
+                    on_progress=on_progress,
+                )
+                with nullcontext() if resume_from is None else reading(resume_from):
+                    workers._load(config, resume_from, report)
+                yield workers
 
     @property
     def learner(self) -> LearnerRanks:
@@ -182,7 +184,17 @@ class Workers:
             sleeps=actor is RolloutActor and self._config.rollout.sleep,
         )
         remote = ray.remote(**place, max_restarts=0, concurrency_groups={WRITING: 1})(actor)
-        return remote.remote(environment, self._log_folder / f"{name}.log")
+        log = self._log_folder / f"{name}.log" if self._logs is None else self._logs.file(name)
+        return remote.remote(environment, log)
+
+    def _sendable(self, folder: Path) -> Path | Folder:
+        """Returns what to send in place of a folder: a path, where all processes see this disk."""
+        return folder if self._logs is None else Folder.of(folder, self._logs.own_node)
+
+    def _sendable_model(self, folder: Path) -> Path | Folder:
+        """Returns the same for an engine, which needs nothing beside the model."""
+        sent = self._sendable(folder)
+        return sent if isinstance(sent, Path) else sent.model_alone()
 
     def _load(
         self, config: RunConfig, resume_from: Path | None, report: Callable[[str], None]
@@ -193,11 +205,12 @@ class Workers:
             self.learner.meet(self._hosts(), config.watchdog.stall_s)
         queues = loading_queues(self._cards(config, self.engines.actors | learners))
         loading: dict[Future[Any], tuple[str, list[str]]] = {}
+        checkpoint = None if resume_from is None else self._sendable(resume_from)
 
         def load_first(queue: list[str]) -> None:
             name, *rest = queue
             if name in learners:
-                loaded = self._load_actor(learners[name], resume_from).future()
+                loaded = self._load_actor(learners[name], checkpoint).future()
             else:
                 loaded = self.engines.begin_load(name)
             loading[loaded] = name, rest
@@ -245,7 +258,9 @@ class Workers:
             return pending.result()
         except RayTaskError as error:
             if isinstance(error.cause, RayError):  # its argument was lost: the learner's weights
-                raise WorkerDied("learner", self._last_words("learner")) from error
+                raise WorkerDied(
+                    "learner", self._last_words("learner", str(error.cause))
+                ) from error
             if isinstance(error.cause, Exception):  # its own message is a whole traceback
                 raise error.cause from error
             raise
@@ -254,15 +269,18 @@ class Workers:
         except (RayActorError, WorkerCrashedError) as error:
             if "running low on memory" in str(error):
                 raise OutOfMemory(name, "killed because the machine's memory ran low") from error
-            raise WorkerDied(name, self._last_words(name)) from error
+            raise WorkerDied(name, self._last_words(name, str(error))) from error
         except RayError as error:  # its head or its raylet is gone, and says so in many ways
             raise WorkerDied(name, f"Ray has lost it ({first_line(error)})") from error
 
-    def _last_words(self, name: str) -> str:
+    def _last_words(self, name: str, why: str) -> str:
+        if self._logs is not None:
+            self._logs.look(_LAST_WORDS_S)
         log = self._log_folder / f"{name}.log"
         lines = log.read_text(errors="replace").split("\n") if log.exists() else []
         said = [line.strip() for line in lines if line.strip()][-_LOG_LINES_SHOWN:]
-        return f"its process is gone (killed?); {log} ends with: {' | '.join(said) or '(nothing)'}"
+        how = "machine is gone" if _NODE_DIED in why else "process is gone (killed?)"
+        return f"its {how}; {log} ends with: {' | '.join(said) or '(nothing)'}"
 
 
 def _own_address(actor: object) -> str:
@@ -274,91 +292,3 @@ def _own_cards(actor: object) -> set[tuple[str, str]]:
     """Runs within an actor."""
     context = ray.get_runtime_context()
     return {(context.get_node_id(), card) for card in context.get_accelerator_ids()["GPU"]}
-
-
-@contextmanager
-def _ray_session(
-    config: RunConfig, model_path: Path, log_folder: Path | None, *, learner: bool
-) -> Iterator[Path]:
-    """Connects to `resources.ray_address`, or runs a private Ray on loopback; yields a temp folder.
-
-    On leaving, however that happens, Ray's processes and the folder are gone.
-    """
-    apply_defaults()
-    with session_folder() as temp_dir, _stopping_signals() as restore_handlers:
-        try:
-            try:
-                ray.init(**_init_options(config, model_path, temp_dir, learner=learner))
-            except SystemExit:  # a SIGTERM while Ray starts, caught by Ray's own handler
-                restore_handlers()
-                signal.raise_signal(signal.SIGTERM)
-                raise
-            except Exception as error:
-                # A Ray that is too slow to start, on a busy machine, raises a plain Exception.
-                is_rays = isinstance(error, RuntimeError | ConnectionError | RayError)
-                if not is_rays and type(error) is not Exception:
-                    raise
-                why = why_not_started(error, temp_dir, log_folder)
-                raise WorkerDied(RAY, f"it did not start ({why})") from error
-            restore_handlers()
-            yield temp_dir
-        finally:
-            processes = children_that_mention(temp_dir)
-            ray.shutdown()
-            # A worker notices a moment later that its raylet is gone; one deep in C++ may not.
-            for process in psutil.wait_procs(processes, timeout=_EXIT_TIMEOUT_S)[1]:
-                process.kill()
-
-
-def _init_options(
-    config: RunConfig, model_path: Path, temp_dir: Path, *, learner: bool
-) -> dict[str, Any]:
-    resources = config.resources
-    if resources.ray_address is not None:
-        send_token(resources.ray_address, reread=lambda: ray._raylet.Config.initialize(""))
-        return {"address": resources.ray_address, "log_to_driver": False}
-    asked = asked_of_ray(config, learner=learner).values()
-    weight_bytes = sum(file.stat().st_size for file in model_path.glob("*.safetensors"))
-    return {
-        "address": "local",
-        "num_cpus": int(sum(bundle["CPU"] for bundle in asked)),
-        "num_gpus": None if any("GPU" in bundle for bundle in asked) else 0,
-        # Two versions of the weights in flight, each up to twice the file (bfloat16 on disk).
-        "object_store_memory": _OBJECT_STORE_BYTES + 4 * weight_bytes,
-        "include_dashboard": False,
-        "log_to_driver": False,
-        "logging_level": "ERROR",
-        "_temp_dir": str(temp_dir),
-        "_system_config": {"gcs_rpc_server_reconnect_timeout_s": _HEAD_TIMEOUT_S},
-        "_node_ip_address": "127.0.0.1",
-    }
-
-
-@contextmanager
-def _stopping_signals() -> Iterator[Callable[[], None]]:
-    """Keeps SIGINT and SIGTERM as they were, though `ray.init` replaces SIGTERM's handler.
-
-    Yields a function to call after `ray.init`. Where SIGTERM had its default, which ends a process
-    without any clean-up, it raises SystemExit within the block.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    within = dict(before)
-    if within[signal.SIGTERM] in (signal.SIG_DFL, None):
-        within[signal.SIGTERM] = _exit_on_signal
-
-    def install(handlers: Mapping[signal.Signals, Any]) -> None:
-        for number, handler in handlers.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-
-    install(within)
-    try:
-        yield lambda: install(within)
-    finally:
-        install(before)
-
-
-def _exit_on_signal(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)

@@ -3,7 +3,7 @@
 An engine's death costs its own work alone: others answer what it had not, and it is started again
 meanwhile. Every sample has a seed of its own, so the responses are those that they would have been.
 
-Not here: Ray's session and the learner (cluster.py), what runs in an engine's process (actors.py).
+Not here: the learner (cluster.py), what runs in an engine's process (actors.py).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from rl_core.resources.token_budgets import log_out_of_memory, merge_metrics
 from rl_core.rollout.protocol import in_order
 from rl_core.system.atomic import reading
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
+from rl_core.workers.node_files import Folder
 
 Result: TypeAlias = Callable[[str, Future[Any]], Any]
 """Waits for the result of a worker by its name, and turns Ray's errors into ours."""
@@ -56,6 +57,7 @@ class Engines:
         spawn: starts the process of an engine by its name; returns Ray's handle.
         load: has it load the model, and weights unless they are None: a folder, or a reference.
         weights: a folder whose weights the engines start with, None for the model's own.
+        sendable: turns a folder into what is sent to engines in its place.
         result: see `Result`.
         on_progress: hears the name of a phase when it begins or is a piece further.
         beside_learner: whether they compute on the learner's card, so that one that starts must be
@@ -68,12 +70,14 @@ class Engines:
         *,
         spawn: Callable[[str], Any],
         load: Callable[[Any, Any], Any],
-        weights: Path | None,
+        weights: Path | Folder | None,
+        sendable: Callable[[Path], Path | Folder],
         result: Result,
         on_progress: Callable[[str], None],
         beside_learner: bool,
     ) -> None:
         self._spawn, self._load, self._result = spawn, load, result
+        self._sendable = sendable
         self._on_progress = on_progress
         self._beside_learner = beside_learner
         # Ray keeps what is referred to: who starts again gets what the others hold.
@@ -199,7 +203,7 @@ class Engines:
         """Gives every engine the weights of a saved model of the same architecture."""
         folder = folder.resolve()
         with reading(folder):
-            self.set_weights(folder)
+            self.set_weights(self._sendable(folder))
 
     def _ask_each(self, engines: Sequence[_Engine], ask: Callable[[Any], Any]) -> list[Any]:
         """Returns the answers of those that live; whoever does not is started again."""

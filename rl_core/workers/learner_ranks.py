@@ -1,6 +1,6 @@
 """The learner's processes, seen from the trainer loop (stages 5 to 8): all are asked for the same.
 
-Not here: Ray's session and the engines (cluster.py), what runs in each process (actors.py), what
+Not here: the engines (cluster.py), what runs in each process (actors.py), what
 ranks say to each other (learner/ranks.py).
 """
 
@@ -16,6 +16,7 @@ from rl_core.errors import OutOfMemory, RankLost
 from rl_core.resources.placement import learner_name
 from rl_core.resources.token_budgets import merge_metrics
 from rl_core.types import Rollout, SnapshotBytes
+from rl_core.workers.node_files import Folder
 
 Result: TypeAlias = Callable[[str, Future[Any]], Any]
 """Waits for the result of a worker by its name, and turns Ray's errors into ours."""
@@ -100,17 +101,24 @@ class LearnerRanks:
         """Writes the last snapshot's checkpoint into `folder`; the learner works on meanwhile.
 
         Args:
-            folder: an empty folder.
+            folder: an empty folder, with a name that no other has; made if missing.
             model_alone: leaves out what only a resume needs.
         """
         self._on_progress("save")
+        folder.mkdir(parents=True, exist_ok=True)
         written: list[Future[Any]] = []
         for actor in self._all:
             write = actor.write_snapshot.options(concurrency_group=WRITING)
             written.append(write.remote(folder.resolve(), model_alone=model_alone).future())
         wait(written)  # also where one has failed: the folder is not to be tidied under the others
-        for name, future in zip(self.actors, written, strict=True):
-            self._result(name, future)
+        parts = zip(self.actors, written, strict=True)
+        staged: list[Folder | None] = [self._result(name, part) for name, part in parts]
+        for share in staged:
+            if share is not None:
+                try:
+                    share.bring(folder)
+                finally:
+                    share.drop()
 
     @property
     def _all(self) -> Sequence[Any]:

@@ -26,6 +26,8 @@ from rl_core.resources.placement import (
 
 _ROOM_WITHIN_S: Final = 60.0
 """For what others hold: a run before this one may be on its way out."""
+_MACHINE_WITHIN_S: Final = 600.0
+"""For a machine that is gone, or another in its place."""
 _POLL_S: Final = 0.05
 
 
@@ -38,16 +40,15 @@ class Reservation:
         report: hears in words what is waited for.
 
     Raises:
-        ValueError: no machine could ever hold some of it.
+        ValueError: no machine could ever hold some of it, and none that is gone came back.
         WorkerDied: others held it for too long.
     """
 
     def __init__(self, config: RunConfig, *, learner: bool, report: Callable[[str], None]) -> None:
         self._asked = asked_of_ray(config, learner=learner)
-        self._machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         # Ray itself would say so only of a single process that is too large.
-        if lacking(self._asked, self._machines):
-            raise ValueError(too_little(self._asked, self._machines))
+        if self._is_lacking() and not _has_lost_machines():
+            raise ValueError(too_little(self._asked, _machines()))
         # Who shares cards must be on one machine; others rather have each its own.
         strategy = "PACK" if learner and shares_a_card(config) else "SPREAD"
         self._group: PlacementGroup = placement_group(list(self._asked.values()), strategy)
@@ -63,15 +64,39 @@ class Reservation:
             "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, index),
         }
 
+    def nodes(self) -> set[str]:
+        """Returns Ray's ids of the machines on which places are now."""
+        return set(filter(None, placement_group_table(self._group)["bundles_to_node_id"].values()))
+
     def _wait(self, report: Callable[[str], None]) -> None:
-        deadline, has_told = time.monotonic() + _ROOM_WITHIN_S, False
+        since, said = time.monotonic(), ""
         while (table := placement_group_table(self._group))["state"] != "CREATED":
-            if table["stats"]["scheduling_state"] == "INFEASIBLE":
-                raise ValueError(too_little(self._asked, self._machines))
-            free = in_words(ray.available_resources())
-            if time.monotonic() > deadline:
-                raise WorkerDied(RAY, f"it has no room: {free} are free, others hold the rest")
-            if table["stats"]["scheduling_state"] == "NO_RESOURCES" and not has_told:
-                report(f"waiting for room in Ray: {free} are free")
-                has_told = True
+            waits_for = ""
+            if table["stats"]["scheduling_state"] == "INFEASIBLE" or self._is_lacking():
+                what = too_little(self._asked, _machines())
+                if not _has_lost_machines() or time.monotonic() - since > _MACHINE_WITHIN_S:
+                    raise ValueError(what)
+                waits_for = f"a machine that is gone: {what}"
+            else:
+                free = in_words(ray.available_resources())
+                if time.monotonic() - since > _ROOM_WITHIN_S:
+                    raise WorkerDied(RAY, f"it has no room: {free} are free, others hold the rest")
+                if table["stats"]["scheduling_state"] == "NO_RESOURCES":
+                    waits_for = f"room in Ray: {free} are free"
+            if waits_for and waits_for.partition(":")[0] != said.partition(":")[0]:
+                since, said = time.monotonic(), waits_for
+                report(f"waiting for {waits_for}")
             time.sleep(_POLL_S)
+
+    def _is_lacking(self) -> bool:
+        return bool(lacking(self._asked, _machines()))
+
+
+def _machines() -> list[dict[str, float]]:
+    """Returns what each of Ray's machines has."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _has_lost_machines() -> bool:
+    """Says whether a machine was in this cluster that is no longer: it may come back."""
+    return not all(node["Alive"] for node in ray.nodes())

@@ -195,6 +195,10 @@ def test_wandb_and_a_cluster_are_asked_only_where_the_settings_want_them(tmp_pat
         address = f"127.0.0.1:{server.getsockname()[1]}"
         reachable = small(tmp_path, resources=ResourcesConfig(ray_address=address))
         assert "ray" not in [finding.check for finding in preflight(reachable)]
+        by_client = small(tmp_path, resources=ResourcesConfig(ray_address=f"ray://{address}"))
+        (refused,) = [finding for finding in preflight(by_client) if finding.check == "ray"]
+        assert refused.level == "fatal"
+        assert str(refused).startswith(f"resources.ray_address=ray://{address} cannot train: ")
     gone = preflight(reachable)
     assert level(gone, "ray") == "fatal"
 

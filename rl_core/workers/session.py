@@ -1,0 +1,116 @@
+"""Ray's session: a private one for this run alone, or a cluster that is joined."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+import ray
+from ray.exceptions import RayError
+
+from rl_core.config.run import RunConfig
+from rl_core.errors import RAY, WorkerDied
+from rl_core.resources.placement import asked_of_ray
+from rl_core.system.process_env import apply_defaults
+from rl_core.system.process_group import children_that_mention, session_folder
+from rl_core.workers.ray_auth import send_token
+from rl_core.workers.ray_logs import why_not_started
+
+_OBJECT_STORE_BYTES = 200 * 2**20
+_EXIT_TIMEOUT_S = 5.0
+_HEAD_TIMEOUT_S = 10
+"""Ray ends this process, by its own `_exit`, when its head is gone for so long; 60 by default."""
+
+
+@contextmanager
+def ray_session(
+    config: RunConfig, model_path: Path, log_folder: Path | None, *, learner: bool
+) -> Iterator[Path]:
+    """Connects to `resources.ray_address`, or runs a private Ray on loopback; yields a temp folder.
+
+    On leaving, however that happens, Ray's processes and the folder are gone.
+    """
+    apply_defaults()
+    with session_folder() as temp_dir, _stopping_signals() as restore_handlers:
+        try:
+            try:
+                ray.init(**_init_options(config, model_path, temp_dir, learner=learner))
+            except SystemExit:  # a SIGTERM while Ray starts, caught by Ray's own handler
+                restore_handlers()
+                signal.raise_signal(signal.SIGTERM)
+                raise
+            except Exception as error:
+                # A Ray that is too slow to start, on a busy machine, raises a plain Exception.
+                is_rays = isinstance(error, RuntimeError | ConnectionError | RayError)
+                if not is_rays and type(error) is not Exception:
+                    raise
+                why = why_not_started(error, temp_dir, log_folder)
+                raise WorkerDied(RAY, f"it did not start ({why})") from error
+            restore_handlers()
+            yield temp_dir
+        finally:
+            processes = children_that_mention(temp_dir)
+            ray.shutdown()
+            # A worker notices a moment later that its raylet is gone; one deep in C++ may not.
+            for process in psutil.wait_procs(processes, timeout=_EXIT_TIMEOUT_S)[1]:
+                process.kill()
+
+
+def _init_options(
+    config: RunConfig, model_path: Path, temp_dir: Path, *, learner: bool
+) -> dict[str, Any]:
+    resources = config.resources
+    if resources.ray_address is not None:
+        send_token(resources.ray_address, reread=lambda: ray._raylet.Config.initialize(""))
+        return {"address": resources.ray_address, "log_to_driver": False}
+    asked = asked_of_ray(config, learner=learner).values()
+    weight_bytes = sum(file.stat().st_size for file in model_path.glob("*.safetensors"))
+    return {
+        "address": "local",
+        "num_cpus": int(sum(bundle["CPU"] for bundle in asked)),
+        "num_gpus": None if any("GPU" in bundle for bundle in asked) else 0,
+        # Two versions of the weights in flight, each up to twice the file (bfloat16 on disk).
+        "object_store_memory": _OBJECT_STORE_BYTES + 4 * weight_bytes,
+        "include_dashboard": False,
+        "log_to_driver": False,
+        "logging_level": "ERROR",
+        "_temp_dir": str(temp_dir),
+        "_system_config": {"gcs_rpc_server_reconnect_timeout_s": _HEAD_TIMEOUT_S},
+        "_node_ip_address": "127.0.0.1",
+    }
+
+
+@contextmanager
+def _stopping_signals() -> Iterator[Callable[[], None]]:
+    """Keeps SIGINT and SIGTERM as they were, though `ray.init` replaces SIGTERM's handler.
+
+    Yields a function to call after `ray.init`. Where SIGTERM had its default, which ends a process
+    without any clean-up, it raises SystemExit within the block.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    within = dict(before)
+    if within[signal.SIGTERM] in (signal.SIG_DFL, None):
+        within[signal.SIGTERM] = _exit_on_signal
+
+    def install(handlers: Mapping[signal.Signals, Any]) -> None:
+        for number, handler in handlers.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+    install(within)
+    try:
+        yield lambda: install(within)
+    finally:
+        install(before)
+
+
+def _exit_on_signal(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
