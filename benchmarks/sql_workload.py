@@ -232,7 +232,7 @@ def write_run(root: Path, run_id: str, num_steps: int, author: Author, *, finish
         chars += sum(len(r.prompt_text) + len(r.response_text) for r in rollouts)
         epoch = step * PROMPTS // NUM_PROBLEMS
         start = time.perf_counter()
-        run.rollouts.write(step, epoch, rollouts, learned, policy_version=step - 1)
+        run.rollouts.write(step, epoch, rollouts, learned)
         write_s.append(time.perf_counter() - start)
         run.metrics.append(step, author.metrics(step) | {"epoch": epoch})
         if step % TEST_STEPS == 0:

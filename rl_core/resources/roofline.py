@@ -206,7 +206,7 @@ def step_time(
         learn=_learn(shape, config, machine, lengths, shares),
         sync=width * shape.num_parameters * config.rollout.num_engines / _HOST_LINK,
         other=shares.step_s,
-        overlaps=config.rollout.overlap > 0 and _num_devices(config) > 1,
+        overlaps=config.rollout.staleness > 0 and _num_devices(config) > 1,
     )
 
 

@@ -243,7 +243,8 @@ def test_yaml_holds_every_setting_and_reads_back_equal() -> None:
         (["data.train_batch_size=32"], ["mini_batch_size=128", "train_batch_size=32", "0.25"]),
         (["rollout.top_p=0.9"], ["rollout.top_p=0.9", "renormalises", "use 1.0"]),
         (["rollout.top_k=50"], ["rollout.top_k=50", "renormalises", "use -1"]),
-        (["rollout.overlap=1", "actor.importance_cap=null"], ["importance_cap=null", "a number"]),
+        (["rollout.staleness=1", "actor.importance_cap=null"], ["importance_cap=null", "a number"]),
+        (["rollout.overlap=1"], ["rollout.overlap is now called rollout.staleness"]),
         (["rollout.sleep=true"], ["rollout.sleep=true", "resources.rollout_gpus above 0"]),
         (
             ["rollout.tensor_parallel_size=2", "rollout.engine=hf"],
