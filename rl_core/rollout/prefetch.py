@@ -17,7 +17,7 @@ def steps_ahead(step: int, *, staleness: int, save_freq: int, last_step: int) ->
 
     The engines hold the policy of `step - 1` updates or a newer one. What they begin for step
     `step + staleness` is learned from when there are `staleness` updates more (AReaL,
-    arXiv:2505.24298, equation 3). None are begun for steps after a checkpoint before it is saved:
+    arXiv:2505.24298, section 5.1). None are begun for steps after a checkpoint before it is saved:
     what a resume finds there is all there is.
 
     Args:
