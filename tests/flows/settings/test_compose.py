@@ -296,6 +296,14 @@ def test_every_mistake_is_one_line_that_helps(overrides: list[str], words: list[
     assert [word for word in words if word not in message] == []
 
 
+def test_settings_written_under_an_old_name_are_read() -> None:
+    written = {"rollout": {"overlap": 1}}
+    assert RunConfig.model_validate(written).rollout.staleness == 1
+    both = {"rollout": {"overlap": 1, "staleness": 0}}
+    with pytest.raises(ValueError, match=r"rollout\.overlap=1 is now called rollout.staleness"):
+        RunConfig.model_validate(both)
+
+
 def test_files_are_one_name_or_a_list() -> None:
     assert compose([]).data.train_files == ()
     config = compose(["data.train_files=a/*.parquet", "data.test_files=[b.jsonl,openai/gsm8k]"])
