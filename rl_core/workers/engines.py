@@ -28,13 +28,12 @@ from rl_core.resources.token_budgets import log_out_of_memory, merge_metrics
 from rl_core.rollout.protocol import in_order
 from rl_core.system.atomic import reading
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
+from rl_core.workers.learner_ranks import WRITING
 
 Result: TypeAlias = Callable[[str, Future[Any]], Any]
 """Waits for the result of a worker by its name, and turns Ray's errors into ours."""
 _MOST_DEATHS: Final = 3
 """Of one engine without a step that it came through: then the attempt ends."""
-BESIDE: Final = "writing"
-"""Ray's concurrency group, a thread of the actor, for what goes on beside its other calls."""
 _PORTIONS: Final = 16
 """Calls in which an engine hands over its completions: each costs about a millisecond."""
 _logger = logging.getLogger(__name__)
@@ -234,7 +233,7 @@ class Engines:
 
     def _now(self, method: Any) -> Any:
         """Returns an actor's method as it is to be called beside what the engine generates."""
-        return method.options(concurrency_group=BESIDE) if self._in_flight else method
+        return method.options(concurrency_group=WRITING) if self._in_flight else method
 
     def _tell_each(self, method: Callable[[Any], Any], *args: Any) -> None:
         """Calls a method of every engine; one that is starting gets to it after that."""
