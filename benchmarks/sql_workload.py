@@ -130,13 +130,21 @@ class Author:
                 (row // GROUP_SIZE, row % GROUP_SIZE),
                 die / skill,
                 num_lines,
+                policy_version=step - 1,
             )
             for row, (die, num_lines) in enumerate(
                 zip(dice, self._random.integers(3, 22, STEP_ROWS).tolist(), strict=True)
             )
         ]
 
-    def rollout(self, index: int, place: tuple[int, int], luck: float, num_lines: int) -> Rollout:
+    def rollout(
+        self,
+        index: int,
+        place: tuple[int, int],
+        luck: float,
+        num_lines: int,
+        policy_version: int = 0,
+    ) -> Rollout:
         """Returns one response to problem `index`: correct where `luck` is below 1."""
         verdict, score = "correct", 1.0
         if luck >= 1:
@@ -159,7 +167,10 @@ class Author:
             prompt_text=self._prompts[index],
             prompt_ids=tuple(range(143)),
             completion=Completion(
-                self._ids[:tokens], self._logprobs[:tokens], "stop" if answer else "length"
+                self._ids[:tokens],
+                self._logprobs[:tokens],
+                "stop" if answer else "length",
+                ((0, policy_version),),
             ),
             response_text=text,
             scored=ScoredText(score, verdict, answer, "18"),
@@ -232,7 +243,7 @@ def write_run(root: Path, run_id: str, num_steps: int, author: Author, *, finish
         chars += sum(len(r.prompt_text) + len(r.response_text) for r in rollouts)
         epoch = step * PROMPTS // NUM_PROBLEMS
         start = time.perf_counter()
-        run.rollouts.write(step, epoch, rollouts, learned, policy_version=step - 1)
+        run.rollouts.write(step, epoch, rollouts, learned)
         write_s.append(time.perf_counter() - start)
         run.metrics.append(step, author.metrics(step) | {"epoch": epoch})
         if step % TEST_STEPS == 0:

@@ -8,6 +8,7 @@ from typing import Final
 import pyarrow as pa
 
 _MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string())])
+_POLICY_RUN = pa.struct([("policy_version", pa.int64()), ("tokens", pa.int64())])
 _EXTRA_INFO = pa.struct(
     [
         ("split", pa.string()),
@@ -62,8 +63,13 @@ ROLLOUTS = pa.schema(
         ("logprob_gap_mean", pa.float64()),
         ("ref_kl", pa.float64()),
         ("generated_at", pa.timestamp("us", tz="UTC")),
+        ("policy_runs", pa.list_(_POLICY_RUN)),
     ]
 )
+"""`policy_version` is how many updates made the policy that sampled the first token, the oldest.
+
+`policy_runs` says how many tokens it sampled, and those that took its place in mid-response.
+"""
 
 EVALUATION = pa.schema(
     [

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +15,8 @@ from rl_core.config.run import RunConfig
 from rl_core.data.sampling import batch_indices, steps_per_epoch, total_steps
 from rl_core.learner.profiling import per_token_ms
 from rl_core.rollout.collector import Collected, collect, read_answers, to_rollouts
-from rl_core.rollout.prefetch import Clock, RolloutsAhead
+from rl_core.rollout.prefetch import Clock, RolloutsAhead, steps_ahead
+from rl_core.rollout.staleness import staleness_metrics
 from rl_core.tracking.observers import Observers, StepObserver
 from rl_core.types import GenerationRequest, PromptedProblem, Rollout, SamplingSettings
 
@@ -112,6 +113,7 @@ class Trainer:
         last_step = total_steps(config, len(self.inputs.train))
         observers, watch_gap = Observers(self.observers), GapWatch(config.model.dtype)
         ahead = RolloutsAhead(self._collect)
+        workers.engines.set_policy_version(start_step)
         if start_step == 0:
             metrics = self.test_greedily(0) | workers.engines.end_step()
             run.metrics.append(0, metrics)
@@ -120,34 +122,29 @@ class Trainer:
             clock = StepClock()
             is_saving = step % config.trainer.save_freq == 0 or step == last_step
             with clock("step"):
-                collected, policy_version = ahead.take(step, clock)
-                # Not across a checkpoint: what a resume finds there must be all there is.
-                if config.rollout.overlap and not is_saving:
-                    ahead.begin(step + 1)
+                collected = ahead.take(step, clock)
+                ahead.begin(self._steps_ahead(step, last_step))
                 learned, per_rollout = workers.learn(collected.rollouts, step)
                 with clock("sync"):
-                    ahead.finish()
-                    workers.sync_weights()
+                    if not config.rollout.updates_in_flight:
+                        ahead.finish()
+                    workers.sync_weights(step)
                 metrics = collected.metrics | learned
-                if policy_version == step - 1:
+                if not metrics.get("rollout/staleness_max"):
                     watch_gap(step, metrics)
                 if step % config.trainer.test_freq == 0 or step == last_step:
                     with clock("testing"):
+                        ahead.finish()
                         metrics |= self.test_greedily(step)
                 metrics |= workers.engines.end_step()
                 is_last = observers.wants_stop()
                 if is_saving or is_last:
                     with clock("save_checkpoint"):
                         saves.snapshot()
-            epoch = (step - 1) // steps_per_epoch(
-                len(self.inputs.train), config.data.train_batch_size
-            )
-            metrics |= clock.seconds | {"epoch": epoch} | observers.measure()
+            metrics |= clock.seconds | {"epoch": self._epoch(step)} | observers.measure()
             metrics |= per_token_ms(metrics, collected.rollouts)
             # Logs first: no checkpoint lies ahead of them, and a resume cuts what lies ahead of it.
-            run.rollouts.write(
-                step, epoch, collected.rollouts, per_rollout, policy_version=policy_version
-            )
+            run.rollouts.write(step, self._epoch(step), collected.rollouts, per_rollout)
             run.metrics.append(step, metrics)
             if is_saving or is_last:
                 saves.write(step, metrics.get("val/accuracy"))
@@ -155,6 +152,18 @@ class Trainer:
             if is_last:
                 return step
         return max(start_step, last_step)
+
+    def _epoch(self, step: int) -> int:
+        batch_size = self.config.data.train_batch_size
+        return (step - 1) // steps_per_epoch(len(self.inputs.train), batch_size)
+
+    def _steps_ahead(self, step: int, last_step: int) -> range:
+        return steps_ahead(
+            step,
+            staleness=self.config.rollout.staleness,
+            save_freq=self.config.trainer.save_freq,
+            last_step=last_step,
+        )
 
     def _collect(self, step: int, clock: Clock) -> Collected:
         """Returns the rollouts of a step's own problems."""
@@ -164,7 +173,7 @@ class Trainer:
             num_problems=len(self.inputs.train),
             batch_size=self.config.data.train_batch_size,
         )
-        return collect(
+        collected = collect(
             self.config,
             self.inputs.train,
             chosen,
@@ -174,6 +183,9 @@ class Trainer:
             rewards=self.rewards,
             clock=clock,
         )
+        limit = self.config.rollout.staleness
+        stale = staleness_metrics(collected.rollouts, step, limit=limit)
+        return replace(collected, metrics=collected.metrics | stale)
 
     def test_greedily(self, step: int) -> dict[str, float]:
         """Returns `val/*` of the current weights: one greedy response to each test problem.

@@ -86,6 +86,18 @@ class Completion:
     logprobs: npt.NDArray[np.float32]
     """float32 [T], natural log, of the sampled tokens, after temperature."""
     finish_reason: Literal["stop", "length"]
+    policy_starts: tuple[tuple[int, int], ...] = ((0, 0),)
+    """From which token on which policy sampled, ascending: ((0, 7), (40, 8)) for 40 tokens of
+    policy 7 and the rest of policy 8, the number being that of the updates that made it."""
+
+    @property
+    def policy_runs(self) -> list[tuple[int, int]]:
+        """The policies that sampled, one after the other, each with how many tokens."""
+        ends = [first for first, _ in self.policy_starts[1:]] + [len(self.response_ids)]
+        return [
+            (policy, end - first)
+            for (first, policy), end in zip(self.policy_starts, ends, strict=True)
+        ]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -32,8 +32,30 @@ class RolloutConfig(Section):
     """A vLLM engine on a GPU gives its memory back while the learner works on the same card."""
     max_num_seqs: int = Field(256, ge=1)
     """Responses that the engine generates at a time, at most: fewer where memory ran out."""
-    overlap: int = Field(0, ge=0, le=1)
-    """1: the next step's rollouts are generated while the learner updates, one step off-policy."""
+    staleness: int = Field(0, ge=0)
+    """Updates, at most, between the policy that sampled a token and the one that learns from it.
+
+    0: generating and learning take turns. 1: the next step's responses are generated meanwhile.
+    More: those of so many steps, and engines take new weights in mid-response; then responses
+    depend on how long things take, and no two runs are alike."""
+
+    @property
+    def updates_in_flight(self) -> bool:
+        """Whether engines take new weights while they generate."""
+        return self.staleness > 1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _knows_its_old_name(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "overlap" in values:
+            if "staleness" in values:
+                raise ValueError(
+                    f"rollout.overlap={values['overlap']} is now called rollout.staleness: "
+                    "the values mean the same"
+                )
+            values = dict(values)
+            values["staleness"] = values.pop("overlap")
+        return values
 
     @model_validator(mode="after")
     def _samples_the_policy_itself(self) -> RolloutConfig:

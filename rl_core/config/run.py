@@ -291,7 +291,7 @@ class RunConfig(Section):
         """
         algorithm, actor = self.algorithm, self.actor
         in_reward = algorithm.kl_mode == "reward" and algorithm.kl_coef > 0
-        engines_agree = self.model.dtype == "float32" and not self.rollout.overlap
+        engines_agree = self.model.dtype == "float32" and not self.rollout.staleness
         fills_batch = actor.mini_batch_size == self.data.train_batch_size
         return fills_batch and actor.ppo_epochs == 1 and (engines_agree or not in_reward)
 
@@ -354,14 +354,15 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _knows_when_to_generate(self) -> RunConfig:
-        if self.rollout.sleep and (self.rollout.overlap or self.resources.rollout_gpus == 0):
+        staleness = self.rollout.staleness
+        if self.rollout.sleep and (staleness or self.resources.rollout_gpus == 0):
             raise ValueError(
                 "rollout.sleep=true frees a GPU while the learner works: it needs "
-                "resources.rollout_gpus above 0 and rollout.overlap=0"
+                "resources.rollout_gpus above 0 and rollout.staleness=0"
             )
-        if self.rollout.overlap and self.actor.importance_cap is None:
+        if staleness and self.actor.importance_cap is None:
             raise ValueError(
-                "rollout.overlap=1 learns from the responses of an older policy: "
+                f"rollout.staleness={staleness} learns from the responses of an older policy: "
                 "actor.importance_cap=null must be a number, so that this is corrected"
             )
         return self

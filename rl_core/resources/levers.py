@@ -57,7 +57,7 @@ def value_of(config: RunConfig, name: str) -> Any:
 def with_settings(config: RunConfig, settings: Settings) -> RunConfig | None:
     """Returns the run's settings with others in place, None where some exclude each other.
 
-    `rollout.sleep` and `rollout.overlap` do, for one.
+    `rollout.sleep` and `rollout.staleness` do, for one.
     """
     plain = config.model_dump()
     for name, value in settings.items():

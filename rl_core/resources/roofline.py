@@ -176,13 +176,13 @@ def step_time(
     )
 
 
-ONE_STEP_AHEAD: Final = "rollout.overlap=1"
+ONE_STEP_AHEAD: Final = "rollout.staleness=1"
 """The setting, as one types it."""
 
 
 def steps_ahead(config: RunConfig) -> int:
     """Returns K, by how many steps generation may be ahead of the learner."""
-    return config.rollout.overlap
+    return config.rollout.staleness
 
 
 def decoding_steps(num_rows: float, lengths: Lengths, max_num_seqs: int) -> float:

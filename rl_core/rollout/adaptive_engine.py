@@ -59,7 +59,14 @@ class AdaptiveEngine:
     def generate(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings, phase: str
     ) -> Iterator[tuple[int, Completion]]:
-        """Yields each request's completion with its position; see `RolloutEngine.generate`.
+        """Yields each request's completion with its position; see `generate_by_token`."""
+        for ended in self.generate_by_token(requests, sampling, phase):
+            yield from ended
+
+    def generate_by_token(
+        self, requests: Sequence[GenerationRequest], sampling: SamplingSettings, phase: str
+    ) -> Iterator[list[tuple[int, Completion]]]:
+        """Yields what has ended after each token; see `RolloutEngine.generate_by_token`.
 
         Args:
             requests: what to generate.
@@ -76,9 +83,10 @@ class AdaptiveEngine:
         while left:
             positions, said, size = list(left), "", min(self._size, len(left))
             try:
-                for i, completion in self._engine.generate(list(left.values()), sampling):
-                    del left[positions[i]]
-                    yield positions[i], completion
+                for ended in self._engine.generate_by_token(list(left.values()), sampling):
+                    for i, _ in ended:
+                        del left[positions[i]]
+                    yield [(positions[i], completion) for i, completion in ended]
             except (RuntimeError, ValueError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -90,6 +98,10 @@ class AdaptiveEngine:
     def update_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Replaces all weights; see `RolloutEngine.update_weights`."""
         self._engine.update_weights(weights)
+
+    def set_policy_version(self, version: int) -> None:
+        """Says how many updates made the weights; see `RolloutEngine.policy_version`."""
+        self._engine.policy_version = version
 
     def end_step(self) -> dict[str, float]:
         """Returns metrics of what was generated since the last call; the next run learns from it.
@@ -119,7 +131,7 @@ class AdaptiveEngine:
         if failed == 1:
             alone = f"{said.rstrip('.')}. A single response was under way"
             raise nothing_smaller(self._config, phase, alone)
-        self._failures[phase].append(failed)
+        self._failures.setdefault(phase, []).append(failed)  # a step may have ended meanwhile
         self._budgets.shrink(_BUDGET, failed)
         now = self._budgets[_BUDGET]
         _logger.warning(

@@ -16,11 +16,12 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from rl_core.models.fast_linear import use_fast_products
 from rl_core.models.shared_prefix import can_share_prompts
 from rl_core.rollout.model_files import complete_weights, stop_token_ids, weight_shapes
+from rl_core.rollout.protocol import RolloutEngine
 from rl_core.rollout.shared_prompts import ATTENTION, RoomyLayer, SharedPrompts
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
 
 
-class HfEngine:
+class HfEngine(RolloutEngine):
     """A transformers model with a KV cache and random numbers per request."""
 
     def __init__(
@@ -51,15 +52,16 @@ class HfEngine:
         self._shapes = weight_shapes(model_path)
         self._stop_ids = torch.tensor(stop_token_ids(model_path), device=self._device)
         self._max_num_seqs = max_num_seqs
+        self.policy_version = 0
 
-    def generate(
+    def generate_by_token(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
-    ) -> Iterator[tuple[int, Completion]]:
-        """Yields each completion soon after it has ended; see `RolloutEngine.generate`."""
+    ) -> Iterator[list[tuple[int, Completion]]]:
+        """Yields what has ended, soon after it; see `RolloutEngine.generate_by_token`."""
         for start in range(0, len(requests), self._max_num_seqs):
             batch = requests[start : start + self._max_num_seqs]
-            for row, completion in self._generate_batch(batch, sampling):
-                yield start + row, completion
+            for ended in self._generate_batch(batch, sampling):
+                yield [(start + row, completion) for row, completion in ended]
 
     def update_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Replaces all weights in place; see `RolloutEngine.update_weights`."""
@@ -79,8 +81,11 @@ class HfEngine:
     @torch.inference_mode()
     def _generate_batch(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
-    ) -> Iterator[tuple[int, Completion]]:
-        """Yields rows when they leave the batch: when half of those in it have ended, or all."""
+    ) -> Iterator[list[tuple[int, Completion]]]:
+        """Yields after each token the rows that leave the batch.
+
+        They do when half of those in it have ended, or all.
+        """
         # What each row will draw is drawn at once: a sample depends on its seed, not on the batch.
         draws = torch.stack(
             [
@@ -88,6 +93,7 @@ class HfEngine:
                 for r in requests
             ]
         ).to(self._device)
+        policy_starts = [(0, self.policy_version)]
         context, logits = self._read_prompts(requests)
         rows = torch.arange(len(requests), device=self._device)
         tokens = torch.zeros_like(draws, dtype=torch.int64)
@@ -100,22 +106,28 @@ class HfEngine:
             lengths[rows] += ~ended[rows]
             ended[rows] |= torch.isin(token, self._stop_ids)
             is_last = bool(ended[rows].all()) or step + 1 == sampling.max_tokens
-            if is_last or 2 * int(ended[rows].sum()) >= len(rows):
-                leaving = rows if is_last else rows[ended[rows]]
-                for row in leaving.tolist():
-                    yield (
-                        row,
-                        Completion(
-                            response_ids=tokens[row, : lengths[row]].cpu().numpy(),
-                            logprobs=logprobs[row, : lengths[row]].cpu().numpy(),
-                            finish_reason="stop" if ended[row] else "length",
-                        ),
-                    )
-                if is_last:
-                    return
+            leave = is_last or 2 * int(ended[rows].sum()) >= len(rows)
+            leaving = (rows if is_last else rows[ended[rows]]).tolist() if leave else []
+            yield [
+                (
+                    row,
+                    Completion(
+                        response_ids=tokens[row, : lengths[row]].cpu().numpy(),
+                        logprobs=logprobs[row, : lengths[row]].cpu().numpy(),
+                        finish_reason="stop" if ended[row] else "length",
+                        policy_starts=tuple(s for s in policy_starts if s[0] < lengths[row]),
+                    ),
+                )
+                for row in leaving
+            ]
+            if is_last:
+                return
+            if leave:
                 kept = (~ended[rows]).nonzero().squeeze(-1)
                 rows, token = rows[kept], token[kept]
                 context.keep(kept)
+            if policy_starts[-1][1] != self.policy_version:
+                policy_starts.append((step + 1, self.policy_version))
             logits = self._next_logits(token, context)
 
     def _read_prompts(self, requests: Sequence[GenerationRequest]) -> tuple[_Context, torch.Tensor]:

@@ -1,15 +1,33 @@
-"""Rollouts of the next step while the learner works on this one (`rollout.overlap`)."""
+"""Rollouts of further steps while the learner works on this one (`rollout.staleness`)."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 
 from rl_core.rollout.collector import Collected
 
 Clock = Callable[[str], AbstractContextManager[None]]
+
+
+def steps_ahead(step: int, *, staleness: int, save_freq: int, last_step: int) -> range:
+    """Returns which steps' rollouts may be begun while `step` is learned, if engines are free.
+
+    The engines hold the policy of `step - 1` updates or a newer one. What they begin for step
+    `step + staleness` is learned from when there are `staleness` updates more (AReaL,
+    arXiv:2505.24298, section 5.1). None are begun for steps after a checkpoint before it is saved:
+    what a resume finds there is all there is.
+
+    Args:
+        step: whose rollouts have been taken.
+        staleness: updates, at most, between a token's policy and the one that learns from it.
+        save_freq: steps between checkpoints.
+        last_step: of the run.
+    """
+    next_save = -(-step // save_freq) * save_freq
+    return range(step + 1, min(step + staleness, next_save, last_step) + 1)
 
 
 class RolloutsAhead:
@@ -21,39 +39,44 @@ class RolloutsAhead:
 
     def __init__(self, collect_step: Callable[[int, Clock], Collected]) -> None:
         self._collect_step = collect_step
-        self._step: int | None = None
-        self._ahead: Future[Collected]
+        self._ahead: dict[int, Future[Collected]] = {}
+        self._last: Future[Collected] | None = None
 
-    def begin(self, step: int) -> None:
-        """Starts to collect a step's rollouts, with the weights that the engines hold now."""
-        self._step, self._ahead = step, Future()
-        # A daemon: should the run end by an error, nobody waits for what nobody wants.
-        threading.Thread(target=self._run, args=(step, self._ahead), daemon=True).start()
+    def begin(self, steps: Iterable[int]) -> None:
+        """Has rollouts of these steps collected one after the other, but those that are already."""
+        for step in steps:
+            if step not in self._ahead:
+                before, self._last = self._last, Future()
+                self._ahead[step] = self._last
+                # A daemon: should the run end by an error, nobody waits for what nobody wants.
+                args = (step, self._last, before)
+                threading.Thread(target=self._run, args=args, daemon=True).start()
 
     def finish(self) -> None:
-        """Waits until nothing is being collected: before the engines get new weights.
+        """Waits until nothing is being collected, nor will be.
 
         Raises:
             Exception: what the collecting raised.
         """
-        if self._step is not None:
-            self._ahead.result()
+        for collected in self._ahead.values():
+            collected.result()
 
-    def take(self, step: int, clock: Clock) -> tuple[Collected, int]:
-        """Returns a step's rollouts, and the step whose update made the policy that wrote them.
+    def take(self, step: int, clock: Clock) -> Collected:
+        """Returns a step's rollouts.
 
         Args:
             step: counted from 1.
             clock: times `gen` and `reward`; of rollouts from ahead, as `gen`, what was waited.
         """
-        if self._step != step:
-            return self._collect_step(step, clock), step - 1
-        self._step = None
+        if step not in self._ahead:
+            return self._collect_step(step, clock)
         with clock("gen"):
-            return self._ahead.result(), step - 2
+            return self._ahead.pop(step).result()
 
-    def _run(self, step: int, ahead: Future[Collected]) -> None:
+    def _run(self, step: int, ahead: Future[Collected], before: Future[Collected] | None) -> None:
         try:
+            if before is not None:
+                before.result()
             ahead.set_result(self._collect_step(step, lambda phase: nullcontext()))
         except BaseException as error:  # noqa: BLE001  # whatever it is, the waiting loop gets it
             ahead.set_exception(error)

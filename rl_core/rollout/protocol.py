@@ -18,7 +18,10 @@ def in_order(finished: Iterable[tuple[int, Completion]]) -> list[Completion]:
 
 
 class RolloutEngine(Protocol):
-    """Generates responses with weights that the learner replaces between steps."""
+    """Generates responses with weights that the learner replaces, between steps or tokens."""
+
+    policy_version: int
+    """How many updates made the weights: tokens are sampled under this number."""
 
     def generate(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
@@ -29,10 +32,23 @@ class RolloutEngine(Protocol):
         last of `response_ids` and has a log-prob) or after `sampling.max_tokens`. The same prompt
         and seed give the same response under the same weights, alone or in a batch.
         """
+        for ended in self.generate_by_token(requests, sampling):
+            yield from ended
+
+    def generate_by_token(
+        self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
+    ) -> Iterator[list[tuple[int, Completion]]]:
+        """Yields after each token of those under way what has ended with it: often nothing.
+
+        In between weights may be replaced. What is under way goes on under the new ones, with the
+        keys and values of its past tokens as the old ones computed them (arXiv:2509.19128).
+        """
         ...
 
     def update_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Replaces all weights in place, and forgets whatever was computed with the old ones.
+
+        All but what responses under way have behind them; see `generate_by_token`.
 
         Args:
             weights: every tensor of the model under its Hugging Face name, on any device, in any

@@ -19,6 +19,7 @@ import torch
 
 from rl_core.errors import first_line, is_out_of_memory
 from rl_core.rollout.model_files import complete_weights, stop_token_ids, weight_shapes
+from rl_core.rollout.protocol import RolloutEngine
 from rl_core.system.process_env import hide_cuda_only_packages
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
 
@@ -47,7 +48,7 @@ class WeightUpdates:
             model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
 
 
-class VllmEngine:
+class VllmEngine(RolloutEngine):
     """A vLLM engine on one device whose weights are replaced in place."""
 
     def __init__(
@@ -62,6 +63,7 @@ class VllmEngine:
         on_gpu: bool,
         sleeps: bool = False,
         tensor_parallel_size: int = 1,
+        in_flight: bool = False,
     ) -> None:
         """Loads the model.
 
@@ -78,6 +80,7 @@ class VllmEngine:
                 machine's memory until it is asked for something again.
             tensor_parallel_size: GPUs that share the model, all of this machine; on a CPU,
                 processes.
+            in_flight: weights may be replaced between two tokens.
         """
         if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
             raise RuntimeError(
@@ -121,15 +124,22 @@ class VllmEngine:
                 "tensor_parallel_size": tensor_parallel_size,
                 "distributed_executor_backend": "mp",
             }
+        if in_flight:
+            # Else vLLM has a further token computed when it hands one over: of which weights?
+            self._options["async_scheduling"] = False
         self._llm = self._build(max_num_seqs)
+        self.policy_version = 0
+        self._has_stale_cache = False
 
-    def generate(
+    def generate_by_token(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
-    ) -> Iterator[tuple[int, Completion]]:
-        """Yields each completion as soon as it has ended; see `RolloutEngine.generate`."""
+    ) -> Iterator[list[tuple[int, Completion]]]:
+        """Yields what has ended after each token; see `RolloutEngine.generate_by_token`."""
         if not requests:
             return
         self._wake_up()
+        if self._has_stale_cache:
+            self._forget_prefixes()
         ids = self._llm.enqueue(
             [{"prompt_token_ids": list(request.prompt_ids)} for request in requests],
             [self._params(request, sampling) for request in requests],
@@ -137,15 +147,25 @@ class VllmEngine:
         )
         # Outputs bear the number that vLLM gave each request, without what it hangs on to it.
         positions = {id_.partition("-")[0]: i for i, id_ in enumerate(ids)}
+        policy_starts = [[(0, self.policy_version)] for _ in ids]
+        version = self.policy_version
         engine = self._llm.llm_engine
         try:
             while engine.has_unfinished_requests():
+                if version != self.policy_version:
+                    version = self.policy_version
+                    for i, num_tokens in self._tokens_so_far(ids):
+                        if policy_starts[i][-1][0] == num_tokens:
+                            policy_starts[i].pop()
+                        policy_starts[i].append((num_tokens, version))
                 outputs = engine.step()
                 if not engine.has_unfinished_requests():
                     # Not after the last yield: who knows how many there are asks for no more.
                     self._go_to_sleep()
-                for output in outputs:
-                    yield positions.pop(output.request_id), _completion(output.outputs[0])
+                ended = [
+                    (positions.pop(output.request_id), output.outputs[0]) for output in outputs
+                ]
+                yield [(i, _completion(output, policy_starts[i])) for i, output in ended]
         except GeneratorExit:  # who asked has lost interest
             engine.abort_request(list(positions))
             self._go_to_sleep()
@@ -155,12 +175,26 @@ class VllmEngine:
         """Replaces all weights in place; see `RolloutEngine.update_weights`."""
         self._wake_up()
         self._llm.collective_rpc("replace_weights", args=(complete_weights(weights, self._shapes),))
+        self._weights = weights
+        if self._llm.llm_engine.has_unfinished_requests():
+            self._has_stale_cache = True
+        else:
+            self._forget_prefixes()
+
+    def _forget_prefixes(self) -> None:
         if not self._llm.reset_prefix_cache():
             raise RuntimeError(
                 "vLLM refused to reset its prefix cache after a weight update: prompts would be "
                 "answered from keys and values of the old weights"
             )
-        self._weights = weights
+        self._has_stale_cache = False
+
+    def _tokens_so_far(self, ids: Sequence[str]) -> list[tuple[int, int]]:
+        """Returns how many tokens each of the requests that have not ended has, by position."""
+        scheduled = self._llm.llm_engine.engine_core.engine_core.scheduler.requests
+        return [
+            (i, scheduled[id_].num_output_tokens) for i, id_ in enumerate(ids) if id_ in scheduled
+        ]
 
     def resize(self, max_num_seqs: int) -> None:
         """Builds the engine again: one whose step has failed is in no known state.
@@ -222,11 +256,12 @@ class VllmEngine:
         )
 
 
-def _completion(output: Any) -> Completion:
+def _completion(output: Any, policy_starts: Sequence[tuple[int, int]]) -> Completion:
     return Completion(
         response_ids=np.array(output.token_ids, dtype=np.int64),
         logprobs=np.array(output.logprobs.logprobs, dtype=np.float32),
         finish_reason=cast("Literal['stop', 'length']", output.finish_reason),
+        policy_starts=tuple(policy_starts),
     )
 
 

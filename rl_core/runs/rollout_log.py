@@ -65,8 +65,6 @@ class RolloutLog:
         epoch: int,
         rollouts: Sequence[Rollout],
         learned: Mapping[str, Sequence[float] | npt.NDArray[Any]],
-        *,
-        policy_version: int,
     ) -> Path | None:
         """Writes the rollouts of one step and returns the file.
 
@@ -77,15 +75,12 @@ class RolloutLog:
             epoch: pass over the data, from 0.
             rollouts: in the order of `learned`.
             learned: columns of `LEARNED_COLUMNS`, one number per rollout; NaN becomes null.
-            policy_version: the step whose weights generated them, 0 for the base model's.
 
         Raises:
             ValueError: `learned` holds another column, or not one number per rollout.
         """
         file = self.folder / f"step_{step:06d}.parquet"
-        table = _rollout_table(
-            self.run_id, step, epoch, rollouts, learned, policy_version=policy_version
-        )
+        table = _rollout_table(self.run_id, step, epoch, rollouts, learned)
         try:
             demand_room(self.folder.parent)
             with new_file(file) as temporary:
@@ -263,8 +258,6 @@ def _rollout_table(
     epoch: int,
     rollouts: Sequence[Rollout],
     learned: Mapping[str, Sequence[float] | npt.NDArray[Any]],
-    *,
-    policy_version: int,
 ) -> pa.Table:
     """Returns one row per rollout."""
     for name, values in learned.items():
@@ -283,7 +276,7 @@ def _rollout_table(
             "data_source": rollout.problem.data_source,
             "group_id": rollout.group_id,
             "sample_index": rollout.sample_index,
-            "policy_version": policy_version,
+            "policy_version": rollout.completion.policy_starts[0][1],
             "prompt": rollout.prompt_text,
             "response": rollout.response_text,
             "answer": rollout.scored.answer,
@@ -295,6 +288,10 @@ def _rollout_table(
             "finish_reason": rollout.completion.finish_reason,
             "logprob_sum": float(rollout.completion.logprobs.sum(dtype="float64")),
             "generated_at": now,
+            "policy_runs": [
+                {"policy_version": policy, "tokens": tokens}
+                for policy, tokens in rollout.completion.policy_runs
+            ],
         }
         for i, rollout in enumerate(rollouts)
     ]

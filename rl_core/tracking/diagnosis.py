@@ -284,12 +284,14 @@ def _growing_gap(series: Series) -> Diagnosis | None:
     gap = series.ends("rollout/logprob_gap_mean")
     if gap is None or gap[1] < 1e-3 or gap[1] < 3 * gap[0]:
         return None
+    stale = series.ends("rollout/staleness_mean")
+    less_stale = "a smaller rollout.staleness; " if stale and stale[1] > 0 else ""
     return Diagnosis(
         "growing_gap",
         "rollout and learner disagree more and more about the same tokens",
         f"rollout/logprob_gap_mean {gap[0]:.2g} -> {gap[1]:.2g} nats per token",
-        "rollout.engine=hf tells which side is wrong; model.dtype=float32; actor.importance_cap "
-        "bounds the harm meanwhile",
+        f"{less_stale}rollout.engine=hf tells which side is wrong; model.dtype=float32; "
+        "actor.importance_cap bounds the harm meanwhile",
     )
 
 

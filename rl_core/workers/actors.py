@@ -13,7 +13,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from rl_core.system.atomic import is_disk_full
 from rl_core.system.log_file import RedactingFormatter
 from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages
 from rl_core.system.process_group import dump_stacks_on_request
+from rl_core.system.turns import Turns
 from rl_core.types import (
     Completion,
     GenerationRequest,
@@ -218,12 +218,17 @@ class LearnerActor:
 
 
 class RolloutActor:
-    """A rollout engine's process."""
+    """A rollout engine's process.
+
+    `set_weights` and `end_step` may be called in another thread than that which generates: they
+    then come between two tokens.
+    """
 
     def __init__(self, environment: Mapping[str, str], log_file: Path | NodeFile) -> None:
         prepare_process(environment, log_file)
         self._engine: AdaptiveEngine
-        self._finished: Iterator[tuple[int, Completion]]
+        self._ended: Iterator[list[tuple[int, Completion]]]
+        self._turns = Turns()
 
     def load(
         self,
@@ -231,6 +236,7 @@ class RolloutActor:
         model: Path | Folder,
         weights: Path | Folder | Mapping[str, torch.Tensor] | None,
         budgets_file: Path | NodeFile,
+        policy_version: int = 0,
     ) -> None:
         """Builds the engine named by `rollout.engine`, from a folder that outlives the run.
 
@@ -250,31 +256,54 @@ class RolloutActor:
             config.rollout.engine,
             config.rollout.max_num_seqs,
         )
-        if weights is not None:
-            self.set_weights(weights)
+        if weights is None:
+            self.set_policy_version(policy_version)
+        else:
+            self.set_weights(weights, policy_version)
 
     def begin(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings, phase: str
     ) -> None:
         """Takes requests to generate, in place of whatever was left of those before."""
-        self._finished = self._engine.generate(requests, sampling, phase)
+        with self._turns:
+            self._ended = self._engine.generate_by_token(requests, sampling, phase)
 
     def next_finished(self, limit: int) -> list[tuple[int, Completion]]:
-        """Generates until so many more have ended, or all; returns them with their positions."""
-        return list(islice(self._finished, limit))
+        """Generates until so many more have ended, or all; returns them with their positions.
+
+        Those that ended with the same token come together.
+        """
+        finished: list[tuple[int, Completion]] = []
+        while len(finished) < limit:
+            with self._turns:
+                ended = next(self._ended, None)
+            if ended is None:
+                break
+            finished += ended
+        return finished
 
     def end_step(self) -> dict[str, float]:
         """Returns what became of the engine's memory since this was asked last."""
-        return self._engine.end_step()
+        with self._turns:
+            return self._engine.end_step()
 
-    def set_weights(self, weights: Path | Folder | Mapping[str, torch.Tensor]) -> None:
+    def set_policy_version(self, version: int) -> None:
+        """Says how many updates made the weights that the engine holds."""
+        with self._turns:
+            self._engine.set_policy_version(version)
+
+    def set_weights(
+        self, weights: Path | Folder | Mapping[str, torch.Tensor], policy_version: int = 0
+    ) -> None:
         """Replaces all weights by the learner's, or by those of a saved model's folder."""
         from rl_core.rollout.model_files import read_weights
 
         with out_of_memory_as("sync"):
             if isinstance(weights, Path | Folder):
                 weights = read_weights(here(weights))
-            self._engine.update_weights(weights)
+            with self._turns:
+                self._engine.update_weights(weights)
+                self._engine.set_policy_version(policy_version)
 
 
 def _vllm_engine(config: RunConfig, model_path: Path, max_num_seqs: int) -> RolloutEngine:
@@ -290,6 +319,7 @@ def _vllm_engine(config: RunConfig, model_path: Path, max_num_seqs: int) -> Roll
         on_gpu=config.resources.rollout_gpus > 0,
         sleeps=config.rollout.sleep,
         tensor_parallel_size=config.rollout.tensor_parallel_size,
+        in_flight=config.rollout.updates_in_flight,
     )
 
 

@@ -71,8 +71,8 @@ class Workers:
         budgets = budgets_file if logs is None else logs.beside(budgets_file)
         model = self._sendable_model(model_path)
 
-        def load(actor: Any, weights: Any) -> Any:
-            return actor.load.remote(config, model, weights, budgets)
+        def load(actor: Any, weights: Any, *policy_version: int) -> Any:
+            return actor.load.remote(config, model, weights, budgets, *policy_version)
 
         self._load_actor = load
         self.engines = Engines(
@@ -84,6 +84,7 @@ class Workers:
             result=self._result,
             on_progress=on_progress,
             beside_learner=learner and shares_a_card(config),
+            in_flight=config.rollout.updates_in_flight,
         )
         num_ranks = config.resources.learner_ranks if learner else 0
         ranks = [self._spawn(learner_name(rank), LearnerActor) for rank in range(num_ranks)]
@@ -144,7 +145,10 @@ class Workers:
                 )
                 with nullcontext() if resume_from is None else reading(resume_from):
                     workers._load(config, resume_from, report)
-                yield workers
+                try:
+                    yield workers
+                finally:
+                    workers.engines.close()
 
     @property
     def learner(self) -> LearnerRanks:
@@ -158,10 +162,14 @@ class Workers:
         """Trains on the rollouts of `step`; returns its metrics and the rollout log's columns."""
         return self.learner.learn(rollouts, step)
 
-    def sync_weights(self) -> None:
-        """Gives every engine the learner's weights, in place."""
+    def sync_weights(self, policy_version: int = 0) -> None:
+        """Gives every engine the learner's weights, in place.
+
+        Args:
+            policy_version: how many updates made them.
+        """
         self._on_progress("sync")
-        self.engines.set_weights(self.learner.weights())
+        self.engines.set_weights(self.learner.weights(), policy_version)
 
     def snapshot(self) -> SnapshotBytes:
         """Has the learner copy what a checkpoint holds, over the snapshot before."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,7 @@ from rl_core.resources.token_budgets import log_out_of_memory, merge_metrics
 from rl_core.rollout.protocol import in_order
 from rl_core.system.atomic import reading
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
+from rl_core.workers.learner_ranks import WRITING
 from rl_core.workers.node_files import Folder
 
 Result: TypeAlias = Callable[[str, Future[Any]], Any]
@@ -55,13 +57,16 @@ class Engines:
     Args:
         number: of engines.
         spawn: starts the process of an engine by its name; returns Ray's handle.
-        load: has it load the model, and weights unless they are None: a folder, or a reference.
+        load: has it load the model, and weights unless they are None: a folder, or a reference;
+            and know how many updates made them.
         weights: a folder whose weights the engines start with, None for the model's own.
         sendable: turns a folder into what is sent to engines in its place.
         result: see `Result`.
         on_progress: hears the name of a phase when it begins or is a piece further.
         beside_learner: whether they compute on the learner's card, so that one that starts must be
             waited for: it could not while the learner works there.
+        in_flight: whether they take weights and end steps between two tokens of what another
+            thread streams; else only while nothing is under way.
     """
 
     def __init__(
@@ -69,17 +74,22 @@ class Engines:
         number: int,
         *,
         spawn: Callable[[str], Any],
-        load: Callable[[Any, Any], Any],
+        load: Callable[[Any, Any, int], Any],
         weights: Path | Folder | None,
         sendable: Callable[[Path], Path | Folder],
         result: Result,
         on_progress: Callable[[str], None],
         beside_learner: bool,
+        in_flight: bool = False,
     ) -> None:
         self._spawn, self._load, self._result = spawn, load, result
         self._sendable = sendable
         self._on_progress = on_progress
-        self._beside_learner = beside_learner
+        self._beside_learner, self._in_flight = beside_learner, in_flight
+        # One thread streams while another has weights set: each sees engines replaced or not.
+        self._lock = threading.RLock()
+        self._is_closed = False
+        self._policy_version = 0
         # Ray keeps what is referred to: who starts again gets what the others hold.
         self._weights: Any = weights
         self._died: list[str] = []
@@ -134,6 +144,7 @@ class Engines:
         calls: dict[Future[Any], tuple[_Engine, Sequence[int]]] = {}
 
         def ask(positions: Sequence[int]) -> list[str]:
+            self._check_open()
             engines = self._takers()
             for engine, share in zip(engines, _shares(positions, len(engines)), strict=True):
                 unanswered.update(dict.fromkeys(share, engine))
@@ -142,22 +153,27 @@ class Engines:
                 calls.update(dict.fromkeys(begun, (engine, share)))
             return [engine.name for engine in engines]
 
-        ask(range(len(requests)))
+        def answer(engine: _Engine, call: Future[Any]) -> Sequence[tuple[int, Completion]]:
+            self._check_open()
+            try:
+                return self._answer(engine, call) or ()
+            except WorkerDied as death:
+                self._replace_once(engine, death)
+                if lost := [i for i, asked in unanswered.items() if asked is engine]:
+                    others = ", ".join(ask(lost))
+                    said = "%d responses that %s had not finished are asked of %s"
+                    _logger.warning(said, len(lost), engine.name, others)
+                return ()
+
+        with self._lock:
+            ask(range(len(requests)))
         while unanswered:
             assert calls, "engines have answered less than they were asked"
             for call in wait(calls, return_when=FIRST_COMPLETED).done:
                 engine, share = calls.pop(call)
                 self._on_progress("gen")
-                try:
-                    finished = self._answer(engine, call) or ()
-                except WorkerDied as death:
-                    if engine in self._engines:  # else it was noticed before
-                        self._replace(engine, death)
-                    if lost := [i for i, asked in unanswered.items() if asked is engine]:
-                        others = ", ".join(ask(lost))
-                        said = "%d responses that %s had not finished are asked of %s"
-                        _logger.warning(said, len(lost), engine.name, others)
-                    continue
+                with self._lock:
+                    finished = answer(engine, call)
                 for i, completion in finished:
                     if unanswered.pop(share[i], None) is not None:
                         yield share[i], completion
@@ -175,35 +191,61 @@ class Engines:
 
         Those of memory, see `AdaptiveEngine`, and `rollout/engine_restarts`: how often one died.
         """
-        loaded = self._loaded()
-        answers = self._ask_each(loaded, lambda actor: actor.end_step.remote())
-        for engine in loaded:
-            if engine.name not in self._died:
-                del self._deaths[engine.name]
-        num_deaths = len(self._died)
-        self._died = []
+        with self._lock:
+            loaded = self._loaded()
+            answers = self._ask_each(loaded, lambda actor: self._now(actor.end_step).remote())
+            for engine in loaded:
+                if engine.name not in self._died:
+                    del self._deaths[engine.name]
+            num_deaths = len(self._died)
+            self._died = []
         return merge_metrics(answers) | {"rollout/engine_restarts": num_deaths}
 
-    def set_weights(self, weights: Any) -> None:
+    def set_policy_version(self, version: int) -> None:
+        """Says how many updates made the weights that the engines have loaded."""
+        with self._lock:
+            self._policy_version = version
+            self._tell_each(lambda actor: actor.set_policy_version, version)
+
+    def set_weights(self, weights: Any, policy_version: int = 0) -> None:
         """Gives every engine new weights, in place; one that is starting takes them after that.
 
         Args:
             weights: a folder with a saved model of the same architecture, or Ray's reference to
                 what `LearnerActor.weights` returns: tensors go from process to process, and not
                 through this one.
+            policy_version: how many updates made them: what they sample bears it.
         """
-        loaded = self._loaded()
-        self._weights = weights
-        for engine in self._engines:
-            if engine not in loaded:
-                engine.starting.append(engine.actor.set_weights.remote(weights).future())
-        self._ask_each(loaded, lambda actor: actor.set_weights.remote(weights))
+        with self._lock:
+            self._weights, self._policy_version = weights, policy_version
+            self._tell_each(lambda actor: actor.set_weights, weights, policy_version)
 
     def load_weights(self, folder: Path) -> None:
         """Gives every engine the weights of a saved model of the same architecture."""
         folder = folder.resolve()
         with reading(folder):
             self.set_weights(self._sendable(folder))
+
+    def close(self) -> None:
+        """Has another thread's stream end instead of starting engines of a Ray that is gone."""
+        with self._lock:
+            self._is_closed = True
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("the run has ended: nothing is generated any more")
+
+    def _now(self, method: Any) -> Any:
+        """Returns an actor's method as it is to be called beside what the engine generates."""
+        return method.options(concurrency_group=WRITING) if self._in_flight else method
+
+    def _tell_each(self, method: Callable[[Any], Any], *args: Any) -> None:
+        """Calls a method of every engine; one that is starting gets to it after that."""
+        loaded = self._loaded()
+        for engine in self._engines:
+            if engine not in loaded:
+                engine.starting.append(method(engine.actor).remote(*args).future())
+        self._ask_each(loaded, lambda actor: self._now(method(actor)).remote(*args))
 
     def _ask_each(self, engines: Sequence[_Engine], ask: Callable[[Any], Any]) -> list[Any]:
         """Returns the answers of those that live; whoever does not is started again."""
@@ -247,6 +289,11 @@ class Engines:
                 raise WorkerDied(engine.name, f"it did not start again: {error}") from error
             engine.starting.pop(0)
 
+    def _replace_once(self, engine: _Engine, death: WorkerDied) -> None:
+        """Starts a new process in place of a dead one, where that has not been noticed before."""
+        if engine in self._engines:
+            self._replace(engine, death)
+
     def _replace(self, engine: _Engine, death: WorkerDied) -> _Engine:
         """Starts a new process in place of a dead one, with the weights that the others hold.
 
@@ -276,7 +323,8 @@ class Engines:
         return successor
 
     def _begin_load(self, engine: _Engine) -> Future[Any]:
-        loaded: Future[Any] = self._load(engine.actor, self._weights).future()
+        loading = self._load(engine.actor, self._weights, self._policy_version)
+        loaded: Future[Any] = loading.future()
         engine.starting = [loaded]
         return loaded
 

@@ -1,5 +1,5 @@
 -- one row per run and step whose rollouts come from weights older than those that learned from them.
--- Ask it how far off-policy training ran (rollout.overlap=1: one step).
+-- Ask it how far off-policy training ran: never further than rollout.staleness.
 -- Example: countdown-train sql off_policy_steps
 select
     run_id,

@@ -22,5 +22,6 @@ select
     logprob_sum,
     logprob_gap_mean,
     ref_kl,
-    generated_at
+    generated_at,
+    policy_runs
 from rollout_rows

@@ -34,7 +34,7 @@ _SHAPE: Final = {
     "actor": {"mini_batch_size", "micro_batch_tokens", "ppo_epochs"},
     "critic": {"share_trunk"},
     "data": {"train_batch_size", "max_prompt_length", "max_response_length"},
-    "rollout": {"engine", "num_engines", "overlap", "sleep"},
+    "rollout": {"engine", "num_engines", "staleness", "sleep"},
     "resources": None,
 }
 """Settings that a step's time depends on, by section; None: all of the section."""

@@ -53,6 +53,7 @@ def resource_charts(data: ReportData) -> dict[str, Chart]:
             "Memory of the machine, by process": _stack(data.timeline, "memory/host_gib/", "GiB"),
             "Memory, highest of the step": _peak(data.timeline),
             "Free disk": _free_disk(data.timeline),
+            "Staleness of tokens": _staleness(data.timeline),
         }
     )
 
@@ -172,6 +173,14 @@ def _peak(timeline: pl.DataFrame) -> Chart | None:
 def _free_disk(timeline: pl.DataFrame) -> Chart | None:
     rows = timeline.filter(pl.col("metric") == "disk/free_gib").sort("step")
     return draw([Series("free", "test", _points(rows, "value"))], "GiB")
+
+
+def _staleness(timeline: pl.DataFrame) -> Chart | None:
+    def line(which: str, colour: str) -> Series:
+        rows = timeline.filter(pl.col("metric") == f"rollout/staleness_{which}").sort("step")
+        return Series(which, colour, _points(rows, "value"))
+
+    return draw([line("mean", "test"), line("max", "train")], "updates")
 
 
 def _before_and_after(rows: Sequence[Row], column: str, x_label: str) -> Chart | None:

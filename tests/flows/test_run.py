@@ -153,7 +153,7 @@ NOTHING_TO_TELL = {
     "compare_models": "there is one trained model",
     "settings_that_differ": "there is one run",
     "rescored": "nothing was scored anew",
-    "off_policy_steps": "rollouts do not overlap",
+    "off_policy_steps": "rollouts are not generated ahead",
     "all_fail_groups": "a critic needs no groups",
     "diversity_by_step": "a critic needs no groups",
 }

@@ -16,6 +16,7 @@ from rl_core.checkpoints.background_save import BackgroundSave
 from rl_core.checkpoints.store import latest, list_checkpoints
 from rl_core.config.run import RunConfig
 from rl_core.data.prompts import encode_prompt, load_tokenizer
+from rl_core.data.sampling import batch_indices
 from rl_core.rewards.scoring import start_rewards
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking.observers import FreeDisk, StepObserver
@@ -36,7 +37,7 @@ NOT_COMPARED = (
 )
 
 
-def settings(root: Path, run_id: str, engine: str, overlap: int = 0) -> RunConfig:
+def settings(root: Path, run_id: str, engine: str, staleness: int = 0) -> RunConfig:
     return RunConfig.model_validate(
         {
             "run_id": run_id,
@@ -48,7 +49,7 @@ def settings(root: Path, run_id: str, engine: str, overlap: int = 0) -> RunConfi
                 "engine": engine,
                 "kv_cache_mib": 16,
                 "max_num_seqs": 8,
-                "overlap": overlap,
+                "staleness": staleness,
             },
             "resources": {"learner_threads": 1},
             "trainer": {"total_steps": STEPS, "save_freq": 2, "test_freq": 2, "test_problems": 3},
@@ -186,10 +187,10 @@ def test_a_run_stopped_and_resumed_equals_an_undisturbed_one(engine, tmp_path, t
 
 
 @pytest.mark.slow
-def test_overlap_learns_from_the_policy_before_but_never_across_a_checkpoint(
+def test_one_step_ahead_learns_from_the_policy_before_but_never_across_a_checkpoint(
     tmp_path, tiny_model_path
 ):
-    config = settings(tmp_path, "overlap", "hf", overlap=1)
+    config = settings(tmp_path, "ahead", "hf", staleness=1)
     run = train_until(config, tiny_model_path)
     versions = rollouts(run).group_by("step").agg(pl.col("policy_version").unique()).sort("step")
     # Steps 2 and 4 save: what follows a save waits for it, and what precedes it need not.
@@ -197,9 +198,47 @@ def test_overlap_learns_from_the_policy_before_but_never_across_a_checkpoint(
     gaps = {row["step"]: row.get("rollout/logprob_gap_mean") for row in comparable(run)}
     assert max(gaps[1], gaps[3]) < 1e-5 < 1e-4 < min(gaps[2], gaps[4])
     check_timings(run)
-    stopped = settings(tmp_path, "stopped", "hf", overlap=1)
+    assert [row.get("rollout/staleness_mean") for row in comparable(run)] == [None, 0, 1, 0, 1]
+    stopped = settings(tmp_path, "stopped", "hf", staleness=1)
     train_until(stopped, tiny_model_path, stop_after=2)
     assert comparable(train_until(stopped, tiny_model_path)) == comparable(run)
+
+
+@pytest.mark.slow
+def test_weights_that_come_in_mid_response_make_no_token_staler_than_it_may_be(
+    tmp_path, tiny_model_path
+):
+    base = settings(tmp_path, "in_flight", "hf", staleness=2).model_dump()
+    config = RunConfig.model_validate(
+        base
+        # As few at a time as there are: generating takes longer than learning.
+        | {"rollout": base["rollout"] | {"max_num_seqs": 1}}
+        | {"data": base["data"] | {"max_response_length": 48}}
+        | {"trainer": base["trainer"] | {"total_steps": 8, "save_freq": 6, "test_freq": 3}}
+    )
+    train_until(config, tiny_model_path, stop_after=7)  # while more is being generated
+    run = train_until(config, tiny_model_path)
+    rows = run.metrics.read()
+    assert [row["step"] for row in rows] == list(range(9))
+    staleness = [row["rollout/staleness_max"] for row in rows[1:]]
+    # Nothing is ahead of step 6's checkpoint, nor of the stop.
+    assert max(staleness) <= 2
+    assert (staleness[0], staleness[6], staleness[7]) == (0, 0, 0)
+    assert max(staleness[1:6]) > 0
+    for row in rollouts(run).iter_rows(named=True):
+        runs = [(r["policy_version"], r["tokens"]) for r in row["policy_runs"]]
+        assert sum(tokens for _, tokens in runs) == row["response_tokens"]
+        assert row["policy_version"] == runs[0][0] >= row["step"] - 3
+    logged = rollouts(run).explode("policy_runs").unnest("policy_runs", separator="_")
+    assert logged["policy_runs_policy_version"].max() <= 7
+    changed = rollouts(run).filter(pl.col("policy_runs").list.len() > 1)
+    assert len(changed) > 0, "no response saw an update"
+    problems = rollouts(run).group_by("step").agg(pl.col("prompt_index")).sort("step")
+    expected = [
+        batch_indices(seed=config.seed, step=step, num_problems=10, batch_size=4)
+        for step in range(1, 9)
+    ]
+    assert problems["prompt_index"].to_list() == expected
 
 
 @pytest.mark.slow

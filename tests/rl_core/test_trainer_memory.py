@@ -41,6 +41,7 @@ class LocalWorkers:
         """Of which stream, counted from 0, which MLP of the engine runs out of memory."""
         self._streams = itertools.count()
         self.end_step = self.engine.end_step
+        self.set_policy_version = self.engine.set_policy_version
         self.engines = self
         self.snapshot, self.write_snapshot = self.learner.snapshot, self.learner.write_snapshot
 
@@ -61,8 +62,9 @@ class LocalWorkers:
         experience, metrics = self.learner.make_experience(collate(rollouts, PAD_ID))
         return metrics | self.learner.update(experience), rollout_columns(experience)
 
-    def sync_weights(self) -> None:
+    def sync_weights(self, policy_version: int) -> None:
         self.engine.update_weights(self.learner.weights())
+        self.set_policy_version(policy_version)
 
 
 def train_locally(workers: LocalWorkers, config: RunConfig, model_path: Path) -> RunFolder:

@@ -65,7 +65,7 @@ def with_rollouts(run: RunFolder, steps: int) -> list[int]:
     """Writes a table of nothing per step, and returns the files' sizes."""
     sizes = []
     for step in range(1, steps + 1):
-        file = run.rollouts.write(step, 0, [], {}, policy_version=0)
+        file = run.rollouts.write(step, 0, [], {})
         assert file is not None
         sizes.append(file.stat().st_size)
     return sizes

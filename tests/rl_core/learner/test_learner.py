@@ -134,7 +134,7 @@ def test_the_engines_log_probs_serve_a_penalty_that_is_wanted_before_the_only_up
         {"actor": {"mini_batch_size": 8, "ppo_epochs": 2}, "algorithm": {"kl_mode": "none"}},
         {"actor": {"mini_batch_size": 4}, "algorithm": {"kl_mode": "none"}},
         {"actor": {"mini_batch_size": 8}, "model": {"dtype": "bfloat16"}},
-        {"actor": {"mini_batch_size": 8}, "rollout": {"overlap": 1}},
+        {"actor": {"mini_batch_size": 8}, "rollout": {"staleness": 1}},
         {
             "actor": {"mini_batch_size": 8},
             "algorithm": {"kl_mode": "none"},

@@ -61,7 +61,7 @@ def changed(config: RunConfig, changes: dict[str, Any]) -> RunConfig | None:
 @st.composite
 def on_cards(draw: st.DrawFn) -> RunConfig:
     group = draw(st.booleans())
-    sleep, overlap = draw(st.sampled_from([(False, 0), (True, 0), (False, 1)]))
+    sleep, staleness = draw(st.sampled_from([(False, 0), (True, 0), (False, 1)]))
     card = draw(st.sampled_from([6.0, 9.0, 12.0, 16.0, 24.0, 48.0]))
     algorithm = {"estimator": "grpo", "group_size": 4} if group else {}
     return RunConfig.model_validate(
@@ -78,7 +78,7 @@ def on_cards(draw: st.DrawFn) -> RunConfig:
                 "engine": draw(st.sampled_from(["vllm", "vllm", "hf"])),
                 "gpu_memory_utilization": draw(st.sampled_from([0.02, 0.2, 0.4, 0.9])),
                 "sleep": sleep,
-                "overlap": overlap,
+                "staleness": staleness,
                 "num_engines": draw(st.sampled_from([1, 2])),
             },
             "resources": {

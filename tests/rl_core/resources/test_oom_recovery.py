@@ -65,7 +65,7 @@ def climb(
     rollout_gpus=st.sampled_from([0.0, 0.5, 1.0]),
     gpu_memory_gib=st.sampled_from([None, 24.0, 1.0]),
     engine=st.sampled_from(["vllm", "hf"]),
-    overlap=st.sampled_from([0, 1]),
+    staleness=st.sampled_from([0, 1]),
     num_engines=st.integers(1, 8),
     learner_threads=st.integers(1, 64),
     kv_cache_mib=st.integers(16, 10**9),
@@ -79,7 +79,7 @@ def test_every_ladder_ends_and_each_step_moves_one_way_through_valid_settings(
     rollout_gpus: float,
     gpu_memory_gib: float | None,
     engine: str,
-    overlap: int,
+    staleness: int,
     num_engines: int,
     learner_threads: int,
     kv_cache_mib: int,
@@ -89,7 +89,7 @@ def test_every_ladder_ends_and_each_step_moves_one_way_through_valid_settings(
     asked = config(
         rollout={
             "engine": engine,
-            "overlap": overlap,
+            "staleness": staleness,
             "num_engines": num_engines,
             "kv_cache_mib": kv_cache_mib,
             "max_num_seqs": max_num_seqs,
@@ -164,7 +164,7 @@ def test_cards_of_their_own_lend_each_other_nothing() -> None:
 
 
 def test_an_engine_that_cannot_sleep_is_not_asked_to() -> None:
-    overlapping = config(resources=SHARED_CARD, rollout={"overlap": 1})
+    overlapping = config(resources=SHARED_CARD, rollout={"staleness": 1})
     assert "rollout.sleep=true" not in climb(overlapping, "update_actor")
 
 
@@ -206,7 +206,7 @@ def test_a_setting_that_a_person_chose_anew_is_left_alone() -> None:
     card = {"resources": SHARED_CARD}
     assert with_changes(config(**card), taken).rollout.kv_cache_mib == 32
     assert with_changes(config(**card), taken).rollout.sleep
-    anew = config(**card, rollout={"kv_cache_mib": 256, "overlap": 1})
+    anew = config(**card, rollout={"kv_cache_mib": 256, "staleness": 1})
     assert with_changes(anew, taken) == anew
 
 

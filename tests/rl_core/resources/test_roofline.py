@@ -195,11 +195,11 @@ def test_more_work_never_takes_less() -> None:
     double = config(data={"train_batch_size": 64})
     assert base < step_time_range(shape, double, machine).typical < 2 * base
     apart = {"learner_gpus": 1, "rollout_gpus": 1}
-    beside = config(resources=apart, rollout={"overlap": 1})
+    beside = config(resources=apart, rollout={"staleness": 1})
     lengths = Lengths(143, 181, 735)
     one = step_time(shape, beside, machine, lengths, ON_GPU[1])
     assert one.total == pytest.approx(max(one.generate, one.learn) + one.sync + one.other)
     # On one card they take turns all the same.
-    shared = config(rollout={"overlap": 1})
+    shared = config(rollout={"staleness": 1})
     two = step_time(shape, shared, machine, lengths, ON_GPU[1])
     assert two.total == pytest.approx(two.generate + two.learn + two.sync + two.other)

@@ -35,7 +35,7 @@ def written(folder: Path, make_rollout: MakeRollout, steps: range, rows: int = 2
     log = RolloutLog(folder / "rollouts", "r")
     for step in steps:
         rollouts = [make_rollout([1], [2], group_id=i) for i in range(rows)]
-        assert log.write(step, 0, rollouts, {}, policy_version=step - 1) is not None
+        assert log.write(step, 0, rollouts, {}) is not None
     return log
 
 
@@ -230,7 +230,7 @@ def test_rollouts_go_on_when_there_is_room_again(
     outcomes = []
     for pages in range(12):  # full at every block of the file
         leave_free(small_disk, pages * 4096)
-        outcomes.append(log.write(2, 0, rollouts, {}, policy_version=1) is not None)
+        outcomes.append(log.write(2, 0, rollouts, {}) is not None)
         expected = singles(1, 2 if outcomes[-1] else 1)
         assert names(log) == expected
         (log.folder / "step_000002.parquet").unlink(missing_ok=True)

@@ -33,7 +33,12 @@ def config_in(root: Path, **changes: Any) -> RunConfig:
     return RunConfig(run_id="my-run", storage=StorageConfig(root=root), **changes)
 
 
-def rollout(group_id: int, sample_index: int, logprobs: list[float]) -> Rollout:
+def rollout(
+    group_id: int,
+    sample_index: int,
+    logprobs: list[float],
+    policy_starts: tuple[tuple[int, int], ...] = ((0, 0),),
+) -> Rollout:
     return Rollout(
         problem=Problem(40 + group_id, "countdown", (), {"target": 3, "numbers": [1, 2]}, 2),
         group_id=group_id,
@@ -41,7 +46,10 @@ def rollout(group_id: int, sample_index: int, logprobs: list[float]) -> Rollout:
         prompt_text="make 3",
         prompt_ids=(5, 6, 7),
         completion=Completion(
-            np.arange(len(logprobs)), np.array(logprobs, dtype=np.float32), "length"
+            np.arange(len(logprobs)),
+            np.array(logprobs, dtype=np.float32),
+            "length",
+            policy_starts,
         ),
         response_text="<answer>1 + 2</answer>",
         scored=ScoredText(1.0, "correct", "1 + 2"),
@@ -241,9 +249,8 @@ def test_rollout_rows_hold_what_was_generated_and_learned(tmp_path: Path) -> Non
     file = log.write(
         12,
         1,
-        [rollout(0, 0, [-0.5, -0.25]), rollout(1, 1, [-1.0])],
+        [rollout(0, 0, [-0.5, -0.25], ((0, 10), (1, 11))), rollout(1, 1, [-1.0])],
         {"reward": [1.0, 0.5], "ref_kl": np.array([0.125, np.nan], dtype=np.float32)},
-        policy_version=10,
     )
     assert file == tmp_path / "rollouts" / "step_000012.parquet"
     assert pq.read_schema(file).equals(ROLLOUTS)
@@ -273,6 +280,10 @@ def test_rollout_rows_hold_what_was_generated_and_learned(tmp_path: Path) -> Non
         "logprob_sum": -0.75,
         "logprob_gap_mean": None,
         "ref_kl": 0.125,
+        "policy_runs": [
+            {"policy_version": 10, "tokens": 1},
+            {"policy_version": 11, "tokens": 1},
+        ],
     }
     assert (second["prompt_index"], second["group_id"], second["sample_index"]) == (41, 1, 1)
     assert (second["reward"], second["ref_kl"]) == (0.5, None)
@@ -284,7 +295,7 @@ def test_learned_columns_must_fit_the_rollouts(
     tmp_path: Path, learned: dict[str, list[float]]
 ) -> None:
     with pytest.raises(ValueError, match="expected one number each, in reward, advantage_mean"):
-        RolloutLog(tmp_path, "r").write(1, 0, [rollout(0, 0, [0.0])], learned, policy_version=0)
+        RolloutLog(tmp_path, "r").write(1, 0, [rollout(0, 0, [0.0])], learned)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -294,7 +305,7 @@ def test_a_full_disk_costs_a_rollout_file_and_nothing_else(
     log = RolloutLog(small_disk / "rollouts", "r")
     leave_free(small_disk, 4096)
     rollouts = [rollout(0, i, [0.0]) for i in range(20)]
-    assert log.write(1, 0, rollouts, {}, policy_version=0) is None
+    assert log.write(1, 0, rollouts, {}) is None
     assert "the rollouts of step 1 could not be written" in caplog.text
     assert list(log.folder.iterdir()) == []
 
@@ -309,7 +320,7 @@ def test_a_resume_forgets_what_lies_past_its_checkpoint(tmp_path: Path) -> None:
     run.metrics.append(0, {})
     run.held_out.write(0, [rollout(0, 0, [0.0])])
     for step in (1, 2, 3):
-        run.rollouts.write(step, 0, [rollout(0, 0, [0.0])], {}, policy_version=step - 1)
+        run.rollouts.write(step, 0, [rollout(0, 0, [0.0])], {})
         run.held_out.write(step, [rollout(0, 0, [0.0])])
         run.metrics.append(step, {})
     (run.rollouts.folder / ".tmp-step_000004.parquet-0a1b2c3d").write_bytes(b"PAR1")

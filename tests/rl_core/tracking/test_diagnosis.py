@@ -156,17 +156,17 @@ def near_the_limit(**left: float) -> Rows:
         ({}, {"update_actor": 9, "ref": 1.19, "values": 1.21}, "rollout.sleep=true"),
         ({"model": {"gradient_checkpointing": True}}, {"update_critic": 0}, "rollout.sleep=true"),
         (
-            {"model": {"gradient_checkpointing": True}, "rollout": {"overlap": 1}},
+            {"model": {"gradient_checkpointing": True}, "rollout": {"staleness": 1}},
             {"update_actor": -0.5},
             "rollout.gpu_memory_utilization=0.2",
         ),
         (
-            {"rollout": {"overlap": 1, "gpu_memory_utilization": 0.1}},
+            {"rollout": {"staleness": 1, "gpu_memory_utilization": 0.1}},
             {"ref": 0.3},
             "resources.offload=true",
         ),
         (
-            {"resources": {"offload": True}, "rollout": {"overlap": 1, "engine": "hf"}},
+            {"resources": {"offload": True}, "rollout": {"staleness": 1, "engine": "hf"}},
             {"ref": 0.3},
             "rollout.max_num_seqs=128",
         ),

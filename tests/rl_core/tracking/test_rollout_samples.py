@@ -16,7 +16,7 @@ def test_eight_rows_of_the_step_spread_over_all(tmp_path: Path, make_rollout: Ma
     log = RolloutLog(tmp_path / "rollouts", "r")
     for step in (1, 2):
         rollouts = [make_rollout([1], [2], score=float(step * 100 + i)) for i in range(15)]
-        log.write(step, 0, rollouts, {}, policy_version=0)
+        log.write(step, 0, rollouts, {})
     samples = samples_of_step(log.folder, 2)
     assert column(samples, "score") == [200, 202, 204, 206, 208, 210, 212, 214]
     assert column(samples, "step") == [2] * 8
@@ -29,9 +29,7 @@ def test_fewer_rows_come_once_each_and_no_rows_are_no_samples(
 ) -> None:
     log = RolloutLog(tmp_path / "rollouts", "r")
     assert samples_of_step(log.folder, 1) == []
-    log.write(
-        1, 0, [make_rollout([1], [2], score=float(i)) for i in range(3)], {}, policy_version=0
-    )
+    log.write(1, 0, [make_rollout([1], [2], score=float(i)) for i in range(3)], {})
     assert column(samples_of_step(log.folder, 1), "score") == [0, 1, 2]
     assert samples_of_step(log.folder, 2) == []
     (file,) = log.folder.iterdir()
@@ -43,6 +41,6 @@ def test_the_middle_of_a_long_text_is_left_out(tmp_path: Path, make_rollout: Mak
     log = RolloutLog(tmp_path / "rollouts", "r")
     long, short = "a" * 1_000 + "b" * 10 + "c" * 1_000, "d" * 2_000
     rollouts = [replace(make_rollout([1], [2]), response_text=text) for text in (long, short)]
-    log.write(1, 0, rollouts, {}, policy_version=0)
+    log.write(1, 0, rollouts, {})
     shown = column(samples_of_step(log.folder, 1), "response")
     assert shown == ["a" * 1_000 + " [...] " + "c" * 1_000, short]

@@ -33,7 +33,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def do_tested_step(run: RunFolder, step: int, rollouts: list[Rollout]) -> None:
-    run.rollouts.write(step, 0, rollouts, {}, policy_version=step - 1)
+    run.rollouts.write(step, 0, rollouts, {})
     run.metrics.append(step, {"critic/score/mean": step / 100, "val/accuracy": 0.5})
 
 

@@ -151,7 +151,7 @@ def test_files_of_older_versions_and_odd_folders_answer(tmp_path: Path) -> None:
         folder = root / "runs" / run / "rollouts"
         folder.mkdir(parents=True)
         row = {"run_id": run, "step": 1, "verdict": "correct", "response_tokens": 3, "epoch": 0}
-        table = pa.Table.from_pylist([row], schema=ROLLOUTS).select(["run_id", *columns][-23:])
+        table = pa.Table.from_pylist([row], schema=ROLLOUTS).select(["run_id", *columns][-24:])
         pq.write_table(table, folder / "step_000001.parquet")
     both = [("new", 0, 1, 3), ("old", None, 1, 3)]
     spent = sql.ask("tokens_spent", root=root)
@@ -203,7 +203,6 @@ def test_reads_what_a_run_really_writes_while_it_writes(tmp_path: Path) -> None:
             0,
             [rollout("correct", 0), rollout("no_answer", step)],
             {},
-            policy_version=step - 1,
         )
         run.held_out.write(step, [rollout("correct", 0), rollout("no_answer", 1)])
         run.metrics.append(step, {"reward/accuracy": 0.5, "critic/kl": float("nan")})

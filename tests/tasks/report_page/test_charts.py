@@ -106,6 +106,26 @@ def test_a_stack_sums_up_what_is_small(alpha_data: ReportData) -> None:
         "step 1: p0 10 · p1 9 · p2 8 · p3 7 · p4 6 · the rest 12"  # 5 + 4 + 3
     )
     assert drawn["Free disk"].says == ["step 1: free 7"]
+    assert "Staleness of tokens" not in drawn
+
+
+def test_a_run_whose_rollouts_were_ahead_shows_how_stale_its_tokens_were(
+    alpha_data: ReportData,
+) -> None:
+    rows = [
+        {"step": step, "metric": f"rollout/staleness_{which}", "value": value}
+        for step, which, value in [
+            (1, "mean", 0.0),
+            (1, "max", 0.0),
+            (2, "mean", 1.5),
+            (2, "max", 2.0),
+        ]
+    ]
+    drawn = resource_charts(replace(alpha_data, timeline=pl.DataFrame(rows)))
+    assert drawn["Staleness of tokens"].says == [
+        "step 1: mean 0 · max 0",
+        "step 2: mean 1.5 · max 2",
+    ]
 
 
 def test_runs_are_overlaid_with_what_each_reached() -> None:
