@@ -12,6 +12,7 @@ computed, of which M are prompts', H hidden size, Q query heads, K key heads, D 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -114,7 +115,8 @@ class FusedLayer:
         """
         x = x + self.out(read)
         gate, up = self.gate_up(rms_norm(x, self.mlp_norm, self.eps)).chunk(2, dim=-1)
-        return x + self.down(functional.silu(gate) * up)
+        inner = functional.silu(gate) * up
+        return x + self.down(inner)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -130,7 +132,7 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         inverse_rms = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, inverse_rms)
         return (x * inverse_rms).mul_(weight)
@@ -193,7 +195,7 @@ def _turned(x: Tensor, num_heads: int, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Segments:
+class Segments:
     """Tokens that stand one after another in the matrix, and in padded rows for attention."""
 
     count: int
@@ -202,11 +204,17 @@ class _Segments:
     slots: Tensor
     """Where in the flattened [count * length] each token stands, int64."""
 
-    def heads(self, projected: Tensor, num_heads: int) -> Tensor:
-        """Returns [tokens, heads * D] as [count, heads, length, D], 0 where there is no token."""
+    def heads(self, projected: Tensor, num_heads: Sequence[int]) -> Sequence[Tensor]:
+        """Returns [tokens, heads * D] as [count, heads, length, D], 0 where there is no token.
+
+        Args:
+            projected: queries, keys and values.
+            num_heads: of each of these.
+        """
         if len(self.slots) < self.count * self.length:
             projected = _spread(projected, self.slots, self.count * self.length)
-        return projected.view(self.count, self.length, num_heads, -1).transpose(1, 2)
+        by_head = projected.view(self.count, self.length, sum(num_heads), -1).transpose(1, 2)
+        return by_head.split_with_sizes(list(num_heads), dim=1)
 
     def tokens(self, read: Tensor) -> Tensor:
         """Returns [count, heads, length, D] as [tokens, heads * D]."""
@@ -240,8 +248,8 @@ class _Tokens:
     """int64 [N]."""
     positions: Tensor
     """int64 [N]."""
-    prompts: _Segments
-    rows: _Segments
+    prompts: Segments
+    rows: Segments
     prompt_of_row: Tensor
     """int64 [B]."""
     mask: Tensor
@@ -252,7 +260,7 @@ class _Tokens:
         """Returns the tokens whose states or keys the log-probs of a batch need."""
         prompt_rows, prompt_of_row = batch.prompts()
         prompt_lengths = batch.prompt_lengths - 1
-        columns = torch.arange(int(prompt_lengths.max()))
+        columns = torch.arange(max(int(prompt_lengths.max()), 1))
         steps = torch.arange(batch.rollout_logprobs.shape[1])
         in_prompt = columns < prompt_lengths.unsqueeze(-1)
         places = prompt_lengths.unsqueeze(-1) + steps
@@ -274,15 +282,36 @@ class _Tokens:
                 ]
             ),
             positions=torch.cat([columns.expand_as(of_prompts)[of_prompts], places[in_row]]),
-            prompts=_segments(of_prompts),
-            rows=_segments(in_row),
+            prompts=segments(of_prompts),
+            rows=segments(in_row),
             prompt_of_row=prompt_of_row,
             mask=torch.where(is_seen, 0.0, -torch.inf).unsqueeze(1),
         )
 
 
-def _segments(mask: Tensor) -> _Segments:
-    return _Segments(*mask.shape, slots=mask.flatten().nonzero().squeeze(-1))
+def segments(mask: Tensor) -> Segments:
+    """Returns where the tokens stand that a mask, bool [count, length], says are there."""
+    return Segments(mask.shape[0], mask.shape[1], mask.flatten().nonzero().squeeze(-1))
+
+
+def heads_of(backbone: Any) -> list[int]:
+    """Returns how many heads queries, keys and values have."""
+    config = backbone.config
+    return [config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads]
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Returns what queries read, [rows, Q, length, D].
+
+    Args:
+        q: [rows, Q, length, D].
+        keys: [rows, K, length, D].
+        values: of the same shape.
+        mask: added to the scores; by default each token sees itself and those before it.
+    """
+    return functional.scaled_dot_product_attention(
+        q, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+    )
 
 
 def response_states(backbone: Any, batch: TrainBatch) -> Tensor:
@@ -292,29 +321,23 @@ def response_states(backbone: Any, batch: TrainBatch) -> Tensor:
         backbone: one that this decoder `supports`.
         batch: B rows.
     """
-    tokens, config = _Tokens.of(batch), backbone.config
-    num_heads, num_keys = config.num_attention_heads, config.num_key_value_heads
+    tokens, num_heads = _Tokens.of(batch), heads_of(backbone)
     rotation, num_prompt = Rotation(backbone, tokens.positions), len(tokens.prompts.slots)
     x = backbone.embed_tokens(tokens.ids)
-    for layer in map(FusedLayer.of, backbone.layers):
-        projected = rotation(layer.qkv(layer.normed(x)), num_heads + num_keys)
-        parts = projected.split([num_prompt, len(x) - num_prompt])
-        heads = [num_heads, num_keys, num_keys]
-        q, keys, values = tokens.rows.heads(parts[1], sum(heads)).split(heads, dim=1)
-        reads = []
-        if num_prompt:
-            of_prompts = tokens.prompts.heads(parts[0], sum(heads)).split(heads, dim=1)
-            read = functional.scaled_dot_product_attention(
-                *of_prompts, is_causal=True, enable_gqa=True
-            )
-            reads.append(tokens.prompts.tokens(read))
-            keys, values = (
-                torch.cat([of_prompt.index_select(0, tokens.prompt_of_row), own], dim=2)
-                for of_prompt, own in ((of_prompts[1], keys), (of_prompts[2], values))
-            )
-        read = functional.scaled_dot_product_attention(
-            q, keys, values, attn_mask=tokens.mask, enable_gqa=True
+    layers = [FusedLayer.of(layer) for layer in backbone.layers]
+    for layer in layers:
+        projected = rotation(layer.qkv(layer.normed(x)), sum(num_heads[:2]))
+        of_prompts, of_rows = projected.split_with_sizes([num_prompt, len(x) - num_prompt])
+        prompt_q, *prompt_keys = tokens.prompts.heads(of_prompts, num_heads)
+        q, *row_keys = tokens.rows.heads(of_rows, num_heads)
+        keys, values = (
+            torch.cat([of_prompt.index_select(0, tokens.prompt_of_row), own], dim=2)
+            for of_prompt, own in zip(prompt_keys, row_keys, strict=True)
         )
-        reads.append(tokens.rows.tokens(read))
-        x = layer.finish(x, torch.cat(reads))
-    return cast("Tensor", backbone.norm(x[num_prompt:]))
+        read = tokens.rows.tokens(attend(q, keys, values, tokens.mask))
+        if layer is layers[-1]:
+            x = layer.finish(x[num_prompt:], read)
+        else:
+            prompt_read = tokens.prompts.tokens(attend(prompt_q, prompt_keys[0], prompt_keys[1]))
+            x = layer.finish(x, torch.cat([prompt_read, read]))
+    return cast("Tensor", backbone.norm(x))

@@ -13,6 +13,8 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from rl_core.learner.learner import Learner
 
+_EMBEDDINGS = ("Embedding", "VocabParallelEmbedding")
+"""Of the tokens, which a pass looks up once: transformers' and vLLM's."""
 MESSAGE = "CUDA out of memory. Tried to allocate 4.64 GiB. GPU 0 has a total capacity of 23.99 GiB"
 
 
@@ -63,7 +65,7 @@ def out_of_memory(
 
 @contextmanager
 def engine_out_of_memory(calls: Collection[int]) -> Iterator[list[int]]:
-    """The n-th MLP that any engine in this process computes fails, for n in `calls`.
+    """The n-th pass of any engine in this process fails, for n in `calls`.
 
     Of whichever engine, built before or meanwhile, vLLM's and transformers' alike; a learner does
     not infer. Yields a list of the calls that have failed.
@@ -71,7 +73,7 @@ def engine_out_of_memory(calls: Collection[int]) -> Iterator[list[int]]:
     numbers, failed = itertools.count(), list[int]()
 
     def look(module: nn.Module, inputs: Any, output: Any) -> None:
-        if torch.is_inference_mode_enabled() and type(module).__name__ == "Qwen2MLP":
+        if torch.is_inference_mode_enabled() and type(module).__name__ in _EMBEDDINGS:
             number = next(numbers)
             if number in calls:
                 failed.append(number)

@@ -107,8 +107,8 @@ def test_loss_and_every_gradient_are_transformers(
     total = torch.stack([p.grad.norm() for p in exact.parameters()]).norm()
     for (name, weight), truth in zip(model.named_parameters(), exact.parameters(), strict=True):
         error = (weight.grad - truth.grad).norm()
-        # Of a single number seen by a softmax that ignores it, the gradient is rounding alone.
-        assert error < CLOSE * max(truth.grad.norm(), 1e-2 * total), name
+        # What truly is 0 (all tokens alike: any softmax will do) is rounding beside the others.
+        assert error < CLOSE * max(truth.grad.norm(), 0.1 * total), name
 
 
 def test_real_tokens_alone_are_computed_and_a_groups_prompt_once(
