@@ -107,7 +107,7 @@ def _position(targets: Tensor, first: int, num_words: int) -> tuple[Tensor, Tens
 
 
 class _BlockwiseLogprobs(torch.autograd.Function):
-    """Keeps two numbers per token and recomputes the logits.
+    """Keeps two numbers per token and recomputes the logits; a single block's are kept.
 
     With z the logits, p their softmax, y the target and E the entropy:
     d logprob / dz = onehot(y) - p, and d E / dz = -p (log p + E).
@@ -129,6 +129,7 @@ class _BlockwiseLogprobs(torch.autograd.Function):
         )
         # Of the words so far, with d = logit - highest: total = sum exp(d), moment = sum d exp(d).
         highest = torch.full_like(total, torch.finfo(torch.float32).min)
+        keeps = words >= len(head_weight) and any(ctx.needs_input_grad[:2])
         with torch.autocast(hidden.device.type, enabled=False):
             for first, weight, logits in _blocks(hidden, head_weight, words):
                 columns, inside = _position(targets, first, len(weight))
@@ -138,15 +139,14 @@ class _BlockwiseLogprobs(torch.autograd.Function):
                 moment, total = (moment + shift * total) * shift.exp(), total * shift.exp()
                 highest = new_highest
                 logits.sub_(highest.unsqueeze(-1))
-                if with_entropy:
-                    exps = logits.exp()
-                    moment += logits.mul_(exps).sum(dim=-1)
-                else:
-                    exps = logits.exp_()
+                exps = logits.exp() if keeps or with_entropy else logits.exp_()
                 total += exps.sum(dim=-1)
+                if with_entropy:
+                    moment += exps.mul_(logits).sum(dim=-1)
         log_total = total.log()
         log_sums, entropies = highest + log_total, log_total - moment / total
-        ctx.save_for_backward(hidden, head_weight, targets, log_sums, entropies)
+        kept = logits.sub_(log_total.unsqueeze(-1)) if keeps else None
+        ctx.save_for_backward(hidden, head_weight, targets, log_sums, entropies, kept)
         ctx.words = words
         ctx.set_materialize_grads(False)
         if not with_entropy:
@@ -155,16 +155,20 @@ class _BlockwiseLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, head_weight, targets, log_sums, entropies = ctx.saved_tensors
+        hidden, head_weight, targets, log_sums, entropies, kept = ctx.saved_tensors
         logprob_grad, entropy_grad = grads
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         states = product_operand(hidden)
         hidden_grad = torch.zeros_like(hidden, dtype=torch.float32) if needs_hidden else None
         weight_grad = torch.empty_like(head_weight) if needs_weight else None
         with torch.autocast(hidden.device.type, enabled=False):
-            for first, weight, logits in _blocks(hidden, head_weight, ctx.words):
+            if kept is None:
+                blocks = _blocks(hidden, head_weight, ctx.words)
+            else:
+                blocks = iter([(0, product_operand(head_weight.to(hidden.dtype)), kept.clone())])
+            for first, weight, logits in blocks:
                 grad = _logits_grad(
-                    logits.sub_(log_sums.unsqueeze(-1)),
+                    logits.sub_(log_sums.unsqueeze(-1)) if kept is None else logits,
                     _position(targets, first, len(weight)),
                     entropies,
                     logprob_grad,

@@ -289,11 +289,24 @@ class RunConfig(Section):
 
         A KL penalty in the reward wants them before it: then the engines' must be the same.
         """
-        algorithm, actor = self.algorithm, self.actor
+        algorithm = self.algorithm
         in_reward = algorithm.kl_mode == "reward" and algorithm.kl_coef > 0
         engines_agree = self.model.dtype == "float32" and not self.rollout.staleness
-        fills_batch = actor.mini_batch_size == self.data.train_batch_size
-        return fills_batch and actor.ppo_epochs == 1 and (engines_agree or not in_reward)
+        return self._updates_once and (engines_agree or not in_reward)
+
+    @property
+    def has_one_critic_update(self) -> bool:
+        """Whether a step's values can be those of its only update, so that a pass is saved.
+
+        An actor on the same trunk wants advantages in that very update.
+        """
+        has_critic = self.algorithm.estimator == "gae"
+        return has_critic and self._updates_once and not self.critic.share_trunk
+
+    @property
+    def _updates_once(self) -> bool:
+        fills_batch = self.actor.mini_batch_size == self.data.train_batch_size
+        return fills_batch and self.actor.ppo_epochs == 1
 
     @model_validator(mode="after")
     def _fills_its_batches(self) -> RunConfig:

@@ -48,7 +48,10 @@ class Experience:
     ref_logprobs: Tensor | None
     kl_estimator: KlEstimator
     values: Tensor | None
+    """Of the critic before the step's first update."""
     returns: Tensor | None
+    values_follow: bool
+    """The critic has one update, whose own forward pass fills values, returns and advantages."""
 
     @property
     def kl(self) -> Tensor | None:
@@ -61,6 +64,23 @@ class Experience:
         """Fills in what the step's only update has computed, [b, T]; see `is_on_policy`."""
         rows = rows.to(self.old_logprobs.device)
         self.old_logprobs[rows, : logprobs.shape[1]] = logprobs.detach()
+
+    def set_values(self, rows: Tensor, values: Tensor, algorithm: AlgorithmConfig) -> None:
+        """Fills in what the critic's only update has computed, [b, T]; see `values_follow`.
+
+        The advantages of all rows are still to be whitened, see `whiten_advantages`.
+        """
+        micro, values = self.select(rows), values.detach()
+        raw, returns = _estimated(micro.batch, micro.token_rewards, values, algorithm)
+        rows = rows.to(self.advantages.device)
+        assert self.values is not None
+        assert self.returns is not None
+        for whole, part in ((self.values, values), (self.returns, returns), (self.advantages, raw)):
+            whole[rows, : part.shape[1]] = part
+
+    def whiten_advantages(self) -> None:
+        """Gives the advantages mean 0 and variance 1, once `set_values` has had all rows."""
+        self.advantages.copy_(whiten(self.advantages, self.batch.response_mask))
 
     def select(self, rows: Tensor) -> Experience:
         """Returns the given rows (int64 [b]), trimmed to the longest of them."""
@@ -85,6 +105,7 @@ class Experience:
             kl_estimator=self.kl_estimator,
             values=cut_optional(self.values),
             returns=cut_optional(self.returns),
+            values_follow=self.values_follow,
         )
 
 
@@ -122,7 +143,7 @@ class ExperienceMaker:
     def __call__(
         self, batch: TrainBatch, *, kl_coef: float, is_on_policy: bool
     ) -> tuple[Experience, dict[str, float]]:
-        """Returns a step's experience, and what its phases cost.
+        """Returns a step's experience, and what its phases cost; `values_follow` where they can.
 
         Args:
             batch: the step's rollouts, groups whole, on the learner's device.
@@ -140,7 +161,7 @@ class ExperienceMaker:
             with measured("ref", self._device, costs), self._reference_at_hand(reference):
                 ref = self._outputs("ref", batch, actor=reference)
         values = old.values
-        if critic is not None and values is None:
+        if critic is not None and values is None and not self._config.has_one_critic_update:
             with measured("values", self._device, costs):
                 values = self._outputs("values", batch, critic=critic).values
         with measured("adv", self._device, costs):
@@ -199,7 +220,8 @@ def assemble(
         old_logprobs: float32 [B, T]; None to take those of the step's only update, and the
             engines' for a KL penalty in the reward.
         ref_logprobs: float32 [B, T]; None if no KL is wanted.
-        values: float32 [B, T]; needed by estimator `gae` alone.
+        values: float32 [B, T]; wanted by estimator `gae` alone, None to take those of the critic's
+            only update.
         algorithm: estimator, discounts and kind of KL.
         kl_coef: this step's KL coefficient.
     """
@@ -209,7 +231,13 @@ def assemble(
         logprobs = batch.rollout_logprobs if old_logprobs is None else old_logprobs
         kl = kl_estimate(logprobs, ref_logprobs, algorithm.kl_estimator)
         token_rewards = token_rewards - kl_coef * torch.where(mask, kl, 0.0)
-    advantages, returns = _advantages(batch, token_rewards, values, algorithm)
+    returns: Tensor | None
+    values_follow = algorithm.estimator == "gae" and values is None
+    if values_follow:
+        values = torch.zeros_like(batch.rollout_logprobs)
+        advantages, returns = torch.zeros_like(values), torch.zeros_like(values)
+    else:
+        advantages, returns = _advantages(batch, token_rewards, values, algorithm)
     # In the loss alone: a response cut off still counts in its group's mean.
     is_learned = ~batch.truncated if algorithm.mask_truncated else torch.ones_like(batch.truncated)
     return Experience(
@@ -225,6 +253,20 @@ def assemble(
         kl_estimator=algorithm.kl_estimator,
         values=values,
         returns=returns,
+        values_follow=values_follow,
+    )
+
+
+def _estimated(
+    batch: TrainBatch, token_rewards: Tensor, values: Tensor, algorithm: AlgorithmConfig
+) -> tuple[Tensor, Tensor]:
+    """Returns advantages not whitened yet, and the critic's targets."""
+    return adv.generalized_advantages(
+        token_rewards,
+        values,
+        batch.response_mask,
+        gamma=algorithm.gamma,
+        gae_lambda=algorithm.gae_lambda,
     )
 
 
@@ -235,9 +277,7 @@ def _advantages(
     mask = batch.response_mask
     if algorithm.estimator == "gae":
         assert values is not None, "estimator gae needs the critic's values"
-        raw, returns = adv.generalized_advantages(
-            token_rewards, values, mask, gamma=algorithm.gamma, gae_lambda=algorithm.gae_lambda
-        )
+        raw, returns = _estimated(batch, token_rewards, values, algorithm)
         return whiten(raw, mask), returns
     if algorithm.estimator == "reinforce_plus_plus":
         return adv.reinforce_plus_plus_advantages(token_rewards, mask, gamma=algorithm.gamma), None

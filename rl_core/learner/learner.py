@@ -108,6 +108,8 @@ class Learner:
     def make_experience(self, batch: TrainBatch) -> tuple[Experience, dict[str, float]]:
         """Returns the batch with log-probs, values and advantages, and metrics; changes nothing.
 
+        What the step's only update computes anyway follows from that, see `Experience`.
+
         Args:
             batch: the step's rollouts, groups whole, on any device.
         """
@@ -116,13 +118,16 @@ class Learner:
             kl_coef=self._kl_coef,
             is_on_policy=self._next_update_is_on_policy(),
         )
-        metrics = batch_metrics(
+        metrics = {} if experience.values_follow else self._batch_metrics(experience)
+        return experience, metrics | costs
+
+    def _batch_metrics(self, experience: Experience) -> dict[str, float]:
+        return batch_metrics(
             experience,
             algorithm=self.config.algorithm,
             max_prompt_length=self.config.data.max_prompt_length,
             num_ranks=self.config.resources.learner_ranks,
         )
-        return experience, metrics | costs
 
     def update(self, experience: Experience) -> dict[str, float]:
         """Moves critic and actor along a step's experience, returns metrics under verl's names.
@@ -131,6 +136,8 @@ class Learner:
         """
         actor_learns = self._actor_learns()
         metrics = self.updater(experience, kl_coef=self._kl_coef, actor_learns=actor_learns)
+        if experience.values_follow:
+            metrics |= self._batch_metrics(experience)
         metrics |= policy_metrics(experience, kl_coef=self._kl_coef)
         metrics |= self._utilisation(experience.batch, metrics) | self.microbatching.end_step()
         if actor_learns:

@@ -57,7 +57,7 @@ class Updater:
         """Does all updates of a step, model after model; returns metrics under verl's names.
 
         Args:
-            experience: the step's; of the only update, its `old_logprobs` are filled here.
+            experience: the step's; what its only update computes on the way is filled in here.
             kl_coef: this step's KL coefficient.
             actor_learns: False during the critic's warm-up.
         """
@@ -65,9 +65,18 @@ class Updater:
         for names in self.learners(actor_learns=actor_learns):
             with measured(_phase(names), self._microbatching.device, metrics):
                 metrics |= self.run_epochs(names, experience, kl_coef)
+            if experience.values_follow and CRITIC in names:
+                self.complete_values(experience)
         if experience.is_on_policy:
             self._ranks.add(experience.old_logprobs)  # each has filled in its own rows
         return metrics
+
+    def complete_values(self, experience: Experience) -> None:
+        """Ends what the critic's only update has begun, see `Experience.values_follow`."""
+        for tensor in (experience.values, experience.returns, experience.advantages):
+            assert tensor is not None
+            self._ranks.add(tensor)  # each has filled in its own rows
+        experience.whiten_advantages()
 
     def learners(self, *, actor_learns: bool) -> list[tuple[str, ...]]:
         """Returns what learns in turn, by name; together what shares a trunk, from one loss."""
@@ -87,7 +96,8 @@ class Updater:
         rates = {f"{name}/lr": self._optimizers[name].lr for name in names}
         for _ in range(actor.ppo_epochs):
             for rows in mini_batches(experience.batch.group_ids, actor.mini_batch_size):
-                mini = experience if experience.is_on_policy else experience.select(rows)
+                is_filled = experience.is_on_policy or experience.values_follow
+                mini = experience if is_filled else experience.select(rows)
                 updates.append(self._update(names, mini, kl_coef))
         for optimizer in optimizers:
             optimizer.end_step()
@@ -168,6 +178,10 @@ class Updater:
             with_entropy=with_actor,
             trunk_learns=with_actor or not config.critic.share_trunk,
         )
+        if with_critic and mini.values_follow:
+            assert outputs.values is not None
+            mini.set_values(rows, outputs.values, config.algorithm)
+            micro = mini.select(rows)
         objectives = []
         if with_actor:
             assert outputs.logprobs is not None

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from rl_core.algos.logprobs import token_logprobs, token_logprobs_and_entropy
 from rl_core.batch import TrainBatch
+from rl_core.models import decoder, shared_prefix
 from rl_core.models.loading import Critic
-from rl_core.models.shared_prefix import response_states
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,8 @@ def forward_pass(
     trunk = _trunk(actor, critic)
     is_recorded = trunk_learns and torch.is_grad_enabled()
     with _autocast(batch, compute_dtype), torch.set_grad_enabled(is_recorded):
-        hidden = response_states(trunk, batch)
+        read = decoder if decoder.supports(trunk) else shared_prefix
+        hidden = read.response_states(trunk, batch)
     logprobs = entropy = values = None
     if actor is not None:
         head, targets = actor.get_output_embeddings().weight, batch.response_ids()

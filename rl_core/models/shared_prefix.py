@@ -42,7 +42,7 @@ def response_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
     else:
         states = backbone(input_ids=batch.input_ids, use_cache=False).last_hidden_state
         index = batch.predictor_index()
-    return _select_rows(states.flatten(0, 1), index)
+    return select_rows(states.flatten(0, 1), index)
 
 
 def _continued_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
@@ -57,7 +57,7 @@ def _continued_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
         input_ids=batch.input_ids[prompt_rows, :longest], past_key_values=cache, use_cache=True
     ).last_hidden_state
     last = torch.arange(len(prompt_rows), device=lengths.device) * longest + lengths - 1
-    states = _select_rows(read.flatten(0, 1), last).index_select(0, prompt_of_row).unsqueeze(1)
+    states = select_rows(read.flatten(0, 1), last).index_select(0, prompt_of_row).unsqueeze(1)
     num_columns = batch.rollout_logprobs.shape[1] - 1
     if num_columns == 0:
         return states
@@ -80,7 +80,8 @@ def _continued_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
     return torch.cat([states, continued], dim=1)
 
 
-def _select_rows(x: Tensor, index: Tensor) -> Tensor:
+def select_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Returns the given rows of x [rows, ...], int64 [n], which must be distinct."""
     return cast("Tensor", _SelectRows.apply(x, index))  # type: ignore[no-untyped-call]  # torch leaves apply untyped
 
 

@@ -13,8 +13,10 @@ from typing import Any, Literal, cast
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from rl_core.models import decoder
 from rl_core.models.fast_linear import use_fast_products
 from rl_core.models.shared_prefix import can_share_prompts
+from rl_core.rollout.fused_generation import FusedContext, FusedModel
 from rl_core.rollout.model_files import complete_weights, stop_token_ids, weight_shapes
 from rl_core.rollout.protocol import RolloutEngine
 from rl_core.rollout.shared_prompts import ATTENTION, RoomyLayer, SharedPrompts
@@ -53,6 +55,7 @@ class HfEngine(RolloutEngine):
         self._stop_ids = torch.tensor(stop_token_ids(model_path), device=self._device)
         self._max_num_seqs = max_num_seqs
         self.policy_version = 0
+        self._fused: FusedModel | None = None
 
     def generate_by_token(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
@@ -65,6 +68,7 @@ class HfEngine(RolloutEngine):
 
     def update_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Replaces all weights in place; see `RolloutEngine.update_weights`."""
+        self._fused = None  # it holds the old ones
         own = self._model.state_dict()
         with torch.no_grad():
             for name, tensor in complete_weights(weights, self._shapes).items():
@@ -76,7 +80,7 @@ class HfEngine(RolloutEngine):
 
     def close(self) -> None:
         """Frees the model."""
-        del self._model
+        del self._model, self._fused
 
     @torch.inference_mode()
     def _generate_batch(
@@ -130,13 +134,17 @@ class HfEngine(RolloutEngine):
                 policy_starts.append((step + 1, self.policy_version))
             logits = self._next_logits(token, context)
 
-    def _read_prompts(self, requests: Sequence[GenerationRequest]) -> tuple[_Context, torch.Tensor]:
+    def _read_prompts(
+        self, requests: Sequence[GenerationRequest]
+    ) -> tuple[_Context | FusedContext, torch.Tensor]:
         """Reads each distinct prompt once; returns what follows must know, and logits [B, V].
 
         Prompts are padded on the left with token 0, masked.
         """
         places: dict[tuple[int, ...], int] = {}
         prompt_of_row = [places.setdefault(r.prompt_ids, len(places)) for r in requests]
+        if decoder.supports(self._model.get_decoder()):
+            return self._fused_model().read_prompts(list(places), prompt_of_row)
         longest = max(len(prompt) for prompt in places)
         input_ids = torch.zeros(len(places), longest, dtype=torch.int64)
         mask = torch.zeros_like(input_ids)
@@ -166,8 +174,15 @@ class HfEngine(RolloutEngine):
             context = _Context(cache, positions, mask[rows], None)
         return context, read.logits[:, -1].float()[rows]
 
-    def _next_logits(self, token: torch.Tensor, context: _Context) -> torch.Tensor:
+    def _fused_model(self) -> FusedModel:
+        """Made anew after each change of the weights, which may come in mid-response."""
+        self._fused = self._fused or FusedModel(self._model)
+        return self._fused
+
+    def _next_logits(self, token: torch.Tensor, context: _Context | FusedContext) -> torch.Tensor:
         """Returns the logits after a further token int64 [b] of each row, float32 [b, V]."""
+        if isinstance(context, FusedContext):
+            return self._fused_model().next_logits(token, context)
         logits = self._model(
             input_ids=token[:, None],
             position_ids=context.positions,

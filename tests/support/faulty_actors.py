@@ -11,7 +11,7 @@ class FaultyRolloutActor(RolloutActor):
     """A rollout engine's process that runs out of memory when it is told to."""
 
     def fail_at(self, calls: Collection[int]) -> None:
-        """From now on the n-th MLP that is computed fails, for n in `calls`."""
+        """From now on the n-th pass fails, for n in `calls`."""
         from tests.support.memory_faults import engine_out_of_memory
 
         self._fault = engine_out_of_memory(calls)

@@ -13,10 +13,13 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from rl_core.learner.learner import Learner
 
+_EMBEDDINGS = ("Embedding", "VocabParallelEmbedding")
+"""Of the tokens, which a pass looks up once: transformers' and vLLM's."""
 MESSAGE = "CUDA out of memory. Tried to allocate 4.64 GiB. GPU 0 has a total capacity of 23.99 GiB"
 
 
-def last_layer(learner: Learner, phase: str) -> nn.Module:
+def last_norm(learner: Learner, phase: str) -> nn.Module:
+    """The one module that every way through a model calls: after its last layer."""
     if phase == "ref":
         assert learner.models.reference is not None
         backbone = learner.models.reference.get_decoder()
@@ -25,18 +28,17 @@ def last_layer(learner: Learner, phase: str) -> nn.Module:
         backbone = learner.models.critic.backbone
     else:
         backbone = learner.models.actor.get_decoder()
-    layer = backbone.layers[-1]
-    assert isinstance(layer, nn.Module)
-    return layer
+    assert isinstance(backbone.norm, nn.Module)
+    return backbone.norm
 
 
 @contextmanager
 def out_of_memory(
     learner: Learner, phase: str, calls: Collection[int], *, backward: bool = False
 ) -> Iterator[list[int]]:
-    """The last layer's n-th computation in a phase fails, forward or backward, for n in `calls`.
+    """A model's n-th computation in a phase fails, forward or backward, for n in `calls`.
 
-    Yields a list of the calls that have failed.
+    It fails after the last layer. Yields a list of the calls that have failed.
     """
     numbers, failed = itertools.count(), list[int]()
     learns = phase.startswith("update_")
@@ -54,7 +56,7 @@ def out_of_memory(
                 fail(number)
             output.register_hook(lambda grad: fail(number))
 
-    handle = last_layer(learner, phase).mlp.register_forward_hook(look)
+    handle = last_norm(learner, phase).register_forward_hook(look)
     try:
         yield failed
     finally:
@@ -63,7 +65,7 @@ def out_of_memory(
 
 @contextmanager
 def engine_out_of_memory(calls: Collection[int]) -> Iterator[list[int]]:
-    """The n-th MLP that any engine in this process computes fails, for n in `calls`.
+    """The n-th pass of any engine in this process fails, for n in `calls`.
 
     Of whichever engine, built before or meanwhile, vLLM's and transformers' alike; a learner does
     not infer. Yields a list of the calls that have failed.
@@ -71,7 +73,7 @@ def engine_out_of_memory(calls: Collection[int]) -> Iterator[list[int]]:
     numbers, failed = itertools.count(), list[int]()
 
     def look(module: nn.Module, inputs: Any, output: Any) -> None:
-        if torch.is_inference_mode_enabled() and type(module).__name__ == "Qwen2MLP":
+        if torch.is_inference_mode_enabled() and type(module).__name__ in _EMBEDDINGS:
             number = next(numbers)
             if number in calls:
                 failed.append(number)

@@ -82,6 +82,8 @@ def whole_gradients(learner: Learner, ranks: Ranks, batch: TrainBatch) -> dict[s
                     names, experience, parts, 0.1
                 ),
             )
+        if experience.values_follow and "critic" in names:
+            learner.updater.complete_values(experience)
         for name in names:
             optimizer = learner.optimizers[name]
             for weight, parameter in optimizer.model.named_parameters():

@@ -42,7 +42,8 @@ def test_bfloat16_is_multiplied_in_float32_where_it_would_be_emulated(
 @pytest.mark.parametrize(
     ("cpu_info", "onednn", "bfloat16"),
     [
-        ("vendor_id\t: AuthenticAMD\nflags\t\t: avx2 fma", True, False),
+        ("vendor_id\t: AuthenticAMD\nflags\t\t: avx2 avx512f", True, False),
+        ("vendor_id\t: AuthenticAMD\nflags\t\t: avx2 fma", False, False),
         ("vendor_id\t: GenuineIntel\nflags\t\t: avx512f avx512_bf16 amx_bf16", False, True),
         ("", False, False),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,16 @@ MakeSettings = Callable[..., RunConfig]
 
 def gradient(learner: Learner, batch: TrainBatch, which: str) -> Tensor:
     """The gradient of one mini-batch holding the whole batch, flattened, in float64."""
-    return accumulated(learner, learner.make_experience(batch)[0], which)
+    return accumulated(learner, experience_of(learner, batch), which)
+
+
+def experience_of(learner: Learner, batch: TrainBatch) -> Experience:
+    """With values, though they should follow from the critic's only update."""
+    experience, _ = learner.make_experience(batch)
+    assert experience.values_follow
+    accumulated(learner, experience, "critic")
+    learner.updater.complete_values(experience)
+    return replace(experience, values_follow=False)
 
 
 def accumulated(learner: Learner, experience: Experience, which: str) -> Tensor:
@@ -79,13 +89,13 @@ def test_responses_cut_off_teach_nothing_where_they_are_masked(
     batch = make_batch()
     batch.truncated[[1, 4, 5]] = True
     learner = Learner(config, tiny_model_path)
-    experience, _ = learner.make_experience(batch)
+    experience = experience_of(learner, batch)
     whole = accumulated(learner, experience, which)
     others = accumulated(learner, experience.select(torch.tensor([0, 2, 3, 6, 7])), which)
     assert whole.norm() > 1e-3
     assert (whole - others).norm() / whole.norm() < 1e-6
     batch.truncated[:] = True
-    experience, _ = learner.make_experience(batch)
+    experience = experience_of(learner, batch)
     assert accumulated(learner, experience, which).norm() == 0.0
 
 

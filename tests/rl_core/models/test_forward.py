@@ -80,8 +80,9 @@ def test_checkpointed_gradients_are_the_same_from_less_memory(
         grads = [p.grad for p in model.parameters() if p.grad is not None]
         results.append((logprobs.detach(), grads, sum(kept.values())))
     (plain, plain_grads, plain_bytes), (other, other_grads, other_bytes) = results
-    assert torch.equal(plain, other)
-    assert all(torch.equal(x, y) for x, y in zip(plain_grads, other_grads, strict=True))
+    torch.testing.assert_close(plain, other, **CLOSE)
+    for one, another in zip(plain_grads, other_grads, strict=True):
+        torch.testing.assert_close(one, another, **CLOSE)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     assert other_bytes - weights < (plain_bytes - weights) / 2
 

@@ -164,7 +164,9 @@ def test_rewarded_responses_become_likelier(
     tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
 ) -> None:
     config = settings(
-        model=LORA, actor={"mini_batch_size": 8, "lr": 1e-2}, algorithm={"kl_mode": "none"}
+        model=LORA,
+        actor={"mini_batch_size": 8, "lr": 1e-2},
+        algorithm={"kl_mode": "none", "estimator": "reinforce_plus_plus"},
     )
     learner = Learner(config, tiny_model_path)
     batch = make_batch()

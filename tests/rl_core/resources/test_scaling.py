@@ -44,7 +44,7 @@ H100S = Cluster(named_card("H100"), 8, 50e9)
 def config(**sections: dict[str, Any]) -> RunConfig:
     given: dict[str, dict[str, Any]] = {
         "model": {"dtype": "bfloat16", "gradient_checkpointing": True},
-        "rollout": {"overlap": 1},
+        "rollout": {"staleness": 1},
     }
     names = given.keys() | sections.keys()
     return RunConfig.model_validate(
@@ -109,7 +109,7 @@ def test_several_steps_ahead_wait_for_their_longest_together() -> None:
     machine = Machine("by hand", True, 1e18, 1e18, 1e9)
 
     def decoding(ahead: int) -> float:
-        rollout = settings.rollout.model_copy(update={"overlap": ahead, "max_num_seqs": 4_096})
+        rollout = settings.rollout.model_copy(update={"staleness": ahead, "max_num_seqs": 4_096})
         planned = settings.model_copy(update={"rollout": rollout})
         return step_time(TINY, planned, machine, LENGTHS, PERFECT).decoding
 
@@ -167,10 +167,12 @@ def test_what_is_proposed_fits_and_is_valid() -> None:
 
 
 def test_ranks_share_no_card_with_engines_yet() -> None:
-    turns = simulate(QWEN_3B, config(rollout={"overlap": 0}), H100S, LENGTHS, Split(8, 8, 1, True))
-    why = obstacle(QWEN_3B, config(rollout={"overlap": 0}), H100S, turns)
+    turns = simulate(
+        QWEN_3B, config(rollout={"staleness": 0}), H100S, LENGTHS, Split(8, 8, 1, True)
+    )
+    why = obstacle(QWEN_3B, config(rollout={"staleness": 0}), H100S, turns)
     assert why == "the settings do not allow it"
-    asked = best_split(QWEN_3B, config(rollout={"overlap": 0}), H100S, LENGTHS, 8, in_turns=True)
+    asked = best_split(QWEN_3B, config(rollout={"staleness": 0}), H100S, LENGTHS, 8, in_turns=True)
     assert asked.split.takes_turns
     assert asked.time.ahead == 0
 
@@ -220,7 +222,7 @@ def by_rows(num_rows: int, most: int, *, ahead: int, **algorithm: str) -> RunCon
         algorithm={"estimator": "reinforce_plus_plus", **algorithm},
         data={"train_batch_size": num_rows, "max_response_length": most},
         actor={"mini_batch_size": 512, "micro_batch_tokens": 16_384},
-        rollout={"overlap": ahead},
+        rollout={"staleness": ahead},
     )
 
 

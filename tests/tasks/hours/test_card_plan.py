@@ -23,7 +23,7 @@ def config(overlap: int = 1, **sections: dict[str, Any]) -> RunConfig:
     return RunConfig.model_validate(
         {
             "model": {"dtype": "bfloat16", "gradient_checkpointing": True},
-            "rollout": {"overlap": overlap},
+            "rollout": {"staleness": overlap},
             "budget": {"price_per_hour": 20.0},
         }
         | sections
@@ -65,9 +65,9 @@ def test_a_loss_is_told_with_its_cause_and_what_would_help() -> None:
 
 def test_without_steps_ahead_it_says_that_cards_wait() -> None:
     said = "\n".join(plan(config(overlap=0), 8).remarks())
-    assert "rollout.overlap=1 would have the next step's responses generated meanwhile" in said
+    assert "rollout.staleness=1 would have the next step's responses generated meanwhile" in said
     assert "all 8 cards in turns would give " in said
-    assert "rollout.overlap=1 would" not in "\n".join(plan(config(), 8).remarks())
+    assert "rollout.staleness=1 would" not in "\n".join(plan(config(), 8).remarks())
 
 
 def test_prompts_that_grow_with_the_cards_keep_them_busy() -> None:

@@ -1,0 +1,154 @@
+"""The fused decoder against transformers' own, in float64, one row at a time."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rl_core.batch import TrainBatch, collate
+from rl_core.models import decoder, loading
+from rl_core.models.forward import forward_pass
+from rl_core.models.lora import add_adapters
+
+CPU = torch.device("cpu")
+VOCAB = 48
+CLOSE = 1e-5
+CONFIGS = {"qwen2": transformers.Qwen2Config, "llama": transformers.LlamaConfig}
+MODELS = {"qwen2": transformers.Qwen2ForCausalLM, "llama": transformers.LlamaForCausalLM}
+
+
+@st.composite
+def models(draw: st.DrawFn) -> transformers.PreTrainedModel:
+    kind = draw(st.sampled_from(sorted(CONFIGS)))
+    num_kv_heads = draw(st.integers(1, 3))
+    shape = {
+        "vocab_size": VOCAB,
+        "hidden_size": draw(st.sampled_from([12, 24])),
+        "intermediate_size": draw(st.sampled_from([8, 20])),
+        "num_hidden_layers": draw(st.integers(1, 3)),
+        "num_attention_heads": num_kv_heads * draw(st.integers(1, 2)),
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": draw(st.sampled_from([2, 8])),
+        "tie_word_embeddings": draw(st.booleans()),
+        "initializer_range": 0.3,
+        "rms_norm_eps": draw(st.sampled_from([1e-6, 1e-2])),
+        "pad_token_id": None,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    if kind == "llama":
+        shape |= {"attention_bias": draw(st.booleans()), "mlp_bias": draw(st.booleans())}
+    torch.manual_seed(draw(st.integers(0, 99)))
+    model = MODELS[kind](CONFIGS[kind](**shape)).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name or name.endswith(".bias"):  # as training leaves them, not as made
+                weight.add_(0.3 * torch.randn(weight.shape))
+    return model
+
+
+@st.composite
+def batches(draw: st.DrawFn, make_rollout: Callable[..., Any]) -> TrainBatch:
+    tokens = st.integers(0, VOCAB - 1)
+    rollouts = []
+    for group in range(draw(st.integers(1, 4))):
+        prompt = draw(st.lists(tokens, min_size=1, max_size=9))
+        for _ in range(draw(st.integers(1, 4))):
+            response = draw(st.lists(tokens, min_size=1, max_size=9))
+            rollouts.append(make_rollout(prompt, response, group_id=group))
+    return collate(draw(st.permutations(rollouts)), pad_id=draw(tokens))
+
+
+def tempered(logits: Tensor) -> Tensor:
+    return (logits / 0.8).log_softmax(-1)
+
+
+def by_rows(model: transformers.PreTrainedModel, batch: TrainBatch, weights: Tensor) -> Tensor:
+    """A weighted sum of the log-probs and of the entropies."""
+    loss = torch.zeros((), dtype=torch.float64)
+    for row in range(len(batch)):
+        prompt, length = int(batch.prompt_lengths[row]), int(batch.lengths[row])
+        ids = batch.input_ids[row, :length]
+        full = tempered(model(ids.unsqueeze(0)).logits[0, prompt - 1 : -1])
+        chosen = full.gather(-1, ids[prompt:, None]).squeeze(-1)
+        entropy = -(full.exp() * full).sum(-1)
+        loss = loss + (weights[row, : length - prompt] * (chosen - 0.1 * entropy)).sum()
+    return loss
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_loss_and_every_gradient_are_transformers(
+    make_rollout: Callable[..., Any], data: st.DataObject
+) -> None:
+    model, batch = data.draw(models()), data.draw(batches(make_rollout))
+    assert decoder.supports(model.get_decoder())
+    weights = torch.randn(batch.response_mask.shape, generator=torch.Generator().manual_seed(0))
+    outputs = forward_pass(
+        batch, actor=model, with_entropy=True, temperature=0.8, compute_dtype=torch.float32
+    )
+    loss = (weights * (outputs.logprobs - 0.1 * outputs.entropy)).sum()
+    loss.backward()
+    exact = copy.deepcopy(model).double()
+    exact.zero_grad()
+    expected = by_rows(exact, batch, weights.double())
+    expected.backward()
+    scale = weights[batch.response_mask].abs().sum()
+    assert abs(loss.item() - expected.item()) < CLOSE * max(abs(expected.item()), scale.item())
+    total = torch.stack([p.grad.norm() for p in exact.parameters()]).norm()
+    for (name, weight), truth in zip(model.named_parameters(), exact.parameters(), strict=True):
+        error = (weight.grad - truth.grad).norm()
+        # What truly is 0 (all tokens alike: any softmax will do) is rounding beside the others.
+        assert error < CLOSE * max(truth.grad.norm(), 0.1 * total), name
+
+
+def test_real_tokens_alone_are_computed_and_a_groups_prompt_once(
+    tiny_model_path: Path, make_batch: Callable[..., TrainBatch]
+) -> None:
+    backbone = loading.load_actor(tiny_model_path, CPU).get_decoder()
+    batch = make_batch(group_size=4)
+    num_tokens = 0
+
+    def count(module: torch.nn.Module, arguments: tuple[Tensor]) -> None:
+        nonlocal num_tokens
+        num_tokens += arguments[0].numel()
+
+    backbone.embed_tokens.register_forward_pre_hook(count)
+    decoder.response_states(backbone, batch)
+    # The last token of a prompt stands before each of its responses, whose last predicts nothing.
+    assert num_tokens == int(
+        (batch.prompt_lengths[[0, 4]] - 1).sum() + batch.response_lengths.sum()
+    )
+
+
+@pytest.mark.parametrize("kind", ["adapters", "bfloat16", "checkpointed", "window", "float64"])
+def test_what_it_does_not_know_goes_the_usual_way(
+    tiny_model_path: Path,
+    make_batch: Callable[..., TrainBatch],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    model = loading.load_actor(tiny_model_path, CPU)
+    assert decoder.supports(model.get_decoder())
+    if kind == "adapters":
+        add_adapters(model, rank=2, alpha=4.0)
+    elif kind == "checkpointed":
+        loading.checkpoint_gradients(model)
+    elif kind == "window":
+        window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+        model = MODELS["qwen2"](CONFIGS["qwen2"].from_dict(model.config.to_dict() | window))
+    elif kind == "float64":
+        model.double()
+    monkeypatch.setattr(decoder, "response_states", None)
+    dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
+    outputs = forward_pass(make_batch(group_size=2), actor=model, compute_dtype=dtype)
+    assert outputs.logprobs is not None
