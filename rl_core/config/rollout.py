@@ -32,6 +32,9 @@ class RolloutConfig(Section):
     """A vLLM engine on a GPU gives its memory back while the learner works on the same card."""
     max_num_seqs: int = Field(256, ge=1)
     """Responses that the engine generates at a time, at most: fewer where memory ran out."""
+    weight_sync: Literal["auto", "object_store", "broadcast"] = "auto"
+    """How engines get the learner's weights: one copy in Ray's object store, or sent to all at once
+    (gloo, between cards NCCL); `auto`: sent where CPU engines run on several machines."""
     overlap: int = Field(0, ge=0, le=1)
     """1: the next step's rollouts are generated while the learner updates, one step off-policy."""
 

@@ -15,7 +15,13 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from rl_core.models.fast_linear import use_fast_products
 from rl_core.models.shared_prefix import can_share_prompts
-from rl_core.rollout.model_files import complete_weights, stop_token_ids, weight_shapes
+from rl_core.models.weight_channel import Meeting, WeightChannel
+from rl_core.rollout.model_files import (
+    check_complete,
+    complete_weights,
+    stop_token_ids,
+    weight_shapes,
+)
 from rl_core.rollout.shared_prompts import ATTENTION, RoomyLayer, SharedPrompts
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
 
@@ -51,6 +57,7 @@ class HfEngine:
         self._shapes = weight_shapes(model_path)
         self._stop_ids = torch.tensor(stop_token_ids(model_path), device=self._device)
         self._max_num_seqs = max_num_seqs
+        self._channel: WeightChannel
 
     def generate(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
@@ -66,6 +73,19 @@ class HfEngine:
         own = self._model.state_dict()
         with torch.no_grad():
             for name, tensor in complete_weights(weights, self._shapes).items():
+                own[name].copy_(tensor)
+
+    def join_broadcast(self, meeting: Meeting, rank: int) -> None:
+        """See `RolloutEngine.join_broadcast`."""
+        check_complete(meeting.shapes, self._shapes)
+        self._channel = WeightChannel(meeting, rank, self._device)
+
+    @torch.no_grad()
+    def receive_weights(self) -> None:
+        """Replaces all weights in place; see `RolloutEngine.receive_weights`."""
+        own = self._model.state_dict()
+        for name, tensor in self._channel.receive(own):
+            if tensor is not own[name]:
                 own[name].copy_(tensor)
 
     def resize(self, max_num_seqs: int) -> None:

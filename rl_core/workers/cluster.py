@@ -44,6 +44,7 @@ from rl_core.workers.learner_ranks import WRITING, LearnerRanks
 from rl_core.workers.ray_auth import send_token
 from rl_core.workers.ray_logs import why_not_started
 from rl_core.workers.reservation import Reservation
+from rl_core.workers.weight_sync import WeightBroadcast, is_wanted
 
 _OBJECT_STORE_BYTES = 200 * 2**20
 _EXIT_TIMEOUT_S = 5.0
@@ -88,6 +89,9 @@ class Workers:
         num_ranks = config.resources.learner_ranks if learner else 0
         ranks = [self._spawn(learner_name(rank), LearnerActor) for rank in range(num_ranks)]
         self._learner = LearnerRanks(ranks, self._result, on_progress) if learner else None
+        self._broadcast = None
+        if self._learner is not None and is_wanted(config):
+            self._broadcast = WeightBroadcast(config, self._learner, self.engines, self._result)
 
     @classmethod
     @contextmanager
@@ -159,7 +163,8 @@ class Workers:
     def sync_weights(self) -> None:
         """Gives every engine the learner's weights, in place."""
         self._on_progress("sync")
-        self.engines.set_weights(self.learner.weights())
+        if self._broadcast is None or not self._broadcast():
+            self.engines.set_weights(self.learner.weights())
 
     def snapshot(self) -> SnapshotBytes:
         """Has the learner copy what a checkpoint holds, over the snapshot before."""

@@ -8,6 +8,7 @@ Not here: Ray's session and the learner (cluster.py), what runs in an engine's p
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import time
@@ -21,7 +22,7 @@ from typing import Any, Final, TypeAlias
 import ray
 from ray.exceptions import RayActorError
 
-from rl_core.errors import OutOfMemory, WorkerDied
+from rl_core.errors import OutOfMemory, WeightsLost, WorkerDied
 from rl_core.resources.placement import engine_name
 from rl_core.resources.token_budgets import log_out_of_memory, merge_metrics
 from rl_core.rollout.protocol import in_order
@@ -76,7 +77,8 @@ class Engines:
         self._spawn, self._load, self._result = spawn, load, result
         self._on_progress = on_progress
         self._beside_learner = beside_learner
-        # Ray keeps what is referred to: who starts again gets what the others hold.
+        # Ray keeps what is referred to: who starts again gets what the others hold. After a
+        # broadcast a function, which has the learner hand them over.
         self._weights: Any = weights
         self._died: list[str] = []
         self._deaths: Counter[str] = Counter()
@@ -146,9 +148,9 @@ class Engines:
                 self._on_progress("gen")
                 try:
                     finished = self._answer(engine, call) or ()
-                except WorkerDied as death:
+                except (WorkerDied, WeightsLost) as loss:
                     if engine in self._engines:  # else it was noticed before
-                        self._replace(engine, death)
+                        self._mend(engine, loss)
                     if lost := [i for i, asked in unanswered.items() if asked is engine]:
                         others = ", ".join(ask(lost))
                         said = "%d responses that %s had not finished are asked of %s"
@@ -192,8 +194,24 @@ class Engines:
         self._weights = weights
         for engine in self._engines:
             if engine not in loaded:
-                engine.starting.append(engine.actor.set_weights.remote(weights).future())
+                self._give(engine)
         self._ask_each(loaded, lambda actor: actor.set_weights.remote(weights))
+
+    def ready(self) -> dict[str, Any]:
+        """Returns Ray's handles of the engines that have loaded, by name."""
+        return {engine.name: engine.actor for engine in self._loaded()}
+
+    def hold(self, weights: Callable[[], Any]) -> None:
+        """Hears that all engines that were ready have received new weights.
+
+        Args:
+            weights: returns a reference to them, for those that start now or later: asked at most
+                once.
+        """
+        self._weights = functools.cache(weights)
+        for engine in self._engines:
+            if engine.starting:
+                self._give(engine)
 
     def load_weights(self, folder: Path) -> None:
         """Gives every engine the weights of a saved model of the same architecture."""
@@ -243,6 +261,12 @@ class Engines:
                 raise WorkerDied(engine.name, f"it did not start again: {error}") from error
             engine.starting.pop(0)
 
+    def _mend(self, engine: _Engine, loss: WorkerDied | WeightsLost) -> None:
+        if isinstance(loss, WorkerDied):
+            self._replace(engine, loss)
+        else:
+            self._give(engine)
+
     def _replace(self, engine: _Engine, death: WorkerDied) -> _Engine:
         """Starts a new process in place of a dead one, with the weights that the others hold.
 
@@ -271,8 +295,16 @@ class Engines:
         self._begin_load(successor).add_done_callback(tell)
         return successor
 
+    def _current_weights(self) -> Any:
+        return self._weights() if callable(self._weights) else self._weights
+
+    def _give(self, engine: _Engine) -> None:
+        """Has an engine take the current weights before it answers anything further."""
+        given = engine.actor.set_weights.remote(self._current_weights())
+        engine.starting.append(given.future())
+
     def _begin_load(self, engine: _Engine) -> Future[Any]:
-        loaded: Future[Any] = self._load(engine.actor, self._weights).future()
+        loaded: Future[Any] = self._load(engine.actor, self._current_weights()).future()
         engine.starting = [loaded]
         return loaded
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Collection
+from typing import Any
 
 from rl_core.workers.actors import RolloutActor
 
 
 class FaultyRolloutActor(RolloutActor):
-    """A rollout engine's process that runs out of memory when it is told to."""
+    """A rollout engine's process that runs out of memory, or dies, when it is told to."""
 
     def fail_at(self, calls: Collection[int]) -> None:
         """From now on the n-th MLP that is computed fails, for n in `calls`."""
@@ -16,3 +19,15 @@ class FaultyRolloutActor(RolloutActor):
 
         self._fault = engine_out_of_memory(calls)
         self._fault.__enter__()  # until the process ends
+
+    def die_in_broadcast(self) -> None:
+        """It dies when it has received a tensor of the next one."""
+        from rl_core.models.weight_channel import WeightChannel
+
+        receive = WeightChannel._broadcast
+
+        def and_die(channel: Any, tensor: Any) -> None:
+            receive(channel, tensor)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        WeightChannel._broadcast = and_die  # type: ignore[method-assign]
