@@ -16,6 +16,9 @@ class RolloutConfig(Section):
     """`hf` generates with transformers: slower, and runs wherever torch does."""
     num_engines: int = Field(1, ge=1)
     """Rollout actors; the batch is split evenly between them."""
+    min_engines: int | None = Field(None, ge=1)
+    """Engines without which a run does not start, by default all of `num_engines`; the others join
+    as soon as Ray has room for them, also in mid-run."""
     tensor_parallel_size: int = Field(1, ge=1)
     """GPUs of each vLLM engine, which share its model; on a CPU, processes."""
     temperature: float = Field(1.0, gt=0, le=2)
@@ -45,6 +48,15 @@ class RolloutConfig(Section):
             raise ValueError(f"rollout.top_p={self.top_p} {why}: use 1.0")
         if self.top_k > 0:
             raise ValueError(f"rollout.top_k={self.top_k} {why}: use -1")
+        return self
+
+    @model_validator(mode="after")
+    def _starts_with_some_of_its_engines(self) -> RolloutConfig:
+        if self.min_engines is not None and self.min_engines > self.num_engines:
+            raise ValueError(
+                f"rollout.min_engines={self.min_engines} is above "
+                f"rollout.num_engines={self.num_engines}: use at most that, or null for all"
+            )
         return self
 
     @model_validator(mode="after")

@@ -32,6 +32,7 @@ from rl_core.resources.placement import (
     learner_name,
     loading_queues,
     shares_a_card,
+    why_no_shared_card,
 )
 from rl_core.resources.token_budgets import BUDGETS_FILE
 from rl_core.system.atomic import reading
@@ -128,6 +129,8 @@ class Workers:
         parts = config.rollout.tensor_parallel_size
         if parts > 1 and (why := ModelShape.from_folder(model_path).why_not_split(parts)):
             raise ValueError(why)
+        if learner and (why := why_no_shared_card(config)):
+            raise ValueError(why)
         with _ray_session(config, model_path, log_folder, learner=learner) as temp_dir:
             report("Ray is up")
             room = Reservation(config, learner=learner, report=report)
@@ -196,7 +199,11 @@ class Workers:
         learners = {} if self._learner is None else self._learner.actors
         if len(learners) > 1:
             self.learner.meet(self._hosts(), config.watchdog.stall_s)
-        queues = loading_queues(self._cards(config, self.engines.actors | learners))
+        engines = self.engines.actors
+        for name in self._room.late:
+            self.engines.join_later(name)
+            del engines[name]
+        queues = loading_queues(self._cards(config, engines | learners))
         loading: dict[Future[Any], tuple[str, list[str]]] = {}
 
         def load_first(queue: list[str]) -> None:

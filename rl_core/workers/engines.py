@@ -1,7 +1,8 @@
 """The rollout engines of a run, seen from the trainer loop (stage 3): who is asked what.
 
 An engine's death costs its own work alone: others answer what it had not, and it is started again
-meanwhile. Every sample has a seed of its own, so the responses are those that they would have been.
+meanwhile, or when Ray has room for it. Every sample has a seed of its own, so the responses are
+those that they would have been.
 
 Not here: Ray's session and the learner (cluster.py), what runs in an engine's process (actors.py).
 """
@@ -47,6 +48,8 @@ class _Engine:
     """Ray's handle, whose calls run one after the other in the order in which they were made."""
     starting: list[Future[Any]] = field(default_factory=list)
     """Calls that load model and weights, until they are known to have ended well."""
+    is_behind: bool = False
+    """Others have got weights that it will be given when it has loaded: the last alone."""
 
 
 class Engines:
@@ -95,6 +98,14 @@ class Engines:
         engine = next(engine for engine in self._engines if engine.name == name)
         return self._begin_load(engine)
 
+    def join_later(self, name: str) -> None:
+        """Has an engine load and take the weights that are current then; nobody waits for it."""
+        engine = next(engine for engine in self._engines if engine.name == name)
+        engine.is_behind = True
+        loaded: Future[Any] = self._load(engine.actor, None).future()
+        engine.starting = [loaded]
+        _tell(loaded, f"{name} joins")
+
     def start_again(self, name: str, death: WorkerDied) -> Future[Any]:
         """Puts a new process in place of one that died while it loaded, and has it load.
 
@@ -134,6 +145,7 @@ class Engines:
         def ask(positions: Sequence[int]) -> list[str]:
             engines = self._takers()
             for engine, share in zip(engines, _shares(positions, len(engines)), strict=True):
+                self._catch_up(engine)
                 unanswered.update(dict.fromkeys(share, engine))
                 asked = [requests[position] for position in share]
                 begun = _begin(engine.actor, asked, sampling, phase)
@@ -193,8 +205,8 @@ class Engines:
         loaded = self._loaded()
         self._weights = weights
         for engine in self._engines:
-            if engine not in loaded:
-                self._give(engine)
+            # Not at once: each would keep its weights in Ray for as long as an engine has no room.
+            engine.is_behind |= engine not in loaded
         self._ask_each(loaded, lambda actor: actor.set_weights.remote(weights))
 
     def ready(self) -> dict[str, Any]:
@@ -210,8 +222,7 @@ class Engines:
         """
         self._weights = functools.cache(weights)
         for engine in self._engines:
-            if engine.starting:
-                self._give(engine)
+            engine.is_behind |= bool(engine.starting)
 
     def load_weights(self, folder: Path) -> None:
         """Gives every engine the weights of a saved model of the same architecture."""
@@ -231,19 +242,34 @@ class Engines:
         return answers
 
     def _takers(self) -> list[_Engine]:
-        """Returns whom to ask: all that have loaded; where nobody has, those that will have."""
+        """Returns whom to ask: all that have loaded, once anybody has.
+
+        Beside the learner everybody, who will have loaded before it answers.
+        """
         loaded = self._loaded()
-        return loaded if loaded and not self._beside_learner else self._engines
+        if self._beside_learner:
+            return self._engines
+        while not loaded:
+            starting = [call for engine in self._engines for call in engine.starting]
+            wait([call for call in starting if not call.done()], return_when=FIRST_COMPLETED)
+            loaded = self._loaded()
+        return loaded
 
     def _loaded(self) -> list[_Engine]:
-        """Returns the engines that are not starting."""
+        """Returns the engines that are not starting, and hold the weights that all others do."""
         for engine in list(self._engines):
             if all(call.done() for call in engine.starting):
                 try:
                     self._finish_start(engine)
+                    self._catch_up(engine)
                 except WorkerDied as death:
                     self._replace(engine, death)
         return [engine for engine in self._engines if not engine.starting]
+
+    def _catch_up(self, engine: _Engine) -> None:
+        """Has an engine take weights that came while it started before it answers anything."""
+        if engine.is_behind:
+            self._give(engine)
 
     def _answer(self, engine: _Engine, call: Future[Any]) -> Any:
         """Waits for the result of a call, and before it of those that started the engine."""
@@ -285,14 +311,7 @@ class Engines:
         ray.kill(engine.actor)  # it may only be out of reach
         successor = _Engine(name, self._spawn(name))
         self._engines[self._engines.index(engine)] = successor
-        noticed = time.monotonic()
-
-        def tell(loaded: Future[Any]) -> None:
-            if loaded.exception() is None:
-                took_s = time.monotonic() - noticed
-                _logger.warning("%s has started again, in %.1f s", name, took_s)
-
-        self._begin_load(successor).add_done_callback(tell)
+        _tell(self._begin_load(successor), f"{name} has started again")
         return successor
 
     def _current_weights(self) -> Any:
@@ -300,13 +319,25 @@ class Engines:
 
     def _give(self, engine: _Engine) -> None:
         """Has an engine take the current weights before it answers anything further."""
-        given = engine.actor.set_weights.remote(self._current_weights())
-        engine.starting.append(given.future())
+        engine.is_behind, weights = False, self._current_weights()
+        if weights is not None:  # else those that it has loaded
+            engine.starting.append(engine.actor.set_weights.remote(weights).future())
 
     def _begin_load(self, engine: _Engine) -> Future[Any]:
         loaded: Future[Any] = self._load(engine.actor, self._current_weights()).future()
         engine.starting = [loaded]
         return loaded
+
+
+def _tell(loaded: Future[Any], words: str) -> None:
+    """Says so in the log when an engine has loaded, if it ever does."""
+    since = time.monotonic()
+
+    def tell(loaded: Future[Any]) -> None:
+        if loaded.exception() is None:
+            _logger.warning("%s, in %.1f s", words, time.monotonic() - since)
+
+    loaded.add_done_callback(tell)
 
 
 def _begin(

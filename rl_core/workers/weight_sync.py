@@ -16,7 +16,7 @@ import ray
 from rl_core.config.run import RunConfig
 from rl_core.errors import SyncBroken, WorkerDied
 from rl_core.models.weight_channel import Meeting
-from rl_core.resources.placement import learner_name, shares_a_card
+from rl_core.resources.placement import learner_name
 from rl_core.workers.engines import Engines, Result
 from rl_core.workers.learner_ranks import LearnerRanks
 
@@ -102,19 +102,9 @@ class WeightBroadcast:
 
 
 def is_wanted(config: RunConfig) -> bool:
-    """Says whether `rollout.weight_sync` asks for broadcasts, on the machines that Ray has now.
-
-    Raises:
-        ValueError: it does, and learner and engines share a card.
-    """
-    wish = config.rollout.weight_sync
-    if wish == "broadcast" and shares_a_card(config):
-        raise ValueError(
-            "rollout.weight_sync=broadcast wants a card for each process, and learner and engines "
-            "share one: use auto"
-        )
-    if wish != "auto":
-        return wish == "broadcast"
+    """Says whether `rollout.weight_sync` asks for broadcasts, on the machines that Ray has now."""
+    if config.rollout.weight_sync != "auto":
+        return config.rollout.weight_sync == "broadcast"
     on_cards = config.resources.learner_gpus or config.resources.rollout_gpus
     return not on_cards and sum(node["Alive"] for node in ray.nodes()) > 1
 

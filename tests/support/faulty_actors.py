@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
+from rl_core.errors import WeightsLost
+from rl_core.types import Completion
 from rl_core.workers.actors import RolloutActor
 
 
@@ -19,6 +23,18 @@ class FaultyRolloutActor(RolloutActor):
 
         self._fault = engine_out_of_memory(calls)
         self._fault.__enter__()  # until the process ends
+
+    def lose_weights(self, folder: Path) -> None:
+        """Its next answers end as where vLLM is built again, from its folder, after a broadcast."""
+        generate = self._engine.generate
+
+        def say_so(*args: Any) -> Iterator[tuple[int, Completion]]:
+            self._engine.generate = generate  # type: ignore[method-assign]
+            yield from islice(generate(*args), 1)
+            self.set_weights(folder)
+            raise WeightsLost("vLLM was built again")
+
+        self._engine.generate = say_so  # type: ignore[method-assign]
 
     def die_in_broadcast(self) -> None:
         """It dies when it has received a tensor of the next one."""
