@@ -53,6 +53,14 @@ class RankLost(WorkerDied):
     """What a learner rank says when another is gone in mid-step: not the cause, but its news."""
 
 
+class SyncBroken(ConnectionError):  # noqa: N818  # as OutOfMemory
+    """A broadcast of weights lost a process: who was to receive them may hold some, or none."""
+
+
+class WeightsLost(RuntimeError):  # noqa: N818  # as OutOfMemory
+    """An engine was built again where memory ran out, and wants the current weights once more."""
+
+
 class Stalled(RuntimeError):  # noqa: N818  # as OutOfMemory
     """A phase showed no progress for `watchdog.stall_s`, and its processes were ended."""
 

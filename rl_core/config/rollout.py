@@ -16,6 +16,9 @@ class RolloutConfig(Section):
     """`hf` generates with transformers: slower, and runs wherever torch does."""
     num_engines: int = Field(1, ge=1)
     """Rollout actors; the batch is split evenly between them."""
+    min_engines: int | None = Field(None, ge=1)
+    """Engines without which a run does not start, by default all of `num_engines`; the others join
+    as soon as Ray has room for them, also in mid-run."""
     tensor_parallel_size: int = Field(1, ge=1)
     """GPUs of each vLLM engine, which share its model; on a CPU, processes."""
     temperature: float = Field(1.0, gt=0, le=2)
@@ -32,6 +35,9 @@ class RolloutConfig(Section):
     """A vLLM engine on a GPU gives its memory back while the learner works on the same card."""
     max_num_seqs: int = Field(256, ge=1)
     """Responses that the engine generates at a time, at most: fewer where memory ran out."""
+    weight_sync: Literal["auto", "object_store", "broadcast"] = "auto"
+    """How engines get the learner's weights: one copy in Ray's object store, or sent to all at once
+    (gloo, between cards NCCL); `auto`: sent where CPU engines run on several machines."""
     staleness: int = Field(0, ge=0)
     """Updates, at most, between the policy that sampled a token and the one that learns from it.
 
@@ -64,6 +70,24 @@ class RolloutConfig(Section):
             raise ValueError(f"rollout.top_p={self.top_p} {why}: use 1.0")
         if self.top_k > 0:
             raise ValueError(f"rollout.top_k={self.top_k} {why}: use -1")
+        return self
+
+    @model_validator(mode="after")
+    def _starts_with_some_of_its_engines(self) -> RolloutConfig:
+        if self.min_engines is not None and self.min_engines > self.num_engines:
+            raise ValueError(
+                f"rollout.min_engines={self.min_engines} is above "
+                f"rollout.num_engines={self.num_engines}: use at most that, or null for all"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _waits_for_a_broadcast(self) -> RolloutConfig:
+        if self.weight_sync == "broadcast" and self.updates_in_flight:
+            raise ValueError(
+                f"rollout.weight_sync=broadcast wants engines that wait, and "
+                f"rollout.staleness={self.staleness} has them generate: use auto, or at most 1"
+            )
         return self
 
     @model_validator(mode="after")

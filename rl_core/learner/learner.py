@@ -7,6 +7,7 @@ Not here: Ray (workers/), formulas (algos/), generation (rollout/), which checkp
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -34,6 +35,8 @@ from rl_core.learner.state import STATE_FOLDER
 from rl_core.learner.update import Updater
 from rl_core.models.forward import forward_pass
 from rl_core.models.loading import complete_weights, load_models
+from rl_core.models.lora import merged_shapes, merged_state
+from rl_core.models.sharding import whole_tensor
 from rl_core.types import SnapshotBytes
 
 _KL_CONTROLLERS = {"fixed": fixed_kl_coef, "adaptive": adaptive_kl_coef}
@@ -165,6 +168,14 @@ class Learner:
     def weights(self) -> dict[str, Tensor]:
         """Returns the actor's weights for the rollout engines, see `complete_weights`."""
         return complete_weights(self.models.actor)
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Returns the names and shapes of `each_weight`, in its order."""
+        return merged_shapes(self.models.actor)
+
+    def each_weight(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields the tensors of `weights` one by one; of a sharded model only one is whole."""
+        return ((name, whole_tensor(tensor)) for name, tensor in merged_state(self.models.actor))
 
     def save(self, folder: Path) -> None:
         """Writes a checkpoint: the model as it can be served, and beside it the learner's state."""

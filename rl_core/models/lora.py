@@ -46,15 +46,28 @@ def merged_state(model: transformers.PreTrainedModel) -> Iterator[tuple[str, Ten
     Layers with adapters give new tensors, gathered by collectives where the model is sharded; all
     others give the model's own, shards as they are. There a weight that stands twice comes once.
     """
-    repeated = repeated_names(model)
     adapted = {
         f"{name}.base_layer.weight": layer
         for name, layer in model.named_modules()
         if hasattr(layer, "base_layer")
     }
-    for name, tensor in model.state_dict().items():
-        if ".lora_A." in name or ".lora_B." in name or name in repeated:
-            continue
+    for name, tensor in _base_state(model):
         if name in adapted:
             tensor = tensor + whole_tensor(adapted[name].get_delta_weight(_ADAPTER))
-        yield name.replace(".base_layer.", "."), tensor
+        yield _plain_name(name), tensor
+
+
+def merged_shapes(model: transformers.PreTrainedModel) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of what `merged_state` yields, in its order; nothing is gathered."""
+    return {_plain_name(name): tuple(tensor.shape) for name, tensor in _base_state(model)}
+
+
+def _base_state(model: transformers.PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    repeated = repeated_names(model)
+    for name, tensor in model.state_dict().items():
+        if ".lora_A." not in name and ".lora_B." not in name and name not in repeated:
+            yield name, tensor
+
+
+def _plain_name(name: str) -> str:
+    return name.replace(".base_layer.", ".")

@@ -150,7 +150,11 @@ def _planned_sequences(config: RunConfig, shape: ModelShape | None) -> list[int]
 
 def _engines(config: RunConfig, shape: ModelShape | None) -> list[int]:
     """On a CPU all engines lie in one memory, each with its own weights."""
-    return [] if config.resources.rollout_gpus else _halves(config.rollout.num_engines, 1)
+    return (
+        []
+        if config.resources.rollout_gpus
+        else _halves(config.rollout.num_engines, config.rollout.min_engines or 1)
+    )
 
 
 def _sleep(config: RunConfig, shape: ModelShape | None) -> list[bool]:

@@ -61,6 +61,24 @@ def shares_a_card(config: RunConfig) -> bool:
     return any(LEARNER in tenants and len(tenants) > 1 for tenants in card_tenants(config))
 
 
+def why_no_shared_card(config: RunConfig) -> str | None:
+    """Returns which setting forbids that the learner has an engine on its card, None where none."""
+    if not shares_a_card(config):
+        return None
+    rollout = config.rollout
+    if rollout.weight_sync == "broadcast":
+        return (
+            "rollout.weight_sync=broadcast wants a card for each process, and learner and engines "
+            "share one: use auto"
+        )
+    if late_engines(config):
+        return (
+            f"rollout.min_engines={rollout.min_engines} lets engines come later, and one on the "
+            "learner's card must load before it: use null"
+        )
+    return None
+
+
 def loading_queues(cards: Mapping[str, AbstractSet[tuple[str, str]]]) -> list[list[str]]:
     """Returns who loads after whom: each queue one by one, all queues at the same time.
 
@@ -104,6 +122,13 @@ def asked_of_ray(config: RunConfig, *, learner: bool) -> dict[str, dict[str, flo
         rank = _asked(resources.learner_threads, resources.learner_gpus)
         asked |= {learner_name(i): rank for i in range(resources.learner_ranks)}
     return asked
+
+
+def late_engines(config: RunConfig) -> list[str]:
+    """Returns the names of the engines that a run starts without, where they have no room."""
+    rollout = config.rollout
+    first = rollout.num_engines if rollout.min_engines is None else rollout.min_engines
+    return [engine_name(i) for i in range(first, rollout.num_engines)]
 
 
 def lacking(

@@ -18,6 +18,7 @@ from transformers import AutoConfig
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import first_line, is_out_of_memory, out_of_memory_as
+from rl_core.models.weight_channel import Meeting
 from rl_core.resources.oom_recovery import nothing_smaller
 from rl_core.resources.token_budgets import TokenBudgets, read_learned, write_learned
 from rl_core.rollout.model_files import weight_shapes
@@ -102,6 +103,14 @@ class AdaptiveEngine:
     def set_policy_version(self, version: int) -> None:
         """Says how many updates made the weights; see `RolloutEngine.policy_version`."""
         self._engine.policy_version = version
+
+    def join_broadcast(self, meeting: Meeting, rank: int) -> None:
+        """Joins the learner's broadcasts; see `RolloutEngine.join_broadcast`."""
+        self._engine.join_broadcast(meeting, rank)
+
+    def receive_weights(self) -> None:
+        """Replaces all weights; see `RolloutEngine.receive_weights`."""
+        self._engine.receive_weights()
 
     def end_step(self) -> dict[str, float]:
         """Returns metrics of what was generated since the last call; the next run learns from it.

@@ -16,8 +16,14 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from rl_core.models import decoder
 from rl_core.models.fast_linear import use_fast_products
 from rl_core.models.shared_prefix import can_share_prompts
+from rl_core.models.weight_channel import Meeting, WeightChannel
 from rl_core.rollout.fused_generation import FusedContext, FusedModel
-from rl_core.rollout.model_files import complete_weights, stop_token_ids, weight_shapes
+from rl_core.rollout.model_files import (
+    check_complete,
+    complete_weights,
+    stop_token_ids,
+    weight_shapes,
+)
 from rl_core.rollout.protocol import RolloutEngine
 from rl_core.rollout.shared_prompts import ATTENTION, RoomyLayer, SharedPrompts
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
@@ -56,6 +62,7 @@ class HfEngine(RolloutEngine):
         self._max_num_seqs = max_num_seqs
         self.policy_version = 0
         self._fused: FusedModel | None = None
+        self._channel: WeightChannel
 
     def generate_by_token(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
@@ -72,6 +79,20 @@ class HfEngine(RolloutEngine):
         own = self._model.state_dict()
         with torch.no_grad():
             for name, tensor in complete_weights(weights, self._shapes).items():
+                own[name].copy_(tensor)
+
+    def join_broadcast(self, meeting: Meeting, rank: int) -> None:
+        """See `RolloutEngine.join_broadcast`."""
+        check_complete(meeting.shapes, self._shapes)
+        self._channel = WeightChannel(meeting, rank, self._device)
+
+    @torch.no_grad()
+    def receive_weights(self) -> None:
+        """Replaces all weights in place; see `RolloutEngine.receive_weights`."""
+        self._fused = None  # it holds the old ones
+        own = self._model.state_dict()
+        for name, tensor in self._channel.receive(own):
+            if tensor is not own[name]:
                 own[name].copy_(tensor)
 
     def resize(self, max_num_seqs: int) -> None:

@@ -54,6 +54,14 @@ def complete_weights(
     return {name: weights[name] for name in shapes}
 
 
+def check_complete(
+    announced: Mapping[str, tuple[int, ...]], shapes: Mapping[str, torch.Size]
+) -> None:
+    """Raises ValueError as `complete_weights` would for tensors of these shapes."""
+    with torch.device("meta"):
+        complete_weights({name: torch.empty(size) for name, size in announced.items()}, shapes)
+
+
 def stop_token_ids(model_path: Path) -> tuple[int, ...]:
     """Returns the tokens that end a response: the generation config's, else the model config's.
 

@@ -17,8 +17,14 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 
-from rl_core.errors import first_line, is_out_of_memory
-from rl_core.rollout.model_files import complete_weights, stop_token_ids, weight_shapes
+from rl_core.errors import SyncBroken, WeightsLost, first_line, is_out_of_memory
+from rl_core.models.weight_channel import Meeting, WeightChannel
+from rl_core.rollout.model_files import (
+    check_complete,
+    complete_weights,
+    stop_token_ids,
+    weight_shapes,
+)
 from rl_core.rollout.protocol import RolloutEngine
 from rl_core.system.process_env import hide_cuda_only_packages
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
@@ -34,13 +40,46 @@ _MEMORY_SHARES = (1.0, 0.5, 0.25, 0.125)
 
 
 class WeightUpdates:
-    """What vLLM mixes into its worker class: the receiving end of `VllmEngine.update_weights`."""
+    """What vLLM mixes into its worker class: the receiving end of `VllmEngine`'s updates."""
 
     model_runner: Any
+    rank: int
+    """Among the processes of this engine."""
+    device: torch.device
+    weight_channel: WeightChannel | None = None
 
     def replace_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Loads `weights`, all of the model's, in place."""
-        self.model_runner.reload_weights(weights_iterator=iter(weights.items()))
+        self._load_in_place(iter(weights.items()))
+
+    def join_broadcast(self, meeting: Meeting, rank: int) -> str:
+        """Joins as `rank`, or so many later, and returns what went wrong: nothing, as a rule."""
+        self.weight_channel = None  # closes the last one
+        try:
+            self.weight_channel = WeightChannel(meeting, rank + self.rank, self.device)
+        except SyncBroken as error:
+            return str(error)
+        return ""
+
+    def receive_weights(self) -> str:
+        """Loads what is broadcast, in place, and returns what went wrong: nothing, as a rule."""
+        channel, said = self.weight_channel, ""
+        if channel is None:
+            return "vLLM was built again since it had joined the broadcast"
+
+        def arriving() -> Iterator[tuple[str, torch.Tensor]]:
+            nonlocal said
+            try:
+                # New tensors: vLLM keeps them until a layer has all of its own.
+                yield from channel.receive({})
+            except SyncBroken as error:  # vLLM must come to an end, or its layers have none
+                said = str(error)
+
+        self._load_in_place(arriving())
+        return said
+
+    def _load_in_place(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
+        self.model_runner.reload_weights(weights_iterator=weights)
         model = self.model_runner.get_model()
         if model.config.tie_word_embeddings:
             # The reload repacks every linear layer for the CPU's kernels but not a tied lm_head,
@@ -92,6 +131,7 @@ class VllmEngine(RolloutEngine):
         _inspect_in_process(model_path)
         self._on_gpu, self._sleeps, self._is_asleep = on_gpu, sleeps and on_gpu, False
         self._weights: Mapping[str, torch.Tensor] | None = None
+        self._keeps_none = False
         self._options: dict[str, Any] = {
             "model": str(model_path),
             "skip_tokenizer_init": True,
@@ -175,11 +215,28 @@ class VllmEngine(RolloutEngine):
         """Replaces all weights in place; see `RolloutEngine.update_weights`."""
         self._wake_up()
         self._llm.collective_rpc("replace_weights", args=(complete_weights(weights, self._shapes),))
-        self._weights = weights
+        self._weights, self._keeps_none = weights, False
         if self._llm.llm_engine.has_unfinished_requests():
             self._has_stale_cache = True
         else:
             self._forget_prefixes()
+
+    def join_broadcast(self, meeting: Meeting, rank: int) -> None:
+        """Each of its processes joins by itself; see `RolloutEngine.join_broadcast`."""
+        check_complete(meeting.shapes, self._shapes)
+        self._raise_broken(self._llm.collective_rpc("join_broadcast", args=(meeting, rank)))
+
+    def receive_weights(self) -> None:
+        """Replaces all weights in place; see `RolloutEngine.receive_weights`."""
+        self._wake_up()
+        self._weights, self._keeps_none = None, True
+        said = self._llm.collective_rpc("receive_weights")
+        self._forget_prefixes()
+        self._raise_broken(said)
+
+    def _raise_broken(self, said: list[str]) -> None:
+        if any(said):
+            raise SyncBroken(max(said))
 
     def _forget_prefixes(self) -> None:
         if not self._llm.reset_prefix_cache():
@@ -216,6 +273,8 @@ class VllmEngine(RolloutEngine):
             gc.collect()
         else:
             raise MemoryError(said)
+        if self._keeps_none:
+            raise WeightsLost("vLLM was built again, with the weights of its folder")
         if self._weights is not None:
             self.update_weights(self._weights)
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from rl_core.learner.learner import Learner
     from rl_core.learner.ranks import Ranks
+    from rl_core.models.weight_channel import Meeting, WeightChannel
     from rl_core.rollout.adaptive_engine import AdaptiveEngine
     from rl_core.rollout.protocol import RolloutEngine
 
@@ -107,6 +108,8 @@ class LearnerActor:
         self._meeting: TCPStore
         self._gathered: Mapping[str, torch.Tensor] | None = None
         self._staging = Staging()
+        self._channel_store: TCPStore
+        self._channel: WeightChannel | None = None
 
     def open_meeting(self, host: str, size: int) -> int:
         """Opens, in the first rank, where all will meet, and returns the port."""
@@ -185,6 +188,34 @@ class LearnerActor:
             weights = self._learner.weights()
         if self._ranks.rank == 0:
             self._gathered = weights
+
+    def open_broadcast(self, host: str) -> tuple[int, dict[str, tuple[int, ...]]]:
+        """Opens, in the first rank, where engines will meet it.
+
+        Returns:
+            The port, and the shapes of what will be sent by name, in its order.
+        """
+        from rl_core.models.weight_channel import open_store
+
+        self._channel_store = open_store(host)
+        return self._channel_store.port, self._learner.weight_shapes()
+
+    def join_broadcast(self, meeting: Meeting) -> None:
+        """Waits, in the first rank, for the engines, in place of those met before."""
+        from rl_core.models.weight_channel import WeightChannel
+
+        self._channel = None
+        self._channel = WeightChannel(meeting, 0, self._learner.device)
+
+    def broadcast_weights(self) -> None:
+        """Sends all weights to the engines, one by one; later ranks gather them along."""
+        with self._in_phase("weights"):
+            weights = self._learner.each_weight()
+            if self._channel is None:
+                for _ in weights:
+                    pass
+            else:
+                self._channel.send(weights)
 
     @contextlib.contextmanager
     def _in_phase(self, phase: str) -> Iterator[None]:
@@ -304,6 +335,16 @@ class RolloutActor:
             with self._turns:
                 self._engine.update_weights(weights)
                 self._engine.set_policy_version(policy_version)
+
+    def join_broadcast(self, meeting: Meeting, rank: int) -> None:
+        """Waits for learner and other engines, see `RolloutEngine.join_broadcast`."""
+        self._engine.join_broadcast(meeting, rank)
+
+    def receive_weights(self, policy_version: int) -> None:
+        """Replaces all weights by those that the learner broadcasts now."""
+        with out_of_memory_as("sync"), self._turns:
+            self._engine.receive_weights()
+            self._engine.set_policy_version(policy_version)
 
 
 def _vllm_engine(config: RunConfig, model_path: Path, max_num_seqs: int) -> RolloutEngine:

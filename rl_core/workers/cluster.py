@@ -27,6 +27,7 @@ from rl_core.resources.placement import (
     learner_name,
     loading_queues,
     shares_a_card,
+    why_no_shared_card,
 )
 from rl_core.resources.token_budgets import BUDGETS_FILE
 from rl_core.system.atomic import reading
@@ -39,6 +40,7 @@ from rl_core.workers.node_files import Folder
 from rl_core.workers.node_logs import NodeLogs, logs_of_cluster
 from rl_core.workers.reservation import Reservation
 from rl_core.workers.session import ray_session
+from rl_core.workers.weight_sync import WeightBroadcast, is_wanted
 
 _LOG_LINES_SHOWN = 3
 _NODE_DIED = "its node has died"
@@ -89,6 +91,9 @@ class Workers:
         num_ranks = config.resources.learner_ranks if learner else 0
         ranks = [self._spawn(learner_name(rank), LearnerActor) for rank in range(num_ranks)]
         self._learner = LearnerRanks(ranks, self._result, on_progress) if learner else None
+        self._broadcast = None
+        if self._learner is not None and is_wanted(config):
+            self._broadcast = WeightBroadcast(config, self._learner, self.engines, self._result)
 
     @classmethod
     @contextmanager
@@ -124,6 +129,8 @@ class Workers:
         """
         parts = config.rollout.tensor_parallel_size
         if parts > 1 and (why := ModelShape.from_folder(model_path).why_not_split(parts)):
+            raise ValueError(why)
+        if learner and (why := why_no_shared_card(config)):
             raise ValueError(why)
         with ray_session(config, model_path, log_folder, learner=learner) as temp_dir:
             report("Ray is up")
@@ -169,7 +176,8 @@ class Workers:
             policy_version: how many updates made them.
         """
         self._on_progress("sync")
-        self.engines.set_weights(self.learner.weights(), policy_version)
+        if self._broadcast is None or not self._broadcast(policy_version):
+            self.engines.set_weights(self.learner.weights(), policy_version)
 
     def snapshot(self) -> SnapshotBytes:
         """Has the learner copy what a checkpoint holds, over the snapshot before."""
@@ -211,7 +219,11 @@ class Workers:
         learners = {} if self._learner is None else self._learner.actors
         if len(learners) > 1:
             self.learner.meet(self._hosts(), config.watchdog.stall_s)
-        queues = loading_queues(self._cards(config, self.engines.actors | learners))
+        engines = self.engines.actors
+        for name in self._room.late:
+            self.engines.join_later(name)
+            del engines[name]
+        queues = loading_queues(self._cards(config, engines | learners))
         loading: dict[Future[Any], tuple[str, list[str]]] = {}
         checkpoint = None if resume_from is None else self._sendable(resume_from)
 

@@ -1,33 +1,33 @@
 """The rollout engines of a run, seen from the trainer loop (stage 3): who is asked what.
 
 An engine's death costs its own work alone: others answer what it had not, and it is started again
-meanwhile. Every sample has a seed of its own, so the responses are those that they would have been.
+meanwhile, or when Ray has room for it. Every sample has a seed of its own, so the responses are
+those that they would have been.
 
 Not here: the learner (cluster.py), what runs in an engine's process (actors.py).
 """
 
 from __future__ import annotations
 
-import itertools
+import functools
 import logging
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import ray
 from ray.exceptions import RayActorError
 
-from rl_core.errors import OutOfMemory, WorkerDied
+from rl_core.errors import OutOfMemory, WeightsLost, WorkerDied
 from rl_core.resources.placement import engine_name
 from rl_core.resources.token_budgets import log_out_of_memory, merge_metrics
 from rl_core.rollout.protocol import in_order
 from rl_core.system.atomic import reading
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
+from rl_core.workers.engine_process import EngineProcess, begin, shares, tell_when_loaded
 from rl_core.workers.learner_ranks import WRITING
 from rl_core.workers.node_files import Folder
 
@@ -35,20 +35,7 @@ Result: TypeAlias = Callable[[str, Future[Any]], Any]
 """Waits for the result of a worker by its name, and turns Ray's errors into ours."""
 _MOST_DEATHS: Final = 3
 """Of one engine without a step that it came through: then the attempt ends."""
-_PORTIONS: Final = 16
-"""Calls in which an engine hands over its completions: each costs about a millisecond."""
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class _Engine:
-    """One process; whoever takes its place is another."""
-
-    name: str
-    actor: Any
-    """Ray's handle, whose calls run one after the other in the order in which they were made."""
-    starting: list[Future[Any]] = field(default_factory=list)
-    """Calls that load model and weights, until they are known to have ended well."""
 
 
 class Engines:
@@ -90,12 +77,13 @@ class Engines:
         self._lock = threading.RLock()
         self._is_closed = False
         self._policy_version = 0
-        # Ray keeps what is referred to: who starts again gets what the others hold.
+        # Ray keeps what is referred to: who starts again gets what the others hold. After a
+        # broadcast a function, which has the learner hand them over.
         self._weights: Any = weights
         self._died: list[str] = []
         self._deaths: Counter[str] = Counter()
         names = [engine_name(i) for i in range(number)]
-        self._engines = [_Engine(name, spawn(name)) for name in names]
+        self._engines = [EngineProcess(name, spawn(name)) for name in names]
 
     @property
     def actors(self) -> dict[str, Any]:
@@ -106,6 +94,14 @@ class Engines:
         """Has an engine load the model and its weights; returns when that has ended."""
         engine = next(engine for engine in self._engines if engine.name == name)
         return self._begin_load(engine)
+
+    def join_later(self, name: str) -> None:
+        """Has an engine load and take the weights that are current then; nobody waits for it."""
+        engine = next(engine for engine in self._engines if engine.name == name)
+        engine.is_behind = True
+        loaded: Future[Any] = self._load(engine.actor, None, self._policy_version).future()
+        engine.starting = [loaded]
+        tell_when_loaded(loaded, f"{name} joins")
 
     def start_again(self, name: str, death: WorkerDied) -> Future[Any]:
         """Puts a new process in place of one that died while it loaded, and has it load.
@@ -140,25 +136,26 @@ class Engines:
             WorkerDied: an engine died again and again.
         """
         self._on_progress("gen")
-        unanswered: dict[int, _Engine] = {}
-        calls: dict[Future[Any], tuple[_Engine, Sequence[int]]] = {}
+        unanswered: dict[int, EngineProcess] = {}
+        calls: dict[Future[Any], tuple[EngineProcess, Sequence[int]]] = {}
 
         def ask(positions: Sequence[int]) -> list[str]:
             self._check_open()
             engines = self._takers()
-            for engine, share in zip(engines, _shares(positions, len(engines)), strict=True):
+            for engine, share in zip(engines, shares(positions, len(engines)), strict=True):
+                self._catch_up(engine)
                 unanswered.update(dict.fromkeys(share, engine))
                 asked = [requests[position] for position in share]
-                begun = _begin(engine.actor, asked, sampling, phase)
+                begun = begin(engine.actor, asked, sampling, phase)
                 calls.update(dict.fromkeys(begun, (engine, share)))
             return [engine.name for engine in engines]
 
-        def answer(engine: _Engine, call: Future[Any]) -> Sequence[tuple[int, Completion]]:
+        def answer(engine: EngineProcess, call: Future[Any]) -> Sequence[tuple[int, Completion]]:
             self._check_open()
             try:
                 return self._answer(engine, call) or ()
-            except WorkerDied as death:
-                self._replace_once(engine, death)
+            except (WorkerDied, WeightsLost) as loss:
+                self._mend_once(engine, loss)
                 if lost := [i for i, asked in unanswered.items() if asked is engine]:
                     others = ", ".join(ask(lost))
                     said = "%d responses that %s had not finished are asked of %s"
@@ -204,8 +201,13 @@ class Engines:
     def set_policy_version(self, version: int) -> None:
         """Says how many updates made the weights that the engines have loaded."""
         with self._lock:
+            loaded = self._loaded()
             self._policy_version = version
-            self._tell_each(lambda actor: actor.set_policy_version, version)
+            for engine in self._engines:
+                engine.is_behind |= engine not in loaded
+            self._ask_each(
+                loaded, lambda actor: self._now(actor.set_policy_version).remote(version)
+            )
 
     def set_weights(self, weights: Any, policy_version: int = 0) -> None:
         """Gives every engine new weights, in place; one that is starting takes them after that.
@@ -217,8 +219,32 @@ class Engines:
             policy_version: how many updates made them: what they sample bears it.
         """
         with self._lock:
+            loaded = self._loaded()
             self._weights, self._policy_version = weights, policy_version
-            self._tell_each(lambda actor: actor.set_weights, weights, policy_version)
+            for engine in self._engines:
+                # Not at once: each would keep its weights in Ray as long as an engine has no room.
+                engine.is_behind |= engine not in loaded
+            self._ask_each(
+                loaded, lambda actor: self._now(actor.set_weights).remote(weights, policy_version)
+            )
+
+    def ready(self) -> dict[str, Any]:
+        """Returns Ray's handles of the engines that have loaded, by name."""
+        with self._lock:
+            return {engine.name: engine.actor for engine in self._loaded()}
+
+    def hold(self, weights: Callable[[], Any], policy_version: int) -> None:
+        """Hears that all engines that were ready have received new weights.
+
+        Args:
+            weights: returns a reference to them, for those that start now or later: asked at most
+                once.
+            policy_version: how many updates made them.
+        """
+        with self._lock:
+            self._weights, self._policy_version = functools.cache(weights), policy_version
+            for engine in self._engines:
+                engine.is_behind |= bool(engine.starting)
 
     def load_weights(self, folder: Path) -> None:
         """Gives every engine the weights of a saved model of the same architecture."""
@@ -239,15 +265,7 @@ class Engines:
         """Returns an actor's method as it is to be called beside what the engine generates."""
         return method.options(concurrency_group=WRITING) if self._in_flight else method
 
-    def _tell_each(self, method: Callable[[Any], Any], *args: Any) -> None:
-        """Calls a method of every engine; one that is starting gets to it after that."""
-        loaded = self._loaded()
-        for engine in self._engines:
-            if engine not in loaded:
-                engine.starting.append(method(engine.actor).remote(*args).future())
-        self._ask_each(loaded, lambda actor: self._now(method(actor)).remote(*args))
-
-    def _ask_each(self, engines: Sequence[_Engine], ask: Callable[[Any], Any]) -> list[Any]:
+    def _ask_each(self, engines: Sequence[EngineProcess], ask: Callable[[Any], Any]) -> list[Any]:
         """Returns the answers of those that live; whoever does not is started again."""
         calls = [(engine, ask(engine.actor).future()) for engine in engines]
         answers = []
@@ -258,27 +276,42 @@ class Engines:
                 self._replace(engine, death)
         return answers
 
-    def _takers(self) -> list[_Engine]:
-        """Returns whom to ask: all that have loaded; where nobody has, those that will have."""
-        loaded = self._loaded()
-        return loaded if loaded and not self._beside_learner else self._engines
+    def _takers(self) -> list[EngineProcess]:
+        """Returns whom to ask: all that have loaded, once anybody has.
 
-    def _loaded(self) -> list[_Engine]:
-        """Returns the engines that are not starting."""
+        Beside the learner everybody, who will have loaded before it answers.
+        """
+        loaded = self._loaded()
+        if self._beside_learner:
+            return self._engines
+        while not loaded:
+            starting = [call for engine in self._engines for call in engine.starting]
+            wait([call for call in starting if not call.done()], return_when=FIRST_COMPLETED)
+            loaded = self._loaded()
+        return loaded
+
+    def _loaded(self) -> list[EngineProcess]:
+        """Returns the engines that are not starting, and hold the weights that all others do."""
         for engine in list(self._engines):
             if all(call.done() for call in engine.starting):
                 try:
                     self._finish_start(engine)
+                    self._catch_up(engine)
                 except WorkerDied as death:
                     self._replace(engine, death)
         return [engine for engine in self._engines if not engine.starting]
 
-    def _answer(self, engine: _Engine, call: Future[Any]) -> Any:
+    def _catch_up(self, engine: EngineProcess) -> None:
+        """Has an engine take weights that came while it started before it answers anything."""
+        if engine.is_behind:
+            self._give(engine)
+
+    def _answer(self, engine: EngineProcess, call: Future[Any]) -> Any:
         """Waits for the result of a call, and before it of those that started the engine."""
         self._finish_start(engine)
         return self._result(engine.name, call)
 
-    def _finish_start(self, engine: _Engine) -> None:
+    def _finish_start(self, engine: EngineProcess) -> None:
         while engine.starting:
             try:
                 self._result(engine.name, engine.starting[0])
@@ -289,12 +322,18 @@ class Engines:
                 raise WorkerDied(engine.name, f"it did not start again: {error}") from error
             engine.starting.pop(0)
 
-    def _replace_once(self, engine: _Engine, death: WorkerDied) -> None:
-        """Starts a new process in place of a dead one, where that has not been noticed before."""
-        if engine in self._engines:
-            self._replace(engine, death)
+    def _mend_once(self, engine: EngineProcess, loss: WorkerDied | WeightsLost) -> None:
+        """Starts a new process in place of a dead one, where that has not been noticed before.
 
-    def _replace(self, engine: _Engine, death: WorkerDied) -> _Engine:
+        One that has lost its weights gets them again.
+        """
+        if engine in self._engines:
+            if isinstance(loss, WorkerDied):
+                self._replace(engine, loss)
+            else:
+                self._give(engine)
+
+    def _replace(self, engine: EngineProcess, death: WorkerDied) -> EngineProcess:
         """Starts a new process in place of a dead one, with the weights that the others hold.
 
         Raises:
@@ -310,37 +349,26 @@ class Engines:
             raise WorkerDied(name, often) from death
         _logger.warning("%s; it is started again", death)
         ray.kill(engine.actor)  # it may only be out of reach
-        successor = _Engine(name, self._spawn(name))
+        successor = EngineProcess(name, self._spawn(name))
         self._engines[self._engines.index(engine)] = successor
-        noticed = time.monotonic()
-
-        def tell(loaded: Future[Any]) -> None:
-            if loaded.exception() is None:
-                took_s = time.monotonic() - noticed
-                _logger.warning("%s has started again, in %.1f s", name, took_s)
-
-        self._begin_load(successor).add_done_callback(tell)
+        tell_when_loaded(self._begin_load(successor), f"{name} has started again")
         return successor
 
-    def _begin_load(self, engine: _Engine) -> Future[Any]:
-        loading = self._load(engine.actor, self._weights, self._policy_version)
+    def _current_weights(self) -> Any:
+        return self._weights() if callable(self._weights) else self._weights
+
+    def _give(self, engine: EngineProcess) -> None:
+        """Has an engine take the current weights before it answers anything further."""
+        engine.is_behind, weights = False, self._current_weights()
+        version = self._policy_version
+        if weights is None:  # those that it has loaded
+            call = engine.actor.set_policy_version.remote(version)
+        else:
+            call = engine.actor.set_weights.remote(weights, version)
+        engine.starting.append(call.future())
+
+    def _begin_load(self, engine: EngineProcess) -> Future[Any]:
+        loading = self._load(engine.actor, self._current_weights(), self._policy_version)
         loaded: Future[Any] = loading.future()
         engine.starting = [loaded]
         return loaded
-
-
-def _begin(
-    actor: Any, requests: Sequence[GenerationRequest], sampling: SamplingSettings, phase: str
-) -> list[Future[Any]]:
-    """Asks for everything at once, so that an engine need not wait for us between two calls."""
-    limit = -(-len(requests) // _PORTIONS) or 1
-    calls = [actor.begin.remote(requests, sampling, phase)]
-    calls += [actor.next_finished.remote(limit) for _ in range(0, len(requests), limit)]
-    return [call.future() for call in calls]
-
-
-def _shares(positions: Sequence[int], number: int) -> list[Sequence[int]]:
-    """Returns so many parts of about the same size, each of neighbours: they share prompts."""
-    share, rest = divmod(len(positions), number)
-    ends = itertools.accumulate(share + (i < rest) for i in range(number))
-    return [positions[start:end] for start, end in itertools.pairwise((0, *ends))]

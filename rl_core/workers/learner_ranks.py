@@ -6,6 +6,7 @@ ranks say to each other (learner/ranks.py).
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
@@ -40,6 +41,9 @@ class LearnerRanks:
     ) -> None:
         self.actors = {learner_name(rank): actor for rank, actor in enumerate(actors)}
         self._first = actors[0]
+        # An engine that starts again beside a step asks for weights from another thread: all ranks
+        # must be asked for the same, in one order.
+        self._asking = threading.Lock()
         self._result = result
         self._on_progress = on_progress
 
@@ -91,6 +95,14 @@ class LearnerRanks:
             self._together(actor.gather_weights.remote() for actor in self._all)
         return self._first.weights.remote()
 
+    def broadcast_weights(self) -> None:
+        """Sends all weights to the engines that the first rank has met, which must receive them.
+
+        Raises:
+            SyncBroken: one of them is lost.
+        """
+        self._together(actor.broadcast_weights.remote() for actor in self._all)
+
     def snapshot(self) -> SnapshotBytes:
         """Has the learner copy what a checkpoint holds, over the snapshot before."""
         self._on_progress("save")
@@ -131,9 +143,10 @@ class LearnerRanks:
         does: then it is waited for, a little, so that what is raised names the cause.
 
         Args:
-            pending: a reference per rank, in their order.
+            pending: a reference per rank, in their order, made while it is read.
         """
-        futures = {ref.future(): name for ref, name in zip(pending, self.actors, strict=True)}
+        with self._asking:
+            futures = {ref.future(): name for ref, name in zip(pending, self.actors, strict=True)}
         wait(futures, return_when=FIRST_EXCEPTION)
         errors = self._errors(futures)
         if errors and all(isinstance(error, RankLost) for error in errors):

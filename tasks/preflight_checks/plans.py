@@ -28,6 +28,7 @@ from rl_core.resources.memory_plan import (
     micro_batch_tokens,
     resting_learner,
 )
+from rl_core.resources.placement import why_no_shared_card
 from rl_core.resources.rank_traffic import rank_traffic
 from tasks.hours.time_plan import planned_steps
 from tasks.preflight_checks.device import read_device, torch_version
@@ -43,7 +44,8 @@ def memory_findings(config: RunConfig) -> Iterator[Finding]:
     shape = model_shape(config)
     if shape is None:
         return
-    if why := shape.why_not_split(config.rollout.tensor_parallel_size):
+    why = shape.why_not_split(config.rollout.tensor_parallel_size) or why_no_shared_card(config)
+    if why is not None:
         yield Finding("memory", "fatal", why)
         return
     tokens = micro_batch_tokens(config)

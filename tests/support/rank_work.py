@@ -56,16 +56,27 @@ def learn(
         learner = Learner(with_ranks(config, ranks), model, ranks=ranks)
         gradients = whole_gradients(learner, ranks, batch)
         told = [learner.learn(batch) for _ in range(num_steps)]
+        weights = {n: x.clone() for n, x in learner.weights().items()}
+        check_one_by_one(learner, weights)
         results.append(
             {
                 "gradients": gradients,
                 "metrics": [without_timings(metrics) for metrics, _ in told],
                 "columns": [columns for _, columns in told],
-                "weights": {n: x.clone() for n, x in learner.weights().items()}
-                | trained_weights(learner),
+                "weights": weights | trained_weights(learner),
             }
         )
     return results
+
+
+def check_one_by_one(learner: Learner, weights: dict[str, Tensor]) -> None:
+    """What a broadcast sends is what would be handed over at once, in the order announced."""
+    shapes = learner.weight_shapes()
+    assert list(shapes) == list(weights)
+    for (name, tensor), expected in zip(learner.each_weight(), weights, strict=True):
+        assert name == expected
+        assert tuple(tensor.shape) == shapes[name]
+        assert torch.equal(tensor, weights[name]), name
 
 
 def whole_gradients(learner: Learner, ranks: Ranks, batch: TrainBatch) -> dict[str, Tensor]:

@@ -22,6 +22,7 @@ from rl_core.models.lora import add_adapters
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.types import GenerationRequest, SamplingSettings
 from tests.support.learners import all_weights, assert_bitwise_equal, without_timings
+from tests.support.rank_work import check_one_by_one
 
 MakeBatch = Callable[..., TrainBatch]
 MakeSettings = Callable[..., RunConfig]
@@ -262,6 +263,15 @@ def test_a_checkpoint_loads_as_it_lies_and_engines_get_the_same_model(
             torch.tensor([request.prompt_ids]), max_new_tokens=8, do_sample=False
         )
     assert completion.response_ids.tolist() == greedy[0, 10:].tolist()
+
+
+@pytest.mark.parametrize("model", [{}, LORA])
+def test_weights_one_by_one_are_those_that_are_handed_over_at_once(
+    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings, model: dict[str, float]
+) -> None:
+    learner = Learner(settings(model=model, actor={"lr": 1e-2}), tiny_model_path)
+    learner.learn(make_batch())
+    check_one_by_one(learner, learner.weights())
 
 
 def test_bfloat16_keeps_adapters_and_their_state_in_float32(

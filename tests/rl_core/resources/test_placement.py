@@ -14,9 +14,11 @@ from rl_core.config.run import RunConfig
 from rl_core.resources.placement import (
     asked_of_ray,
     card_tenants,
+    late_engines,
     loading_queues,
     shares_a_card,
     too_little,
+    why_no_shared_card,
 )
 from rl_core.workers import cluster as workers_module
 from rl_core.workers.cluster import Workers
@@ -94,6 +96,31 @@ def test_an_engine_that_is_split_has_cards_of_its_own_in_one_piece() -> None:
     asked = asked_of_ray(split, learner=True)
     assert asked["engine_1"] == {"CPU": 2, "GPU": 2}
     assert asked["learner"] == {"CPU": 1, "GPU": 1}
+
+
+def with_rollout(config: RunConfig, **rollout: object) -> RunConfig:
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update=rollout)})
+
+
+def test_engines_that_may_come_later_are_the_last() -> None:
+    config = run_config(0, 0, 3)
+    assert late_engines(config) == []
+    assert late_engines(with_rollout(config, min_engines=1)) == ["engine_1", "engine_2"]
+    assert late_engines(with_rollout(config, min_engines=3)) == []
+    with pytest.raises(ValueError, match=r"min_engines=4 is above rollout\.num_engines=3"):
+        RunConfig.model_validate({"rollout": {"num_engines": 3, "min_engines": 4}})
+
+
+def test_what_an_engine_on_the_learners_card_cannot_do_is_one_line() -> None:
+    shared, apart = run_config(0.5, 0.25, 2), run_config(1, 1, 2)
+    wishes = {"weight_sync": "broadcast"}, {"min_engines": 1}
+    for config in (shared, apart, *(with_rollout(apart, **wish) for wish in wishes)):
+        assert why_no_shared_card(config) is None
+    for wish, words in zip(wishes, ("use auto", "use null"), strict=True):
+        said = why_no_shared_card(with_rollout(shared, **wish))
+        assert said is not None
+        assert words in said
+        assert "\n" not in said
 
 
 def test_every_learner_rank_has_room_of_its_own() -> None:

@@ -15,9 +15,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, MistralConfig, MistralForCausalLM
 
+from rl_core.errors import SyncBroken, WeightsLost
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.rollout.protocol import RolloutEngine, in_order
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
+from tests.support.broadcasts import meeting_at, met, plain_weights
 
 EOS = 1
 GREEDY = SamplingSettings(max_tokens=24, temperature=0.0)
@@ -161,6 +163,50 @@ def test_an_update_of_the_tied_embeddings_reaches_the_output_layer(
     assert before != [tuple(c.response_ids) for c in ask(engine, prompts())]
 
 
+def broadcast(engine: RolloutEngine, model: Any, num_parts: int = 1) -> None:
+    weights = plain_weights(model)
+    with met(engine, weights, num_parts) as sender:
+        sent = sender.send(weights.items())
+        engine.receive_weights()
+        sent.result()
+
+
+def test_a_broadcast_is_an_update_and_one_that_breaks_off_is_mended_by_the_next(
+    engine: RolloutEngine, reference: Any
+) -> None:
+    perturb(reference, 6)  # the tied embeddings too
+    broadcast(engine, reference)
+    assert_greedy_as(reference, engine)
+    perturb(reference, 7)
+    weights = plain_weights(reference)
+
+    def until_it_dies() -> Iterator[tuple[str, torch.Tensor]]:
+        for i, named in enumerate(weights.items()):
+            if i == len(weights) // 2:  # within a layer
+                raise SystemExit
+            yield named
+
+    with met(engine, weights) as sender:
+        sent = sender.send(until_it_dies())
+        with pytest.raises(SyncBroken):
+            engine.receive_weights()
+        assert isinstance(sent.exception(), SystemExit)
+    broadcast(engine, reference)
+    assert_greedy_as(reference, engine)
+    perturb(reference, 8)
+    engine.update_weights(reference.state_dict())
+    assert_greedy_as(reference, engine)
+
+
+def test_a_broadcast_of_less_than_all_is_refused_before_anybody_meets(
+    engine: RolloutEngine, reference: Any
+) -> None:
+    weights = plain_weights(reference)
+    del weights["model.norm.weight"]
+    with pytest.raises(ValueError, match=r"1 of 26 tensors missing: model\.norm"):
+        engine.join_broadcast(meeting_at(1, weights), 1)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_model_split_over_two_processes_is_the_same_model(
@@ -172,6 +218,9 @@ def test_a_model_split_over_two_processes_is_the_same_model(
     assert_greedy_as(reference, engine)
     perturb(reference, 1)  # the tied embeddings too
     engine.update_weights(reference.state_dict())
+    assert_greedy_as(reference, engine)
+    perturb(reference, 2)
+    broadcast(engine, reference, num_parts=2)
     assert_greedy_as(reference, engine)
     engine.close()
     names = [process.name() for process in psutil.Process().children(recursive=True)]
@@ -378,6 +427,23 @@ def test_a_partial_or_foreign_update_is_refused_and_changes_nothing(
     with pytest.raises(ValueError, match=message):
         engine.update_weights(weights)
     assert_greedy_as(reference, engine)
+
+
+def test_a_vllm_engine_built_again_after_a_broadcast_says_that_it_wants_weights(
+    tiny_model_path: Path, reference: Any
+) -> None:
+    engine = make_vllm(tiny_model_path)
+    perturb(reference, 9)
+    broadcast(engine, reference)
+    with pytest.raises(WeightsLost):
+        engine.resize(32)
+    with pytest.raises(SyncBroken, match="built again"):
+        engine.receive_weights()
+    engine.update_weights(reference.state_dict())
+    assert_greedy_as(reference, engine)
+    engine.resize(16)  # with a copy of those
+    assert_greedy_as(reference, engine)
+    engine.close()
 
 
 def test_building_a_vllm_engine_leaves_random_state_and_threads_alone(
