@@ -24,6 +24,8 @@ BEAT_S: Final = 15.0
 """Seconds between two signs of life."""
 PATIENCE_S: Final = 60.0
 """Seconds without one after which a lease is nobody's: more than a store's usual hiccup."""
+_LEAVE_S: Final = 3.0
+"""Seconds for a sign of life that is on its way: after that the store is gone."""
 _logger = logging.getLogger(__name__)
 
 
@@ -117,8 +119,8 @@ class Lease:
     def __exit__(self, *error: object) -> None:
         """Gives the lease back; if the store is gone, others find it unmoved and take it."""
         self._closing.set()
-        self._thread.join()
-        if self.is_lost or self.is_kept:
+        self._thread.join(_LEAVE_S)
+        if self.is_lost or self.is_kept or self._thread.is_alive():
             return
         try:
             try:

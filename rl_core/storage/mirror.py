@@ -68,7 +68,7 @@ class Mirror:
         self._ending.set()
         self._thread.join(wait_s)
         self._giving_up.set()
-        self._lease.is_kept = self._thread.is_alive()
+        self._lease.is_kept = self._thread.is_alive() or self._trouble is not None
         left = {} if self._lease.is_lost else self._run.missing()
         if left or self._thread.is_alive():
             _logger.warning(

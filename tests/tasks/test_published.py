@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli.main import run_command
+from flows.runs.run_record import choose_run
 from flows.settings.compose import compose
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
@@ -15,7 +16,7 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.storage.lease import Lease, Timing
 from rl_core.storage.object_store import ObjectStore
 from tasks.prune import prune_runs
-from tasks.published import inputs_published, published
+from tasks.published import bring_records, inputs_published, published
 from tests.rl_core.storage.test_mirror import save
 from tests.support import s3
 
@@ -69,6 +70,20 @@ def test_another_machine_asks_about_a_run_prunes_it_and_makes_its_report(
     steps = {key.split("/")[3] for key in keys if "/checkpoints/" in key}
     assert steps == {"step_000003"}  # latest and best
     assert "runs/r/report.html" in keys
+
+
+def test_a_run_that_was_stopped_elsewhere_is_found_by_its_settings_alone(
+    port: int, tmp_path: Path
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    with published(config(here)):
+        RunFolder.create(config(here)).update(status="interrupted")
+    unnamed = config(there).model_copy(update={"run_id": None})
+    assert choose_run(unnamed, None).run_id != "r"
+    bring_records(unnamed.storage)
+    assert choose_run(unnamed, None).run_id == "r"
+    other = unnamed.model_copy(update={"seed": 1})
+    assert choose_run(other, None).run_id != "r"
 
 
 def test_a_run_that_another_machine_writes_is_refused_in_a_line(

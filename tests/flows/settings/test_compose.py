@@ -331,3 +331,27 @@ def test_the_settings_of_a_run_can_be_changed_but_not_its_preset() -> None:
     assert compose([], base=run) == run
     with pytest.raises(SettingsError, match="preset cannot change"):
         compose(["preset=quickstart"], base=run)
+
+
+def test_a_url_as_root_is_mirrored_by_a_folder_of_its_own() -> None:
+    config = compose(["storage.root=s3://bucket/a/b"])
+    assert config.storage.url == "s3://bucket/a/b"
+    assert config.storage.root.parent == Path("outputs")
+    assert RunConfig.model_validate(yaml.safe_load(to_yaml(config))) == config
+    likely_twins = {"s3://bucket/a-b", "s3://bucket/a/b", "gs://bucket/a/b", "s3://bucket-a/b"}
+    roots = {compose([f"storage.root={url}"]).storage.root for url in likely_twins}
+    assert len(roots) == len(likely_twins)
+    own = compose(["storage.url=gs://bucket", "storage.root=/fast/disk"])
+    assert (own.storage.url, own.storage.root) == ("gs://bucket", Path("/fast/disk"))
+    moved = compose(["storage.root=az://other/x"], base=config)
+    assert moved.storage.url == "az://other/x"
+    assert not {"storage.root", "storage.url"} & own_settings(config).keys()
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://host/x", "s3://", "s3://key:word@bucket", "s3://bucket/a//b", "s3:/bucket//"]
+)
+def test_what_is_no_store_is_refused_without_the_credentials_in_it(url: str) -> None:
+    with pytest.raises(SettingsError, match="must be s3://BUCKET/PREFIX") as refused:
+        compose([f"storage.url={url}"])
+    assert "word" not in str(refused.value)
