@@ -43,7 +43,7 @@ CHUNK_BYTES: Final = 16 * 2**20
 _CHUNKS_AHEAD: Final = 2
 """Of the sender: so many lie in Ray's memory at both ends."""
 _KEPT_FOLDERS: Final = 4
-"""Copies on a machine, those in use not counted: what was used last stays."""
+"""Copies on a machine, from which on those used longest ago make room for new ones."""
 _logger = logging.getLogger(__name__)
 
 
