@@ -84,7 +84,10 @@ class CardPlan:
 
     def _row(self, scaled: Scaled, gained: Doubling | None) -> dict[str, object]:
         num_steps = self.num_steps or _STEPS
-        seconds = scaled.time.total * num_steps
+        takes, growth = f"{num_steps:,} steps", self._growth_on(scaled)
+        if self.grows:
+            takes = f"as prompts of {takes}"
+        seconds = scaled.time.total * num_steps / growth
         machines = scaled.split.num_cards / self.cluster.per_node
         row: dict[str, object] = {
             "cards": scaled.split.num_cards,
@@ -95,7 +98,7 @@ class CardPlan:
             "doubling": round(gained.efficiency, 2) if gained else None,
             "GiB/rank": round(scaled.learner_gib, 1),
             "GiB/engine": round(scaled.engine_gib, 1),
-            f"{num_steps:,} steps": duration(seconds),
+            takes: duration(seconds),
         }
         if self.config.budget.price_per_hour is not None:
             row["price"] = price_in_words(machines * seconds, self.config.budget)
@@ -149,27 +152,27 @@ class CardPlan:
 
     def _on(self, scaled: Scaled) -> RunConfig:
         """Returns the settings on so many ranks."""
-        config = self.config
-        if self.grows:
-            config = with_batch(config, _growth(scaled.split.num_cards, self.scaled))
+        config = with_batch(self.config, self._growth_on(scaled))
         resources = {"learner_ranks": scaled.split.num_learn}
         return config.model_copy(
             update={"resources": config.resources.model_copy(update=resources)}
         )
 
+    def _growth_on(self, scaled: Scaled) -> int:
+        """Returns how many times the prompts of the settings a step has on so many cards."""
+        return _growth(scaled.split.num_cards, self.scaled) if self.grows else 1
+
     def _in_turns(self, last: Scaled) -> Iterator[str]:
         """Says what all cards in turns would give, which several ranks cannot do yet."""
-        config = with_batch(
-            self.config, _growth(last.split.num_cards, self.scaled) if self.grows else 1
-        )
+        config, num_cards = with_batch(self.config, self._growth_on(last)), last.split.num_cards
         shared = best_split(
-            self.shape, config, self.cluster, self.lengths, last.split.num_cards, in_turns=True
+            self.shape, config, self.cluster, self.lengths, num_cards, in_turns=True
         )
         gain = shared.tokens_per_s / last.tokens_per_s
         if shared.split.takes_turns and not last.split.takes_turns and gain > _WORTH_SAYING:
             yield (
-                f"all {last.split.num_cards} cards in turns would give {gain:.2f} times that: "
-                "learner ranks share no card with engines yet"
+                f"all {num_cards} cards in turns would give {gain:.2f} times that: learner ranks "
+                "share no card with engines yet"
             )
 
     def _least_batch(self) -> str:

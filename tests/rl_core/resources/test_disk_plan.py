@@ -79,3 +79,13 @@ def test_the_step_at_which_the_disk_is_full() -> None:
     assert plan.fills_at(799) == 49
     assert plan.fills_at(310) == 1
     assert plan.fills_at(299) == 0
+
+
+def test_ranks_write_what_one_process_writes() -> None:
+    """The first writes it, gathered: the files of 1 and 2 ranks are compared in workers/."""
+    shape = known_shape("Qwen/Qwen2.5-0.5B")
+    assert shape is not None
+    one, four = (
+        RunConfig.model_validate({"resources": {"learner_ranks": ranks}}) for ranks in (1, 4)
+    )
+    assert disk_plan(shape, four, 100) == disk_plan(shape, one, 100)

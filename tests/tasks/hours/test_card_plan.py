@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rl_core.config.run import RunConfig
+from rl_core.resources.cost import duration
 from rl_core.resources.known_shapes import known_shape
 from rl_core.resources.roofline import Lengths
 from rl_core.resources.scaling import Cluster
@@ -76,6 +77,9 @@ def test_prompts_that_grow_with_the_cards_keep_them_busy() -> None:
     assert len(gained) == 4
     assert min(gained) > 0.9  # type: ignore[type-var]  # numbers
     assert not [line for line in made.remarks() if " -> " in line]
+    # The same prompts in a sixteenth of the steps.
+    seconds = made.scaled[-1].time.total * 1_000 / 16
+    assert made.rows()[-1]["as prompts of 1,000 steps"] == duration(seconds)
 
 
 def test_the_least_batch_reaches_the_goal_and_half_of_it_does_not() -> None:
