@@ -1,10 +1,11 @@
-"""A whole run on machines without a shared disk, two of which lose their power, against one."""
+"""A whole run on machines without a shared disk, on S3, two of which lose power, against one."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,9 +16,11 @@ from typing import Any
 import pytest
 
 from rl_core.runs.run_folder import RunFolder
+from rl_core.storage.spool import files_of
 from tests.flows.test_learner_ranks import SETTINGS
 from tests.flows.test_run import LIMIT_S, PROGRAM, Place
 from tests.rl_core.test_trainer import comparable
+from tests.support import s3
 from tests.support.chaos import Ledger
 from tests.support.machines import Machine, ray_address, ray_machines
 from tests.support.waiting import wait_for
@@ -25,6 +28,7 @@ from tests.support.waiting import wait_for
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 STEPS = 8
+STORE_PORT = 9000
 OWN = [f"trainer.total_steps={STEPS}", "trainer.save_freq=2", "trainer.test_freq=8"]
 CPUS = (1, 1, 2, 0)
 """A learner rank fits on the first, which has Ray's head, and the second, the engine on the third;
@@ -45,11 +49,12 @@ class Cluster:
         """Starts a run on the driver's machine."""
         disk = self.driver.disk
         own = {name: x for name, x in self.environment.items() if name != "PREFECT_API_URL"}
-        own |= {
+        own |= s3.KEYS | {
+            "AWS_ENDPOINT_URL": self.store,
             "PREFECT_HOME": str(disk / "prefect"),
             "PREFECT_RESULTS_LOCAL_STORAGE_PATH": str(disk / "prefect" / "storage"),
         }
-        where = [f"storage.root={disk}/out", f"model.path={disk}/model"]
+        where = [f"storage.root={disk}/out", f"storage.url={s3.URL}", f"model.path={disk}/model"]
         where.append(f"resources.ray_address={ray_address(self.machines)}")
         return self.driver.start([*PROGRAM, "run", *settings, *where], own, self.log)
 
@@ -66,6 +71,36 @@ class Cluster:
         files = list((self.driver.outside / "out" / "runs").glob("*/metrics.jsonl"))
         return [json.loads(x)["step"] for x in files[0].read_text().splitlines()] if files else []
 
+    def start_store(self) -> None:
+        """Starts an object store on the driver's machine."""
+        where = ("-H", self.driver.address, "-p", str(STORE_PORT))
+        self.driver.start([sys.executable, "-m", "moto.server", *where], self.environment)
+        wait_for(lambda: self.ask(f"import httpx; httpx.put('{self.store}/{s3.BUCKET}')") == "")
+
+    @property
+    def store(self) -> str:
+        return f"http://{self.driver.address}:{STORE_PORT}"
+
+    def unpublished(self) -> set[tuple[str, int]]:
+        """Returns what the run has otherwise than the store, as another machine sees that."""
+        code = f"""
+import json
+from rl_core.storage.object_store import ObjectStore
+print(json.dumps({{key: entry.size for key, entry in ObjectStore("{s3.URL}").list().items()}}))
+"""
+        there = {k: n for k, n in json.loads(self.ask(code) or "{}").items() if "runs/" in k}
+        folder = f"runs/{self.run.name}"
+        here = {f"{folder}/{path}": stat.size for path, stat in files_of(self.run).items()}
+        return there.items() ^ here.items()
+
+    def ask(self, code: str) -> str | None:
+        """Returns what a program on the first machine prints, None where it fails."""
+        printed = self.driver.outside / "printed"
+        printed.unlink(missing_ok=True)
+        own = self.environment | s3.KEYS | {"AWS_ENDPOINT_URL": self.store}
+        asked = self.machines[0].start([sys.executable, "-c", code], own, printed)
+        return printed.read_text() if asked.wait(LIMIT_S) == 0 else None
+
     def restart(self, machine: Machine) -> None:
         machine.boot()
         machine.start_ray(self.environment, self.machines[0], CPUS[self.machines.index(machine)])
@@ -75,7 +110,9 @@ class Cluster:
 def cluster_with(model: Path, folder: Path) -> Iterator[Cluster]:
     with ray_machines(folder, CPUS) as (machines, environment):
         shutil.copytree(model, machines[-1].outside / "model")
-        yield Cluster(machines, environment)
+        cluster = Cluster(machines, environment)
+        cluster.start_store()
+        yield cluster
 
 
 @pytest.mark.chaos
@@ -111,6 +148,7 @@ def test_a_run_without_a_shared_disk_is_one_of_one_machine_though_two_lose_their
         engine.resume()
         cluster.restart(second)
         assert process.wait(LIMIT_S) == 0, cluster.log.read_text()
+        assert cluster.unpublished() == set()
 
     said = cluster.log.read_text()
     assert "engine_0 died: " in said
