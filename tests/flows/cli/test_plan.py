@@ -10,7 +10,7 @@ import pytest
 from flows.cli.main import run_command
 from tests.flows.cli.test_main import fails
 
-PLAN = ["plan", "preset=tinyzero-3b", "rollout.overlap=1"]
+PLAN = ["plan", "preset=tinyzero-3b", "rollout.staleness=1"]
 
 
 def test_a_plan_names_what_it_assumes_and_what_to_type(

@@ -100,7 +100,7 @@ def test_one_update_needs_no_log_probs_from_before_it(
 
 
 @pytest.mark.parametrize(
-    "sections", [{}, {"rollout": {"overlap": 1}}, {"critic": {"warmup_steps": 1}}]
+    "sections", [{}, {"rollout": {"staleness": 1}}, {"critic": {"warmup_steps": 1}}]
 )
 def test_one_update_needs_no_values_from_before_it(
     tiny_model_path: Path,
