@@ -261,7 +261,12 @@ def test_each_ranks_peaks_are_within_a_tenth_of_the_plan(tmp_path: Path) -> None
 
     Two micro-batches each: before the first, a rank has no gradient yet.
     """
-    shape = SMALL | {"hidden_size": 512, "intermediate_size": 2_048, "num_hidden_layers": 4}
+    shape = SMALL | {
+        "hidden_size": 384,
+        "intermediate_size": 1_536,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+    }
     config = RunConfig.model_validate(
         {
             "data": {"train_batch_size": 16, "max_prompt_length": 64, "max_response_length": 192},
