@@ -13,7 +13,6 @@ from typing import Any, Final
 import ray
 from ray.exceptions import RayTaskError
 
-from rl_core.errors import first_line
 from rl_core.workers.node_files import on_node
 
 _PACKAGES: Final = ("torch", "transformers", "vllm")
@@ -80,9 +79,10 @@ def check_software(nodes: Iterable[str]) -> None:
         try:
             theirs = answer.future().result()
         except RayTaskError as error:
+            why = str(error.cause).strip().splitlines()[-1]  # below the other's traceback
             raise ValueError(
-                f"{machine} cannot load rl_core ({first_line(error.cause)}): install there what is "
-                "installed here, and start its Ray from that environment"
+                f"{machine} cannot load rl_core ({why}): install there what is installed here, and "
+                "start its Ray from that environment"
             ) from error
         for said in compare(own, theirs, machine):
             _logger.warning("%s", said)
