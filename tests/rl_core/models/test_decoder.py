@@ -102,13 +102,20 @@ def test_loss_and_every_gradient_are_transformers(
     exact.zero_grad()
     expected = by_rows(exact, batch, weights.double())
     expected.backward()
+    plain = copy.deepcopy(model)
+    plain.zero_grad()
+    by_rows(plain, batch, weights).backward()
     scale = weights[batch.response_mask].abs().sum()
     assert abs(loss.item() - expected.item()) < CLOSE * max(abs(expected.item()), scale.item())
     total = torch.stack([p.grad.norm() for p in exact.parameters()]).norm()
-    for (name, weight), truth in zip(model.named_parameters(), exact.parameters(), strict=True):
+    for (name, weight), usual, truth in zip(
+        model.named_parameters(), plain.parameters(), exact.parameters(), strict=True
+    ):
         error = (weight.grad - truth.grad).norm()
-        # What truly is 0 (all tokens alike: any softmax will do) is rounding beside the others.
-        assert error < CLOSE * max(truth.grad.norm(), 0.1 * total), name
+        # What truly is 0 (all tokens alike: any softmax will do) is rounding beside the others, and
+        # where the model itself magnifies rounding, transformers' own float32 is as far off.
+        allowed = max(CLOSE * truth.grad.norm(), CLOSE * 0.1 * total)
+        assert error < max(allowed, 3 * (usual.grad - truth.grad).norm()), name
 
 
 def test_real_tokens_alone_are_computed_and_a_groups_prompt_once(
