@@ -24,7 +24,10 @@ import pytest  # noqa: E402
 from tests.support.chaos import Ledger, as_table, faults_of  # noqa: E402
 
 # Other work on the machine makes single examples slow: time is measured in benchmarks/, not here.
-hypothesis.settings.register_profile("suite", deadline=None)
+# A landing does not hang on luck: new examples are looked for wherever else the tests are run.
+hypothesis.settings.register_profile(
+    "suite", deadline=None, derandomize="SAME_EXAMPLES" in os.environ
+)
 hypothesis.settings.load_profile("suite")
 
 
