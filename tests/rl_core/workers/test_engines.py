@@ -82,7 +82,7 @@ class Heard(logging.Handler):
 
 @pytest.fixture
 def heard() -> Iterator[Heard]:
-    handler, logger = Heard(), logging.getLogger("rl_core.workers.engines")
+    handler, logger = Heard(), logging.getLogger("rl_core.workers")
     logger.addHandler(handler)
     yield handler
     logger.removeHandler(handler)
