@@ -79,7 +79,8 @@ def rank_traffic(shape: ModelShape, config: RunConfig, longest: float) -> RankTr
         passes.append(reference)
     num_outputs += 1 if _has_reference(config) else 0
     if has_critic and (config.has_one_update or not shares_trunk):
-        passes.append(critic)
+        if not config.has_one_critic_update:
+            passes.append(critic)
         num_outputs += 1
     num_updates = config.actor.ppo_epochs * (data.train_batch_size // config.actor.mini_batch_size)
     updated = num_updates * (sizes.actor + sizes.critic)

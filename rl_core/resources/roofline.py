@@ -325,7 +325,8 @@ def _passes(config: RunConfig) -> tuple[float, float]:
     has_reference = algorithm.kl_mode != "none" and algorithm.kl_coef > 0
     actor = update + (0 if config.has_one_update else 1) + (1 if has_reference else 0)
     has_critic = algorithm.estimator == "gae" and not config.critic.share_trunk
-    return actor, (update + 1 if has_critic else 0)
+    values = 0 if config.has_one_critic_update else 1
+    return actor, (update + values if has_critic else 0)
 
 
 def _engine_devices(config: RunConfig) -> int:

@@ -144,13 +144,15 @@ def test_the_learner_computes_what_its_settings_ask_for() -> None:
     critic = forward_flops(TINY, 2, lengths, num_prompts=2, has_head=False) / 1e3
     none, adapters = {"kl_mode": "none"}, {"dtype": "bfloat16", "lora_rank": 2}
     again = {"dtype": "bfloat16", "gradient_checkpointing": True}
-    # Old log-probs and the reference's, values; an update is three passes.
-    assert learn() == pytest.approx(5 * actor + 4 * critic, rel=1e-6)
+    # Old log-probs and the reference's; an update is three passes, the only one's values are those.
+    assert learn() == pytest.approx(5 * actor + 3 * critic, rel=1e-6)
+    half = {"mini_batch_size": 1}
+    assert learn(actor=half) == pytest.approx(5 * actor + 4 * critic, rel=1e-6)
     # The only update's own log-probs are the old ones.
-    assert learn(algorithm=none) == pytest.approx(3 * actor + 4 * critic, rel=1e-6)
+    assert learn(algorithm=none) == pytest.approx(3 * actor + 3 * critic, rel=1e-6)
     assert learn(algorithm=none, critic={"share_trunk": True}) == pytest.approx(3 * actor, rel=1e-6)
-    assert learn(algorithm=none, model=again) == pytest.approx(4 * actor + 5 * critic, rel=1e-6)
-    assert learn(algorithm=none, model=adapters) == pytest.approx(2 * actor + 3 * critic, rel=1e-6)
+    assert learn(algorithm=none, model=again) == pytest.approx(4 * actor + 4 * critic, rel=1e-6)
+    assert learn(algorithm=none, model=adapters) == pytest.approx(2 * actor + 2 * critic, rel=1e-6)
 
 
 def test_responses_beyond_those_that_run_at_a_time_wait() -> None:

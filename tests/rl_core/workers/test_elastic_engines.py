@@ -82,7 +82,8 @@ def test_engines_come_and_go_with_their_machines(
             session.learn_and_sync()
             session.check_answers()
         assert session.receivers() == {"engine_0"}
-        assert workers.engines.end_step()["rollout/engine_restarts"] == 1
+        # Twice where Ray had not yet noticed, and started the next process on the lost machine too.
+        assert workers.engines.end_step()["rollout/engine_restarts"] in (1, 2)
 
         cluster.add_node(num_cpus=1, **NODE)
         wait_for(lambda: said("engine_1 has started again, in") == 1)
