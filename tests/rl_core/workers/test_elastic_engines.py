@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import ray
 from ray.cluster_utils import Cluster
 
 from rl_core.config.run import RunConfig
@@ -20,14 +21,19 @@ NODE = {"object_store_memory": 100_000_000}
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def cluster() -> Iterator[Cluster]:
     """A head with room for a learner and one engine."""
-    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "120")  # on a busy machine
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # it takes this machine's address
-    head = {"num_cpus": 2, "include_dashboard": False, **NODE}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    yield cluster
-    cluster.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_raylet_start_wait_time_s", "120")  # on a busy machine
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # it takes this machine's address
+        ray._raylet.Config.initialize("")
+        head = {"num_cpus": 2, "include_dashboard": False, **NODE}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            yield cluster
+        finally:
+            cluster.shutdown()
+    ray._raylet.Config.initialize("")  # or this process would remember it in other tests
 
 
 @pytest.mark.slow
