@@ -22,9 +22,10 @@ from rl_core.evaluation.summary import EvaluationSummary
 from rl_core.storage.mirror import mirrored
 from tasks.evaluate_checkpoint import Evaluated, evaluate_models
 from tasks.generate import generate_dataset
-from tasks.published import bring_model, inputs_published
 from tasks.queries.checkpoint_names import NamedModel, find_model
 from tasks.report_page.answers import Answers, as_table
+from tasks.storage.bring import bring_model
+from tasks.storage.publish import inputs_published
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from tasks.evaluator import Evaluator
 from tasks.generate import generate_dataset
 from tasks.prefect_ui.result_keys import once_per_flow_run
 from tasks.preflight_checks.plans import model_shape
-from tasks.published import bring_inputs
+from tasks.storage.bring import bring_inputs
 
 
 def champion_of(config: RunConfig, data: Path) -> Champion | None:

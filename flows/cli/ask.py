@@ -17,8 +17,8 @@ from rl_core.data.dataset import dataset_folder, read_problems
 from rl_core.envs.record import Question
 from rl_core.system.printable import printable
 from tasks.ask import Reply, ask_model, question_of, read_question
-from tasks.published import bring_model
 from tasks.queries.checkpoint_names import NamedModel, find_model
+from tasks.storage.bring import bring_model
 
 _ARGUMENTS: Final = ("problems", "samples", "answer")
 _SETTING: Final = re.compile(r"[a-z][\w.]*=.*", re.DOTALL)

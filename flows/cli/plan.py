@@ -13,10 +13,10 @@ from flows.runs.lookup import take_arguments
 from flows.settings.compose import compose
 from rl_core.config.run import RunConfig
 from rl_core.resources.roofline import Lengths, expected_longest
-from rl_core.resources.scaling import MOST_CARDS, Cluster
 from rl_core.resources.step_estimate import guess_lengths
 from rl_core.system.cards import CARDS, CardFigures, find_card
 from tasks.hours.card_plan import CardPlan, plan_cards
+from tasks.hours.scaling import MOST_CARDS, Cluster
 from tasks.hours.time_plan import lengths_seen, planned_steps
 from tasks.preflight_checks.plans import model_shape
 

@@ -31,9 +31,10 @@ from tasks.prefect_ui.progress import TrainingProgress
 from tasks.preflight_checks.finding import PreflightError
 from tasks.preflight_checks.hours import plan_steps
 from tasks.prune import prune_run
-from tasks.published import bring_inputs_of_run, bring_records, inputs_published, published
 from tasks.queries.run_tables import find_runs
 from tasks.rescore import rescore_run
+from tasks.storage.bring import bring_inputs_of_run, bring_records
+from tasks.storage.publish import inputs_published, published
 
 if TYPE_CHECKING:
     from rl_core.config.run import RunConfig
@@ -55,7 +56,7 @@ def run(overrides: Sequence[str]) -> None:
         if server is not None:
             server.connect()
         record = countdown_train(overrides=tuple(overrides))
-    from flows.cli.summary import show_summary
+    from flows.runs.summary import show_summary
 
     show_summary(config.storage.root, record["run_id"])
 
@@ -165,7 +166,7 @@ def evaluate(overrides: Sequence[str]) -> None:
     if not is_own:
         say(f"kept beside the run's own evaluation: {run.path / 'run.json'} stays as it is")
         return
-    from flows.cli.summary import show_summary
+    from flows.runs.summary import show_summary
 
     show_summary(config.storage.root, run.run_id)
 

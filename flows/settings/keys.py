@@ -29,7 +29,6 @@ PresetName = Literal[
 CONF: Final = Path(__file__).parent / "conf"
 CHOICES: Final[Mapping[str, Collection[str]]] = {"preset": get_args(PresetName), "env": ENVS}
 """What is chosen by name beside the settings."""
-_RENAMED: Final = {"rollout.overlap": "rollout.staleness"}
 
 
 @cache
@@ -55,8 +54,6 @@ def check_key(key: str, arguments: Sequence[str]) -> None:
         return
     if key == "env.name":
         raise SettingsError(f"env.name is chosen by env=NAME (there are: {', '.join(ENVS)})")
-    if key in _RENAMED:
-        raise SettingsError(f"{key} is now called {_RENAMED[key]}: the values mean the same")
     if any(name.startswith(f"{key}.") for name in known):
         raise SettingsError(f"{key!r} is a group of settings: write {key}.NAME=VALUE")
     raise SettingsError(f"unknown setting {key!r}{nearest(key, (*arguments, *CHOICES, *known))}")

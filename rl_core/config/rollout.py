@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -49,19 +49,6 @@ class RolloutConfig(Section):
     def updates_in_flight(self) -> bool:
         """Whether engines take new weights while they generate."""
         return self.staleness > 1
-
-    @model_validator(mode="before")
-    @classmethod
-    def _knows_its_old_name(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "overlap" in values:
-            if "staleness" in values:
-                raise ValueError(
-                    f"rollout.overlap={values['overlap']} is now called rollout.staleness: "
-                    "the values mean the same"
-                )
-            values = dict(values)
-            values["staleness"] = values.pop("overlap")
-        return values
 
     @model_validator(mode="after")
     def _samples_the_policy_itself(self) -> RolloutConfig:

@@ -55,7 +55,8 @@ class LearnerSnapshot:
         self._config, self._actor, self._optimizers = config, actor, optimizers
         self._model_path, self._memory = model_path, memory
         self._taken: tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]
-        self._owners: dict[str, int] = {}
+        self._owners: Mapping[str, int] = {}
+        """Of the snapshot's weights, the rank that has each."""
 
     def reserve(self) -> None:
         """Makes memory for snapshots ready; of ranks, the first snapshot does."""

@@ -104,8 +104,7 @@ def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if found != _VERSION:
         raise ValueError(f"{folder / _NUMBERS}: version is {found}, this program reads {_VERSION}")
     tensors: dict[str, Tensor] = {}
-    # Before there were several, none were named.
-    for file in numbers.pop("files", [_TENSORS]):
+    for file in numbers.pop("files"):
         _demand_file(folder / file)
         tensors |= load_file(folder / file)
     return tensors, numbers

@@ -69,6 +69,20 @@ def with_settings(config: RunConfig, settings: Settings) -> RunConfig | None:
         return None
 
 
+def with_unchecked(config: RunConfig, settings: Settings) -> RunConfig:
+    """Returns the run's settings with others in place, not validated: a fiftieth of the time."""
+    sections: dict[str, dict[str, Value]] = {}
+    for name, value in settings.items():
+        section, field = name.split(".")
+        sections.setdefault(section, {})[field] = value
+    return config.model_copy(
+        update={
+            section: getattr(config, section).model_copy(update=fields)
+            for section, fields in sections.items()
+        }
+    )
+
+
 def typed(settings: Settings) -> str:
     """Returns settings as one would type them: `model.gradient_checkpointing=true`."""
     return " ".join(f"{name}={_typed(value)}" for name, value in settings.items())

@@ -23,7 +23,6 @@ from rl_core.system.atomic import is_disk_full
 from rl_core.system.log_file import RedactingFormatter
 from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages
 from rl_core.system.process_group import dump_stacks_on_request
-from rl_core.system.turns import Turns
 from rl_core.types import (
     Completion,
     GenerationRequest,
@@ -32,6 +31,7 @@ from rl_core.types import (
     SnapshotBytes,
 )
 from rl_core.workers.node_files import Folder, NodeFile, Staging, here
+from rl_core.workers.turns import Turns
 
 if TYPE_CHECKING:
     import torch

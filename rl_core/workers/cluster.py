@@ -40,7 +40,7 @@ from rl_core.workers.node_files import Folder
 from rl_core.workers.node_logs import NodeLogs, logs_of_cluster
 from rl_core.workers.reservation import Reservation
 from rl_core.workers.session import ray_session
-from rl_core.workers.weight_sync import WeightBroadcast, is_wanted
+from rl_core.workers.weight_sync import WeightBroadcast, is_wanted, own_address
 
 _LOG_LINES_SHOWN = 3
 _NODE_DIED = "its node has died"
@@ -253,7 +253,7 @@ class Workers:
     def _hosts(self) -> list[str]:
         """Returns the address of each learner rank's machine."""
         asked = {
-            name: actor.__ray_call__.remote(_own_address)
+            name: actor.__ray_call__.remote(own_address)
             for name, actor in self.learner.actors.items()
         }
         return [self._result(name, host.future()) for name, host in asked.items()]
@@ -301,11 +301,6 @@ class Workers:
         said = [line.strip() for line in lines if line.strip()][-_LOG_LINES_SHOWN:]
         how = "machine is gone" if _NODE_DIED in why else "process is gone (killed?)"
         return f"its {how}; {log} ends with: {' | '.join(said) or '(nothing)'}"
-
-
-def _own_address(actor: object) -> str:
-    """Runs within an actor."""
-    return str(ray.util.get_node_ip_address())
 
 
 def _own_cards(actor: object) -> set[tuple[str, str]]:

@@ -74,7 +74,7 @@ class WeightBroadcast:
             {name: actor.__ray_ready__.remote().future() for name, actor in engines.items()}
         )
         config = self._config
-        host = self._answer(self._first.__ray_call__.remote(_own_address))
+        host = self._answer(self._first.__ray_call__.remote(own_address))
         port, shapes = self._answer(self._first.open_broadcast.remote(host))
         parts = config.rollout.tensor_parallel_size
         meeting = Meeting(
@@ -120,6 +120,6 @@ def _between_cards(config: RunConfig) -> bool:
     return config.resources.learner_gpus > 0 and config.resources.rollout_gpus > 0
 
 
-def _own_address(actor: object) -> str:
-    """Runs within an actor."""
+def own_address(actor: object) -> str:
+    """Returns the address of an actor's machine; runs within it."""
     return str(ray.util.get_node_ip_address())

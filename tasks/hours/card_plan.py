@@ -19,7 +19,7 @@ from rl_core.resources.roofline import (
     fullest_rank,
     steps_ahead,
 )
-from rl_core.resources.scaling import (
+from tasks.hours.scaling import (
     Cluster,
     Doubling,
     Scaled,

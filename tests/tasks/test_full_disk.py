@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli.summary import summary_lines
 from flows.errors import one_line
 from flows.runs.run_record import recorded
+from flows.runs.summary import summary_lines
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.evaluation.rows import read_rows
 from rl_core.runs.full_disk import write_unless_full

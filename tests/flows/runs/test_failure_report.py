@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from prefect.exceptions import TerminationSignal
 
-from flows.cli.summary import summary_lines
 from flows.runs.failure_report import as_markdown, last_metrics, memory_timeline, next_step
 from flows.runs.run_record import recorded
+from flows.runs.summary import summary_lines
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig

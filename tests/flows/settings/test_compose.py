@@ -244,7 +244,6 @@ def test_yaml_holds_every_setting_and_reads_back_equal() -> None:
         (["rollout.top_p=0.9"], ["rollout.top_p=0.9", "renormalises", "use 1.0"]),
         (["rollout.top_k=50"], ["rollout.top_k=50", "renormalises", "use -1"]),
         (["rollout.staleness=1", "actor.importance_cap=null"], ["importance_cap=null", "a number"]),
-        (["rollout.overlap=1"], ["rollout.overlap is now called rollout.staleness"]),
         (["rollout.sleep=true"], ["rollout.sleep=true", "resources.rollout_gpus above 0"]),
         (
             ["rollout.tensor_parallel_size=2", "rollout.engine=hf"],
@@ -294,14 +293,6 @@ def test_every_mistake_is_one_line_that_helps(overrides: list[str], words: list[
     message = str(caught.value)
     assert "\n" not in message
     assert [word for word in words if word not in message] == []
-
-
-def test_settings_written_under_an_old_name_are_read() -> None:
-    written = {"rollout": {"overlap": 1}}
-    assert RunConfig.model_validate(written).rollout.staleness == 1
-    both = {"rollout": {"overlap": 1, "staleness": 0}}
-    with pytest.raises(ValueError, match=r"rollout\.overlap=1 is now called rollout.staleness"):
-        RunConfig.model_validate(both)
 
 
 def test_files_are_one_name_or_a_list() -> None:

@@ -10,9 +10,9 @@ from rl_core.config.run import RunConfig
 from rl_core.resources.cost import duration
 from rl_core.resources.known_shapes import known_shape
 from rl_core.resources.roofline import Lengths
-from rl_core.resources.scaling import Cluster
 from rl_core.system.cards import named_card
 from tasks.hours.card_plan import CardPlan, least_growth, plan_cards
+from tasks.hours.scaling import Cluster
 
 SHAPE = known_shape("Qwen/Qwen2.5-3B")
 assert SHAPE is not None

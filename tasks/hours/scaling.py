@@ -12,11 +12,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 from rl_core.config.run import RunConfig
 from rl_core.resources.collectives import Links
-from rl_core.resources.levers import Value, with_settings
+from rl_core.resources.levers import Value, with_settings, with_unchecked
 from rl_core.resources.memory_need import (
     CUDA_GIB,
     ENGINE_ITSELF_GIB,
@@ -152,14 +152,14 @@ def simulate(
         split: of the cards.
     """
     settings = _settings(config, split)
-    planned = _with(config, settings)
+    planned = with_unchecked(config, settings)
     if split.num_cards > 1:
         share = _engine_share(shape, planned, cluster.card.memory_gib, split)
         settings["rollout.gpu_memory_utilization"] = share
-        planned = _with(planned, settings)
+        planned = with_unchecked(planned, settings)
     learner_gib, engine_gib = _memory(shape, planned, cluster.card.memory_gib, split)
     # In turns a card is all learner's, then all engine's.
-    alone = _with(
+    alone = with_unchecked(
         planned,
         {
             "resources.learner_gpus": 1.0,
@@ -269,7 +269,7 @@ def numbers_of_cards(most: int) -> list[int]:
 
 def with_batch(config: RunConfig, factor: int) -> RunConfig:
     """Returns the run's settings with so many times the prompts, per step and per update."""
-    return _with(
+    return with_unchecked(
         config,
         {
             "data.train_batch_size": factor * config.data.train_batch_size,
@@ -331,17 +331,3 @@ def _responses_at_once(
 
 def _fits(scaled: Scaled, cluster: Cluster) -> bool:
     return max(scaled.learner_gib, scaled.engine_gib) <= cluster.card.memory_gib
-
-
-def _with(config: RunConfig, settings: dict[str, Any]) -> RunConfig:
-    """Returns the run's settings with others in place, which are not validated."""
-    sections: dict[str, dict[str, Any]] = {}
-    for name, value in settings.items():
-        section, field = name.split(".")
-        sections.setdefault(section, {})[field] = value
-    return config.model_copy(
-        update={
-            section: getattr(config, section).model_copy(update=fields)
-            for section, fields in sections.items()
-        }
-    )

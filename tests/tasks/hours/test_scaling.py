@@ -19,7 +19,8 @@ from rl_core.resources.roofline import (
     fullest_rank,
     step_time,
 )
-from rl_core.resources.scaling import (
+from rl_core.system.cards import named_card
+from tasks.hours.scaling import (
     Cluster,
     Doubling,
     Split,
@@ -31,7 +32,6 @@ from rl_core.resources.scaling import (
     splits,
     with_batch,
 )
-from rl_core.system.cards import named_card
 from tests.rl_core.resources.test_roofline import LLAMA_8B, QWEN3_32B, TINY
 
 PERFECT = Shares(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0)

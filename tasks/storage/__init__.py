@@ -1,0 +1,1 @@
+"""What commands have of an object store, and what they leave there."""
