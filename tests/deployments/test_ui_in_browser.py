@@ -108,7 +108,7 @@ def test_the_page_of_a_run_names_its_retry_and_what_it_changed(
     steps = {row["step"] for row in retried.run.metrics.read()}
     survived(
         "OOM",
-        "update_actor of a deployment's run, seen in a browser",
+        "update_critic of a deployment's run, seen in a browser",
         steps_lost=LEARNS_STEPS - retried.from_step,
         rows_lost=len(set(range(NUM_STEPS + 1)) - steps),
     )
@@ -124,7 +124,7 @@ def test_its_artifacts_are_listed_and_tell_why_there_was_a_retry(
     pages.show_artifact(retried.prefect, retried.flow_run.id, "attempts")
     see(
         page.get_by_role("cell").get_by_text(CHANGED, exact=True),
-        page.get_by_role("cell").get_by_text("out of memory in update_actor: "),
+        page.get_by_role("cell").get_by_text("out of memory in update_critic: "),
     )
 
 

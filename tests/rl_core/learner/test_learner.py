@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -60,126 +59,6 @@ def test_before_any_update_the_ratio_is_1_and_the_reference_is_the_policy(
     assert columns["ref_kl"] == [0.0] * 8
     after, _ = learner.learn(make_batch())
     assert abs(after["critic/kl"]) > 1e-4
-
-
-@pytest.mark.parametrize("kl_mode", ["loss", "none"])
-def test_one_update_needs_no_log_probs_from_before_it(
-    tiny_model_path: Path,
-    make_batch: MakeBatch,
-    settings: MakeSettings,
-    monkeypatch: pytest.MonkeyPatch,
-    kl_mode: str,
-) -> None:
-    config = settings(
-        actor={"mini_batch_size": 8},
-        algorithm={
-            "estimator": "grpo",
-            "group_size": 2,
-            "kl_mode": kl_mode,
-            "kl_estimator": "k3",
-            "kl_controller": "adaptive",
-        },
-        data={"train_batch_size": 8},
-    )
-
-    def run(steps: int) -> tuple[list[Any], dict[str, Tensor]]:
-        learner = Learner(config, tiny_model_path)
-        learned = [learner.learn(make_batch(step, group_size=2)) for step in range(steps)]
-        return learned, all_weights(learner)
-
-    saved, weights = run(3)
-    assert all("timing_s/old_log_prob" not in metrics for metrics, _ in saved)
-    assert all(metrics["actor/ppo_kl"] == 0.0 for metrics, _ in saved)
-    monkeypatch.setattr(Learner, "_next_update_is_on_policy", lambda self: False)
-    recomputed, expected = run(3)
-    assert all("timing_s/old_log_prob" in metrics for metrics, _ in recomputed)
-    assert_bitwise_equal(weights, expected)
-    for (actual, columns), (reference, reference_columns) in zip(saved, recomputed, strict=True):
-        assert without_timings(actual) == without_timings(reference)
-        np.testing.assert_array_equal(list(columns.values()), list(reference_columns.values()))
-
-
-@pytest.mark.parametrize(
-    "sections", [{}, {"rollout": {"staleness": 1}}, {"critic": {"warmup_steps": 1}}]
-)
-def test_one_update_needs_no_values_from_before_it(
-    tiny_model_path: Path,
-    make_batch: MakeBatch,
-    settings: MakeSettings,
-    monkeypatch: pytest.MonkeyPatch,
-    sections: dict[str, dict[str, Any]],
-) -> None:
-    config = settings(actor={"mini_batch_size": 8}, **sections)
-
-    def run() -> tuple[list[Any], dict[str, Tensor]]:
-        learner = Learner(config, tiny_model_path)
-        learned = [learner.learn(make_batch(step)) for step in range(2)]
-        return learned, all_weights(learner)
-
-    saved, weights = run()
-    assert all("timing_s/values" not in metrics for metrics, _ in saved)
-    monkeypatch.setattr(RunConfig, "has_one_critic_update", False)
-    recomputed, expected = run()
-    assert all("timing_s/values" in metrics for metrics, _ in recomputed)
-    assert_bitwise_equal(weights, expected)
-    for (actual, columns), (reference, reference_columns) in zip(saved, recomputed, strict=True):
-        assert without_timings(actual) == without_timings(reference)
-        np.testing.assert_array_equal(list(columns.values()), list(reference_columns.values()))
-
-
-def test_the_engines_log_probs_serve_a_penalty_that_is_wanted_before_the_only_update(
-    tiny_model_path: Path,
-    make_batch: MakeBatch,
-    settings: MakeSettings,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    config = settings(actor={"mini_batch_size": 8}, algorithm={"kl_coef": 0.3})
-    results = []
-    for is_recomputed in (False, True):
-        learner = Learner(config, tiny_model_path)
-        learner.learn(make_batch(1))  # away from the reference
-        batch = make_batch()
-        with torch.no_grad():
-            batch.rollout_logprobs.copy_(
-                forward_pass(
-                    batch, actor=learner.models.actor, compute_dtype=torch.float32
-                ).logprobs
-            )
-        if is_recomputed:
-            monkeypatch.setattr(Learner, "_next_update_is_on_policy", lambda self: False)
-        metrics, columns = learner.learn(batch)
-        assert ("timing_s/old_log_prob" in metrics) == is_recomputed
-        results.append((without_timings(metrics), columns))
-    (saved, columns), (recomputed, expected) = results
-    assert saved == pytest.approx(recomputed, rel=1e-4, abs=1e-6)
-    np.testing.assert_allclose(columns["reward"], expected["reward"], atol=1e-5)
-    assert max(abs(kl) for kl in columns["ref_kl"]) > 0.01
-
-
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {},
-        {"actor": {"mini_batch_size": 8, "ppo_epochs": 2}, "algorithm": {"kl_mode": "none"}},
-        {"actor": {"mini_batch_size": 4}, "algorithm": {"kl_mode": "none"}},
-        {"actor": {"mini_batch_size": 8}, "model": {"dtype": "bfloat16"}},
-        {"actor": {"mini_batch_size": 8}, "rollout": {"staleness": 1}},
-        {
-            "actor": {"mini_batch_size": 8},
-            "algorithm": {"kl_mode": "none"},
-            "critic": {"warmup_steps": 1},
-        },
-    ],
-)
-def test_log_probs_are_recomputed_where_the_update_comes_too_late_or_more_than_once(
-    tiny_model_path: Path,
-    make_batch: MakeBatch,
-    settings: MakeSettings,
-    sections: dict[str, dict[str, Any]],
-) -> None:
-    metrics, _ = Learner(settings(**sections), tiny_model_path).learn(make_batch())
-    assert "timing_s/old_log_prob" in metrics
-    assert metrics["rollout/logprob_gap_mean"] > 0
 
 
 def test_metrics_have_verls_names(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import random
-from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,73 +11,23 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, MistralConfig, MistralForCausalLM
+from transformers import MistralConfig, MistralForCausalLM
 
-from rl_core.errors import SyncBroken, WeightsLost
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.rollout.protocol import RolloutEngine, in_order
-from rl_core.types import Completion, GenerationRequest, SamplingSettings
-from tests.support.broadcasts import meeting_at, met, plain_weights
+from rl_core.types import GenerationRequest, SamplingSettings
+from tests.support.engines import (
+    GREEDY,
+    ask,
+    assert_greedy_as,
+    broadcast,
+    logprobs_of,
+    make_vllm,
+    perturb,
+    prompts,
+)
 
 EOS = 1
-GREEDY = SamplingSettings(max_tokens=24, temperature=0.0)
-PROMPT_LENGTHS = (1, 7, 32, 33, 128, 129, 300)
-"""Around and above vLLM's blocks of 32 tokens: a stale prefix cache shows in no shorter prompt."""
-
-
-def make_vllm(path: Path, num_parts: int = 1) -> RolloutEngine:
-    from rl_core.rollout.vllm_engine import VllmEngine
-
-    return VllmEngine(
-        path,
-        dtype="float32",
-        max_model_len=512,
-        max_num_seqs=64,
-        kv_cache_mib=8,
-        gpu_memory_utilization=0.4,
-        on_gpu=False,
-        tensor_parallel_size=num_parts,
-        in_flight=True,
-    )
-
-
-def make_hf(path: Path) -> RolloutEngine:
-    return HfEngine(path, dtype="float32", max_num_seqs=16, on_gpu=False)
-
-
-ENGINES: dict[str, Callable[[Path], RolloutEngine]] = {"vllm": make_vllm, "hf": make_hf}
-
-
-@pytest.fixture(scope="module", params=list(ENGINES))
-def any_engine(request: pytest.FixtureRequest, tiny_model_path: Path) -> Iterator[RolloutEngine]:
-    engine = ENGINES[request.param](tiny_model_path)
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
-def reference(tiny_model_path: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(tiny_model_path, dtype=torch.float32).eval()
-
-
-@pytest.fixture
-def engine(any_engine: RolloutEngine, reference: Any) -> RolloutEngine:
-    """The engine with the folder's weights, whatever the last test left in it."""
-    any_engine.update_weights(reference.state_dict())
-    any_engine.policy_version = 0
-    return any_engine
-
-
-def prompts(seed: int = 0) -> list[tuple[int, ...]]:
-    rng = random.Random(seed)
-    return [tuple(rng.randrange(2, 258) for _ in range(length)) for length in PROMPT_LENGTHS]
-
-
-def ask(
-    engine: RolloutEngine, asked: Sequence[Sequence[int]], sampling: SamplingSettings = GREEDY
-) -> list[Completion]:
-    requests = [GenerationRequest(tuple(p), seed) for seed, p in enumerate(asked)]
-    return in_order(engine.generate(requests, sampling))
 
 
 @pytest.mark.parametrize("any_engine", ["vllm"], indirect=True)
@@ -105,108 +53,6 @@ def test_an_engine_that_sleeps_is_asleep_as_soon_as_its_last_answer_is_out(
     assert told[3:] == ["wake up"]
 
 
-def perturb(model: Any, seed: int, only: str = "") -> None:
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if only in name:
-                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
-
-
-@torch.no_grad()
-def logprobs_of(
-    model: Any, prompt: Sequence[int], response: np.ndarray, temperature: float = 1.0
-) -> np.ndarray:
-    """The response's log-probs from one forward pass over all of it, without any cache."""
-    ids = torch.tensor([[*prompt, *response.tolist()]])
-    logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1] / temperature
-    return logits.log_softmax(-1).gather(1, torch.tensor(response)[:, None])[:, 0].numpy()
-
-
-def assert_greedy_as(model: Any, engine: RolloutEngine) -> None:
-    for prompt, completion in zip(prompts(), ask(engine, prompts()), strict=True):
-        generated = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-            do_sample=False,
-            max_new_tokens=GREEDY.max_tokens,
-        )[0, len(prompt) :]
-        assert completion.response_ids.tolist() == generated.tolist()
-        assert completion.logprobs.dtype == np.float32
-        np.testing.assert_allclose(
-            completion.logprobs, logprobs_of(model, prompt, completion.response_ids), atol=1e-3
-        )
-
-
-def test_greedy_tokens_are_those_of_transformers_after_each_weight_update(
-    engine: RolloutEngine, reference: Any
-) -> None:
-    assert_greedy_as(reference, engine)
-    seen = {tuple(c.response_ids) for c in ask(engine, prompts())}
-    for update in range(4):
-        perturb(reference, update)
-        engine.update_weights(reference.state_dict())
-        assert_greedy_as(reference, engine)
-        new = {tuple(c.response_ids) for c in ask(engine, prompts())}
-        assert not new & seen, "an update that changes no response would prove nothing"
-        seen |= new
-
-
-def test_an_update_of_the_tied_embeddings_reaches_the_output_layer(
-    engine: RolloutEngine, reference: Any
-) -> None:
-    before = [tuple(c.response_ids) for c in ask(engine, prompts())]
-    perturb(reference, 5, only="embed_tokens")
-    weights = {n: t for n, t in reference.state_dict().items() if n != "lm_head.weight"}
-    engine.update_weights(weights)
-    assert_greedy_as(reference, engine)
-    assert before != [tuple(c.response_ids) for c in ask(engine, prompts())]
-
-
-def broadcast(engine: RolloutEngine, model: Any, num_parts: int = 1) -> None:
-    weights = plain_weights(model)
-    with met(engine, weights, num_parts) as sender:
-        sent = sender.send(weights.items())
-        engine.receive_weights()
-        sent.result()
-
-
-def test_a_broadcast_is_an_update_and_one_that_breaks_off_is_mended_by_the_next(
-    engine: RolloutEngine, reference: Any
-) -> None:
-    perturb(reference, 6)  # the tied embeddings too
-    broadcast(engine, reference)
-    assert_greedy_as(reference, engine)
-    perturb(reference, 7)
-    weights = plain_weights(reference)
-
-    def until_it_dies() -> Iterator[tuple[str, torch.Tensor]]:
-        for i, named in enumerate(weights.items()):
-            if i == len(weights) // 2:  # within a layer
-                raise SystemExit
-            yield named
-
-    with met(engine, weights) as sender:
-        sent = sender.send(until_it_dies())
-        with pytest.raises(SyncBroken):
-            engine.receive_weights()
-        assert isinstance(sent.exception(), SystemExit)
-    broadcast(engine, reference)
-    assert_greedy_as(reference, engine)
-    perturb(reference, 8)
-    engine.update_weights(reference.state_dict())
-    assert_greedy_as(reference, engine)
-
-
-def test_a_broadcast_of_less_than_all_is_refused_before_anybody_meets(
-    engine: RolloutEngine, reference: Any
-) -> None:
-    weights = plain_weights(reference)
-    del weights["model.norm.weight"]
-    with pytest.raises(ValueError, match=r"1 of 26 tensors missing: model\.norm"):
-        engine.join_broadcast(meeting_at(1, weights), 1)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_model_split_over_two_processes_is_the_same_model(
@@ -225,20 +71,6 @@ def test_a_model_split_over_two_processes_is_the_same_model(
     engine.close()
     names = [process.name() for process in psutil.Process().children(recursive=True)]
     assert not any("Worker_TP" in name for name in names)
-
-
-@pytest.mark.parametrize("name", list(ENGINES))
-def test_an_untied_output_layer_is_updated_too(name: str, reference: Any, tmp_path: Path) -> None:
-    reference.config.tie_word_embeddings = False
-    reference.lm_head.weight = torch.nn.Parameter(reference.lm_head.weight.detach().clone())
-    reference.save_pretrained(tmp_path)
-    untied = AutoModelForCausalLM.from_pretrained(tmp_path)
-    engine = ENGINES[name](tmp_path)
-    perturb(untied, 6, only="lm_head")
-    assert not torch.equal(untied.lm_head.weight, untied.model.embed_tokens.weight)
-    engine.update_weights(untied.state_dict())
-    assert_greedy_as(untied, engine)
-    engine.close()
 
 
 def test_a_model_that_sees_a_window_of_its_prompt_is_generated_from_too(
@@ -347,103 +179,8 @@ def test_completions_arrive_when_they_end_and_the_rest_can_be_dropped(
     assert [c.response_ids.tolist() for c in again] == [c.response_ids.tolist() for c in whole]
 
 
-@torch.no_grad()
-def logprobs_across_an_update(
-    old: Any, new: Any, prompt: Sequence[int], response: list[int], num_old: int
-) -> list[float]:
-    """The log-probs of a response whose first tokens are the old model's, one after the other.
-
-    Its keys and values stay, and the new model goes on from them.
-    """
-    logprobs: list[float] = []
-    read, cache = list(prompt), DynamicCache()
-    for i, token in enumerate(response):
-        model = old if i < num_old else new
-        logits = model(input_ids=torch.tensor([read]), past_key_values=cache).logits[0, -1]
-        logprobs.append(float(logits.log_softmax(-1)[token]))
-        read = [token]
-    return logprobs
-
-
-def test_responses_under_way_go_on_under_new_weights_and_say_which_tokens_are_whose(
-    engine: RolloutEngine, reference: Any
-) -> None:
-    old = copy.deepcopy(reference)
-    sampling = SamplingSettings(max_tokens=20, temperature=1.0)
-    requests = [GenerationRequest(prompt, seed) for seed, prompt in enumerate(prompts())]
-    engine.policy_version = 7
-    calm = in_order(engine.generate(requests, sampling))
-    assert {c.policy_starts for c in calm} == {((0, 7),)}
-    finished = []
-    for tokens, ended in enumerate(engine.generate_by_token(requests, sampling), start=1):
-        finished += ended
-        if tokens == 6:
-            perturb(reference, 3)
-            engine.update_weights(reference.state_dict())
-            engine.policy_version = 8
-    for request, before, completion in zip(requests, calm, in_order(finished), strict=True):
-        response = completion.response_ids.tolist()
-        assert completion.policy_starts == (((0, 7), (6, 8)) if len(response) > 6 else ((0, 7),))
-        assert response[:6] == before.response_ids.tolist()[:6]
-        expected = logprobs_across_an_update(old, reference, request.prompt_ids, response, 6)
-        np.testing.assert_allclose(completion.logprobs, expected, atol=1e-3)
-    assert any(len(c.policy_starts) > 1 for _, c in finished)
-    assert_greedy_as(reference, engine)  # what begins now remembers nothing of the old ones
-
-
-def test_requests_that_wait_begin_under_the_weights_that_are_there_by_then(
-    engine: RolloutEngine, reference: Any
-) -> None:
-    requests = [GenerationRequest(prompts()[1], seed) for seed in range(100)]  # above both limits
-    engine.policy_version = 7
-    finished = []
-    for ended in engine.generate_by_token(requests, SamplingSettings(max_tokens=8)):
-        finished += ended
-        engine.policy_version = 8
-    starts = {c.policy_starts for _, c in finished}
-    assert starts <= {((0, 7), (1, 8)), ((0, 7),), ((0, 8),)}
-    assert ((0, 8),) in starts
-
-
 def test_no_request_gives_no_completion(engine: RolloutEngine) -> None:
     assert list(engine.generate([], GREEDY)) == []
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda w: w.pop("model.layers.0.self_attn.q_proj.weight"), "1 of 26 .*missing.*q_proj"),
-        (lambda w: w.update({"model.extra": torch.zeros(1)}), "unknown: model.extra"),
-        (lambda w: w.update({"model.norm.weight": torch.zeros(3)}), r"\(3,\) instead of \(64,\)"),
-    ],
-)
-def test_a_partial_or_foreign_update_is_refused_and_changes_nothing(
-    engine: RolloutEngine, reference: Any, damage: Callable[[dict[str, Any]], Any], message: str
-) -> None:
-    weights = {
-        n: torch.zeros_like(t) for n, t in reference.state_dict().items() if n != "lm_head.weight"
-    }
-    damage(weights)
-    with pytest.raises(ValueError, match=message):
-        engine.update_weights(weights)
-    assert_greedy_as(reference, engine)
-
-
-def test_a_vllm_engine_built_again_after_a_broadcast_says_that_it_wants_weights(
-    tiny_model_path: Path, reference: Any
-) -> None:
-    engine = make_vllm(tiny_model_path)
-    perturb(reference, 9)
-    broadcast(engine, reference)
-    with pytest.raises(WeightsLost):
-        engine.resize(32)
-    with pytest.raises(SyncBroken, match="built again"):
-        engine.receive_weights()
-    engine.update_weights(reference.state_dict())
-    assert_greedy_as(reference, engine)
-    engine.resize(16)  # with a copy of those
-    assert_greedy_as(reference, engine)
-    engine.close()
 
 
 def test_building_a_vllm_engine_leaves_random_state_and_threads_alone(

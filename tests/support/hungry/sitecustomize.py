@@ -46,18 +46,15 @@ def _make_hungry(learner: Any) -> None:
 
     update = learner.update
 
-    def ask(module: Any, inputs: Any) -> None:
-        if torch.is_grad_enabled():
-            torch.empty(_NOBODY_HAS_BYTES, dtype=torch.uint8)
+    def keep(tensor: Any) -> Any:
+        torch.empty(_NOBODY_HAS_BYTES, dtype=torch.uint8)
 
     def hungry_update(self: Any, experience: Any) -> dict[str, float]:
         if self.steps_done < STEPS_BEFORE or self.config.model.gradient_checkpointing:
             return update(self, experience)
-        handle = self.models.actor.get_decoder().layers[-1].mlp.register_forward_pre_hook(ask)
-        try:
+        # Where a forward pass keeps its first tensor, through whichever code it goes.
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             return update(self, experience)
-        finally:
-            handle.remove()
 
     learner.update = hungry_update
 
