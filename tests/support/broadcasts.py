@@ -31,7 +31,9 @@ class Sender:
         return self._pool.submit(self._channel.send, weights)
 
 
-def meeting_at(port: int, weights: dict[str, Tensor], size: int = 2) -> Meeting:
+def meeting_at(
+    port: int, weights: dict[str, Tensor], size: int = 2, timeout_s: float = 600.0
+) -> Meeting:
     """Where tensors of these shapes are sent on loopback."""
     return Meeting(
         host="127.0.0.1",
@@ -41,15 +43,20 @@ def meeting_at(port: int, weights: dict[str, Tensor], size: int = 2) -> Meeting:
         backend="gloo",
         dtype="float32",
         shapes={name: tuple(tensor.shape) for name, tensor in weights.items()},
-        timeout_s=600.0,
+        timeout_s=timeout_s,
     )
 
 
 @contextmanager
-def met(engine: RolloutEngine, weights: dict[str, Tensor], num_parts: int = 1) -> Iterator[Sender]:
+def met(
+    engine: RolloutEngine,
+    weights: dict[str, Tensor],
+    num_parts: int = 1,
+    timeout_s: float = 600.0,
+) -> Iterator[Sender]:
     """Yields who will send tensors of these shapes to an engine that has joined."""
     store = open_store("127.0.0.1")
-    meeting = meeting_at(store.port, weights, 1 + num_parts)
+    meeting = meeting_at(store.port, weights, 1 + num_parts, timeout_s)
     with ThreadPoolExecutor(1) as pool:
         channel = pool.submit(WeightChannel, meeting, 0, torch.device("cpu"))
         engine.join_broadcast(meeting, 1)

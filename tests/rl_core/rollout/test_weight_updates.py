@@ -23,6 +23,9 @@ from tests.support.engines import (
     prompts,
 )
 
+_SILENT_S = 15
+"""A thread that dies leaves its connections open."""
+
 
 def test_greedy_tokens_are_those_of_transformers_after_each_weight_update(
     engine: RolloutEngine, reference: Any
@@ -64,7 +67,7 @@ def test_a_broadcast_is_an_update_and_one_that_breaks_off_is_mended_by_the_next(
                 raise SystemExit
             yield named
 
-    with met(engine, weights) as sender:
+    with met(engine, weights, timeout_s=_SILENT_S) as sender:
         sent = sender.send(until_it_dies())
         with pytest.raises(SyncBroken):
             engine.receive_weights()
