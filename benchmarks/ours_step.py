@@ -1,6 +1,6 @@
 """Our step for step_time.py: learner and rollout engine in one process, without Ray.
 
-python benchmarks/ours_step.py MODEL_FOLDER VARIANT hf|vllm THREADS [MICRO_BATCH_TOKENS]
+python benchmarks/ours_step.py MODEL_FOLDER VARIANT hf|vllm|plain THREADS [MICRO_BATCH_TOKENS]
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from rl_core.batch import collate  # noqa: E402
 from rl_core.config.run import RunConfig  # noqa: E402
 from rl_core.learner.learner import Learner  # noqa: E402
 from rl_core.learner.metrics import rollout_columns  # noqa: E402
+from rl_core.models import decoder  # noqa: E402
 from rl_core.rollout.collector import build_requests  # noqa: E402
 from rl_core.rollout.protocol import RolloutEngine, in_order  # noqa: E402
 from rl_core.types import (  # noqa: E402
@@ -146,8 +147,13 @@ def main() -> None:
     """Loads everything, then steps."""
     model_path, variant = Path(sys.argv[1]), VARIANTS[sys.argv[2]]
     micro_batch_tokens = int(sys.argv[5]) if len(sys.argv) > 5 else MICRO_BATCH_TOKENS
+    engine_name = sys.argv[3]
+    if engine_name == "plain":
+        engine_name = "hf"
+        decoder.supports = lambda backbone: False
+        RunConfig.has_one_critic_update = False  # type: ignore[assignment,method-assign]
     config = RunConfig.model_validate(
-        settings(variant, sys.argv[3], int(sys.argv[4]), micro_batch_tokens)
+        settings(variant, engine_name, int(sys.argv[4]), micro_batch_tokens)
     )
     engine = ENGINES[config.rollout.engine](config, model_path, config.rollout.max_num_seqs)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(model_path)

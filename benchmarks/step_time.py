@@ -32,6 +32,8 @@ PINNED = ("torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "datase
 PEERS = {"grpo": ("trl_grpo", "trl==1.16.0"), "ppo": ("trl_ppo", "trl==1.12.0")}
 """PPO left TRL after 1.12."""
 CONTESTANTS = ("trl", "hf", "vllm")
+BY_CHOICE = "plain"
+"""Ours, engine hf, by transformers' decoder and with a pass for the values: what ours saves."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,10 @@ class Target:
 
 
 TARGETS = {
-    "grpo": Target(3.2, 0.65, 2.5),
-    "grpo_ref": Target(3.2, 0.65, 2.5),
-    "ppo_8x8": Target(3.6, 0.55, 3.0),
-    "ppo_64x1": Target(1.9, 0.55, None),
+    "grpo": Target(3.2, 0.6, 2.5),
+    "grpo_ref": Target(3.2, 0.6, 2.5),
+    "ppo_8x8": Target(3.6, 0.5, 3.0),
+    "ppo_64x1": Target(1.9, 0.5, None),
 }
 
 
@@ -231,7 +233,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=4, help="measured steps of each contestant")
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
-    parser.add_argument("--contestants", nargs="+", default=CONTESTANTS, choices=CONTESTANTS)
+    choices = (*CONTESTANTS, BY_CHOICE)
+    parser.add_argument("--contestants", nargs="+", default=CONTESTANTS, choices=choices)
     arguments = parser.parse_args()
     if "trl" in arguments.contestants:
         make_environments({VARIANTS[variant].algorithm for variant in arguments.variants})
