@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rl_core.envs.sft_examples import SftExamples
     from rl_core.sft.train import WarmStartReport
 
-RECIPE_VERSION: Final = 2
+RECIPE_VERSION: Final = 3
 """Part of the cache key: raise it when the same settings would make another model."""
 _LOG_INTERVAL_S: Final = 10.0
 

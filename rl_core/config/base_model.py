@@ -11,7 +11,8 @@ class BaseModelConfig(Section):
     """The home-made base model, a small Qwen2 warm-started on search traces or toy solutions."""
 
     vocab_size: int = Field(640, ge=300, le=8_192)
-    """At most: a corpus of `base` prompts is down to one token per constant phrase at about 583."""
+    """At most: a corpus of `base` prompts is down to one token per constant phrase at about 583,
+    and to one per number as well, which Countdown wants with targets up to 99, at about 690."""
     hidden_size: int = Field(128, ge=32)
     """Width of the model: for each head a multiple of 32."""
     intermediate_size: int = Field(256, ge=32)

@@ -25,6 +25,10 @@ class SftExamples(Protocol):
     """The examples of one env: Countdown's search traces, or the solutions of word problems."""
 
     @property
+    def digits_per_token(self) -> int:
+        """Most digits of a token: 1 spells numbers, more make the frequent ones a token each."""
+
+    @property
     def marks(self) -> Sequence[str]:
         """Texts whose first tokens `weigh` looks for."""
 

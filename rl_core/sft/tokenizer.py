@@ -1,7 +1,8 @@
 """The lossless BPE tokenizer of the home-made base model: text <-> token ids, data path stage 2.
 
-Byte-level, so any text survives a round trip. A digit and a verdict word never merge with anything;
-all else may, so the constant phrases of a prompt become a few tokens.
+Byte-level, so any text survives a round trip. A number, cut into pieces of so many digits, and a
+verdict word never merge with anything; all else may, so the constant phrases of a prompt become a
+few tokens.
 """
 
 from __future__ import annotations
@@ -18,15 +19,19 @@ NUM_BYTES: Final = 256
 _NOT_QWEN2: Final = {"AutoTokenizer": [None, None]}
 """In a `qwen2` folder AutoTokenizer (transformers 5) ignores `tokenizer_class` and builds Qwen's
 own splitting and NFC around our merges, unless an `auto_map` is there."""
-_ALONE: Final = r"\p{N}| no\b| yes\b"
+_VERDICTS: Final = r"| no\b| yes\b"
 
 
-def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
+def train_tokenizer(
+    texts: Iterable[str], *, vocab_size: int, digits_per_token: int = 1
+) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer fitted to `texts`; the same texts give the same tokenizer.
 
     Args:
         texts: Prompts and responses as the model will see them.
         vocab_size: At most this many tokens, special ones included; at least 258.
+        digits_per_token: Most digits of a token: with 1 a number is spelt, with more those that the
+            texts hold, and the vocabulary has room for, are a token each.
 
     Raises:
         ValueError: If the vocabulary has no room for every byte and the two special tokens.
@@ -39,7 +44,9 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedToken
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_ALONE), behavior="isolated"),
+            pre_tokenizers.Split(
+                Regex(rf"\p{{N}}{{1,{digits_per_token}}}{_VERDICTS}"), behavior="isolated"
+            ),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

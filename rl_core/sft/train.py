@@ -96,7 +96,11 @@ def make_base_model(
     started = time.monotonic()
     with _own_torch_state(settings):
         rng = random.Random(settings.seed)
-        tokenizer = train_tokenizer(source.tokenizer_texts(rng), vocab_size=settings.vocab_size)
+        tokenizer = train_tokenizer(
+            source.tokenizer_texts(rng),
+            vocab_size=settings.vocab_size,
+            digits_per_token=source.digits_per_token,
+        )
         model = _new_model(settings, tokenizer)
         final_loss = _fit(model, tokenizer, settings, source, rng, on_step)
         measured, failed = measure(

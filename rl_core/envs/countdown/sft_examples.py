@@ -33,6 +33,7 @@ _CORPUS_GIVE_UP_PROB: Final = 0.1
 deep searches, which are rare at `give_up_prob`, are still seen often."""
 _VERDICT_WEIGHT: Final = 3.0
 """Judging is what is learned last, from one token in eight."""
+_MOST_OF_TWO_DIGITS: Final = 99
 _TOKENIZER_TEXTS: Final = 2_000
 _GATE_PROBLEMS: Final = 256
 
@@ -62,6 +63,14 @@ class SearchExamples:
         require_problems(self.problems, self.holdout)
         for numbers, target in (*self.problems, *self.holdout):
             check_problem(numbers, target)
+
+    @property
+    def digits_per_token(self) -> int:
+        """3 where all targets are of two digits: a token each, numbers are judged at a glance.
+
+        Larger ones are too many to be learned one by one, and are spelt.
+        """
+        return 3 if max(target for _, target in self.problems) <= _MOST_OF_TWO_DIGITS else 1
 
     @property
     def marks(self) -> Sequence[str]:

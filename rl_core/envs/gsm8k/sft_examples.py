@@ -48,6 +48,11 @@ class SolutionExamples:
         require_problems(self.train, self.test)
 
     @property
+    def digits_per_token(self) -> int:
+        """1: its numbers are too many to be learned one by one."""
+        return 1
+
+    @property
     def marks(self) -> Sequence[str]:
         """None: every token of a response weighs the same."""
         return ()

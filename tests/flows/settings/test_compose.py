@@ -64,7 +64,7 @@ def test_quickstart_is_the_default_and_is_small() -> None:
     assert isinstance(config.env, CountdownConfig)
     assert (config.env.min_operands, config.env.max_operands) == (3, 3)
     assert (config.env.min_number, config.env.max_number) == (1, 20)
-    assert (config.data.train_size, config.data.test_size) == (20_000, 512)
+    assert (config.data.train_size, config.data.test_size) == (11_000, 512)
     assert config.model.path is None
     assert config.rollout.engine == "vllm"
 
@@ -73,7 +73,7 @@ def test_an_override_wins_over_the_preset() -> None:
     config = compose(["actor.lr=3e-5", "preset=quickstart", "env.max_number=30"])
     assert config.actor.lr == 3e-5
     assert config.env.model_dump()["max_number"] == 30
-    assert config.data.train_size == 20_000
+    assert config.data.train_size == 11_000
 
 
 def test_what_a_run_changed_of_its_preset_is_told() -> None:

@@ -104,7 +104,7 @@ def test_rows_are_the_same_on_every_machine(folder: Path) -> None:
             "90b5e4d0b035b778d1788f327bad7938e551ed4e7838ff118e3e76fd54d16616",
         ),
     ],
-    ids=["equal numbers", "quickstart"],
+    ids=["equal numbers", "many targets"],
 )
 def test_rows_are_those_of_version_1(
     env: CountdownConfig, data: DataConfig, golden: str, tmp_path: Path

@@ -48,6 +48,17 @@ def test_digits_and_verdicts_stand_alone(tokenizer):
     assert len(tokenizer.encode("</think>\n<answer>(")) == 1
 
 
+def test_numbers_of_three_digits_at_most_can_be_a_token_each():
+    tokenizer = train_tokenizer(texts(2_000), vocab_size=800, digits_per_token=3)
+    text = "\n99 20 +119 -79 : 5 3 +8 no *15 no"
+    tokens = [tokenizer.decode([i]) for i in tokenizer.encode(text)]
+    assert tokens == [
+        *["\n", "99", " ", "20", " +", "119", " -", "79", " : "],
+        *["5", " ", "3", " +", "8", " no", " *", "15", " no"],
+    ]
+    assert tokenizer.decode(tokenizer.encode("[1234, 56789]")) == "[1234, 56789]"
+
+
 def test_a_prompt_takes_about_18_tokens(tokenizer):
     prompts = texts(200)[::2]
     lengths = [len(ids) for ids in tokenizer(prompts)["input_ids"]]

@@ -20,7 +20,7 @@ from rl_core.sft.train import WarmStartReport, make_base_model
 from rl_core.system.threads import MicroBatchThreads
 
 TINY = BaseModelConfig(
-    vocab_size=600,
+    vocab_size=800,
     hidden_size=64,
     intermediate_size=64,
     num_layers=2,
@@ -114,7 +114,7 @@ def test_the_folder_loads_with_the_auto_classes(made):
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
     text = render_prompt((3, 15, 9), 44)
     assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert [tokenizer.decode([i]) for i in tokenizer.encode("12")] == ["1", "2"]
+    assert [tokenizer.decode([i]) for i in tokenizer.encode("12")] == ["12"]
 
 
 def test_the_report_lies_beside_the_weights_and_nothing_else_is_left(made):
@@ -142,6 +142,12 @@ def test_an_interruption_leaves_nothing(tmp_path):
             on_step=stop,
         )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("target", "digits"), [(99, 3), (100, 1)])
+def test_numbers_are_spelt_where_targets_are_many(target, digits):
+    problems = [*some_problems(5, seed=1), ((1, 2, 3), target)]
+    assert source_of(TINY, train=problems, test=problems).digits_per_token == digits
 
 
 @pytest.mark.parametrize(
