@@ -37,7 +37,7 @@ from rl_core.workers.cluster import Workers
 
 
 def load_inputs(config: RunConfig, data: Path, model_path: Path) -> TrainInputs:
-    """Returns both splits with their prompts tokenized, and the tokenizer's decoder."""
+    """Returns both splits with their prompts tokenized, and the tokenizer."""
     tokenizer = load_tokenizer(str(model_path))
     chat = config.env.prompt_template == "chat"
 
@@ -50,10 +50,14 @@ def load_inputs(config: RunConfig, data: Path, model_path: Path) -> TrainInputs:
     def decode(ids: Sequence[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=True))
 
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
     return TrainInputs(
         train=prompted(read_problems(data / "train.parquet")),
         test=prompted(read_problems(data / "test.parquet")),
         decode=decode,
+        encode=encode,
     )
 
 
