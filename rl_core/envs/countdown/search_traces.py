@@ -9,7 +9,7 @@ reads: "44 and 9: 44+9=53 or 44-9=35 is needed; 5 and 3: 5+3=8 no, 5-3=2 no, 5*3
 comes once, in the prompt's order: nothing in a search is left to chance but giving up. Sums come
 before differences in both lists, which are one example then: it is learned in half the time.
 After a "no" a trace may give up and answer `(5+3)+9`, which is known to be wrong by then.
-Where there is a calculator it is asked what a pair makes, ` <calc>5+3</calc>8 no` for ` +8 no`.
+Where there is a calculator it is asked for each value, ` <calc>5+3</calc>8 no` for ` +8 no`.
 """
 
 from __future__ import annotations
@@ -127,12 +127,13 @@ def write_trace(
         target: A positive integer.
         give_up_prob: Chance of giving up after each "no" [0, 1].
         rng: Decides the giving up.
-        calls: Whether a calculator is asked what a pair makes.
+        calls: Whether a calculator is asked for each value.
 
     Raises:
         ValueError: If there are not exactly three positive numbers.
     """
     check_problem(numbers, target)
+    shown = written_call if calls else _shown
     parts: list[str] = []
     order = list(dict.fromkeys(numbers))
     answer = ""
@@ -141,18 +142,20 @@ def write_trace(
         rest.remove(z)
         x, y = max(rest), min(rest)
         needs = needed_values(target, z)
-        listed = "".join(f" {op}{value}" for op, value in needs)
+        listed = "".join(
+            f" {shown(max(target, z), op, min(target, z), value)}" for op, value in needs
+        )
         parts.append(f"\n{target} {z}{listed} : {x} {y}")
         answer = f"({x}+{y})+{z}"
         results = pair_values(x, y, largest=target + z)
         for op, value in results:
             need = next((need for need, needed in needs if needed == value), None)
-            made = written_call(x, op, y, value) if calls else f"{op}{value}"
+            made = f" {shown(x, op, y, value)}"
             if need is not None:
-                parts.append(f" {made} yes")
+                parts.append(f"{made} yes")
                 answer = complete_expression(f"({x}{op}{y})", need, z=z, target=target)
                 return Trace(_finish(parts, answer), solved=True, exhausted=False)
-            parts.append(f" {made} no")
+            parts.append(f"{made} no")
             if rng.random() < give_up_prob:
                 last = z == order[-1] and (op, value) == results[-1]
                 return Trace(_finish(parts, answer), solved=False, exhausted=last)
@@ -194,6 +197,10 @@ def check_response(response: str) -> TraceCheck:
         right_verdicts += sum((value in needed) == (word == "yes") for _, value, word in results)
         last_operands.append(z)
     return TraceCheck(equations, true_equations, verdicts, right_verdicts, tuple(last_operands))
+
+
+def _shown(x: int, op: str, y: int, value: int) -> str:
+    return f"{op}{value}"
 
 
 def _finish(parts: Sequence[str], answer: str) -> str:
