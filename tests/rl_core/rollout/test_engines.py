@@ -503,6 +503,30 @@ def test_a_response_ends_after_a_text_and_goes_on_from_there(
         assert rest.finish_reason == whole.finish_reason
 
 
+@pytest.mark.parametrize("any_engine", ["vllm"], indirect=True)
+def test_a_further_turn_is_read_from_the_prefix_cache(
+    engine: Any, reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All whole blocks of what was said, the response's own too; none once weights are new."""
+    cached, step = list[int](), engine._llm.llm_engine.step
+
+    def watched() -> list[Any]:
+        outputs = step()
+        cached.extend(output.num_cached_tokens for output in outputs if output.finished)
+        return outputs
+
+    monkeypatch.setattr(engine._llm.llm_engine, "step", watched)
+    prompt = prompts()[4]  # 128 tokens: four blocks
+    (first,) = ask(engine, [prompt], replace(GREEDY, max_tokens=70))
+    said = (*prompt, *first.response_ids.tolist(), 7, 8, 9)
+    ask(engine, [said])
+    num_known = len(prompt) + len(first.response_ids) - 1  # the last was sampled, and never read
+    assert cached == [0, num_known // 32 * 32]
+    engine.update_weights(reference.state_dict())
+    ask(engine, [said])
+    assert cached[2:] == [0]
+
+
 def test_each_request_has_its_own_limit(engine: RolloutEngine) -> None:
     sampling = SamplingSettings(max_tokens=12, temperature=1.0)
     limits = [1, 5, None, 12, 3]
