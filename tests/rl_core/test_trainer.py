@@ -2,6 +2,7 @@
 
 import json
 import re
+import string
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -196,7 +197,9 @@ def test_a_run_of_several_turns_resumes_as_if_undisturbed(tmp_path, tiny_model_p
     def answer(env, truth, response):
         return EnvTurn(f"<{truth['target']}>", reward=0.25)
 
-    answering = replace(ENVS["countdown"], answers=Answers(stop=("e", "o"), answer=answer))
+    answering = replace(
+        ENVS["countdown"], answers=Answers(stop=tuple(string.ascii_letters), answer=answer)
+    )
     monkeypatch.setitem(ENVS, "countdown", answering)
 
     def config(run_id):
