@@ -147,7 +147,7 @@ def measure(case: Case, staleness: int, steps: int, root: Path) -> dict[str, flo
         for i in range(_BATCH * steps)
     ]
     run, workers = RunFolder.create(config), SleepingWorkers(case)
-    inputs = TrainInputs(problems, problems[:1], lambda ids: "")
+    inputs = TrainInputs(problems, problems[:1], lambda ids: "", lambda text: [])
     with start_rewards(config.env) as rewards:
         trainer = Trainer(config, inputs, workers, rewards, run, workers)  # type: ignore[arg-type]  # they stand in
         begun = time.perf_counter()

@@ -30,7 +30,7 @@ class TrainBatch:
     response_lengths: Tensor
     """int64 [B], tokens, at least 1."""
     rollout_logprobs: Tensor
-    """float32 [B, T], as the engine returned them."""
+    """float32 [B, T], as the engine returned them; 0 at the env's tokens."""
     rewards: Tensor
     """float32 [B], the scorer's."""
     group_ids: Tensor
@@ -39,6 +39,10 @@ class TrainBatch:
     """bool [B]: the verdict was `correct`."""
     truncated: Tensor
     """bool [B]: generation stopped at the length limit."""
+    env_mask: Tensor | None = None
+    """bool [B, T]: the env's tokens, never the first or the last of a response; None for none."""
+    turn_rewards: Tensor | None = None
+    """float32 [B, T]: at the last token of a turn its own reward, else 0; None with `env_mask`."""
 
     def __len__(self) -> int:
         return int(self.input_ids.shape[0])
@@ -50,9 +54,15 @@ class TrainBatch:
 
     @property
     def response_mask(self) -> Tensor:
-        """Real response tokens, bool [B, T]."""
+        """Real response tokens, the env's too, bool [B, T]."""
         columns = torch.arange(self.rollout_logprobs.shape[1], device=self.input_ids.device)
         return columns < self.response_lengths.unsqueeze(-1)
+
+    @property
+    def sampled_mask(self) -> Tensor:
+        """Tokens that the model sampled, bool [B, T]: what is learned from, all but the env's."""
+        mask = self.response_mask
+        return mask if self.env_mask is None else mask & ~self.env_mask
 
     @property
     def attention_mask(self) -> Tensor:
@@ -78,31 +88,44 @@ class TrainBatch:
         rows, columns = self.response_mask.nonzero(as_tuple=True)
         return rows * self.input_ids.shape[1] + self.prompt_lengths[rows] - 1 + columns
 
-    def response_ids(self) -> Tensor:
-        """Returns the response tokens row after row, int64 [N]."""
-        return self.input_ids.flatten()[self.predictor_index() + 1]
+    def sampled_ids(self) -> Tensor:
+        """Returns the tokens that the model sampled, row after row, int64 [M]."""
+        ids = self.input_ids.flatten()[self.predictor_index() + 1]
+        return ids if self.env_mask is None else ids[self.sampled_mask[self.response_mask]]
+
+    @property
+    def num_sampled(self) -> Tensor:
+        """Tokens that the model sampled, int64 [B], at least 1."""
+        return self.response_lengths if self.env_mask is None else self.sampled_mask.sum(dim=-1)
+
+    @property
+    def outcomes(self) -> Tensor:
+        """What the responses earned, the scorer's rewards and their turns', float32 [B]."""
+        return self.rewards + (0 if self.turn_rewards is None else self.turn_rewards.sum(dim=-1))
 
     def select(self, rows: Tensor) -> TrainBatch:
         """Returns the given rows (int64 [b]), trimmed to the longest of them."""
         rows = rows.to(self.input_ids.device)
         prompt_lengths, response_lengths = self.prompt_lengths[rows], self.response_lengths[rows]
         num_columns = int((prompt_lengths + response_lengths).max())
+        longest = int(response_lengths.max())
         return TrainBatch(
             input_ids=self.input_ids[rows, :num_columns],
             prompt_lengths=prompt_lengths,
             response_lengths=response_lengths,
-            rollout_logprobs=self.rollout_logprobs[rows, : int(response_lengths.max())],
+            rollout_logprobs=self.rollout_logprobs[rows, :longest],
             rewards=self.rewards[rows],
             group_ids=self.group_ids[rows],
             correct=self.correct[rows],
             truncated=self.truncated[rows],
+            env_mask=None if self.env_mask is None else self.env_mask[rows, :longest],
+            turn_rewards=None if self.turn_rewards is None else self.turn_rewards[rows, :longest],
         )
 
     def to(self, device: torch.device) -> TrainBatch:
         """Returns the batch on a device."""
-        return TrainBatch(
-            **{name: x.to(device, non_blocking=True) for name, x in vars(self).items()}
-        )
+        tensors = {name: x for name, x in vars(self).items() if x is not None}
+        return TrainBatch(**{n: x.to(device, non_blocking=True) for n, x in tensors.items()})
 
 
 def collate(rollouts: Sequence[Rollout], pad_id: int) -> TrainBatch:
@@ -138,6 +161,7 @@ def collate(rollouts: Sequence[Rollout], pad_id: int) -> TrainBatch:
         input_ids[row, :prompt] = rollout.prompt_ids
         input_ids[row, prompt : prompt + response] = rollout.completion.response_ids
         logprobs[row, :response] = rollout.completion.logprobs
+    env_mask, turn_rewards = _turns(rollouts, logprobs.shape)
     return TrainBatch(
         input_ids=torch.from_numpy(input_ids),
         prompt_lengths=torch.from_numpy(prompt_lengths),
@@ -147,7 +171,25 @@ def collate(rollouts: Sequence[Rollout], pad_id: int) -> TrainBatch:
         group_ids=torch.tensor([r.group_id for r in rollouts], dtype=torch.int64),
         correct=torch.tensor([r.scored.verdict == "correct" for r in rollouts]),
         truncated=torch.tensor([r.completion.finish_reason == "length" for r in rollouts]),
+        env_mask=env_mask,
+        turn_rewards=turn_rewards,
     )
+
+
+def _turns(
+    rollouts: Sequence[Rollout], shape: tuple[int, ...]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Returns `env_mask` and `turn_rewards`; None where the models wrote all."""
+    if not any(rollout.completion.turns for rollout in rollouts):
+        return None, None
+    env_mask, rewards = np.zeros(shape, dtype=np.bool_), np.zeros(shape, dtype=np.float32)
+    for row, rollout in enumerate(rollouts):
+        completion, end = rollout.completion, 0
+        env_mask[row, : len(completion.response_ids)] = ~completion.sampled
+        for turn in completion.turns:
+            end += turn.num_tokens
+            rewards[row, end - 1] += turn.reward
+    return torch.from_numpy(env_mask), torch.from_numpy(rewards)
 
 
 def micro_batches(batch: TrainBatch, budget_tokens: int, *, share_prompts: bool) -> list[Tensor]:

@@ -9,6 +9,14 @@ import pyarrow as pa
 
 _MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string())])
 _POLICY_RUN = pa.struct([("policy_version", pa.int64()), ("tokens", pa.int64())])
+_TURN = pa.struct(
+    [
+        ("author", pa.string()),
+        ("tokens", pa.int64()),
+        ("text", pa.string()),
+        ("reward", pa.float64()),
+    ]
+)
 _EXTRA_INFO = pa.struct(
     [
         ("split", pa.string()),
@@ -64,11 +72,14 @@ ROLLOUTS = pa.schema(
         ("ref_kl", pa.float64()),
         ("generated_at", pa.timestamp("us", tz="UTC")),
         ("policy_runs", pa.list_(_POLICY_RUN)),
+        ("turns", pa.list_(_TURN)),
     ]
 )
 """`policy_version` is how many updates made the policy that sampled the first token, the oldest.
 
 `policy_runs` says how many tokens it sampled, and those that took its place in mid-response.
+`turns` are those of `model` and `env`, null where the model wrote all; `response_tokens` counts
+both, `reward` of a turn is beside `score`, and log-probs are those of the model's tokens alone.
 """
 
 EVALUATION = pa.schema(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,7 @@ from rl_core.learner.profiling import per_token_ms
 from rl_core.rollout.collector import Collected, collect, read_answers, to_rollouts
 from rl_core.rollout.prefetch import Clock, RolloutsAhead, steps_ahead
 from rl_core.rollout.staleness import staleness_metrics
+from rl_core.rollout.turns import TurnTaking
 from rl_core.tracking.observers import Observers, StepObserver
 from rl_core.types import GenerationRequest, PromptedProblem, Rollout, SamplingSettings
 
@@ -82,6 +84,7 @@ class TrainInputs:
     train: Sequence[PromptedProblem]
     test: Sequence[PromptedProblem]
     decode: Callable[[Sequence[int]], str]
+    encode: Callable[[str], Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class Trainer:
 
     config: RunConfig
     inputs: TrainInputs
-    """Problems with their prompts, and the tokenizer's decoder."""
+    """Problems with their prompts, and the tokenizer."""
     workers: Workers
     """The learner and the rollout engines, holding the weights of the step to start after."""
     rewards: Rewards
@@ -180,6 +183,7 @@ class Trainer:
             step,
             stream=self.workers.engines.stream,
             decode=self.inputs.decode,
+            encode=self.inputs.encode,
             rewards=self.rewards,
             clock=clock,
         )
@@ -195,9 +199,12 @@ class Trainer:
         problems = self.inputs.test[: self.config.trainer.test_problems]
         requests = [GenerationRequest(item.prompt_ids, seed=0) for item in problems]
         greedy = SamplingSettings(self.config.data.max_response_length, temperature=0.0)
+        turns = TurnTaking(self.config.env, self.inputs.decode, self.inputs.encode)
+        stream = partial(self.workers.engines.stream, phase="evaluate")
+        asked = [item.problem for item in problems]
         answers = read_answers(
-            self.workers.engines.stream(requests, greedy, "evaluate"),
-            [item.problem for item in problems],
+            turns.play(stream, requests, greedy, asked),
+            asked,
             decode=self.inputs.decode,
             rewards=self.rewards,
         )

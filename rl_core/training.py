@@ -12,7 +12,7 @@ from pathlib import Path
 from rl_core.checkpoints.background_save import BackgroundSave
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_problems
-from rl_core.data.prompts import encode_prompt, load_tokenizer
+from rl_core.data.prompts import encode_prompt, load_tokenizer, text_codec
 from rl_core.data.sampling import total_steps
 from rl_core.rewards.scoring import start_rewards
 from rl_core.runs.resume import checkpoint_to_resume
@@ -37,7 +37,7 @@ from rl_core.workers.cluster import Workers
 
 
 def load_inputs(config: RunConfig, data: Path, model_path: Path) -> TrainInputs:
-    """Returns both splits with their prompts tokenized, and the tokenizer's decoder."""
+    """Returns both splits with their prompts tokenized, and the tokenizer."""
     tokenizer = load_tokenizer(str(model_path))
     chat = config.env.prompt_template == "chat"
 
@@ -47,13 +47,12 @@ def load_inputs(config: RunConfig, data: Path, model_path: Path) -> TrainInputs:
             for p in problems
         ]
 
-    def decode(ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(ids, skip_special_tokens=True))
-
+    decode, encode = text_codec(tokenizer)
     return TrainInputs(
         train=prompted(read_problems(data / "train.parquet")),
         test=prompted(read_problems(data / "test.parquet")),
         decode=decode,
+        encode=encode,
     )
 
 

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
+
+FinishReason: TypeAlias = Literal["stop", "length", "turns"]
+"""`turns`: the env would have answered, but `env.max_turns` were over."""
 
 
 class Message(TypedDict):
@@ -66,6 +69,8 @@ class SamplingSettings:
 
     max_tokens: int
     temperature: float = 1.0
+    stop: tuple[str, ...] = ()
+    """Texts after which a response ends too: they stay in it, with all of their last token."""
 
 
 @dataclass(frozen=True)
@@ -75,27 +80,55 @@ class GenerationRequest:
     prompt_ids: tuple[int, ...]
     seed: int
     """Same seed, prompt and weights: same response, alone or in a batch."""
+    max_tokens: int | None = None
+    """Where less is left than `SamplingSettings.max_tokens`."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A piece of a response: of the model, or what the env put in between."""
+
+    is_model: bool
+    num_tokens: int
+    text: str
+    reward: float = 0.0
+    """Of a model's turn, for itself: beside the score of the whole response."""
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What an engine returns for one request."""
+    """What an engine returns for one request, or a model and its env for one rollout."""
 
     response_ids: npt.NDArray[np.int64]
     """int64 [T], with the end-of-sequence token where one was sampled."""
     logprobs: npt.NDArray[np.float32]
-    """float32 [T], natural log, of the sampled tokens, after temperature."""
-    finish_reason: Literal["stop", "length"]
+    """float32 [T], natural log, of the sampled tokens, after temperature; 0 at the env's."""
+    finish_reason: FinishReason
     policy_starts: tuple[tuple[int, int], ...] = ((0, 0),)
     """From which token on which policy sampled, ascending: ((0, 7), (40, 8)) for 40 tokens of
     policy 7 and the rest of policy 8, the number being that of the updates that made it."""
+    turns: tuple[Turn, ...] = ()
+    """All of the response, the model first and last; empty where the model wrote all of it."""
+
+    @property
+    def sampled(self) -> npt.NDArray[np.bool_]:
+        """Which tokens the model sampled, bool [T]: all but the env's."""
+        if not self.turns:
+            return np.ones(len(self.response_ids), dtype=np.bool_)
+        return np.repeat([t.is_model for t in self.turns], [t.num_tokens for t in self.turns])
+
+    @property
+    def num_sampled(self) -> int:
+        """How many tokens the model sampled."""
+        return len(self.response_ids) - sum(t.num_tokens for t in self.turns if not t.is_model)
 
     @property
     def policy_runs(self) -> list[tuple[int, int]]:
         """The policies that sampled, one after the other, each with how many tokens."""
         ends = [first for first, _ in self.policy_starts[1:]] + [len(self.response_ids)]
+        sampled = self.sampled
         return [
-            (policy, end - first)
+            (policy, int(sampled[first:end].sum()))
             for (first, policy), end in zip(self.policy_starts, ends, strict=True)
         ]
 
@@ -112,6 +145,11 @@ class Rollout:
     completion: Completion
     response_text: str
     scored: ScoredText
+
+    @property
+    def reward(self) -> float:
+        """The score of the whole response, and what its turns earned beside it."""
+        return self.scored.score + sum(turn.reward for turn in self.completion.turns)
 
 
 @dataclass(frozen=True)

@@ -67,8 +67,9 @@ def ask_model(
     threads = config.resources.learner_threads
     os.environ |= process_environment(num_threads=threads, on_gpu=on_gpu, offline=True)
     hide_cuda_only_packages()
-    from rl_core.data.prompts import encode_prompt, load_tokenizer
+    from rl_core.data.prompts import encode_prompt, load_tokenizer, text_codec
     from rl_core.rewards.scoring import start_rewards
+    from rl_core.rollout.turns import TurnTaking
 
     tokenizer = load_tokenizer(str(model))
     chat = config.env.prompt_template == "chat"
@@ -83,12 +84,15 @@ def ask_model(
     temperature = 0.0 if samples is None else config.evaluation.temperature
     sampling = SamplingSettings(config.data.max_response_length, temperature)
     engine = _engine(config, model, on_gpu=on_gpu)
-    completions = dict(engine.generate(requests, sampling))
+    decode, encode = text_codec(tokenizer)
+    turns = TurnTaking(config.env, decode, encode)
+    problems = [question.problem for question in asked]
+    completions = dict(turns.play(engine.generate, requests, sampling, problems))
     with start_rewards(config.env) as rewards:
         for number, question in enumerate(asked):
             completion = completions[number]
             ids = completion.response_ids.tolist()
-            text = str(tokenizer.decode(ids, skip_special_tokens=True))
+            text = decode(ids)
             is_cut = completion.finish_reason == "length"
             known = question.is_scored
             scored = rewards.submit(text, question.problem).result() if known else None

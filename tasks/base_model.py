@@ -64,7 +64,7 @@ def home_made_folder(config: RunConfig) -> Path:
         "base_model": config.base_model.model_dump(mode="json", exclude={"num_threads"}),
         "data": generator_settings(config.env, config.data),
         "recipe": RECIPE_VERSION,
-    }
+    } | ({"answered": True} if config.env.max_turns > 1 else {})
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     return config.storage.root / "models" / f"{config.env.slug}-{digest[:12]}"
 

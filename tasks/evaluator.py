@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,10 +21,12 @@ import yaml
 from rl_core.checkpoints.manifest import model_digest
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_problems
-from rl_core.data.prompts import encode_prompt, load_tokenizer
+from rl_core.data.prompts import encode_prompt, load_tokenizer, text_codec
 from rl_core.envs import env_of
 from rl_core.evaluation.rows import evaluate_model, label_rows, read_rows, write_rows
 from rl_core.rewards.scoring import start_rewards
+from rl_core.rollout.protocol import in_order
+from rl_core.rollout.turns import TurnTaking
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.atomic import is_disk_full
 from rl_core.system.disk_reserve import demand_room
@@ -85,10 +87,12 @@ class Evaluator:
         evaluation = self.config.evaluation.model_dump(mode="json")
         if len(self.asked) == len(self.problems):
             evaluation["max_problems"] = None  # as many as there are is all of them
-        reward = self.config.env.reward
+        reward, env = self.config.env.reward, self.config.env.model_dump(mode="json")
+        if self.config.env.max_turns == 1:
+            del env["max_turns"]  # rows that were kept before there were turns are still these
         return ({"reward_source": _source_digest(reward)} if reward is not None else {}) | {
             "version": EVALUATION_VERSION,
-            "env": self.config.env.model_dump(mode="json"),
+            "env": env,
             "evaluation": evaluation,
             "max_response_length": self.config.data.max_response_length,
             "engine": self.config.rollout.engine,
@@ -149,8 +153,20 @@ class Evaluator:
         """
         tokenizer = load_tokenizer(str(model))
 
-        def decode(ids: Sequence[int]) -> str:
-            return str(tokenizer.decode(ids, skip_special_tokens=True))
+        decode, encode = text_codec(tokenizer)
+        turns = TurnTaking(self.config.env, decode, encode)
+
+        def stream(
+            requests: Sequence[GenerationRequest], sampling: SamplingSettings
+        ) -> Iterable[tuple[int, Completion]]:
+            return enumerate(engines.generate(requests, sampling))
+
+        def generate(
+            requests: Sequence[GenerationRequest],
+            sampling: SamplingSettings,
+            problems: Sequence[Problem],
+        ) -> list[Completion]:
+            return in_order(turns.play(stream, requests, sampling, problems))
 
         env, evaluation = self.config.env, self.config.evaluation
         chat = env.prompt_template == "chat"
@@ -158,7 +174,7 @@ class Evaluator:
         strict, lenient = rule.strict_and_lenient(env)
         with start_rewards(env) as rewards:
             rows = evaluate_model(
-                engines.generate,
+                generate,
                 [
                     PromptedProblem(p, *encode_prompt(p.messages, tokenizer, chat_template=chat))
                     for p in self.asked

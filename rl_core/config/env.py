@@ -22,6 +22,12 @@ def _of_its_env(value: Any, validate: ValidatorFunctionWrapHandler) -> EnvSettin
     except ValueError as error:
         raise PydanticCustomError("unknown_env", "{said}", {"said": str(error)}) from None
     settings: EnvSettings = env.settings.model_validate(value)
+    if settings.max_turns > 1 and env.answers is None:
+        raise PydanticCustomError(
+            "no_turns",
+            "env.max_turns={value}: env={name} answers no response, so it must be 1",
+            {"value": settings.max_turns, "name": env.name},
+        )
     return settings
 
 

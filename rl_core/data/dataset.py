@@ -35,7 +35,7 @@ _SETTINGS, _SEED, _VERSION, _CONTENT, _SOURCE, _OWN = (
     for name in ("generator", "seed", "version", "content_sha256", "source_sha256", "own_files")
 )
 _NOT_GENERATOR_SETTINGS = {
-    *("answer_from", "format_score", "full_score"),
+    *("answer_from", "format_score", "full_score", "max_turns"),
     *("reward", "reward_workers", "reward_timeout_s", "reward_memory_mib"),
 }
 _ROW_GROUP_ROWS = 65_536

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -103,6 +103,20 @@ def encode_prompt(
     text = _prompt_text(messages, tokenizer, chat_template=chat_template)
     # A chat template writes its own special tokens, and a base prompt has none.
     return text, tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+def text_codec(
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[Callable[[Sequence[int]], str], Callable[[str], list[int]]]:
+    """Returns how responses become text, without special tokens, and an env's words token ids."""
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    return decode, encode
 
 
 def count_tokens(

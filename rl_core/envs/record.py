@@ -141,6 +141,30 @@ class LaunchScripts:
     """(first row, lower-case name of the model) -> settings, by dotted key."""
 
 
+@dataclass(frozen=True)
+class EnvTurn:
+    """What an env says to a response, which the model then goes on with."""
+
+    text: str
+    """Tokenized as a prompt is: a chat's marks in it are recognised. Not empty."""
+    reward: float = 0.0
+    """Of the model's turn that it answers, beside the score of the whole response."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers(Generic[Settings]):
+    """How an env answers responses where `max_turns` lets it."""
+
+    stop: tuple[str, ...] = ()
+    """Texts after which the model waits for an answer; each ends in an ASCII character.
+
+    Without any, or where the response ends by itself, it is answered when it has ended.
+    """
+    answer: Callable[[Settings, Truth, str], EnvTurn | None]
+    """(settings, truth, the response so far, the env's words included) -> what the env says; None
+    where the response is over. Bounded in time and memory for any text."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Env(Generic[Settings]):
     """A family of problems."""
@@ -157,6 +181,8 @@ class Env(Generic[Settings]):
     """(settings, response, truth): total, bounded in time and memory for any text."""
     generate: Generate[Settings]
     """Called where `settings.is_generated`."""
+    answers: Answers[Settings] | None = None
+    """Without it `max_turns` is 1."""
     source: Source[Settings] | None = None
     """Read where not `settings.is_generated`."""
     own_columns: tuple[str, ...]

@@ -23,6 +23,8 @@ class EnvSettings(Section):
     """Score of a response with an answer that is not correct."""
     full_score: float = Field(1.0, gt=0)
     """Score of a correct response."""
+    max_turns: int = Field(1, ge=1)
+    """Times that the model writes: more let the env answer a response, and the model goes on."""
     reward: str | None = Field(None, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
     """package.module:function, a reward of your own with verl's signature, see rl_core/rewards/."""
     reward_workers: int = Field(1, ge=1)

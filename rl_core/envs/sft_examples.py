@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,11 @@ class SftText:
     response: str
     note: Any = None
     """What the env's own `weigh` wants to know of it."""
+    turns: tuple[str, ...] = ()
+    """The response's pieces, the model's and the env's by turns: the env's are not learned.
+
+    Empty where all of it is the model's.
+    """
 
 
 class SftExamples(Protocol):
@@ -47,7 +52,7 @@ class SftExamples(Protocol):
 
         Args:
             text: one of `draw`.
-            response: its token ids, end included.
+            response: the token ids of all turns, end included.
             marks: token ids of `marks`.
         """
 
@@ -56,6 +61,18 @@ class SftExamples(Protocol):
 
     def failed_gates(self, measured: Mapping[str, float]) -> tuple[str, ...]:
         """Returns one sentence per gate that is missed."""
+
+
+@runtime_checkable
+class AnsweredExamples(Protocol):
+    """What examples of several turns have beside, so that what was learned can be measured."""
+
+    @property
+    def stop(self) -> Sequence[str]:
+        """Texts after which a response waits for the env's words; none if it never does."""
+
+    def answer(self, response: str) -> str | None:
+        """Returns the env's words to a response that stopped there; None where it is over."""
 
 
 def require_problems(train: Sequence[Any], test: Sequence[Any]) -> None:

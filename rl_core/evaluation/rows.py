@@ -24,7 +24,9 @@ from rl_core.types import Completion, GenerationRequest, Problem, SamplingSettin
 if TYPE_CHECKING:
     from rl_core.types import PromptedProblem
 
-Generate = Callable[[Sequence[GenerationRequest], SamplingSettings], list[Completion]]
+Generate = Callable[
+    [Sequence[GenerationRequest], SamplingSettings, Sequence[Problem]], list[Completion]
+]
 Score = Callable[[str, Any], ScoredText]
 """(response, ground truth) -> verdict."""
 
@@ -49,7 +51,8 @@ def evaluate_model(
     same, and a problem's rows do not change with the problems beside it.
 
     Args:
-        generate: an engine's (or several engines') generation, in the order of the requests.
+        generate: (requests, sampling, the problem of each) to whole responses, in their order; the
+            env has its turns in them, as in training.
         problems: held-out problems with their prompts tokenized.
         decode: token ids to text, without special tokens.
         score: (response, its problem) to the verdict that counts, by the env's own settings; all
@@ -71,7 +74,7 @@ def evaluate_model(
             for item, sample in questions
         ]
         sampling = SamplingSettings(max_tokens, temperature if mode == "sampled" else 0.0)
-        completions = generate(requests, sampling)
+        completions = generate(requests, sampling, [item.problem for item, _ in questions])
         texts = [decode(completion.response_ids.tolist()) for completion in completions]
         pending = [
             score(text, item.problem) for text, (item, _) in zip(texts, questions, strict=True)

@@ -37,13 +37,14 @@ class Experience:
 
     batch: TrainBatch
     loss_mask: Tensor
-    """Response tokens that are learned from, bool [B, T]: all, unless `mask_truncated`."""
+    """Tokens that are learned from, bool [B, T]: all sampled ones, unless `mask_truncated`."""
     old_logprobs: Tensor
     """Of the policy before the step's first update; where `is_on_policy`, 0 until that has run."""
     is_on_policy: bool
     """The step has one update, whose own forward pass fills `old_logprobs`: the ratio is 1."""
     token_rewards: Tensor
-    """The score at the last token, less the KL penalty (`kl_mode=reward`)."""
+    """The score at the last token and turns' rewards at theirs, less the KL penalty
+    (`kl_mode=reward`); 0 at the env's tokens."""
     advantages: Tensor
     ref_logprobs: Tensor | None
     kl_estimator: KlEstimator
@@ -80,7 +81,7 @@ class Experience:
 
     def whiten_advantages(self) -> None:
         """Gives the advantages mean 0 and variance 1, once `set_values` has had all rows."""
-        self.advantages.copy_(whiten(self.advantages, self.batch.response_mask))
+        self.advantages.copy_(whiten(self.advantages, self.batch.sampled_mask))
 
     def select(self, rows: Tensor) -> Experience:
         """Returns the given rows (int64 [b]), trimmed to the longest of them."""
@@ -225,8 +226,10 @@ def assemble(
         algorithm: estimator, discounts and kind of KL.
         kl_coef: this step's KL coefficient.
     """
-    mask = batch.response_mask
+    mask = batch.sampled_mask
     token_rewards = adv.end_rewards(batch.rewards, mask)
+    if batch.turn_rewards is not None:
+        token_rewards = token_rewards + batch.turn_rewards
     if ref_logprobs is not None and algorithm.kl_mode == "reward":
         logprobs = batch.rollout_logprobs if old_logprobs is None else old_logprobs
         kl = kl_estimate(logprobs, ref_logprobs, algorithm.kl_estimator)
@@ -264,7 +267,7 @@ def _estimated(
     return adv.generalized_advantages(
         token_rewards,
         values,
-        batch.response_mask,
+        batch.sampled_mask,
         gamma=algorithm.gamma,
         gae_lambda=algorithm.gae_lambda,
     )
@@ -274,7 +277,7 @@ def _advantages(
     batch: TrainBatch, token_rewards: Tensor, values: Tensor | None, algorithm: AlgorithmConfig
 ) -> tuple[Tensor, Tensor | None]:
     """Returns advantages, and the critic's targets where there is a critic."""
-    mask = batch.response_mask
+    mask = batch.sampled_mask
     if algorithm.estimator == "gae":
         assert values is not None, "estimator gae needs the critic's values"
         raw, returns = _estimated(batch, token_rewards, values, algorithm)
@@ -283,5 +286,5 @@ def _advantages(
         return adv.reinforce_plus_plus_advantages(token_rewards, mask, gamma=algorithm.gamma), None
     if algorithm.outcome_gate:
         mask = mask & adv.outcome_gate(batch.correct, batch.group_ids).unsqueeze(-1)
-    outcomes = adv.response_sums(token_rewards, batch.response_mask)
+    outcomes = adv.response_sums(token_rewards, batch.sampled_mask)
     return _GROUP_ADVANTAGES[algorithm.estimator](outcomes, batch.group_ids, mask), None

@@ -22,7 +22,7 @@ def kl_per_response(experience: Experience) -> float:
     kl = experience.kl
     if kl is None:
         return 0.0
-    return float(masked_sum(kl, experience.batch.response_mask, dim=-1).mean())
+    return float(masked_sum(kl, experience.batch.sampled_mask, dim=-1).mean())
 
 
 def batch_metrics(
@@ -40,9 +40,9 @@ def batch_metrics(
         max_prompt_length: tokens, for the share of prompts that fill it.
         num_ranks: of the learner, between whom the batch's tokens are divided.
     """
-    batch, mask = experience.batch, experience.batch.response_mask
+    batch, mask = experience.batch, experience.batch.sampled_mask
     metrics = {
-        **_three("critic/score", batch.rewards),
+        **_three("critic/score", batch.outcomes),
         **_three("critic/rewards", adv.response_sums(experience.token_rewards, mask)),
         **_three("critic/advantages", experience.advantages[mask]),
         **_three("response_length", batch.response_lengths.float()),
@@ -54,7 +54,8 @@ def batch_metrics(
         **_sequence_lengths(batch, num_ranks),
     }
     if algorithm.estimator in GROUP_ESTIMATORS:
-        metrics["group/zero_spread_frac"] = adv.zero_spread_fraction(batch.rewards, batch.group_ids)
+        spread = adv.zero_spread_fraction(batch.outcomes, batch.group_ids)
+        metrics["group/zero_spread_frac"] = spread
     if experience.values is not None and experience.returns is not None:
         values, returns = experience.values[mask], experience.returns[mask]
         unexplained = (returns - values).var(unbiased=False)
@@ -75,7 +76,7 @@ def policy_metrics(experience: Experience, *, kl_coef: float) -> dict[str, float
         experience: the step's whole batch, `old_logprobs` filled.
         kl_coef: this step's KL coefficient.
     """
-    batch, mask = experience.batch, experience.batch.response_mask
+    batch, mask = experience.batch, experience.batch.sampled_mask
     gap = torch.where(mask, (experience.old_logprobs - batch.rollout_logprobs).abs(), 0.0)
     metrics = {
         "rollout/logprob_gap_mean": float(masked_mean(gap, mask)),
@@ -83,7 +84,7 @@ def policy_metrics(experience: Experience, *, kl_coef: float) -> dict[str, float
     }
     kl = experience.kl
     if kl is not None:
-        per_response = masked_sum(kl, mask, dim=-1) / batch.response_lengths
+        per_response = masked_sum(kl, mask, dim=-1) / batch.num_sampled
         metrics |= {"critic/kl": float(per_response.mean()), "critic/kl_coeff": kl_coef}
     return metrics
 
@@ -121,15 +122,15 @@ def rollout_columns(experience: Experience) -> dict[str, list[float]]:
     """Returns one number per rollout, under the names of the rollout log's columns.
 
     `reward` is the score less the KL penalty and `ref_kl` the response's KL in nats, both summed
-    over its tokens; NaN where there is no critic or no reference.
+    over the tokens that the model sampled; NaN where there is no critic or no reference.
     """
-    batch, mask = experience.batch, experience.batch.response_mask
+    batch, mask = experience.batch, experience.batch.sampled_mask
 
     def mean(per_token: Tensor | None) -> list[float]:
         if per_token is None:
             return [math.nan] * len(batch)
         sums = masked_sum(per_token, mask, dim=-1)
-        return [float(x) for x in sums / batch.response_lengths]
+        return [float(x) for x in sums / batch.num_sampled]
 
     def total(per_token: Tensor | None) -> list[float]:
         if per_token is None:

@@ -60,15 +60,17 @@ def _peak_bytes(device: torch.device) -> int:
 
 
 def per_token_ms(seconds: Mapping[str, float], rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Returns `timing_per_token_ms/*` as verl counts: `gen` by response tokens, the rest by all.
+    """Returns `timing_per_token_ms/*` as verl counts: `gen` by sampled tokens, the rest by all.
 
     Args:
         seconds: `timing_s/*` of a step.
         rollouts: the step's.
     """
-    num_response_tokens = sum(len(rollout.completion.response_ids) for rollout in rollouts)
-    num_tokens = num_response_tokens + sum(len(rollout.prompt_ids) for rollout in rollouts)
-    divisors = dict.fromkeys(_PER_RESPONSE_TOKEN, num_response_tokens)
+    completions = [rollout.completion for rollout in rollouts]
+    num_tokens = sum(len(rollout.prompt_ids) for rollout in rollouts)
+    num_tokens += sum(len(completion.response_ids) for completion in completions)
+    num_sampled = sum(completion.num_sampled for completion in completions)
+    divisors = dict.fromkeys(_PER_RESPONSE_TOKEN, num_sampled)
     divisors |= dict.fromkeys(_PER_TOKEN, num_tokens)
     return {
         f"timing_per_token_ms/{phase}": 1e3 * seconds[f"timing_s/{phase}"] / divisor

@@ -149,7 +149,7 @@ class Updater:
             parameter.grad = None  # of an attempt that ran out of memory half-way
         mask = mini.loss_mask
         # Where all responses are masked nothing is learned, and any denominator will do.
-        denominators = count_denominators(mask if bool(mask.any()) else mini.batch.response_mask)
+        denominators = count_denominators(mask if bool(mask.any()) else mini.batch.sampled_mask)
 
         def loss_and_metrics(rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             objective = self._objective(names, mini, rows, denominators, kl_coef)

@@ -1,7 +1,7 @@
 """The forward pass over a batch: one result, whatever of it is wanted.
 
 Weights are float32; with `compute_dtype=bfloat16` the pass runs under autocast, but for the value
-head. Legend: B rows, T response tokens, N all response tokens of a batch, H hidden size.
+head. Legend: B rows, T response tokens, M all sampled tokens of a batch, H hidden size.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rl_core.models.loading import Critic
 
 @dataclass(frozen=True)
 class TokenOutputs:
-    """What models say of the response tokens, each float32 [B, T], 0 outside the response mask.
+    """What models say of the sampled tokens, each float32 [B, T], 0 at all others.
 
     What was not asked for is None.
     """
@@ -64,9 +64,13 @@ def forward_pass(
     with _autocast(batch, compute_dtype), torch.set_grad_enabled(is_recorded):
         read = decoder if decoder.supports(trunk) else shared_prefix
         hidden = read.response_states(trunk, batch)
+    mask = batch.sampled_mask
+    if batch.env_mask is not None:  # what the env said is read, and never predicted
+        own = mask[batch.response_mask].nonzero().squeeze(-1)
+        hidden = shared_prefix.select_rows(hidden, own)
     logprobs = entropy = values = None
     if actor is not None:
-        head, targets = actor.get_output_embeddings().weight, batch.response_ids()
+        head, targets = actor.get_output_embeddings().weight, batch.sampled_ids()
         if with_entropy:
             logprobs, entropy = token_logprobs_and_entropy(
                 hidden, head, targets, temperature=temperature, compute_dtype=compute_dtype
@@ -77,7 +81,6 @@ def forward_pass(
             )
     if critic is not None:
         values = critic.head(hidden.float()).squeeze(-1)
-    mask = batch.response_mask
     return TokenOutputs(_pad(logprobs, mask), _pad(entropy, mask), _pad(values, mask))
 
 
@@ -90,11 +93,11 @@ def _trunk(actor: transformers.PreTrainedModel | None, critic: Critic | None) ->
     return trunk
 
 
-def _pad(per_token: Tensor | None, response_mask: Tensor) -> Tensor | None:
-    """Returns [N] as [B, T], 0 outside the mask; differentiable."""
+def _pad(per_token: Tensor | None, mask: Tensor) -> Tensor | None:
+    """Returns [M] as [B, T], 0 outside the mask; differentiable."""
     if per_token is None:
         return None
-    return per_token.new_zeros(response_mask.shape).masked_scatter(response_mask, per_token)
+    return per_token.new_zeros(mask.shape).masked_scatter(mask, per_token)
 
 
 def _autocast(batch: TrainBatch, compute_dtype: torch.dtype) -> torch.autocast:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import numpy as np
 
 from rl_core.config.run import RunConfig
 from rl_core.rewards.scoring import Rewards
+from rl_core.rollout.turns import Stream, TurnTaking
 from rl_core.system.seeds import seed_of
 from rl_core.tracking.diagnosis import repeated_share
 from rl_core.types import (
@@ -25,10 +25,6 @@ from rl_core.types import (
     SamplingSettings,
     ScoredText,
 )
-
-Stream: TypeAlias = Callable[
-    [Sequence[GenerationRequest], SamplingSettings], Iterable[tuple[int, Completion]]
-]
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ class Collected:
     metrics: dict[str, float]
     """Of the batch's own problems: replacing groups does not flatter the accuracy.
 
-    `rollout/tokens_per_s` counts the response tokens of replaced groups too.
+    `rollout/tokens_per_s` counts the sampled tokens of replaced groups too.
     """
 
 
@@ -61,6 +57,7 @@ def collect(
     *,
     stream: Stream,
     decode: Callable[[Sequence[int]], str],
+    encode: Callable[[str], Sequence[int]],
     rewards: Rewards,
     clock: Callable[[str], AbstractContextManager[None]],
 ) -> Collected:
@@ -76,28 +73,31 @@ def collect(
         chosen: the step's problems, as positions.
         step: counted from 1.
         stream: yields one completion per request, with its position, as each has ended.
-        decode: token ids without special tokens to text.
+        decode: token ids to text, without special tokens.
+        encode: the env's words to token ids, where it answers responses.
         rewards: scores responses while others are still being written.
         clock: times `gen`, and as `reward` what scoring takes after it.
     """
     group_size = config.algorithm.group_size
     sampling = SamplingSettings(config.data.max_response_length, config.rollout.temperature)
 
+    turns = TurnTaking(config.env, decode, encode)
     num_tokens, seconds = 0, 0.0
 
     def ask(asked: Sequence[PromptedProblem]) -> list[Rollout]:
         nonlocal num_tokens, seconds
         requests = build_requests(asked, group_size=group_size, seed=config.seed, step=step)
+        own = [item.problem for item in asked for _ in range(group_size)]
         start = time.perf_counter()
         with clock("gen"):
             answers = read_answers(
-                stream(requests, sampling),
-                [item.problem for item in asked for _ in range(group_size)],
+                turns.play(stream, requests, sampling, own),
+                own,
                 decode=decode,
                 rewards=rewards,
             )
         seconds += time.perf_counter() - start
-        num_tokens += sum(len(answer.completion.response_ids) for answer in answers)
+        num_tokens += sum(answer.completion.num_sampled for answer in answers)
         with clock("reward"):
             return to_rollouts(asked, answers, group_size=group_size)
 
@@ -127,7 +127,7 @@ def collect(
 def _has_spread(rollouts: Sequence[Rollout], group: int, group_size: int) -> bool:
     """Returns whether the scores of a group, by its position, differ."""
     members = rollouts[group * group_size : (group + 1) * group_size]
-    return len({rollout.scored.score for rollout in members}) > 1
+    return len({rollout.reward for rollout in members}) > 1
 
 
 def _other_problems(
@@ -211,7 +211,7 @@ def reward_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """
     verdicts = Counter(rollout.scored.verdict for rollout in rollouts)
     shares = {f"reward/verdict/{code}": n / len(rollouts) for code, n in sorted(verdicts.items())}
-    scores = np.array([rollout.scored.score for rollout in rollouts])
+    scores = np.array([rollout.reward for rollout in rollouts])
     repeated = [repeated_share(rollout.completion.response_ids) for rollout in rollouts]
     return {
         "reward/accuracy": verdicts["correct"] / len(rollouts),

@@ -26,6 +26,7 @@ from rl_core.rollout.model_files import (
 )
 from rl_core.rollout.protocol import RolloutEngine
 from rl_core.rollout.shared_prompts import ATTENTION, RoomyLayer, SharedPrompts
+from rl_core.rollout.stop_texts import StopTexts
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
 
 
@@ -63,6 +64,8 @@ class HfEngine(RolloutEngine):
         self.policy_version = 0
         self._fused: FusedModel | None = None
         self._channel: WeightChannel
+        self._model_path = model_path
+        self._stop_texts: StopTexts | None = None
 
     def generate_by_token(
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
@@ -124,13 +127,24 @@ class HfEngine(RolloutEngine):
         tokens = torch.zeros_like(draws, dtype=torch.int64)
         logprobs, lengths = torch.zeros_like(draws), torch.zeros_like(rows)
         ended = torch.zeros_like(rows, dtype=torch.bool)
-        for step in range(sampling.max_tokens):
+        limits = torch.tensor([r.max_tokens or sampling.max_tokens for r in requests])
+        num_steps = min(int(limits.max()), sampling.max_tokens)
+        has_limits, limits = bool((limits < num_steps).any()), limits.to(self._device)
+        cut, stops = torch.zeros_like(ended), self._stops_at(sampling.stop)
+        for step in range(num_steps):
             token, logprob = _sample(logits, sampling.temperature, draws[rows, step])
             tokens[rows, step], logprobs[rows, step] = token, logprob
             # Rows that have ended go on until half have: what they sample counts for nothing.
             lengths[rows] += ~ended[rows]
             ended[rows] |= torch.isin(token, self._stop_ids)
-            is_last = bool(ended[rows].all()) or step + 1 == sampling.max_tokens
+            if stops is not None:
+                for i in stops.candidates(token):
+                    row = int(rows[i])
+                    ended[row] |= stops.ends(tokens[row, : step + 1].tolist())
+            if has_limits:
+                cut[rows] |= ~ended[rows] & (limits[rows] == step + 1)
+                ended |= cut
+            is_last = bool(ended[rows].all()) or step + 1 == num_steps
             leave = is_last or 2 * int(ended[rows].sum()) >= len(rows)
             leaving = (rows if is_last else rows[ended[rows]]).tolist() if leave else []
             yield [
@@ -139,7 +153,7 @@ class HfEngine(RolloutEngine):
                     Completion(
                         response_ids=tokens[row, : lengths[row]].cpu().numpy(),
                         logprobs=logprobs[row, : lengths[row]].cpu().numpy(),
-                        finish_reason="stop" if ended[row] else "length",
+                        finish_reason="stop" if ended[row] and not cut[row] else "length",
                         policy_starts=tuple(s for s in policy_starts if s[0] < lengths[row]),
                     ),
                 )
@@ -154,6 +168,11 @@ class HfEngine(RolloutEngine):
             if policy_starts[-1][1] != self.policy_version:
                 policy_starts.append((step + 1, self.policy_version))
             logits = self._next_logits(token, context)
+
+    def _stops_at(self, texts: tuple[str, ...]) -> StopTexts | None:
+        if texts and (self._stop_texts is None or self._stop_texts.texts != texts):
+            self._stop_texts = StopTexts(self._model_path, texts)
+        return self._stop_texts if texts else None
 
     def _read_prompts(
         self, requests: Sequence[GenerationRequest]

@@ -31,8 +31,9 @@ class RolloutEngine(Protocol):
         """Yields each request's completion with its position, as soon as it has ended.
 
         A response ends after an end-of-sequence token of the model's generation config (it is the
-        last of `response_ids` and has a log-prob) or after `sampling.max_tokens`. The same prompt
-        and seed give the same response under the same weights, alone or in a batch.
+        last of `response_ids` and has a log-prob), after the token that completes a text of
+        `sampling.stop`, or after `sampling.max_tokens` or fewer that the request allows. The same
+        prompt and seed give the same response under the same weights, alone or in a batch.
         """
         for ended in self.generate_by_token(requests, sampling):
             yield from ended

@@ -103,6 +103,7 @@ class VllmEngine(RolloutEngine):
         sleeps: bool = False,
         tensor_parallel_size: int = 1,
         in_flight: bool = False,
+        reads_text: bool = False,
     ) -> None:
         """Loads the model.
 
@@ -120,6 +121,7 @@ class VllmEngine(RolloutEngine):
             tensor_parallel_size: GPUs that share the model, all of this machine; on a CPU,
                 processes.
             in_flight: weights may be replaced between two tokens.
+            reads_text: responses may end by what they say: vLLM then loads the tokenizer too.
         """
         if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
             raise RuntimeError(
@@ -134,7 +136,7 @@ class VllmEngine(RolloutEngine):
         self._keeps_none = False
         self._options: dict[str, Any] = {
             "model": str(model_path),
-            "skip_tokenizer_init": True,
+            "skip_tokenizer_init": not reads_text,
             "load_format": "safetensors",  # never a pickle, which could execute code
             "generation_config": "vllm",  # no sampling defaults hidden in the model folder
             "dtype": dtype,
@@ -306,12 +308,14 @@ class VllmEngine(RolloutEngine):
     def _params(self, request: GenerationRequest, sampling: SamplingSettings) -> SamplingParams:
         return SamplingParams(
             temperature=sampling.temperature,
-            max_tokens=sampling.max_tokens,
+            max_tokens=min(request.max_tokens or sampling.max_tokens, sampling.max_tokens),
             seed=request.seed,
+            stop=list(sampling.stop),
+            include_stop_str_in_output=bool(sampling.stop),
             stop_token_ids=list(self._stop_token_ids),
             logprobs=0,  # of the sampled token alone
             flat_logprobs=True,
-            detokenize=False,
+            detokenize=bool(sampling.stop),
         )
 
 

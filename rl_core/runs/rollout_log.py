@@ -292,6 +292,16 @@ def _rollout_table(
                 {"policy_version": policy, "tokens": tokens}
                 for policy, tokens in rollout.completion.policy_runs
             ],
+            "turns": [
+                {
+                    "author": "model" if turn.is_model else "env",
+                    "tokens": turn.num_tokens,
+                    "text": turn.text,
+                    "reward": turn.reward,
+                }
+                for turn in rollout.completion.turns
+            ]
+            or None,
         }
         for i, rollout in enumerate(rollouts)
     ]

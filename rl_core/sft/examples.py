@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
-from rl_core.envs.sft_examples import SftExamples
+from rl_core.envs.sft_examples import AnsweredExamples, SftExamples
 
 _GENERATION_BATCH: Final = 128
 
@@ -26,18 +27,24 @@ class Example:
 def draw_examples(
     source: SftExamples, tokenizer: PreTrainedTokenizerFast, count: int, rng: random.Random
 ) -> list[Example]:
-    """Returns a fresh batch; prompt and response are tokenized apart, as in a rollout."""
+    """Returns a fresh batch; prompt and turns are tokenized apart, as in a rollout."""
     drawn = source.draw(count, rng)
-    texts = [text.prompt for text in drawn] + [text.response for text in drawn]
+    turns = [text.turns or (text.response,) for text in drawn]
     # One call: what the weights look for, the prompts, the responses.
-    encoded = tokenizer([*source.marks, *texts])["input_ids"]
-    marks = [ids[0] for ids in encoded[: len(source.marks)]]
-    ids = encoded[len(source.marks) :]
+    pieces = [piece for of_one in turns for piece in of_one]
+    encoded = iter(tokenizer([*source.marks, *(t.prompt for t in drawn), *pieces])["input_ids"])
+    marks = [ids[0] for ids in islice(encoded, len(source.marks))]
+    prompts = list(islice(encoded, count))
     examples = []
-    for text, prompt, response in zip(drawn, ids[:count], ids[count:], strict=True):
+    for text, prompt, of_one in zip(drawn, prompts, turns, strict=True):
+        response, is_model = list[int](), list[bool]()
+        for number, ids in enumerate(islice(encoded, len(of_one))):
+            response += ids
+            is_model += [number % 2 == 0] * len(ids)
         response.append(tokenizer.eos_token_id)
         weights = source.weigh(text, response, marks)
-        examples.append(Example(prompt + response, [0.0] * len(prompt) + weights))
+        own = [w if own else 0.0 for w, own in zip(weights, [*is_model, True], strict=True)]
+        examples.append(Example(prompt + response, [0.0] * len(prompt) + own))
     return examples
 
 
@@ -53,7 +60,10 @@ def measure(
     Beside what the env itself measures: mean_prompt_tokens, and mean_response_tokens, end included.
     """
     prompts = source.held_out
-    responses = greedy_responses(model, tokenizer, prompts, max_tokens=max_tokens)
+    answered = source if isinstance(source, AnsweredExamples) and source.stop else None
+    responses = greedy_responses(
+        model, tokenizer, prompts, max_tokens=max_tokens, answered=answered
+    )
     measured = source.judge(tokenizer.batch_decode(responses, skip_special_tokens=True))
     count = len(prompts)
     measured["mean_prompt_tokens"] = sum(map(len, tokenizer(list(prompts))["input_ids"])) / count
@@ -68,18 +78,54 @@ def greedy_responses(
     prompts: Sequence[str],
     *,
     max_tokens: int,
+    answered: AnsweredExamples | None = None,
 ) -> list[list[int]]:
-    """Returns response ids, eos included, without padding."""
-    responses: list[list[int]] = []
-    for start in range(0, len(prompts), _GENERATION_BATCH):
-        batch: Any = tokenizer(
-            list(prompts[start : start + _GENERATION_BATCH]),
-            return_tensors="pt",
-            padding=True,
-            padding_side="left",
-        )
-        output = model.generate(**batch, max_new_tokens=max_tokens, do_sample=False)
-        for row in output[:, batch["input_ids"].shape[1] :].tolist():
-            end = row.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in row else None
-            responses.append(row[:end])
-    return responses
+    """Returns response ids, eos and the env's answers included, without padding."""
+    histories = [(ids, len(ids)) for ids in tokenizer(list(prompts))["input_ids"]]
+    going = list(range(len(histories)))
+    stop = () if answered is None else tuple(answered.stop)
+    while going:
+        goes_on = []
+        for start in range(0, len(going), _GENERATION_BATCH):
+            rows = going[start : start + _GENERATION_BATCH]
+            left = max_tokens - min(len(histories[i][0]) - histories[i][1] for i in rows)
+            asked = [histories[i][0] for i in rows]
+            turns = _greedy_turns(model, tokenizer, asked, max_tokens=left, stop=stop)
+            for i, turn in zip(rows, turns, strict=True):
+                (ids, num_prompt), said = histories[i], None
+                ids = (ids + turn)[: num_prompt + max_tokens]
+                if answered is not None and turn[-1] != tokenizer.eos_token_id:
+                    text = tokenizer.decode(ids[num_prompt:], skip_special_tokens=True)
+                    said = answered.answer(str(text))
+                words = [] if said is None else tokenizer.encode(said, add_special_tokens=False)
+                if words and len(ids) + len(words) < num_prompt + max_tokens:
+                    goes_on.append(i)
+                    ids = ids + words
+                histories[i] = ids, num_prompt
+        going = goes_on
+    return [ids[num_prompt:] for ids, num_prompt in histories]
+
+
+def _greedy_turns(
+    model: Qwen2ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_tokens: int,
+    stop: Sequence[str],
+) -> list[list[int]]:
+    """Returns what the model goes on with, up to and with eos or a text of `stop`."""
+    batch: Any = tokenizer.pad(
+        {"input_ids": [list(prompt) for prompt in prompts]},
+        return_tensors="pt",
+        padding_side="left",
+    )
+    stops = {"stop_strings": list(stop), "tokenizer": tokenizer} if stop else {}
+    output = model.generate(**batch, max_new_tokens=max_tokens, do_sample=False, **stops)
+    turns = []
+    for row in output[:, batch["input_ids"].shape[1] :].tolist():
+        end = row.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in row else len(row)
+        while stop and end > 1 and row[end - 1] == tokenizer.pad_token_id:
+            end -= 1  # behind a text of `stop`
+        turns.append(row[:end])
+    return turns

@@ -361,6 +361,7 @@ def _vllm_engine(config: RunConfig, model_path: Path, max_num_seqs: int) -> Roll
         sleeps=config.rollout.sleep,
         tensor_parallel_size=config.rollout.tensor_parallel_size,
         in_flight=config.rollout.updates_in_flight,
+        reads_text=config.env.max_turns > 1,
     )
 
 

@@ -23,5 +23,6 @@ select
     logprob_gap_mean,
     ref_kl,
     generated_at,
-    policy_runs
+    policy_runs,
+    turns
 from rollout_rows

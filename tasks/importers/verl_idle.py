@@ -40,7 +40,7 @@ LACKING: Final[Mapping[str, str]] = {
         *.overlong_buffer_cfg.enable""",
     "a function in env.reward may run code itself, in a process with limits": """
         sandbox_fusion.url reward.sandbox_fusion.url reward_model.sandbox_fusion.url""",
-    "a problem has one prompt and one response: no tools and no further turns": """
+    "an env answers responses by itself (`env.max_turns`): no tools of verl's": """
         *.multi_turn.enable *.multi_turn.*_path *.multi_turn.completion_callback *.tool_config_path
         data.function_tool_path *.agent_loop_config_path *.custom_async_server.path
         data.continuous_token.enable *.chat_scheduler""",

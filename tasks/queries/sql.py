@@ -51,6 +51,7 @@ __all__ = [
 
 VIEWS = (
     "rollouts",
+    "turns",
     "rescores",
     "metrics",
     "all_evaluations",
@@ -111,7 +112,7 @@ def _answer(
     named = _named_views(sql)
     of = {view: runs if view in named else [] for view in VIEWS}
     asked = of["evaluations"] or of["all_evaluations"]
-    with run_files.reading_rollouts(of["rollouts"]) as rollouts:
+    with run_files.reading_rollouts(of["rollouts"] or of["turns"]) as rollouts:
         files = {
             "rollout_rows": rollouts,
             "evaluation_rows": run_files.parquet_files(asked, "eval"),

@@ -154,6 +154,7 @@ NOTHING_TO_TELL = {
     "settings_that_differ": "there is one run",
     "rescored": "nothing was scored anew",
     "off_policy_steps": "rollouts are not generated ahead",
+    "turns_by_step": "env.max_turns is 1",
     "all_fail_groups": "a critic needs no groups",
     "diversity_by_step": "a critic needs no groups",
 }

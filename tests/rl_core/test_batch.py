@@ -52,7 +52,7 @@ def test_masks_by_hand(batch: TrainBatch) -> None:
 
 
 def test_each_response_token_stands_right_after_its_predictor(batch: TrainBatch) -> None:
-    assert batch.response_ids().tolist() == [8, 2, 7, 1, 5, 6]
+    assert batch.sampled_ids().tolist() == [8, 2, 7, 1, 5, 6]
     flat = batch.input_ids.flatten()
     assert flat[batch.predictor_index()].tolist() == [9, 8, 6, 3, 1, 5]
 
@@ -62,7 +62,7 @@ def test_select_takes_rows_in_order_and_trims_to_the_longest(batch: TrainBatch) 
     assert chosen.input_ids.tolist() == [[6, 7]]
     assert chosen.rollout_logprobs.tolist() == [[-1.0]]
     reordered = batch.select(torch.tensor([2, 0]))
-    assert reordered.response_ids().tolist() == [1, 5, 6, 8, 2]
+    assert reordered.sampled_ids().tolist() == [1, 5, 6, 8, 2]
     assert reordered.truncated.tolist() == [True, False]
     assert reordered.group_ids.tolist() == [6, 5]
 

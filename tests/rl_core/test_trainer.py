@@ -76,6 +76,7 @@ def inputs(model_path: Path) -> TrainInputs:
         train=[prompted(i) for i in range(10)],
         test=[prompted(i) for i in range(20, 25)],
         decode=lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
+        encode=lambda text: list(tokenizer.encode(text, add_special_tokens=False)),
     )
 
 

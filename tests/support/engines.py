@@ -33,6 +33,7 @@ def make_vllm(path: Path, num_parts: int = 1, *, in_flight: bool = False) -> Rol
         on_gpu=False,
         tensor_parallel_size=num_parts,
         in_flight=in_flight,
+        reads_text=True,
     )
 
 

@@ -39,17 +39,19 @@ def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], atol: f
 
 
 def slow_actor_gradient(folder: Path, experience: Experience, rows: list[int]) -> Tensor:
-    """The whole actor loss of some rows (token mean), one row and one token at a time."""
+    """The whole actor loss of some rows (token mean), one row and one sampled token at a time."""
     actor = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     batch = experience.batch
     assert experience.ref_logprobs is not None
-    num_tokens = int(batch.response_lengths[rows].sum())
+    num_tokens = int(batch.sampled_mask[rows].sum())
     loss = torch.zeros(())
     for row in rows:
         start, end = int(batch.prompt_lengths[row]), int(batch.lengths[row])
         ids = batch.input_ids[row, :end]
         full = actor(ids.unsqueeze(0)).logits[0].log_softmax(-1)
         for t, position in enumerate(range(start, end)):
+            if not batch.sampled_mask[row, t]:
+                continue
             predicted = full[position - 1]
             logprob = predicted[ids[position]]
             ratio = (logprob - experience.old_logprobs[row, t]).exp()
@@ -78,7 +80,8 @@ def slow_critic_gradient(learner: Learner, experience: Experience, rows: list[in
         old, target = (x[row, : len(values)] for x in (experience.values, experience.returns))
         kept = torch.maximum(torch.minimum(values, old + 0.5), old - 0.5)
         worse = torch.maximum((values - target).square(), (kept - target).square())
-        (worse.sum() / 2 / int(batch.response_lengths[rows].sum())).backward()
+        worse = worse[batch.sampled_mask[row, : len(values)]]
+        (worse.sum() / 2 / int(batch.sampled_mask[rows].sum())).backward()
     result = torch.cat([p.grad.flatten() for p in critic.parameters() if p.grad is not None])
     critic.zero_grad()
     return result

@@ -293,6 +293,14 @@ ANSWERS: dict[str, tuple[dict[str, Any], list[str], list[tuple[Any, ...]]]] = {
         ["run_id", "step", "rollouts", "steps_behind"],
         [(A, 3, 4, 1)],
     ),
+    "turns_by_step": (
+        {},
+        [
+            *("run_id", "step", "rollouts", "answers_per_rollout", "most_answers", "env_tokens"),
+            *("accuracy_answered", "accuracy_unanswered"),
+        ],
+        [(A, 3, 4, 0.75, 2, 8, 0.5, 0.0)],
+    ),
     "tokens_spent": (
         {},
         ["run_id", "epoch", "rollouts", "prompt_tokens", "response_tokens", "tokens_per_correct"],

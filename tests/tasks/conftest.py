@@ -46,6 +46,13 @@ def _rollout(
     } | extra
 
 
+def _turns(*tokens: int) -> list[dict[str, Any]]:
+    return [
+        {"author": ("model", "env")[i % 2], "tokens": n, "text": f"turn {i}", "reward": i / 4}
+        for i, n in enumerate(tokens)
+    ]
+
+
 def _alpha_rollouts() -> list[dict[str, Any]]:
     a = "alpha"
     return [
@@ -61,9 +68,9 @@ def _alpha_rollouts() -> list[dict[str, Any]]:
         _rollout(a, 2, (0, 1, 7), "wrong_value", 0.1, 16, logprob_gap_mean=0.0, response=HOSTILE),
         _rollout(a, 2, (1, 0, 5), "correct", 1.0, 8, logprob_gap_mean=0.0, answer="3 * 4"),
         _rollout(a, 2, (1, 1, 5), "correct", 1.0, 4, logprob_gap_mean=0.0, answer="4 * 3"),
-        _rollout(a, 3, (0, 0, 9), "wrong_value", 0.1, 22),
+        _rollout(a, 3, (0, 0, 9), "wrong_value", 0.1, 22, turns=_turns(5, 4, 5, 3, 5)),
         _rollout(a, 3, (0, 1, 9), "wrong_value", 0.1, 18),
-        _rollout(a, 3, (1, 0, 5), "correct", 1.0, 6, answer="3 * 4"),
+        _rollout(a, 3, (1, 0, 5), "correct", 1.0, 6, answer="3 * 4", turns=_turns(2, 1, 3)),
         _rollout(a, 3, (1, 1, 5), "no_answer", 0.0, 64, finish_reason="length", policy_version=1),
     ]
 

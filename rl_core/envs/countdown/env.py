@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from rl_core.envs.countdown.calculator import CALL_CLOSE, answer_call
 from rl_core.envs.countdown.prompts import (
     DATA_SOURCE,
     message_templates,
@@ -16,7 +17,16 @@ from rl_core.envs.countdown.prompts import (
 from rl_core.envs.countdown.scoring import score_response
 from rl_core.envs.countdown.settings import CountdownConfig
 from rl_core.envs.countdown.user_rows import read_row, user_table, with_solutions
-from rl_core.envs.record import Checks, Env, HomeMadeModel, LaunchScripts, Question, Value
+from rl_core.envs.record import (
+    Answers,
+    Checks,
+    Env,
+    EnvTurn,
+    HomeMadeModel,
+    LaunchScripts,
+    Question,
+    Value,
+)
 from rl_core.envs.sft_examples import SftExamples
 from rl_core.envs.user_rows import Record
 from rl_core.types import Message, Problem, ScoredText
@@ -129,7 +139,13 @@ def _examples(
         problems=[_numbers_and_target(problem) for problem, _ in train],
         holdout=[_numbers_and_target(problem) for problem, _ in test],
         render_prompt=partial(render_prompt, env.prompt_template),
+        calls=env.max_turns > 1,
     )
+
+
+def _answer(env: CountdownConfig, truth: Mapping[str, Any], response: str) -> EnvTurn | None:
+    said = answer_call(response)
+    return None if said is None else EnvTurn(said)
 
 
 def _numbers_and_target(problem: Problem) -> tuple[tuple[int, ...], int]:
@@ -156,6 +172,7 @@ COUNTDOWN: Final = Env(
     answer_from=("last_line", "anywhere"),
     score=_score,
     generate=_generate,
+    answers=Answers(stop=(CALL_CLOSE,), answer=_answer),
     own_columns=("nums", "target"),
     read_row=read_row,
     with_solutions=with_solutions,

@@ -9,6 +9,7 @@ reads: "44 and 9: 44+9=53 or 44-9=35 is needed; 5 and 3: 5+3=8 no, 5-3=2 no, 5*3
 comes once, in the prompt's order: nothing in a search is left to chance but giving up. Sums come
 before differences in both lists, which are one example then: it is learned in half the time.
 After a "no" a trace may give up and answer `(5+3)+9`, which is known to be wrong by then.
+Where there is a calculator it is asked for each value, ` <calc>5+3</calc>8 no` for ` +8 no`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rl_core.envs.countdown.calculator import CALL_CLOSE, CALL_OPEN, written_call
+
 NUM_OPERANDS: Final = 3
 ANSWER_OPEN: Final = "</think>\n<answer>"
 ANSWER_CLOSE: Final = "</answer>"
@@ -28,6 +31,7 @@ _ATTEMPT: Final = re.compile(
     r"\n(?P<target>\d+) (?P<z>\d+)(?P<needs>(?: [-+*/]\d+)+) : (?P<x>\d+) (?P<y>\d+)"
     r"(?P<results>(?: [-+*/]\d+ (?:no|yes))+)"
 )
+_CALL: Final = re.compile(rf"{CALL_OPEN}\d+([-+*/])\d+{CALL_CLOSE}(\d+)")
 _NEED: Final = re.compile(r" ([-+*/])(\d+)")
 _RESULT: Final = re.compile(r" ([-+*/])(\d+) (no|yes)")
 
@@ -109,7 +113,12 @@ def complete_expression(pair: str, need: str, *, z: int, target: int) -> str:
 
 
 def write_trace(
-    numbers: Sequence[int], target: int, *, give_up_prob: float, rng: random.Random
+    numbers: Sequence[int],
+    target: int,
+    *,
+    give_up_prob: float,
+    rng: random.Random,
+    calls: bool = False,
 ) -> Trace:
     """A search over one problem which stops at the first hit, or gives up, or runs out of numbers.
 
@@ -118,11 +127,13 @@ def write_trace(
         target: A positive integer.
         give_up_prob: Chance of giving up after each "no" [0, 1].
         rng: Decides the giving up.
+        calls: Whether a calculator is asked for each value.
 
     Raises:
         ValueError: If there are not exactly three positive numbers.
     """
     check_problem(numbers, target)
+    shown = written_call if calls else _shown
     parts: list[str] = []
     order = list(dict.fromkeys(numbers))
     answer = ""
@@ -131,17 +142,20 @@ def write_trace(
         rest.remove(z)
         x, y = max(rest), min(rest)
         needs = needed_values(target, z)
-        listed = "".join(f" {op}{value}" for op, value in needs)
+        listed = "".join(
+            f" {shown(max(target, z), op, min(target, z), value)}" for op, value in needs
+        )
         parts.append(f"\n{target} {z}{listed} : {x} {y}")
         answer = f"({x}+{y})+{z}"
         results = pair_values(x, y, largest=target + z)
         for op, value in results:
             need = next((need for need, needed in needs if needed == value), None)
+            made = f" {shown(x, op, y, value)}"
             if need is not None:
-                parts.append(f" {op}{value} yes")
+                parts.append(f"{made} yes")
                 answer = complete_expression(f"({x}{op}{y})", need, z=z, target=target)
                 return Trace(_finish(parts, answer), solved=True, exhausted=False)
-            parts.append(f" {op}{value} no")
+            parts.append(f"{made} no")
             if rng.random() < give_up_prob:
                 last = z == order[-1] and (op, value) == results[-1]
                 return Trace(_finish(parts, answer), solved=False, exhausted=last)
@@ -170,7 +184,7 @@ def check_response(response: str) -> TraceCheck:
     """What a response did: true equations, right verdicts and attempts, from its text alone."""
     equations = true_equations = verdicts = right_verdicts = 0
     last_operands: list[int] = []
-    for attempt in _ATTEMPT.finditer(response):
+    for attempt in _ATTEMPT.finditer(_CALL.sub(r"\1\2", response)):
         target, z, x, y = (int(attempt[name]) for name in ("target", "z", "x", "y"))
         needs = [(op, int(value)) for op, value in _NEED.findall(attempt["needs"])]
         results = [(op, int(v), word) for op, v, word in _RESULT.findall(attempt["results"])]
@@ -183,6 +197,10 @@ def check_response(response: str) -> TraceCheck:
         right_verdicts += sum((value in needed) == (word == "yes") for _, value, word in results)
         last_operands.append(z)
     return TraceCheck(equations, true_equations, verdicts, right_verdicts, tuple(last_operands))
+
+
+def _shown(x: int, op: str, y: int, value: int) -> str:
+    return f"{op}{value}"
 
 
 def _finish(parts: Sequence[str], answer: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from rl_core.envs.countdown.calculator import CALL_CLOSE, answer_call, turns_of
 from rl_core.envs.countdown.scoring import score_response
 from rl_core.envs.countdown.search_traces import (
     ANSWER_OPEN,
@@ -48,6 +49,7 @@ class SearchExamples:
         problems: (numbers, target) of the train split.
         holdout: (numbers, target) of the test split: the gates are measured on the first 256.
         render_prompt: The prompt text of (numbers, target).
+        calls: Whether traces ask the calculator.
 
     Raises:
         ValueError: If the problems are not of three positive numbers each, or there are none.
@@ -58,6 +60,7 @@ class SearchExamples:
     problems: Sequence[NumbersAndTarget]
     holdout: Sequence[NumbersAndTarget]
     render_prompt: PromptRenderer
+    calls: bool = False
 
     def __post_init__(self) -> None:
         require_problems(self.problems, self.holdout)
@@ -78,6 +81,15 @@ class SearchExamples:
         return (*VERDICTS, ANSWER_OPEN + "(")
 
     @property
+    def stop(self) -> Sequence[str]:
+        """How a call of the calculator ends."""
+        return (CALL_CLOSE,) if self.calls else ()
+
+    def answer(self, response: str) -> str | None:
+        """Returns what the calculator says to a response."""
+        return answer_call(response)
+
+    @property
     def held_out(self) -> Sequence[str]:
         """Prompts of the first held-out problems."""
         return [self.render_prompt(*problem) for problem in self.holdout[:_GATE_PROBLEMS]]
@@ -85,22 +97,20 @@ class SearchExamples:
     def tokenizer_texts(self, rng: random.Random) -> list[str]:
         """Returns as many traces as prompts."""
         texts = list(self.prompts[:_TOKENIZER_TEXTS])
-        return texts + [
-            write_trace(*rng.choice(self.problems), give_up_prob=_CORPUS_GIVE_UP_PROB, rng=rng).text
-            for _ in texts
-        ]
+        return texts + [self._trace(rng.choice(self.problems), rng).text for _ in texts]
 
     def draw(self, count: int, rng: random.Random) -> list[SftText]:
         """Returns fresh traces of problems chosen by chance."""
         problems = rng.choices(self.problems, k=count)
-        traces = [
-            write_trace(*problem, give_up_prob=_CORPUS_GIVE_UP_PROB, rng=rng)
-            for problem in problems
-        ]
+        traces = [self._trace(problem, rng) for problem in problems]
         return [
-            SftText(self.render_prompt(*problem), trace.text, note=trace)
+            SftText(self.render_prompt(*problem), trace.text, trace, turns_of(trace.text))
             for problem, trace in zip(problems, traces, strict=True)
         ]
+
+    def _trace(self, problem: NumbersAndTarget, rng: random.Random) -> Trace:
+        prob = _CORPUS_GIVE_UP_PROB
+        return write_trace(*problem, give_up_prob=prob, rng=rng, calls=self.calls)
 
     def weigh(self, text: SftText, response: Sequence[int], marks: Sequence[int]) -> list[float]:
         """Returns `response_weights` of a trace."""

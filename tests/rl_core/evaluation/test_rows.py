@@ -60,7 +60,7 @@ def half_right(response: str, problem: Problem) -> Future[ScoredText]:
 
 def ask(engine: DiceEngine, indices: Sequence[int], *, seed: int = 0) -> list[dict[str, Any]]:
     return evaluate_model(
-        engine.generate,
+        lambda requests, sampling, problems: engine.generate(requests, sampling),
         [prompted(index) for index in indices],
         decode=lambda ids: " ".join(map(str, ids)),
         score=half_right,

@@ -212,6 +212,7 @@ def test_a_step_counts_reward_errors_and_goes_on() -> None:
             1,
             stream=engine,
             decode=lambda ids: "crash" if TEXTS[ids[0]] == TEXTS[WRONG] else "fine",
+            encode=lambda text: [],
             rewards=rewards,
             clock=lambda phase: nullcontext(),
         )

@@ -61,6 +61,7 @@ def run(engine: Stream, chosen: list[int], **algorithm: Any) -> Collected:
             7,
             stream=engine,
             decode=lambda ids: " ".join(TEXTS[i] for i in ids),
+            encode=lambda text: [],
             rewards=rewards,
             clock=lambda phase: nullcontext(),
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from itertools import islice
+from dataclasses import replace
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM
 
+from rl_core.data.prompts import load_tokenizer
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.rollout.protocol import RolloutEngine, in_order
 from rl_core.types import GenerationRequest, SamplingSettings
@@ -199,3 +201,79 @@ def test_building_a_vllm_engine_leaves_random_state_and_threads_alone(
     assert torch.get_num_threads() == 2
     torch.set_num_threads(1)
     engine.close()
+
+
+def test_a_response_ends_after_a_text_and_goes_on_from_there(
+    engine: RolloutEngine, tiny_model_path: Path
+) -> None:
+    """Greedily, so that going on must give what would have been said without a stop."""
+    tokenizer = load_tokenizer(str(tiny_model_path))
+    uncut = ask(engine, prompts())
+    stops = []
+    for completion in uncut:  # two characters, which are two tokens
+        words = [tokenizer.decode([i]) for i in completion.response_ids.tolist()]
+        pairs = [a + b for a, b in pairwise(words)]
+        stops += [pair for pair in pairs if len(pair) == 2 and pair.isascii()][:1]
+    assert len(stops) > 2
+    cut = ask(engine, prompts(), replace(GREEDY, stop=tuple(stops)))
+    lengths = [len(completion.response_ids) for completion in cut]
+    for whole, part, length in zip(uncut, cut, lengths, strict=True):
+        assert part.response_ids.tolist() == whole.response_ids[:length].tolist()
+        np.testing.assert_allclose(part.logprobs, whole.logprobs[:length], atol=1e-4)
+        text = tokenizer.decode(part.response_ids.tolist())
+        is_cut = text.endswith(tuple(stops))
+        assert is_cut or length == len(whole.response_ids)
+        assert not any(stop in text[:-1] for stop in stops)
+        assert part.finish_reason == ("stop" if is_cut else whole.finish_reason)
+    assert sum(length < GREEDY.max_tokens for length in lengths) > 2
+    left = [
+        GenerationRequest((*prompt, *part.response_ids.tolist()), 0, max_tokens=24 - length)
+        for prompt, part, length in zip(prompts(), cut, lengths, strict=True)
+        if length < GREEDY.max_tokens
+    ]
+    rests = in_order(engine.generate(left, GREEDY))
+    expected = [c for c, n in zip(uncut, lengths, strict=True) if n < GREEDY.max_tokens]
+    for whole, request, rest in zip(expected, left, rests, strict=True):
+        assert request.max_tokens is not None
+        np.testing.assert_array_equal(whole.response_ids[-request.max_tokens :], rest.response_ids)
+        assert rest.finish_reason == whole.finish_reason
+
+
+@pytest.mark.parametrize("any_engine", ["vllm"], indirect=True)
+def test_a_further_turn_is_read_from_the_prefix_cache(
+    engine: Any, reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All whole blocks of what was said, the response's own too; none once weights are new."""
+    cached, step = list[int](), engine._llm.llm_engine.step
+
+    def watched() -> list[Any]:
+        outputs = step()
+        cached.extend(output.num_cached_tokens for output in outputs if output.finished)
+        return outputs
+
+    monkeypatch.setattr(engine._llm.llm_engine, "step", watched)
+    prompt = prompts()[4]  # 128 tokens: four blocks
+    (first,) = ask(engine, [prompt], replace(GREEDY, max_tokens=70))
+    said = (*prompt, *first.response_ids.tolist(), 7, 8, 9)
+    ask(engine, [said])
+    num_known = len(prompt) + len(first.response_ids) - 1  # the last was sampled, and never read
+    assert cached == [0, num_known // 32 * 32]
+    engine.update_weights(reference.state_dict())
+    ask(engine, [said])
+    assert cached[2:] == [0]
+
+
+def test_each_request_has_its_own_limit(engine: RolloutEngine) -> None:
+    sampling = SamplingSettings(max_tokens=12, temperature=1.0)
+    limits = [1, 5, None, 12, 3]
+    requests = [
+        GenerationRequest(prompts()[1], seed, max_tokens=limit) for seed, limit in enumerate(limits)
+    ]
+    plain = [replace(request, max_tokens=None) for request in requests]
+    unlimited = in_order(engine.generate(plain, sampling))
+    limited = in_order(engine.generate(requests, sampling))
+    for limit, whole, part in zip(limits, unlimited, limited, strict=True):
+        expected = whole.response_ids[:limit].tolist()
+        assert part.response_ids.tolist() == expected
+        is_cut = limit is not None and len(whole.response_ids) > limit
+        assert part.finish_reason == ("length" if is_cut else whole.finish_reason)

@@ -284,6 +284,7 @@ def test_rollout_rows_hold_what_was_generated_and_learned(tmp_path: Path) -> Non
             {"policy_version": 10, "tokens": 1},
             {"policy_version": 11, "tokens": 1},
         ],
+        "turns": None,
     }
     assert (second["prompt_index"], second["group_id"], second["sample_index"]) == (41, 1, 1)
     assert (second["reward"], second["ref_kl"]) == (0.5, None)

@@ -73,6 +73,23 @@ def test_one_run_by_name_or_latest(shared_runs: Path) -> None:
         runs("alhpa")
 
 
+def test_turns_are_rows_and_a_response_in_one_go_is_one(shared_runs: Path) -> None:
+    turns = sql.run_query(
+        "select turn, author, tokens, text, reward, verdict from turns where step = 3 "
+        "and run_id = 'alpha' and prompt_index = 5 order by sample_index, turn",
+        root=shared_runs,
+    )
+    assert turns.rows() == [
+        (1, "model", 2, "turn 0", 0.0, "correct"),
+        (2, "env", 1, "turn 1", 0.25, "correct"),
+        (3, "model", 3, "turn 2", 0.5, "correct"),
+        (1, "model", 64, "response 3.1.1", 0.0, "no_answer"),
+    ]
+    tokens = "select sum(tokens) from turns union all select sum(response_tokens) from rollouts"
+    (of_turns,), (whole,) = sql.run_query(tokens, root=shared_runs).rows()
+    assert of_turns == whole
+
+
 def test_a_slow_question_prints_nothing_of_its_own(tmp_path: Path) -> None:
     shown = sql.run_query("select current_setting('enable_progress_bar')", root=tmp_path)
     assert shown.item() is False
@@ -151,7 +168,7 @@ def test_files_of_older_versions_and_odd_folders_answer(tmp_path: Path) -> None:
         folder = root / "runs" / run / "rollouts"
         folder.mkdir(parents=True)
         row = {"run_id": run, "step": 1, "verdict": "correct", "response_tokens": 3, "epoch": 0}
-        table = pa.Table.from_pylist([row], schema=ROLLOUTS).select(["run_id", *columns][-24:])
+        table = pa.Table.from_pylist([row], schema=ROLLOUTS).select(["run_id", *columns][-25:])
         pq.write_table(table, folder / "step_000001.parquet")
     both = [("new", 0, 1, 3), ("old", None, 1, 3)]
     spent = sql.ask("tokens_spent", root=root)

@@ -1,0 +1,170 @@
+"""Several turns: the env answers a response, and the model goes on (`env.max_turns`), stage 3.
+
+What the model goes on with are the very tokens that were sampled, and the env's words tokenized by
+themselves: a text that was cut into tokens anew would not be what the log-probs are of. A turn is a
+request of its own whose prompt is all that was said, which vLLM knows from its prefix cache; after
+an update in mid-response it is read anew, by the new weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+import numpy as np
+
+from rl_core.envs import env_of
+from rl_core.envs.record import Answers, Truth
+from rl_core.envs.settings import EnvSettings
+from rl_core.system.seeds import seed_of
+from rl_core.types import (
+    Completion,
+    FinishReason,
+    GenerationRequest,
+    Problem,
+    SamplingSettings,
+    Turn,
+)
+
+Stream: TypeAlias = Callable[
+    [Sequence[GenerationRequest], SamplingSettings], Iterable[tuple[int, Completion]]
+]
+
+
+@dataclass
+class _Dialogue:
+    """What was said so far."""
+
+    request: GenerationRequest
+    completions: list[Completion] = field(default_factory=list)
+    """One per turn of the model."""
+    said: list[tuple[int, ...]] = field(default_factory=list)
+    """The env's tokens after each of them but the last."""
+    turns: list[Turn] = field(default_factory=list)
+
+    @property
+    def ids(self) -> list[int]:
+        """All tokens of the response."""
+        pieces: list[int] = []
+        for i, completion in enumerate(self.completions):
+            pieces += completion.response_ids.tolist()
+            pieces += self.said[i] if i < len(self.said) else ()
+        return pieces
+
+    def next_request(self, max_tokens: int) -> GenerationRequest:
+        """Returns what the model's next turn is asked by."""
+        ids = self.ids
+        return GenerationRequest(
+            (*self.request.prompt_ids, *ids),
+            seed_of(self.request.seed, len(self.completions)),
+            max_tokens=max_tokens - len(ids),
+        )
+
+    def whole(self, finish_reason: FinishReason) -> Completion:
+        """Returns all turns as one completion; one that no env had to do with as it is."""
+        last = replace(self.completions[-1], finish_reason=finish_reason)
+        if not self.said and not self.turns[-1].reward:
+            return last
+        logprobs, starts, start = list[np.ndarray](), list[tuple[int, int]](), 0
+        for completion, words in zip(self.completions, [*self.said, ()], strict=True):
+            logprobs += [completion.logprobs, np.zeros(len(words), dtype=np.float32)]
+            for first, policy in completion.policy_starts:
+                if not starts or starts[-1][1] != policy:
+                    starts.append((start + first, policy))
+            start += len(completion.response_ids) + len(words)
+        return Completion(
+            response_ids=np.array(self.ids, dtype=np.int64),
+            logprobs=np.concatenate(logprobs),
+            finish_reason=finish_reason,
+            policy_starts=tuple(starts),
+            turns=tuple(self.turns),
+        )
+
+
+@dataclass(frozen=True)
+class TurnTaking:
+    """Models and an env that take turns; with one turn, an engine's own answers.
+
+    Attributes:
+        env: how often, and whose words.
+        decode: token ids to text, without special tokens.
+        encode: the env's words to token ids, special tokens recognised.
+    """
+
+    env: EnvSettings
+    decode: Callable[[Sequence[int]], str]
+    encode: Callable[[str], Sequence[int]]
+
+    def play(
+        self,
+        stream: Stream,
+        requests: Sequence[GenerationRequest],
+        sampling: SamplingSettings,
+        problems: Sequence[Problem],
+    ) -> Iterable[tuple[int, Completion]]:
+        """Yields each request's whole response with its position, as soon as it is over.
+
+        Turn by turn: the next begins when all responses have ended theirs.
+
+        Args:
+            stream: yields one completion per request, with its position, as each has ended.
+            requests: first turns.
+            sampling: `max_tokens` is of the whole response, the env's words included.
+            problems: of each position.
+        """
+        answers = env_of(self.env).answers
+        if self.env.max_turns == 1 or answers is None:
+            return stream(requests, sampling)
+        return self._play(answers, stream, requests, sampling, problems)
+
+    def _play(
+        self,
+        answers: Answers[EnvSettings],
+        stream: Stream,
+        requests: Sequence[GenerationRequest],
+        sampling: SamplingSettings,
+        problems: Sequence[Problem],
+    ) -> Iterator[tuple[int, Completion]]:
+        sampling = replace(sampling, stop=answers.stop)
+        dialogues = [_Dialogue(request) for request in requests]
+        asked, positions = list(requests), list(range(len(requests)))
+        while asked:
+            goes_on = []
+            for i, completion in stream(asked, sampling):
+                dialogue = dialogues[positions[i]]
+                truth = problems[positions[i]].ground_truth
+                reason = self._take(answers, dialogue, completion, sampling.max_tokens, truth)
+                if reason is None:
+                    goes_on.append(positions[i])
+                else:
+                    yield positions[i], dialogue.whole(reason)
+            positions = sorted(goes_on)  # whichever ended first: neighbours stay neighbours
+            asked = [dialogues[i].next_request(sampling.max_tokens) for i in positions]
+
+    def _take(
+        self,
+        answers: Answers[EnvSettings],
+        dialogue: _Dialogue,
+        completion: Completion,
+        max_tokens: int,
+        truth: Truth,
+    ) -> FinishReason | None:
+        """Adds a turn of the model and the env's answer; returns why it is over, if it is."""
+        dialogue.completions.append(completion)
+        ids, own = dialogue.ids, completion.response_ids.tolist()
+        dialogue.turns.append(Turn(True, len(own), self.decode(own)))
+        said = None
+        if completion.finish_reason == "stop":
+            said = answers.answer(self.env, truth, self.decode(ids))
+        if said is None:
+            return completion.finish_reason
+        dialogue.turns[-1] = replace(dialogue.turns[-1], reward=said.reward)
+        words = tuple(self.encode(said.text))
+        if len(dialogue.completions) == self.env.max_turns:
+            return "turns"
+        if len(ids) + len(words) >= max_tokens:  # no room for anything to follow
+            return "length"
+        dialogue.said.append(words)
+        dialogue.turns.append(Turn(False, len(words), said.text))
+        return None

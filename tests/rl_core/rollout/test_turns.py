@@ -1,0 +1,145 @@
+"""Turns by hand: a scripted model whose tokens are characters, and an env that answers `?`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl_core.config.run import RunConfig
+from rl_core.envs import ENVS
+from rl_core.envs.record import Answers, EnvTurn
+from rl_core.rollout.turns import TurnTaking
+from rl_core.types import Completion, FinishReason, GenerationRequest, Problem, SamplingSettings
+from tests.support.echo.env import ECHO, EchoConfig
+
+
+def answer(env: EchoConfig, truth: Any, response: str) -> EnvTurn | None:
+    """`?` is answered with the letter, and worth half a point where the letter was said."""
+    if not response.endswith("?"):
+        return None
+    return EnvTurn(f"[{truth['letter']}]", 0.5 if response[-2:-1] == truth["letter"] else 0.0)
+
+
+@pytest.fixture(autouse=True)
+def echo_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    answering = replace(ECHO, answers=Answers(stop=("?",), answer=answer))
+    monkeypatch.setitem(ENVS, "echo", answering)
+
+
+class Scripted:
+    """Goes on with a text by the prompt it gets; `|` is the end of a text."""
+
+    def __init__(self, script: dict[str, str], policies: Sequence[int] = (0, 0, 0, 0)) -> None:
+        self.script, self.policies = script, policies
+        self.asked: list[list[GenerationRequest]] = []
+        self.sampling: list[SamplingSettings] = []
+
+    def __call__(
+        self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
+    ) -> list[tuple[int, Completion]]:
+        policy = self.policies[len(self.asked)]
+        self.asked.append(list(requests))
+        self.sampling.append(sampling)
+        ended = []
+        for i, request in enumerate(requests):
+            text = self.script[decode(request.prompt_ids)]
+            limit = request.max_tokens or sampling.max_tokens
+            reason: FinishReason = "stop" if len(text) <= limit else "length"
+            ids = np.array(encode(text[:limit]))
+            logprobs = -np.arange(1, len(ids) + 1, dtype=np.float32)
+            ended.append((i, Completion(ids, logprobs, reason, ((0, policy),))))
+        return ended[::-1]  # the last one ends first
+
+
+def encode(text: str) -> list[int]:
+    return [ord(character) for character in text]
+
+
+def decode(ids: Sequence[int]) -> str:
+    return "".join(map(chr, ids))
+
+
+def play(
+    script: dict[str, str], *prompts: str, max_turns: int = 3, max_tokens: int = 20, **engine: Any
+) -> tuple[list[Completion], Scripted]:
+    model = Scripted(script, **engine)
+    taking = TurnTaking(EchoConfig(max_turns=max_turns), decode, encode)
+    requests = [GenerationRequest(tuple(encode(p)), seed) for seed, p in enumerate(prompts)]
+    problems = [Problem(i, "echo", (), {"letter": "x"}, 0) for i in range(len(prompts))]
+    ended = dict(taking.play(model, requests, SamplingSettings(max_tokens), problems))
+    assert sorted(ended) == list(range(len(prompts)))
+    return [ended[i] for i in range(len(prompts))], model
+
+
+def test_a_response_of_three_turns_by_hand() -> None:
+    script = {"A": "ab?", "B": "no|", "Aab?[x]": "x?", "Aab?[x]x?[x]": "end|"}
+    (three, one), model = play(script, "A", "B", policies=(4, 5, 5))
+    assert decode(three.response_ids.tolist()) == "ab?[x]x?[x]end|"
+    assert three.sampled.astype(int).tolist() == [1, 1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1, 1]
+    assert three.logprobs.tolist() == [-1, -2, -3, 0, 0, 0, -1, -2, 0, 0, 0, -1, -2, -3, -4]
+    assert three.logprobs.dtype == np.float32
+    assert [(t.is_model, t.text, t.num_tokens, t.reward) for t in three.turns] == [
+        (True, "ab?", 3, 0.0),
+        (False, "[x]", 3, 0.0),
+        (True, "x?", 2, 0.5),
+        (False, "[x]", 3, 0.0),
+        (True, "end|", 4, 0.0),
+    ]
+    assert three.num_sampled == 9
+    assert three.finish_reason == "stop"
+    # The env's words are no policy's.
+    assert three.policy_starts == ((0, 4), (6, 5))
+    assert three.policy_runs == [(4, 3), (5, 6)]
+    assert (decode(one.response_ids.tolist()), one.turns, one.num_sampled) == ("no|", (), 3)
+    # Nobody is asked again who has ended, and what is left is less each time.
+    assert [[r.max_tokens for r in asked] for asked in model.asked] == [[None, None], [14], [9]]
+    assert {sampling.stop for sampling in model.sampling} == {("?",)}
+    seeds = [asked[0].seed for asked in model.asked]
+    assert len(set(seeds)) == 3
+
+
+def test_after_the_last_turn_nothing_is_answered() -> None:
+    script = {"A": "x?", "Ax?[x]": "x?", "B": "x?", "Bx?[x]": "!|"}
+    (asks_on, ends), _ = play(script, "A", "B", max_turns=2)
+    assert (decode(asks_on.response_ids.tolist()), asks_on.finish_reason) == ("x?[x]x?", "turns")
+    # The turn is worth what it is worth, answered or not.
+    assert [turn.reward for turn in asks_on.turns] == [0.5, 0.0, 0.5]
+    assert (decode(ends.response_ids.tolist()), ends.finish_reason) == ("x?[x]!|", "stop")
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "expected", "reason"),
+    [
+        (2, "ab", "length"),  # cut before it could ask
+        (3, "ab?", "length"),  # no room for the answer
+        (6, "ab?", "length"),  # for the answer, and for nothing after it
+        (7, "ab?[x]e", "length"),
+        (9, "ab?[x]end", "length"),
+        (10, "ab?[x]end|", "stop"),
+    ],
+)
+def test_the_budget_is_of_all_turns_and_the_model_has_the_last_word(
+    max_tokens: int, expected: str, reason: str
+) -> None:
+    ((completion,), _) = play({"A": "ab?", "Aab?[x]": "end|"}, "A", max_tokens=max_tokens)
+    assert (decode(completion.response_ids.tolist()), completion.finish_reason) == (
+        expected,
+        reason,
+    )
+    assert completion.sampled[-1]
+    assert len(completion.logprobs) == len(completion.response_ids) <= max_tokens
+
+
+def test_with_one_turn_the_engine_is_asked_as_it_ever_was() -> None:
+    (completion,), model = play({"A": "ab?"}, "A", max_turns=1)
+    assert (completion.turns, completion.finish_reason) == ((), "stop")
+    assert model.sampling == [SamplingSettings(20)]
+
+
+def test_an_env_that_answers_nothing_has_one_turn() -> None:
+    with pytest.raises(ValueError, match=r"env\.max_turns=2: env=gsm8k answers no response"):
+        RunConfig.model_validate({"env": {"name": "gsm8k", "max_turns": 2}})
