@@ -92,12 +92,16 @@ def of_another_env(key: str, env: str) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Returns `; did you mean X?`: X shares the last part of its key, or most of its letters."""
+    """Returns `; did you mean X?`: X shares the last part of its key, or most of its letters.
 
-    def likeness(candidate: str) -> tuple[float, float]:
+    Of several groups that have a name, the actor is meant most often.
+    """
+
+    def likeness(candidate: str) -> tuple[float, bool, float]:
         whole = difflib.SequenceMatcher(None, name, candidate).ratio()
         last = name.rpartition(".")[2], candidate.rpartition(".")[2]
-        return max(whole, difflib.SequenceMatcher(None, *last).ratio()), whole
+        alike = max(whole, difflib.SequenceMatcher(None, *last).ratio())
+        return alike, candidate == f"actor.{name}", whole
 
     best = max(names, key=likeness)
     return f"; did you mean {best}?" if likeness(best)[0] >= 0.5 else ""
