@@ -18,6 +18,8 @@ from rl_core.envs import ENVS, env_names, find_env
 PresetName = Literal[
     "quickstart",
     "tinyzero-0.5b-24gb",
+    "countdown-0.5b-sft-24gb",
+    "countdown-1.5b-24gb",
     "tinyzero-3b",
     "tinyzero-3b-instruct",
     "gsm8k-grpo-7b",

@@ -11,7 +11,7 @@ from rl_core.envs import ENVS, env_of
 
 SETTING: Final = "sft.data"
 TRACES: Final = "traces"
-CURVE_NAME: Final = "sft.jsonl"
+CURVE_NAME: Final = "sft_loss.jsonl"
 """In the folder of a fine-tuned model, and of the runs that start from it: a row per step."""
 
 

@@ -176,14 +176,14 @@ def test_a_model_is_tuned_in_a_process_of_its_own_and_then_found(
     assert folder == made_folder(config)
     assert is_complete(folder)
     assert "SFT starts: 3 steps on 8 rows of" in caplog.text
-    made_at = (folder / "sft.jsonl").stat().st_mtime_ns
+    made_at = (folder / "sft_loss.jsonl").stat().st_mtime_ns
     assert base_model(config, tmp_path / "unused") == folder
-    assert (folder / "sft.jsonl").stat().st_mtime_ns == made_at
+    assert (folder / "sft_loss.jsonl").stat().st_mtime_ns == made_at
     (tmp_path / "run").mkdir()
     keep_curve(folder, tmp_path / "run")
-    assert len((tmp_path / "run" / "sft.jsonl").read_text().splitlines()) == 4
+    assert len((tmp_path / "run" / "sft_loss.jsonl").read_text().splitlines()) == 4
     keep_curve(tiny_model_path, tmp_path)
-    assert not (tmp_path / "sft.jsonl").exists()
+    assert not (tmp_path / "sft_loss.jsonl").exists()
 
     rows.write_text('{"prompt": "2+2="}\n' * 2)
     with pytest.raises(ValueError, match=r"rows.jsonl: row 1: response=None must be a text"):

@@ -68,7 +68,7 @@ def test_it_learns_and_writes_a_folder_that_loads(tmp_path, rows, tiny_model_pat
     assert torch.equal(model.model.norm.weight, weights["model.norm.weight"])
     written = json.loads((tmp_path / "model" / "warm_start.json").read_text())
     assert written["held_out_loss_after"] == report.held_out_loss_after
-    curve = [json.loads(line) for line in (tmp_path / "model" / "sft.jsonl").open()]
+    curve = [json.loads(line) for line in (tmp_path / "model" / "sft_loss.jsonl").open()]
     assert [row["step"] for row in curve] == list(range(31))
     assert [row["loss"] for row in curve[1:]] == losses
     assert round(curve[-1]["held_out_loss"], 4) == report.held_out_loss_after
@@ -94,7 +94,7 @@ def test_a_kill_costs_nothing(tmp_path, rows, tiny_model_path, lora_rank):
     _, resumed = tuned(tmp_path / "b", rows, tiny_model_path, losses, sft={"lora_rank": lora_rank})
     assert len(losses) == 4, "it goes on after step 4"
     assert differ(whole, resumed) == 0.0
-    curves = [(tmp_path / name / "model" / "sft.jsonl").read_text() for name in "ab"]
+    curves = [(tmp_path / name / "model" / "sft_loss.jsonl").read_text() for name in "ab"]
     assert curves[0] == curves[1]
 
 
