@@ -29,7 +29,7 @@ from flows.settings.compose import PresetName, compose, own_settings  # noqa: E4
 from rl_core.config.run import RunConfig  # noqa: E402
 from rl_core.errors import OutOfMemory, Stalled, WorkerDied  # noqa: E402
 from rl_core.runs.run_folder import RunFolder, utc_now  # noqa: E402
-from tasks.base_model import cached_base_model  # noqa: E402
+from tasks.base_model import cached_base_model, keep_curve  # noqa: E402
 from tasks.evaluate import evaluate_task  # noqa: E402
 from tasks.generate import cached_dataset  # noqa: E402
 from tasks.prefect_ui.attempts import attempt_name, changes_for_retry, settings_in_force  # noqa: E402
@@ -55,7 +55,7 @@ def countdown_train(
 
     Args:
         preset: Named settings to start from. quickstart and gsm8k-toy run on a laptop's CPU within
-            minutes; tinyzero-* (Countdown) and gsm8k-* want a GPU and a model.
+            minutes; countdown-* and tinyzero-* (Countdown) and gsm8k-* want a GPU and a model.
         overrides: What differs from the preset, KEY=VALUE each as on the command line, such as
             trainer.total_steps=50, seed=1, algorithm.estimator=grpo or storage.root=/data/outputs
             (`countdown-train config` prints all settings). run_id=NAME goes on with a run; a
@@ -98,6 +98,7 @@ def _run_stages(config: RunConfig) -> RunFolder:
             data = cached_dataset(config)
         with stage("base_model"):
             model_path = cached_base_model(config, data)
+            keep_curve(model_path, run.path)
         with stage("validate"):
             call(validate_task, config, data, model_path)
         run.update(model=str(model_path), data=str(data))

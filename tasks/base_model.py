@@ -1,6 +1,7 @@
-"""Base model: the folder that training starts from, named by `model.path` or home-made and cached.
+"""Base model: the folder that training starts from: named, named and fine-tuned, or home-made.
 
-Not the training itself: `rl_core/sft/train.py` makes the home-made model.
+What is made is cached by its settings. Not the making: `rl_core/sft/train.py` has the home-made
+model, `rl_core/sft/tune.py` the fine-tuning (SFT), which runs in a watched process.
 """
 
 from __future__ import annotations
@@ -8,20 +9,26 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from prefect import task
+from prefect import Task, task
+from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
 
+from rl_core.checkpoints.manifest import model_digest
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import generator_settings, read_solved
 from rl_core.envs import env_of
+from rl_core.errors import Stalled, WorkerDied
+from rl_core.sft.named_data import CURVE_NAME, check_sft, data_digest
 from rl_core.system.atomic import locked, sweep_leftovers
 from tasks.prefect_ui.artifacts import create_table_artifact
 from tasks.prefect_ui.result_keys import once_per_flow_run
+from tasks.supervision.supervisor import call_supervised
 
 if TYPE_CHECKING:
     from rl_core.envs.sft_examples import SftExamples
@@ -29,6 +36,8 @@ if TYPE_CHECKING:
 
 RECIPE_VERSION: Final = 3
 """Part of the cache key: raise it when the same settings would make another model."""
+SFT_RECIPE_VERSION: Final = 1
+"""Likewise, of fine-tuned models."""
 _LOG_INTERVAL_S: Final = 10.0
 
 OnStep = Callable[[int, int, float], None]
@@ -43,19 +52,33 @@ def base_model(config: RunConfig, data: Path) -> Path:
             model is used, made from the train split on the first call.
         data: folder of the data set.
     """
-    if config.model.path is not None:
+    folder = made_folder(config)
+    if folder is None:
         from rl_core.data.prompts import resolve_model
 
+        assert config.model.path is not None, "what is not made has a name"
         return resolve_model(config.model.path)
-    folder = home_made_folder(config)
+    is_home_made = config.model.path is None
     if not is_complete(folder):
         with locked(folder.parent):  # two runs would make it twice, one under the other's feet
             if not is_complete(folder):
                 sweep_leftovers(folder.parent)
-                _warm_start(config, data, folder)
+                (_warm_start if is_home_made else _tune)(config, data, folder)
     for gate in _read_report(folder)["failed_gates"]:
-        _logger.warning("the home-made base model is weak (raise base_model.steps): %s", gate)
+        is_weak = "home-made base model is weak (raise base_model.steps)"
+        _logger.warning("the %s: %s", is_weak if is_home_made else "SFT went badly", gate)
     return folder
+
+
+def made_folder(config: RunConfig) -> Path | None:
+    """Returns where the model that these settings make lies, there or not; None if they make none.
+
+    Raises:
+        ValueError: a file of `sft.data` is not there.
+    """
+    if config.model.path is None:
+        return home_made_folder(config)
+    return None if config.sft.data is None else _tuned_folder(config, config.model.path)
 
 
 def home_made_folder(config: RunConfig) -> Path:
@@ -65,25 +88,50 @@ def home_made_folder(config: RunConfig) -> Path:
         "data": generator_settings(config.env, config.data),
         "recipe": RECIPE_VERSION,
     } | ({"answered": True} if config.env.max_turns > 1 else {})
+    return _folder_of(config, config.env.slug, settings)
+
+
+def _tuned_folder(config: RunConfig, model: str) -> Path:
+    """Of a hub's model the name counts, of a local folder what is in it."""
+    local = Path(model).expanduser()
+    name = local.resolve().name
+    settings = {
+        "sft": config.sft.model_dump(mode="json", exclude={"data", "save_freq"}),
+        "data": data_digest(config) or generator_settings(config.env, config.data),
+        "max_response_length": config.data.max_response_length,
+        "template": config.env.prompt_template,
+        "model": model_digest(local) if local.is_dir() else model,
+        "lora": (config.model.lora_rank, config.model.lora_alpha),
+        "dtype": config.model.dtype,
+        "recipe": SFT_RECIPE_VERSION,
+    }
+    # Of a checkpoint the name says little: step_000100.
+    owner = f"{local.resolve().parents[1].name}-" if name.startswith("step_") else ""
+    return _folder_of(config, f"sft-{owner}{name}", settings)
+
+
+def _folder_of(config: RunConfig, name: str, settings: dict[str, Any]) -> Path:
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    return config.storage.root / "models" / f"{config.env.slug}-{digest[:12]}"
+    return config.storage.root / "models" / f"{name}-{digest[:12]}"
 
 
 def is_complete(folder: Path) -> bool:
-    """Says whether a home-made model lies there; it appears whole, so one file tells."""
+    """Says whether a model that was made lies there; it appears whole, so one file tells."""
     return (folder / "warm_start.json").is_file()
 
 
 def _cache_key(context: TaskRunContext, inputs: dict[str, Any]) -> str:
     config = inputs["config"]
-    if config.model.path is not None:  # another run looks again
+    folder = made_folder(config)
+    if folder is None:  # another run looks again
         return once_per_flow_run(context, {"model": config.model.path})
-    folder = home_made_folder(config).resolve()
-    return f"base-model-{hashlib.sha256(str(folder).encode()).hexdigest()}"
+    return f"base-model-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()}"
 
 
 def _run_name(parameters: dict[str, Any]) -> str:
     config: RunConfig = parameters["config"]
+    if config.sft.data is not None:
+        return f"fine-tune {Path(str(config.model.path)).name} on {Path(config.sft.data).name}"
     if config.model.path is not None:
         return f"look up the base model {Path(config.model.path).name}"
     return f"warm-start a base model: {config.base_model.steps:,} steps"
@@ -97,27 +145,70 @@ def _run_name(parameters: dict[str, Any]) -> str:
     cache_key_fn=_cache_key,
 )
 def base_model_task(config: RunConfig, data: Path) -> Path:
-    """Makes or finds the base model in a flow run, with its gates as a table artifact."""
+    """Makes or finds the base model in a flow run, with what was measured as a table artifact."""
     folder = base_model(config, data)
-    if config.model.path is None:
+    if made_folder(config) is not None:
         create_table_artifact(
             [
                 {"measure": name, "value": str(value)}
                 for name, value in _read_report(folder).items()
             ],
             key="base-model",
-            description=f"What the warm start made, measured on held-out problems ({folder}).",
+            description=f"What was made, measured on held-out examples ({folder}).",
         )
     return folder
 
 
 def cached_base_model(config: RunConfig, data: Path) -> Path:
-    """Runs the task: cached where the settings are unchanged and the folder is still there."""
-    if config.model.path is not None:
-        is_there = Path(config.model.path).expanduser().is_dir()
+    """Runs the task: cached where the settings are unchanged and the folder is still there.
+
+    An SFT whose process was lost is taken up where it was, as often as training is retried.
+    """
+    folder = made_folder(config)
+    if folder is not None:
+        is_there = is_complete(folder)
     else:
-        is_there = is_complete(home_made_folder(config))
-    return base_model_task.with_options(refresh_cache=not is_there)(config, data)
+        is_there = Path(str(config.model.path)).expanduser().is_dir()
+    return base_model_task.with_options(
+        refresh_cache=not is_there,
+        retries=0 if config.sft.data is None else config.retry.max_retries,
+        retry_delay_seconds=config.retry.delay_s,
+        retry_condition_fn=_lost_a_process,
+    )(config, data)
+
+
+def _lost_a_process(task: Task[..., Any], task_run: TaskRun, state: State) -> bool:
+    return isinstance(state.data, WorkerDied | Stalled)
+
+
+def keep_curve(model: Path, run: Path) -> None:
+    """Copies the loss curve of a fine-tuned model into a run's folder; other models have none."""
+    if (model / CURVE_NAME).is_file():
+        shutil.copyfile(model / CURVE_NAME, run / CURVE_NAME)
+
+
+def _tune(config: RunConfig, data: Path, folder: Path) -> None:
+    from rl_core.data.prompts import resolve_model
+    from tasks.supervision.sft_process import tune_for_parent
+
+    check_sft(config)
+    log_step = _log_steps("SFT")
+    call_supervised(
+        tune_for_parent,
+        {
+            "config": config,
+            "model_path": resolve_model(str(config.model.path)),
+            "data": data,
+            "folder": folder,
+        },
+        name="sft",
+        log_folder=folder.parent / "logs",
+        stall_s=config.watchdog.stall_s,
+        logger=_logger,
+        on_step=lambda step, last_step, row: log_step(step, last_step, row["loss"]),
+    )
+    if not is_complete(folder):
+        raise InterruptedError(f"SFT was stopped; it goes on from its last save ({folder.name})")
 
 
 def _warm_start(config: RunConfig, data: Path, folder: Path) -> WarmStartReport:
@@ -128,7 +219,7 @@ def _warm_start(config: RunConfig, data: Path, folder: Path) -> WarmStartReport:
     disable_progress_bar()  # of saving one small file
     _logger.info("warm-starting the home-made base model: %d steps", config.base_model.steps)
     report = make_base_model(
-        config.base_model, _examples(config, data), folder=folder, on_step=_log_steps()
+        config.base_model, _examples(config, data), folder=folder, on_step=_log_steps("warm start")
     )
     shown = {name: value for name, value in report.as_json().items() if name != "failed_gates"}
     _logger.info("base model: %s", shown)
@@ -145,7 +236,7 @@ def _examples(config: RunConfig, data: Path) -> SftExamples:
     )
 
 
-def _log_steps() -> OnStep:
+def _log_steps(what: str) -> OnStep:
     """Returns a callback that logs a line every `_LOG_INTERVAL_S`."""
     logged_at = time.monotonic()
 
@@ -153,7 +244,7 @@ def _log_steps() -> OnStep:
         nonlocal logged_at
         if time.monotonic() - logged_at >= _LOG_INTERVAL_S:
             logged_at = time.monotonic()
-            _logger.info("warm start %d/%d · loss %.3f", step, last_step, loss)
+            _logger.info("%s %d/%d · loss %.3f", what, step, last_step, loss)
 
     return on_step
 

@@ -23,6 +23,7 @@ from rl_core.data.modelscope_source import cached_from_modelscope, modelscope_na
 from rl_core.data.user_files import look_up_files
 from rl_core.envs import ENVS, env_of
 from rl_core.rewards.scoring import refusal
+from rl_core.sft.named_data import check_sft
 from rl_core.system.network import hub_url, hubs_are_off, wandb_url, why_silent, why_unreachable
 from rl_core.workers.ray_auth import mode_for
 from tasks.hours.time_plan import planned_steps
@@ -177,6 +178,11 @@ def _version(package: str) -> str | None:
 
 def _model(config: RunConfig) -> Iterator[Finding]:
     path = config.model.path
+    try:
+        check_sft(config)
+    except ValueError as error:
+        message, _, remedy = str(error).rpartition(": ")
+        yield Finding("model", "fatal", message, remedy)
     if path is None:
         yield from _home_made_model(config)
     elif Path(path).expanduser().is_dir():
@@ -268,14 +274,15 @@ def _known_outcomes(config: RunConfig) -> Iterator[Finding]:
     env, name = env_of(config.env), (config.model.path or "").lower()
     is_base = not name.endswith("-instruct")
     weak = [size for size in env.weak_models if size in name]
-    if is_base and weak:
+    if is_base and weak and config.sft.data is None:
         yield Finding(
             "outcome",
             "warning",
             f"model.path={config.model.path}: base models of {weak[0].removesuffix('b')} billion "
             f"parameters were not seen to learn {env.title} by reinforcement alone (format, then "
             "nothing)",
-            "take 1.5 billion or more, an instruction-tuned model, or read it as a rehearsal",
+            "sft.data=traces shows it how first; or take 1.5 billion or more, an instruction-tuned "
+            "model, or read it as a rehearsal",
         )
 
 

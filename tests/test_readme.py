@@ -49,7 +49,7 @@ for words in asked:
 print("unknown:", unknown)
 """
 OWN_ARGUMENTS = (
-    *("checkpoint", "against", "dry_run", "split"),
+    *("checkpoint", "against", "dry_run", "split", "to", "dtype", "push"),
     *("cards", "nodes", "network", "response", "scaling"),
 )
 SCRIPT = """python3 -m verl.trainer.main_ppo \\
@@ -61,7 +61,7 @@ step:2 - critic/score/mean:0.06 - response_length/mean:180.0 - actor/lr:1e-06
 """
 TOO_MUCH = (
     *("tinyzero-0.5b-24gb", "Jiayi-Pan", "gsm8k-ppo", "preset=train.yaml", "--shell"),
-    "checkpoint=...",
+    *("countdown-0.5b-sft-24gb", "countdown-1.5b-24gb", "checkpoint=...", "push="),
 )
 """A card, the hub, a night, a person: of these lines only the words are checked."""
 ENDS_WITH = {

@@ -84,9 +84,18 @@ COMMANDS: Final[Mapping[str, Command]] = {
     ),
     "runs": Command("sql:list_runs", "list the runs"),
     "compare": Command(
-        "compare:compare",
+        "sql:compare",
         "set RUN RUN... beside one another, curves in output=FILE.html",
         own=("output=", RUN),
+    ),
+    "export": Command(
+        "export:export",
+        "write a CHECKPOINT for others: export RUN/best to=FOLDER dtype=bfloat16 push=OWNER/NAME",
+        about="{help}. Merged weights as safetensors in dtype= (by default bfloat16), tokenizer, "
+        "and a card with data, settings and accuracy. push= uploads the folder to a private "
+        "repository of the Hugging Face hub; without it nothing leaves this machine.",
+        words="CHECKPOINT | KEY=VALUE",
+        own=("to=", "dtype=", "push="),
     ),
     "watch": Command("watch:watch", "show a RUN as it goes, by default the latest", own=(RUN,)),
     "serve": Command("serve:serve", "Prefect's server, the deployments and a worker, until Ctrl-C"),

@@ -1,4 +1,4 @@
-"""The commands `countdown-train sql` and `runs`: questions in SQL to the runs' files."""
+"""The commands `countdown-train sql`, `runs` and `compare`: questions in SQL to the runs' files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flows.cli.terminal import say, show_rows, terminal_width
 from flows.errors import BadInputError
-from flows.runs.lookup import storage_root
+from flows.runs.lookup import storage_root, take_arguments
 from tasks.queries.render import render_queries
 from tasks.queries.sql import ask, export_catalog, list_queries, run_query
 
@@ -93,3 +93,27 @@ def _key_and_value(text: str) -> tuple[str, str]:
     if not equals:
         raise ValueError(f"-p {text} is not KEY=VALUE")
     return key, value
+
+
+def compare(words: Sequence[str]) -> None:
+    """Sets runs beside one another, as tables here and as curves in compare.html."""
+    from tasks.report_page.compare import compare_runs, write_comparison  # draws: `sql` does not
+
+    asked, settings = take_arguments([word for word in words if "=" in word], ("output",))
+    root = storage_root(settings)
+    try:
+        comparison = compare_runs(root, [word for word in words if "=" not in word])
+        page = Path(asked.get("output", root / "compare.html"))
+        moved = write_comparison(comparison, page)
+    except ValueError as error:
+        raise BadInputError(str(error)) from None
+    for title, frame in (
+        ("what they reached", comparison.overview),
+        ("settings that differ", comparison.settings),
+        ("who won the same problems", comparison.paired),
+    ):
+        say(f"\n{title}")
+        show_rows(frame)
+    say(f"\ncurves: {page}")
+    if moved is not None:
+        say(f"the page of other runs that was there is now {moved}")

@@ -24,7 +24,7 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.storage.mirror import mirrored
 from rl_core.tracking.wandb_sync import sync_runs, wants_wandb
 from tasks import preflight as checks
-from tasks.base_model import base_model
+from tasks.base_model import base_model, keep_curve
 from tasks.generate import generate_dataset, rows_per_split
 from tasks.prefect_ui.attempts import settings_in_force
 from tasks.prefect_ui.progress import TrainingProgress
@@ -109,6 +109,7 @@ def train(overrides: Sequence[str]) -> None:
         with recorded(run) as stage, shown as progress:
             with stage("prepare"):
                 data, model_path = _prepared(config)
+            keep_curve(model_path, run.path)
             run.update(model=str(model_path), data=str(data))
             with stage("train"):
                 train_supervised(

@@ -18,6 +18,8 @@ from rl_core.envs import ENVS, env_names, find_env
 PresetName = Literal[
     "quickstart",
     "tinyzero-0.5b-24gb",
+    "countdown-0.5b-sft-24gb",
+    "countdown-1.5b-24gb",
     "tinyzero-3b",
     "tinyzero-3b-instruct",
     "gsm8k-grpo-7b",
@@ -92,12 +94,16 @@ def of_another_env(key: str, env: str) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Returns `; did you mean X?`: X shares the last part of its key, or most of its letters."""
+    """Returns `; did you mean X?`: X shares the last part of its key, or most of its letters.
 
-    def likeness(candidate: str) -> tuple[float, float]:
+    Of several groups that have a name, the actor is meant most often.
+    """
+
+    def likeness(candidate: str) -> tuple[float, bool, float]:
         whole = difflib.SequenceMatcher(None, name, candidate).ratio()
         last = name.rpartition(".")[2], candidate.rpartition(".")[2]
-        return max(whole, difflib.SequenceMatcher(None, *last).ratio()), whole
+        alike = max(whole, difflib.SequenceMatcher(None, *last).ratio())
+        return alike, candidate == f"actor.{name}", whole
 
     best = max(names, key=likeness)
     return f"; did you mean {best}?" if likeness(best)[0] >= 0.5 else ""

@@ -22,6 +22,7 @@ from rl_core.config.operations import (
 )
 from rl_core.config.ranks import check_ranks
 from rl_core.config.rollout import RolloutConfig
+from rl_core.config.sft import SftConfig
 from rl_core.envs import DEFAULT_ENV, ENVS
 from rl_core.section import Section
 from rl_core.system.cards import named_card
@@ -274,6 +275,7 @@ class RunConfig(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     actor: ActorConfig = ActorConfig()
     critic: CriticConfig = CriticConfig()
+    sft: SftConfig = SftConfig()
     rollout: RolloutConfig = RolloutConfig()
     resources: ResourcesConfig = ResourcesConfig()
     trainer: TrainerConfig = TrainerConfig()
@@ -320,6 +322,15 @@ class RunConfig(Section):
             raise ValueError(
                 f"data.train_batch_size={batch} is above data.train_size={self.data.train_size}: "
                 "no step could be filled"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _tunes_a_given_model(self) -> RunConfig:
+        if self.sft.data is not None and self.model.path is None:
+            raise ValueError(
+                f"sft.data={self.sft.data} fine-tunes a given model, and the home-made one is "
+                "taught already: set model.path, or leave sft.data out"
             )
         return self
 

@@ -6,6 +6,7 @@ numpy imports it when it is called: settings and scores are wanted where nothing
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,6 +207,8 @@ class Env(Generic[Settings]):
     show: Callable[[Problem], str]
     """A problem as a person would write it, its answer included."""
     home_made: HomeMadeModel[Settings] | None = None
+    write_trace: Callable[[Settings, Problem, str, random.Random], str] | None = None
+    """(settings, problem, its solution, chance) -> a response that a given model may learn from."""
     weak_models: tuple[str, ...] = ()
     """Sizes of base models that were not seen to learn it by reinforcement alone."""
     launch_scripts: LaunchScripts | None = None

@@ -1,52 +1,60 @@
-"""Shapes of the hub models that the presets name, so that a run is planned before any download.
+"""Shapes of hub models that people train, so that a run is planned before any download.
 
 Source: `config.json` of each model as published by its authors.
 """
 
 from __future__ import annotations
 
+import re
+from typing import Any, Final
+
 from rl_core.resources.memory_plan import ModelShape
 
-_QWEN25 = {
-    "0.5B": {
-        "hidden_size": 896,
-        "intermediate_size": 4_864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "vocab_size": 151_936,
-        "tie_word_embeddings": True,
+_FIELDS: Final = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "tie_word_embeddings",
+)
+_SIZES: Final[dict[str, dict[str, tuple[int, ...]]]] = {
+    "Qwen2.5": {
+        "0.5B": (896, 4_864, 24, 14, 2, 151_936, True),
+        "1.5B": (1_536, 8_960, 28, 12, 2, 151_936, True),
+        "3B": (2_048, 11_008, 36, 16, 2, 151_936, True),
+        "7B": (3_584, 18_944, 28, 28, 4, 152_064, False),
     },
-    "3B": {
-        "hidden_size": 2_048,
-        "intermediate_size": 11_008,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 2,
-        "vocab_size": 151_936,
-        "tie_word_embeddings": True,
-    },
-    "7B": {
-        "hidden_size": 3_584,
-        "intermediate_size": 18_944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "vocab_size": 152_064,
-        "tie_word_embeddings": False,
+    "Qwen3": {
+        "0.6B": (1_024, 3_072, 28, 16, 8, 151_936, True),
+        "1.7B": (2_048, 6_144, 28, 16, 8, 151_936, True),
+        "4B": (2_560, 9_728, 36, 32, 8, 151_936, True),
+        "8B": (4_096, 12_288, 36, 32, 8, 151_936, False),
     },
 }
+_SHARED: Final[dict[str, dict[str, Any]]] = {
+    "Qwen2.5": {"model_type": "qwen2"},
+    "Qwen3": {"model_type": "qwen3", "head_dim": 128, "attention_bias": False},
+}
+_NAME: Final = re.compile(r"Qwen/(?P<family>Qwen[\d.]+)-(?P<size>[\d.]+B)(-Instruct|-Base)?")
+
+
+def known_config(name: str) -> dict[str, Any] | None:
+    """Returns what `config.json` of a hub model says of its shape; None if it is not known.
+
+    Args:
+        name: OWNER/NAME, tuned for instructions or not; with `modelscope:` before it, it is the
+            same model on ModelScope.
+    """
+    found = _NAME.fullmatch(name.removeprefix("modelscope:"))
+    values = _SIZES.get(found["family"], {}).get(found["size"]) if found else None
+    if found is None or values is None:
+        return None
+    return _SHARED[found["family"]] | dict(zip(_FIELDS, values, strict=True))
 
 
 def known_shape(name: str) -> ModelShape | None:
-    """Returns the shape of a hub model, tuned for instructions or not; None if it is not known.
-
-    Args:
-        name: OWNER/NAME; with `modelscope:` before it, it is the same model on ModelScope.
-    """
-    name = name.removeprefix("modelscope:")
-    prefix = "Qwen/Qwen2.5-"
-    size = name.removeprefix(prefix).removesuffix("-Instruct")
-    if not name.startswith(prefix) or size not in _QWEN25:
-        return None
-    return ModelShape.from_config({"model_type": "qwen2", **_QWEN25[size]})
+    """Returns the shape of a hub model, see `known_config`."""
+    config = known_config(name)
+    return None if config is None else ModelShape.from_config(config)

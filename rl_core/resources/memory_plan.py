@@ -25,7 +25,7 @@ _LIVE_BLOCKS = 4
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What a decoder with gated MLPs and grouped attention (Qwen2, Llama) needs memory for."""
+    """What a decoder with gated MLPs and grouped attention (Qwen, Llama) needs memory for."""
 
     hidden_size: int
     intermediate_size: int
@@ -37,6 +37,8 @@ class ModelShape:
     tied: bool
     """Input and output embedding are one tensor."""
     attention_bias: bool
+    qk_norm: bool = False
+    """Queries and keys are normalised, head by head (Qwen3)."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
@@ -60,6 +62,7 @@ class ModelShape:
                 attention_bias=bool(
                     config.get("attention_bias", config.get("model_type") == "qwen2")
                 ),
+                qk_norm=config.get("model_type") == "qwen3",
             )
         except KeyError as error:
             raise ValueError(f"config.json has no {error}: its memory cannot be planned") from None
@@ -103,6 +106,7 @@ class ModelShape:
             + bias
             + 3 * self.hidden_size * self.intermediate_size
             + (2 * self.hidden_size)
+            + (2 * self.head_size if self.qk_norm else 0)
         )
 
     @property

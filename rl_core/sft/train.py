@@ -2,8 +2,6 @@
 
 Not the trainer: it makes, once, what `model.path` otherwise names. Examples are of mixed quality:
 they calculate well but mostly give up early, which is what reinforcement learning finds to improve.
-
-Legend: B responses, L prompt + response (right-padded), V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,20 +10,20 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import Tensor
-from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rl_core.config.base_model import BaseModelConfig
 from rl_core.envs.sft_examples import SftExamples
-from rl_core.sft.examples import Example, draw_examples, measure
+from rl_core.sft.examples import draw_examples, measure
+from rl_core.sft.fit import Fitting, fit, split_evenly, whole_losses
 from rl_core.sft.muon import Muon
 from rl_core.sft.tokenizer import train_tokenizer
 from rl_core.system.atomic import new_folder
@@ -35,9 +33,7 @@ REPORT_NAME: Final = "warm_start.json"
 
 _ADAMW_LR_SHARE: Final = 0.15
 _MICRO_BATCHES: Final = 4
-_GRAD_CLIP: Final = 1.0
 _INITIALIZER_RANGE: Final = 0.06
-_PADDING_WEIGHT: Final = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,61 +171,30 @@ def _fit(
         [p for p in model.parameters() if id(p) not in held], betas=(0.9, 0.95), weight_decay=0.0
     )
     threads = MicroBatchThreads(settings.num_threads)
+    fitting = Fitting(model, tokenizer.pad_token_id, threads, whole_losses)
+    split = partial(split_evenly, count=_MICRO_BATCHES)
     losses: list[float] = []
-    model.train()
-    for step in range(settings.steps):
-        examples = draw_examples(source, tokenizer, settings.batch_size, rng)
-        losses.append(_backward(model, examples, tokenizer.pad_token_id, threads))
-        torch.nn.utils.clip_grad_norm_(model.parameters(), _GRAD_CLIP)
-        lr = settings.lr * _schedule(step, settings)
+
+    def update(share: float) -> None:
+        lr = settings.lr * share
         muon.step(lr=lr, threads=threads)
         adamw.param_groups[0]["lr"] = lr * _ADAMW_LR_SHARE
         adamw.step()
-        model.zero_grad()
-        on_step(step + 1, settings.steps, losses[-1])
+
+    def tell(step: int, loss: float) -> None:
+        losses.append(loss)
+        on_step(step, settings.steps, loss)
+
+    model.train()
+    fit(
+        fitting,
+        update,
+        draw=lambda step: draw_examples(source, tokenizer, settings.batch_size, rng),
+        backward=lambda examples: fitting.backward(examples, split),
+        steps=range(settings.steps),
+        warmup_steps=settings.warmup_steps,
+        on_step=tell,
+    )
     model.eval()
     tail = losses[-math.ceil(len(losses) / 20) :]
     return sum(tail) / len(tail)
-
-
-def _schedule(step: int, settings: BaseModelConfig) -> float:
-    """Returns the share of the learning rate: linear warm-up, then half a cosine down to 0."""
-    if step < settings.warmup_steps:
-        return (step + 1) / settings.warmup_steps
-    left = max(settings.steps - settings.warmup_steps, 1)
-    return 0.5 * (1 + math.cos(math.pi * (step - settings.warmup_steps) / left))
-
-
-def _backward(
-    model: Qwen2ForCausalLM,
-    examples: Sequence[Example],
-    pad_id: int,
-    threads: MicroBatchThreads,
-) -> float:
-    """Adds the gradient of the weighted mean loss; the batch is cut by length to save padding."""
-    by_length = sorted(examples, key=lambda example: len(example.ids), reverse=True)
-    size = math.ceil(len(by_length) / _MICRO_BATCHES)
-    parts = [by_length[start : start + size] for start in range(0, len(by_length), size)]
-    total = sum(sum(example.weights) for example in examples)
-
-    def micro_loss(part: Sequence[Example]) -> tuple[Tensor, float]:
-        ids, weights = _pad(part, pad_id)
-        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
-        learned = weights[:, 1:] > 0
-        losses = functional.cross_entropy(
-            model.lm_head(hidden[learned]), ids[:, 1:][learned], reduction="none"
-        )
-        loss = (losses * weights[:, 1:][learned]).sum() / total
-        return loss, loss.item()
-
-    return sum(threads.accumulate(list(model.parameters()), micro_loss, parts))
-
-
-def _pad(examples: Sequence[Example], pad_id: int) -> tuple[Tensor, Tensor]:
-    """Returns ids int64 [B, L] and loss weights float32 [B, L], right-padded."""
-    length = max(len(example.ids) for example in examples)
-    ids = torch.tensor([e.ids + [pad_id] * (length - len(e.ids)) for e in examples])
-    weights = torch.tensor(
-        [e.weights + [_PADDING_WEIGHT] * (length - len(e.weights)) for e in examples]
-    )
-    return ids, weights

@@ -47,7 +47,7 @@ _LOGGED_SHAPE: Final = {
 """The same of an imported log, whose other settings are another program's."""
 _SAME_DEVICE: Final = {"model": None, "base_model": _SHAPE["base_model"], "resources": None}
 """What the share of the device's peak depends on most."""
-_SAME_LENGTHS: Final = {"env": None, "model": {"path"}, "base_model": None}
+_SAME_LENGTHS: Final = {"env": None, "model": {"path"}, "base_model": None, "sft": {"data"}}
 """What the length of prompts and responses depends on most."""
 
 Sections = Mapping[str, set[str] | None]

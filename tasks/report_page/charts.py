@@ -41,6 +41,7 @@ def charts(data: ReportData) -> dict[str, Chart]:
                 data.by_num_operands, "num_operands", "numbers that a problem has"
             ),
             "pass@k": _pass_at_k(data.pass_at_k),
+            "Loss of fine-tuning (SFT), before training": _sft(data.sft),
         }
     )
 
@@ -116,6 +117,17 @@ def _line(curve: pl.DataFrame, column: str, label: str) -> Chart | None:
     means = values.rolling_mean(window, min_samples=1, center=True)
     points = [(x, float(y)) for (x, _), y in zip(each.points, means, strict=True)]
     return draw([each, Series(f"mean of {window}", "test", points, "bold")], label)
+
+
+def _sft(rows: list[Row]) -> Chart | None:
+    def points(field: str) -> list[Point]:
+        return [(row["step"], row[field]) for row in rows if field in row]
+
+    series = [
+        Series("learned", "train", points("loss")),
+        Series("held out", "test", points("held_out_loss"), "dots"),
+    ]
+    return draw(series, "nats per token")
 
 
 def _verdicts(shares: pl.DataFrame, steps_per_row: int) -> Chart | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import polars as pl
 
 from rl_core.runs.resume import remarks
 from rl_core.runs.run_folder import RunFolder, RunRecord
+from rl_core.sft.named_data import CURVE_NAME
 from rl_core.tracking.diagnosis import Diagnosis, diagnose
 from tasks.hours.run_time import left_of, steps_in_words
 from tasks.queries import run_tables as run_files
@@ -64,6 +66,8 @@ class ReportData:
     """Rows of `kept_evaluations`: the one that all numbers here are of, and others beside it."""
     diagnoses: list[Diagnosis]
     """What is wrong with the run, the gravest first."""
+    sft: list[Row]
+    """Step, loss and held-out loss of fine-tuning before the run, if there was one."""
     curve: pl.DataFrame
     verdicts: pl.DataFrame
     steps_per_row: int
@@ -136,6 +140,7 @@ def gather(run: RunFolder) -> ReportData:
         trained=trained[0] if trained else None,
         gain=_last([row for row in ask("gain_over_base").to_dicts() if row["model"] == newest]),
         diagnoses=diagnose(run.metrics.read()),
+        sft=_sft(run.path),
         curve=curve,
         verdicts=verdicts,
         steps_per_row=steps_per_row,
@@ -161,6 +166,11 @@ def gather(run: RunFolder) -> ReportData:
         disk=_largest(run_files.bytes_by_kind(run.path)),
         data_sets=_data_sets(run.root, record),
     )
+
+
+def _sft(run: Path) -> list[Row]:
+    file = run / CURVE_NAME
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def _accuracy(row: Row | None) -> float | None:

@@ -28,7 +28,7 @@ from rl_core.storage.lease import is_written_elsewhere
 from rl_core.storage.mirror import LAST_OF_DATA, LAST_OF_MODEL
 from rl_core.storage.object_store import Entry, ObjectStore
 from rl_core.storage.spool import Spool
-from tasks.base_model import home_made_folder
+from tasks.base_model import made_folder
 from tasks.queries.run_tables import find_runs
 
 _RUNS: Final = "runs/"
@@ -39,8 +39,8 @@ def bring_inputs(config: RunConfig, store: ObjectStore) -> list[str]:
     """Brings what settings need beside a run, and returns the folders that are published, too."""
     root = config.storage.root
     folders = {dataset_folder(config): LAST_OF_DATA}
-    if config.model.path is None:
-        folders[home_made_folder(config)] = LAST_OF_MODEL
+    if (made := made_folder(config)) is not None:
+        folders[made] = LAST_OF_MODEL
     names = {str(folder.relative_to(root)): last for folder, last in folders.items()}
     for name, last in names.items():
         bring_folder(store, root, name, last)

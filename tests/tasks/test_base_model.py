@@ -20,6 +20,8 @@ from tasks.base_model import (
     cached_base_model,
     home_made_folder,
     is_complete,
+    keep_curve,
+    made_folder,
 )
 from tasks.generate import generate_dataset
 
@@ -127,3 +129,62 @@ def test_two_runs_at_once_make_it_once_and_sweep_what_a_dead_one_left(
     assert first == second
     assert caplog.text.count("warm-starting the home-made base model") == 1
     assert [path.name for path in (tmp_path / "models").iterdir() if path.is_dir()] == [first.name]
+
+
+def tuned_settings(root: Path, model: Path, rows: Path, **sft: object) -> RunConfig:
+    return settings(
+        root,
+        model={"path": str(model)},
+        sft={"data": str(rows), "steps": 3, "batch_size": 4} | sft,
+        resources={"learner_threads": 1},
+    )
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(f'{{"prompt": "{n}+0=", "response": "{n}"}}\n' for n in range(9)))
+    return file
+
+
+def test_a_tuned_model_has_a_folder_by_all_that_it_depends_on(
+    tmp_path: Path, tiny_model_path: Path, rows: Path
+) -> None:
+    def folder(**sft: object) -> Path | None:
+        return made_folder(tuned_settings(tmp_path, tiny_model_path, rows, **sft))
+
+    here = folder()
+    assert here is not None
+    assert here.name.startswith("sft-tiny_model0-")
+    assert folder(save_freq=7) == here
+    assert folder(steps=4) != here
+    rows.write_text(rows.read_text() + '{"prompt": "9+0=", "response": "9"}\n')
+    assert folder() != here
+    given = settings(tmp_path, model={"path": str(tiny_model_path)})
+    assert made_folder(given) is None
+    with pytest.raises(ValueError, match=r"sft\.data=.*none\.jsonl"):
+        folder(data=str(tmp_path / "none.jsonl"))
+
+
+@pytest.mark.slow
+def test_a_model_is_tuned_in_a_process_of_its_own_and_then_found(
+    tmp_path: Path, tiny_model_path: Path, rows: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="tasks.base_model")
+    config = tuned_settings(tmp_path, tiny_model_path, rows, lr=1e-2)
+    folder = base_model(config, tmp_path / "unused")
+    assert folder == made_folder(config)
+    assert is_complete(folder)
+    assert "SFT starts: 3 steps on 8 rows of" in caplog.text
+    made_at = (folder / "sft_loss.jsonl").stat().st_mtime_ns
+    assert base_model(config, tmp_path / "unused") == folder
+    assert (folder / "sft_loss.jsonl").stat().st_mtime_ns == made_at
+    (tmp_path / "run").mkdir()
+    keep_curve(folder, tmp_path / "run")
+    assert len((tmp_path / "run" / "sft_loss.jsonl").read_text().splitlines()) == 4
+    keep_curve(tiny_model_path, tmp_path)
+    assert not (tmp_path / "sft_loss.jsonl").exists()
+
+    rows.write_text('{"prompt": "2+2="}\n' * 2)
+    with pytest.raises(ValueError, match=r"rows.jsonl: row 1: response=None must be a text"):
+        base_model(config, tmp_path / "unused")

@@ -176,6 +176,15 @@ def test_what_others_saw_is_said_before_the_start(tmp_path: Path) -> None:
     assert [finding for finding in instruct if finding.check == "outcome"] == []
 
 
+def test_fine_tuning_first_is_the_remedy_and_its_data_are_looked_up(tmp_path: Path) -> None:
+    weak = ["preset=tinyzero-0.5b-24gb", f"storage.root={tmp_path}"]
+    found = preflight(compose([*weak, "sft.data=traces"]))
+    assert [finding for finding in found if finding.check == "outcome"] == []
+    lost = preflight(compose([*weak, "sft.data=lost.jsonl"]))
+    (fatal, *_) = [f for f in lost if f.check == "model" and f.level == "fatal"]
+    assert "sft.data=lost.jsonl" in fatal.message
+
+
 def test_a_disk_that_cannot_hold_the_checkpoints_is_fatal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -153,6 +154,14 @@ def _numbers_and_target(problem: Problem) -> tuple[tuple[int, ...], int]:
     return tuple(truth["numbers"]), truth["target"]
 
 
+def _write_trace(env: CountdownConfig, problem: Problem, solution: str, rng: random.Random) -> str:
+    from rl_core.envs.countdown.worded_traces import write_worded_trace
+
+    numbers, target = _numbers_and_target(problem)
+    trace = write_worded_trace(numbers, target, solution, rng=rng)
+    return f"<think>{trace}" if env.prompt_template == "chat" else trace
+
+
 def _imported_settings(row: Record, model: str) -> dict[str, Any]:
     """Returns how prompts reach the model: raw as TinyZero writes them, else by a chat template."""
     prompt = row.get("prompt")
@@ -213,6 +222,7 @@ COUNTDOWN: Final = Env(
         f"env.max_operands={_TAUGHT_OPERANDS}",
         examples=_examples,
     ),
+    write_trace=_write_trace,
     weak_models=("0.5b",),
     launch_scripts=LaunchScripts(
         words=("countdown", "tinyzero"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -85,6 +86,12 @@ def _prompted(pairs: Sequence[tuple[Problem, str]]) -> list[tuple[str, str]]:
     return [(problem.messages[0]["content"], solution) for problem, solution in pairs]
 
 
+def _write_trace(env: Gsm8kConfig, problem: Problem, solution: str, rng: random.Random) -> str:
+    from rl_core.envs.gsm8k.sft_examples import write_in_words
+
+    return write_in_words(solution, thinks=env.prompt_template == "think")
+
+
 GSM8K: Final = Env(
     settings=Gsm8kConfig,
     title="GSM8K",
@@ -121,6 +128,7 @@ GSM8K: Final = Env(
         choose="env=gsm8k env.source=toy env.prompt_template=think",
         examples=_examples,
     ),
+    write_trace=_write_trace,
     launch_scripts=LaunchScripts(
         words=("gsm8k",),
         has_columns=lambda row: bool(row.get("question")),

@@ -125,6 +125,18 @@ def write_response(solution: str, *, stop_prob: float, rng: random.Random) -> st
     return _finish(lines, extract_truth(solution))
 
 
+def write_in_words(solution: str, *, thinks: bool) -> str:
+    """Returns a data set's solution, whole and without calculator annotations, as a response.
+
+    Args:
+        solution: lines of steps, and `#### 18` on the last line.
+        thinks: whether the prompt ends with `<think>`.
+    """
+    *lines, _ = re.sub(r"<<[^>]*>>", "", solution).split("\n")
+    number = extract_truth(solution)
+    return _finish(lines, number) if thinks else "\n".join([*lines, f"#### {number}"])
+
+
 def check_annotations(text: str) -> list[bool]:
     """Returns for each calculator annotation, `<<12+5=17>>`, whether it is true."""
     return [

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import torch
+import transformers
 
 from flows.settings.compose import PresetName, SettingsError, compose
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import ModelConfig, ResourcesConfig, RunConfig
 from rl_core.envs.countdown import CountdownConfig
-from rl_core.resources.known_shapes import known_shape
+from rl_core.resources.known_shapes import known_config, known_shape
 from rl_core.resources.memory_plan import ModelShape, memory_plan
 from rl_core.tracking.diagnosis import FULL_CARD
 from tasks.preflight import preflight
@@ -214,14 +216,26 @@ def test_a_card_that_is_named_brings_its_memory(tmp_path: Path) -> None:
     ("name", "parameters"),
     [
         ("Qwen/Qwen2.5-0.5B", 494_032_768),
+        ("Qwen/Qwen2.5-1.5B-Instruct", 1_543_714_304),
         ("Qwen/Qwen2.5-3B-Instruct", 3_085_938_688),
         ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
+        ("Qwen/Qwen3-0.6B", 596_049_920),
+        ("Qwen/Qwen3-1.7B-Base", 1_720_574_976),
+        ("Qwen/Qwen3-4B", 4_022_468_096),
+        ("modelscope:Qwen/Qwen3-8B", 8_190_735_360),
     ],
 )
 def test_published_models_have_their_published_size(name: str, parameters: int) -> None:
     shape = known_shape(name)
     assert shape is not None
     assert shape.num_parameters == parameters
+    config = known_config(name)
+    assert config is not None
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(**config)
+        )
+    assert sum(weight.numel() for weight in model.parameters()) == parameters
 
 
 def test_a_model_of_another_kind_has_no_plan(tmp_path: Path) -> None:

@@ -52,6 +52,15 @@ def test_charts_show_the_logged_steps(alpha_data: ReportData) -> None:
     assert {"correct", "wrong_value", "bad_syntax", "no_answer"} <= verdicts
 
 
+def test_fine_tuning_before_the_run_has_a_curve(alpha_data: ReportData) -> None:
+    rows = [{"step": 0, "held_out_loss": 2.0}, {"step": 1, "loss": 1.5}]
+    drawn = charts(replace(alpha_data, sft=rows))["Loss of fine-tuning (SFT), before training"]
+    assert drawn.says == [
+        "step 0: held out 2",
+        "step 1: learned 1.5 · held out 2 (step 0)",
+    ]
+
+
 def test_a_hover_says_what_was_measured(alpha_data: ReportData) -> None:
     drawn = charts(alpha_data)
     assert drawn["Accuracy"].says == [

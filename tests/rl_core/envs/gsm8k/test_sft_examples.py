@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 from rl_core.config.base_model import BaseModelConfig
 from rl_core.envs.gsm8k import render_messages, score_response
-from rl_core.envs.gsm8k.sft_examples import SolutionExamples, check_annotations, write_response
+from rl_core.envs.gsm8k.sft_examples import (
+    SolutionExamples,
+    check_annotations,
+    write_in_words,
+    write_response,
+)
 from rl_core.envs.gsm8k.word_problems import generate_word_problems
 from rl_core.sft.examples import draw_examples
 from rl_core.sft.tokenizer import train_tokenizer
@@ -137,3 +142,10 @@ def test_a_tiny_model_is_made_measured_and_falls_through_its_gates(tmp_path: Pat
 def test_lessons_need_problems_of_both_splits() -> None:
     with pytest.raises(ValueError, match="1 train and 0 test problems"):
         SolutionExamples(SETTINGS, train=some_pairs(1), test=[])
+
+
+def test_a_given_model_reads_solutions_without_annotations() -> None:
+    solution = "12 + 5 = <<12+5=17>>17 pens.\n17 + 1 = <<17+1=18>>18.\n#### 1,800"
+    body = "12 + 5 = 17 pens.\n17 + 1 = 18."
+    assert write_in_words(solution, thinks=False) == f"{body}\n#### 1800"
+    assert write_in_words(solution, thinks=True) == f"\n{body}</think>\n#### 1800"

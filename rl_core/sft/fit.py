@@ -1,0 +1,171 @@
+"""Supervised steps: examples -> gradient of the weighted mean loss -> update, data path stage 0.
+
+The one loop of the home-made base model (train.py) and of models that are given (tune.py): they
+differ in optimizer, in how a batch is split, and in how logits become losses.
+
+Legend: B responses, L prompt + response (right-padded), N learned tokens, H hidden size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rl_core.algos.logprobs import token_logprobs
+from rl_core.sft.examples import Example
+from rl_core.system.threads import MicroBatchThreads
+
+_GRAD_CLIP: Final = 1.0
+_PADDING_WEIGHT: Final = 0.0
+TokenLosses: TypeAlias = Callable[[Any, Tensor, Tensor], Tensor]
+"""(model, hidden states [N, H], targets int64 [N]) -> losses in nats, float32 [N]."""
+Split: TypeAlias = Callable[[Sequence[Example]], Sequence[Sequence[Example]]]
+"""A batch as micro-batches."""
+
+
+class Update(Protocol):
+    """An optimizer."""
+
+    def __call__(self, share: float) -> None:
+        """Moves the weights along their gradients, with a share of the peak learning rate."""
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """What one supervised step takes.
+
+    Attributes:
+        model: A causal LM; all its parameters that require gradient learn.
+        pad_id: Fills examples up.
+        threads: Compute micro-batches side by side.
+        losses: From hidden states to losses.
+        compute_dtype: float32, or bfloat16 for autocast.
+    """
+
+    model: Any
+    pad_id: int
+    threads: MicroBatchThreads
+    losses: TokenLosses
+    compute_dtype: torch.dtype = torch.float32
+
+    def backward(self, examples: Sequence[Example], split: Split) -> float:
+        """Adds the gradient of the mean loss, which it returns, in nats per token."""
+        total = sum(sum(example.weights) for example in examples)
+
+        def micro_loss(part: Sequence[Example]) -> tuple[Tensor, float]:
+            loss = self._summed_loss(part) / total
+            return loss, loss.item()
+
+        return sum(self.threads.accumulate(self.parameters, micro_loss, split(examples)))
+
+    @torch.no_grad()
+    def mean_loss(self, examples: Sequence[Example], split: Split) -> float:
+        """Returns the mean loss, in nats per token."""
+        total = sum(sum(example.weights) for example in examples)
+        return sum(self._summed_loss(part).item() for part in split(examples)) / total
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """What learns."""
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+    def _summed_loss(self, part: Sequence[Example]) -> Tensor:
+        ids, weights = (tensor.to(self.model.device) for tensor in _pad(part, self.pad_id))
+        with torch.autocast(
+            ids.device.type, torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16
+        ):
+            decoder = self.model.get_decoder()
+            hidden = decoder(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
+        learned = weights[:, 1:] > 0
+        losses = self.losses(self.model, hidden[learned], ids[:, 1:][learned])
+        return (losses * weights[:, 1:][learned]).sum()
+
+
+def fit(
+    fitting: Fitting,
+    update: Update,
+    *,
+    draw: Callable[[int], Sequence[Example]],
+    backward: Callable[[Sequence[Example]], float],
+    steps: range,
+    warmup_steps: int,
+    on_step: Callable[[int, float], None],
+) -> None:
+    """Trains in place.
+
+    Args:
+        fitting: the model.
+        update: its optimizer.
+        draw: returns the examples of a step, from 0.
+        backward: adds their gradient and returns their mean loss, see `Fitting.backward`.
+        steps: those to do: from the one that a resume comes to, to the last of all.
+        warmup_steps: see `schedule`.
+        on_step: called after each step with (steps done, loss).
+    """
+    for step in steps:
+        loss = backward(draw(step))
+        torch.nn.utils.clip_grad_norm_(fitting.parameters, _GRAD_CLIP)
+        update(schedule(step, warmup_steps=warmup_steps, num_steps=steps.stop))
+        fitting.model.zero_grad()
+        on_step(step + 1, loss)
+
+
+def schedule(step: int, *, warmup_steps: int, num_steps: int) -> float:
+    """Returns the share of the learning rate: linear warm-up, then half a cosine down to 0."""
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    left = max(num_steps - warmup_steps, 1)
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / left))
+
+
+def split_evenly(examples: Sequence[Example], *, count: int) -> list[Sequence[Example]]:
+    """Returns at most `count` parts of equal size, cut by length to save padding."""
+    by_length = _by_length(examples)
+    size = math.ceil(len(by_length) / count)
+    return [by_length[start : start + size] for start in range(0, len(by_length), size)]
+
+
+def split_by_tokens(examples: Sequence[Example], *, max_tokens: int) -> list[Sequence[Example]]:
+    """Returns parts of at most `max_tokens`, padding included; a longer example stands alone."""
+    parts: list[list[Example]] = []
+    for example in _by_length(examples):  # so a part's first is its longest
+        if parts and (len(parts[-1]) + 1) * len(parts[-1][0].ids) <= max_tokens:
+            parts[-1].append(example)
+        else:
+            parts.append([example])
+    return list(parts)
+
+
+def whole_losses(model: Any, hidden: Tensor, targets: Tensor) -> Tensor:
+    """Losses of a small vocabulary, whose logits fit into memory."""
+    return functional.cross_entropy(model.lm_head(hidden), targets, reduction="none")
+
+
+def blocked_losses(compute_dtype: torch.dtype) -> TokenLosses:
+    """Losses without the logits in memory, see `token_logprobs`."""
+
+    def losses(model: Any, hidden: Tensor, targets: Tensor) -> Tensor:
+        head = model.get_output_embeddings().weight
+        return -token_logprobs(hidden, head, targets, temperature=1.0, compute_dtype=compute_dtype)
+
+    return losses
+
+
+def _by_length(examples: Sequence[Example]) -> list[Example]:
+    return sorted(examples, key=lambda example: len(example.ids), reverse=True)
+
+
+def _pad(examples: Sequence[Example], pad_id: int) -> tuple[Tensor, Tensor]:
+    """Returns ids int64 [B, L] and loss weights float32 [B, L], right-padded."""
+    length = max(len(example.ids) for example in examples)
+    ids = torch.tensor([e.ids + [pad_id] * (length - len(e.ids)) for e in examples])
+    weights = torch.tensor(
+        [e.weights + [_PADDING_WEIGHT] * (length - len(e.weights)) for e in examples]
+    )
+    return ids, weights

@@ -1,0 +1,42 @@
+"""What `sft.data` names, looked up without a model: for preflight, and for the cache's key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from rl_core.config.run import RunConfig
+from rl_core.data.readers import digest_of, find_files
+from rl_core.envs import ENVS, env_of
+
+SETTING: Final = "sft.data"
+TRACES: Final = "traces"
+CURVE_NAME: Final = "sft_loss.jsonl"
+"""In the folder of a fine-tuned model, and of the runs that start from it: a row per step."""
+
+
+def check_sft(config: RunConfig) -> None:
+    """Raises ValueError where `sft.data` names what is not there; reads no row, asks no hub."""
+    name = config.sft.data
+    if name is None:
+        return
+    if name != TRACES:
+        find_files(SETTING, [name], "train", from_hub=False)
+    elif env_of(config.env).write_trace is None:
+        able = [env.name for env in ENVS.values() if env.write_trace is not None]
+        raise ValueError(
+            f"{SETTING}=traces: env={config.env.name} writes no traces ({' and '.join(able)} do): "
+            "name a FILE of prompt and response"
+        )
+
+
+def find_rows(name: str) -> list[Path]:
+    """Returns the files that a setting names beside `traces`, see `find_files`."""
+    return find_files(SETTING, [name], "train")
+
+
+def data_digest(config: RunConfig) -> str:
+    """Returns a hash of the files of `sft.data`; of traces none: they follow from settings."""
+    name = config.sft.data
+    assert name is not None, "there is no SFT"
+    return "" if name == TRACES else digest_of(find_rows(name))

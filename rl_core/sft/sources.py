@@ -1,0 +1,209 @@
+"""What a given model is fine-tuned on: traces of the train split, or a user's file, as tokens.
+
+Prompts are tokenized as in a rollout, and responses apart from them. Data path stage 0.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from transformers import PreTrainedTokenizerBase
+
+from rl_core.config.run import RunConfig
+from rl_core.data.dataset import read_solved
+from rl_core.data.prompts import encode_prompt
+from rl_core.data.readers import read_records
+from rl_core.envs import env_of
+from rl_core.envs.user_rows import Record, own_prompt, shown
+from rl_core.sft.examples import Example
+from rl_core.sft.named_data import SETTING, TRACES, check_sft, find_rows
+from rl_core.types import Message, Problem
+
+_COLUMNS: Final = ("prompt", "response", "messages")
+_TRACE_STEPS: Final = 300
+_TRACE_DRAWS: Final = 20
+"""Traces that are written of one problem until one is short enough."""
+_HELD_OUT_SHARE: Final = 0.1
+
+
+@dataclass(frozen=True)
+class SftSource:
+    """Examples to learn, and others to measure with."""
+
+    draw: Callable[[int], list[Example]]
+    """The batch of a step, from 0: the same for the same step, whoever asks."""
+    held_out: list[Example]
+    num_steps: int
+    what: str
+    """In words."""
+
+
+def sft_source(config: RunConfig, tokenizer: PreTrainedTokenizerBase, data: Path) -> SftSource:
+    """Returns what `sft.data` names.
+
+    Args:
+        config: the run's settings; `sft.data` is set.
+        tokenizer: of the model that learns.
+        data: folder of the data set.
+
+    Raises:
+        ValueError: the env has no traces, a trace does not fit, or a row cannot be learned from.
+    """
+    if config.sft.data == TRACES:
+        return _traces(config, tokenizer, data)
+    return _rows(config, tokenizer)
+
+
+def _traces(config: RunConfig, tokenizer: PreTrainedTokenizerBase, data: Path) -> SftSource:
+    check_sft(config)
+    sft = config.sft
+    train, test = (
+        [pair for pair in read_solved(data / f"{split}.parquet") if pair[1]]
+        for split in ("train", "test")
+    )
+    if not train or not test:
+        raise ValueError(
+            f"{SETTING}=traces: {len(train)} train and {len(test)} test problems have a solution, "
+            "some of both are needed: use generated data, or a FILE"
+        )
+
+    def example(pair: tuple[Problem, str], rng: random.Random) -> Example:
+        return _fitting_trace(config, tokenizer, *pair, rng)
+
+    def draw(step: int) -> list[Example]:
+        rng = random.Random(f"{sft.seed}/{step}")
+        return [example(pair, rng) for pair in rng.choices(train, k=sft.batch_size)]
+
+    held_out_rng = random.Random(f"{sft.seed}/held out")
+    return SftSource(
+        draw,
+        held_out=[example(pair, held_out_rng) for pair in test[: sft.held_out]],
+        num_steps=sft.steps or _TRACE_STEPS,
+        what=f"traces of {len(train):,} train problems",
+    )
+
+
+def _fitting_trace(
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    problem: Problem,
+    solution: str,
+    rng: random.Random,
+) -> Example:
+    """Returns a trace within `data.max_response_length`, as a rollout's response must be."""
+    write = env_of(config.env).write_trace
+    assert write is not None, "the env's traces were asked for before"
+    chat, longest = config.env.prompt_template == "chat", config.data.max_response_length
+    lengths = []
+    for _ in range(_TRACE_DRAWS):
+        response = write(config.env, problem, solution, rng)
+        example = _encode(problem.messages, response, tokenizer, chat_template=chat)
+        lengths.append(int(sum(example.weights)))
+        if lengths[-1] <= longest:
+            return example
+    raise ValueError(
+        f"{SETTING}=traces: data.max_response_length={longest} tokens is too short: one of "
+        f"{_TRACE_DRAWS} traces of a problem has {min(lengths)} at least; raise it, or use a FILE"
+    )
+
+
+def _rows(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> SftSource:
+    sft = config.sft
+    assert sft.data is not None, "there is no SFT"
+    rows = [
+        _read(config, tokenizer, f"{file}: row {row}", record)
+        for file in find_rows(sft.data)
+        for row, record in read_records(file, _COLUMNS)
+    ]
+    if len(rows) < 2:
+        raise ValueError(
+            f"{SETTING}={sft.data} has {len(rows)} rows: at least 2 are needed, one to learn from "
+            "and one to measure with"
+        )
+    random.Random(sft.seed).shuffle(rows)
+    count = max(1, min(sft.held_out, int(len(rows) * _HELD_OUT_SHARE)))
+    held_out, learned = rows[:count], rows[count:]
+
+    def draw(step: int) -> list[Example]:
+        first = step * sft.batch_size
+        places = (divmod(i, len(learned)) for i in range(first, first + sft.batch_size))
+        return [learned[order(epoch)[place]] for epoch, place in places]
+
+    @lru_cache(2)
+    def order(epoch: int) -> list[int]:
+        return random.Random(f"{sft.seed}/{epoch}").sample(range(len(learned)), len(learned))
+
+    return SftSource(
+        draw,
+        held_out,
+        num_steps=sft.steps or math.ceil(sft.epochs * len(learned) / sft.batch_size),
+        what=f"{len(learned):,} rows of {sft.data}",
+    )
+
+
+def _read(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, where: str, record: Record
+) -> Example:
+    try:
+        messages, response, is_text = _conversation(record)
+        if is_text:
+            chat = config.env.prompt_template == "chat"
+        elif tokenizer.chat_template:
+            chat = True
+        else:
+            raise ValueError(
+                "messages need a tokenizer with a chat template, and this model's has none: "
+                "write prompt as a text"
+            )
+        example = _encode(messages, response, tokenizer, chat_template=chat)
+        if len(example.ids) > config.sft.max_length:
+            raise ValueError(
+                f"{len(example.ids):,} tokens are above sft.max_length={config.sft.max_length}: "
+                "raise it, or leave the row out"
+            )
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    return example
+
+
+def _conversation(record: Record) -> tuple[Sequence[Message], str, bool]:
+    """Returns the messages before the response, the response, and whether they were one text."""
+    messages = record.get("messages")
+    if messages is not None:
+        read = own_prompt({"prompt": messages})
+        assert read is not None, "there is a prompt"
+        *before, last = read
+        if not before or last["role"] != "assistant":
+            raise ValueError("messages must end with the assistant's, after at least one other")
+        return before, _text("the assistant's content", last["content"]), False
+    prompt, response = record.get("prompt"), _text("response", record.get("response"))
+    if isinstance(prompt, list):
+        return own_prompt(record) or (), response, False
+    return [Message(role="user", content=_text("prompt", prompt))], response, True
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(
+            f"{name}={shown(value)} must be a text: a row has prompt and response, or messages"
+        )
+    return value
+
+
+def _encode(
+    messages: Sequence[Message],
+    response: str,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    chat_template: bool,
+) -> Example:
+    """Returns a prompt that teaches nothing, and a response whose tokens and end weigh 1."""
+    _, prompt_ids = encode_prompt(messages, tokenizer, chat_template=chat_template)
+    ids = [*tokenizer.encode(response, add_special_tokens=False), tokenizer.eos_token_id]
+    return Example([*prompt_ids, *ids], [0.0] * len(prompt_ids) + [1.0] * len(ids))

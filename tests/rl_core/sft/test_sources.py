@@ -1,0 +1,140 @@
+"""What a given model is fine-tuned on: rows and traces as tokens, and rows that are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from rl_core.config.run import RunConfig
+from rl_core.data.dataset import write_dataset
+from rl_core.sft.sources import SftSource, sft_source
+
+CHAT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[assistant]"
+
+
+def write_rows(folder: Path, *rows: object) -> Path:
+    file = folder / "rows.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return file
+
+
+def config_of(file: Path | str, **changes: object) -> RunConfig:
+    sft = {"data": str(file), "batch_size": 2} | changes
+    return RunConfig.model_validate({"model": {"path": "any"}, "sft": sft})
+
+
+@pytest.fixture
+def tokenizer(tiny_model_path: Path) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(tiny_model_path)
+
+
+def source_of(
+    tokenizer: PreTrainedTokenizerBase, folder: Path, *rows: object, **changes: object
+) -> SftSource:
+    return sft_source(config_of(write_rows(folder, *rows), **changes), tokenizer, folder)
+
+
+def test_only_the_response_and_its_end_are_learned(tokenizer, tmp_path):
+    source = source_of(tokenizer, tmp_path, *[{"prompt": "2+2=", "response": "4!"}] * 2)
+    (example,) = source.held_out
+    assert tokenizer.decode(example.ids) == "2+2=4!<|endoftext|>"
+    assert example.weights == [0.0] * 4 + [1.0] * 3
+
+
+def test_messages_are_written_by_the_chat_template(tokenizer, tmp_path):
+    tokenizer.chat_template = CHAT
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "yes?"},
+        {"role": "user", "content": "2+2"},
+    ]
+    answer = {"role": "assistant", "content": "4"}
+    rows = [{"messages": [*messages, answer]}, {"prompt": messages, "response": "4"}]
+    source = source_of(tokenizer, tmp_path, *rows)
+    (first, *_), (held_out,) = source.draw(0), source.held_out
+    assert first == held_out
+    assert tokenizer.decode(first.ids) == (
+        "[user]hi\n[assistant]yes?\n[user]2+2\n[assistant]4<|endoftext|>"
+    )
+    assert sum(first.weights) == 2
+
+
+def test_each_pass_takes_every_row_once_in_an_order_of_its_own(tokenizer, tmp_path):
+    rows = [{"prompt": "n", "response": str(n)} for n in range(10, 21)]
+    source = source_of(tokenizer, tmp_path, *rows, batch_size=5)
+    assert len(source.held_out) == 1
+    assert source.num_steps == 4  # two epochs of ten rows
+
+    def responses(*steps: int) -> list[str]:
+        return [tokenizer.decode(e.ids[1:-1]) for step in steps for e in source.draw(step)]
+
+    first, second = responses(0, 1), responses(2, 3)
+    held_out = tokenizer.decode(source.held_out[0].ids[1:-1])
+    assert sorted(first) == sorted(second) == sorted(set(map(str, range(10, 21))) - {held_out})
+    assert first != second
+    assert responses(1) == first[5:], "a step is the same whoever asks"
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": "2+2="}, r"row 2: response=None must be a text"),
+        ({"prompt": "2+2=", "response": " "}, r"row 2: response=' ' must be a text"),
+        ({"prompt": 4, "response": "4"}, r"row 2: prompt=4 must be a text"),
+        ({"prompt": [{"role": "user"}], "response": "4"}, r"must be a list of \{role, content\}"),
+        ({"messages": [{"role": "user", "content": "2"}]}, "must end with the assistant's"),
+        (
+            {"prompt": [{"role": "user", "content": "2"}], "response": "4"},
+            "need a tokenizer with a chat template",
+        ),
+        ({"prompt": "2" * 90, "response": "4" * 9}, r"row 2: 100 tokens are above sft.max_length="),
+    ],
+)
+def test_a_bad_row_is_refused_by_its_line(tokenizer, tmp_path, row, said):
+    good = {"prompt": "2+2=", "response": "4"}
+    with pytest.raises(ValueError, match=said):
+        source_of(tokenizer, tmp_path, good, row, max_length=99)
+
+
+def test_one_row_is_too_few(tokenizer, tmp_path):
+    with pytest.raises(ValueError, match="has 1 rows: at least 2"):
+        source_of(tokenizer, tmp_path, {"prompt": "2+2=", "response": "4"})
+
+
+def traces(tokenizer: PreTrainedTokenizerBase, folder: Path, max_tokens: int) -> SftSource:
+    config = RunConfig.model_validate(
+        {
+            "model": {"path": "any"},
+            "sft": {"data": "traces", "held_out": 3},
+            "data": {
+                "train_size": 40,
+                "test_size": 8,
+                "train_batch_size": 8,
+                "max_response_length": max_tokens,
+            },
+            "actor": {"mini_batch_size": 8},
+        }
+    )
+    write_dataset(config.env, config.data, folder)
+    return sft_source(config, tokenizer, folder)
+
+
+def test_traces_follow_the_prompts_of_rollouts_within_their_length(tokenizer, tmp_path):
+    source = traces(tokenizer, tmp_path, 300)
+    examples = source.draw(0)
+    assert examples == source.draw(0) != source.draw(1)
+    assert len(source.held_out) == 3
+    for example in examples:
+        text = tokenizer.decode(example.ids)
+        assert text.startswith("A conversation between User and Assistant.")
+        assert "step by step.\n<think>\nTry " in text
+        assert text.endswith("</answer><|endoftext|>")
+        assert sum(example.weights) <= 300
+
+
+def test_traces_that_cannot_fit_are_refused(tokenizer, tmp_path):
+    with pytest.raises(ValueError, match=r"max_response_length=20 tokens is too short"):
+        traces(tokenizer, tmp_path, 20)

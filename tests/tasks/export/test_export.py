@@ -1,0 +1,142 @@
+"""Export: the folder that others load, its card, and a hub that is given it over HTTP."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from flows.cli.main import run_command
+from rl_core.runs.run_folder import RunFolder
+from tasks.export.folder import export_model
+from tasks.queries.checkpoint_names import NamedModel
+from tests.support.hub_server import serve_hub
+
+
+def test_the_folder_loads_in_the_type_that_was_asked_for(
+    tmp_path: Path, tiny_model_path: Path
+) -> None:
+    to = tmp_path / "exported"
+    words = ["export", str(tiny_model_path), f"to={to}", f"storage.root={tmp_path}"]
+    assert run_command(words) == 0
+    model = AutoModelForCausalLM.from_pretrained(to)
+    assert model.dtype == torch.bfloat16
+    source = load_file(tiny_model_path / "model.safetensors")
+    written = load_file(to / "model.safetensors")
+    assert written.keys() == source.keys()
+    assert all(torch.equal(written[name], source[name].bfloat16()) for name in source)
+    text = "Using the numbers [3, 14, 7]"
+    tokenizer = AutoTokenizer.from_pretrained(to)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert (to / "README.md").read_text().startswith("---\nlibrary_name: transformers\n")
+
+
+def test_weights_in_several_files_stay_in_several(tmp_path: Path, tiny_model_path: Path) -> None:
+    folder = tmp_path / "model"
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_path)
+    model.save_pretrained(folder, max_shard_size="100KB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    to = export_model(
+        NamedModel("any", folder, None, 0), tmp_path, dtype="float32", to=tmp_path / "to"
+    )
+    again = AutoModelForCausalLM.from_pretrained(to).state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_weight_too_large_for_the_type_is_refused_and_leaves_nothing(
+    tmp_path: Path, tiny_model_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((tiny_model_path / "config.json").read_bytes())
+    save_file({"big": torch.tensor([1e6])}, folder / "model.safetensors")
+    model = NamedModel("any", folder, None, 0)
+    with pytest.raises(ValueError, match=r"big holds 1e\+06, more than torch.float16 can"):
+        export_model(model, tmp_path, dtype="float16", to=tmp_path / "to")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_the_card_says_data_settings_and_accuracy(two_runs: Path, tiny_model_path: Path) -> None:
+    run = RunFolder.under(two_runs, "alpha")
+    settings = {
+        "model": {"path": "Qwen/Qwen2.5-0.5B"},
+        "env": {"name": "countdown", "prompt_template": "base"},
+        "data": {"train_batch_size": 64},
+        "algorithm": {"estimator": "grpo", "group_size": 8},
+        "storage": {"root": "/home/somebody"},
+    }
+    (run.path / "config.yaml").write_text(yaml.safe_dump(settings))
+    model = NamedModel("alpha/step_000003", tiny_model_path, run, 3)
+    to = export_model(model, two_runs, dtype="bfloat16", to=two_runs / "to")
+    card = (to / "README.md").read_text()
+    _, front, _ = card.split("---\n", 2)
+    assert yaml.safe_load(front)["base_model"] == "Qwen/Qwen2.5-0.5B"
+    assert "by `grpo`: 3 steps of 64 prompts x 8." in card
+    assert "| base | 4 | 0.250 | 0.046 to 0.699 |" in card
+    assert "| step_000003 | 4 | 0.500 | 0.150 to 0.850 |" in card
+    assert "estimator: grpo" in card
+    assert "somebody" not in card
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["{model}"], "export takes a CHECKPOINT"),
+        (["to={tmp}/to"], "export takes a CHECKPOINT"),
+        (["{model}", "to={tmp}"], "is there already: name a folder that is not"),
+        (["{model}", "to={tmp}/to", "dtype=int4"], "dtype=int4 is not float32, bfloat16"),
+        (["{model}", "to={tmp}/to", "push=tiny"], "push=tiny must be OWNER/NAME"),
+        (["{model}", "to={tmp}/to", "seed=1"], "'seed=1': export takes to, dtype, push"),
+        (["{model}", "to={tmp}/to", "push=a/b"], "HF_HUB_OFFLINE is set: unset it"),
+        (["nothing/here/at/all", "to={tmp}/to"], "nothing/here/at/all"),
+    ],
+)
+def test_what_cannot_be_exported_ends_with_2(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    tiny_model_path: Path,
+    words: list[str],
+    said: str,
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "file").touch()
+    given = [word.format(model=tiny_model_path, tmp=tmp_path) for word in words]
+    assert run_command(["export", *given]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "to").exists()
+
+
+def test_a_hub_is_given_the_folder_over_http_only_if_asked(
+    tmp_path: Path, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with serve_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_TOKEN", "hf_token")
+
+        def export(*words: str) -> subprocess.CompletedProcess[str]:
+            command = ["-c", "from flows.cli.main import main; main()", "export", *words]
+            return subprocess.run(
+                [sys.executable, *command], capture_output=True, text=True, timeout=300, check=False
+            )
+
+        assert export(str(tiny_model_path), f"to={tmp_path / 'a'}").returncode == 0
+        assert hub.created == []
+        done = export(str(tiny_model_path), f"to={tmp_path / 'b'}", "push=someone/tiny")
+        assert done.stdout.endswith(f"{hub.url}/someone/tiny\n"), done.stderr
+        (created,) = hub.created
+        assert (created["name"], created["organization"]) == ("tiny", "someone")
+        assert created["visibility"] == "private"
+        assert hub.files == {p.name: p.read_bytes() for p in (tmp_path / "b").iterdir()}
+        hub.refuses = True
+        refused = export(str(tiny_model_path), f"to={tmp_path / 'c'}", "push=someone/tiny")
+        assert refused.returncode == 2
+        assert "the hub did not take it" in refused.stderr
+        assert (tmp_path / "c" / "config.json").is_file()
