@@ -155,8 +155,8 @@ class Env(Generic[Settings]):
     """The strictest and the most lenient value of the setting `answer_from`."""
     score: Callable[[Settings, str, Truth], ScoredText]
     """(settings, response, truth): total, bounded in time and memory for any text."""
-    generate: Generate[Settings]
-    """Called where `settings.is_generated`."""
+    generate: Generate[Settings] | None
+    """Called where `settings.is_generated`; None where there are no problems but the user's."""
     source: Source[Settings] | None = None
     """Read where not `settings.is_generated`."""
     own_columns: tuple[str, ...]
