@@ -199,3 +199,21 @@ CUSTOM_BREAKS: list[tuple[Break | None, dict[str, int]]] = [
     (nothing_told, {"text_no_nulls": 2, "text_prompt": 1}),
     (truths_that_no_text_equals, {"custom_ground_truth": 2}),
 ]
+
+
+def one_of_the_wrong_task(train: Rows, test: Rows) -> None:
+    train[0]["data_source"] = "reasoning_gym/lcm"
+    test[0]["reward_model"]["ground_truth"] = '{"task": "gcd"}'
+    test[1]["reward_model"]["style"] = "rule"
+
+
+def a_row_less(train: Rows, _: Rows) -> None:
+    train.pop()
+
+
+REASONING_GYM_BREAKS: list[tuple[Break | None, dict[str, int]]] = [
+    (None, {}),
+    (one_of_the_wrong_task, {"reasoning_gym_truth": 3}),
+    (a_row_less, {"reasoning_gym_row_count": 1}),
+    (a_training_prompt_in_test, {"text_splits_disjoint": 1}),
+]

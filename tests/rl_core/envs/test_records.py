@@ -50,6 +50,7 @@ def test_gsm8k_options_come_from_the_settings() -> None:
         "envs.countdown",
         "envs.gsm8k",
         "envs.custom.env",
+        "envs.reasoning_gym.env",
         "envs.countdown.puzzles",
         "envs.countdown.solving.solver",
         "envs.gsm8k.word_problems",
