@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from rl_core.envs.custom.settings import CustomConfig
 from rl_core.envs.custom.user_rows import COLUMNS, DATA_SOURCE, read_row, user_table
-from rl_core.envs.record import Checks, Env, Question, Value
+from rl_core.envs.record import Checks, Env, LaunchScripts, Question, Value
 from rl_core.envs.text_problems import render_messages, score_text, text_of_truth
 from rl_core.types import Problem, ScoredText
 
@@ -59,4 +59,10 @@ CUSTOM: Final = Env(
     ),
     read_question=_read_question,
     show=_show,
+    launch_scripts=LaunchScripts(
+        words=(),
+        has_columns=lambda row: False,
+        has_truth=lambda truth: truth is not None,
+        made="data.train_files=FILE names rows of yours",
+    ),
 )
