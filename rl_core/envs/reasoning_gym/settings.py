@@ -37,7 +37,8 @@ class ReasoningGymConfig(EnvSettings):
     prompt_template: Literal["chat", "base"] = "chat"
     """`chat`: the tokenizer's own tags; `base`: a plain text that ends with <think>."""
     answer_from: Literal["anywhere", "last_line"] = "anywhere"
-    """Where the tags of an answer may stand."""
+    """Where the tags of an answer may stand that is compared word for word, `env.reward` being
+    null; the package's scoring takes them anywhere."""
     reward: str | None = Field(
         "rl_core.envs.reasoning_gym.scoring:compute_score", pattern=REWARD_NAME
     )
