@@ -120,7 +120,6 @@ def _answers(answers: Answers) -> str:
 
 
 def _cells(summary: EvaluationSummary) -> list[tuple[str, str]]:
-    groups = summary.by_num_operands + summary.by_difficulty
     return [
         ("problems", str(summary.num_problems)),
         ("accuracy", str(summary.accuracy)),
@@ -131,7 +130,10 @@ def _cells(summary: EvaluationSummary) -> list[tuple[str, str]]:
         ("score", str(summary.score)),
         ("format", str(summary.format_share)),
         ("tokens", summary.response_tokens.as_text(1)),
-        *((f"{group.label} ({group.num_problems})", str(group.accuracy)) for group in groups),
+        *(
+            (f"{group.label} ({group.num_problems})", str(group.accuracy))
+            for group in summary.groups
+        ),
     ]
 
 

@@ -9,7 +9,6 @@ Worked example, one puzzle with two tokens of answer and B = 1, P = 3 prompt tok
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypedDict
 
@@ -36,7 +35,7 @@ class Problem:
     data_source: str
     """verl's name of the data: `countdown` or `openai/gsm8k`."""
     messages: tuple[Message, ...]
-    ground_truth: Mapping[str, Any] | str
+    ground_truth: Any
     """In the env's own shape: {"target": 35, "numbers": [3, 14, 7]}, or a number as text."""
     num_solutions: int
     """Difficulty label; 0 where unknown."""

@@ -255,7 +255,7 @@ def group_table(summaries: Sequence[EvaluationSummary]) -> list[dict[str, Any]]:
             for summary, group in zip(summaries, groups, strict=True)
         }
         for groups in zip(
-            *(summary.by_num_operands + summary.by_difficulty for summary in summaries),
+            *(summary.groups for summary in summaries),
             strict=True,
         )
     ]

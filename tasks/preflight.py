@@ -19,6 +19,7 @@ from prefect import task
 from prefect.logging import get_run_logger
 
 from rl_core.config.run import RunConfig
+from rl_core.data.dataset import NO_PROBLEMS
 from rl_core.data.modelscope_source import cached_from_modelscope, modelscope_name, modelscope_url
 from rl_core.data.user_files import look_up_files
 from rl_core.envs import ENVS, env_of
@@ -110,7 +111,9 @@ def _verdict(findings: list[Finding]) -> str:
 
 
 def _own_files(config: RunConfig) -> Iterator[Finding]:
-    """Files that are not there."""
+    """Files that are not there, or not named where there are no other problems."""
+    if env_of(config.env).generate is None and not config.data.train_files:
+        yield Finding("data", "fatal", NO_PROBLEMS.format(name=config.env.name))
     try:
         look_up_files(config.data)
     except ValueError as error:
@@ -244,7 +247,10 @@ def _home_made_model(config: RunConfig) -> Iterator[Finding]:
             "fatal",
             f"the home-made base model knows only {' and '.join(one.what for one in known)}, "
             "asked without chat tags",
-            f"set model.path, or {', or '.join(one.choose for one in known)}",
+            f"set model.path, or {', or '.join(one.choose for one in known)}"
+            if home_made is not None
+            else f"env={env.name} wants a model that reads and answers already: model.path=FOLDER, "
+            "or a name such as Qwen/Qwen2.5-1.5B-Instruct",
         )
     else:
         yield Finding("model", "ok", "home-made base model, cached by its settings")

@@ -173,6 +173,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "verl_demo.log").write_text(LOG)
     for name in ("train.yaml", "FILE.yaml"):
         (tmp_path / name).write_text("trainer: {total_steps: 3}\n")
+    questions = [{"question": f"Which letter is {c}?", "answer": c} for c in "abcdefgh"]
+    (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, questions)))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

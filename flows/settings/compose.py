@@ -116,6 +116,8 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
         key, equals, value = text.partition("=")
         if not equals or not key.strip() or not value.strip():
             raise SettingsError(f"{text!r} is not KEY=VALUE (null is the value that unsets)")
+        if key == "env.task" and value[0] not in "['\"":  # Hydra would run once for each name
+            text = f"{key}=[{value}]"
         try:
             item = parser.parse_override(text)
         except HydraException:

@@ -22,13 +22,19 @@ from rl_core.data.env_source import SPLITS, find_source, read_rows, source_diges
 from rl_core.data.parquet_guard import MAX_ROWS, DatasetError, read_parquet
 from rl_core.data.user_files import own_settings, read_own_data
 from rl_core.envs import env_of
-from rl_core.envs.record import Source
+from rl_core.envs.record import Generate, Source
 from rl_core.envs.settings import EnvSettings
+from rl_core.envs.text_problems import JSON_STYLE
 from rl_core.system.atomic import new_folder
 from rl_core.types import Message, Problem
 
 GENERATOR_VERSION = 1
 """Raise it when the same settings would make other rows."""
+
+NO_PROBLEMS = (
+    "env={name} has no problems but yours: data.train_files=FILE.jsonl names rows with `question` "
+    "or `prompt`, and `answer`"
+)
 
 _SETTINGS, _SEED, _VERSION, _CONTENT, _SOURCE, _OWN = (
     f"countdown_train.{name}".encode()
@@ -160,11 +166,11 @@ def read_problems(path: Path) -> list[Problem]:
                     index=number if index is None else index,
                     data_source=data_source,
                     messages=tuple(Message(role=m["role"], content=m["content"]) for m in messages),
-                    ground_truth=reward_model["ground_truth"],
+                    ground_truth=_truth(reward_model),
                     num_solutions=(extra or {}).get("num_solutions") or 0,
                 )
             )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise DatasetError(
             f"{path}: row {len(problems)} is not shaped like a problem ({error!r})"
         ) from error
@@ -240,7 +246,7 @@ def _tables(env: EnvSettings, data: DataConfig) -> tuple[dict[str, pa.Table], di
         own = read_own_data(env, data)
         return own.tables, {_OWN: json.dumps(own.facts)}
     if env.is_generated:
-        tables = env_of(env).generate(
+        tables = _generator(env)(
             env, train_size=data.train_size, test_size=data.test_size, seed=data.seed
         )
         return tables, {}
@@ -250,6 +256,12 @@ def _tables(env: EnvSettings, data: DataConfig) -> tuple[dict[str, pa.Table], di
     return {
         split: source.table(env, split, read_rows(source, files[split])) for split in SPLITS
     }, facts
+
+
+def _generator(env: EnvSettings) -> Generate[Any]:
+    if (generate := env_of(env).generate) is None:
+        raise ValueError(NO_PROBLEMS.format(name=env.name))
+    return generate
 
 
 def _source_of(env: EnvSettings) -> Source[Any]:
@@ -295,6 +307,11 @@ def _text_bytes(array: pa.StringArray) -> memoryview:
         return memoryview(b"")
     ends = np.frombuffer(offsets, dtype=np.int32)[[array.offset, array.offset + len(array)]]
     return memoryview(values)[ends[0] : ends[1]]
+
+
+def _truth(reward_model: dict[str, Any]) -> Any:
+    truth = reward_model["ground_truth"]
+    return json.loads(truth) if reward_model.get("style") == JSON_STYLE else truth
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:

@@ -11,14 +11,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from rl_core.envs.countdown.env import COUNTDOWN
+from rl_core.envs.custom.env import CUSTOM
 from rl_core.envs.gsm8k.env import GSM8K
+from rl_core.envs.reasoning_gym.env import REASONING_GYM
 from rl_core.envs.record import Env
 from rl_core.envs.settings import EnvSettings
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
-ENVS: Final[dict[str, Env[Any]]] = {env.name: env for env in (COUNTDOWN, GSM8K)}
+ENVS: Final[dict[str, Env[Any]]] = {
+    env.name: env for env in (COUNTDOWN, GSM8K, CUSTOM, REASONING_GYM)
+}
 """By the name that `env=NAME` chooses; the first is the default. `find_env` adds to them."""
 DEFAULT_ENV: Final = COUNTDOWN.name
 ENTRY_POINTS: Final = "countdown_train.envs"

@@ -180,8 +180,8 @@ class Env(Generic[Settings]):
     """The strictest and the most lenient value of the setting `answer_from`."""
     score: Callable[[Settings, str, Truth], ScoredText]
     """(settings, response, truth): total, bounded in time and memory for any text."""
-    generate: Generate[Settings]
-    """Called where `settings.is_generated`."""
+    generate: Generate[Settings] | None
+    """Called where `settings.is_generated`; None where there are no problems but the user's."""
     answers: Answers[Settings] | None = None
     """Without it `max_turns` is 1."""
     source: Source[Settings] | None = None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pydantic import Field
 
 from rl_core.section import Section
+
+REWARD_NAME: Final = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 
 
 class EnvSettings(Section):
@@ -25,7 +29,7 @@ class EnvSettings(Section):
     """Score of a correct response."""
     max_turns: int = Field(1, ge=1)
     """Times that the model writes: more let the env answer a response, and the model goes on."""
-    reward: str | None = Field(None, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
+    reward: str | None = Field(None, pattern=REWARD_NAME)
     """package.module:function, a reward of your own with verl's signature, see rl_core/rewards/."""
     reward_workers: int = Field(1, ge=1)
     """Processes that call it."""

@@ -30,9 +30,12 @@ class OwnProblem:
     prompt: list[Message]
     template: str
     """Which template of the env writes this prompt; `UNKNOWN_TEMPLATE` if none does."""
-    truth: dict[str, Any] | str
+    truth: Any
+    """In the env's own shape."""
     solution: str = ""
     num_solutions: int = 0
+    data_source: str = ""
+    """The row's own, where the env keeps it."""
 
 
 def choose_prompt(

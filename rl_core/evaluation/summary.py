@@ -71,6 +71,13 @@ class EvaluationSummary:
 
     Equal numbers fall into one quartile, so quartiles differ in size, and few numbers fill fewer.
     """
+    by_data_source: tuple[Group, ...] = ()
+    """Empty where all problems have the same."""
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """All that the problems are told apart by."""
+        return self.by_data_source + self.by_num_operands + self.by_difficulty
 
 
 @dataclass(frozen=True)
@@ -142,6 +149,7 @@ def summarise(rows: Sequence[Row], *, seed: int = 0) -> EvaluationSummary:
         majority_at_k=_by_k(list(samples.values()), _majority_at_ks, seed),
         by_num_operands=_by_num_operands(greedy),
         by_difficulty=_by_difficulty(greedy),
+        by_data_source=_by_data_source(greedy),
     )
 
 
@@ -215,6 +223,15 @@ def _by_num_operands(rows: Sequence[Row]) -> tuple[Group, ...]:
         Group(f"{count} numbers", len(found), _accuracy(found))
         for count, found in sorted(groups.items())
     )
+
+
+def _by_data_source(rows: Sequence[Row]) -> tuple[Group, ...]:
+    groups: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row["data_source"]].append(row)
+    if len(groups) == 1:
+        return ()
+    return tuple(Group(name, len(rows), _accuracy(rows)) for name, rows in sorted(groups.items()))
 
 
 def _by_difficulty(rows: Sequence[Row]) -> tuple[Group, ...]:

@@ -40,6 +40,9 @@ def charts(data: ReportData) -> dict[str, Chart]:
             "Accuracy by count of numbers": _before_and_after(
                 data.by_num_operands, "num_operands", "numbers that a problem has"
             ),
+            "Accuracy by task": _before_and_after(
+                data.by_data_source, "data_source", "task that a problem is of"
+            ),
             "pass@k": _pass_at_k(data.pass_at_k),
             "Loss of fine-tuning (SFT), before training": _sft(data.sft),
         }

@@ -77,6 +77,8 @@ class ReportData:
     by_num_solutions: list[Row]
     by_num_operands: list[Row]
     """Empty where all problems have as many numbers."""
+    by_data_source: list[Row]
+    """Empty where all problems are of one task."""
     pass_at_k: list[Row]
     """For k = 1, 2, 4, ...: all others lie between."""
     majority: dict[str, Row]
@@ -147,6 +149,7 @@ def gather(run: RunFolder) -> ReportData:
         timeline=sql.run_query(_TIMELINE, root=run.root, run=run.run_id),
         by_num_solutions=_labelled(_of_models(ask("accuracy_by_num_solutions"), shown_models)),
         by_num_operands=_several(_of_models(ask("accuracy_by_operands"), shown_models)),
+        by_data_source=_several(_of_models(ask("accuracy_by_data_source"), shown_models)),
         pass_at_k=[
             row for row in _of_models(ask("pass_at_k"), shown_models) if row["k"].bit_count() == 1
         ],

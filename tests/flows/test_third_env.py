@@ -155,7 +155,7 @@ def test_an_installed_package_offers_it_and_a_module_is_named(
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("ecko", "unknown env 'ecko'; did you mean echo? (there are: countdown, gsm8k, echo, "),
+        ("ecko", "unknown env 'ecko'; did you mean echo? (there are: countdown, gsm8k, "),
         ("noecho", "env=noecho cannot be loaded: AttributeError: "),
         ("echoes", "env=echoes calls itself 'echo': the default of its settings' `name` must be"),
         ("letters:DATA_SOURCE", "env=letters:DATA_SOURCE must be a record, an Env, not str"),

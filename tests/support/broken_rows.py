@@ -165,3 +165,55 @@ GSM8K_BREAKS: list[tuple[Break | None, dict[str, int]]] = [
         {"gsm8k_no_nulls": 3, "gsm8k_ground_truth": 1, "gsm8k_labels": 1, "gsm8k_prompt": 1},
     ),
 ]
+
+
+def other_white_space(train: Rows, test: Rows) -> None:
+    train[1]["prompt"][0]["content"] = train[0]["prompt"][0]["content"].replace(" ", "\n ")
+
+
+def a_training_prompt_in_test(train: Rows, test: Rows) -> None:
+    test[0]["prompt"][0]["content"] = "  " + train[0]["prompt"][0]["content"]
+
+
+def silent_prompts(train: Rows, test: Rows) -> None:
+    train[0]["prompt"][0]["content"] = " \n"
+    test[0]["prompt"] = []
+
+
+def nothing_told(train: Rows, test: Rows) -> None:
+    train[0]["prompt"][0]["content"] = None
+    test[0]["reward_model"]["style"] = None
+
+
+def truths_that_no_text_equals(train: Rows, test: Rows) -> None:
+    train[0]["reward_model"] = {"style": "json", "ground_truth": '{"city": "Paris"}'}
+    train[1]["reward_model"]["ground_truth"] = " "
+    test[0]["reward_model"] = {"style": "json", "ground_truth": "42"}
+
+
+CUSTOM_BREAKS: list[tuple[Break | None, dict[str, int]]] = [
+    (None, {}),
+    (other_white_space, {"text_unique": 1}),
+    (a_training_prompt_in_test, {"text_splits_disjoint": 1}),
+    (silent_prompts, {"text_prompt": 2}),
+    (nothing_told, {"text_no_nulls": 2, "text_prompt": 1}),
+    (truths_that_no_text_equals, {"custom_ground_truth": 2}),
+]
+
+
+def one_of_the_wrong_task(train: Rows, test: Rows) -> None:
+    train[0]["data_source"] = "reasoning_gym/lcm"
+    test[0]["reward_model"]["ground_truth"] = '{"task": "gcd"}'
+    test[1]["reward_model"]["style"] = "rule"
+
+
+def a_row_less(train: Rows, _: Rows) -> None:
+    train.pop()
+
+
+REASONING_GYM_BREAKS: list[tuple[Break | None, dict[str, int]]] = [
+    (None, {}),
+    (one_of_the_wrong_task, {"reasoning_gym_truth": 3}),
+    (a_row_less, {"reasoning_gym_row_count": 1}),
+    (a_training_prompt_in_test, {"text_splits_disjoint": 1}),
+]

@@ -182,6 +182,11 @@ ANSWERS: dict[str, tuple[dict[str, Any], list[str], list[tuple[Any, ...]]]] = {
         ["model", "num_operands", "problems", "base_accuracy", "accuracy", "gain"],
         [("step_000003", 3, 2, 0.0, 0.5, 0.5), ("step_000003", 4, 2, 0.5, 0.5, 0.0)],
     ),
+    "accuracy_by_data_source": (
+        {},
+        ["model", "data_source", "problems", "base_accuracy", "accuracy", "gain"],
+        [("step_000003", "countdown", 4, 0.25, 0.5, 0.25)],
+    ),
     "champions": (
         {},
         ["run_id", "accuracy_after", "promoted", "outcome"],

@@ -26,6 +26,12 @@ def share_of_letters(
     return sum(character.isalpha() for character in solution_str) / max(len(solution_str), 1)
 
 
+def is_capital(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
+) -> Any:
+    return float(solution_str in (ground_truth["city"], *ground_truth["also"]))
+
+
 def as_mapping(**arguments: Any) -> Any:
     """Says what it was asked, as the answer it read."""
     return {"score": -1, "acc": arguments["solution_str"] == "right", "pred": repr(arguments)}

@@ -22,7 +22,9 @@ from rl_core.config.run import DataConfig, RunConfig
 from rl_core.data.dataset import DatasetError, write_dataset
 from rl_core.envs import gsm8k
 from rl_core.envs.countdown import CountdownConfig, Template
+from rl_core.envs.custom import CustomConfig
 from rl_core.envs.gsm8k import Gsm8kConfig
+from rl_core.envs.reasoning_gym import ReasoningGymConfig
 from tasks.queries.sql import SQL_FOLDER
 from tasks.validate import (
     ValidationFailed,
@@ -31,12 +33,20 @@ from tasks.validate import (
     validate_dataset,
     validate_task,
 )
-from tests.support.broken_rows import COUNTDOWN_BREAKS, GSM8K_BREAKS, Break, Rows
+from tests.support.broken_rows import (
+    COUNTDOWN_BREAKS,
+    CUSTOM_BREAKS,
+    GSM8K_BREAKS,
+    REASONING_GYM_BREAKS,
+    Break,
+    Rows,
+)
 
 COUNTDOWN = RunConfig(
     env=CountdownConfig(max_operands=3, max_number=20),
     data=DataConfig(train_size=256, test_size=12),
 )
+GCD = RunConfig(env=ReasoningGymConfig(task=("gcd",)), data=DataConfig(train_size=256, test_size=3))
 GSM8K_QUESTIONS = {"train": ["Nine twice?", "Rent?"], "test": ["Half?"]}
 
 
@@ -47,6 +57,12 @@ def write_word_problems(folder: Path) -> dict[str, list[str]]:
     return GSM8K_QUESTIONS
 
 
+def own_questions(folder: Path) -> DataConfig:
+    records = [{"question": f"Which letter is {c}?", "answer": c} for c in "abcdef"]
+    (folder / "letters.jsonl").write_text("\n".join(map(json.dumps, records)))
+    return DataConfig(train_files=(str(folder / "letters.jsonl"),), test_size=2)
+
+
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, pa.Table]]:
     """Both splits of a sound data set, per env."""
@@ -54,12 +70,14 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, pa.Ta
     write_word_problems(folder)
     write_dataset(COUNTDOWN.env, COUNTDOWN.data, folder / "countdown")
     write_dataset(Gsm8kConfig(source=str(folder)), DataConfig(), folder / "gsm8k")
+    write_dataset(GCD.env, GCD.data, folder / "reasoning_gym")
+    write_dataset(CustomConfig(), own_questions(folder), folder / "custom")
     return {
         env: {
             split: pq.read_table(folder / env / f"{split}.parquet").replace_schema_metadata()
             for split in ("train", "test")
         }
-        for env in ("countdown", "gsm8k")
+        for env in ("countdown", "gsm8k", "custom", "reasoning_gym")
     }
 
 
@@ -107,6 +125,30 @@ def test_gsm8k_checks(
     assert failing(config, sound["gsm8k"], tmp_path, break_rows) == expected
 
 
+@pytest.mark.parametrize(("break_rows", "expected"), CUSTOM_BREAKS, ids=name_of)
+def test_checks_of_own_questions(
+    sound: dict[str, Any], tmp_path: Path, break_rows: Break | None, expected: dict[str, int]
+) -> None:
+    config = RunConfig(env=CustomConfig(), data=own_questions(tmp_path))
+    assert failing(config, sound["custom"], tmp_path, break_rows) == expected
+
+
+@pytest.mark.parametrize(("break_rows", "expected"), REASONING_GYM_BREAKS, ids=name_of)
+def test_checks_of_generated_questions(
+    sound: dict[str, Any], tmp_path: Path, break_rows: Break | None, expected: dict[str, int]
+) -> None:
+    assert failing(GCD, sound["reasoning_gym"], tmp_path, break_rows) == expected
+
+
+def test_a_function_may_judge_any_truth(sound: dict[str, Any], tmp_path: Path) -> None:
+    def objects(train: Rows, _: Rows) -> None:
+        train[0]["reward_model"] = {"style": "json", "ground_truth": '["Paris", "Lyon"]'}
+
+    for reward, expected in ((None, {"custom_ground_truth": 1}), ("mine:score", {})):
+        config = RunConfig(env=CustomConfig(reward=reward), data=own_questions(tmp_path))
+        assert failing(config, sound["custom"], tmp_path, objects) == expected
+
+
 def with_target(values: Callable[[pa.Array], pa.Array]) -> Callable[[pa.Table], pa.Table]:
     """A change of the target's type."""
     return lambda table: table.set_column(1, "target", values(table["target"]))
@@ -151,13 +193,17 @@ def test_gsm8k_columns_are_checked(sound: dict[str, Any], tmp_path: Path) -> Non
     for split, table in sound["countdown"].items():
         pq.write_table(table, tmp_path / f"{split}.parquet")
     assert set(failed_checks(RunConfig(env=Gsm8kConfig()), tmp_path)) == {"gsm8k_columns"}
+    own = RunConfig(env=CustomConfig(), data=own_questions(tmp_path))
+    assert set(failed_checks(own, tmp_path)) == {"text_columns"}
 
 
 def test_every_check_has_a_table_that_fails_it() -> None:
     files = {path.stem for path in (SQL_FOLDER / "checks").rglob("*.sql")}
-    seen = set[str]().union(*(names for _, names in COUNTDOWN_BREAKS + GSM8K_BREAKS))
-    assert files == seen | {"countdown_columns", "gsm8k_columns"}
-    run = {path.stem for env in (COUNTDOWN.env, Gsm8kConfig()) for path in check_files(env)}
+    breaks = COUNTDOWN_BREAKS + GSM8K_BREAKS + CUSTOM_BREAKS + REASONING_GYM_BREAKS
+    seen = set[str]().union(*(names for _, names in breaks))
+    assert files == seen | {"countdown_columns", "gsm8k_columns", "text_columns"}
+    envs = (COUNTDOWN.env, Gsm8kConfig(), CustomConfig(), GCD.env)
+    run = {path.stem for env in envs for path in check_files(env)}
     assert run == files, "no file is left out"
 
 

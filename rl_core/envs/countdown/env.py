@@ -227,7 +227,7 @@ COUNTDOWN: Final = Env(
     launch_scripts=LaunchScripts(
         words=("countdown", "tinyzero"),
         has_columns=lambda row: bool(row.get("nums")),
-        has_truth=lambda truth: isinstance(truth, dict),
+        has_truth=lambda truth: isinstance(truth, dict) and {"target", "numbers"} <= {*truth},
         made="the run makes puzzles of its own; data.train_files=FILE names yours",
         settings=_imported_settings,
     ),

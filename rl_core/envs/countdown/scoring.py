@@ -7,11 +7,9 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias
 
+from rl_core.envs.answer_tags import AnswerFrom, find_answer
 from rl_core.envs.countdown.arithmetic import ASCII_SPACE, ExpressionError, parse, run
 
-OPEN_TAG, CLOSE_TAG = "<answer>", "</answer>"
-
-AnswerFrom: TypeAlias = Literal["anywhere", "last_line"]
 Verdict: TypeAlias = Literal[
     "no_answer",
     "too_long",
@@ -65,7 +63,7 @@ def score_response(
     Raises:
         ValueError: `answer_from` is neither of the two.
     """
-    raw = _find_answer(response, answer_from)
+    raw = find_answer(response, answer_from)
     answer = raw.strip(ASCII_SPACE)
     if not answer or answer.isspace():
         return _NO_ANSWER
@@ -82,18 +80,3 @@ def score_response(
     except ExpressionError as error:
         verdict = error.verdict
     return ScoredResponse(format_score, verdict, answer, None)
-
-
-def _find_answer(response: str, answer_from: AnswerFrom) -> str:
-    """Returns the text between the last closing tag and the nearest opening one before it."""
-    if answer_from == "anywhere":
-        start = 0
-    elif answer_from == "last_line":
-        start = response.rfind("\n") + 1
-    else:
-        raise ValueError(f"answer_from={answer_from!r} must be 'anywhere' or 'last_line'")
-    close = response.rfind(CLOSE_TAG, start)
-    if close < 0:
-        return ""
-    opening = response.rfind(OPEN_TAG, start, close)
-    return "" if opening < 0 else response[opening + len(OPEN_TAG) : close]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from rl_core.envs.gsm8k.prompts import DATA_SOURCE, render_messages
-from rl_core.envs.gsm8k.scoring import extract_truth, score_response
+from rl_core.envs.gsm8k.scoring import extract_truth, is_number, score_response
 from rl_core.envs.gsm8k.settings import Gsm8kConfig
 from rl_core.envs.gsm8k.user_rows import read_row, read_source_row, user_table
 from rl_core.envs.record import (
@@ -132,7 +132,7 @@ GSM8K: Final = Env(
     launch_scripts=LaunchScripts(
         words=("gsm8k",),
         has_columns=lambda row: bool(row.get("question")),
-        has_truth=lambda truth: not isinstance(truth, dict),
+        has_truth=is_number,
         made="the run fetches openai/gsm8k; env.source=FOLDER, data.train_files=FILE name copies",
     ),
 )

@@ -79,6 +79,11 @@ def score_response(
     return ScoredText(format_score, "wrong_value", answer, value)
 
 
+def is_number(text: object) -> bool:
+    """Says whether a ground truth is a number that can be compared."""
+    return isinstance(text, str) and _value(text) is not None
+
+
 def _last(pattern: re.Pattern[str], text: str) -> str | None:
     matches = deque(pattern.finditer(text), maxlen=1)
     return matches[0].group(1) if matches else None

@@ -144,7 +144,7 @@ def test_a_file_may_name_its_env_as_config_prints_it(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("env: gsm9k", "unknown env 'gsm9k'; did you mean gsm8k? (there are: countdown, gsm8k)"),
+        ("env: gsm9k", "unknown env 'gsm9k'; did you mean gsm8k? (there are: countdown, gsm8k, "),
         ("defaults: [override /env: gsm9k]", "unknown env 'gsm9k'; did you mean gsm8k?"),
         (
             "env: {name: gsm8k, max_operands: 3}",

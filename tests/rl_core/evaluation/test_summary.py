@@ -99,6 +99,17 @@ def test_equal_difficulties_fall_into_one_quartile() -> None:
     assert summarise(unknown).by_difficulty == summarise(unknown).by_num_operands == ()
 
 
+def test_tasks_of_a_mixture_are_told_apart() -> None:
+    rows = [row(i, "correct", data_source="legs") for i in range(2)] + [row(2, "no_answer")]
+    summary = summarise(rows)
+    assert [(g.label, g.num_problems, g.accuracy.value) for g in summary.by_data_source] == [
+        ("countdown", 1, 0.0),
+        ("legs", 2, 1.0),
+    ]
+    assert summary.groups[:2] == summary.by_data_source
+    assert summarise(rows[:2]).by_data_source == ()
+
+
 def test_k_stops_at_the_samples_that_every_problem_has() -> None:
     rows = [row(1, "correct")]
     rows += [row(1, "correct", "sampled"), row(2, "correct", "sampled")]

@@ -73,6 +73,8 @@ def test_problems_of_another_kind_are_a_warning(tmp_path: Path) -> None:
     file = parquet(tmp_path / "train.parquet", "lighteval/MATH", "What?", "18")
     assert "data_source=lighteval/MATH, which no env here is made for" in warnings(imported(file))
     assert imported(file).settings["env.name"] == "gsm8k"
+    words = parquet(tmp_path / "capitals.parquet", "mine/capitals", "Of France?", "Paris")
+    assert imported(words).settings["env.name"] == "custom"
     named = parquet(tmp_path / "gsm8k.parquet", "lighteval/MATH", "What?", "18")
     assert "which no env here is made for" in warnings(imported(named))
     plain = tmp_path / "mine.jsonl"

@@ -30,6 +30,7 @@ def row(i: int, verdict: str, response: str, answer: str | None) -> dict[str, An
     return {
         "mode": "greedy",
         "prompt_index": i,
+        "data_source": "countdown",
         "prompt": f"prompt {i}",
         "num_solutions": 1,
         "num_operands": 3,

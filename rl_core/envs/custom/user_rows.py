@@ -1,0 +1,91 @@
+"""A user's row, `{question, answer}`, `{prompt, ...}` or of verl, as a problem (stage 1)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from rl_core.envs.custom.settings import CustomConfig
+from rl_core.envs.text_problems import prompt_key, render_messages, text_of_truth, text_table
+from rl_core.envs.user_rows import (
+    OwnProblem,
+    Record,
+    own_prompt,
+    shown,
+    struct_of,
+    text_of,
+)
+from rl_core.types import Message
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DATA_SOURCE: Final = "custom"
+COLUMNS: Final = ("question", "answer", "ground_truth", "data_source")
+
+
+def read_row(env: CustomConfig, record: Record) -> OwnProblem:
+    """Returns the problem of one row.
+
+    Raises:
+        ValueError: something is missing or of a wrong type; the message names the value and a
+            remedy.
+    """
+    extra = struct_of(record, "extra_info")
+    truth = _truth(record)
+    prompt = _prompt(env, record)
+    data_source = text_of(record, {}, "data_source")
+    return OwnProblem(
+        key=prompt_key(prompt),
+        prompt=prompt,
+        template=env.prompt_template,
+        truth=truth,
+        solution=text_of(extra, {}, "solution") or text_of_truth(truth),
+        data_source=data_source or DATA_SOURCE,
+    )
+
+
+def user_table(split: str, problems: Sequence[OwnProblem]) -> pa.Table:
+    """Returns the rows of one split as an Arrow table."""
+    return text_table(split, problems, [problem.data_source for problem in problems])
+
+
+def _truth(record: Record) -> Any:
+    """Returns the first truth that a row has, any value of JSON but null and the empty text."""
+    found = (
+        struct_of(record, "reward_model").get("ground_truth"),
+        record.get("ground_truth"),
+        record.get("answer"),
+    )
+    truth = next((value for value in found if value is not None and value != ""), None)
+    if truth is None:
+        raise ValueError(
+            "it has none of `answer`, `ground_truth` and reward_model.ground_truth: add one"
+        )
+    try:
+        json.dumps(truth, allow_nan=False)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"its ground truth {shown(truth)} is no value of JSON: write it as a text"
+        ) from None
+    return truth
+
+
+def _prompt(env: CustomConfig, record: Record) -> list[Message]:
+    """Returns what is asked; a prompt of the row's own is kept as it is."""
+    if (own := record.get("prompt")) is None:
+        question = text_of(record, {}, "question")
+        if not (question or "").strip():
+            raise ValueError("it has neither `question` nor `prompt`: add one")
+        return render_messages(env.prompt_template, question or "")
+    prompt = [Message(role="user", content=own)] if isinstance(own, str) else own_prompt(record)
+    assert prompt is not None, "there is one"
+    if not any(message["content"].strip() for message in prompt):
+        raise ValueError(f"prompt={shown(own)} asks nothing: write what is asked")
+    if env.prompt_template == "base" and [message["role"] for message in prompt] != ["user"]:
+        raise ValueError(
+            f"prompt={shown(own)} is a conversation, and env.prompt_template=base is for one text: "
+            "use env.prompt_template=chat"
+        )
+    return prompt

@@ -1,0 +1,160 @@
+"""The package's problems as checked rows: no question twice, none of the test split in train.
+
+Data path stage 1. A task is a function of a seed and an index: the test split has the first
+questions, the train split those behind them, whatever is asked before left out. A question counts
+only if the package's scorer gives the package's own answer full marks: some have none that does.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import random
+import warnings
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from rl_core.envs.reasoning_gym.settings import DATA_SOURCE, INSTALL, ReasoningGymConfig
+from rl_core.envs.text_problems import prompt_key, render_messages, text_table
+from rl_core.envs.user_rows import OwnProblem
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_TRIED_AT_LEAST = 50
+_TRIED_PER_ROW = 10
+"""A task that gives no new question in so many tries per row has too few."""
+
+
+def make_tables(
+    env: ReasoningGymConfig, *, train_size: int, test_size: int, seed: int
+) -> dict[str, pa.Table]:
+    """Returns the rows of both splits, the tasks mixed by their weights.
+
+    Raises:
+        ValueError: the package is missing, a task or a setting of it is not known, or a task has
+            too few different questions.
+    """
+    if find_spec("reasoning_gym") is None:
+        raise ValueError(INSTALL)
+    rows: dict[str, list[OwnProblem]] = {"test": [], "train": []}
+    for name, counts in _rows_per_task(env.weights, test_size, train_size).items():
+        dataset, config = open_task(name, env, seed=seed, num_rows=sum(counts))
+        problems = list(islice(_problems(env, name, dataset, config), sum(counts)))
+        if len(problems) < sum(counts):
+            raise ValueError(
+                f"env.task={name}: {len(problems)} different questions that its scorer can judge "
+                f"were found, {sum(counts)} are wanted: lower data.train_size and data.test_size "
+                "or its weight, raise env.difficulty, or leave it out"
+            )
+        rows["test"] += problems[: counts[0]]
+        rows["train"] += problems[counts[0] :]
+    for split, problems in rows.items():
+        random.Random(f"{seed}/{split}").shuffle(problems)
+    return {
+        split: text_table(split, rows[split], [problem.data_source for problem in rows[split]])
+        for split in ("train", "test")
+    }
+
+
+def open_task(
+    name: str, env: ReasoningGymConfig, *, seed: int, num_rows: int
+) -> tuple[Any, dict[str, Any]]:
+    """Returns the package's data set of a task, and the settings that it was made with.
+
+    Raises:
+        ValueError: there is no such task, level or setting.
+    """
+    with warnings.catch_warnings():  # of a package that it imports
+        warnings.simplefilter("ignore", SyntaxWarning)
+        from reasoning_gym.factory import (
+            DATASETS,
+            create_curriculum,
+            create_dataset,
+            has_curriculum,
+        )
+
+    if name not in DATASETS:
+        near = difflib.get_close_matches(name, DATASETS, 1)
+        asked = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"env.task={name} is no task of reasoning-gym{asked}")
+    config: dict[str, Any] = {}
+    if env.difficulty is not None:
+        if not has_curriculum(name):
+            raise ValueError(f"env.task={name} has no levels: unset env.difficulty")
+        config = _of_level(create_curriculum(name), env.difficulty)
+    config |= json.loads(env.config).get(name, {})
+    tries = _TRIED_AT_LEAST + _TRIED_PER_ROW * num_rows
+    own_seed = random.Random(f"{seed}/{name}").getrandbits(31)
+    try:
+        return create_dataset(name, **{**config, "seed": own_seed, "size": tries}), config
+    except (TypeError, AssertionError, ValueError) as error:
+        raise ValueError(
+            f"env.config of {name}, {json.dumps(config)}, is refused by reasoning-gym: {error}"
+        ) from None
+
+
+def _of_level(curriculum: Any, level: int) -> dict[str, Any]:
+    """Returns the settings of one level; an attribute with fewer levels stays at its last."""
+    for name, attribute in curriculum.attributes.items():
+        curriculum.set_attr_level(name, min(level, len(attribute.levels) - 1))
+    made = vars(curriculum.generate_configuration())
+    return {name: value for name, value in made.items() if name not in ("seed", "size")}
+
+
+def _problems(
+    env: ReasoningGymConfig, name: str, dataset: Any, config: Mapping[str, Any]
+) -> Iterator[OwnProblem]:
+    """Yields different questions; stops where the first tries give none."""
+    seen: set[tuple[str, ...]] = set()
+    for index in range(dataset.size):
+        if index == _TRIED_AT_LEAST and not seen:
+            return
+        entry = dataset[index]
+        truth = _truth(name, config, entry)
+        prompt = render_messages(env.prompt_template, entry["question"])
+        key = prompt_key(prompt)
+        if truth is None or key in seen or not entry["question"].strip():
+            continue
+        if dataset.score_answer(truth["answer"], truth) != 1:
+            continue
+        seen.add(key)
+        yield OwnProblem(
+            key,
+            prompt,
+            env.prompt_template,
+            truth,
+            solution=truth["answer"],
+            data_source=f"{DATA_SOURCE}/{name}",
+        )
+
+
+def _truth(name: str, config: Mapping[str, Any], entry: Mapping[str, Any]) -> Any:
+    """Returns what its scorer wants to know, as it comes back from the data set's file."""
+    if not isinstance(entry["answer"], str):
+        return None
+    known = {"task": name, "config": dict(config)}
+    known |= {part: entry[part] for part in ("question", "answer", "metadata")}
+    try:
+        return json.loads(json.dumps(known, allow_nan=False))
+    except (TypeError, ValueError):
+        return None
+
+
+def _rows_per_task(
+    weights: Mapping[str, float], test_size: int, train_size: int
+) -> dict[str, tuple[int, int]]:
+    """Returns (test, train) rows of each task, by largest remainders."""
+    shares = [_shares(list(weights.values()), size) for size in (test_size, train_size)]
+    return dict(zip(weights, zip(*shares, strict=True), strict=True))
+
+
+def _shares(weights: list[float], size: int) -> list[int]:
+    exact = [size * weight / sum(weights) for weight in weights]
+    counts = [int(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: (counts[i] - exact[i], i))
+    for i in by_remainder[: size - sum(counts)]:
+        counts[i] += 1
+    return counts

@@ -1,0 +1,163 @@
+"""Tasks of reasoning-gym: made, mixed, kept apart between the splits, and scored by themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from pydantic import ValidationError
+
+from flows.settings.compose import compose
+from rl_core.config.run import DataConfig
+from rl_core.data.dataset import read_problems, write_dataset
+from rl_core.envs.reasoning_gym import ReasoningGymConfig
+from rl_core.envs.reasoning_gym.scoring import compute_score
+from rl_core.rewards.scoring import start_rewards
+from rl_core.types import Problem
+
+MISSING = """
+import sys
+sys.modules["reasoning_gym"] = None
+from importlib import util
+util.find_spec = lambda name: None
+from rl_core.envs import find_env
+env = find_env("reasoning_gym")
+try:
+    env.generate(env.settings(), train_size=1, test_size=1, seed=0)
+except ValueError as error:
+    print(error)
+"""
+
+
+def made(folder: Path, *, train: int = 30, test: int = 9, **env: Any) -> dict[str, list[Problem]]:
+    data = DataConfig(train_size=train, test_size=test, seed=env.pop("seed", 0))
+    write_dataset(ReasoningGymConfig(**env), data, folder)
+    return {split: read_problems(folder / f"{split}.parquet") for split in ("train", "test")}
+
+
+def test_tasks_are_mixed_by_weight_and_no_question_is_in_both_splits(tmp_path: Path) -> None:
+    splits = made(tmp_path / "one", task="gcd:2, leg_counting:1")
+    for split, counts in (("train", (20, 10)), ("test", (6, 3))):
+        names = Counter(problem.data_source for problem in splits[split])
+        assert names == dict(
+            zip(("reasoning_gym/gcd", "reasoning_gym/leg_counting"), counts, strict=True)
+        )
+    asked = [problem.messages[0]["content"] for both in splits.values() for problem in both]
+    assert len({" ".join(text.split()) for text in asked}) == len(asked) == 39
+    again = made(tmp_path / "again", task="gcd:2, leg_counting:1")
+    assert again == splits
+    assert made(tmp_path / "other", task="gcd:2, leg_counting:1", seed=1) != splits
+
+
+def test_its_own_scorer_judges_in_a_process_with_limits(tmp_path: Path) -> None:
+    env = ReasoningGymConfig(task=("gcd",))
+    problem = made(tmp_path / "made", task="gcd")["train"][0]
+    right = problem.ground_truth["answer"]
+    with start_rewards(env) as rewards:
+        for said, verdict in (
+            (f"so <answer> {right} </answer>", "correct"),
+            (f"<answer>{right}0</answer>", "incorrect"),
+            ("<answer></answer>", "incorrect"),
+            (f"{right}", "incorrect"),
+        ):
+            assert rewards.submit(said, problem).result().verdict == verdict
+
+
+def test_whatever_a_model_writes_has_a_score(tmp_path: Path) -> None:
+    for task in ("countdown", "simple_equations", "graph_color", "word_sorting"):
+        truth = {"task": task, "config": {}, "question": "", "answer": "1", "metadata": {}}
+        for answer in ("(" * 500, "9**9", "{", "\0", "a" * 20_000, "None"):
+            said = compute_score("", f"<answer>{answer}</answer>", truth)
+            assert 0 <= said["score"] <= 1
+
+
+def test_levels_and_single_settings_change_the_questions(tmp_path: Path) -> None:
+    def most_animals(**env: Any) -> int:
+        rows = made(tmp_path / str(len(list(tmp_path.iterdir()))), task="leg_counting", **env)
+        return max(row.ground_truth["metadata"]["num_animals"] for row in rows["train"])
+
+    assert most_animals(config={"leg_counting": {"min_animals": 2, "max_animals": 2}}) == 2
+    assert most_animals(difficulty=0) < most_animals(difficulty=9)
+    assert most_animals(difficulty=9, config={"leg_counting": {"max_animals": 2}}) == 2
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"task": "leg_countin"}, "is no task of reasoning-gym; did you mean leg_counting?"),
+        ({"task": "rubiks_cube"}, "0 different questions that its scorer can judge"),
+        ({"task": "arc_agi", "config": {"arc_agi": {"no": 1}}}, "is refused by reasoning-gym"),
+        ({"task": "gcd", "config": {"gcd": {"max_value": 2, "min_value": 1}}}, "are wanted: lower"),
+    ],
+)
+def test_what_the_package_cannot_give_is_said(
+    tmp_path: Path, env: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
+        made(tmp_path / "made", **env)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"task": "gcd:0"}, "env.task=gcd:0 must be NAME or NAME:WEIGHT"),
+        ({"task": "gcd,,lcm"}, "env.task= must be NAME"),
+        ({"task": "gcd,gcd:2"}, "each once"),
+        ({"task": []}, "must name tasks"),
+        ({"config": {"gcd": 3}}, "must hold settings by task"),
+        ({"config": "{"}, "must hold settings by task"),
+    ],
+)
+def test_settings_are_checked(env: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        ReasoningGymConfig(**env)
+    assert said in str(caught.value)
+
+
+def test_names_and_weights_are_written_on_a_line() -> None:
+    config = compose(
+        ["env=reasoning_gym", "env.task=gcd:2,lcm", "env.config={gcd: {max_value: 9}}"]
+    )
+    assert config.env.weights == {"gcd": 2.0, "lcm": 1.0}  # type: ignore[attr-defined]  # its own
+    assert json.loads(config.env.config) == {"gcd": {"max_value": 9}}  # type: ignore[attr-defined]
+    assert compose(["env=reasoning_gym", "env.task=[gcd,lcm]"]) == compose(
+        ["env=reasoning_gym", "env.task='gcd,lcm'"]
+    )
+
+
+def test_a_missing_package_is_named() -> None:
+    done = subprocess.run([sys.executable, "-c", MISSING], capture_output=True, text=True)
+    assert "pip install reasoning-gym" in done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_it_trains_and_is_evaluated_by_task(tmp_path: Path, tiny_overrides: list[str]) -> None:
+    settings = [
+        *("env=reasoning_gym", "env.task=gcd:2,leg_counting", "env.prompt_template=base"),
+        *(*tiny_overrides, "data.max_prompt_length=900", "data.max_response_length=8"),
+        *("data.test_size=6", "evaluation.samples_per_problem=1"),
+        *("rollout.engine=hf", "trainer.total_steps=2", f"storage.root={tmp_path}", "run_id=one"),
+    ]
+    kept = {setting.partition("=")[0]: setting for setting in settings}
+    done = subprocess.run(
+        [sys.executable, "-c", "from flows.cli.main import main; main()", "run", *kept.values()],
+        env={**os.environ, "PREFECT_HOME": str(tmp_path / "prefect")},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = tmp_path / "runs" / "one"
+    rollouts = pl.read_parquet(run / "rollouts" / "*.parquet")
+    assert set(rollouts["verdict"]) <= {"correct", "incorrect"}
+    evaluated = pl.read_parquet(run / "eval" / "*.parquet")
+    assert set(evaluated["data_source"]) == {"reasoning_gym/gcd", "reasoning_gym/leg_counting"}
+    assert "Accuracy by task" in (run / "report.html").read_text()
