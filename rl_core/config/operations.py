@@ -1,4 +1,4 @@
-"""The settings that keep a run alive: disk, checkpoints, budget, retries."""
+"""The settings around training: disk, checkpoints, budget, retries, the evaluation after it."""
 
 from __future__ import annotations
 
@@ -105,3 +105,16 @@ class WatchdogConfig(Section):
     stall_s: float = Field(1800.0, gt=0)
     """Seconds without progress (a part of the rollouts, an update, a sync, a save): more than the
     longest phase of a step takes."""
+
+
+class EvaluationConfig(Section):
+    """The evaluation after training, of base and trained model alike."""
+
+    samples_per_problem: int = Field(4, ge=1, le=1_024)
+    """Samples for pass@k and maj@k, k in 1, 2, 3, ... up to this."""
+    temperature: float = Field(1.0, gt=0, le=2)
+    """Of those samples; the answers that count for accuracy are greedy."""
+    max_problems: int | None = Field(None, ge=1)
+    """Test problems used (the first so many); null: all."""
+    seed: int = Field(0, ge=0)
+    """Of those samples, so that every model is asked the same."""

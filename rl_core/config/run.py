@@ -16,6 +16,7 @@ from rl_core.config.env import EnvConfig
 from rl_core.config.operations import (
     BudgetConfig,
     CheckpointsConfig,
+    EvaluationConfig,
     RetryConfig,
     StorageConfig,
     WatchdogConfig,
@@ -242,19 +243,6 @@ class TrainerConfig(Section):
     wandb_mode: Literal["offline", "online"] = "offline"
     """`online` falls back to `offline` where the server does not answer within 3 seconds;
     `countdown-train sync` uploads later."""
-
-
-class EvaluationConfig(Section):
-    """The evaluation after training, of base and trained model alike."""
-
-    samples_per_problem: int = Field(4, ge=1, le=1_024)
-    """Samples for pass@k and maj@k, k in 1, 2, 3, ... up to this."""
-    temperature: float = Field(1.0, gt=0, le=2)
-    """Of those samples; the answers that count for accuracy are greedy."""
-    max_problems: int | None = Field(None, ge=1)
-    """Test problems used (the first so many); null: all."""
-    seed: int = Field(0, ge=0)
-    """Of those samples, so that every model is asked the same."""
 
 
 class RunConfig(Section):

@@ -1,0 +1,29 @@
+"""The default data set at its full size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from rl_core.config.run import DataConfig, RunConfig
+from tasks.validate import ValidationFailed, validate_dataset
+
+
+@pytest.mark.slow
+def test_the_full_data_set_passes_every_check(full_dataset: Path, tiny_model_path: Path) -> None:
+    config = RunConfig(data=DataConfig(max_prompt_length=1024))
+    validation = validate_dataset(config, full_dataset, tiny_model_path)
+    assert {check["status"] for check in validation.checks} == {"ok"}
+    report = validation.lengths
+    assert report is not None
+    assert sum(row["train"] + row["test"] for row in report.histogram) == 328_704
+    longest = max(
+        len(prompt[0]["content"])
+        for split in ("train", "test")
+        for prompt in pq.read_table(full_dataset / f"{split}.parquet")["prompt"].to_pylist()
+    )
+    assert report.smallest_limit == longest
+    with pytest.raises(ValidationFailed, match="all 328,704 prompts are rejected"):
+        validate_dataset(RunConfig(), full_dataset, tiny_model_path)
