@@ -71,6 +71,10 @@ def come_and_go(
                 session.check_answers()
                 return session.receivers() == {"engine_0"}
 
+            def started_again() -> bool:
+                session.check_answers()  # who is asked for notices that it died again
+                return said.times("engine_1 has started again, in") > 0
+
             assert steps_alone()
 
             machine = nodes.add_node(num_cpus=1, **NODE)
@@ -86,7 +90,7 @@ def come_and_go(
             assert workers.engines.end_step()["rollout/engine_restarts"] >= 1
 
             nodes.add_node(num_cpus=1, **NODE)
-            wait_for(lambda: said.times("engine_1 has started again, in") == 1)
+            wait_for(started_again, poll_s=1.0)
             until_both_answer()
             session.learn_and_sync()
             assert session.receivers() == {"engine_0", "engine_1"}
