@@ -19,6 +19,7 @@ from tasks.queries import sql
 from tasks.report_page.faults import Fault, LoggedWarning, faults, warnings
 from tasks.report_page.samples import Sample, Story, best_and_worst, from_the_end, samples, stories
 
+_SEARCH_ROWS = 6
 _MOST_POINTS = 120
 """Steps of a stacked chart are summed up into at most this many columns."""
 _MOST_KINDS = 6
@@ -72,6 +73,8 @@ class ReportData:
     verdicts: pl.DataFrame
     steps_per_row: int
     """Of `verdicts`."""
+    searches: list[Row]
+    """Rows of `search_by_step`; empty where responses are no searches of the home-made model's."""
     timeline: pl.DataFrame
     """Step, metric and value of times, memory and disk."""
     by_num_solutions: list[Row]
@@ -146,6 +149,9 @@ def gather(run: RunFolder) -> ReportData:
         curve=curve,
         verdicts=verdicts,
         steps_per_row=steps_per_row,
+        searches=ask(
+            "search_by_step", steps_per_row=max(1, -(-_last_step(curve) // _SEARCH_ROWS))
+        ).to_dicts(),
         timeline=sql.run_query(_TIMELINE, root=run.root, run=run.run_id),
         by_num_solutions=_labelled(_of_models(ask("accuracy_by_num_solutions"), shown_models)),
         by_num_operands=_several(_of_models(ask("accuracy_by_operands"), shown_models)),

@@ -163,6 +163,7 @@ UNLIKELY = {
     "won_and_lost": "a random model solves nothing",
     "format_only_steps": "nor does it write the tag",
     "common_answers": "nor does it answer",
+    "search_by_step": "nor does it search",
     "shortest_correct": "nor is anything correct",
     "samples_of_a_verdict": "the default verdict is `correct`",
     "spikes": "nor does it move far in a few steps",

@@ -264,6 +264,18 @@ ANSWERS: dict[str, tuple[dict[str, Any], list[str], list[tuple[Any, ...]]]] = {
             (B, 1, 1, 0.0, None, 0.0),
         ],
     ),
+    "search_by_step": (
+        {"attempt": "response", "hit": r"\.1\.", "steps_per_row": 2},
+        [
+            *("run_id", "step", "rollouts", "tokens", "attempts"),
+            *("hit_share", "accuracy_of_hits", "accuracy"),
+        ],
+        [
+            (A, 1, 8, 17.5, 0.875, 0.5, 0.5, 0.375),
+            (A, 3, 4, 27.5, 1.0, 0.5, 0.5, 0.25),
+            (B, 1, 1, 50.0, 1.0, 0.0, None, 0.0),
+        ],
+    ),
     "diversity_by_step": (
         {},
         ["run_id", "step", "prompts", "distinct_response_share", "distinct_answer_share"],

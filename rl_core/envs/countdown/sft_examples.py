@@ -27,7 +27,9 @@ from rl_core.envs.sft_examples import SftText, below, require_problems
 NumbersAndTarget: TypeAlias = tuple[tuple[int, ...], int]
 PromptRenderer: TypeAlias = Callable[[Sequence[int], int], str]
 
-GATE_FLOORS: Final = {"format_share": 0.9, "arithmetic_share": 0.95, "judging_share": 0.9}
+GATE_FLOORS: Final = {"format_share": 0.9, "arithmetic_share": 0.9, "judging_share": 0.9}
+"""Reinforcement learning made use of what lies above: sums of 0.92 went from 0.29 to 0.72, of 0.95
+from 0.24 to 0.83 (benchmarks/README.md)."""
 GATE_CEILINGS: Final = {"repetition_share": 0.05}
 _CORPUS_GIVE_UP_PROB: Final = 0.1
 """Giving up is rarer in the traces than in the model: weights on the choice make up for it, so that

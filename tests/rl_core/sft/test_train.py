@@ -186,9 +186,9 @@ def test_weights_turn_a_tenth_of_giving_up_into_six_tenths(tokenizer, exhausted,
 def test_failed_gates_are_named_with_value_and_limit():
     good = {"format_share": 1, "arithmetic_share": 1, "judging_share": 1, "repetition_share": 0}
     assert failed_gates(good) == ()
-    bad = good | {"arithmetic_share": 0.9, "repetition_share": 0.2}
+    bad = good | {"arithmetic_share": 0.8, "repetition_share": 0.2}
     assert failed_gates(bad) == (
-        "arithmetic_share is 0.900, below 0.95",
+        "arithmetic_share is 0.800, below 0.9",
         "repetition_share is 0.200, above 0.05",
     )
 
