@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -231,9 +231,10 @@ def test_a_ray_too_slow_to_start_is_worth_another_attempt_and_leaves_its_logs(
     def suspend_raylet() -> None:
         while not done.wait(0.01):
             for child in psutil.Process().children():
-                if child.name() == "raylet":
-                    child.suspend()
-                    return
+                with suppress(psutil.NoSuchProcess):  # some live for a moment
+                    if child.name() == "raylet":
+                        child.suspend()
+                        return
 
     watcher = threading.Thread(target=suspend_raylet)
     watcher.start()
