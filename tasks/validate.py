@@ -213,6 +213,7 @@ def run_checks(config: RunConfig, data: Path, splits: Mapping[str, pa.Table]) ->
                 ) from error
         results = [_run_check(session, columns, parameters)]
         _raise_if_failed(Validation(results, None), data)  # the others need these columns
+        session.unite("problems", list(splits))
         tables, notes = checks.tables(splits)
         for name, table in tables.items():
             session.add(name, table)

@@ -6,6 +6,7 @@ numpy imports it when it is called: settings and scores are wanted where nothing
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -149,7 +150,15 @@ class EnvTurn:
     text: str
     """Tokenized as a prompt is: a chat's marks in it are recognised. Not empty."""
     reward: float = 0.0
-    """Of the model's turn that it answers, beside the score of the whole response."""
+    """Of the model's turn that it answers, beside the score of the whole response: finite, and it
+    counts as far as the bounds of a reward let it (`rl_core.rollout.turns.within_bounds`)."""
+
+    def __post_init__(self) -> None:
+        if not self.text or not math.isfinite(self.reward):
+            raise ValueError(
+                f"an env's turn {self.text!r} with reward={self.reward}: it must say something, "
+                "and its reward be finite (None ends the response)"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +193,8 @@ class Env(Generic[Settings]):
     """Called where `settings.is_generated`; None where there are no problems but the user's."""
     answers: Answers[Settings] | None = None
     """Without it `max_turns` is 1."""
+    made_by: str | None = None
+    """A package whose version the generated rows depend on."""
     source: Source[Settings] | None = None
     """Read where not `settings.is_generated`."""
     own_columns: tuple[str, ...]
@@ -209,6 +220,9 @@ class Env(Generic[Settings]):
     home_made: HomeMadeModel[Settings] | None = None
     write_trace: Callable[[Settings, Problem, str, random.Random], str] | None = None
     """(settings, problem, its solution, chance) -> a response that a given model may learn from."""
+    difficulty: Callable[[Truth, str], str] = lambda truth, solution: ""
+    """(truth, a solution or nothing) -> a name of the problems that are about as hard, for
+    `data.curriculum`; they have their `data_source` in common besides."""
     weak_models: tuple[str, ...] = ()
     """Sizes of base models that were not seen to learn it by reinforcement alone."""
     launch_scripts: LaunchScripts | None = None

@@ -2,20 +2,6 @@
 -- Proves that the numbers are those that the settings allow.
 -- $min_number: int = 1 (env.min_number)
 -- $max_number: int = 99 (env.max_number)
-with problems as (
-    select
-        'train' as split,
-        extra_info.index,
-        nums
-    from train
-    union all
-    select
-        'test' as split,
-        extra_info.index,
-        nums
-    from test
-)
-
 select
     split,
     index,

@@ -2,20 +2,6 @@
 -- Proves that every problem has as many numbers as the settings allow.
 -- $min_operands: int = 3 (env.min_operands)
 -- $max_operands: int = 4 (env.max_operands)
-with problems as (
-    select
-        'train' as split,
-        extra_info.index,
-        nums
-    from train
-    union all
-    select
-        'test' as split,
-        extra_info.index,
-        nums
-    from test
-)
-
 select
     split,
     index,

@@ -4,25 +4,7 @@
 -- $before: str = none (the user message, up to the numbers)
 -- $between: str = none (from the numbers to the target)
 -- $after: str = none (from the target on)
-with problems as (
-    select
-        'train' as split,
-        extra_info.index,
-        nums,
-        target,
-        prompt
-    from train
-    union all
-    select
-        'test' as split,
-        extra_info.index,
-        nums,
-        target,
-        prompt
-    from test
-),
-
-rendered as (
+with rendered as (
     select
         *,
         $before || '[' || array_to_string(nums, ', ') || ']' || $between || target || $after as expected

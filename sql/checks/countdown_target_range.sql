@@ -2,20 +2,6 @@
 -- Proves that the targets are those that the settings allow.
 -- $min_target: int = 10 (env.min_target)
 -- $max_target: int = 99 (env.max_target)
-with problems as (
-    select
-        'train' as split,
-        extra_info.index,
-        target
-    from train
-    union all
-    select
-        'test' as split,
-        extra_info.index,
-        target
-    from test
-)
-
 select
     split,
     index,

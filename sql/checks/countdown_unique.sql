@@ -1,24 +1,8 @@
 -- one row per problem, in any order of its numbers, that a split holds more than once.
 -- Proves that no problem counts twice.
-with problems as (
-    select
-        'train' as split,
-        list_sort(nums) as numbers,
-        target,
-        extra_info.index
-    from train
-    union all
-    select
-        'test' as split,
-        list_sort(nums) as numbers,
-        target,
-        extra_info.index
-    from test
-)
-
 select
     split,
-    numbers,
+    list_sort(nums) as numbers,
     target,
     count(*) as num_rows,
     min(index) as first_index,

@@ -1,20 +1,6 @@
 -- one row per problem whose truth is blank, or an object or list that only a function can compare.
 -- Proves that right can be told from wrong: a truth is a text or a number, or env.reward=module:function judges it.
 -- $has_reward: bool = false (whether env.reward names a function)
-with problems as (
-    select
-        'train' as split,
-        extra_info.index,
-        reward_model
-    from train
-    union all
-    select
-        'test' as split,
-        extra_info.index,
-        reward_model
-    from test
-)
-
 select
     split,
     index,

@@ -2,20 +2,6 @@
 -- Proves that the model is asked something, and told how the scorer finds its answer.
 -- $before: str = none (the message, up to the question)
 -- $after: str = none (from the question on)
-with problems as (
-    select
-        'train' as split,
-        extra_info.index,
-        prompt
-    from train
-    union all
-    select
-        'test' as split,
-        extra_info.index,
-        prompt
-    from test
-)
-
 select
     split,
     index,

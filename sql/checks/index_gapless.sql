@@ -1,18 +1,6 @@
 -- one row per index that is doubled or outside 0..rows - 1 of its split.
 -- Proves that the indices are 0, 1, 2, ... without gaps, so that a logged index finds its problem.
-with problems as (
-    select
-        'train' as split,
-        extra_info.index
-    from train
-    union all
-    select
-        'test' as split,
-        extra_info.index
-    from test
-),
-
-counted as (
+with counted as (
     select
         split,
         index,

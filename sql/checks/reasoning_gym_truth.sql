@@ -1,21 +1,5 @@
 -- one row per problem whose truth lacks what reasoning-gym's scorer reads, or is of another task than its row.
 -- Proves that the scorer of its own task judges every response.
-with problems as (
-    select
-        'train' as split,
-        extra_info.index,
-        data_source,
-        reward_model
-    from train
-    union all
-    select
-        'test' as split,
-        extra_info.index,
-        data_source,
-        reward_model
-    from test
-)
-
 select
     split,
     index,

@@ -1,28 +1,8 @@
 -- one row per problem in which something is missing: a null field, list or message.
 -- Proves that no reader needs to think of nulls.
-with problems as (
-    select
-        'train' as split,
-        data_source,
-        prompt,
-        ability,
-        reward_model,
-        extra_info
-    from train
-    union all
-    select
-        'test' as split,
-        data_source,
-        prompt,
-        ability,
-        reward_model,
-        extra_info
-    from test
-)
-
 select
     split,
-    extra_info.index,
+    index,
     reward_model.ground_truth,
     extra_info.solution
 from problems

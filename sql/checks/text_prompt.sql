@@ -1,19 +1,5 @@
 -- one row per problem whose prompt holds no words.
 -- Proves that the model is asked something.
-with problems as (
-    select
-        'train' as split,
-        extra_info.index,
-        prompt
-    from train
-    union all
-    select
-        'test' as split,
-        extra_info.index,
-        prompt
-    from test
-)
-
 select
     split,
     index,

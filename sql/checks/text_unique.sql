@@ -1,22 +1,8 @@
 -- one row per prompt, its white space aside, that a split holds more than once.
 -- Proves that no problem counts twice.
-with problems as (
-    select
-        'train' as split,
-        extra_info.index,
-        list_transform(prompt, lambda m: trim(regexp_replace(m.content, '\s+', ' ', 'g'))) as words
-    from train
-    union all
-    select
-        'test' as split,
-        extra_info.index,
-        list_transform(prompt, lambda m: trim(regexp_replace(m.content, '\s+', ' ', 'g'))) as words
-    from test
-)
-
 select
     split,
-    words,
+    list_transform(prompt, lambda m: trim(regexp_replace(m.content, '\s+', ' ', 'g'))) as words,
     count(*) as num_rows,
     min(index) as first_index,
     max(index) as last_index

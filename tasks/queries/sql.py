@@ -8,9 +8,7 @@ which is faster where most of the text need not be read (benchmarks/sql.py).
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +20,7 @@ import pyarrow as pa
 
 from rl_core import schema
 from tasks.queries import run_tables as run_files
+from tasks.queries.connection import connect, quoted, register, select
 from tasks.queries.saved_questions import (
     SQL_FOLDER,
     Query,
@@ -120,15 +119,15 @@ def _answer(
             "held_out_rows": run_files.parquet_files(of["held_out"], "held_out"),
             "rescore_rows": run_files.parquet_files(of["rescores"], "rescored"),
         }
-        own = {name: found for name, found in files.items() if found and is_ours}
+        own = {name: (found, _FILES[name][1]) for name, found in files.items() if found and is_ours}
         tables = {
             name: _dataset(files[name], columns)
             for name, (_, columns) in _FILES.items()
             if name not in own
         }
-        with _connection(tables | _records(root, of), own) as connection:
+        with connect(tables | _records(root, of), own) as connection:
             _create_views(connection)
-            return _select(connection, sql, parameters, VIEWS)
+            return select(connection, sql, parameters, VIEWS)
 
 
 def _named_views(sql: str) -> set[str]:
@@ -175,7 +174,7 @@ def export_catalog(root: Path, file: Path) -> None:
     new.unlink(missing_ok=True)
     try:
         with duckdb.connect() as connection:
-            connection.execute(f"attach '{_quoted(new)}' as catalog (storage_version 'v1.0.0')")
+            connection.execute(f"attach '{quoted(new)}' as catalog (storage_version 'v1.0.0')")
             connection.execute("use catalog")
             for name, table in _records(root, dict.fromkeys(VIEWS, runs)).items():
                 connection.register("copied", table)
@@ -222,10 +221,10 @@ def _rows_on_disk(root: Path, folder: str) -> str:
     decides, so that costs no look at the rows.
     """
     runs = root.resolve() / "runs"
-    joined, single = (_quoted(runs / "*" / "rollouts" / f"{kind}_*.parquet") for kind in _KINDS)
+    joined, single = (quoted(runs / "*" / "rollouts" / f"{kind}_*.parquet") for kind in _KINDS)
     return rf"""
         select * exclude (filename)
-        from read_parquet('{_quoted(runs / "*" / folder)}', union_by_name = true, filename = true)
+        from read_parquet('{quoted(runs / "*" / folder)}', union_by_name = true, filename = true)
         where filename not in (
             select single.file
             from glob('{single}') as single
@@ -255,10 +254,6 @@ _FILES: Mapping[str, tuple[str, pa.Schema]] = {
 """Where the rows of many files lie in a run's folder."""
 
 
-def _quoted(path: Path) -> str:
-    return str(path).replace("'", "''")
-
-
 class CheckSession:
     """Tables in memory that any number of data checks look at, through one connection."""
 
@@ -272,7 +267,21 @@ class CheckSession:
         Raises:
             ValueError: a column is of a type that DuckDB does not have.
         """
-        _register(self._connection, name, table)
+        register(self._connection, name, table)
+        self._tables.append(name)
+
+    def unite(self, name: str, tables: Sequence[str]) -> None:
+        """Lets the checks read the rows of several problem tables as one.
+
+        Args:
+            name: of the whole; beside the tables' columns it has `split`, the name of the table
+                that a row lies in, and `index`, the one of its `extra_info`.
+            tables: of the same columns, added before.
+        """
+        rows = " union all ".join(
+            f"select '{table}' as split, extra_info.index, * from {table}" for table in tables
+        )
+        self._connection.execute(f"create view {name} as {rows}")
         self._tables.append(name)
 
     def violations(
@@ -287,103 +296,14 @@ class CheckSession:
         Raises:
             ValueError: the SELECT does not fit the tables' columns.
         """
-        return _select(self._connection, check.sql, check.bind(parameters or {}), self._tables)
+        return select(self._connection, check.sql, check.bind(parameters or {}), self._tables)
 
 
 @contextmanager
 def open_checks() -> Iterator[CheckSession]:
     """A session for data checks, without tables yet; it reads and writes no files."""
-    with _connection({}) as connection:
+    with connect({}) as connection:
         yield CheckSession(connection)
-
-
-@contextmanager
-def _connection(
-    tables: Mapping[str, pa.Table | pads.Dataset],
-    files: Mapping[str, Sequence[Path]] | None = None,
-) -> Iterator[duckdb.DuckDBPyConnection]:
-    """An in-memory DuckDB that sees `tables` and nothing else: no extensions, no files but `files`.
-
-    Args:
-        tables: by name.
-        files: parquet files by the name of the table of `_FILES` that they make up.
-    """
-    config: dict[str, str | bool | int] = {
-        "autoinstall_known_extensions": False,
-        "autoload_known_extensions": False,
-        "allow_community_extensions": False,
-        "python_enable_replacements": False,
-        "temp_directory": str(Path(tempfile.gettempdir()) / f"countdown-train-sql-{os.getpid()}"),
-    }
-    connection = duckdb.connect(":memory:", config=config)
-    try:
-        connection.execute("set TimeZone = 'UTC'")
-        # It would stand in the answer, on standard output.
-        connection.execute("set enable_progress_bar = false")
-        if files:
-            connection.execute("set parquet_metadata_cache = true")
-            everything = [file for some in files.values() for file in some]
-            connection.execute(f"set allowed_paths = {_paths(everything)}")
-        connection.execute("set enable_external_access = false")
-        connection.execute("set lock_configuration = true")
-        for name, table in tables.items():
-            _register(connection, name, table)
-        for name, some in (files or {}).items():
-            _register_files(connection, name, some)
-        yield connection
-    finally:
-        connection.close()
-
-
-def _register_files(
-    connection: duckdb.DuckDBPyConnection, name: str, files: Sequence[Path]
-) -> None:
-    """Makes parquet files a table of `_FILES`; a column that they lack is null."""
-    columns = _FILES[name][1]
-    source = f"read_parquet({_paths(files)}, union_by_name = true)"
-    try:
-        found = {row[0] for row in connection.execute(f"describe from {source}").fetchall()}
-        rows = f"select * from {source}"
-        if lacking := [column for column in columns.names if column not in found]:
-            connection.register(f"no_{name}", columns.empty_table().select(lacking))
-            rows = f"select * from no_{name} union all by name {rows}"
-        connection.execute(f"create view {name} as {rows}")
-    except duckdb.Error as error:
-        raise ValueError(f"not a readable parquet file ({_message(error)})") from error
-
-
-def _register(
-    connection: duckdb.DuckDBPyConnection, name: str, table: pa.Table | pads.Dataset
-) -> None:
-    try:
-        connection.register(name, table)
-    except duckdb.Error as error:
-        raise ValueError(f"{name}: a column's type is unknown ({_message(error)})") from error
-
-
-def _paths(files: Sequence[Path]) -> str:
-    return "[" + ", ".join(f"'{_quoted(file.absolute())}'" for file in files) + "]"
-
-
-def _message(error: duckdb.Error) -> str:
-    return " ".join(str(error).split("\n\nLINE ")[0].split())
-
-
-def _select(
-    connection: duckdb.DuckDBPyConnection,
-    sql: str,
-    parameters: Mapping[str, Value],
-    tables: Sequence[str],
-) -> pl.DataFrame:
-    try:
-        statements = connection.extract_statements(sql)
-        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-            kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
-            raise ValueError(f"sql takes exactly one SELECT, and this is {kinds}: {sql.strip()}")
-        relation = connection.sql(sql, params=dict(parameters) or None)
-        return pl.DataFrame(relation.to_arrow_table())
-    except duckdb.Error as error:
-        raise ValueError(f"{_message(error)} (there are: {', '.join(tables)})") from error
 
 
 def _dataset(files: Sequence[Path], columns: pa.Schema | None = None) -> pa.Table | pads.Dataset:

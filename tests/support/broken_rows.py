@@ -139,9 +139,9 @@ COUNTDOWN_BREAKS: list[tuple[Break | None, dict[str, int]]] = [
     (other_prompts, {"countdown_prompt": 9}),
     (wrong_solutions, {"countdown_solution": 3, "countdown_difficulty": 1}),
     (wrong_difficulties, {"countdown_difficulty": 2, "countdown_solution": 1}),
-    (too_few_rows, {"countdown_row_count": 1}),
-    (no_rows, {"countdown_row_count": 1, "splits_not_empty": 1}),
-    (other_labels, {"countdown_labels": 3}),
+    (too_few_rows, {"row_count": 1}),
+    (no_rows, {"splits_not_empty": 1}),
+    (other_labels, {"labels": 3}),
     (indices_with_gaps, {"index_gapless": 2}),
     (the_other_split, {"split_label": 2}),
     (
@@ -149,7 +149,7 @@ COUNTDOWN_BREAKS: list[tuple[Break | None, dict[str, int]]] = [
         {
             "countdown_no_nulls": 5,
             "countdown_ground_truth": 2,
-            "countdown_labels": 2,
+            "labels": 2,
             "countdown_prompt": 2,
             "countdown_solution": 2,
         },
@@ -159,10 +159,10 @@ GSM8K_BREAKS: list[tuple[Break | None, dict[str, int]]] = [
     (None, {}),
     (other_truths, {"gsm8k_ground_truth": 2}),
     (other_word_problems, {"gsm8k_prompt": 3}),
-    (other_labels, {"gsm8k_labels": 3}),
+    (other_labels, {"labels": 3}),
     (
         nulls_in_gsm8k,
-        {"gsm8k_no_nulls": 3, "gsm8k_ground_truth": 1, "gsm8k_labels": 1, "gsm8k_prompt": 1},
+        {"text_no_nulls": 3, "gsm8k_ground_truth": 1, "labels": 1, "gsm8k_prompt": 1},
     ),
 ]
 
@@ -214,6 +214,6 @@ def a_row_less(train: Rows, _: Rows) -> None:
 REASONING_GYM_BREAKS: list[tuple[Break | None, dict[str, int]]] = [
     (None, {}),
     (one_of_the_wrong_task, {"reasoning_gym_truth": 3}),
-    (a_row_less, {"reasoning_gym_row_count": 1}),
+    (a_row_less, {"row_count": 1}),
     (a_training_prompt_in_test, {"text_splits_disjoint": 1}),
 ]

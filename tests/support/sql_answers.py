@@ -318,6 +318,15 @@ ANSWERS: dict[str, tuple[dict[str, Any], list[str], list[tuple[Any, ...]]]] = {
         ],
         [(A, 3, 4, 0.75, 2, 8, 0.5, 0.0)],
     ),
+    "accuracy_by_turns": (
+        {"from_step": 2},
+        ["run_id", "turns", "rollouts", "share", "accuracy", "tokens"],
+        [
+            (A, 1, 6, 0.75, 0.5, (12 + 16 + 8 + 4 + 18 + 64) / 6),
+            (A, 2, 1, 0.125, 1.0, 6.0),
+            (A, 3, 1, 0.125, 0.0, 22.0),
+        ],
+    ),
     "tokens_spent": (
         {},
         ["run_id", "epoch", "rollouts", "prompt_tokens", "response_tokens", "tokens_per_correct"],

@@ -192,7 +192,7 @@ def test_columns_are_checked_first_and_alone(
 def test_gsm8k_columns_are_checked(sound: dict[str, Any], tmp_path: Path) -> None:
     for split, table in sound["countdown"].items():
         pq.write_table(table, tmp_path / f"{split}.parquet")
-    assert set(failed_checks(RunConfig(env=Gsm8kConfig()), tmp_path)) == {"gsm8k_columns"}
+    assert set(failed_checks(RunConfig(env=Gsm8kConfig()), tmp_path)) == {"text_columns"}
     own = RunConfig(env=CustomConfig(), data=own_questions(tmp_path))
     assert set(failed_checks(own, tmp_path)) == {"text_columns"}
 
@@ -201,7 +201,7 @@ def test_every_check_has_a_table_that_fails_it() -> None:
     files = {path.stem for path in (SQL_FOLDER / "checks").rglob("*.sql")}
     breaks = COUNTDOWN_BREAKS + GSM8K_BREAKS + CUSTOM_BREAKS + REASONING_GYM_BREAKS
     seen = set[str]().union(*(names for _, names in breaks))
-    assert files == seen | {"countdown_columns", "gsm8k_columns", "text_columns"}
+    assert files == seen | {"countdown_columns", "text_columns"}
     envs = (COUNTDOWN.env, Gsm8kConfig(), CustomConfig(), GCD.env)
     run = {path.stem for env in envs for path in check_files(env)}
     assert run == files, "no file is left out"
@@ -327,7 +327,7 @@ def test_hostile_texts_do_not_reach_the_terminal(sound: dict[str, Any], tmp_path
         for row in train[3:9]:  # enough to be a shape of their own
             row["extra_info"]["solution"] = hostile
 
-    expected = {"countdown_labels": 1, "split_label": 1, "countdown_prompt": 1}
+    expected = {"labels": 1, "split_label": 1, "countdown_prompt": 1}
     broken = failing(COUNTDOWN, sound["countdown"], tmp_path, inject)
     assert broken == expected | {"countdown_solution": 6}
     with pytest.raises(ValidationFailed) as caught:

@@ -74,6 +74,7 @@ def _check_parameters(
     between, _, after = rest.partition("{target}")
     return {
         **ranges,
+        "data_source": DATA_SOURCE,
         "train_size": train_size,
         "test_size": test_size,
         "system": system[0]["content"] if system else "none",
@@ -162,6 +163,11 @@ def _write_trace(env: CountdownConfig, problem: Problem, solution: str, rng: ran
     return f"<think>{trace}" if env.prompt_template == "chat" else trace
 
 
+def _difficulty(truth: Any, solution: str) -> str:
+    """Returns how many numbers there are, and the operators of a solution in no order."""
+    return f"{len(truth['numbers'])} {''.join(sorted(c for c in solution if c in '+-*/'))}"
+
+
 def _imported_settings(row: Record, model: str) -> dict[str, Any]:
     """Returns how prompts reach the model: raw as TinyZero writes them, else by a chat template."""
     prompt = row.get("prompt")
@@ -191,12 +197,12 @@ COUNTDOWN: Final = Env(
         rows=(
             "countdown_difficulty.sql",
             "countdown_ground_truth.sql",
-            "countdown_labels.sql",
+            "labels.sql",
             "countdown_no_nulls.sql",
             "countdown_number_range.sql",
             "countdown_operand_count.sql",
             "countdown_prompt.sql",
-            "countdown_row_count.sql",
+            "row_count.sql",
             "countdown_solution.sql",
             "countdown_splits_disjoint.sql",
             "countdown_target_range.sql",
@@ -205,7 +211,7 @@ COUNTDOWN: Final = Env(
         of_generated_rows=(
             "countdown_number_range",
             "countdown_operand_count",
-            "countdown_row_count",
+            "row_count",
             "countdown_target_range",
         ),
         of_templates=("countdown_prompt",),
@@ -223,6 +229,7 @@ COUNTDOWN: Final = Env(
         examples=_examples,
     ),
     write_trace=_write_trace,
+    difficulty=_difficulty,
     weak_models=("0.5b",),
     launch_scripts=LaunchScripts(
         words=("countdown", "tinyzero"),

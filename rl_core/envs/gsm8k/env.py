@@ -56,7 +56,7 @@ def _source_table(env: Gsm8kConfig, split: str, pairs: Sequence[tuple[str, str]]
 def _check_parameters(env: Gsm8kConfig, /, *, train_size: int, test_size: int) -> dict[str, Value]:
     (message,) = render_messages(env.prompt_template, "{question}")
     before, _, after = message["content"].partition("{question}")
-    return {"before": before, "after": after}
+    return {"data_source": DATA_SOURCE, "before": before, "after": after}
 
 
 def _read_question(env: Gsm8kConfig, text: str, answer: str | None) -> Question:
@@ -110,11 +110,11 @@ GSM8K: Final = Env(
     read_row=read_row,
     user_table=user_table,
     checks=Checks(
-        columns="gsm8k_columns.sql",
+        columns="text_columns.sql",
         rows=(
             "gsm8k_ground_truth.sql",
-            "gsm8k_labels.sql",
-            "gsm8k_no_nulls.sql",
+            "labels.sql",
+            "text_no_nulls.sql",
             "gsm8k_prompt.sql",
         ),
         of_templates=("gsm8k_prompt",),
@@ -129,6 +129,7 @@ GSM8K: Final = Env(
         examples=_examples,
     ),
     write_trace=_write_trace,
+    difficulty=lambda truth, solution: f"{solution.count(chr(10))} steps",
     launch_scripts=LaunchScripts(
         words=("gsm8k",),
         has_columns=lambda row: bool(row.get("question")),
