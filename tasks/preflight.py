@@ -29,7 +29,7 @@ from rl_core.system.network import hub_url, hubs_are_off, wandb_url, why_silent,
 from rl_core.workers.ray_auth import mode_for
 from tasks.hours.time_plan import planned_steps
 from tasks.prefect_ui.artifacts import create_table_artifact, plain
-from tasks.preflight_checks.device import device_findings
+from tasks.preflight_checks.device import device_findings, quantization_findings
 from tasks.preflight_checks.finding import GIB, Finding, PreflightError
 from tasks.preflight_checks.hours import time_findings
 from tasks.preflight_checks.leftovers import leftover_findings
@@ -48,6 +48,7 @@ def preflight(config: RunConfig) -> list[Finding]:
         *_problems(config),
         *_installed(config),
         *device_findings(config),
+        *quantization_findings(config),
         *_model(config),
         *memory_findings(config),
         *rank_findings(config),

@@ -105,6 +105,6 @@ class SnapshotMemory:
     def _memory_for(self, name: str, tensor: Tensor) -> Tensor:
         if name not in self._copies:
             self._copies[name] = torch.empty(
-                tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda
+                tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda
             )
         return self._copies[name]

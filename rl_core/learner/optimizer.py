@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_core.config.run import LrSchedule, RunConfig
+from rl_core.config.run import LrSchedule, OptimizerName, RunConfig
+from rl_core.learner.adamw_8bit import CONSTANTS, fresh_state, make_adamw_8bit, moments_like
 from rl_core.models.loading import Models
 from rl_core.models.sharding import cut_as, whole_tensor
 
@@ -48,6 +49,7 @@ class ModelOptimizer:
         num_steps: training steps in all.
         weight_decay: of AdamW, decoupled.
         grad_clip: largest norm of the whole gradient.
+        kind: see `actor.optimizer`; 8 bits want a model that is not sharded.
         offload_to: where AdamW's moments wait between two steps; by default beside the weights.
     """
 
@@ -61,13 +63,17 @@ class ModelOptimizer:
         num_steps: int,
         weight_decay: float,
         grad_clip: float,
+        kind: OptimizerName = "adamw",
         offload_to: torch.device | None = None,
     ) -> None:
         self.model = model
+        self._is_8bit = kind == "adamw_8bit"
         self._grad_clip = grad_clip
         self._offload_to = offload_to
-        self._optimizer = torch.optim.AdamW(
-            self.parameters, lr=lr, weight_decay=weight_decay, fused=True
+        self._optimizer: torch.optim.Optimizer = (
+            make_adamw_8bit(self.parameters, lr=lr, weight_decay=weight_decay)
+            if self._is_8bit
+            else torch.optim.AdamW(self.parameters, lr=lr, weight_decay=weight_decay, fused=True)
         )
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer,
@@ -118,22 +124,27 @@ class ModelOptimizer:
 
     def _bring_moments(self, device: torch.device) -> None:
         for state in self._optimizer.state.values():
-            for field in _MOMENTS:
+            for field in state.keys() - {"step", *CONSTANTS}:
                 state[field] = state[field].to(device)
 
     def _make_moments(self) -> None:
         """Makes AdamW's state as its first step would: all of it, or nothing."""
         state = self._optimizer.state
-        made: dict[Tensor, dict[str, Tensor]] = {
-            parameter: {
-                "step": torch.zeros((), device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
+        made: dict[Tensor, dict[str, Any]] = {
+            parameter: self._fresh_state(parameter)
             for parameter in self.parameters
             if parameter.grad is not None and not state.get(parameter)
         }
         state.update(made)
+
+    def _fresh_state(self, parameter: nn.Parameter) -> dict[str, Any]:
+        if self._is_8bit:
+            return fresh_state(self._optimizer, parameter)
+        return {
+            "step": torch.zeros((), device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
 
     def end_step(self) -> None:
         """Moves the schedule on by one training step, however many updates that had."""
@@ -142,9 +153,12 @@ class ModelOptimizer:
     def state_tensors(self, prefix: str) -> dict[str, Tensor]:
         """Returns the optimizer's state as `<prefix>.<parameter>.<field>`."""
         return {
-            f"{prefix}.{name}.{field}": value
+            f"{prefix}.{name}.{field}": (
+                value if isinstance(value, Tensor) else torch.tensor(value, device="cpu")
+            )
             for name, parameter in self.model.named_parameters()
             for field, value in self._optimizer.state.get(parameter, {}).items()
+            if field not in CONSTANTS
         }
 
     def weight_tensors(self, prefix: str) -> dict[str, Tensor]:
@@ -163,10 +177,14 @@ class ModelOptimizer:
     def moments_to_come(self, prefix: str) -> dict[str, Tensor]:
         """Returns, by the names of `state_tensors`, tensors like those that updates will make."""
         return {
-            f"{prefix}.{name}.{field}": parameter.detach()
+            f"{prefix}.{name}.{field}": moment
             for name, parameter in self.model.named_parameters()
-            for field in _MOMENTS
             if parameter.requires_grad
+            for field, moment in (
+                moments_like(parameter)
+                if self._is_8bit
+                else dict.fromkeys(_MOMENTS, parameter.detach())
+            ).items()
         }
 
     def schedule_state(self) -> dict[str, Any]:
@@ -180,7 +198,13 @@ class ModelOptimizer:
         for name, parameter in self.model.named_parameters():
             start = f"{prefix}.{name}."
             state = {k.removeprefix(start): x for k, x in tensors.items() if k.startswith(start)}
-            if state:
+            if state and self._is_8bit:
+                self._optimizer.state[parameter] = {
+                    **fresh_state(self._optimizer, parameter),
+                    **{field: x.to(parameter.device) for field, x in state.items()},
+                    "step": int(state["step"]),
+                }
+            elif state:
                 self._optimizer.state[parameter] = {
                     field: cut_as(parameter, x) if field in _MOMENTS else x.to(parameter.device)
                     for field, x in state.items()
@@ -217,6 +241,7 @@ def make_optimizers(
             num_steps=num_steps - warmup_steps,
             weight_decay=config.actor.weight_decay,
             grad_clip=config.actor.grad_clip,
+            kind=config.actor.optimizer,
             offload_to=offload_to,
         )
     }
@@ -229,6 +254,7 @@ def make_optimizers(
             num_steps=num_steps,
             weight_decay=config.critic.weight_decay,
             grad_clip=config.critic.grad_clip,
+            kind=config.actor.optimizer,
             offload_to=offload_to,
         )
     return optimizers

@@ -62,7 +62,12 @@ class LearnerSnapshot:
         """Makes memory for snapshots ready; of ranks, the first snapshot does."""
         if not self._ranks.is_alone:
             return  # what they would look at is gathered meanwhile
-        tensors = complete_weights(self._actor) | self._trained_weights()
+        tensors = self._trained_weights()
+        if self._config.model.lora_rank:
+            for name, merged in merged_state(self._actor):
+                self._memory.reserve({name: merged})
+        else:
+            tensors |= complete_weights(self._actor)
         for name, optimizer in self._optimizers.items():
             tensors |= optimizer.moments_to_come(name)
         self._memory.reserve(tensors)
@@ -78,7 +83,13 @@ class LearnerSnapshot:
         for name, optimizer in self._optimizers.items():
             state |= optimizer.state_tensors(name)
             numbers[f"{name}_schedule"] = copy.deepcopy(optimizer.schedule_state())
-        if self._ranks.is_alone:
+        if self._ranks.is_alone and self._config.model.lora_rank:
+            weights: dict[str, Tensor] = {}
+            for name, merged in merged_state(self._actor):  # a card never holds all of them
+                kept = merged if self._config.checkpoints.in_background else merged.cpu()
+                weights |= self._memory.copy({name: kept})
+            state = self._memory.copy(state)
+        elif self._ranks.is_alone:
             weights = complete_weights(self._actor)
             assert not weights.keys() & state.keys()
             copies = self._memory.copy(weights | state)

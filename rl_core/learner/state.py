@@ -19,12 +19,14 @@ STATE_FOLDER = "trainer"
 _TENSORS = "learner.safetensors"
 _NUMBERS = "learner.json"
 _VERSION = 1
+_BEFORE_IT_WAS_SAVED = {"actor.optimizer": "adamw", "model.load_in_4bit": False}
+"""What a state was written with that does not name the setting."""
 
 
 def rng_tensors() -> dict[str, Tensor]:
-    """Returns torch's random states, uint8."""
+    """Returns torch's random states, uint8; of a card only where this process computes on one."""
     states = {"rng.cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
         states["rng.cuda"] = torch.cuda.get_rng_state()
     return states
 
@@ -32,7 +34,7 @@ def rng_tensors() -> dict[str, Tensor]:
 def restore_rng(tensors: Mapping[str, Tensor]) -> None:
     """Restores what `rng_tensors` returned."""
     torch.set_rng_state(tensors["rng.cpu"])
-    if "rng.cuda" in tensors and torch.cuda.is_available():
+    if "rng.cuda" in tensors and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
         torch.cuda.set_rng_state(tensors["rng.cuda"])
 
 
@@ -43,6 +45,8 @@ def model_settings(config: RunConfig) -> dict[str, Any]:
         "model.lora_rank": rank,
         "model.lora_alpha": config.model.lora_alpha if rank else None,
         "critic.share_trunk": config.critic.share_trunk,
+        "actor.optimizer": config.actor.optimizer,
+        "model.load_in_4bit": config.model.load_in_4bit,
     }
 
 
@@ -59,9 +63,10 @@ def check_settings(folder: Path, numbers: Mapping[str, Any], config: RunConfig) 
         )
     saved = numbers["settings"]
     for name, value in model_settings(config).items():
-        if saved[name] != value:
+        found = saved.get(name, _BEFORE_IT_WAS_SAVED.get(name))
+        if found != value:
             raise ValueError(
-                f"{folder}: saved with {name}={json.dumps(saved[name])}, "
+                f"{folder}: saved with {name}={json.dumps(found)}, "
                 f"so {name}={json.dumps(value)} cannot resume it"
             )
 

@@ -18,7 +18,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rl_core.config.run import RunConfig
 from rl_core.models.fast_linear import use_fast_products
+from rl_core.models.kernels import compile_layers, use_liger
+from rl_core.models.linear_4bit import pack_linear_layers
 from rl_core.models.lora import add_adapters, merged_state
+from rl_core.models.packing import allow_packing
 from rl_core.models.sharding import whole_tensor
 
 _PROBE_TOKENS = 4
@@ -36,12 +39,15 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.bias)
 
 
-def load_actor(path: Path, device: torch.device) -> transformers.PreTrainedModel:
+def load_actor(
+    path: Path, device: torch.device, *, in_4bit: bool = False
+) -> transformers.PreTrainedModel:
     """Returns the causal LM of a folder: float32 weights, SDPA attention, eval mode.
 
     Args:
         path: a local folder in the Hugging Face layout.
         device: where it shall live.
+        in_4bit: its linear layers are frozen and packed, see `pack_linear_layers`.
 
     Raises:
         ValueError: if the folder holds no model, or one whose logits are not simply its output
@@ -63,6 +69,8 @@ def load_actor(path: Path, device: torch.device) -> transformers.PreTrainedModel
         use_safetensors=True,
     )
     model.config.use_cache = False
+    if in_4bit:
+        pack_linear_layers(model, device)
     model.to(device).eval()
     use_fast_products(model)
     _check_plain_logits(model, path)
@@ -135,11 +143,18 @@ def load_models(
     # With adapters, a checkpoint holds merged weights: base and adapters come apart.
     rank = config.model.lora_rank
     folder = model_path if resume_from is None or rank else resume_from
-    actor = load_actor(folder, device).requires_grad_(not rank)
+    actor = load_actor(folder, device, in_4bit=config.model.load_in_4bit)
+    actor.requires_grad_(not rank)
+    allow_packing(actor)
+    if config.model.use_liger:
+        use_liger(actor)
     reference = None
     if config.algorithm.kl_mode != "none" and config.algorithm.kl_coef > 0:
         reference = copy_sharing_frozen(actor) if rank else load_actor(model_path, device)
         reference.requires_grad_(False)
+        allow_packing(reference)
+        if config.model.use_liger and not rank:
+            use_liger(reference)
     if rank:
         add_adapters(actor, rank=rank, alpha=config.model.lora_alpha)
     if config.model.gradient_checkpointing:
@@ -147,6 +162,10 @@ def load_models(
     critic = None
     if config.algorithm.estimator == "gae":
         critic = make_critic(actor, share_trunk=config.critic.share_trunk)
+    if config.model.use_torch_compile:
+        for model in (actor, reference, critic):
+            if model is not None:
+                compile_layers(model)
     return Models(actor, reference, critic)
 
 

@@ -3,6 +3,7 @@
 A linear layer with weight W computes W x + (alpha / rank) B A x, and only A [rank, in] and B
 [out, rank] learn. Outside the learner there are no adapters: engines and checkpoints get the
 merged weights W + (alpha / rank) B A, computed beside W, which adding and taking away would wear.
+Of a W in 4 bits (QLoRA) that is the W which the learner computes with, not the one it came from.
 
 Source: Hu et al. 2021 (arXiv:2106.09685).
 """
@@ -15,6 +16,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from rl_core.models.linear_4bit import Linear4bit
 from rl_core.models.sharding import repeated_names, whole_tensor
 
 _ADAPTER = "default"
@@ -53,19 +55,31 @@ def merged_state(model: transformers.PreTrainedModel) -> Iterator[tuple[str, Ten
     }
     for name, tensor in _base_state(model):
         if name in adapted:
+            base = adapted[name].base_layer
+            if isinstance(base, Linear4bit):
+                tensor = base.whole_weight()
             tensor = tensor + whole_tensor(adapted[name].get_delta_weight(_ADAPTER))
         yield _plain_name(name), tensor
 
 
 def merged_shapes(model: transformers.PreTrainedModel) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of what `merged_state` yields, in its order; nothing is gathered."""
-    return {_plain_name(name): tuple(tensor.shape) for name, tensor in _base_state(model)}
+    packed = {
+        f"{name}.weight": (layer.out_features, layer.in_features)
+        for name, layer in model.named_modules()
+        if isinstance(layer, Linear4bit)
+    }
+    return {
+        _plain_name(name): packed.get(name, tuple(tensor.shape))
+        for name, tensor in _base_state(model)
+    }
 
 
 def _base_state(model: transformers.PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     repeated = repeated_names(model)
     for name, tensor in model.state_dict().items():
-        if ".lora_A." not in name and ".lora_B." not in name and name not in repeated:
+        beside = ".lora_A." in name or ".lora_B." in name or name.endswith(".base_layer.absmax")
+        if not beside and name not in repeated:
             yield name, tensor
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rl_core.config.run import RunConfig
-from rl_core.resources.memory_plan import ModelShape
+from rl_core.resources.memory_plan import ModelShape, moment_bytes
 from rl_core.schema import MOST_VALIDATION_ROWS
 
 _FLOAT32 = 4
@@ -13,6 +13,8 @@ _FIXED_BYTES = 2**20
 """Of a checkpoint, at most: tokenizer (Qwen's has 11 MB, but is compared with gigabytes), JSON."""
 _ROW_BYTES, _TOKEN_BYTES, _METRICS_BYTES = 64, 2, 3_000
 """Compressed: of a rollout's numbers, of a response token's text, of a line of metrics."""
+_TURN_BYTES = 4
+"""Compressed: of a turn's numbers; its text is there once more than the response's."""
 _TEST_FILE_BYTES = 10_000
 """Of a parquet file with a test's answers, before the first row."""
 
@@ -60,7 +62,7 @@ def disk_plan(shape: ModelShape, config: RunConfig, num_steps: int) -> DiskPlan:
     allowed = min(wanted, kept.quota_bytes // size)
     num_rollouts = config.data.train_batch_size * config.algorithm.group_size
     row = _ROW_BYTES + _TOKEN_BYTES * config.data.max_response_length
-    rollouts = num_rollouts * row
+    rollouts = num_rollouts * (row + _turns_bytes(config))
     problems = min(MOST_VALIDATION_ROWS, config.trainer.test_problems, config.data.test_size)
     test = _TEST_FILE_BYTES + problems * row
     num_tests = 1 + -(-num_steps // config.trainer.test_freq)  # the first before any step
@@ -74,8 +76,17 @@ def disk_plan(shape: ModelShape, config: RunConfig, num_steps: int) -> DiskPlan:
     )
 
 
+def _turns_bytes(config: RunConfig) -> int:
+    """Returns the bytes of a rollout's turns, at most; a test's answers have none."""
+    if config.env.max_turns == 1:
+        return 0
+    most = config.data.max_response_length
+    # The models' and the env's between them, of a token or more.
+    return _TOKEN_BYTES * most + _TURN_BYTES * min(2 * config.env.max_turns - 1, most)
+
+
 def checkpoint_bytes(shape: ModelShape, config: RunConfig) -> int:
-    """Returns the bytes of one checkpoint, all in float32.
+    """Returns the bytes of one checkpoint, all in float32 but for moments of fewer bits.
 
     The model whole, adapters merged; beside it what learns and is not in it (adapters, the critic)
     and both moments of whatever learns.
@@ -88,5 +99,5 @@ def checkpoint_bytes(shape: ModelShape, config: RunConfig) -> int:
         trunk = adapters if rank else shape.num_backbone_parameters
         critic = shape.hidden_size + 1 + (0 if shares_trunk else trunk)
     beside = critic + (actor if rank else 0)
-    numbers = shape.num_parameters + beside + 2 * (actor + critic)
-    return _FLOAT32 * numbers + _FIXED_BYTES
+    weights = _FLOAT32 * (shape.num_parameters + beside)
+    return weights + moment_bytes(actor + critic, config) + _FIXED_BYTES

@@ -17,7 +17,7 @@ from rl_core.resources.memory_need import CUDA_GIB, ENGINE_ITSELF_GIB
 from rl_core.resources.memory_plan import ModelShape, compute_width, longest_bytes
 from rl_core.resources.placement import shares_a_card
 
-Value = bool | int | float
+Value = bool | int | float | str
 Settings = Mapping[str, Value]
 """New values of settings by name: `{"rollout.sleep": True}`."""
 Steps = Callable[[RunConfig, ModelShape | None], Sequence[Value]]
@@ -229,6 +229,12 @@ def _tiny_micro_batches(config: RunConfig, shape: ModelShape | None) -> list[int
     return [tokens for tokens in _micro_batches(config) if tokens not in busy]
 
 
+def _optimizer(config: RunConfig, shape: ModelShape | None) -> list[str]:
+    """Ranks divide the moments instead."""
+    knows = config.actor.optimizer == "adamw" and config.resources.learner_ranks == 1
+    return ["adamw_8bit"] if knows else []
+
+
 def _shared_trunk(config: RunConfig, shape: ModelShape | None) -> list[bool]:
     return _switch(config.critic.share_trunk, config.algorithm.estimator == "gae")
 
@@ -236,6 +242,11 @@ def _shared_trunk(config: RunConfig, shape: ModelShape | None) -> list[bool]:
 def _ranks(config: RunConfig, shape: ModelShape | None) -> list[int]:
     rank = config.model.lora_rank
     return [lower for lower in _RANKS if not rank or lower < rank]
+
+
+def _in_4bit(config: RunConfig, shape: ModelShape | None) -> list[bool]:
+    """With adapters alone; without them its settings exclude each other."""
+    return _switch(config.model.load_in_4bit, helps=True)
 
 
 SHARE: Final = Lever("rollout.gpu_memory_utilization", _shares, "responses wait for each other")
@@ -269,6 +280,12 @@ LEVERS: Final[tuple[Lever, ...]] = (
     ENGINES,
     Lever("resources.learner_ranks", _more_ranks, "a further card for each rank"),
     Lever(
+        "actor.optimizer",
+        _optimizer,
+        "moments are rounded to 8 bits: another result, by bitsandbytes",
+        keeps_result=False,
+    ),
+    Lever(
         "critic.share_trunk",
         _shared_trunk,
         "the critic becomes a value head on the actor: another result",
@@ -281,12 +298,17 @@ LEVERS: Final[tuple[Lever, ...]] = (
         "as high",
         keeps_result=False,
     ),
+    Lever(
+        "model.load_in_4bit",
+        _in_4bit,
+        "weights below adapters are rounded to 4 bits: another result, by bitsandbytes",
+        keeps_result=False,
+    ),
 )
 """All of them, by what they cost: each more than all before it together.
 
 First those that leave the result alone, by the time they take: what is nearly free, what costs a
 part of each step, what may double it, what takes more cards. Then those that change what is
 learned. A setting that is
-nearly free at first and dear at last stands here twice. A new setting that makes room (an optimizer
-whose moments take 8 bits, say) is a further line.
+nearly free at first and dear at last stands here twice.
 """

@@ -46,7 +46,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Need:
-    """The moments of the fullest memory; where engines sleep, there are two."""
+    """The moments of the fullest memory: SFT's, if any, then one, or two where engines sleep."""
 
     moments: Sequence[Moment]
 
@@ -117,7 +117,51 @@ def machine_need(shape: ModelShape, config: RunConfig) -> Need:
         _engines(num_engines): num_engines * (plan[-1].total_bytes + handed) / _GIB,
         f"{num_processes} processes": _PROCESS_GIB * num_processes,
     }
-    return Need([Moment(parts)])
+    return Need([*_sft(shape, config, {"1 process": _PROCESS_GIB}), Moment(parts)])
+
+
+def sft_as_training(config: RunConfig) -> RunConfig:
+    """Returns settings under which the policy's update is a step of SFT; not validated.
+
+    One process, critic-free, by AdamW in float32 and beside whole weights, whatever training does
+    afterwards.
+
+    Args:
+        config: the run's settings; `sft.data` is set.
+    """
+    sft, data, resources = config.sft, config.data, config.resources
+    rank = config.model.lora_rank if sft.lora_rank is None else sft.lora_rank
+    batch = {"train_batch_size": sft.batch_size}
+    # Traces are as long as training allows; rows of a file as long as SFT does.
+    if sft.data != "traces":
+        batch |= {"max_prompt_length": sft.max_length // 2}
+        batch |= {"max_response_length": sft.max_length - sft.max_length // 2}
+    algorithm = {"estimator": "grpo", "group_size": 1, "kl_mode": "none"}
+    actor = {"mini_batch_size": sft.batch_size, "ppo_epochs": 1, "optimizer": "adamw"}
+    return config.model_copy(
+        update={
+            "model": config.model.model_copy(update={"lora_rank": rank, "load_in_4bit": False}),
+            "data": data.model_copy(update=batch),
+            "algorithm": config.algorithm.model_copy(update=algorithm),
+            "actor": config.actor.model_copy(update=actor),
+            "checkpoints": config.checkpoints.model_copy(update={"in_background": False}),
+            "resources": resources.model_copy(update={"learner_ranks": 1, "offload": False}),
+        }
+    )
+
+
+def sft_memory(shape: ModelShape, config: RunConfig) -> PhaseMemory | None:
+    """Returns the peak of SFT's process, which ends before training begins; None without SFT.
+
+    Args:
+        shape: of the model without adapters.
+        config: the run's settings.
+    """
+    if config.sft.data is None:
+        return None
+    phases = memory_plan(shape, sft_as_training(config))
+    update = next(phase for phase in phases if phase.phase == "update_actor")
+    return PhaseMemory("sft", "learner", update.parts)
 
 
 def tenants_need(
@@ -151,12 +195,19 @@ def _on_card(
     if LEARNER not in tenants:
         return Need([Moment(awake | cuda)])
     peak = learner_peak(plan)
+    before = _sft(shape, config, {"CUDA": CUDA_GIB})
     works = {f"learner ({peak.phase})": peak.total_bytes / _GIB}
     if not (num_engines and turns):
-        return Need([Moment(works | awake | cuda)])
+        return Need([*before, Moment(works | awake | cuda)])
     rests = {"learner at rest": resting_learner(shape, config).total_bytes / _GIB}
     asleep = {f"{_engines(num_engines)} asleep": num_engines * ENGINE_ITSELF_GIB}
-    return Need([Moment(works | asleep | cuda), Moment(rests | awake | cuda)])
+    return Need([*before, Moment(works | asleep | cuda), Moment(rests | awake | cuda)])
+
+
+def _sft(shape: ModelShape, config: RunConfig, beside: Mapping[str, float]) -> list[Moment]:
+    """The process that fine-tunes before there are others, where the settings want it."""
+    phase = sft_memory(shape, config)
+    return [] if phase is None else [Moment({"SFT": phase.total_bytes / _GIB, **beside})]
 
 
 def _awake(

@@ -19,6 +19,8 @@ from rl_core.config.run import RunConfig
 _FLOAT32 = 4
 _LOGIT_BLOCK = 2**21 * _FLOAT32
 """See algos/logprobs.py: blocks of so many logits."""
+_MOMENT_BLOCK, _4BIT_BLOCK = 256, 64
+"""See learner/adamw_8bit.py, models/linear_4bit.py."""
 _LIVE_BLOCKS = 4
 """Logits, their exponentials, and what an operation makes of them."""
 
@@ -96,18 +98,22 @@ class ModelShape:
         return self.num_kv_heads * self.head_size
 
     @property
+    def num_layer_matrices(self) -> int:
+        """Parameters of one layer's linear layers without their biases."""
+        attention = 2 * (self._query_size + self._kv_size)
+        return self.hidden_size * (attention + 3 * self.intermediate_size)
+
+    @property
+    def attention_size(self) -> int:
+        """Numbers that attention keeps per token and layer: query, key, value, what was read."""
+        return 2 * (self._query_size + self._kv_size)
+
+    @property
     def num_layer_parameters(self) -> int:
         """Parameters of one layer."""
-        projected = self._query_size + 2 * self._kv_size
-        attention = self.hidden_size * (projected + self._query_size)
-        bias = projected if self.attention_bias else 0
-        return (
-            attention
-            + bias
-            + 3 * self.hidden_size * self.intermediate_size
-            + (2 * self.hidden_size)
-            + (2 * self.head_size if self.qk_norm else 0)
-        )
+        bias = self._query_size + 2 * self._kv_size if self.attention_bias else 0
+        norms = 2 * self.hidden_size + (2 * self.head_size if self.qk_norm else 0)
+        return self.num_layer_matrices + bias + norms
 
     @property
     def num_backbone_parameters(self) -> int:
@@ -138,7 +144,7 @@ class ModelShape:
             checkpointed: whether a layer keeps its input alone (and one at a time, the rest).
         """
         hidden, width = self.hidden_size, _FLOAT32 if dtype == "float32" else 2
-        inside = 4 * self.intermediate_size + 2 * (self._query_size + self._kv_size)
+        inside = 4 * self.intermediate_size + self.attention_size
         if dtype == "float32":
             per_token = _FLOAT32 * (inside + 6 * hidden + self.num_heads + 2)
             weights = 0
@@ -215,10 +221,11 @@ def resting_learner(shape: ModelShape, config: RunConfig) -> PhaseMemory:
     models, ranks = model_sizes(shape, config), config.resources.learner_ranks
     learning = math.ceil((models.actor + models.critic) / ranks)
     # Beside adapters, what stands still is not cut: all models share it.
-    frozen = models.frozen if config.model.lora_rank else math.ceil(models.frozen / ranks)
+    frozen = frozen_bytes(shape, config)
     resident = {
-        "weights": _FLOAT32 * (learning + frozen),
-        "optimizer": 2 * _FLOAT32 * learning,
+        "weights": _FLOAT32 * learning
+        + (frozen if config.model.lora_rank else math.ceil(frozen / ranks)),
+        "optimizer": moment_bytes(learning, config),
     }
     on_gpu = config.resources.learner_gpus > 0
     if on_gpu and config.resources.offload:
@@ -226,9 +233,30 @@ def resting_learner(shape: ModelShape, config: RunConfig) -> PhaseMemory:
     # Beside a card it lies in the machine's memory.
     if config.checkpoints.in_background and not on_gpu:
         merged = shape.num_parameters if config.model.lora_rank else 0
-        learned = merged + 3 * (models.actor + models.critic)
-        resident["snapshot"] = _FLOAT32 * math.ceil(learned / ranks)
+        both = models.actor + models.critic
+        copied = _FLOAT32 * (merged + both) + moment_bytes(both, config)
+        resident["snapshot"] = math.ceil(copied / ranks)
     return PhaseMemory("rest", "learner", resident)
+
+
+def moment_bytes(num_parameters: int, config: RunConfig) -> int:
+    """Returns the bytes of AdamW's moments of so many weights.
+
+    With 8 bits, blocks of 256 have a scale; small tensors, of which norms and biases are made, keep
+    float32, and are too few to count.
+    """
+    if config.actor.optimizer == "adamw_8bit":
+        return 2 * (num_parameters + _FLOAT32 * math.ceil(num_parameters / _MOMENT_BLOCK))
+    return 2 * _FLOAT32 * num_parameters
+
+
+def frozen_bytes(shape: ModelShape, config: RunConfig) -> int:
+    """Returns the bytes of all weights that stand still; in 4 bits, blocks of 64 have a scale."""
+    frozen = model_sizes(shape, config).frozen
+    if not (config.model.load_in_4bit and config.model.lora_rank):
+        return _FLOAT32 * frozen
+    packed = shape.num_layers * shape.num_layer_matrices
+    return _FLOAT32 * (frozen - packed) + packed // 2 + _FLOAT32 * math.ceil(packed / _4BIT_BLOCK)
 
 
 @dataclass(frozen=True)
@@ -280,12 +308,15 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     kept = shape.activation_bytes(
         tokens, dtype=config.model.dtype, checkpointed=config.model.gradient_checkpointing
     )
+    kept += _packed_attention_bytes(shape, config)
     ranks = config.resources.learner_ranks
     # The widest moment of a layer: an MLP's gate, up, activation and product, or their gradients.
     passing = tokens * _FLOAT32 * (4 * shape.intermediate_size + 4 * shape.hidden_size)
     if rank:  # beside a product: B A x, that scaled, the sum, and peft's float32 copy of x
         copies = 3 if config.model.dtype == "float32" else 4
         passing += copies * tokens * _FLOAT32 * shape.intermediate_size
+    if config.model.load_in_4bit:  # a matrix is whole while a product needs it
+        passing += compute_width(config) * shape.hidden_size * shape.intermediate_size
 
     def update(phase: str, num_parameters: int, logits: int) -> PhaseMemory:
         # Each thread has the gradient of its own micro-batch before it is added.
@@ -295,7 +326,8 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
             "activations": threads * (kept + passing),
             "logits": threads * logits,
         }
-        moments = {"gradients": parts["gradients"], "optimizer": 2 * _FLOAT32 * num_parameters}
+        moments = parts | {"optimizer": moment_bytes(num_parameters, config)}
+        del moments["activations"], moments["logits"]
         if ranks > 1:
             parts["gathered"] = _FLOAT32 * num_parameters
         if offloads and sum(moments.values()) > sum(parts.values()):
@@ -320,6 +352,22 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     return phases
 
 
+def _packed_attention_bytes(shape: ModelShape, config: RunConfig) -> int:
+    """Returns what attention keeps of a shared prompt that each row of its group reads again.
+
+    Queries, keys, values and what was read, of all tokens of the rows beyond those computed
+    (see models/packing.py): of one layer where layers forget, else of each.
+    """
+    checkpointed, size = config.model.gradient_checkpointing, config.algorithm.group_size
+    if not checkpointed and config.resources.learner_gpus == 0:
+        return 0
+    prompt, response = config.data.max_prompt_length, config.data.max_response_length
+    rows = micro_batch_tokens(config) * size * (prompt + response) / (prompt + size * response)
+    more = math.ceil(rows) - micro_batch_tokens(config)
+    num_layers = 1 if checkpointed else shape.num_layers
+    return num_layers * more * shape.attention_size * compute_width(config)
+
+
 def longest_bytes(config: RunConfig, shape: ModelShape) -> int:
     """Returns keys and values of the longest prompt and response, as an engine keeps them."""
     num_tokens = config.data.max_prompt_length + config.data.max_response_length
@@ -342,9 +390,10 @@ def _engine_phase(shape: ModelShape, config: RunConfig) -> PhaseMemory:
     if config.rollout.engine == "hf":
         longest = data.max_prompt_length + data.max_response_length
         parts["kv_cache"] = num_seqs * longest * shape.kv_bytes(width)
-        # All prompts are read at once, through a layer at a time.
+        # All prompts are read at once, through a layer at a time; a turn's is all that was said.
+        prompt = data.max_prompt_length if config.env.max_turns == 1 else longest
         per_token = _FLOAT32 * 4 * (shape.intermediate_size + shape.hidden_size)
-        parts["activations"] = num_seqs * data.max_prompt_length * per_token
+        parts["activations"] = num_seqs * prompt * per_token
         parts["logits"] = _LIVE_BLOCKS * num_seqs * shape.vocab_size * _FLOAT32
     elif not on_gpu:
         parts["kv_cache"] = config.rollout.kv_cache_mib * 2**20

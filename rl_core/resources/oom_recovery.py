@@ -106,6 +106,7 @@ def beyond_recovery(config: RunConfig, phase: str) -> list[str]:
         f"{typed({lever.name: values[0]})} in a new run"
         for lever in LEVERS
         if not lever.keeps_result and (values := lever.steps(config, None))
+        if config.model.lora_rank or lever.name != "model.load_in_4bit"  # nothing would learn
     ]
 
 
@@ -128,8 +129,8 @@ def _pull(lever: Lever) -> _RecoveryStep:
     def step(config: RunConfig, shape: ModelShape | None) -> dict[str, Value]:
         values = lever.steps(config, shape)
         now = sequences_at_a_time(config) if lever is SEQUENCES else value_of(config, lever.name)
-        smaller = [value for value in values if isinstance(value, bool) or value < now]
-        halved = (value for value in smaller if isinstance(value, bool) or value <= now / 2)
+        smaller = [value for value in values if isinstance(value, bool | str) or value < now]
+        halved = (value for value in smaller if isinstance(value, bool | str) or value <= now / 2)
         return {lever.name: next(halved, smaller[-1])} if smaller else {}
 
     return step

@@ -13,12 +13,12 @@ Source: Williams, Waterman, Patterson 2009, "Roofline"; operations as in `phases
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from rl_core.config.run import RunConfig
 from rl_core.resources.collectives import Links
-from rl_core.resources.memory_plan import ModelShape, model_sizes
+from rl_core.resources.memory_plan import ModelShape, model_sizes, moment_bytes
 from rl_core.resources.rank_traffic import rank_traffic
 
 _FLOAT32 = 4
@@ -29,6 +29,8 @@ _PASSES_WITH_GRADIENT: Final = 3
 _HOST_LINK: Final = 3e9
 """Bytes per second of weights from learner to engine, through the machine's memory."""
 _EULER: Final = 0.5772
+_CACHE_BLOCK: Final = {True: 16, False: 128}
+"""Tokens of a block of vLLM's prefix cache, on a card and on a CPU: a part of one is read anew."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class Lengths:
     """The mean."""
     longest: float
     """Response of a step."""
+    turns: float = 1.0
+    """Times that the model writes in a response (`env.max_turns`), the mean."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,16 @@ def expected_longest(mean: float, num_rows: int, most: int) -> float:
         most: tokens at which a response is cut.
     """
     return min(most, mean * (math.log(num_rows) + _EULER)) if num_rows > 1 else min(most, mean)
+
+
+def _longest_of_turns(lengths: Lengths, num_rows: float) -> float:
+    """Returns the decoding steps of a step's responses, of which each turn waits for its longest.
+
+    The longest of exponential turns add up to m (ln N + 0.58), however many they are, where the
+    whole responses are more alike; but no turn is longer than the longest response.
+    """
+    most = lengths.turns * lengths.longest
+    return max(lengths.longest, expected_longest(lengths.response, math.ceil(num_rows), int(most)))
 
 
 def step_time(
@@ -211,6 +225,25 @@ def forward_flops(
     return 2 * (weights + attention + head)
 
 
+def _prefill(
+    shape: ModelShape, config: RunConfig, lengths: Lengths, *, num_prompts: float, on_gpu: bool
+) -> float:
+    """Returns the operations of reading prompts: a group's once, and what a further turn reads.
+
+    That is all that was said where an engine forgets it, and what fills no block of vLLM's cache.
+    """
+    prompts = Lengths(lengths.prompt, 0.0, 0.0)
+    flops = forward_flops(shape, num_prompts, prompts, num_prompts=num_prompts, has_head=False)
+    num_more = num_prompts * config.algorithm.group_size * (lengths.turns - 1)
+    if not num_more:
+        return flops
+    said = lengths.prompt + lengths.response / 2
+    if config.rollout.engine == "vllm":
+        said = min(said, _CACHE_BLOCK[on_gpu] / 2)
+    again = Lengths(said, 0.0, 0.0)
+    return flops + forward_flops(shape, num_more, again, num_prompts=num_more, has_head=False)
+
+
 def _generate(
     shape: ModelShape,
     config: RunConfig,
@@ -229,6 +262,8 @@ def _generate(
     num_rows = num_prompts * config.algorithm.group_size
     # Many engines have one row each, or none: those that have one decide.
     rows_at_once = max(num_steps * num_rows, 1.0)
+    if lengths.turns > 1:
+        lengths = replace(lengths, longest=_longest_of_turns(lengths, num_rows))
     decodes = decoding_steps(rows_at_once, lengths, config.rollout.max_num_seqs) / num_steps
     # A key and value of each token before it, for each token of each response.
     tokens_read = num_rows * lengths.response * (lengths.prompt + lengths.response / 2)
@@ -238,8 +273,7 @@ def _generate(
     per_token = shape.num_layers * shape.num_layer_parameters + shape.vocab_size * shape.hidden_size
     flops = 2 * per_token * num_rows * lengths.response
     compute_s = flops / (machine.engine_flops * shares.decode_flops)
-    prompts = Lengths(lengths.prompt, 0.0, 0.0)
-    prefill = forward_flops(shape, num_prompts, prompts, num_prompts=num_prompts, has_head=False)
+    prefill = _prefill(shape, config, lengths, num_prompts=num_prompts, on_gpu=machine.on_gpu)
     prefill_s = prefill / (machine.engine_flops * shares.prefill)
     parts = config.rollout.tensor_parallel_size if machine.on_gpu else 1
     tokens = (prefill_s + max(cache_s, compute_s)) / parts
@@ -260,6 +294,13 @@ def _sync(shape: ModelShape, config: RunConfig, machine: Machine) -> float:
         return num_bytes * num_engines / _HOST_LINK
     engine_cards = num_engines * config.rollout.tensor_parallel_size
     return machine.links.broadcast(num_bytes, config.resources.learner_ranks + engine_cards)
+
+
+def learner_seconds(
+    shape: ModelShape, config: RunConfig, machine: Machine, lengths: Lengths, shares: Shares
+) -> float:
+    """Returns the seconds of a step's updates alone; arguments as of `step_time`."""
+    return sum(_learn(shape, config, machine, lengths, shares))
 
 
 def _learn(
@@ -286,7 +327,8 @@ def _learn(
     sizes = model_sizes(shape, config)
     learning = sizes.actor + sizes.critic
     # Moments that wait in the machine's memory come and go once per step.
-    moved = 4 * _FLOAT32 * learning if machine.on_gpu and config.resources.offload else 0
+    offloads = machine.on_gpu and config.resources.offload
+    moved = 2 * moment_bytes(learning, config) if offloads else 0
     adam_s = num_updates * _ADAM_BYTES * learning / (machine.bandwidth * shares.bandwidth)
     compute_s = flops / (machine.learner_flops * shares.learner)
     uneven_s = compute_s * (fullest_rank(config, lengths) - 1)

@@ -9,6 +9,7 @@ from typing import Final
 
 from rl_core.config.run import RunConfig
 from rl_core.resources.cost import Spread
+from rl_core.resources.memory_need import sft_as_training
 from rl_core.resources.memory_plan import ModelShape
 from rl_core.resources.roofline import (
     ON_CPU,
@@ -17,12 +18,15 @@ from rl_core.resources.roofline import (
     Machine,
     Shares,
     expected_longest,
+    learner_seconds,
     step_time,
 )
 
 _USUAL_RESPONSE: Final = 256
 """Tokens. First responses of a 0.5B model took 181 of 1,024 allowed on Countdown (the diary) and
 239 of 512 on GSM8K (verl's quickstart)."""
+_USUAL_TURNS: Final = 5.0
+"""A home-made model called the calculator 3.3 times a response (benchmarks/README.md)."""
 _SCALED_BOUND: Final = 1.5
 """How far a step may be from what another run's step and the roofline say together."""
 
@@ -47,6 +51,23 @@ def step_time_range(
         for pair in zip(lengths, _shares(machine), strict=True)
     ]
     return Spread(*times)
+
+
+def sft_step_range(shape: ModelShape, config: RunConfig, machine: Machine) -> Spread:
+    """Returns seconds per step of SFT, see `step_time_range`; measuring its loss comes on top.
+
+    Args:
+        shape: of the model.
+        config: the run's settings; `sft.data` is set.
+        machine: what it is planned for.
+    """
+    training = sft_as_training(config)
+    return Spread(
+        *(
+            learner_seconds(shape, training, machine, *pair)
+            for pair in zip(guess_lengths(training), _shares(machine), strict=True)
+        )
+    )
 
 
 def scaled_range(
@@ -85,12 +106,15 @@ def _shares(machine: Machine) -> tuple[Shares, Shares, Shares]:
 
 
 def guess_lengths(config: RunConfig) -> tuple[Lengths, Lengths, Lengths]:
-    """Returns lengths before any response is seen: short, usual, and as long as is allowed."""
+    """Returns lengths before any response is seen: short, usual, and as long as is allowed.
+
+    In as many turns: one, a few, and as many as are allowed, with a token of each side at least.
+    """
     most, prompt = config.data.max_response_length, config.data.max_prompt_length / 2
-    usual = min(most, _USUAL_RESPONSE)
+    usual, turns = min(most, _USUAL_RESPONSE), float(config.env.max_turns)
     num_rows = config.data.train_batch_size * config.algorithm.group_size
     return (
         Lengths(prompt, usual / 2, expected_longest(usual / 2, num_rows, most)),
-        Lengths(prompt, usual, expected_longest(usual, num_rows, most)),
-        Lengths(prompt, most, most),
+        Lengths(prompt, usual, expected_longest(usual, num_rows, most), min(turns, _USUAL_TURNS)),
+        Lengths(prompt, most, most, min(turns, max(most / 2, 1.0))),
     )

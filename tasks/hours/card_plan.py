@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final
 
@@ -245,7 +245,7 @@ def _longer(lengths: Lengths, config: RunConfig) -> Lengths:
     num_rows = config.data.train_batch_size * config.algorithm.group_size
     most = config.data.max_response_length
     longest = max(lengths.longest, expected_longest(lengths.response, num_rows, most))
-    return Lengths(lengths.prompt, lengths.response, longest)
+    return replace(lengths, longest=longest)
 
 
 def _growth(number: int, scaled: Sequence[Scaled]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, Literal
@@ -112,7 +112,7 @@ def lengths_seen(config: RunConfig) -> Lengths | None:
     most = config.data.max_response_length
     for run, _ in _runs_like(config, {True: _LOGGED_SHAPE, False: _SAME_LENGTHS}):
         if (seen := _lengths_of(run)) is not None:
-            return Lengths(seen.prompt, min(seen.response, most), min(seen.longest, most))
+            return replace(seen, response=min(seen.response, most), longest=min(seen.longest, most))
     return None
 
 
@@ -120,7 +120,11 @@ def _lengths_of(run: Path) -> Lengths | None:
     """Returns the lengths of a run's last steps, where it has logged them."""
     columns = ("prompt_length/mean", "response_length/mean", "response_length/max")
     found = [_logged(run, name)[-_LAST_STEPS:] for name in columns]
-    return Lengths(*(median(values) for values in found)) if all(found) else None
+    turns = _logged(run, "rollout/turns_mean")[-_LAST_STEPS:]
+    if not all(found):
+        return None
+    prompt, response, longest = (median(values) for values in found)
+    return Lengths(prompt, response, longest, median(turns) if turns else 1.0)
 
 
 def _scaled(
@@ -223,6 +227,8 @@ def _runs_like(config: RunConfig, alike: Mapping[bool, Sections]) -> Iterator[tu
     wanted = config.model_dump(mode="json")
     for run in reversed(find_runs(config.storage.root)):
         is_imported = _is_imported(run)
+        if is_imported and config.env.max_turns > 1:
+            continue  # a log of one turn
         sections = alike[is_imported]
         if _cut(settings_of(run), sections) == _cut(wanted, sections):
             yield run, is_imported

@@ -7,6 +7,7 @@ load, and would hold memory of the card for as long as the run is being prepared
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final
 
 from rl_core.config.run import RunConfig
@@ -85,6 +87,41 @@ def device_findings(config: RunConfig) -> Iterator[Finding]:
         else:
             yield from judge_device(facts)
             yield from _enough_cards(config, facts)
+
+
+def quantization_findings(config: RunConfig) -> Iterator[Finding]:
+    """Settings that want fewer bits than the installed packages know."""
+    wanting = {
+        "actor.optimizer=adamw_8bit": config.actor.optimizer == "adamw_8bit",
+        "model.load_in_4bit=true": config.model.load_in_4bit,
+    }
+    for setting in (name for name, is_on in wanting.items() if is_on):
+        if importlib.util.find_spec("bitsandbytes") is None:
+            yield Finding(
+                "device",
+                "fatal",
+                f"{setting} wants the package bitsandbytes, which is not installed",
+                "pip install bitsandbytes, or leave the setting out",
+            )
+    if config.model.load_in_4bit and _holds_rounded_weights(config.model.path):
+        yield Finding(
+            "model",
+            "fatal",
+            f"model.path={config.model.path} has learned beside 4 bits, and "
+            "model.load_in_4bit=true would round away what it has learned",
+            "go on with that run (run_id=RUN), or set model.load_in_4bit=false",
+        )
+
+
+def _holds_rounded_weights(path: str | None) -> bool:
+    """Says whether a folder is a checkpoint of adapters on weights of 4 bits."""
+    if path is None:
+        return False
+    try:
+        state = Path(path, "trainer", "learner.json").expanduser().read_text("utf-8")
+        return bool(json.loads(state)["settings"].get("model.load_in_4bit"))
+    except (OSError, ValueError, KeyError):
+        return False
 
 
 def _enough_cards(config: RunConfig, facts: DeviceFacts) -> Iterator[Finding]:

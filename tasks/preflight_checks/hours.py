@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 from rl_core.config.run import RunConfig
 from rl_core.data.problem_count import count_problems
-from rl_core.resources.cost import MEASURED_FROM, Spending, Spread
+from rl_core.resources.cost import MEASURED_FROM, Spending, Spread, time_and_price_range
 from rl_core.resources.roofline import Machine
+from rl_core.resources.step_estimate import sft_step_range
 from rl_core.runs.run_folder import RunFolder
+from rl_core.sft.named_data import planned_sft_steps
 from tasks.hours.time_plan import TimePlan, estimates
 from tasks.preflight_checks.finding import Finding
 from tasks.preflight_checks.machines import planned_machines
@@ -26,7 +28,7 @@ def time_findings(config: RunConfig) -> Iterator[Finding]:
             TimePlan(config, problems, estimate)
             for estimate in estimates(config, model_shape(config), machines)
         ]
-        said = _in_words(plans, machines)
+        said = _in_words(plans, machines) + _sft_in_words(config, machines)
     except ValueError:
         return  # said of the data
     limits = {_limit(plan) for plan in plans}
@@ -70,6 +72,17 @@ def _in_words(plans: list[TimePlan], machines: list[Machine]) -> str:
         f"by card (a roofline), per epoch of {plans[0].problems}: {by_card}; name yours as "
         f"resources.card; {_LATER}"
     )
+
+
+def _sft_in_words(config: RunConfig, machines: list[Machine]) -> str:
+    """What SFT takes before the first step, where one machine is planned for."""
+    shape = model_shape(config)
+    if config.sft.data is None or shape is None or len(machines) != 1:
+        return ""
+    steps = planned_sft_steps(config)
+    whole = sft_step_range(shape, config, machines[0]).times(steps)
+    took = time_and_price_range(whole, config.budget)
+    return f"; SFT of {steps:,} steps before it: {took} (a roofline)"
 
 
 def _limit(plan: TimePlan) -> str | None:

@@ -29,6 +29,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "shared trunk": {"critic": {"share_trunk": True, "warmup_steps": 1}},
     "adapters": {"model": {"lora_rank": 4}},
     "adapters, shared trunk": {"model": {"lora_rank": 4}, "critic": {"share_trunk": True}},
+    "adapters beside 4 bits": {"model": {"lora_rank": 4, "load_in_4bit": True}},
     "checkpointed": {"model": {"gradient_checkpointing": True}},
     "grpo": {"algorithm": {"estimator": "grpo", **GROUPS}},
     "dr_grpo": {"algorithm": {"estimator": "dr_grpo", **GROUPS}},
@@ -69,7 +70,9 @@ def comparable(metrics: dict[str, float]) -> dict[str, float]:
     }
 
 
-def assert_equal_to_rounding(actual: dict[str, Any], expected: dict[str, Any]) -> None:
+def assert_equal_to_rounding(
+    actual: dict[str, Any], expected: dict[str, Any], *, within: float = 1e-6
+) -> None:
     """To 1e-6: of tensors, of the largest number; of columns, of what they are differences of.
 
     Which is the log-probs, near -5, of up to 12 tokens.
@@ -85,7 +88,7 @@ def assert_equal_to_rounding(actual: dict[str, Any], expected: dict[str, Any]) -
         largest = max(float(x.abs().max()) for x in expected[kind].values())
         for name, tensor in expected[kind].items():
             difference = float((actual[kind][name] - tensor).abs().max())
-            assert difference <= 1e-6 * largest, (kind, name, difference, largest)
+            assert difference <= within * largest, (kind, name, difference, largest)
 
 
 @pytest.mark.slow
@@ -100,8 +103,10 @@ def test_ranks_learn_what_one_process_learns(
         size, learn, configs + once_more[0], tiny_model_path, batches + once_more[1]
     )
     for results in of_ranks:
-        for of_variant, of_one_process in zip(results, expected, strict=False):
-            assert_equal_to_rounding(of_variant, of_one_process)
+        for name, of_variant, one_process in zip(VARIANTS, results, expected, strict=False):
+            # Products beside 4 bits are torch's own, which adds in another order by their size.
+            within = 5e-6 if "4 bits" in name else 1e-6
+            assert_equal_to_rounding(of_variant, one_process, within=within)
         again = results[len(expected)]
         assert_bitwise_equal(again["weights"], results[0]["weights"])
         assert again["metrics"] == results[0]["metrics"]

@@ -78,6 +78,10 @@ def test_a_state_is_for_the_adapters_and_the_critic_it_was_written_with(tmp_path
     saved["settings"] = model_settings(plain)
     # An alpha that scales nothing.
     check_settings(tmp_path, saved, RunConfig.model_validate({"model": {"lora_alpha": 3.0}}))
+    # Written before there was another optimizer, or a weight of 4 bits.
+    old = {name: x for name, x in saved["settings"].items() if name[-4:] not in ("izer", "4bit")}
+    assert len(old) == 3
+    check_settings(tmp_path, saved | {"settings": old}, plain)
     for config, name in ((adapted, "lora_rank=0"), (shared, "share_trunk=false")):
         with pytest.raises(ValueError, match=f"saved with .*{name}, so .* cannot resume") as error:
             check_settings(tmp_path, saved, config)

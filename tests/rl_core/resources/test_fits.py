@@ -154,9 +154,10 @@ def test_what_changes_the_result_comes_last_and_sleep_is_worth_a_share() -> None
 
     assert on_card(24).overrides == ""
     assert on_card(12).overrides == "rollout.sleep=true resources.offload=true"
-    on_nine = on_card(9)
-    assert "model.lora_rank=64" in on_nine.overrides.split()
-    assert any("another result" in words for words in on_nine.costs)
+    on_nine, on_six = on_card(9), on_card(6)
+    assert on_nine.overrides.split()[-1] == "actor.optimizer=adamw_8bit"
+    assert on_six.overrides.split()[-2:] == ["model.lora_rank=64", "model.load_in_4bit=true"]
+    assert all("another result" in found.costs[-1] for found in (on_nine, on_six))
 
 
 def test_an_engine_gets_the_share_without_which_it_would_not_start() -> None:

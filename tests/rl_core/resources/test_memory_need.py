@@ -12,6 +12,7 @@ from rl_core.resources.memory_need import (
     learner_peak,
     least_engine_gib,
     machine_need,
+    sft_memory,
     starves_engine,
 )
 from rl_core.resources.memory_plan import ModelShape, memory_plan
@@ -133,3 +134,31 @@ def test_a_machine_holds_all_ranks_with_a_third_of_the_snapshot_each() -> None:
     needed = (3 * first.total_bytes + engine.total_bytes) / GIB + 4 * 0.9
     assert machine_need(QWEN, config).total_gib == pytest.approx(needed)
     assert f"3 learner ranks ({first.phase})" in str(machine_need(QWEN, config))
+
+
+def test_sft_has_a_moment_of_its_own_before_training() -> None:
+    sections: dict[str, Any] = {
+        "model": {"path": "x/y", "lora_rank": 8, "dtype": "bfloat16"},
+        "resources": {"learner_gpus": 1, "learner_ranks": 1},
+        "algorithm": {"estimator": "grpo", "group_size": 4},
+        "actor": {"optimizer": "adamw_8bit"},
+    }
+    tuned = RunConfig.model_validate(sections | {"sft": {"data": "traces", "lora_rank": 0}})
+    plain = RunConfig.model_validate(sections)
+    first, *rest = card_need(QWEN, tuned, 24).moments
+    assert rest == list(card_need(QWEN, plain, 24).moments)
+    # All weights learn in float32, though training has adapters and moments of 8 bits.
+    phase = sft_memory(QWEN, tuned)
+    assert phase is not None
+    numbers = QWEN.num_parameters
+    assert phase.parts["weights"] == phase.parts["gradients"] == 4 * numbers
+    assert phase.parts["optimizer"] == 8 * numbers
+    assert first.parts["SFT"] == pytest.approx(phase.total_bytes / GIB)
+    adapted = sft_memory(QWEN, RunConfig.model_validate(sections | {"sft": {"data": "traces"}}))
+    assert adapted is not None
+    assert adapted.parts["optimizer"] == 8 * QWEN.num_adapter_parameters(8)
+    assert adapted.total_bytes < phase.total_bytes
+    on_cpu = sections | {"resources": {}, "sft": {"data": "traces"}}
+    assert list(machine_need(QWEN, RunConfig.model_validate(on_cpu)).moments[0].parts) == [
+        *("SFT", "1 process")
+    ]

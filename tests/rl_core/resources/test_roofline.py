@@ -19,7 +19,12 @@ from rl_core.resources.roofline import (
     forward_flops,
     step_time,
 )
-from rl_core.resources.step_estimate import guess_lengths, scaled_range, step_time_range
+from rl_core.resources.step_estimate import (
+    guess_lengths,
+    scaled_range,
+    sft_step_range,
+    step_time_range,
+)
 from rl_core.system.cards import named_card
 
 PERFECT = Shares(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
@@ -109,6 +114,37 @@ def test_operations_are_those_that_utilisation_counts() -> None:
     spared = 2 * TINY.num_layers * TINY_LAYER * 2 * 5
     assert TINY.num_layer_parameters == TINY_LAYER
     assert forward_flops(TINY, 3, lengths, num_prompts=3, has_head=False) - grouped == spared
+
+
+def test_further_turns_by_hand() -> None:
+    """Two rows in 4 turns of 3 tokens in all, after prompts of 2: each is read again 3 times."""
+    slow_units = Machine("by hand", True, 1e18, 1e3, 1e18)
+    slow_memory = Machine("by hand", True, 1e18, 1e18, 1e3)
+
+    def generate(machine: Machine, lengths: Lengths, engine: str) -> float:
+        settings = config(
+            env={"name": "countdown", "max_turns": 4},
+            data={"train_batch_size": 2},
+            actor={"mini_batch_size": 2},
+            rollout={"engine": engine},
+        )
+        return step_time(TINY, settings, machine, lengths, PERFECT).generate
+
+    one, four = Lengths(2, 3, 3), Lengths(2, 3, 3, turns=4)
+    # 2 of the prompt and half of the response, by 6 more requests, through all layers.
+    said = 2 + 3 / 2
+    read = 2 * 6 * (2 * TINY_LAYER * said + 2 * 4 * said**2)
+    forgets, knows = (generate(slow_units, four, engine) for engine in ("hf", "vllm"))
+    assert forgets - generate(slow_units, one, "hf") == pytest.approx(read / 1e3)
+    assert knows == forgets, "all that was said is less than half a block"
+    long_one, long_four = Lengths(200, 300, 300), Lengths(200, 300, 300, turns=4)
+    block = 2 * 6 * (2 * TINY_LAYER * 8 + 2 * 4 * 8**2)
+    more = generate(slow_units, long_four, "vllm") - generate(slow_units, long_one, "vllm")
+    assert more == pytest.approx(block / 1e3)
+    # Each turn waits for its longest: 3 (ln 2 + 0.5772) steps of all weights, not 3.
+    weights = 2 * (10 * 4 + 2 * TINY_LAYER + 4)
+    waited = generate(slow_memory, four, "hf") - generate(slow_memory, one, "hf")
+    assert waited == pytest.approx((expected_longest(3, 2, 99) - 3) * weights / 1e3)
 
 
 def test_generation_by_hand() -> None:
@@ -205,3 +241,20 @@ def test_more_work_never_takes_less() -> None:
     shared = config(rollout={"staleness": 1})
     two = step_time(shape, shared, machine, lengths, ON_GPU[1])
     assert two.total == pytest.approx(two.generate + two.learn + two.sync + two.other)
+
+
+def test_a_step_of_sft_is_three_passes_over_its_batch_and_adapters_save_one() -> None:
+    machine = Machine("by hand", True, 1e3, 1e18, 1e18)
+
+    def seconds(batch_size: int, **model: object) -> float:
+        sft = {"data": "traces", "batch_size": batch_size}
+        model = {"path": "x/y", "dtype": "bfloat16", **model}
+        return sft_step_range(TINY, config(sft=sft, model=model), machine).typical
+
+    _, usual, _ = guess_lengths(config())
+    forward = forward_flops(TINY, 8, usual, num_prompts=8, has_head=True)
+    per_flop = seconds(8) / (3 * forward)
+    assert seconds(16) == pytest.approx(2 * seconds(8), rel=1e-3)
+    assert seconds(8, lora_rank=2) == pytest.approx(2 * forward * per_flop, rel=1e-3)
+    again = seconds(8, gradient_checkpointing=True)
+    assert again == pytest.approx(4 * forward * per_flop, rel=1e-3)

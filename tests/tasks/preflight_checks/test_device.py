@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rl_core.config.run import RunConfig
@@ -12,6 +14,7 @@ from tasks.preflight_checks.device import (
     device_findings,
     has_kernels,
     judge_device,
+    quantization_findings,
     read_device,
 )
 
@@ -85,6 +88,31 @@ def test_more_cards_than_there_are_is_fatal(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(list(device_findings(RunConfig.model_validate({"resources": shared})))) == 1
     elsewhere = {"resources": resources | {"ray_address": "auto"}}
     assert len(list(device_findings(RunConfig.model_validate(elsewhere)))) == 1
+
+
+def test_settings_for_fewer_bits_want_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    sections = {"actor": {"optimizer": "adamw_8bit"}}
+    wanting = RunConfig.model_validate(sections | {"model": {"lora_rank": 4, "load_in_4bit": True}})
+    assert list(quantization_findings(wanting)) == []
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert list(quantization_findings(RunConfig())) == []
+    found = list(quantization_findings(wanting))
+    assert [str(one.level) for one in found] == ["fatal", "fatal"]
+    assert found[0].message.startswith("actor.optimizer=adamw_8bit wants the package bitsandbytes")
+    assert found[1].message.startswith("model.load_in_4bit=true wants the package bitsandbytes")
+
+
+def test_weights_of_4_bits_are_not_rounded_twice(tmp_path: Path) -> None:
+    model = {"path": str(tmp_path), "lora_rank": 4}
+    rounding = RunConfig.model_validate({"model": model | {"load_in_4bit": True}})
+    state = tmp_path / "trainer" / "learner.json"
+    state.parent.mkdir()
+    for settings, found in (("{}", 0), ('{"model.load_in_4bit": true}', 1)):
+        state.write_text(f'{{"settings": {settings}}}')
+        assert len(list(quantization_findings(rounding))) == found
+    (lost,) = quantization_findings(rounding)
+    assert "would round away what it has learned" in lost.message
+    assert list(quantization_findings(RunConfig.model_validate({"model": model}))) == []
 
 
 def test_torch_is_asked_in_a_process_of_its_own() -> None:

@@ -1,0 +1,33 @@
+"""bitsandbytes, an extra: loaded where a setting wants it, refused in words where it cannot be."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.util import find_spec
+from types import ModuleType
+
+import torch
+
+
+def load_bitsandbytes(setting: str, device: torch.device) -> ModuleType:
+    """Returns the package.
+
+    Args:
+        setting: what wants it, as one would type it.
+        device: where it is to compute.
+
+    Raises:
+        ValueError: it is not installed, or has no library for this machine's device.
+    """
+    if find_spec("bitsandbytes") is None:
+        raise ValueError(f"{setting} wants the package bitsandbytes: pip install bitsandbytes")
+    package = importlib.import_module("bitsandbytes")
+    extension = importlib.import_module("bitsandbytes.cextension")
+    if device.type == "cuda" and isinstance(
+        extension.lib, extension.ErrorHandlerMockBNBNativeLibrary
+    ):
+        raise ValueError(
+            f"{setting}: bitsandbytes {package.__version__} has no library for CUDA "
+            f"{torch.version.cuda}: install another version of it, or leave the setting out"
+        )
+    return package

@@ -1,0 +1,105 @@
+"""Frozen linear layers whose weights take 4 bits each, for adapters to learn beside (QLoRA).
+
+A weight is stored as NF4: blocks of 64 numbers, each one of 16 levels between minus and plus the
+block's largest, which stands beside it in float32. A pass makes a layer's weight whole and lets it
+go again; backwards once more.
+
+Source: Dettmers et al. 2023 (arXiv:2305.14314).
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from rl_core.models.bitsandbytes import load_bitsandbytes
+
+_BLOCK, _LEVELS = 64, "nf4"
+
+
+class Linear4bit(nn.Linear):
+    """A linear layer that never learns.
+
+    Args:
+        layer: what it is made from; its bias, if any, stays as it is.
+        device: where it shall live.
+    """
+
+    absmax: nn.Parameter
+    """Of each block, float32; a parameter, so that models which share frozen weights share it."""
+
+    def __init__(self, layer: nn.Linear, device: torch.device) -> None:
+        from bitsandbytes import functional
+
+        has_bias = layer.bias is not None
+        super().__init__(layer.in_features, layer.out_features, has_bias, device="meta")
+        packed, state = functional.quantize_4bit(
+            layer.weight.detach().to(device), blocksize=_BLOCK, quant_type=_LEVELS
+        )
+        self.weight = nn.Parameter(packed, requires_grad=False)  # uint8 [in * out / 2, 1]
+        self.absmax = nn.Parameter(state.absmax, requires_grad=False)
+        if has_bias:
+            self.bias = nn.Parameter(layer.bias.detach().to(device), requires_grad=False)
+
+    def whole_weight(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Returns the weight that this layer computes with, [out, in]."""
+        from bitsandbytes import functional
+
+        state = functional.QuantState(
+            absmax=self.absmax.detach(),
+            shape=torch.Size((self.out_features, self.in_features)),
+            dtype=dtype,
+            blocksize=_BLOCK,
+            quant_type=_LEVELS,
+        )
+        whole: Tensor = functional.dequantize_4bit(self.weight.detach(), state)
+        return whole
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns x W' + b, [..., out], of x [..., in], in autocast's type if that is on."""
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        result = cast("Tensor", _Product.apply(x, self))  # type: ignore[no-untyped-call]  # torch leaves apply untyped
+        return result if self.bias is None else result + self.bias.to(result.dtype)
+
+
+class _Product(torch.autograd.Function):
+    """x W', which keeps nothing of what it made whole."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: Linear4bit) -> Tensor:
+        ctx.layer = layer
+        return nn.functional.linear(x, layer.whole_weight(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0] @ ctx.layer.whole_weight(grads[0].dtype), None
+
+
+def pack_linear_layers(model: transformers.PreTrainedModel, device: torch.device) -> None:
+    """Replaces each linear layer but the output embedding by one of 4 bits, on the device.
+
+    Args:
+        model: float32, on the CPU; is changed in place, and else stays where it is.
+        device: where the layers shall live; each is there whole for a moment.
+
+    Raises:
+        ValueError: bitsandbytes cannot do it here, or the model has no such layers.
+    """
+    load_bitsandbytes("model.load_in_4bit=true", device)
+    output = model.get_output_embeddings()
+    layers = [
+        (parent, name, layer)
+        for parent in model.modules()
+        for name, layer in parent.named_children()
+        if isinstance(layer, nn.Linear) and layer is not output
+    ]
+    if not layers:
+        raise ValueError(
+            f"model.load_in_4bit=true: {type(model).__name__} has no linear layers to pack"
+        )
+    for parent, name, layer in layers:
+        setattr(parent, name, Linear4bit(layer, device))

@@ -1,0 +1,177 @@
+"""Weights in 4 bits beside adapters: what they round, what learns, and who gets what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from rl_core.batch import TrainBatch
+from rl_core.config.run import RunConfig
+from rl_core.learner.learner import Learner
+from rl_core.models import bitsandbytes, loading
+from rl_core.models.linear_4bit import Linear4bit, pack_linear_layers
+from rl_core.models.lora import add_adapters, merged_shapes, merged_state
+from rl_core.resources.memory_plan import ModelShape, frozen_bytes, memory_plan
+from tests.support.learners import all_weights, assert_bitwise_equal, without_timings
+
+MakeBatch = Callable[..., TrainBatch]
+MakeSettings = Callable[..., RunConfig]
+CPU = torch.device("cpu")
+QLORA = {"lora_rank": 4, "load_in_4bit": True}
+NF4 = torch.tensor(
+    [
+        *(-1.0, -0.6961928, -0.52507305, -0.39491749, -0.28444138, -0.18477343, -0.09105004, 0.0),
+        *(0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0),
+    ]
+)
+"""Its levels, from the paper's appendix E."""
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        result: torch.Tensor = model(torch.arange(12).view(1, -1)).logits
+    return result
+
+
+def plain_of(model: Any, path: Path) -> transformers.PreTrainedModel:
+    """The model that engines have, with the weights that they are sent."""
+    plain = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    plain.load_state_dict(loading.complete_weights(model), strict=False)
+    return plain
+
+
+def test_each_number_becomes_its_blocks_largest_times_the_nearest_level() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(96, 32)
+    packed = Linear4bit(layer, CPU)
+    blocks = layer.weight.detach().view(-1, 64)
+    largest = blocks.abs().amax(dim=1, keepdim=True)
+    nearest = ((blocks / largest).unsqueeze(-1) - NF4).abs().argmin(dim=-1)
+    torch.testing.assert_close(packed.whole_weight(), (NF4[nearest] * largest).view(32, 96))
+    assert packed.weight.nbytes == 32 * 96 // 2
+    assert packed.absmax.nbytes == 32 * 96 // 64 * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_its_product_and_gradient_are_those_of_the_whole_weight(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    packed = Linear4bit(nn.Linear(64, 32), CPU)
+    plain = nn.Linear(64, 32)
+    plain.load_state_dict({"weight": packed.whole_weight(), "bias": packed.bias})
+    x = torch.randn(2, 5, 64)
+    results, gradients = [], []
+    for layer in (packed, plain):
+        inputs = x.clone().requires_grad_()
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            result = layer(inputs)
+        result.float().square().sum().backward()
+        assert inputs.grad is not None
+        results.append(result)
+        gradients.append(inputs.grad)
+    assert results[0].dtype == dtype
+    rounding = 0.03 if dtype == torch.bfloat16 else 1e-5  # of the largest number
+    for one, other in (results, gradients):
+        assert (one - other).abs().max() < rounding * other.abs().max()
+    assert packed.weight.grad is None
+
+
+def test_engines_get_the_weights_that_the_learner_computes_with(tiny_model_path: Path) -> None:
+    model = loading.load_actor(tiny_model_path, CPU, in_4bit=True)
+    add_adapters(model, rank=4, alpha=8.0)
+    base = loading.load_actor(tiny_model_path, CPU)
+    assert (logits(model) - logits(base)).abs().max() > 1e-3  # rounded
+    torch.testing.assert_close(
+        logits(plain_of(model, tiny_model_path)), logits(model), atol=1e-5, rtol=0
+    )
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if ".lora_" in name:
+                weight.normal_(std=0.05)
+    torch.testing.assert_close(
+        logits(plain_of(model, tiny_model_path)), logits(model), atol=1e-5, rtol=0
+    )
+    shapes = {name: tuple(x.shape) for name, x in merged_state(base)}
+    assert merged_shapes(model) == shapes == {n: tuple(x.shape) for n, x in merged_state(model)}
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_learner_moves_adapters_alone_and_resumes_bit_for_bit(
+    tiny_model_path: Path,
+    tmp_path: Path,
+    make_batch: MakeBatch,
+    settings: MakeSettings,
+    checkpointed: bool,
+) -> None:
+    config = settings(
+        model=QLORA | {"gradient_checkpointing": checkpointed}, actor={"optimizer": "adamw_8bit"}
+    )
+    learner = Learner(config, tiny_model_path)
+    actor, critic = learner.models.actor, learner.models.critic
+    assert critic is not None
+    before = {name: x.clone() for name, x in actor.state_dict().items()}
+    for step in range(2):
+        learner.learn(make_batch(step))
+    moved = {name for name, x in actor.state_dict().items() if not torch.equal(x, before[name])}
+    assert moved == {name for name in before if ".lora_" in name}
+    # Actor, critic and reference hold one set of packed weights.
+    packed = {id(x) for x in actor.parameters() if x.dtype == torch.uint8}
+    assert packed == {id(x) for x in critic.parameters() if x.dtype == torch.uint8}
+    learner.save(tmp_path)
+    saved = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    torch.testing.assert_close(logits(saved.eval()), logits(actor), atol=1e-5, rtol=0)
+    resumed = Learner(config, tiny_model_path, resume_from=tmp_path)
+    expected, _ = learner.learn(make_batch(2))
+    actual, _ = resumed.learn(make_batch(2))
+    assert without_timings(actual) == without_timings(expected)
+    assert_bitwise_equal(all_weights(learner), all_weights(resumed))
+
+
+def test_frozen_weights_take_what_is_planned(tiny_model_path: Path, settings: MakeSettings) -> None:
+    model = loading.load_actor(tiny_model_path, CPU, in_4bit=True)
+    shape = ModelShape.from_folder(tiny_model_path)
+    config = settings(model=QLORA)
+    assert frozen_bytes(shape, config) == sum(x.nbytes for x in model.parameters())
+    first, whole = memory_plan(shape, config)[0], settings(model={"lora_rank": 4})
+    less = frozen_bytes(shape, whole) - frozen_bytes(shape, config)
+    assert memory_plan(shape, whole)[0].parts["weights"] - first.parts["weights"] == less
+
+
+def test_rounding_again_takes_back_what_a_checkpoint_has_learned(
+    tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    """Why preflight refuses to."""
+    learner = Learner(settings(model=QLORA, actor={"lr": 1e-4}), tiny_model_path)
+    for step in range(2):
+        learner.learn(make_batch(step))
+    learner.save(tmp_path)
+    actor, merged = learner.models.actor, loading.complete_weights(learner.models.actor)
+    kept, moved = 0.0, 0.0
+    for name, layer in loading.load_actor(tmp_path, CPU, in_4bit=True).named_modules():
+        if isinstance(layer, Linear4bit):
+            start = actor.get_submodule(f"{name}.base_layer").whole_weight()
+            learned = merged[f"{name}.weight"] - start
+            kept += float((layer.whole_weight() - start).flatten() @ learned.flatten())
+            moved += float(learned.square().sum())
+    assert moved > 0
+    assert abs(kept) < 0.2 * moved
+
+
+def test_what_cannot_be_packed_is_refused_in_a_line(
+    tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match=r"model\.load_in_4bit=true has weights that cannot lea"):
+        RunConfig.model_validate({"model": {"load_in_4bit": True}})
+    gpt = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=30, n_embd=8, n_layer=1, n_head=2)
+    )
+    with pytest.raises(ValueError, match=r"load_in_4bit=true: GPT2LMHeadModel has no linear lay"):
+        pack_linear_layers(gpt, CPU)
+    monkeypatch.setattr(bitsandbytes, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"^model\.load_in_4bit=true wants the package bitsandby"):
+        loading.load_actor(tiny_model_path, CPU, in_4bit=True)
