@@ -24,6 +24,7 @@ from rl_core.types import GenerationRequest, PromptedProblem, Rollout, SamplingS
 
 if TYPE_CHECKING:
     from rl_core.checkpoints.background_save import BackgroundSave
+    from rl_core.data.curriculum import Curriculum
     from rl_core.rewards.scoring import Rewards
     from rl_core.runs.run_folder import RunFolder
     from rl_core.workers.cluster import Workers
@@ -104,6 +105,8 @@ class Trainer:
     """Writes the checkpoints of `run`; the last is written when its block is left."""
     observers: Sequence[StepObserver] = ()
     """What goes on beside a step."""
+    curriculum: Curriculum | None = None
+    """Chooses each step's problems, standing where `workers` do; None: all in a shuffled order."""
 
     def train(self, start_step: int) -> int:
         """Trains to the end, or until an observer wants to stop; returns the last step done.
@@ -150,11 +153,16 @@ class Trainer:
             run.rollouts.write(step, self._epoch(step), collected.rollouts, per_rollout)
             run.metrics.append(step, metrics)
             if is_saving or is_last:
-                saves.write(step, metrics.get("val/accuracy"))
+                self._write_checkpoint(step, metrics.get("val/accuracy"))
             observers.on_step(step, last_step, metrics)
             if is_last:
                 return step
         return max(start_step, last_step)
+
+    def _write_checkpoint(self, step: int, accuracy: float | None) -> None:
+        if self.curriculum is not None:
+            self.curriculum.hold(step)
+        self.saves.write(step, accuracy)
 
     def _epoch(self, step: int) -> int:
         batch_size = self.config.data.train_batch_size
@@ -169,13 +177,8 @@ class Trainer:
         )
 
     def _collect(self, step: int, clock: Clock) -> Collected:
-        """Returns the rollouts of a step's own problems."""
-        chosen = batch_indices(
-            seed=self.config.seed,
-            step=step,
-            num_problems=len(self.inputs.train),
-            batch_size=self.config.data.train_batch_size,
-        )
+        """Returns the rollouts of a step's own problems; called for one step after the other."""
+        chosen = self._choose(step)
         collected = collect(
             self.config,
             self.inputs.train,
@@ -188,8 +191,20 @@ class Trainer:
             clock=clock,
         )
         limit = self.config.rollout.staleness
-        stale = staleness_metrics(collected.rollouts, step, limit=limit)
-        return replace(collected, metrics=collected.metrics | stale)
+        metrics = collected.metrics | staleness_metrics(collected.rollouts, step, limit=limit)
+        if self.curriculum is not None:
+            metrics |= self.curriculum.observe(step, collected.num_correct)
+        return replace(collected, metrics=metrics)
+
+    def _choose(self, step: int) -> list[int]:
+        if self.curriculum is not None:
+            return self.curriculum.choose(step)
+        return batch_indices(
+            seed=self.config.seed,
+            step=step,
+            num_problems=len(self.inputs.train),
+            batch_size=self.config.data.train_batch_size,
+        )
 
     def test_greedily(self, step: int) -> dict[str, float]:
         """Returns `val/*` of the current weights: one greedy response to each test problem.
@@ -208,7 +223,7 @@ class Trainer:
             decode=self.inputs.decode,
             rewards=self.rewards,
         )
-        rollouts = to_rollouts(problems, answers, group_size=1)
+        rollouts = to_rollouts(problems, answers, self.config.env, group_size=1)
         self.run.held_out.write(step, rollouts)
         return {
             "val/accuracy": float(np.mean([r.scored.verdict == "correct" for r in rollouts])),

@@ -10,7 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from rl_core.checkpoints.background_save import BackgroundSave
+from rl_core.checkpoints.manifest import RESUME_FOLDER
 from rl_core.config.run import RunConfig
+from rl_core.data.curriculum import Curriculum, difficulty_classes
 from rl_core.data.dataset import read_problems
 from rl_core.data.prompts import encode_prompt, load_tokenizer, text_codec
 from rl_core.data.sampling import total_steps
@@ -99,6 +101,7 @@ def train_model(
         "training goes on after step %d" if checkpoint else "training starts (step %d)", start_step
     )
     resume_from = checkpoint.path if checkpoint else None
+    curriculum = load_curriculum(config, data, start_step, resume_from)
     with (
         HostMemory(config, run) as host_memory,
         start_rewards(config.env) as rewards,
@@ -113,7 +116,7 @@ def train_model(
             on_progress=on_progress,
         ) as workers,
         StopSignals() as signals,
-        _saves(config, run, workers) as saves,
+        _saves(config, run, workers, curriculum) as saves,
     ):
         observers = (
             OutOfMemoryLog(),
@@ -124,7 +127,7 @@ def train_model(
             Caller(on_step),
             tensorboard,
         )
-        trainer = Trainer(config, inputs, workers, rewards, run, saves, observers)
+        trainer = Trainer(config, inputs, workers, rewards, run, saves, observers, curriculum)
         last_done = trainer.train(start_step)
     if last_done < last_step:
         _say_stopped(run, budget.reason(last_done), logger)
@@ -133,13 +136,41 @@ def train_model(
     return last_done
 
 
-def _saves(config: RunConfig, run: RunFolder, workers: Workers) -> BackgroundSave:
+def load_curriculum(
+    config: RunConfig, data: Path, step: int, checkpoint: Path | None
+) -> Curriculum | None:
+    """Returns what chooses the problems after a step, as its checkpoint left it.
+
+    Raises:
+        ValueError: the checkpoint's is of other problems.
+    """
+    if config.data.curriculum is None:
+        return None
+    return Curriculum(
+        difficulty_classes(config.env, data / "train.parquet"),
+        seed=config.seed,
+        batch_size=config.data.train_batch_size,
+        group_size=config.algorithm.group_size,
+        ahead=config.rollout.staleness,
+        step=step,
+        checkpoint=checkpoint / RESUME_FOLDER if checkpoint else None,
+    )
+
+
+def _saves(
+    config: RunConfig, run: RunFolder, workers: Workers, curriculum: Curriculum | None
+) -> BackgroundSave:
+    def add_state(folder: Path) -> None:
+        copy_wandb_run_id(run.path, folder)
+        if curriculum is not None:
+            curriculum.save(folder / RESUME_FOLDER)
+
     return BackgroundSave(
         config.checkpoints,
         run.path,
         workers,
         min_free_bytes=int(config.storage.min_free_gib * 2**30),
-        add_state=partial(copy_wandb_run_id, run.path),
+        add_state=add_state,
         after_save=partial(tidy_rollouts, run, config.storage.rollout_quota_bytes),
     )
 

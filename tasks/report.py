@@ -69,7 +69,7 @@ def write_last_report(run: RunFolder) -> Report:
         run,
         report.html.name,
         partial(write_text_atomically, report.html, report.page),
-        remedy=f"`countdown-train report run_id={run.run_id}` writes it",
+        remedy=f"`countdown-train report {run.run_id}` writes it",
     )
     return report
 

@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from rl_core.config.run import RunConfig
+from rl_core.envs.settings import EnvSettings
 from rl_core.rewards.scoring import Rewards
-from rl_core.rollout.turns import Stream, TurnTaking
+from rl_core.rollout.turns import Stream, TurnTaking, turn_metrics, within_bounds
 from rl_core.system.seeds import seed_of
 from rl_core.tracking.diagnosis import repeated_share
 from rl_core.types import (
@@ -47,6 +48,8 @@ class Collected:
 
     `rollout/tokens_per_s` counts the sampled tokens of replaced groups too.
     """
+    num_correct: dict[int, int] = field(default_factory=dict)
+    """Correct responses to each problem that was asked, replaced or not, by its position."""
 
 
 def collect(
@@ -83,9 +86,11 @@ def collect(
 
     turns = TurnTaking(config.env, decode, encode)
     num_tokens, seconds = 0, 0.0
+    num_correct: dict[int, int] = {}
 
-    def ask(asked: Sequence[PromptedProblem]) -> list[Rollout]:
+    def ask(positions: Sequence[int]) -> list[Rollout]:
         nonlocal num_tokens, seconds
+        asked = [problems[i] for i in positions]
         requests = build_requests(asked, group_size=group_size, seed=config.seed, step=step)
         own = [item.problem for item in asked for _ in range(group_size)]
         start = time.perf_counter()
@@ -99,10 +104,16 @@ def collect(
         seconds += time.perf_counter() - start
         num_tokens += sum(answer.completion.num_sampled for answer in answers)
         with clock("reward"):
-            return to_rollouts(asked, answers, group_size=group_size)
+            fresh = to_rollouts(asked, answers, config.env, group_size=group_size)
+        for group, i in enumerate(positions):
+            members = fresh[group * group_size : (group + 1) * group_size]
+            num_correct[i] = sum(rollout.scored.verdict == "correct" for rollout in members)
+        return fresh
 
-    rollouts = ask([problems[i] for i in chosen])
+    rollouts = ask(chosen)
     metrics = reward_metrics(rollouts)
+    if config.env.max_turns > 1:
+        metrics |= turn_metrics([rollout.completion for rollout in rollouts])
     replaced = 0
     others = _other_problems(config, step, len(problems), chosen)
     for _ in range(config.algorithm.resample_rounds):
@@ -110,7 +121,7 @@ def collect(
         drawn, others = others[: len(flat)], others[len(flat) :]
         if not drawn:
             break
-        fresh = ask([problems[i] for i in drawn])
+        fresh = ask(drawn)
         useful = [g for g in range(len(drawn)) if _has_spread(fresh, g, group_size)]
         for old, new in zip(flat, useful, strict=False):
             rollouts[old * group_size : (old + 1) * group_size] = [
@@ -121,7 +132,7 @@ def collect(
     if config.algorithm.resample_rounds:
         metrics["group/replaced_frac"] = replaced / len(chosen)
     metrics["rollout/tokens_per_s"] = num_tokens / seconds
-    return Collected(rollouts, metrics)
+    return Collected(rollouts, metrics, num_correct)
 
 
 def _has_spread(rollouts: Sequence[Rollout], group: int, group_size: int) -> bool:
@@ -176,19 +187,27 @@ def read_answers(
 
 
 def to_rollouts(
-    problems: Sequence[PromptedProblem], answers: Sequence[Answer], *, group_size: int
+    problems: Sequence[PromptedProblem],
+    answers: Sequence[Answer],
+    env: EnvSettings,
+    *,
+    group_size: int,
 ) -> list[Rollout]:
-    """Returns each answer beside its problem, once it is scored.
+    """Returns each answer beside its problem, once it is scored, its turns paid within bounds.
 
     Args:
         problems: those that were asked.
         answers: `group_size` per problem, in the order of `build_requests`.
+        env: whose bounds a reward has.
         group_size: answers per problem.
     """
     rollouts = []
     for i, answer in enumerate(answers):
         group_id, sample_index = divmod(i, group_size)
-        item = problems[group_id]
+        item, scored, completion = problems[group_id], answer.scored.result(), answer.completion
+        if completion.turns:
+            turns = within_bounds(completion.turns, scored.score, full_score=env.full_score)
+            completion = replace(completion, turns=turns)
         rollouts.append(
             Rollout(
                 problem=item.problem,
@@ -196,9 +215,9 @@ def to_rollouts(
                 sample_index=sample_index,
                 prompt_text=item.prompt_text,
                 prompt_ids=item.prompt_ids,
-                completion=answer.completion,
+                completion=completion,
                 response_text=answer.text,
-                scored=answer.scored.result(),
+                scored=scored,
             )
         )
     return rollouts

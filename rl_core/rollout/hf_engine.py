@@ -117,7 +117,11 @@ class HfEngine(RolloutEngine):
         # What each row will draw is drawn at once: a sample depends on its seed, not on the batch.
         draws = torch.stack(
             [
-                torch.rand(sampling.max_tokens, generator=torch.Generator().manual_seed(r.seed))
+                torch.rand(
+                    sampling.max_tokens,
+                    generator=torch.Generator("cpu").manual_seed(r.seed),
+                    device="cpu",
+                )
                 for r in requests
             ]
         ).to(self._device)
@@ -127,9 +131,10 @@ class HfEngine(RolloutEngine):
         tokens = torch.zeros_like(draws, dtype=torch.int64)
         logprobs, lengths = torch.zeros_like(draws), torch.zeros_like(rows)
         ended = torch.zeros_like(rows, dtype=torch.bool)
-        limits = torch.tensor([r.max_tokens or sampling.max_tokens for r in requests])
-        num_steps = min(int(limits.max()), sampling.max_tokens)
-        has_limits, limits = bool((limits < num_steps).any()), limits.to(self._device)
+        most = [r.max_tokens or sampling.max_tokens for r in requests]
+        limits = torch.tensor(most, device=self._device)
+        num_steps = min(max(most), sampling.max_tokens)
+        has_limits = min(most) < num_steps
         cut, stops = torch.zeros_like(ended), self._stops_at(sampling.stop)
         for step in range(num_steps):
             token, logprob = _sample(logits, sampling.temperature, draws[rows, step])
@@ -186,15 +191,13 @@ class HfEngine(RolloutEngine):
         if decoder.supports(self._model.get_decoder()):
             return self._fused_model().read_prompts(list(places), prompt_of_row)
         longest = max(len(prompt) for prompt in places)
-        input_ids = torch.zeros(len(places), longest, dtype=torch.int64)
-        mask = torch.zeros_like(input_ids)
-        for prompt, place in places.items():
-            input_ids[place, longest - len(prompt) :] = torch.tensor(prompt)
-            mask[place, longest - len(prompt) :] = 1
-        mask = mask.to(self._device)
+        padded = [[0] * (longest - len(prompt)) + list(prompt) for prompt in places]
+        real = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in places]
+        input_ids = torch.tensor(padded, device=self._device)
+        mask = torch.tensor(real, device=self._device)
         cache = DynamicCache(config=self._model.config)
         read = self._model(
-            input_ids=input_ids.to(self._device),
+            input_ids=input_ids,
             attention_mask=mask,
             position_ids=(mask.cumsum(1) - 1).clamp(min=0),
             past_key_values=cache,

@@ -26,7 +26,8 @@ class StopTexts:
         self._tokenizer = load_tokenizer(str(model_path))
         words = self._tokenizer.batch_decode([[i] for i in range(len(self._tokenizer))])
         ends = {text[-1] for text in texts}
-        self._candidates = torch.tensor([i for i, w in enumerate(words) if ends & set(w)])
+        candidates = [i for i, word in enumerate(words) if ends & set(word)]
+        self._candidates = torch.tensor(candidates, device="cpu")
         # A token is a byte at least.
         self._longest = max(len(text.encode()) for text in texts)
 

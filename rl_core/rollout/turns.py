@@ -32,6 +32,40 @@ Stream: TypeAlias = Callable[
 ]
 
 
+def within_bounds(turns: Sequence[Turn], score: float, *, full_score: float) -> tuple[Turn, ...]:
+    """Returns the turns with as much of their rewards as keeps the response's within bounds.
+
+    In one turn a reward is the score, from 0 to `env.full_score`. What the turns earn is added to
+    it in their order, and counts as far as the sum stays there: no number of turns is worth more
+    than a correct answer, or less than nothing. A score beyond, which a user's function may give,
+    is a bound itself.
+
+    Args:
+        turns: with the rewards that the env named.
+        score: of the whole response.
+        full_score: of a correct response.
+    """
+    low, high, reward = min(score, 0.0), max(score, full_score), score
+    bounded = []
+    for turn in turns:
+        total = reward + turn.reward
+        if not low <= total <= high:
+            total = min(max(total, low), high)
+            turn = replace(turn, reward=total - reward)
+        reward = total
+        bounded.append(turn)
+    return tuple(bounded)
+
+
+def turn_metrics(completions: Sequence[Completion]) -> dict[str, float]:
+    """Returns how often the model wrote in a response: `rollout/turns_mean` and `_max`."""
+    turns = [sum(turn.is_model for turn in c.turns) or 1 for c in completions]
+    return {
+        "rollout/turns_mean": float(np.mean(turns)),
+        "rollout/turns_max": float(max(turns)),
+    }
+
+
 @dataclass
 class _Dialogue:
     """What was said so far."""

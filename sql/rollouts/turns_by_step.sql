@@ -1,10 +1,11 @@
--- one row per run and step whose responses the env answered: how often, and whether it helped.
+-- one row per run and some steps whose responses the env answered: how often, and whether it helped.
 -- Ask it whether the model uses what the env offers (env.max_turns), and is right more often then.
 -- Example: countdown-train sql turns_by_step
+-- $steps_per_row: int = 1 (steps summed up in one row)
 with responses as (
     select
         run_id,
-        step,
+        cast((step - 1) // $steps_per_row * $steps_per_row + 1 as bigint) as step,
         verdict = 'correct' as is_correct,
         len(turns) // 2 as answers,
         list_sum([turn.tokens for turn in turns if turn.author = 'env']) as env_tokens

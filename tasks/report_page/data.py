@@ -75,6 +75,10 @@ class ReportData:
     """Of `verdicts`."""
     searches: list[Row]
     """Rows of `search_by_step`; empty where responses are no searches of the home-made model's."""
+    turns: list[Row]
+    """Rows of `turns_by_step`; empty where the env answers nothing."""
+    turns_used: list[Row]
+    """Rows of `accuracy_by_turns`, from the end of training."""
     timeline: pl.DataFrame
     """Step, metric and value of times, memory and disk."""
     by_num_solutions: list[Row]
@@ -119,6 +123,7 @@ def gather(run: RunFolder) -> ReportData:
 
     curve = ask("learning_curve")
     steps_per_row = max(1, -(-_last_step(curve) // _MOST_POINTS))
+    steps_of_few = max(1, -(-_last_step(curve) // _SEARCH_ROWS))
     verdicts = ask("verdict_shares_by_step", steps_per_row=steps_per_row)
     from_step = from_the_end(verdicts)
     models = ask("evaluation_summary").to_dicts()
@@ -149,9 +154,9 @@ def gather(run: RunFolder) -> ReportData:
         curve=curve,
         verdicts=verdicts,
         steps_per_row=steps_per_row,
-        searches=ask(
-            "search_by_step", steps_per_row=max(1, -(-_last_step(curve) // _SEARCH_ROWS))
-        ).to_dicts(),
+        searches=ask("search_by_step", steps_per_row=steps_of_few).to_dicts(),
+        turns=ask("turns_by_step", steps_per_row=steps_of_few).to_dicts(),
+        turns_used=ask("accuracy_by_turns", from_step=from_step).to_dicts(),
         timeline=sql.run_query(_TIMELINE, root=run.root, run=run.run_id),
         by_num_solutions=_labelled(_of_models(ask("accuracy_by_num_solutions"), shown_models)),
         by_num_operands=_several(_of_models(ask("accuracy_by_operands"), shown_models)),

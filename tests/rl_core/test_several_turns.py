@@ -1,7 +1,9 @@
-"""The loop with real Ray workers where the env answers: stopped and resumed as if undisturbed."""
+"""The loop with real Ray workers where the env answers: as if undisturbed by stops and deaths."""
 
 from __future__ import annotations
 
+import math
+import random
 import string
 from dataclasses import replace
 from pathlib import Path
@@ -14,16 +16,22 @@ from rl_core.envs import ENVS
 from rl_core.envs.countdown import CountdownConfig
 from rl_core.envs.record import Answers, EnvTurn
 from tests.rl_core.test_trainer import comparable, rollouts, settings, train_until
+from tests.rl_core.workers.test_engines import kill_one
 
 
 @pytest.mark.slow
-def test_a_run_of_several_turns_resumes_as_if_undisturbed(
+def test_a_run_of_several_turns_loses_an_engine_and_resumes_as_if_undisturbed(
     tmp_path: Path, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The env's words stand in the log as they were said, and no policy sampled them."""
+    left = math.inf
 
     def answer(env: CountdownConfig, truth: dict[str, Any], response: str) -> EnvTurn:
-        return EnvTurn(f"<{truth['target']}>", reward=0.25)
+        nonlocal left
+        left -= 1
+        if left == 0:  # others' turns are under way, and this one's next about to begin
+            kill_one(random.Random(3))
+        return EnvTurn(f"<{truth['target']}>", reward=0.75)
 
     answering = replace(
         ENVS["countdown"], answers=Answers(stop=tuple(string.ascii_letters), answer=answer)
@@ -34,11 +42,20 @@ def test_a_run_of_several_turns_resumes_as_if_undisturbed(
         base = settings(tmp_path, run_id, "hf").model_dump()
         more = {"env": base["env"] | {"max_turns": 3}}
         more["data"] = base["data"] | {"max_response_length": 60}
+        # A response at a time: what it is computed with does not change with who computes it.
+        more["rollout"] = base["rollout"] | {"num_engines": 2, "max_num_seqs": 1}
         return RunConfig.model_validate(base | more)
 
     whole = train_until(config("whole"), tiny_model_path)
-    train_until(config("halves"), tiny_model_path, stop_after=3)
+
+    def strike(step: int) -> None:
+        nonlocal left
+        left = 3 if step == 0 else left
+
+    train_until(config("halves"), tiny_model_path, stop_after=3, on_step=strike)
+    left = math.inf
     resumed = train_until(config("halves"), tiny_model_path)
+    assert sum(resumed.metrics.values("rollout/engine_restarts")) == 1
     assert comparable(resumed) == comparable(whole)
     assert rollouts(resumed).equals(rollouts(whole))
     assert max(row.get("rollout/logprob_gap_max", 0) for row in comparable(whole)) < 1e-4
@@ -52,6 +69,7 @@ def test_a_run_of_several_turns_resumes_as_if_undisturbed(
         own = row["response_tokens"] - sum(map(len, said))
         assert sum(run["tokens"] for run in row["policy_runs"]) == own
         earned = sum(turn["reward"] for turn in turns)
+        assert row["score"] + earned <= 1.0 + 1e-6, "worth more than a correct answer"
         assert row["reward"] == pytest.approx(row["score"] + earned, abs=0.1)
         seen += len(said)
     assert seen > 8, "a run in which nobody was answered proves nothing"

@@ -39,6 +39,14 @@ def text_of(page: str) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
 
 
+def test_turns_are_told_where_a_run_has_them(alpha: tuple[Report, str], shared_runs: Path) -> None:
+    text = text_of(alpha[1])
+    assert "answers per response most accuracy with answers without 3 0.75 2 0.500 0.000" in text
+    used = "turns responses share accuracy tokens 1 2 0.500 0.000 41 2 1 0.250 1.000 6"
+    assert f"{used} 3 1 0.250 0.000 22" in text
+    assert "Accuracy by turns" not in make_report(shared_runs / "runs" / "beta").page
+
+
 def test_problems_without_a_number_of_solutions_get_no_table_of_it(two_runs: Path) -> None:
     """As in GSM8K, where one row `unknown` would repeat the headline."""
     file = two_runs / "runs" / "alpha" / "eval" / "evaluation.parquet"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import string
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,21 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from rl_core.data.prompts import load_tokenizer, text_codec
+from rl_core.envs import ENVS
+from rl_core.envs.countdown import CountdownConfig
+from rl_core.envs.record import Answers, EnvTurn
 from rl_core.rollout.protocol import RolloutEngine, in_order
-from rl_core.types import GenerationRequest, SamplingSettings
-from tests.support.engines import assert_greedy_as, make_hf, make_vllm, perturb, prompts
+from rl_core.rollout.turns import TurnTaking
+from rl_core.types import Completion, GenerationRequest, Problem, SamplingSettings
+from tests.support.engines import (
+    assert_greedy_as,
+    logprobs_of,
+    make_hf,
+    make_vllm,
+    perturb,
+    prompts,
+)
 
 
 @pytest.fixture(scope="module", params=["vllm", "hf"])
@@ -81,3 +95,50 @@ def test_requests_that_wait_begin_under_the_weights_that_are_there_by_then(
     starts = {c.policy_starts for _, c in finished}
     assert starts <= {((0, 7), (1, 8)), ((0, 7),), ((0, 8),)}
     assert ((0, 8),) in starts
+
+
+def test_turns_go_on_across_an_update_and_those_after_it_read_all_by_the_new_weights(
+    engine: RolloutEngine, reference: Any, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(env: CountdownConfig, truth: dict[str, Any], response: str) -> EnvTurn:
+        return EnvTurn("<7>")
+
+    answers = Answers(stop=tuple(string.ascii_letters), answer=answer)
+    monkeypatch.setitem(ENVS, "countdown", replace(ENVS["countdown"], answers=answers))
+    old, rounds = copy.deepcopy(reference), 0
+
+    def stream(
+        requests: Sequence[GenerationRequest], sampling: SamplingSettings
+    ) -> Iterator[tuple[int, Completion]]:
+        nonlocal rounds
+        rounds += 1
+        for tokens, ended in enumerate(engine.generate_by_token(requests, sampling), start=1):
+            yield from ended
+            if (rounds, tokens) == (1, 3):
+                perturb(reference, 3)
+                engine.update_weights(reference.state_dict())
+                engine.policy_version = 8
+
+    decode, encode = text_codec(load_tokenizer(str(tiny_model_path)))
+    taking = TurnTaking(CountdownConfig(max_turns=3), decode, encode)
+    requests = [GenerationRequest(prompt, seed) for prompt in prompts() for seed in (0, 1)]
+    problems = [Problem(i, "countdown", (), {}, 1) for i in range(len(requests))]
+    engine.policy_version = 7
+    ended = taking.play(stream, requests, SamplingSettings(40, temperature=1.0), problems)
+    changed = answered = 0
+    for request, completion in zip(requests, in_order(list(ended)), strict=True):
+        response = completion.response_ids.tolist()
+        first = completion.turns[0].num_tokens if completion.turns else len(response)
+        num_old = min(first, 3)
+        expected = logprobs_across_an_update(
+            old, reference, request.prompt_ids, response[:first], num_old
+        )
+        if completion.turns:  # the env's words are no policy's
+            later = logprobs_of(reference, request.prompt_ids, completion.response_ids)
+            expected += np.where(completion.sampled, later, 0.0)[first:].tolist()
+        np.testing.assert_allclose(completion.logprobs, expected, atol=1e-3)
+        own = completion.num_sampled
+        runs = [(7, num_old), (8, own - num_old)]
+        assert completion.policy_runs == [run for run in runs if run[1]]
+        changed, answered = changed + (first > 3), answered + bool(completion.turns)
+    assert min(changed, answered) > 2, "a test in which nobody was answered proves nothing"

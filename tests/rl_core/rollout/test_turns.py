@@ -8,12 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rl_core.config.run import RunConfig
 from rl_core.envs import ENVS
 from rl_core.envs.record import Answers, EnvTurn
-from rl_core.rollout.turns import TurnTaking
-from rl_core.types import Completion, FinishReason, GenerationRequest, Problem, SamplingSettings
+from rl_core.rollout.turns import TurnTaking, within_bounds
+from rl_core.types import (
+    Completion,
+    FinishReason,
+    GenerationRequest,
+    Problem,
+    SamplingSettings,
+    Turn,
+)
 from tests.support.echo.env import ECHO, EchoConfig
 
 
@@ -143,3 +152,44 @@ def test_with_one_turn_the_engine_is_asked_as_it_ever_was() -> None:
 def test_an_env_that_answers_nothing_has_one_turn() -> None:
     with pytest.raises(ValueError, match=r"env\.max_turns=2: env=gsm8k answers no response"):
         RunConfig.model_validate({"env": {"name": "gsm8k", "max_turns": 2}})
+
+
+def earned(score: float, rewards: Sequence[float], full_score: float = 1.0) -> list[float]:
+    turns = [Turn(True, 1, "x", reward) for reward in rewards]
+    bounded = within_bounds(turns, score, full_score=full_score)
+    assert [replace(turn, reward=0.0) for turn in bounded] == [Turn(True, 1, "x")] * len(turns)
+    return [turn.reward for turn in bounded]
+
+
+def test_what_turns_earn_by_hand() -> None:
+    assert earned(0.125, [0.25, 0.0, 0.5]) == [0.25, 0.0, 0.5]
+    assert earned(0.0, [0.75, 0.75, 0.5]) == [0.75, 0.25, 0.0]  # as one right answer, not more
+    assert earned(1.0, [0.5, -0.25, 0.5]) == [0.0, -0.25, 0.25]
+    assert earned(0.125, [-0.25, -0.25, 0.5]) == [-0.125, 0.0, 0.5]  # no worse than no answer
+    assert earned(1.0, [0.5, 2.0], full_score=2.0) == [0.5, 0.5]
+    # A user's function may go further than any rule: turns do not.
+    assert earned(5.0, [1.0, -0.5]) == [0.0, -0.5]
+    assert earned(-3.0, [-1.0, 0.5]) == [0.0, 0.5]
+
+
+@given(
+    score=st.floats(-1e3, 1e3),
+    rewards=st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=8),
+    full_score=st.floats(0.01, 100.0),
+)
+def test_no_turns_take_a_reward_beyond_the_bounds_of_one_turn(
+    score: float, rewards: list[float], full_score: float
+) -> None:
+    bounded = earned(score, rewards, full_score)
+    reward = score
+    for got, named in zip(bounded, rewards, strict=True):
+        assert min(named, 0.0) - 1e-9 <= got <= max(named, 0.0) + 1e-9
+        assert got == named or abs(got) <= abs(named) + 1e-9
+        reward += got
+        assert min(score, 0.0) - 1e-9 <= reward <= max(score, full_score) + 1e-9
+
+
+@pytest.mark.parametrize(("text", "reward"), [("", 0.0), ("x", float("nan")), ("x", float("inf"))])
+def test_an_env_that_says_nothing_or_pays_no_number_hears_so(text: str, reward: float) -> None:
+    with pytest.raises(ValueError, match="it must say something, and its reward be finite"):
+        EnvTurn(text, reward)

@@ -1,0 +1,96 @@
+"""What a GPU engine asks of vLLM, by the installed version's own constructor: no card is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import pytest
+from vllm import LLM
+from vllm.engine import arg_utils
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from rl_core.rollout.vllm_engine import VllmEngine
+
+
+class Asked(Exception):  # noqa: N818  # no error
+    """Instead of an engine, for which a card would be needed."""
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[EngineArgs]:
+    """Where vLLM's own constructor leaves what an engine would be made of."""
+    args: list[EngineArgs] = []
+
+    def take(engine_args: EngineArgs, **_: Any) -> None:
+        args.append(engine_args)
+        raise Asked
+
+    monkeypatch.setattr(LLMEngine, "from_engine_args", take)
+    return args
+
+
+def engine_args(asked: list[EngineArgs], model: Path, **options: Any) -> EngineArgs:
+    with pytest.raises(Asked):
+        VllmEngine(
+            model,
+            dtype="bfloat16",
+            max_model_len=1_280,
+            max_num_seqs=64,
+            kv_cache_mib=16,
+            gpu_memory_utilization=0.15,
+            on_gpu=True,
+            **options,
+        )
+    (args,) = asked
+    return args
+
+
+def kind_of(field: str) -> Any:
+    """A field's type; those of some others have names that only type checkers know."""
+    (kind,) = (f.type for f in dataclasses.fields(EngineArgs) if f.name == field)
+    return eval(kind, vars(arg_utils)) if isinstance(kind, str) else kind
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"sleeps": True}, {"tensor_parallel_size": 2}, {"in_flight": True}, {"reads_text": True}],
+    ids=lambda options: ", ".join(options) or "plain",
+)
+def test_vllm_knows_what_a_gpu_engine_asks_of_it(
+    asked: list[EngineArgs], tiny_model_path: Path, options: dict[str, Any]
+) -> None:
+    args = engine_args(asked, tiny_model_path, **options)
+    default = EngineArgs(model=str(tiny_model_path))
+    changed = {name: x for name, x in vars(args).items() if x != vars(default)[name]}
+    for name, value in changed.items():
+        adapter = pydantic.TypeAdapter(kind_of(name), config={"arbitrary_types_allowed": True})
+        adapter.validate_python(value)
+    assert changed["gpu_memory_utilization"] == 0.15
+    assert changed["max_num_seqs"] == 64
+    assert changed["logprobs_mode"] == "processed_logprobs"
+    assert args.enable_sleep_mode == options.get("sleeps", False)
+    assert args.tensor_parallel_size == options.get("tensor_parallel_size", 1)
+    assert args.async_scheduling == (False if "in_flight" in options else default.async_scheduling)
+    # A card's kernels and cache are vLLM's own choice.
+    assert not {"kv_cache_memory_bytes", "enforce_eager", "block_size"} & changed.keys()
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("sleep", {"level": 1}),
+        ("wake_up", {}),
+        ("reset_prefix_cache", {}),
+        ("collective_rpc", {"method": "replace_weights", "args": ({},)}),
+        ("enqueue", {"prompts": [], "sampling_params": [], "use_tqdm": False}),
+    ],
+)
+def test_vllm_takes_the_calls_of_an_engine_that_sleeps(
+    method: str, arguments: dict[str, Any]
+) -> None:
+    inspect.signature(getattr(LLM, method)).bind(None, **arguments)
