@@ -72,7 +72,9 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "evaluate base and trained model of a run, or checkpoint=A against=B",
         own=("checkpoint=", "against="),
     ),
-    "report": Command("stages:report", "write a run's report.html"),
+    "report": Command(
+        "stages:report", "write report.html of a RUN, by default the latest", own=(RUN,)
+    ),
     "rescore": Command(
         "stages:rescore",
         "score RUN's rollouts (or `latest`) by a changed reward: env.answer_from=last_line",

@@ -66,7 +66,7 @@ def _import_log(file: Path, text: str, given: list[str]) -> None:
             f"shape      {settings.model.path}, {rollouts} of up to "
             f"{settings.data.max_response_length:,} tokens: preflight counts its hours"
         )
-    say(f"try next   countdown-train report run_id={run_id}")
+    say(f"try next   countdown-train report {run_id}")
 
 
 def _settings_of_log(text: str, given: list[str]) -> RunConfig | None:

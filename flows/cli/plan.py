@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from flows.cli.terminal import say, show_rows
@@ -105,7 +106,8 @@ def _lengths(config: RunConfig, response: str | None) -> tuple[Lengths, str]:
         return usual, "of your last run" if seen else "guessed (response=TOKENS names the mean)"
     mean = _number("response", response, most)
     num_rows = config.data.train_batch_size * config.algorithm.group_size
-    return Lengths(usual.prompt, mean, expected_longest(mean, num_rows, most)), "as you say"
+    longest = expected_longest(mean, num_rows, most)
+    return replace(usual, response=mean, longest=longest), "as you say"
 
 
 def _lengths_in_words(lengths: Lengths) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from flows.cli.terminal import progress_on_stdout, say, show_rows
 from flows.errors import BadInputError, RunFailedError, one_line
 from flows.prefect_patches.private_server import start_private_server
-from flows.runs.lookup import WHERE, existing_run, find_run, take_arguments
+from flows.runs.lookup import WHERE, existing_run, find_run, run_first, take_arguments
 from flows.runs.run_record import choose_run, recorded
 from flows.settings.compose import compose, own_settings
 from rl_core.data.user_files import OwnFilesError
@@ -172,8 +172,9 @@ def evaluate(overrides: Sequence[str]) -> None:
     show_summary(config.storage.root, run.run_id)
 
 
-def report(overrides: Sequence[str]) -> None:
-    """Writes the report of a run."""
+def report(words: Sequence[str]) -> None:
+    """Writes the report of a RUN, by default the latest."""
+    overrides = run_first(words, "report")
     run = find_run(overrides)
     from tasks.report import write_report
 

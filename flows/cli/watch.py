@@ -15,8 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from flows.errors import BadInputError
-from flows.runs.lookup import find_run
+from flows.runs.lookup import find_run, run_first
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.printable import printable
 from rl_core.tracking.diagnosis import diagnose
@@ -45,11 +44,7 @@ _SHOWN: Final = (
 
 def watch(words: Sequence[str]) -> None:
     """Shows a run until it ends or Ctrl-C; once, where the output is no terminal."""
-    named = [word for word in words if "=" not in word]
-    if len(named) > 1:
-        raise BadInputError("watch takes one RUN, by default the latest")
-    run_ids = [f"run_id={name}" for name in named if name != "latest"]
-    run = find_run([*run_ids, *(word for word in words if "=" in word)])
+    run = find_run(run_first(words, "watch"))
     console = Console()
     if not console.is_terminal:
         console.print(view(run))

@@ -67,6 +67,19 @@ def take_arguments(
     return taken, settings
 
 
+def run_first(words: Sequence[str], command: str) -> list[str]:
+    """Returns a command's words as settings: a RUN that stands without a key is its run_id.
+
+    Raises:
+        BadInputError: there are two of them.
+    """
+    settings = [word for word in words if "=" in word]
+    named = [word for word in words if "=" not in word]
+    if len(named) + sum(text.startswith("run_id=") for text in settings) > 1:
+        raise BadInputError(f"{command} takes one RUN, by default the latest")
+    return [*(f"run_id={name}" for name in named if name != "latest"), *settings]
+
+
 def existing_run(
     overrides: Sequence[str], *, arguments: Sequence[str] = ()
 ) -> tuple[RunConfig, RunFolder]:

@@ -26,6 +26,7 @@ from rl_core.envs.record import Generate, Source
 from rl_core.envs.settings import EnvSettings
 from rl_core.envs.text_problems import JSON_STYLE
 from rl_core.system.atomic import new_folder
+from rl_core.system.versions import version_of
 from rl_core.types import Message, Problem
 
 GENERATOR_VERSION = 1
@@ -61,6 +62,8 @@ def generator_settings(env: EnvSettings, data: DataConfig) -> dict[str, Any]:
     }
     if env.is_generated:
         settings |= data.model_dump(mode="json", include={"train_size", "test_size", "seed"})
+        if (package := env_of(env).made_by) is not None:
+            settings["package"] = f"{package} {version_of(package)}"
     return settings
 
 
@@ -317,10 +320,13 @@ def _truth(reward_model: dict[str, Any]) -> Any:
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings under the names that a user types."""
     data = {
-        f"data.{key}": value for key, value in settings.items() if key not in ("env", "version")
+        f"data.{key}": value
+        for key, value in settings.items()
+        if key not in ("env", "version", "package")
     }
     env = {f"env.{key}": value for key, value in settings["env"].items()}
-    return data | env | {"generator version": settings["version"]}
+    made_by = {"the package's version": settings.get("package")}
+    return data | env | made_by | {"generator version": settings["version"]}
 
 
 def _other_files(folder: Path) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from rl_core.config.run import RunConfig
 
@@ -31,5 +32,10 @@ def total_steps(config: RunConfig, num_problems: int) -> int:
 def batch_indices(*, seed: int, step: int, num_problems: int, batch_size: int) -> list[int]:
     """Returns the problems of `step` (counted from 1): each once per epoch at most."""
     epoch, position = divmod(step - 1, steps_per_epoch(num_problems, batch_size))
-    order = np.random.default_rng([seed, epoch]).permutation(num_problems)
+    order = epoch_order(seed, epoch, num_problems)
     return [int(i) for i in order[position * batch_size : (position + 1) * batch_size]]
+
+
+def epoch_order(seed: int, epoch: int, num_problems: int) -> npt.NDArray[np.int64]:
+    """Returns in which order a pass over the data (from 0) has the problems, int64 [N]."""
+    return np.random.default_rng([seed, epoch]).permutation(num_problems)

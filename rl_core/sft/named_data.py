@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Final
 
 from rl_core.config.run import RunConfig
-from rl_core.data.readers import digest_of, find_files
+from rl_core.config.sft import TRACE_STEPS
+from rl_core.data.readers import count_rows, digest_of, find_files
 from rl_core.envs import ENVS, env_of
 
 SETTING: Final = "sft.data"
@@ -33,6 +35,20 @@ def check_sft(config: RunConfig) -> None:
 def find_rows(name: str) -> list[Path]:
     """Returns the files that a setting names beside `traces`, see `find_files`."""
     return find_files(SETTING, [name], "train")
+
+
+def planned_sft_steps(config: RunConfig) -> int:
+    """Returns the steps of SFT; rows of a file that are held out are counted as learned.
+
+    Raises:
+        ValueError: the files are not there, or cannot be read.
+    """
+    sft = config.sft
+    assert sft.data is not None, "there is no SFT"
+    if sft.steps is not None or sft.data == TRACES:
+        return sft.steps or TRACE_STEPS
+    rows = sum(map(count_rows, find_files(SETTING, [sft.data], "train", from_hub=False)))
+    return math.ceil(sft.epochs * rows / sft.batch_size)
 
 
 def data_digest(config: RunConfig) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Final
 from transformers import PreTrainedTokenizerBase
 
 from rl_core.config.run import RunConfig
+from rl_core.config.sft import TRACE_STEPS
 from rl_core.data.dataset import read_solved
 from rl_core.data.prompts import encode_prompt
 from rl_core.data.readers import read_records
@@ -26,7 +27,6 @@ from rl_core.sft.named_data import SETTING, TRACES, check_sft, find_rows
 from rl_core.types import Message, Problem
 
 _COLUMNS: Final = ("prompt", "response", "messages")
-_TRACE_STEPS: Final = 300
 _TRACE_DRAWS: Final = 20
 """Traces that are written of one problem until one is short enough."""
 _HELD_OUT_SHARE: Final = 0.1
@@ -84,7 +84,7 @@ def _traces(config: RunConfig, tokenizer: PreTrainedTokenizerBase, data: Path) -
     return SftSource(
         draw,
         held_out=[example(pair, held_out_rng) for pair in test[: sft.held_out]],
-        num_steps=sft.steps or _TRACE_STEPS,
+        num_steps=sft.steps or TRACE_STEPS,
         what=f"traces of {len(train):,} train problems",
     )
 

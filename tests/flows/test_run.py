@@ -155,6 +155,7 @@ NOTHING_TO_TELL = {
     "rescored": "nothing was scored anew",
     "off_policy_steps": "rollouts are not generated ahead",
     "turns_by_step": "env.max_turns is 1",
+    "accuracy_by_turns": "env.max_turns is 1",
     "all_fail_groups": "a critic needs no groups",
     "diversity_by_step": "a critic needs no groups",
 }

@@ -2,7 +2,7 @@
 
 Data path stage 1. A task is a function of a seed and an index: the test split has the first
 questions, the train split those behind them, whatever is asked before left out. A question counts
-only if the package's scorer gives the package's own answer full marks: some have none that does.
+only if the package's scorer gives the package's own answer full marks, both read from the file.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rl_core.envs.reasoning_gym.settings import DATA_SOURCE, INSTALL, ReasoningGymConfig
+from rl_core.envs.reasoning_gym.typed_json import from_json, to_json
 from rl_core.envs.text_problems import prompt_key, render_messages, text_table
 from rl_core.envs.user_rows import OwnProblem
 
@@ -107,18 +108,27 @@ def _of_level(curriculum: Any, level: int) -> dict[str, Any]:
 def _problems(
     env: ReasoningGymConfig, name: str, dataset: Any, config: Mapping[str, Any]
 ) -> Iterator[OwnProblem]:
-    """Yields different questions; stops where the first tries give none."""
+    """Yields different questions; stops where the first tries give none.
+
+    Raises:
+        ValueError: the task's answers are not known to the package itself.
+    """
     seen: set[tuple[str, ...]] = set()
     for index in range(dataset.size):
         if index == _TRIED_AT_LEAST and not seen:
             return
         entry = dataset[index]
+        if not isinstance(entry["answer"], str):
+            raise ValueError(
+                f"env.task={name}: the package has no answer of its own to this task's questions, "
+                "by which its scorer could be proved: leave the task out"
+            )
         truth = _truth(name, config, entry)
         prompt = render_messages(env.prompt_template, entry["question"])
         key = prompt_key(prompt)
         if truth is None or key in seen or not entry["question"].strip():
             continue
-        if dataset.score_answer(truth["answer"], truth) != 1:
+        if dataset.score_answer(truth["answer"], from_json(truth)) != 1:
             continue
         seen.add(key)
         yield OwnProblem(
@@ -132,13 +142,11 @@ def _problems(
 
 
 def _truth(name: str, config: Mapping[str, Any], entry: Mapping[str, Any]) -> Any:
-    """Returns what its scorer wants to know, as it comes back from the data set's file."""
-    if not isinstance(entry["answer"], str):
-        return None
+    """Returns what its scorer wants to know, as it lies in the data set's file."""
     known = {"task": name, "config": dict(config)}
     known |= {part: entry[part] for part in ("question", "answer", "metadata")}
     try:
-        return json.loads(json.dumps(known, allow_nan=False))
+        return json.loads(json.dumps(to_json(known), allow_nan=False))
     except (TypeError, ValueError):
         return None
 

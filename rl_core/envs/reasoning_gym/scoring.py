@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from rl_core.envs.answer_tags import find_answer
 from rl_core.envs.reasoning_gym.settings import INSTALL
+from rl_core.envs.reasoning_gym.typed_json import from_json
 
 try:
     from reasoning_gym.factory import create_dataset
@@ -38,7 +39,7 @@ def compute_score(
         return {"score": 0.0, "acc": False}
     task = _open_task(ground_truth["task"], json.dumps(ground_truth["config"], sort_keys=True))
     try:
-        score = float(task.score_answer(answer, ground_truth))
+        score = float(task.score_answer(answer, from_json(ground_truth)))
     except Exception:  # noqa: BLE001  # scorers raise what parsers of a model's words may raise
         score = 0.0
     return {"score": score, "acc": score >= 1, "pred": answer}

@@ -16,9 +16,11 @@ from pydantic import ValidationError
 
 from flows.settings.compose import compose
 from rl_core.config.run import DataConfig
-from rl_core.data.dataset import read_problems, write_dataset
+from rl_core.data.dataset import dataset_name, is_ready, read_problems, write_dataset
+from rl_core.envs.countdown import CountdownConfig
 from rl_core.envs.reasoning_gym import ReasoningGymConfig
 from rl_core.envs.reasoning_gym.scoring import compute_score
+from rl_core.envs.reasoning_gym.typed_json import from_json, to_json
 from rl_core.rewards.scoring import start_rewards
 from rl_core.types import Problem
 
@@ -92,7 +94,7 @@ def test_levels_and_single_settings_change_the_questions(tmp_path: Path) -> None
     ("env", "said"),
     [
         ({"task": "leg_countin"}, "is no task of reasoning-gym; did you mean leg_counting?"),
-        ({"task": "rubiks_cube"}, "0 different questions that its scorer can judge"),
+        ({"task": "rubiks_cube"}, "the package has no answer of its own"),
         ({"task": "arc_agi", "config": {"arc_agi": {"no": 1}}}, "is refused by reasoning-gym"),
         ({"task": "gcd", "config": {"gcd": {"max_value": 2, "min_value": 1}}}, "are wanted: lower"),
     ],
@@ -131,6 +133,47 @@ def test_names_and_weights_are_written_on_a_line() -> None:
     assert compose(["env=reasoning_gym", "env.task=[gcd,lcm]"]) == compose(
         ["env=reasoning_gym", "env.task='gcd,lcm'"]
     )
+
+
+@pytest.mark.parametrize("task", ["arc_agi", "rearc"])
+def test_truths_with_tuples_are_judged_as_the_package_does(tmp_path: Path, task: str) -> None:
+    problem = made(tmp_path / "made", train=2, test=1, task=task)["train"][0]
+    right = problem.ground_truth["answer"]
+    first, *others = right.splitlines()
+    wrong = "\n".join([first.translate(str.maketrans("0123456789", "1234567890")), *others])
+    for answer, score in ((right, 1.0), (wrong, 0.05)):
+        said = compute_score("", f"<answer>{answer}</answer>", problem.ground_truth)
+        assert said["score"] == score
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"board": ((1, 2), (3, [4, (5,)]))},
+        {1: "a", "1": "b", (2, 3): {"__tuple__": []}},
+        {"__items__": [1], "plain": None, "nested": {True: 1.5}},
+        [],
+        "text",
+    ],
+)
+def test_containers_come_back_from_json_as_they_were(value: Any) -> None:
+    back = from_json(json.loads(json.dumps(to_json(value))))
+    assert back == value
+    assert repr(back) == repr(value)  # a list that equals no tuple, a key that is no text
+
+
+def test_another_version_of_the_package_makes_another_data_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env, data = ReasoningGymConfig(), DataConfig(train_size=4, test_size=2)
+    name, countdown = dataset_name(env, data), dataset_name(CountdownConfig(), data)
+    write_dataset(env, data, tmp_path / name)
+    assert is_ready(env, data, tmp_path / name)
+    monkeypatch.setattr("rl_core.data.dataset.version_of", lambda package: "9.9")
+    assert dataset_name(env, data) != name
+    assert dataset_name(CountdownConfig(), data) == countdown
+    with pytest.raises(ValueError, match="the package's version differs"):
+        is_ready(env, data, tmp_path / name)
 
 
 def test_a_missing_package_is_named() -> None:

@@ -1,0 +1,35 @@
+"""JSON that gives tuples and keys that are no texts back as they were: scorers compare them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+_TUPLE: Final = "__tuple__"
+_ITEMS: Final = "__items__"
+
+
+def to_json(value: Any) -> Any:
+    """Returns a value of plain lists and objects; what is no container stays what it is."""
+    if isinstance(value, tuple):
+        return {_TUPLE: [to_json(item) for item in value]}
+    if isinstance(value, list):
+        return [to_json(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    if all(isinstance(key, str) for key in value) and not {_TUPLE, _ITEMS} & value.keys():
+        return {key: to_json(item) for key, item in value.items()}
+    return {_ITEMS: [[to_json(key), to_json(item)] for key, item in value.items()]}
+
+
+def from_json(value: Any) -> Any:
+    """Returns what `to_json` was given."""
+    if isinstance(value, list):
+        return [from_json(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    if _TUPLE in value:
+        return tuple(from_json(item) for item in value[_TUPLE])
+    if _ITEMS in value:
+        return {from_json(key): from_json(item) for key, item in value[_ITEMS]}
+    return {key: from_json(item) for key, item in value.items()}
