@@ -216,7 +216,7 @@ def micro_batches(batch: TrainBatch, budget_tokens: int, *, share_prompts: bool)
         shared, fewer_tokens = _packed(by_group, budget_tokens, share_prompts=True)
         if fewer_tokens < num_tokens:
             parts = shared
-    return [torch.tensor(part) for part in parts]
+    return [torch.tensor(part, device="cpu") for part in parts]
 
 
 def _packed(
@@ -284,7 +284,8 @@ def mini_batches(group_ids: Tensor, num_groups: int) -> list[Tensor]:
         num_groups: groups per mini-batch; the last one may hold fewer.
     """
     seen: dict[int, int] = {}
-    ranks = torch.tensor([seen.setdefault(g, len(seen)) for g in group_ids.tolist()])
+    places = [seen.setdefault(group, len(seen)) for group in group_ids.tolist()]
+    ranks = torch.tensor(places, device="cpu")
     return [
         torch.nonzero((ranks >= first) & (ranks < first + num_groups)).squeeze(-1)
         for first in range(0, len(seen), num_groups)
@@ -308,5 +309,5 @@ def balanced_rows(batch: TrainBatch, num_parts: int) -> list[Tensor]:
     for group in sorted(tokens, key=lambda group: -tokens[group]):  # stable: ties in batch order
         part_of[group] = part = sizes.index(min(sizes))
         sizes[part] += tokens[group]
-    parts = torch.tensor([part_of[group] for group in batch.group_ids.tolist()])
+    parts = torch.tensor([part_of[group] for group in batch.group_ids.tolist()], device="cpu")
     return [torch.nonzero(parts == part).squeeze(-1) for part in range(num_parts)]

@@ -11,6 +11,7 @@ _MEMORY_WORDS = (
     "can't allocate memory",
     "cannot allocate memory",
     "bad_alloc",  # C++, where torch passes it on
+    "cublas_status_alloc_failed",  # no room for cuBLAS's workspace on a card
     "could not create a primitive",  # oneDNN, which tells no reason: no room for its code
     "could not create a memory object",  # oneDNN
     "no available memory for the cache blocks",  # vLLM on a card

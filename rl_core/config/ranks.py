@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 
-def check_ranks(ranks: int, *, gpus: float, offload: bool, mini_batch_size: int) -> None:
+def check_ranks(
+    ranks: int, *, gpus: float, offload: bool, mini_batch_size: int, optimizer: str
+) -> None:
     """Compares `resources.learner_ranks` with the settings that it divides.
 
     Args:
@@ -11,6 +13,7 @@ def check_ranks(ranks: int, *, gpus: float, offload: bool, mini_batch_size: int)
         gpus: `resources.learner_gpus`.
         offload: `resources.offload`.
         mini_batch_size: prompts of an update.
+        optimizer: `actor.optimizer`.
 
     Raises:
         ValueError: if there is more than one rank, and some would have nothing to do, or no card.
@@ -27,6 +30,11 @@ def check_ranks(ranks: int, *, gpus: float, offload: bool, mini_batch_size: int)
         raise ValueError(
             f"resources.learner_gpus={gpus:g} must be 1 (a card for each rank) or 0 (the CPU) with "
             f"resources.learner_ranks={ranks}"
+        )
+    if optimizer == "adamw_8bit":
+        raise ValueError(
+            "actor.optimizer=adamw_8bit knows one learner process: use adamw with "
+            f"resources.learner_ranks={ranks}, whose moments are divided by {ranks} instead"
         )
     if offload:
         raise ValueError(

@@ -13,6 +13,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from rl_core.config.base_model import BaseModelConfig
 from rl_core.config.env import EnvConfig
+from rl_core.config.kernels import KERNELS, check_kernels
+from rl_core.config.model import ModelConfig
 from rl_core.config.operations import (
     BudgetConfig,
     CheckpointsConfig,
@@ -29,6 +31,7 @@ from rl_core.section import Section
 from rl_core.system.cards import named_card
 
 LrSchedule = Literal["constant", "linear", "cosine"]
+OptimizerName = Literal["adamw", "adamw_8bit"]
 GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
 
 
@@ -57,6 +60,9 @@ class DataConfig(Section):
     """Rows of the test split (likewise, and by `test_files`)."""
     seed: int = Field(0, ge=0)
     """Seed of the generated problems, apart from the run's seed so that runs share their data."""
+    curriculum: Literal["pass_rate"] | None = None
+    """`pass_rate` passes over problems that are nearly always or never solved, as measured of them
+    and of their like; null asks all, each once per epoch."""
     train_batch_size: int = Field(256, ge=1)
     """Prompts per step; with `algorithm.group_size` n, n times as many rollouts."""
     max_prompt_length: int = Field(256, ge=1)
@@ -71,25 +77,6 @@ class DataConfig(Section):
                 f"data.test_files={list(self.test_files)} wants data.train_files beside it"
             )
         return self
-
-
-class ModelConfig(Section):
-    """The model that is trained."""
-
-    path: str | None = None
-    """A local folder, a Hugging Face name or `modelscope:OWNER/NAME`; by default the home-made base
-    model (`base_model`)."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Compute type of learner and rollout; master weights and optimizer state stay float32."""
-    gradient_checkpointing: bool = False
-    """Keeps one activation per layer and computes the rest again: less memory, a third slower."""
-    lora_rank: int = Field(0, ge=0)
-    """Rank of the adapters that learn in place of the weights, 0 to train the weights themselves.
-
-    On every linear layer of actor and critic; learning rates want to be about ten times as high.
-    """
-    lora_alpha: float = Field(16.0, gt=0)
-    """What adapters add is scaled by `lora_alpha / lora_rank`."""
 
 
 class AlgorithmConfig(Section):
@@ -136,6 +123,9 @@ class ActorConfig(Section):
     """Training steps until `lr` is reached, in a line from 0."""
     weight_decay: float = Field(0.0, ge=0)
     """AdamW's, decoupled from the gradient."""
+    optimizer: OptimizerName = "adamw"
+    """`adamw_8bit` keeps both moments, the critic's too, in a byte each: 2 bytes per weight that
+    learns in place of 8. It wants the package `bitsandbytes`, and one learner rank."""
     mini_batch_size: int = Field(128, ge=1)
     """Prompts per optimizer step."""
     micro_batch_tokens: int = Field(16_384, ge=1)
@@ -330,7 +320,10 @@ class RunConfig(Section):
             gpus=resources.learner_gpus,
             offload=resources.offload,
             mini_batch_size=self.actor.mini_batch_size,
+            optimizer=self.actor.optimizer,
         )
+        asked = {f"model.{name}": getattr(self.model, name) for name in KERNELS}
+        check_kernels(asked, gpus=resources.learner_gpus, ranks=resources.learner_ranks)
         return self
 
     @model_validator(mode="after")

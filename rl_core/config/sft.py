@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pydantic import Field
 
 from rl_core.section import Section
+
+TRACE_STEPS: Final = 300
+"""Of `sft.data=traces`, unless `sft.steps` says otherwise."""
 
 
 class SftConfig(Section):

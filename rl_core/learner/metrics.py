@@ -129,13 +129,14 @@ def rollout_columns(experience: Experience) -> dict[str, list[float]]:
     def mean(per_token: Tensor | None) -> list[float]:
         if per_token is None:
             return [math.nan] * len(batch)
-        sums = masked_sum(per_token, mask, dim=-1)
-        return [float(x) for x in sums / batch.num_sampled]
+        means: list[float] = (masked_sum(per_token, mask, dim=-1) / batch.num_sampled).tolist()
+        return means
 
     def total(per_token: Tensor | None) -> list[float]:
         if per_token is None:
             return [math.nan] * len(batch)
-        return [float(x) for x in masked_sum(per_token, mask, dim=-1)]
+        sums: list[float] = masked_sum(per_token, mask, dim=-1).tolist()
+        return sums
 
     return {
         "reward": total(experience.token_rewards),

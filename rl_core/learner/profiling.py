@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -140,8 +141,9 @@ def training_flops(
     return 3 * 2 * (weights + attention + head)
 
 
+@cache
 def peak_flops(device: torch.device, dtype: torch.dtype, num_threads: int) -> float:
-    """Returns the rate of a large matrix product, operations per second: the best of a few.
+    """Returns the rate of a large matrix product, operations per second: the best of a few, once.
 
     Args:
         device: of the learner.

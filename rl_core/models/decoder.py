@@ -22,7 +22,8 @@ from torch.nn import functional
 
 from rl_core.batch import TrainBatch
 from rl_core.models.fast_linear import FastLinear, linear
-from rl_core.models.shared_prefix import can_share_prompts, select_rows
+from rl_core.models.select_rows import select_rows
+from rl_core.models.shared_prefix import can_share_prompts
 
 _MODEL_TYPES = ("qwen2", "llama")
 
@@ -36,7 +37,9 @@ def supports(backbone: Any) -> bool:
     config = backbone.config
     if config.model_type not in _MODEL_TYPES or config.hidden_act != "silu":
         return False
-    if not can_share_prompts(backbone) or torch.is_autocast_enabled("cpu"):
+    if not can_share_prompts(backbone) or backbone.is_gradient_checkpointing:
+        return False
+    if torch.is_autocast_enabled("cpu"):
         return False
     is_plain = all(type(m) in (nn.Linear, FastLinear) for m in _linear_layers(backbone.layers[0]))
     weights = {(p.dtype, p.device.type) for p in backbone.parameters()}

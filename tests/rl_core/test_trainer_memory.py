@@ -102,7 +102,8 @@ def test_a_step_that_ran_out_of_memory_is_in_the_log_and_in_the_metrics(
     failed, now = (
         int(rows[2][f"memory/{name}/update_critic"]) for name in ("oom_tokens", "budget_tokens")
     )
-    assert caplog.messages == [
+    # A thread that tells Prefect's server may outlive the test that began it.
+    assert [r.getMessage() for r in caplog.records if r.name.startswith("rl_core")] == [
         f"step 2: update_critic ran out of memory at {failed} tokens; {now} from now on, the "
         "step's result is unchanged"
     ]

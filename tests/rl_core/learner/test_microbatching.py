@@ -58,7 +58,7 @@ RUNS: dict[str, tuple[Sections, set[str]]] = {
         {"actor": {"ppo_epochs": 2}, "algorithm": GRPO, "resources": {"learner_threads": 2}},
         {"old_log_prob", "ref", "update_actor"},
     ),
-    "grpo on 2 threads, on-policy, prompts not shared": (
+    "grpo on 2 threads, on-policy, checkpointed, prompts shared": (
         {
             "actor": {"mini_batch_size": 8},
             "algorithm": GRPO,

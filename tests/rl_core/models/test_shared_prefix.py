@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor
 
 from rl_core.batch import TrainBatch
-from rl_core.models import loading
+from rl_core.models import loading, packing
 from rl_core.models.shared_prefix import can_share_prompts, response_states
 
 CPU = torch.device("cpu")
@@ -73,6 +73,11 @@ def test_models_whose_layers_forget_or_see_a_window_read_each_prompt_again(
     assert not can_share_prompts(checkpointed.get_decoder())
     batch = make_batch(group_size=4)
     assert counted(checkpointed.get_decoder(), batch)[1] >= batch.input_ids.numel()
+    packing.allow_packing(checkpointed)
+    assert can_share_prompts(checkpointed.get_decoder())
+    assert counted(checkpointed.get_decoder(), batch)[1] == int(
+        (batch.prompt_lengths[[0, 4]] - 1).sum() + batch.response_lengths.sum()
+    )
     window = transformers.MistralConfig(
         vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
         num_attention_heads=1, num_key_value_heads=1, sliding_window=4,

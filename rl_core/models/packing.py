@@ -1,0 +1,165 @@
+"""A micro-batch as one row of tokens through transformers' own layers; attention alone sees rows.
+
+Norms, projections and MLPs read each token once: no padding, and a group's prompt once for all its
+responses. Attention gets whole rows, prompt and response, right-padded and causal: it needs no mask
+(which would keep a GPU from its flash kernels) and nothing that one layer remembers for a later
+pass, so layers can forget and compute again (gradient checkpointing). It reads prompts once per
+row: a small part of a layer's work.
+
+Legend: B rows, L longest row (prompt + response less its last token), N tokens computed, of which
+M stand before the rows' own (prompts without their last token), H hidden size, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from rl_core.batch import TrainBatch
+from rl_core.models.select_rows import select_rows
+
+ATTENTION = "sdpa_packed"
+"""Name of `attention` among transformers' own."""
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """The tokens of a micro-batch that are computed: its prompts', then its rows'.
+
+    A row's own begin with the last token of its prompt, whose state predicts the first of the
+    response.
+    """
+
+    ids: Tensor
+    """int64 [1, N]."""
+    positions: Tensor
+    """int64 [1, N]."""
+    num_prompt_tokens: int
+    """M."""
+    places: Tensor
+    """Which token stands where in the rows, int64 [B, L]; behind a row's end, its last."""
+    slots: Tensor
+    """Where in the flattened [B * L] each token stands; a prompt's, in one of its rows; int64 [N].
+    """
+
+    @classmethod
+    def of(cls, batch: TrainBatch) -> PackedRows:
+        """Returns the tokens that the states before a batch's responses need."""
+        device = batch.input_ids.device
+        prompt_rows, prompt_of_row = batch.prompts()
+        before, lengths = batch.prompt_lengths - 1, batch.lengths - 1
+        columns = torch.arange(int(lengths.max()), device=device)
+        of_prompts = columns < before[prompt_rows].unsqueeze(-1)
+        in_prompt = columns < before.unsqueeze(-1)
+        in_row = ~in_prompt & (columns < lengths.unsqueeze(-1))
+        num_prompt_tokens = int(of_prompts.sum())
+        first_of_prompt = _starts(before[prompt_rows])[prompt_of_row]
+        first_of_row = num_prompt_tokens + _starts(batch.response_lengths) - before
+        within = columns.minimum(lengths.unsqueeze(-1) - 1)
+        places = within + torch.where(in_prompt, first_of_prompt[:, None], first_of_row[:, None])
+        prompt_slots = prompt_rows[:, None] * len(columns) + columns
+        slots = torch.cat([prompt_slots[of_prompts], in_row.flatten().nonzero().squeeze(-1)])
+        ids = batch.input_ids[:, : len(columns)].flatten()
+        return cls(
+            ids=ids[slots].unsqueeze(0),
+            positions=(slots % len(columns)).unsqueeze(0),
+            num_prompt_tokens=num_prompt_tokens,
+            places=places,
+            slots=slots,
+        )
+
+    def rows(self, heads: Tensor) -> Tensor:
+        """Returns [1, heads, N, D] as rows, [B, heads, L, D]; gradients of a token are added up."""
+        num_heads, num_tokens = heads.shape[1:3]
+        tokens = heads.transpose(1, 2).reshape(num_tokens, -1)
+        # An embedding's backward adds in one order on a GPU too, where index_select's does not.
+        rows = functional.embedding(self.places, tokens)
+        return rows.view(*self.places.shape, num_heads, -1).transpose(1, 2)
+
+    def tokens(self, read: Tensor) -> Tensor:
+        """Returns rows [B, L, heads, D] as tokens, [1, N, heads, D]."""
+        return select_rows(read.flatten(0, 1), self.slots).unsqueeze(0)
+
+
+def _starts(lengths: Tensor) -> Tensor:
+    """Returns where each of so many begins, one after another."""
+    return lengths.cumsum(0) - lengths
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packed: PackedRows | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Returns what queries read, [1, N, heads, D]; without `packed`, what transformers' SDPA does.
+
+    Args:
+        module: a layer's attention.
+        query: [1, heads, N, D].
+        key: [1, heads of keys, N, D].
+        value: of the same shape.
+        attention_mask: ignored with `packed`.
+        packed: the tokens' rows.
+        **kwargs: for transformers' SDPA.
+    """
+    if packed is not None:
+        query, key, value = packed.rows(query), packed.rows(key), packed.rows(value)
+        attention_mask = None
+    device = query.device.type
+    if device == "cuda" and query.dtype == torch.float32 and not torch.is_autocast_enabled(device):
+        # In float32 no fused kernel of CUDA takes fewer heads of keys than of queries: torch would
+        # fall back to the plain product, [heads, L, L] in memory.
+        num_groups = query.shape[1] // key.shape[1]
+        key, value = repeat_kv(key, num_groups), repeat_kv(value, num_groups)
+    read, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    return (read if packed is None else packed.tokens(read)), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, sdpa_mask)
+
+
+def allow_packing(model: transformers.PreTrainedModel) -> None:
+    """Makes the model's attention take packed rows, where its architecture can; no result changes.
+
+    Args:
+        model: with SDPA attention.
+    """
+    if getattr(model, "_supports_attention_backend", False):
+        model.set_attn_implementation(ATTENTION)
+
+
+def takes_packed_rows(backbone: Any) -> bool:
+    """Returns whether `packed_states` can read a backbone."""
+    return bool(backbone.config.get_text_config()._attn_implementation == ATTENTION)
+
+
+def packed_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
+    """Returns the states that predict the response tokens, [N - M, H], row after row.
+
+    Args:
+        backbone: one that `takes_packed_rows`, whose layers all see all tokens before one.
+        batch: B rows.
+    """
+    packed = PackedRows.of(batch)
+    states: Tensor = backbone(
+        input_ids=packed.ids,
+        position_ids=packed.positions,
+        attention_mask=packed.slots[None, None, None],  # of 4 dimensions: so that none is made
+        packed=packed,
+        use_cache=False,
+    ).last_hidden_state[0]
+    return states[packed.num_prompt_tokens :]

@@ -1,0 +1,110 @@
+"""Tensors that are made on the learner's path say on which device: no card is needed to find out.
+
+Wherever torch picks the device, it picks `meta`, whose tensors hold nothing: what meets them fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rl_core.batch import TrainBatch
+from rl_core.config.run import RunConfig
+from rl_core.learner.learner import Learner
+from rl_core.models import decoder
+from rl_core.rollout.hf_engine import HfEngine
+from rl_core.types import GenerationRequest, SamplingSettings
+from tests.support.learners import without_timings
+
+KL_IN_LOSS = {"estimator": "grpo", "group_size": 2, "kl_mode": "loss", "kl_estimator": "k3"}
+CASES: dict[str, dict[str, dict[str, Any]]] = {
+    "gae": {"algorithm": {"kl_controller": "adaptive"}},
+    "one update": {"actor": {"mini_batch_size": 8}},
+    "shared trunk, checkpointing": {
+        "critic": {"share_trunk": True},
+        "model": {"gradient_checkpointing": True},
+    },
+    "KL in the loss, overlong masked": {"algorithm": {**KL_IN_LOSS, "mask_truncated": True}},
+    "rloo, gspo": {
+        "algorithm": {"estimator": "rloo", "group_size": 2},
+        "actor": {"policy_loss": "gspo", "loss_aggregation": "seq-mean-token-sum"},
+    },
+    "dr_grpo, cispo": {
+        "algorithm": {"estimator": "dr_grpo", "group_size": 2},
+        "actor": {"policy_loss": "cispo", "loss_aggregation": "seq-mean-token-mean"},
+    },
+    "reinforce_plus_plus": {"algorithm": {"estimator": "reinforce_plus_plus"}},
+    "adapters": {
+        "algorithm": {"estimator": "reinforce_plus_plus_baseline", "group_size": 2},
+        "model": {"lora_rank": 4},
+    },
+    "bfloat16": {
+        "algorithm": {"estimator": "grpo", "group_size": 2},
+        "model": {"dtype": "bfloat16"},
+    },
+}
+
+
+@contextmanager
+def no_default_device() -> Iterator[None]:
+    torch.set_default_device("meta")
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+@pytest.fixture
+def as_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our decoder is for the CPU alone."""
+    monkeypatch.setattr(decoder, "supports", lambda backbone: False)
+
+
+@pytest.mark.usefixtures("as_on_a_card")
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_says_on_which_device_its_tensors_are(
+    tiny_model_path: Path,
+    tmp_path: Path,
+    make_batch: Callable[..., TrainBatch],
+    settings: Callable[..., RunConfig],
+    name: str,
+) -> None:
+    # Torch's choice of a device is one thread's.
+    config = settings(**CASES[name], resources={"learner_threads": 1})
+    batches = [make_batch(seed, group_size=config.algorithm.group_size) for seed in range(2)]
+    learner, other = (Learner(config, tiny_model_path) for _ in range(2))
+    expected, expected_columns = learner.learn(batches[0])
+    with no_default_device():
+        metrics, columns = other.learn(batches[0])
+        other.reserve_snapshot()
+        other.snapshot()
+    assert without_timings(metrics) == without_timings(expected)
+    assert str(columns) == str(expected_columns)  # nan is not equal to itself
+    other.write_snapshot(tmp_path)
+    resumed = Learner(config, tiny_model_path, tmp_path)
+    expected, _ = learner.learn(batches[1])
+    with no_default_device():
+        metrics, _ = resumed.learn(batches[1])
+    assert without_timings(metrics) == without_timings(expected)
+
+
+@pytest.mark.usefixtures("as_on_a_card")
+def test_a_transformers_engine_says_on_which_device_its_tensors_are(
+    tiny_model_path: Path,
+) -> None:
+    engine = HfEngine(tiny_model_path, dtype="float32", max_num_seqs=4, on_gpu=False)
+    asked = [GenerationRequest((5, 6, 7)[: 1 + i % 3], seed=i, max_tokens=3 + i) for i in range(6)]
+    sampling = SamplingSettings(8)
+
+    def answers() -> list[list[int]]:
+        ended = sorted(dict(engine.generate(asked, sampling)).items())
+        return [completion.response_ids.tolist() for _, completion in ended]
+
+    expected = answers()
+    with no_default_device():
+        assert answers() == expected
