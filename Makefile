@@ -5,7 +5,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env train serve up test test-slow chaos lint bench
+.PHONY: help env train serve up test test-slow chaos lint bench gpu-check
 
 # .venv's interpreter: the first of these that requires-python allows. PYTHON=... names another.
 IS_SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
@@ -80,3 +80,6 @@ bench: $(STAMP) ## data, validation, reward and a training step beside their pee
 	$(BIN)/python benchmarks/validate.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/reward.py
 	CPU_WHEELS="$(CPU_WHEELS)" $(BIN)/python benchmarks/step_time.py --threads $(or $(THREADS),1)
+
+gpu-check: $(STAMP) ## what the card computes, holds and takes, beside the CPU and the plans, 20 minutes; ARGS="--parts a,c"
+	$(BIN)/python -m benchmarks.gpu_check $(ARGS)

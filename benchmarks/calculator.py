@@ -68,7 +68,7 @@ class Arm:
         greedy = SamplingSettings(self.config.data.max_response_length, temperature=0.0)
         ended = turns.play(self.engine.generate, requests, greedy, problems)
         answers = read_answers(ended, problems, decode=inputs.decode, rewards=self.rewards)
-        return cells(to_rollouts(inputs.test, answers, group_size=1))
+        return cells(to_rollouts(inputs.test, answers, self.config.env, group_size=1))
 
     def learn(self, learner: Learner) -> None:
         """Does all steps of PPO."""

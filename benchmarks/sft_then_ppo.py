@@ -20,15 +20,13 @@ from rl_core.system.process_env import apply_defaults
 
 apply_defaults()
 
-import torch  # noqa: E402  # reads its settings from the environment on import
-from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: E402
+from random_model import make_random_model  # noqa: E402
 
 from flows.settings.compose import compose  # noqa: E402
 from rl_core.data.dataset import read_solved  # noqa: E402
 from rl_core.envs import env_of  # noqa: E402
 from rl_core.evaluation.statistics import wilson_interval  # noqa: E402
 from rl_core.runs.run_folder import RunFolder  # noqa: E402
-from rl_core.sft.tokenizer import train_tokenizer  # noqa: E402
 from tasks.generate import generate_dataset  # noqa: E402
 
 SETTINGS = (
@@ -48,11 +46,10 @@ SETTINGS = (
 )
 SFT = ("sft.data=traces", "sft.steps=300", "sft.lr=2e-3", "sft.warmup_steps=20", "sft.held_out=64")
 TEXTS = 2_000
-VOCABULARY = 640
 
 
 def make_model(settings: list[str], folder: Path) -> None:
-    """Writes a random Qwen2 and its tokenizer."""
+    """Writes a model that knows nothing, its tokenizer made for what it is asked."""
     config = compose(settings)
     problems = read_solved(generate_dataset(config) / "train.parquet")[:TEXTS]
     write = env_of(config.env).write_trace
@@ -60,31 +57,7 @@ def make_model(settings: list[str], folder: Path) -> None:
     rng = random.Random(0)
     texts = [problem.messages[0]["content"] for problem, _ in problems]
     texts += [write(config.env, *pair, rng) for pair in problems]
-    tokenizer = train_tokenizer(texts, vocab_size=VOCABULARY)
-    torch.manual_seed(0)
-    model = Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=len(tokenizer),
-            hidden_size=256,
-            intermediate_size=640,
-            num_hidden_layers=4,
-            num_attention_heads=8,
-            num_key_value_heads=8,
-            max_position_embeddings=1024,
-            initializer_range=0.04,
-            tie_word_embeddings=True,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            dtype="float32",
-        )
-    )
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    count = sum(weight.numel() for weight in model.parameters())
-    print(f"{count:,} parameters, {len(tokenizer)} tokens")
+    make_random_model(texts, folder)
 
 
 def accuracies(run: RunFolder) -> list[str]:

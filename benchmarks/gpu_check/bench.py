@@ -1,0 +1,165 @@
+"""What all parts share: the device, random models without a hub, random rollouts, learners.
+
+The device is a parameter everywhere. On a CPU shapes are tiny, and the learner computes as it does
+on a card: through transformers' decoder, not through ours.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from rl_core.batch import TrainBatch
+from rl_core.config.run import RunConfig
+from rl_core.models import decoder
+from rl_core.resources.known_shapes import known_config
+
+Sections = Mapping[str, Mapping[str, Any]]
+
+TINY: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "tie_word_embeddings": True,
+}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where a part works."""
+
+    device: torch.device
+    folder: Path
+    """For models and checkpoints; gone when the part has ended."""
+
+    @property
+    def on_card(self) -> bool:
+        """Whether this is no rehearsal."""
+        return self.device.type == "cuda"
+
+    def config(self, sections: Sections, *, on_card: bool | None = None) -> RunConfig:
+        """Returns settings whose learner computes on the device, or where `on_card` says."""
+        on_card = self.on_card if on_card is None else on_card
+        resources = {"learner_gpus": float(on_card), "learner_threads": 1}
+        whole = {name: dict(section) for name, section in sections.items()}
+        whole["resources"] = resources | whole.get("resources", {})
+        whole["checkpoints"] = {"in_background": False} | whole.get("checkpoints", {})
+        return RunConfig.model_validate(whole)
+
+    def model(self, name: str, shape: Mapping[str, Any] | None = None) -> Path:
+        """Writes a random Qwen2, once, and returns its folder.
+
+        Args:
+            name: of the folder; a hub model's stands for its published shape.
+            shape: fields of its `config.json`, by default those of that hub model, whose file is in
+                bfloat16.
+        """
+        folder = self.folder / name
+        if folder.exists():
+            return folder
+        fields = dict(known_config(name) or {} if shape is None else shape)
+        fields.pop("model_type", None)
+        config = transformers.Qwen2Config(
+            **fields, max_position_embeddings=4_096, initializer_range=0.05
+        )
+        transformers.utils.logging.disable_progress_bar()
+        torch.manual_seed(0)
+        with self.device:
+            dtype = torch.bfloat16 if shape is None else torch.float32
+            model = transformers.Qwen2ForCausalLM._from_config(config, dtype=dtype)
+        model.generation_config.eos_token_id = 1
+        model.save_pretrained(folder)
+        return folder
+
+    def synchronize(self) -> None:
+        """Waits for the device's queue."""
+        if self.on_card:
+            torch.cuda.synchronize(self.device)
+
+    @contextmanager
+    def timed(self, seconds: list[float]) -> Iterator[None]:
+        """Appends the block's seconds, the device's queue included."""
+        self.synchronize()
+        start = time.perf_counter()
+        yield
+        self.synchronize()
+        seconds.append(time.perf_counter() - start)
+
+    @contextmanager
+    def as_on_a_card(self) -> Iterator[None]:
+        """Has learners take the way that they take on a card, on a CPU too."""
+        own = decoder.supports
+        decoder.supports = own if self.on_card else lambda backbone: False
+        try:
+            yield
+        finally:
+            decoder.supports = own
+
+
+def random_batch(
+    num_groups: int,
+    group_size: int,
+    *,
+    prompt: tuple[int, int],
+    response: tuple[int, int],
+    vocab_size: int,
+    seed: int = 0,
+) -> TrainBatch:
+    """Returns random rollouts on the CPU; one in four is correct, the longest are truncated.
+
+    Args:
+        num_groups: prompts.
+        group_size: responses to each.
+        prompt: fewest and most tokens.
+        response: fewest and most tokens; at least one response has the most.
+        vocab_size: of the model.
+        seed: of all that is random.
+    """
+    draw = torch.Generator().manual_seed(seed)
+
+    def between(bounds: tuple[int, int], number: int) -> Tensor:
+        return torch.randint(bounds[0], bounds[1] + 1, (number,), generator=draw)
+
+    rows = num_groups * group_size
+    prompt_lengths = between(prompt, num_groups).repeat_interleave(group_size)
+    response_lengths = between(response, rows)
+    response_lengths[0] = response[1]
+    width = int((prompt_lengths + response_lengths).max())
+    prompts = torch.randint(2, vocab_size, (num_groups, width), generator=draw)
+    responses = torch.randint(2, vocab_size, (rows, width), generator=draw)
+    is_prompt = torch.arange(width) < prompt_lengths.unsqueeze(-1)
+    gaps = 0.1 * torch.randn(rows, response[1], generator=draw)
+    mask = torch.arange(response[1]) < response_lengths.unsqueeze(-1)
+    correct = torch.rand(rows, generator=draw) < 0.25
+    correct[0] = True
+    return TrainBatch(
+        input_ids=torch.where(is_prompt, prompts.repeat_interleave(group_size, 0), responses),
+        prompt_lengths=prompt_lengths,
+        response_lengths=response_lengths,
+        rollout_logprobs=torch.where(mask, gaps - math.log(vocab_size), 0.0),
+        rewards=torch.where(correct, 1.0, 0.1 * torch.randint(2, (rows,), generator=draw)),
+        group_ids=torch.arange(num_groups).repeat_interleave(group_size),
+        correct=correct,
+        truncated=response_lengths == response[1],
+    )
+
+
+def merged(*parts: Sections) -> dict[str, dict[str, Any]]:
+    """Returns sections of settings, those of later parts on top."""
+    whole: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        for name, section in part.items():
+            whole[name] = whole.get(name, {}) | dict(section)
+    return whole

@@ -1,0 +1,65 @@
+"""Runs parts in this process, one after the other, on scratch folders of their own."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import logging
+import platform
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import date
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+from rl_core.system.process_env import hide_cuda_only_packages
+
+hide_cuda_only_packages()
+
+import torch  # noqa: E402  # after the guard above
+
+from benchmarks.gpu_check.bench import Bench  # noqa: E402
+from benchmarks.gpu_check.report import append, run_part  # noqa: E402
+from rl_core.system.devices import describe_device  # noqa: E402
+
+_MODULES = {
+    "a": "learning",
+    "b": "logprob_op",
+    "c": "memory",
+    "d": "capped",
+    "e": "speed",
+    "f": "snapshot",
+    "g": "generation",
+    "h": "speed_settings",
+}
+"""Each has `checks(bench)`, which yields rows."""
+
+
+def run_here(parts: Sequence[str], device: str, file: Path) -> None:
+    """Appends what the parts find, after a line about the machine."""
+    logging.getLogger("rl_core").setLevel(logging.ERROR)  # running out of memory is asked for
+    on_cpu = device == "cpu"
+    if on_cpu:
+        torch.set_num_threads(1)
+    append(file, _machine(torch.device(device)))
+    for part in parts:
+        with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
+            bench = Bench(torch.device(device), Path(folder))
+            module = importlib.import_module(f"benchmarks.gpu_check.{_MODULES[part]}")
+            is_ok = run_part(part, partial(module.checks, bench), file)
+        gc.collect()
+        print(f"gpu-check: part {part}: {'ok' if is_ok else 'NOT OK'}", file=sys.stderr, flush=True)
+
+
+def _machine(device: torch.device) -> dict[str, str]:
+    on_card = device.type == "cuda"
+    return {
+        "date": date.today().isoformat(),
+        "device": describe_device(device),
+        "CUDA": str(torch.version.cuda) if on_card else "not there: a rehearsal by tiny shapes",
+        "Python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+    }

@@ -1,0 +1,241 @@
+"""Part a: a step on the device beside the CPU's, however it is split, and after a resume.
+
+The measure is AdamW's first moment after a step, which is the gradient, clipped: its distance in
+parts of its length. In float32 two devices differ by the order of sums. In bfloat16 they round
+otherwise, so both are held against the CPU's float32, from which the CPU's bfloat16 is away too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_check.bench import TINY, Bench, Sections, merged, random_batch
+from benchmarks.gpu_check.report import Row
+from rl_core.batch import TrainBatch
+from rl_core.config.run import GROUP_ESTIMATORS
+from rl_core.learner.learner import Learner
+
+_SHAPE = TINY | {
+    "vocab_size": 4_096,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+"""Heads of 64, as Qwen2.5-0.5B's: attention's fast kernels are made for such."""
+_FLOAT32_BOUND = 1e-4
+_METRICS_BOUND = 1e-3
+"""In float32; of numbers below 1 the distance itself, and one token more or less is clipped."""
+_BFLOAT16_BOUND = 0.02
+"""Or twice the distance of the CPU's own bfloat16, where that is more."""
+_BASE: Sections = {
+    "actor": {"lr": 1e-5, "mini_batch_size": 4, "micro_batch_tokens": 1_024},
+    "critic": {"lr": 1e-5},
+    "algorithm": {"kl_coef": 0.05, "gae_lambda": 0.95, "group_size": 4},
+}
+_CASES: dict[str, Sections] = {
+    **{name: {"algorithm": {"estimator": name}} for name in GROUP_ESTIMATORS},
+    "reinforce_plus_plus": {"algorithm": {"estimator": "reinforce_plus_plus"}},
+    "gspo": {"algorithm": {"estimator": "grpo"}, "actor": {"policy_loss": "gspo"}},
+    "cispo": {"algorithm": {"estimator": "grpo"}, "actor": {"policy_loss": "cispo"}},
+    "KL in the loss": {
+        "algorithm": {"estimator": "grpo", "kl_mode": "loss", "kl_estimator": "k3"},
+        "actor": {"loss_aggregation": "seq-mean-token-mean"},
+    },
+    "adapters": {"model": {"lora_rank": 8}},
+    "shared trunk": {"critic": {"share_trunk": True}},
+    "checkpointing": {"model": {"gradient_checkpointing": True}},
+    "overlong masked": {
+        "algorithm": {"estimator": "dr_grpo", "mask_truncated": True},
+        "actor": {"loss_aggregation": "seq-mean-token-sum"},
+    },
+    # A KL in the reward would be to the engine's log-probs in float32 alone.
+    "one update": {
+        "algorithm": {"kl_mode": "loss", "kl_estimator": "k3"},
+        "actor": {"mini_batch_size": 8},
+    },
+}
+_SAME: dict[str, Sections] = {
+    "gae": {},
+    "gae, offload": {"resources": {"offload": True}},
+    "gae, split in pieces": {"actor": {"micro_batch_tokens": 64}},
+    "gae, not split": {"actor": {"micro_batch_tokens": 8_192}},
+}
+"""What must change nothing: held against the CPU's without it."""
+_REHEARSED = ("gae", "gae, split in pieces", "adapters", "checkpointing")
+"""In bfloat16 on a CPU, where it is slow."""
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    gradients: dict[str, Tensor]
+    """By model, float64 on the CPU."""
+    metrics: dict[str, float]
+
+
+def checks(bench: Bench) -> Iterator[Row]:
+    """Yields each case in both types, the worst of each type, and resumes."""
+    shape = _SHAPE if bench.on_card else TINY
+    model = bench.model("small", shape)
+    sizes = ((24, 40), (16, 96)) if bench.on_card else ((4, 8), (4, 16))
+    batch = random_batch(
+        8, 4, prompt=sizes[0], response=sizes[1], vocab_size=int(shape["vocab_size"])
+    )
+    base = merged(_BASE, {"data": {"train_batch_size": 8}})
+    rows: dict[str, list[Row]] = {"float32": [], "bfloat16": []}
+    for variants in (_SAME, *({name: sections} for name, sections in _CASES.items())):
+        for row in _cases(bench, model, batch, base, variants):
+            yield row
+            rows[str(row.numbers["dtype"])].append(row)
+    for dtype, found in rows.items():
+        worst = max(found, key=lambda row: float(row.numbers["gradient"]))
+        told = {name: worst.numbers[name] for name in ("gradient", "allowed")}
+        yield Row(
+            f"{dtype}: gradient of {len(found)} cases, the worst",
+            all(row.ok for row in found),
+            told,
+            worst.check,
+        )
+    yield from _resumes(bench, model, batch, base)
+
+
+def _cases(
+    bench: Bench, model: Path, batch: TrainBatch, base: Sections, variants: dict[str, Sections]
+) -> Iterator[Row]:
+    """Yields variants of one case, the first of which is what the CPU computes."""
+    plain = merged(base, next(iter(variants.values())))
+    exact = _outcome(bench, model, batch, plain, "float32", on_card=False)
+    for name, sections in variants.items():
+        for dtype in ("float32", "bfloat16"):
+            if dtype == "bfloat16" and not bench.on_card and name not in _REHEARSED:
+                continue
+            with bench.as_on_a_card():
+                settings = merged(base, sections)
+                found = _outcome(bench, model, batch, settings, dtype, on_card=bench.on_card)
+            gap, metrics = _distance(found, exact), _metrics_gap(found, exact)
+            if dtype == "float32":
+                allowed, ok = _FLOAT32_BOUND, metrics <= _METRICS_BOUND
+            else:
+                allowed, ok = _BFLOAT16_BOUND, True
+                if gap > allowed:
+                    rounded = _outcome(bench, model, batch, plain, dtype, on_card=False)
+                    allowed = max(allowed, 2 * _distance(rounded, exact))
+            numbers = {"dtype": dtype, "gradient": gap, "allowed": allowed, "metrics": metrics}
+            yield Row(f"{name}, {dtype}", ok and gap <= allowed, numbers, is_case=True)
+
+
+def _outcome(
+    bench: Bench, model: Path, batch: TrainBatch, sections: Sections, dtype: str, *, on_card: bool
+) -> _Outcome:
+    config = bench.config(merged(sections, {"model": {"dtype": dtype}}), on_card=on_card)
+    learner = Learner(config, model)
+    metrics, _ = learner.learn(batch)
+    return _Outcome(
+        {
+            name: torch.cat(
+                [
+                    tensor.detach().to("cpu", torch.float64).flatten()
+                    for key, tensor in optimizer.state_tensors(name).items()
+                    if key.endswith(".exp_avg")
+                ]
+            )
+            for name, optimizer in learner.optimizers.items()
+        },
+        {
+            key: value
+            for key, value in metrics.items()
+            if key.startswith(("actor/", "critic/")) and not key.endswith("/lr")
+        },
+    )
+
+
+def _distance(found: _Outcome, expected: _Outcome) -> float:
+    return max(
+        float((found.gradients[name] - wanted).norm() / wanted.norm())
+        for name, wanted in expected.gradients.items()
+    )
+
+
+def _metrics_gap(found: _Outcome, expected: _Outcome) -> float:
+    return max(
+        abs(found.metrics[key] - value) / max(abs(value), 1.0)
+        for key, value in expected.metrics.items()
+    )
+
+
+def _resumes(bench: Bench, model: Path, batch: TrainBatch, base: Sections) -> Iterator[Row]:
+    """Yields whether a resume gives the same bits, by torch's deterministic kernels and by any."""
+    for name in ("gae", "grpo") if bench.on_card else ("grpo",):
+        sections = merged(base, {"algorithm": {"estimator": name}, "model": {"dtype": "bfloat16"}})
+        with bench.as_on_a_card():
+            again, resumed, note = _repeats_exactly(bench, model, batch, sections)
+        yield Row(
+            f"resume, {name}, deterministic kernels",
+            resumed == again == 0,
+            {"other bits after a resume": resumed, "in a second run": again},
+            note,
+        )
+        if bench.on_card:
+            again, resumed = _repeats(bench, model, batch, sections)
+            numbers = {"other bits after a resume": resumed, "in a second run": again}
+            yield Row(f"resume, {name}, all kernels", None, numbers)
+
+
+def _repeats_exactly(
+    bench: Bench, model: Path, batch: TrainBatch, sections: Sections
+) -> tuple[int, int, str]:
+    """Returns what `_repeats` does, and which operation has no deterministic kernel, if any."""
+    try:
+        with _deterministic(warn_only=False):
+            return *_repeats(bench, model, batch, sections), ""
+    except RuntimeError as error:
+        said = str(error).splitlines()[0]
+        if "deterministic" not in said:
+            raise
+    # Attention's kernels are then left to add up in any order, too.
+    with _deterministic(warn_only=True):
+        return *_repeats(bench, model, batch, sections), said
+
+
+def _repeats(bench: Bench, model: Path, batch: TrainBatch, sections: Sections) -> tuple[int, int]:
+    """Returns how many numbers differ in a second run of two steps, and in a resumed one."""
+    config, folder = bench.config(sections), bench.folder / "checkpoint"
+    ends = []
+    for _ in range(2):
+        learner = Learner(config, model)
+        learner.learn(batch)
+        learner.save(folder)
+        learner.learn(batch)
+        ends.append(_bits(learner))
+    resumed = Learner(config, model, folder)
+    resumed.learn(batch)
+    return _differing(ends[0], ends[1]), _differing(ends[1], _bits(resumed))
+
+
+def _bits(learner: Learner) -> dict[str, Tensor]:
+    tensors = {f"weights.{name}": tensor for name, tensor in learner.weights().items()}
+    for name, optimizer in learner.optimizers.items():
+        tensors |= optimizer.state_tensors(name) | optimizer.weight_tensors(f"{name}_weights")
+    return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+
+
+def _differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> int:
+    assert one.keys() == other.keys()
+    return sum(int((tensor != other[name]).sum()) for name, tensor in one.items())
+
+
+@contextmanager
+def _deterministic(*, warn_only: bool) -> Iterator[None]:
+    """Has torch take kernels that add up in one order, and fail where it has none."""
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)

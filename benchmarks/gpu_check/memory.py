@@ -1,0 +1,150 @@
+"""Part c: the memory plan beside the peaks of real steps, of Qwen2.5's shapes with random weights.
+
+Micro-batches are as full as the settings allow, which is what the plan is for. The second step is
+measured: the optimizers' moments are there by then.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import shutil
+from collections.abc import Iterator
+
+import torch
+
+from benchmarks.gpu_check.bench import TINY, Bench, Sections, merged, random_batch
+from benchmarks.gpu_check.peaks import peak_bytes
+from benchmarks.gpu_check.report import Row
+from rl_core.batch import TrainBatch
+from rl_core.config.run import RunConfig
+from rl_core.learner.learner import Learner
+from rl_core.resources.memory_need import CUDA_GIB, learner_peak
+from rl_core.resources.memory_plan import ModelShape, memory_plan
+
+_GIB = 2**30
+_BOUND = 0.1
+"""In parts of the plan."""
+_SIZES = ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-3B")
+_REHEARSED = TINY | {
+    "vocab_size": 8_192,
+    "hidden_size": 256,
+    "intermediate_size": 1_024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+_GRPO: Sections = {"algorithm": {"estimator": "grpo", "group_size": 2}}
+_CHECKPOINTED: Sections = {"model": {"gradient_checkpointing": True}}
+_VARIANTS: dict[str, Sections] = {
+    "critic": {},
+    "critic, checkpointing": _CHECKPOINTED,
+    "critic, checkpointing, offload": merged(_CHECKPOINTED, {"resources": {"offload": True}}),
+    "critic, checkpointing, adapters": merged(_CHECKPOINTED, {"model": {"lora_rank": 32}}),
+    "no critic, checkpointing": merged(_GRPO, _CHECKPOINTED),
+}
+if importlib.util.find_spec("bitsandbytes"):
+    _VARIANTS["critic, checkpointing, 8-bit AdamW"] = merged(
+        _CHECKPOINTED, {"actor": {"optimizer": "adamw_8bit"}}
+    )
+_PHASES = {
+    "log_probs": ("old_log_prob", "ref", "values"),
+    "update_critic": ("update_critic",),
+    "update_actor": ("update_actor",),
+}
+"""What is planned, and the phases in which it is measured."""
+
+
+def checks(bench: Bench) -> Iterator[Row]:
+    """Yields each shape with each way to save memory, where the plan says that it fits."""
+    limit = torch.cuda.mem_get_info()[0] / _GIB - CUDA_GIB if bench.on_card else float("inf")
+    for size in _SIZES if bench.on_card else ("rehearsal",):
+        fields = None if bench.on_card else _REHEARSED
+        shape = ModelShape.from_folder(bench.model(size, fields))
+        for name, sections in _VARIANTS.items():
+            config = _config(bench, sections)
+            planned = learner_peak(memory_plan(shape, config)).total_bytes
+            if planned / _GIB > limit:
+                left_out = f"left out: planned {planned / _GIB:.1f} GiB, {limit:.1f} are free"
+                yield Row(f"{size}, {name}", None, note=left_out)
+                continue
+            if bench.on_card:
+                yield from _on_card(bench, size, name, shape, config)
+            else:
+                yield _rehearsed(bench, size, name, shape, config)
+            gc.collect()
+        shutil.rmtree(bench.folder / size)
+
+
+def _config(bench: Bench, sections: Sections) -> RunConfig:
+    long = bench.on_card
+    base: Sections = {
+        "data": {
+            "train_batch_size": 8,
+            "max_prompt_length": 256 if long else 64,
+            "max_response_length": 1_024 if long else 192,
+        },
+        "actor": {"mini_batch_size": 4, "micro_batch_tokens": 5_120 if long else 1_024},
+        "model": {"dtype": "bfloat16" if long else "float32"},
+    }
+    return bench.config(merged(base, sections))
+
+
+def _batch(config: RunConfig, shape: ModelShape) -> TrainBatch:
+    """Returns rollouts of the longest prompts and responses."""
+    prompt, response = config.data.max_prompt_length, config.data.max_response_length
+    return random_batch(
+        config.data.train_batch_size,
+        config.algorithm.group_size,
+        prompt=(prompt, prompt),
+        response=(response, response),
+        vocab_size=shape.vocab_size,
+    )
+
+
+def _on_card(
+    bench: Bench, size: str, name: str, shape: ModelShape, config: RunConfig
+) -> Iterator[Row]:
+    """Yields the largest phase as judged, and all of them."""
+    learner, batch = Learner(config, bench.folder / size), _batch(config, shape)
+    learner.learn(batch)
+    metrics, _ = learner.learn(batch)
+    del learner
+    torch.cuda.empty_cache()
+    plan = {phase.phase: phase.total_bytes / _GIB for phase in memory_plan(shape, config)[:-1]}
+    peaks = {
+        planned: max(metrics.get(f"memory/peak_gib/{phase}", 0.0) for phase in phases)
+        for planned, phases in _PHASES.items()
+    }
+    for phase, planned in plan.items():
+        numbers = {"planned GiB": planned, "measured GiB": peaks[phase]}
+        yield Row(f"{size}, {name}, {phase}", None, numbers, is_case=True)
+    yield _row(f"{size}, {name}", max(plan.values()), max(peaks.values()), on_card=True)
+
+
+def _rehearsed(bench: Bench, size: str, name: str, shape: ModelShape, config: RunConfig) -> Row:
+    with bench.as_on_a_card():
+        learner, batch = Learner(config, bench.folder / size), _batch(config, shape)
+        learner.learn(batch)
+        resident = _held(learner)
+        _, above = peak_bytes(bench.device, lambda: learner.learn(batch))
+    planned = learner_peak(memory_plan(shape, config)).total_bytes
+    return _row(f"{size}, {name}", planned / _GIB, (resident + above) / _GIB, on_card=False)
+
+
+def _held(learner: Learner) -> int:
+    """Returns the bytes of all weights and moments, each memory once."""
+    models = (learner.models.actor, learner.models.reference, learner.models.critic)
+    tensors = [tensor for model in models if model is not None for tensor in model.parameters()]
+    for name, optimizer in learner.optimizers.items():
+        tensors += optimizer.state_tensors(name).values()
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+
+
+def _row(name: str, planned: float, measured: float, *, on_card: bool) -> Row:
+    ratio = measured / planned
+    numbers = {"planned GiB": planned, "measured GiB": measured, "of the plan": ratio}
+    if on_card:
+        return Row(name, abs(ratio - 1) <= _BOUND, numbers, f"allowed: within {_BOUND:.0%}")
+    # The plan's constants, a block of logits above all, are most of what tiny shapes would take.
+    return Row(name, ratio <= 1 + _BOUND, numbers, f"allowed: at most {_BOUND:.0%} above")

@@ -1,0 +1,40 @@
+"""A model that knows nothing, with a tokenizer made for what it will be asked. Needs no hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from rl_core.sft.tokenizer import train_tokenizer
+
+_VOCABULARY = 640
+
+
+def make_random_model(texts: list[str], folder: Path) -> None:
+    """Writes a Qwen2 of three million parameters, and a BPE tokenizer fitted to the texts."""
+    tokenizer = train_tokenizer(texts, vocab_size=_VOCABULARY)
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=256,
+            intermediate_size=640,
+            num_hidden_layers=4,
+            num_attention_heads=8,
+            num_key_value_heads=8,
+            max_position_embeddings=1024,
+            initializer_range=0.04,
+            tie_word_embeddings=True,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            dtype="float32",
+        )
+    )
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens")

@@ -1,0 +1,111 @@
+"""`make gpu-check`: what it needs, how it tells, and all of it rehearsed on the CPU."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "benchmarks.gpu_check"]
+
+
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT)
+    return importlib.import_module("benchmarks.gpu_check.report")
+
+
+def test_a_part_that_raises_is_a_row_and_the_others_go_on(
+    report: ModuleType, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.jsonl"
+
+    def fails() -> Iterator[object]:
+        yield report.Row("before", ok=True, numbers={"ratio": 0.98765})
+        raise RuntimeError("CUDA error: an illegal memory access\nand forty lines of C++")
+
+    def works() -> Iterator[object]:
+        yield report.Row("told", None, {"bytes": 12_345.6}, "a | b")
+        yield report.Row("one of many", ok=True, is_case=True)
+
+    report.append(file, {"device": "a card"})
+    assert not report.run_part("a", fails, file)
+    assert report.run_part("b", works, file)
+    with file.open("a") as lines:
+        lines.write('{"part": "c", "che')  # killed in the middle of a line
+    rows = report.read(file)
+    assert report.unfinished(["a", "b", "c"], rows) == ["c"]
+    table = report.table(rows)
+    assert table.startswith("device a card\n\n| part | check |")
+    assert "| a: learner's step beside the CPU's | before | ok | ratio 0.988 |  |" in table
+    assert "| whole part | NOT OK | seconds 0 | RuntimeError: CUDA error: an illegal" in table
+    assert "forty lines" not in table
+    assert "| b: log-prob op | told |  | bytes 12,346 | a \\| b |" in table
+    assert "one of many" not in table
+
+
+def test_a_row_of_many_is_in_the_table_if_it_is_not_ok(report: ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    rows = [report.Row("gspo, float32", ok=False, is_case=True)]
+    assert not report.run_part("a", lambda: rows, file)
+    assert "| gspo, float32 | NOT OK |" in report.table(report.read(file))
+
+
+def test_a_part_that_hangs_is_stopped(report: ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.touch()
+    main = importlib.import_module("benchmarks.gpu_check.__main__")
+    main.run_apart(["a"], "cpu", file, 0.01)
+    (row,) = report.read(file)
+    assert (row["part"], row["check"], row["ok"]) == ("a", report.WHOLE, False)
+    assert row["note"] == "stopped after 0.01 s"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--parts", "a,z"], "no part 'z': one or more of a,b,c"),
+        (["--device", "cuda"], "sees no card (--device cpu rehearses)"),
+    ],
+)
+def test_bad_input_is_a_line(arguments: list[str], said: str, tmp_path: Path) -> None:
+    command = [*COMMAND, *arguments, "--out", str(tmp_path / "rows.jsonl")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_is_missing_is_named_in_one_line() -> None:
+    """Without site-packages, as on a bare machine."""
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "benchmarks.gpu_check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("gpu-check: missing: torch transformers peft ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_the_whole_check_is_rehearsed_on_a_cpu(report: ModuleType, tmp_path: Path) -> None:
+    """The same code as on a card, by tiny shapes: only the device is new there."""
+    file = tmp_path / "rows.jsonl"
+    command = [*COMMAND, "--device", "cpu", "--out", str(file)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    rows = report.read(file)
+    bad = [line for line in rows if line.get("ok") is False]
+    assert bad == [], done.stderr
+    assert done.returncode == 0, done.stderr
+    assert report.unfinished(list(report.PARTS), rows) == []
+    judged = {line["part"] for line in rows if line.get("ok") and line["check"] != report.WHOLE}
+    assert judged == report.PARTS.keys()
+    assert done.stdout.endswith(report.table(rows) + "\n")
