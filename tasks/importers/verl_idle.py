@@ -106,11 +106,12 @@ IDLE: Final[Mapping[str, str]] = {
     "log-probs and entropy never hold the logits of a whole batch": """
         *.entropy_from_logits_with_chunking *.entropy_from_logits_chunk_size
         *.entropy_checkpointing *.use_fused_kernels *.fused_kernel_options.impl_backend
-        *.sum_pi_squared_checkpointing *.calculate_sum_pi_squared *.use_liger *.tiled_mlp.*""",
+        *.sum_pi_squared_checkpointing *.calculate_sum_pi_squared *.tiled_mlp.*""",
     "rows are packed by length as it is": """
         *.use_remove_padding *.pad_to_length *.pad_to_length_bucket""",
     "a group's prompt is computed once as it is": "*.use_prefix_grouper",
-    "nothing is compiled": "*.use_torch_compile",
+    "off unless you set model.use_torch_compile or model.use_liger": """
+        *.use_torch_compile *.use_liger""",
     "the test split is generated at once; it never helped against memory": "data.val_batch_size",
     "a prompt beyond the limit is refused before the start, never cut": """
         data.truncation data.filter_overlong_prompts data.filter_overlong_prompts_workers""",
@@ -157,7 +158,7 @@ IDLE: Final[Mapping[str, str]] = {
     "the script's own count of steps": "*.optim.total_training_steps",
     _OPTIMIZER: """
         *.optim.override_optimizer_config.*
-        *.optim.optimizer *.optim.name *.optim.optimizer_impl *.optim.betas *.optim.eps
+        *.optim.name *.optim.optimizer_impl *.optim.betas *.optim.eps
         *.optim.num_cycles *.optim.zero_indexed_step *.optim.decay_type *.optim.lr_decay_ratio
         *.optim.lr_decay_steps *.optim.lr_wsd_* *.optim.*_dtype *.optim.muon_*
         *.optim.lr_warmup_init *.optim.weight_decay_incr_style *.optim.use_*_optimizer

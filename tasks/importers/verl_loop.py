@@ -37,6 +37,7 @@ def loop_findings(given: Mapping[str, Given], settings: Settings, line: int) -> 
     yield from _checkpointing(given, settings)
     yield from _frequencies(given, settings)
     yield from _schedules(given, settings)
+    yield from _optimizers(given, settings)
     yield from _loggers(given, settings)
 
 
@@ -188,6 +189,22 @@ def _schedules(given: Mapping[str, Given], settings: Settings) -> Iterator[Findi
             continue
         settings[f"{part}.lr_schedule"] = style.value
         settings["trainer.total_steps"] = total
+
+
+def _optimizers(given: Mapping[str, Given], settings: Settings) -> Iterator[Finding]:
+    """AdamW, in float32 or with 8 bits, whichever package verl takes it from."""
+    for part in (_ACTOR, "critic."):
+        one = given.get(f"{part}optim.optimizer")
+        if one is None or one.plain is None or one.value == "AdamW":
+            continue
+        said = f"{part}optim.optimizer={one.value}"
+        if one.value not in ("AdamW8bit", "_AdamW8bit"):
+            yield at(one.line, f"{said} is not known here", "now AdamW")
+        elif settings.get("resources.learner_ranks", 1) > 1:
+            remedy = "now AdamW in float32, whose moments are divided among the ranks"
+            yield at(one.line, f"{said} knows one learner process here", remedy, is_grave=False)
+        else:
+            settings["actor.optimizer"] = "adamw_8bit"
 
 
 def _warm_up(

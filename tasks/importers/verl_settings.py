@@ -106,6 +106,10 @@ TOGETHER: Final[dict[str, str]] = {
             ("lr_warmup_steps_ratio", "warmup_steps"),
         )
     },
+    **{
+        f"{optimizer}.optimizer": "actor.optimizer"
+        for optimizer in ("actor_rollout_ref.actor.optim", "critic.optim")
+    },
 }
 """verl's key -> the nearest of ours, where others decide as well (`verl_rules.py`)."""
 

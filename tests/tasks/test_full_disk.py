@@ -63,12 +63,12 @@ def test_a_full_disk_costs_rows_and_report_but_no_number_and_not_the_run(
     for sentence, product, command in zip(
         said,
         ("eval/base.parquet", "eval/step_000007.parquet", "report.html"),
-        ("evaluate", "evaluate", "report"),
+        ("evaluate run_id=r", "evaluate run_id=r", "report r"),
         strict=True,
     ):
         assert sentence.startswith(f"{product} was not written, the disk of {run.path} is full (")
         assert sentence.endswith(
-            f"delete other runs or files there, then `countdown-train {command} run_id=r` writes it"
+            f"delete other runs or files there, then `countdown-train {command}` writes it"
         )
     assert files(disk) == before  # nothing new, no halves, nothing gone
     assert "eval/base.parquet was not written" in (run.path / "log.txt").read_text()

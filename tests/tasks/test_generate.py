@@ -230,4 +230,4 @@ def test_prefect_shows_it_cached_until_a_file_is_gone(tmp_path: Path) -> None:
         assert only_generate() == folder
         # The server hears of a task's end by an event, a moment after the flow has gone on.
         expected = ["Completed", "Cached", "Completed", "Cached"]
-        wait_for(lambda: asyncio.run(states()) == expected, 60, seen=lambda: asyncio.run(states()))
+        wait_for(lambda: asyncio.run(states()) == expected, 180, seen=lambda: asyncio.run(states()))

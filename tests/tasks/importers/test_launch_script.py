@@ -205,6 +205,7 @@ def test_checkpointing_of_the_critic_alone_is_kept() -> None:
         ("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.1", "actor.warmup_steps", 8),
         ("actor_rollout_ref.actor.optim.warmup_style=cosine", "actor.lr_schedule", "cosine"),
         ("actor_rollout_ref.actor.optim.warmup_style=cosine", "trainer.total_steps", 87),
+        ("actor_rollout_ref.actor.optim.optimizer=AdamW8bit", "actor.optimizer", "adamw_8bit"),
         ("critic.optim.lr_scheduler_type=cosine", "critic.lr_schedule", "cosine"),
         ("actor_rollout_ref.actor.optim.clip_grad=0.5", "actor.grad_clip", 0.5),
         ("algorithm.norm_adv_by_std_in_grpo=False", "algorithm.estimator", "dr_grpo"),
