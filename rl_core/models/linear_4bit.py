@@ -50,13 +50,15 @@ class Linear4bit(nn.Linear):
 
         state = functional.QuantState(
             absmax=self.absmax.detach(),
-            shape=torch.Size((self.out_features, self.in_features)),
+            # As one row: with AVX-512 bitsandbytes 0.50 looks for blocks from each row's begin on,
+            # which is wrong for every row after the first that is no whole number of blocks long.
+            shape=torch.Size((1, self.out_features * self.in_features)),
             dtype=dtype,
             blocksize=_BLOCK,
             quant_type=_LEVELS,
         )
         whole: Tensor = functional.dequantize_4bit(self.weight.detach(), state)
-        return whole
+        return whole.view(self.out_features, self.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns x W' + b, [..., out], of x [..., in], in autocast's type if that is on."""

@@ -8,16 +8,12 @@ from pathlib import Path
 import prefect.main  # noqa: F401
 import pytest
 
+from tests.support.prefect_server import temporary_prefect_server
+
 
 @pytest.fixture(scope="session")
 def prefect_harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """One temporary Prefect server for all flow tests, with results in a folder of its own."""
-    from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
-    from prefect.testing.utilities import prefect_test_harness
-
     results = tmp_path_factory.mktemp("results")
-    with (
-        temporary_settings({PREFECT_LOCAL_STORAGE_PATH: results}),
-        prefect_test_harness(server_startup_timeout=120),
-    ):
+    with temporary_prefect_server(results):
         yield results

@@ -24,6 +24,7 @@ from tasks.base_model import (
     made_folder,
 )
 from tasks.generate import generate_dataset
+from tests.support.prefect_server import temporary_prefect_server
 
 ENV = CountdownConfig(min_operands=3, max_operands=3, max_number=20)
 SMALL = BaseModelConfig(
@@ -76,13 +77,7 @@ def test_the_folder_depends_on_what_the_model_depends_on_and_on_nothing_else(
 
 @pytest.fixture
 def prefect_server(tmp_path: Path) -> Iterator[None]:
-    from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
-    from prefect.testing.utilities import prefect_test_harness
-
-    with (
-        temporary_settings({PREFECT_LOCAL_STORAGE_PATH: tmp_path / "results"}),
-        prefect_test_harness(server_startup_timeout=120),
-    ):
+    with temporary_prefect_server(tmp_path / "results"):
         yield
 
 

@@ -17,8 +17,6 @@ import polars as pl
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
-from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
-from prefect.testing.utilities import prefect_test_harness
 
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import DataConfig, RunConfig
@@ -31,6 +29,7 @@ from tasks.generate import (
     generate_task,
 )
 from tests.support.brute_force import brute_force
+from tests.support.prefect_server import temporary_prefect_server
 from tests.support.waiting import wait_for
 
 REPOSITORY = Path(__file__).parents[2]
@@ -218,10 +217,7 @@ def test_prefect_shows_it_cached_until_a_file_is_gone(tmp_path: Path) -> None:
             runs = await client.read_task_runs()
         return [run.state_name or "" for run in sorted(runs, key=lambda run: run.created)]
 
-    with (
-        temporary_settings({PREFECT_LOCAL_STORAGE_PATH: tmp_path / "results"}),
-        prefect_test_harness(server_startup_timeout=120),
-    ):
+    with temporary_prefect_server(tmp_path / "results"):
         folder = only_generate()
         assert only_generate() == folder
         (folder / "test.parquet").unlink()
@@ -230,4 +226,4 @@ def test_prefect_shows_it_cached_until_a_file_is_gone(tmp_path: Path) -> None:
         assert only_generate() == folder
         # The server hears of a task's end by an event, a moment after the flow has gone on.
         expected = ["Completed", "Cached", "Completed", "Cached"]
-        wait_for(lambda: asyncio.run(states()) == expected, 180, seen=lambda: asyncio.run(states()))
+        wait_for(lambda: asyncio.run(states()) == expected, 60, seen=lambda: asyncio.run(states()))

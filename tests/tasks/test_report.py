@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from prefect import get_client
-from prefect.testing.utilities import prefect_test_harness
 
 from rl_core.runs.run_folder import RunFolder
 from tasks.report import Report, make_report, report_task, write_report
 from tasks.report_page.charts import charts
 from tasks.report_page.data import ReportData, gather
+from tests.support.prefect_server import temporary_prefect_server
 
 
 @pytest.fixture(scope="module")
@@ -173,12 +173,12 @@ def test_a_run_without_a_step_is_reported_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_task_shows_the_report_in_the_prefect_ui(two_runs: Path) -> None:
+def test_task_shows_the_report_in_the_prefect_ui(two_runs: Path, tmp_path: Path) -> None:
     async def read() -> dict[str | None, tuple[str | None, object]]:
         async with get_client() as client:
             return {a.key: (a.type, a.data) for a in await client.read_artifacts()}
 
-    with prefect_test_harness(server_startup_timeout=120):
+    with temporary_prefect_server(tmp_path / "results"):
         page = report_task(RunFolder(two_runs / "runs" / "alpha"))
         artifacts = asyncio.run(read())
     assert page == two_runs / "runs" / "alpha" / "report.html"

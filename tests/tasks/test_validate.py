@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
-from prefect.testing.utilities import prefect_test_harness
 
 from rl_core.config.run import DataConfig, RunConfig
 from rl_core.data.dataset import DatasetError, write_dataset
@@ -41,6 +40,7 @@ from tests.support.broken_rows import (
     Break,
     Rows,
 )
+from tests.support.prefect_server import temporary_prefect_server
 
 COUNTDOWN = RunConfig(
     env=CountdownConfig(max_operands=3, max_number=20),
@@ -386,7 +386,7 @@ def test_prefect_shows_the_table_even_of_a_failure(
         async with get_client() as client:
             return {artifact.key: artifact for artifact in await client.read_artifacts()}
 
-    with prefect_test_harness(server_startup_timeout=120):
+    with temporary_prefect_server(tmp_path / "results"):
         with pytest.raises(ValidationFailed, match="all 268 prompts are rejected"):
             only_validate()
         artifacts = asyncio.run(tables())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rl_core.batch import TrainBatch
-from rl_core.models import decoder, kernels, loading, packing
+from rl_core.models import decoder, fast_linear, kernels, loading, packing
 from rl_core.models.forward import forward_pass
 
 CPU = torch.device("cpu")
@@ -23,6 +23,7 @@ def test_compiled_layers_give_the_same_gradients_for_all_lengths(
 ) -> None:
     """Traced, forward and backward, without a compiler; packed rows and checkpointing beside it."""
     monkeypatch.setattr(decoder, "supports", lambda backbone: False)
+    monkeypatch.setattr(fast_linear, "prefers_onednn", lambda: False)  # as it is on a GPU
     from torch._dynamo.backends.common import aot_autograd
 
     num_graphs, results = 0, []

@@ -46,16 +46,19 @@ def plain_of(model: Any, path: Path) -> transformers.PreTrainedModel:
     return plain
 
 
-def test_each_number_becomes_its_blocks_largest_times_the_nearest_level() -> None:
+@pytest.mark.parametrize("in_features", [64, 96])
+def test_each_number_becomes_its_blocks_largest_times_the_nearest_level(in_features: int) -> None:
+    """Blocks lie across rows that are no multiple of them."""
     torch.manual_seed(0)
-    layer = nn.Linear(96, 32)
+    layer = nn.Linear(in_features, 32)
     packed = Linear4bit(layer, CPU)
     blocks = layer.weight.detach().view(-1, 64)
     largest = blocks.abs().amax(dim=1, keepdim=True)
     nearest = ((blocks / largest).unsqueeze(-1) - NF4).abs().argmin(dim=-1)
-    torch.testing.assert_close(packed.whole_weight(), (NF4[nearest] * largest).view(32, 96))
-    assert packed.weight.nbytes == 32 * 96 // 2
-    assert packed.absmax.nbytes == 32 * 96 // 64 * 4
+    rounded = (NF4[nearest] * largest).view_as(layer.weight)
+    torch.testing.assert_close(packed.whole_weight(), rounded)
+    assert packed.weight.nbytes == 32 * in_features // 2
+    assert packed.absmax.nbytes == 32 * in_features // 64 * 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
