@@ -14,12 +14,12 @@ import numpy as np
 
 from rl_core.config.run import RunConfig
 from rl_core.data.sampling import batch_indices, steps_per_epoch, total_steps
-from rl_core.learner.profiling import per_token_ms
 from rl_core.rollout.collector import Collected, collect, read_answers, to_rollouts
 from rl_core.rollout.prefetch import Clock, RolloutsAhead, steps_ahead
 from rl_core.rollout.staleness import staleness_metrics
 from rl_core.rollout.turns import TurnTaking
 from rl_core.tracking.observers import Observers, StepObserver
+from rl_core.tracking.step_times import per_token_ms
 from rl_core.types import GenerationRequest, PromptedProblem, Rollout, SamplingSettings
 
 if TYPE_CHECKING:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rl_core.sft.tokenizer import train_tokenizer
+
 ROOT = Path(__file__).parent.parent
 HEAVY = ("torch", "transformers", "vllm", "ray", "prefect", "wandb", "duckdb", "hydra", "polars")
 
@@ -47,6 +49,12 @@ def test_the_light_modules_load_nothing_heavy(module: str) -> None:
 
 def test_settings_load_hydra_only() -> None:
     assert loaded_by("from flows.settings.compose import compose; compose(['seed=1'])") == {"hydra"}
+
+
+@pytest.mark.parametrize("module", ["flows.countdown_train", "tasks.train", "tasks.evaluate"])
+def test_the_processes_around_the_models_have_no_torch(module: str) -> None:
+    # The flow's, the trainer's and the evaluator's: 200 MB and 3 s of CPU time each.
+    assert "torch" not in loaded_by(f"import {module}")
 
 
 def test_algorithms_load_torch_only() -> None:
@@ -92,3 +100,10 @@ def test_help_loads_nothing_heavy() -> None:
         "from flows.cli.main import run_command\ntry: run_command(['-h'])\nexcept SystemExit: pass"
     )
     assert loaded_by(code) == set()
+
+
+def test_the_home_made_tokenizer_needs_no_torch(tmp_path: Path) -> None:
+    train_tokenizer(["1 + 2 = 3 yes"], vocab_size=300).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    code = f"from rl_core.data.prompts import load_tokenizer; load_tokenizer({str(tmp_path)!r})"
+    assert loaded_by(code) == {"transformers"}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rl_core.data.modelscope_source import (
     MODEL_FILES,
@@ -18,6 +19,8 @@ from rl_core.data.modelscope_source import (
 from rl_core.types import Message
 
 _PROBE = "Using the numbers [19, 36, 55, 7], create 98.\n<think> 55 + 36 = 91, 91 + 7 = 98 yes"
+_NO_CLASS_OF_ITS_MODEL = {"AutoTokenizer": [None, None]}
+"""`auto_map` of a tokenizer that is its `tokenizer.json` alone, whatever its model's family."""
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
@@ -80,9 +83,25 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
             f"model.path={path} holds no tokenizer ({', '.join(_VOCABULARIES)}): copy the files of "
             "its base model's tokenizer into it"
         )
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    tokenizer = _tokenizer_of(folder)
     _check_lossless(tokenizer, path)
     return tokenizer
+
+
+def _tokenizer_of(folder: Path) -> PreTrainedTokenizerBase:
+    settings = folder / "tokenizer_config.json"
+    found: PreTrainedTokenizerBase
+    if (
+        settings.is_file()
+        and json.loads(settings.read_bytes()).get("auto_map") == _NO_CLASS_OF_ITS_MODEL
+    ):
+        found = PreTrainedTokenizerFast.from_pretrained(folder)
+    else:
+        # Brings torch and every model's code: 2 s and 200 MB of a process that has no model.
+        from transformers import AutoTokenizer
+
+        found = AutoTokenizer.from_pretrained(folder)
+    return found
 
 
 def encode_prompt(

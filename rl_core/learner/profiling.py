@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -14,11 +14,8 @@ from torch import Tensor
 from rl_core.batch import TrainBatch
 from rl_core.config.run import RunConfig
 from rl_core.resources.memory_plan import ModelShape
-from rl_core.types import Rollout
 
 _GIB = 2**30
-_PER_RESPONSE_TOKEN = ("gen",)
-_PER_TOKEN = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
 
 
 @contextmanager
@@ -58,26 +55,6 @@ def _peak_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
-
-
-def per_token_ms(seconds: Mapping[str, float], rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Returns `timing_per_token_ms/*` as verl counts: `gen` by sampled tokens, the rest by all.
-
-    Args:
-        seconds: `timing_s/*` of a step.
-        rollouts: the step's.
-    """
-    completions = [rollout.completion for rollout in rollouts]
-    num_tokens = sum(len(rollout.prompt_ids) for rollout in rollouts)
-    num_tokens += sum(len(completion.response_ids) for completion in completions)
-    num_sampled = sum(completion.num_sampled for completion in completions)
-    divisors = dict.fromkeys(_PER_RESPONSE_TOKEN, num_sampled)
-    divisors |= dict.fromkeys(_PER_TOKEN, num_tokens)
-    return {
-        f"timing_per_token_ms/{phase}": 1e3 * seconds[f"timing_s/{phase}"] / divisor
-        for phase, divisor in divisors.items()
-        if f"timing_s/{phase}" in seconds
-    }
 
 
 class Utilisation:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 from torch import Tensor, distributed
@@ -22,32 +21,13 @@ from torch.distributed import (  # type: ignore[attr-defined]  # torch exports t
 )
 
 from rl_core.errors import SyncBroken, first_line, is_out_of_memory
+from rl_core.types import Meeting
 
 _SENDER: Final = 0
 _PATIENCE_S: Final = 60.0
 """For whoever is late, or silent: a busy machine may keep a process from its core for long."""
 _SLOWEST_LINK: Final = 1e7
 """Bytes per second of a link that is not yet taken for a dead one."""
-
-
-@dataclass(frozen=True)
-class Meeting:
-    """Where the processes of a broadcast meet, and what will be sent."""
-
-    host: str
-    """Address of the learner's first rank."""
-    port: int
-    name: str
-    """Among all groups that meet there, one after the other."""
-    size: int
-    """Processes, the sender included."""
-    backend: Literal["gloo", "nccl"]
-    dtype: str
-    """Of all tensors as they are sent: `float32` or `bfloat16`."""
-    shapes: Mapping[str, tuple[int, ...]]
-    """Of what is sent, by Hugging Face name, in this order."""
-    timeout_s: float
-    """Longest wait for another process, whatever the size of a tensor."""
 
 
 class WeightChannel:

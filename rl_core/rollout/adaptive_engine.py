@@ -18,13 +18,12 @@ from transformers import AutoConfig
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import first_line, is_out_of_memory, out_of_memory_as
-from rl_core.models.weight_channel import Meeting
 from rl_core.resources.oom_recovery import nothing_smaller
 from rl_core.resources.token_budgets import TokenBudgets, read_learned, write_learned
 from rl_core.rollout.model_files import weight_shapes
 from rl_core.rollout.protocol import RolloutEngine
 from rl_core.system.devices import describe_device
-from rl_core.types import Completion, GenerationRequest, SamplingSettings
+from rl_core.types import Completion, GenerationRequest, Meeting, SamplingSettings
 
 _BUDGET: Final = "gen"
 """Whatever is generated for: it is the same engine, and the same memory."""

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from rl_core.models import decoder
 from rl_core.models.fast_linear import use_fast_products
 from rl_core.models.shared_prefix import can_share_prompts
-from rl_core.models.weight_channel import Meeting, WeightChannel
+from rl_core.models.weight_channel import WeightChannel
 from rl_core.rollout.fused_generation import FusedContext, FusedModel
 from rl_core.rollout.model_files import (
     check_complete,
@@ -27,7 +27,7 @@ from rl_core.rollout.model_files import (
 from rl_core.rollout.protocol import RolloutEngine
 from rl_core.rollout.shared_prompts import ATTENTION, RoomyLayer, SharedPrompts
 from rl_core.rollout.stop_texts import StopTexts
-from rl_core.types import Completion, GenerationRequest, SamplingSettings
+from rl_core.types import Completion, GenerationRequest, Meeting, SamplingSettings
 
 
 class HfEngine(RolloutEngine):

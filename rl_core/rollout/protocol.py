@@ -11,7 +11,7 @@ from rl_core.types import Completion, GenerationRequest, SamplingSettings
 if TYPE_CHECKING:
     import torch
 
-    from rl_core.models.weight_channel import Meeting
+    from rl_core.types import Meeting
 
 
 def in_order(finished: Iterable[tuple[int, Completion]]) -> list[Completion]:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from rl_core.errors import SyncBroken, WeightsLost, first_line, is_out_of_memory
-from rl_core.models.weight_channel import Meeting, WeightChannel
+from rl_core.models.weight_channel import WeightChannel
 from rl_core.rollout.model_files import (
     check_complete,
     complete_weights,
@@ -27,7 +27,7 @@ from rl_core.rollout.model_files import (
 )
 from rl_core.rollout.protocol import RolloutEngine
 from rl_core.system.process_env import hide_cuda_only_packages
-from rl_core.types import Completion, GenerationRequest, SamplingSettings
+from rl_core.types import Completion, GenerationRequest, Meeting, SamplingSettings
 
 hide_cuda_only_packages()
 

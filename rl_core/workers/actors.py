@@ -39,9 +39,10 @@ if TYPE_CHECKING:
 
     from rl_core.learner.learner import Learner
     from rl_core.learner.ranks import Ranks
-    from rl_core.models.weight_channel import Meeting, WeightChannel
+    from rl_core.models.weight_channel import WeightChannel
     from rl_core.rollout.adaptive_engine import AdaptiveEngine
     from rl_core.rollout.protocol import RolloutEngine
+    from rl_core.types import Meeting
 
 _logger = logging.getLogger(__name__)
 PAD_ID = 0

@@ -15,8 +15,8 @@ import ray
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import SyncBroken, WorkerDied
-from rl_core.models.weight_channel import Meeting
 from rl_core.resources.placement import learner_name
+from rl_core.types import Meeting
 from rl_core.workers.engines import Engines, Result
 from rl_core.workers.learner_ranks import LearnerRanks
 

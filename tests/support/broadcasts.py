@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_core.models.weight_channel import Meeting, WeightChannel, open_store
+from rl_core.models.weight_channel import WeightChannel, open_store
 from rl_core.rollout.protocol import RolloutEngine
+from rl_core.types import Meeting
 
 
 def plain_weights(model: Any) -> dict[str, Tensor]:

@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
 
 from rl_core.data.prompts import encode_prompt, load_tokenizer, resolve_model
+from rl_core.sft.tokenizer import train_tokenizer
 from rl_core.types import Message
 
 CHAT = (
@@ -114,3 +120,12 @@ def test_a_tokenizer_that_drops_white_space_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt_neo"}')  # rebuilds no tokenizer
     with pytest.raises(ValueError, match="not lossless"):
         load_tokenizer(str(tmp_path))
+
+
+def test_a_home_made_tokenizer_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
+    train_tokenizer(["[3, 15] 3 + 15 = 18 no"], vocab_size=300).save_pretrained(tmp_path)
+    Qwen2Config(vocab_size=300).save_pretrained(tmp_path)
+    ours, theirs = load_tokenizer(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)
+    assert ours.backend_tokenizer.to_str() == theirs.backend_tokenizer.to_str()
+    assert ours.special_tokens_map == theirs.special_tokens_map
+    assert type(ours) is type(theirs)

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
 import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from rl_core.learner.profiling import measured, peak_flops, per_token_ms, training_flops
+from rl_core.learner.profiling import measured, peak_flops, training_flops
 from rl_core.resources.memory_plan import ModelShape
-from rl_core.types import Rollout
 
 CPU = torch.device("cpu")
 
@@ -27,14 +25,6 @@ def test_a_phase_is_measured_in_seconds_and_in_the_memory_it_touched() -> None:
     grown = metrics["memory/peak_gib/large"] - metrics["memory/peak_gib/small"]
     assert grown == pytest.approx(0.25, abs=0.02)
     assert metrics["memory/peak_gib/after"] < metrics["memory/peak_gib/large"] - 0.2
-
-
-def test_times_per_token_by_hand(make_rollout: Callable[..., Rollout]) -> None:
-    rollouts = [make_rollout([1, 2, 3], [4]), make_rollout([1], [2, 3, 4])]
-    seconds = {"timing_s/gen": 0.4, "timing_s/update_actor": 0.8, "timing_s/step": 9.0}
-    assert per_token_ms(seconds, rollouts) == pytest.approx(
-        {"timing_per_token_ms/gen": 100.0, "timing_per_token_ms/update_actor": 100.0}
-    )
 
 
 def test_flops_are_those_that_torch_counts() -> None:

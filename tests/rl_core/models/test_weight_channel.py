@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from rl_core.errors import SyncBroken
-from rl_core.models.weight_channel import Meeting, WeightChannel, open_store
+from rl_core.models.weight_channel import WeightChannel, open_store
+from rl_core.types import Meeting
 from tests.support.broadcasts import meeting_at
 
 CPU = torch.device("cpu")
