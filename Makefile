@@ -60,7 +60,7 @@ test: $(STAMP) ## the fast tests
 	$(BIN)/pytest $(TWO_WORKERS) -m "not slow"
 
 test-slow: $(STAMP) ## the tests that take over ten seconds each
-	$(BIN)/pytest $(TWO_WORKERS) -m slow --durations 60
+	$(BIN)/pytest $(TWO_WORKERS) -m slow --verbose --durations 60
 
 chaos: $(STAMP) ## the fault matrix alone: what was killed, filled, cut or corrupted, and what it cost
 	$(BIN)/pytest -m chaos

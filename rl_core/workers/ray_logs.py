@@ -25,7 +25,7 @@ def why_not_started(error: Exception, session: Path, keep_in: Path | None) -> st
         keep_in: a folder for the logs, which the line then names; without one they are lost.
     """
     logs = session / "session_latest" / "logs"
-    reason = " ".join(first_line(error).split())
+    reason = " ".join(_telling_line(error).split())
     last = _last_words(logs)
     if keep_in is None or not logs.is_dir():
         return "; ".join(filter(None, (reason, last)))
@@ -38,6 +38,14 @@ def why_not_started(error: Exception, session: Path, keep_in: Path | None) -> st
     for named in (logs, logs.resolve()):  # session_latest is a link
         reason = reason.replace(str(named), str(kept))
     return "; ".join(filter(None, (reason, last, f"all its logs: {kept}")))
+
+
+def _telling_line(error: Exception) -> str:
+    """Returns the first line, or the last of a traceback that Ray's head sent."""
+    said = str(error).strip()
+    return (
+        said.splitlines()[-1] if "Traceback (most recent call last)" in said else first_line(error)
+    )
 
 
 def _last_words(logs: Path) -> str:

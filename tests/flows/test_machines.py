@@ -17,7 +17,6 @@ import pytest
 
 from rl_core.runs.run_folder import RunFolder
 from rl_core.storage.spool import files_of
-from tests.flows.test_learner_ranks import SETTINGS
 from tests.flows.test_run import LIMIT_S, PROGRAM, Place
 from tests.rl_core.test_trainer import comparable
 from tests.support import s3
@@ -29,7 +28,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 STEPS = 8
 STORE_PORT = 9000
-OWN = [f"trainer.total_steps={STEPS}", "trainer.save_freq=2", "trainer.test_freq=8"]
+SETTINGS = [
+    f"trainer.total_steps={STEPS}",
+    "trainer.save_freq=2",
+    "trainer.test_freq=8",
+    "rollout.engine=hf",
+    "actor.lr=1e-6",
+    "critic.lr=1e-6",
+    # Without a reward to learn from, advantages are the rounding of a KL, scaled to 1.
+    "env.reward=tests.support.user_rewards:share_of_letters",
+    "retry.delay_s=0",
+    "evaluation.max_problems=4",
+]
 CPUS = (1, 1, 2, 0)
 """A learner rank fits on the first, which has Ray's head, and the second, the engine on the third;
 the fourth has the driver, which asks for none."""
@@ -120,7 +130,7 @@ def test_a_run_without_a_shared_disk_is_one_of_one_machine_though_two_lose_their
     tmp_path: Path, tiny_model_path: Path, tiny_overrides: list[str], survived: Ledger
 ) -> None:
     settings = [x for x in tiny_overrides if not x.startswith(("trainer.", "model.path="))]
-    settings += [x for x in SETTINGS if not x.startswith("trainer.")] + OWN
+    settings += SETTINGS
     one = Place(tmp_path, [*settings, f"model.path={tiny_model_path}"])
     one.arguments[0] = "train"  # without an evaluation
     calm = one.run()

@@ -89,10 +89,10 @@ def saved_files(checkpoint: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["hf", "vllm"])
 def test_a_run_killed_at_three_random_places_equals_an_undisturbed_one(
-    engine: str, tmp_path: Path, tiny_model_path: Path
+    tmp_path: Path, tiny_model_path: Path
 ) -> None:
+    engine = "vllm"
     chance = random.Random(engine)
     config = settings(tmp_path, "killed", engine)
     folder = tmp_path / "runs" / "killed"

@@ -257,9 +257,8 @@ def test_a_damaged_checkpoint_is_not_evaluated_under_any_name(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["hf", "vllm"])
-def test_real_engines_answer_with_the_base_then_with_the_checkpoint(
-    tmp_path: Path, tiny_model_path: Path, engine: str
+def test_a_real_engine_answers_with_the_base_then_with_the_checkpoint(
+    tmp_path: Path, tiny_model_path: Path
 ) -> None:
     import torch
     from transformers import AutoModelForCausalLM
@@ -267,7 +266,7 @@ def test_real_engines_answer_with_the_base_then_with_the_checkpoint(
     data = write_data(tmp_path / "data")
     trained = tmp_path / "trained"
     build_tiny_model(trained, seed=1)
-    config = settings(tmp_path / "out", rollout={"engine": engine, "kv_cache_mib": 16})
+    config = settings(tmp_path / "out", rollout={"engine": "vllm", "kv_cache_mib": 16})
     run = finished_run(config, trained)
     evaluate_run(config, run, data, tiny_model_path)
 

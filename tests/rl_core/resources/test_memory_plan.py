@@ -250,9 +250,7 @@ SMALL = {
     ("estimator", "dtype", "threads", "checkpointed", "sections"),
     [
         ("gae", "float32", 1, False, {}),
-        ("grpo", "float32", 2, False, {}),
         ("gae", "bfloat16", 1, False, {}),
-        ("gae", "float32", 1, True, {}),
         ("gae", "float32", 1, True, {"model": {"lora_rank": 8}}),
         ("grpo", "float32", 1, True, {}),
         ("gae", "float32", 2, False, {"critic": {"share_trunk": True}}),
