@@ -129,13 +129,16 @@ def memory_place(config: RunConfig, model: Any, device: torch.device) -> str:
     threads = 1 if device.type == "cuda" else config.resources.learner_threads
     shape = model.config.get_text_config()
     num_weights = sum(weight.numel() for weight in model.parameters())
+    levers = config.model.model_dump(exclude={"path", "dtype", "lora_alpha"}, exclude_defaults=True)
+    levers |= config.actor.model_dump(include={"optimizer"}, exclude_defaults=True)
+    levers |= config.resources.model_dump(include={"offload"}, exclude_defaults=True)
     parts = [
         describe_device(device),
         f"{shape.model_type} {shape.num_hidden_layers}x{shape.hidden_size}, {num_weights} weights",
         f"{config.algorithm.estimator} {config.model.dtype}",
         f"{threads} threads" if threads > 1 else "",
         f"{config.resources.learner_ranks} ranks" if config.resources.learner_ranks > 1 else "",
-        "gradient checkpointing" if config.model.gradient_checkpointing else "",
+        *(name if value is True else f"{name} {value}" for name, value in levers.items()),
         "shared trunk" if config.critic.share_trunk else "",
         f"{config.data.max_prompt_length}+{config.data.max_response_length} tokens",
     ]
