@@ -21,8 +21,6 @@ _DEFAULTS = {
     "MODELSCOPE_LOG_LEVEL": "CRITICAL",  # what it reports in ten lines, we say in one
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # Weights lie in Ray's shared memory once, however many engines hold on to them.
-    "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     # Ray's head would remember each of a hundred thousand calls, 45 kB per step, for nobody.
     "RAY_task_events_report_interval_ms": "0",

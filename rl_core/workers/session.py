@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,8 @@ from rl_core.system.process_group import children_that_mention, session_folder
 from rl_core.workers.ray_auth import send_token
 from rl_core.workers.ray_logs import why_not_started
 
+_ZERO_COPY = "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS"
+"""Read as Ray is imported; then weights lie in shared memory once, whoever holds on to them."""
 _OBJECT_STORE_BYTES = 200 * 2**20
 _EXIT_TIMEOUT_S = 5.0
 _HEAD_TIMEOUT_S = 10
@@ -37,6 +40,8 @@ def ray_session(
     On leaving, however that happens, Ray's processes and the folder are gone.
     """
     apply_defaults()
+    # For Ray's workers only: a driver, which has Ray by now, would load torch for it.
+    os.environ.setdefault(_ZERO_COPY, "1")
     with session_folder() as temp_dir, _stopping_signals() as restore_handlers:
         try:
             try:

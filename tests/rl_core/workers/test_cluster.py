@@ -48,6 +48,7 @@ from tests.support.faulty_actors import FaultyRolloutActor
 
 pytestmark = pytest.mark.slow
 
+ZERO_COPY = "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS"
 GREEDY = SamplingSettings(max_tokens=12, temperature=0.0)
 REQUESTS = [GenerationRequest(tuple(range(5 + i, 25 + 3 * i)), seed=i) for i in range(7)]
 
@@ -299,9 +300,11 @@ def short_temp_dir() -> Iterator[str]:
 def driver_process(model: Path, handler: str, temp_dir: str) -> Iterator[tuple[Any, str]]:
     """Runs DRIVER; yields the process, and the marker that all its descendants inherit."""
     value = uuid.uuid4().hex
+    # A Ray that this process started before has left its workers' variable here.
+    own = {name: x for name, x in os.environ.items() if name != ZERO_COPY}
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(DRIVER), str(model), handler],
-        env={**os.environ, "TEST_DRIVER_MARKER": value, "TMPDIR": temp_dir}
+        env={**own, "TEST_DRIVER_MARKER": value, "TMPDIR": temp_dir}
         | {"PYTHONPATH": str(Path.cwd())},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -312,6 +315,10 @@ def driver_process(model: Path, handler: str, temp_dir: str) -> Iterator[tuple[A
             yield driver, value
         finally:
             driver.kill()  # or a failed test would wait for it for ever
+
+
+def has_torch(process: psutil.Process) -> bool:
+    return any("libtorch" in Path(mapped.path).name for mapped in process.memory_maps())
 
 
 def wait_until_none_is_left(value: str, *, deadline: float) -> None:
@@ -339,7 +346,11 @@ def test_a_signal_in_mid_generation_leaves_no_process(
     with driver_process(tiny_model_path, handler, short_temp_dir) as (driver, value):
         assert driver.stdout.readline() == "generating\n"
         time.sleep(1)
-        assert len(processes_with("TEST_DRIVER_MARKER", value)) > 3
+        of_run = processes_with("TEST_DRIVER_MARKER", value)
+        assert len(of_run) > 3
+        (engine,) = (p for p in of_run if "ray::RolloutActor" in " ".join(p.cmdline()))
+        assert engine.environ()[ZERO_COPY] == "1"
+        assert [has_torch(process) for process in (psutil.Process(driver.pid), engine)] == [0, 1]
         if number == signal.SIGINT:
             os.killpg(driver.pid, number)  # to the whole group, as a terminal's Ctrl-C does
         else:
