@@ -45,7 +45,7 @@ $(STAMP): pyproject.toml constraints.txt
 	rm -f .venv/.built-*
 	touch $(STAMP)
 
-train: $(STAMP) ## the main job: one run of the preset quickstart, about ten minutes
+train: $(STAMP) ## the main job: one run of the preset quickstart, four to ten minutes
 	$(BIN)/countdown-train run preset=quickstart
 
 serve: $(STAMP) ## Prefect's server and UI, the deployments and a worker, until Ctrl-C

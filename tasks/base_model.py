@@ -221,8 +221,8 @@ def _warm_start(config: RunConfig, data: Path, folder: Path) -> WarmStartReport:
     report = make_base_model(
         config.base_model, _examples(config, data), folder=folder, on_step=_log_steps("warm start")
     )
-    shown = {name: value for name, value in report.as_json().items() if name != "failed_gates"}
-    _logger.info("base model: %s", shown)
+    shown = "; ".join(f"{name.replace('_', ' ')} {x:.3g}" for name, x in report.measured.items())
+    _logger.info("base model of %s parameters: %s", f"{report.num_parameters:,}", shown)
     return report
 
 
