@@ -17,7 +17,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
-from transformers import AutoModelForCausalLM
 
 from rl_core.batch import TrainBatch, micro_batches, padded_tokens
 from rl_core.config.run import RunConfig
@@ -383,28 +382,3 @@ def test_a_spoilt_file_is_ignored_with_a_warning_and_replaced(
         learner.learn(make_batch(1))
     (place,) = json.loads(file.read_text())
     assert place == memory_place(settings(), learner.models.actor, torch.device("cpu"))
-
-
-@pytest.mark.parametrize(
-    ("lever", "words"),
-    [
-        ({"model": {"gradient_checkpointing": True}}, "gradient_checkpointing"),
-        (
-            {"model": {"use_torch_compile": True}, "resources": {"learner_gpus": 1}},
-            "use_torch_compile",
-        ),
-        ({"model": {"lora_rank": 8, "load_in_4bit": True}}, "lora_rank 8; load_in_4bit"),
-        ({"actor": {"optimizer": "adamw_8bit"}}, "optimizer adamw_8bit"),
-        ({"resources": {"offload": True}}, "offload"),
-    ],
-)
-def test_what_was_learned_with_another_lever_is_not_taken_over(
-    settings: MakeSettings, tiny_model_path: Path, lever: Sections, words: str
-) -> None:
-    cpu = torch.device("cpu")
-    model = AutoModelForCausalLM.from_pretrained(tiny_model_path)
-    plain = memory_place(settings(), model, cpu)
-    assert set(memory_place(settings(**lever), model, cpu).split("; ")) == {
-        *plain.split("; "),
-        *words.split("; "),
-    }
