@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
@@ -18,9 +19,12 @@ from rl_core.data.modelscope_source import (
 )
 from rl_core.types import Message
 
+OF_ITS_FILE_ALONE: Final = {"AutoTokenizer": [None, None]}
+"""`auto_map` of a tokenizer that is its `tokenizer.json` and no class of its model's.
+
+In a `qwen2` folder AutoTokenizer (transformers 5) else ignores `tokenizer_class` and builds Qwen's
+own splitting and NFC around the file's merges."""
 _PROBE = "Using the numbers [19, 36, 55, 7], create 98.\n<think> 55 + 36 = 91, 91 + 7 = 98 yes"
-_NO_CLASS_OF_ITS_MODEL = {"AutoTokenizer": [None, None]}
-"""`auto_map` of a tokenizer that is its `tokenizer.json` alone, whatever its model's family."""
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
@@ -93,7 +97,7 @@ def _tokenizer_of(folder: Path) -> PreTrainedTokenizerBase:
     found: PreTrainedTokenizerBase
     if (
         settings.is_file()
-        and json.loads(settings.read_bytes()).get("auto_map") == _NO_CLASS_OF_ITS_MODEL
+        and json.loads(settings.read_bytes()).get("auto_map") == OF_ITS_FILE_ALONE
     ):
         found = PreTrainedTokenizerFast.from_pretrained(folder)
     else:

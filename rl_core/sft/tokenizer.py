@@ -13,12 +13,11 @@ from typing import Final
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from rl_core.data.prompts import OF_ITS_FILE_ALONE
+
 PAD_TOKEN: Final = "<|pad|>"
 EOS_TOKEN: Final = "<|endoftext|>"
 NUM_BYTES: Final = 256
-_NOT_QWEN2: Final = {"AutoTokenizer": [None, None]}
-"""In a `qwen2` folder AutoTokenizer (transformers 5) ignores `tokenizer_class` and builds Qwen's
-own splitting and NFC around our merges, unless an `auto_map` is there."""
 _VERDICTS: Final = r"| no\b| yes\b"
 
 
@@ -64,5 +63,5 @@ def train_tokenizer(
         eos_token=EOS_TOKEN,
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
-        auto_map=_NOT_QWEN2,
+        auto_map=OF_ITS_FILE_ALONE,
     )

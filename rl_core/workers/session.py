@@ -24,7 +24,7 @@ from rl_core.workers.ray_auth import send_token
 from rl_core.workers.ray_logs import why_not_started
 
 _ZERO_COPY = "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS"
-"""Read as Ray is imported; then weights lie in shared memory once, whoever holds on to them."""
+"""Read as Ray is imported: weights lie in shared memory once, whoever holds on to them."""
 _OBJECT_STORE_BYTES = 200 * 2**20
 _EXIT_TIMEOUT_S = 5.0
 _HEAD_TIMEOUT_S = 10
@@ -40,12 +40,11 @@ def ray_session(
     On leaving, however that happens, Ray's processes and the folder are gone.
     """
     apply_defaults()
-    # For Ray's workers only: a driver, which has Ray by now, would load torch for it.
-    os.environ.setdefault(_ZERO_COPY, "1")
     with session_folder() as temp_dir, _stopping_signals() as restore_handlers:
         try:
             try:
-                ray.init(**_init_options(config, model_path, temp_dir, learner=learner))
+                with _zero_copy_of_workers():
+                    ray.init(**_init_options(config, model_path, temp_dir, learner=learner))
             except SystemExit:  # a SIGTERM while Ray starts, caught by Ray's own handler
                 restore_handlers()
                 signal.raise_signal(signal.SIGTERM)
@@ -89,6 +88,19 @@ def _init_options(
         "_system_config": {"gcs_rpc_server_reconnect_timeout_s": _HEAD_TIMEOUT_S},
         "_node_ip_address": "127.0.0.1",
     }
+
+
+@contextmanager
+def _zero_copy_of_workers() -> Iterator[None]:
+    """Has the workers of the Ray that starts share tensors; a driver would load torch for it."""
+    if _ZERO_COPY in os.environ:
+        yield
+        return
+    os.environ[_ZERO_COPY] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_ZERO_COPY]
 
 
 @contextmanager

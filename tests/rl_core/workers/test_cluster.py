@@ -300,11 +300,9 @@ def short_temp_dir() -> Iterator[str]:
 def driver_process(model: Path, handler: str, temp_dir: str) -> Iterator[tuple[Any, str]]:
     """Runs DRIVER; yields the process, and the marker that all its descendants inherit."""
     value = uuid.uuid4().hex
-    # A Ray that this process started before has left its workers' variable here.
-    own = {name: x for name, x in os.environ.items() if name != ZERO_COPY}
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(DRIVER), str(model), handler],
-        env={**own, "TEST_DRIVER_MARKER": value, "TMPDIR": temp_dir}
+        env={**os.environ, "TEST_DRIVER_MARKER": value, "TMPDIR": temp_dir}
         | {"PYTHONPATH": str(Path.cwd())},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
