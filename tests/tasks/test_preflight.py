@@ -131,7 +131,7 @@ def test_a_known_model_is_planned_from_its_name_on_either_hub() -> None:
 @pytest.mark.parametrize(
     "env",
     [
-        {"name": "countdown", "min_operands": 3, "max_operands": 4},
+        {"name": "countdown", "min_operands": 3, "max_operands": 5},
         {"name": "countdown", "min_operands": 2, "max_operands": 3},
         {"name": "countdown", "max_operands": 3, "prompt_template": "chat"},
         {"name": "gsm8k"},

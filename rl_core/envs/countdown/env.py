@@ -16,6 +16,7 @@ from rl_core.envs.countdown.prompts import (
     render_prompt,
 )
 from rl_core.envs.countdown.scoring import score_response
+from rl_core.envs.countdown.search_traces import FEWEST, MOST
 from rl_core.envs.countdown.settings import CountdownConfig
 from rl_core.envs.countdown.user_rows import read_row, user_table, with_solutions
 from rl_core.envs.record import (
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 _PUZZLE: Final = re.compile(r"[\s\d,;\[\](){}=:>→-]*")
 _FEWEST_NUMBERS: Final = 2
-_TAUGHT_OPERANDS: Final = 3
 
 
 def _score(env: CountdownConfig, response: str, truth: Mapping[str, Any]) -> ScoredText:
@@ -122,7 +122,7 @@ def _show(problem: Problem) -> str:
 
 
 def _is_taught(env: CountdownConfig) -> bool:
-    return (env.min_operands, env.max_operands) == (_TAUGHT_OPERANDS, _TAUGHT_OPERANDS)
+    return env.min_operands >= FEWEST and env.max_operands <= MOST
 
 
 def _examples(
@@ -223,9 +223,8 @@ COUNTDOWN: Final = Env(
     show=_show,
     home_made=HomeMadeModel(
         is_taught=_is_taught,
-        what=f"Countdown with {_TAUGHT_OPERANDS} numbers",
-        choose=f"env=countdown env.min_operands={_TAUGHT_OPERANDS} "
-        f"env.max_operands={_TAUGHT_OPERANDS}",
+        what=f"Countdown with {FEWEST} or {MOST} numbers",
+        choose=f"env=countdown env.min_operands={FEWEST} env.max_operands={MOST}",
         examples=_examples,
     ),
     write_trace=_write_trace,

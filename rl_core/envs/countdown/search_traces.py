@@ -1,13 +1,19 @@
 """Search traces for the home-made base model: data path stage 0, before any rollout exists.
 
 Not a solver of its own and not part of the reward: a writer of worked examples. A trace tries each
-number z as the LAST operand. It notes what the other two have to make, target first, and makes it:
+number z as the LAST operand. It notes what the others have to make, target first. Two make it:
 
     44 9 +53 -35 : 5 3 +8 no -2 no *15 no
 
 reads: "44 and 9: 44+9=53 or 44-9=35 is needed; 5 and 3: 5+3=8 no, 5-3=2 no, 5*3=15 no". Each z
 comes once, in the prompt's order: nothing in a search is left to chance but giving up. Sums come
 before differences in both lists, which are one example then: it is learned in half the time.
+Of four numbers each need is a target for the other three, and both are searched at once:
+
+    44 9 +53 -35 ;
+    53 6 +59 -47
+    35 6 +41 -29 : 5 3 +8 no -2 no *15 no
+
 After a "no" a trace may give up and answer `(5+3)+9`, which is known to be wrong by then.
 Where there is a calculator it is asked for each value, ` <calc>5+3</calc>8 no` for ` +8 no`.
 """
@@ -16,20 +22,20 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from rl_core.envs.countdown.calculator import CALL_CLOSE, CALL_OPEN, written_call
 
-NUM_OPERANDS: Final = 3
+FEWEST, MOST = 3, 4
 ANSWER_OPEN: Final = "</think>\n<answer>"
 ANSWER_CLOSE: Final = "</answer>"
 VERDICTS: Final = (" no", " yes")
 
-_ATTEMPT: Final = re.compile(
-    r"\n(?P<target>\d+) (?P<z>\d+)(?P<needs>(?: [-+*/]\d+)+) : (?P<x>\d+) (?P<y>\d+)"
-    r"(?P<results>(?: [-+*/]\d+ (?:no|yes))+)"
+_LINE: Final = re.compile(
+    r"\n(?P<target>\d+) (?P<z>\d+)(?P<needs>(?: [-+*/]\d+)+)"
+    r"(?P<end> ;| : (?P<x>\d+) (?P<y>\d+)(?P<results>(?: [-+*/]\d+ (?:no|yes))+))?"
 )
 _CALL: Final = re.compile(rf"{CALL_OPEN}\d+([-+*/])\d+{CALL_CLOSE}(\d+)")
 _NEED: Final = re.compile(r" ([-+*/])(\d+)")
@@ -60,24 +66,24 @@ class TraceCheck:
         num_true_equations: Those which are arithmetically true.
         num_verdicts: "yes" and "no" written.
         num_right_verdicts: Those which agree with the numbers written before them in the attempt.
-        last_operands: The z of each attempt, in order.
+        tried: The last operands of each attempt, the very last first.
     """
 
     num_equations: int
     num_true_equations: int
     num_verdicts: int
     num_right_verdicts: int
-    last_operands: tuple[int, ...]
+    tried: tuple[tuple[int, ...], ...]
 
     @property
     def num_attempts(self) -> int:
-        """How many times a z was tried."""
-        return len(self.last_operands)
+        """How many times two numbers were left to make what is needed."""
+        return len(self.tried)
 
     @property
     def repeats(self) -> bool:
-        """Whether some z was tried twice."""
-        return len(set(self.last_operands)) < len(self.last_operands)
+        """Whether the same last operands were tried twice."""
+        return len(set(self.tried)) < len(self.tried)
 
 
 def needed_values(target: int, z: int) -> list[tuple[str, int]]:
@@ -112,6 +118,78 @@ def complete_expression(pair: str, need: str, *, z: int, target: int) -> str:
     return f"{pair}{ {'+': '-', '/': '*'}[need] }{z}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """What the numbers that are left must make: the target, or what completes the need before it.
+
+    Attributes:
+        value: What is needed.
+        sign: The operation on the need before and z that gave it.
+        z: The number that completes it.
+        before: The need that it comes from; None for the target.
+    """
+
+    value: int
+    sign: str = ""
+    z: int = 0
+    before: _Need | None = None
+
+    def narrowed(self, z: int) -> list[_Need]:
+        """What is needed before z."""
+        return [_Need(value, sign, z, self) for sign, value in needed_values(self.value, z)]
+
+    def answer(self, made: str) -> str:
+        """The whole expression, from one that makes what is needed."""
+        if self.before is None:
+            return made
+        whole = complete_expression(made, self.sign, z=self.z, target=self.before.value)
+        return self.before.answer(f"({whole})" if self.before.before else whole)
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """Two numbers are left, to make one of some needs.
+
+    Attributes:
+        text: What is written before the first result.
+        needs: What they may make.
+        x: The larger number.
+        y: The smaller one.
+        sum: An answer that adds up all numbers.
+    """
+
+    text: str
+    needs: list[_Need]
+    x: int
+    y: int
+    sum: str
+
+
+_Shown = Callable[[int, str, int, int], str]
+
+
+def _attempts(numbers: Sequence[int], needs: list[_Need], shown: _Shown) -> Iterator[_Attempt]:
+    """Yields all that can be tried, in the numbers' order."""
+    for z in dict.fromkeys(numbers):
+        rest = list(numbers)
+        rest.remove(z)
+        # Nothing is said of a need of 0: three numbers seldom make it.
+        narrowed = [(need.value, need.narrowed(z)) for need in needs if need.value]
+        lines = "".join(
+            f"\n{target} {z}"
+            + "".join(f" {shown(max(target, z), n.sign, min(target, z), n.value)}" for n in found)
+            for target, found in narrowed
+        )
+        below = [need for _, found in narrowed for need in found]
+        if len(rest) < FEWEST:
+            x, y = max(rest), min(rest)
+            yield _Attempt(f"{lines} : {x} {y}", below, x, y, f"({x}+{y})+{z}")
+            continue
+        for place, attempt in enumerate(_attempts(rest, below, shown)):
+            text = attempt.text if place else f"{lines} ;{attempt.text}"
+            yield replace(attempt, text=text, sum=f"({attempt.sum})+{z}")
+
+
 def write_trace(
     numbers: Sequence[int],
     target: int,
@@ -123,54 +201,46 @@ def write_trace(
     """A search over one problem which stops at the first hit, or gives up, or runs out of numbers.
 
     Args:
-        numbers: Three positive integers.
+        numbers: Three or four positive integers.
         target: A positive integer.
         give_up_prob: Chance of giving up after each "no" [0, 1].
         rng: Decides the giving up.
         calls: Whether a calculator is asked for each value.
 
     Raises:
-        ValueError: If there are not exactly three positive numbers.
+        ValueError: If there are not three or four positive numbers.
     """
     check_problem(numbers, target)
     shown = written_call if calls else _shown
     parts: list[str] = []
-    order = list(dict.fromkeys(numbers))
-    answer = ""
-    for z in order:
-        rest = list(numbers)
-        rest.remove(z)
-        x, y = max(rest), min(rest)
-        needs = needed_values(target, z)
-        listed = "".join(
-            f" {shown(max(target, z), op, min(target, z), value)}" for op, value in needs
-        )
-        parts.append(f"\n{target} {z}{listed} : {x} {y}")
-        answer = f"({x}+{y})+{z}"
-        results = pair_values(x, y, largest=target + z)
+    attempts = list(_attempts(numbers, [_Need(target)], shown))
+    for attempt in attempts:
+        x, y = attempt.x, attempt.y
+        parts.append(attempt.text)
+        results = pair_values(x, y, largest=max(need.value for need in attempt.needs))
         for op, value in results:
-            need = next((need for need, needed in needs if needed == value), None)
+            hit = next((need for need in attempt.needs if need.value == value), None)
             made = f" {shown(x, op, y, value)}"
-            if need is not None:
+            if hit is not None:
                 parts.append(f"{made} yes")
-                answer = complete_expression(f"({x}{op}{y})", need, z=z, target=target)
+                answer = hit.answer(f"({x}{op}{y})")
                 return Trace(_finish(parts, answer), solved=True, exhausted=False)
             parts.append(f"{made} no")
             if rng.random() < give_up_prob:
-                last = z == order[-1] and (op, value) == results[-1]
-                return Trace(_finish(parts, answer), solved=False, exhausted=last)
-    return Trace(_finish(parts, answer), solved=False, exhausted=True)
+                last = attempt is attempts[-1] and (op, value) == results[-1]
+                return Trace(_finish(parts, attempt.sum), solved=False, exhausted=last)
+    return Trace(_finish(parts, attempts[-1].sum), solved=False, exhausted=True)
 
 
 def check_problem(numbers: Sequence[int], target: int) -> None:
     """Raise unless traces are defined for this problem.
 
     Raises:
-        ValueError: If there are not exactly three positive numbers.
+        ValueError: If there are not three or four positive numbers.
     """
-    if len(numbers) != NUM_OPERANDS or min(*numbers, target) < 1:
+    if not FEWEST <= len(numbers) <= MOST or min(*numbers, target) < 1:
         raise ValueError(
-            f"the home-made base model searches over {NUM_OPERANDS} positive numbers, not over "
+            f"the home-made base model searches over {FEWEST} or {MOST} positive numbers, not over "
             f"{list(numbers)} with target {target}: set model.path to a pretrained model"
         )
 
@@ -182,21 +252,31 @@ def is_covered(numbers: Sequence[int], target: int) -> bool:
 
 def check_response(response: str) -> TraceCheck:
     """What a response did: true equations, right verdicts and attempts, from its text alone."""
-    equations = true_equations = verdicts = right_verdicts = 0
-    last_operands: list[int] = []
-    for attempt in _ATTEMPT.finditer(_CALL.sub(r"\1\2", response)):
-        target, z, x, y = (int(attempt[name]) for name in ("target", "z", "x", "y"))
-        needs = [(op, int(value)) for op, value in _NEED.findall(attempt["needs"])]
-        results = [(op, int(v), word) for op, v, word in _RESULT.findall(attempt["results"])]
-        pairs = [(target, z, op, value) for op, value in needs]
-        pairs += [(x, y, op, value) for op, value, _ in results]
-        equations += len(pairs)
-        true_equations += sum(_is_true(*pair) for pair in pairs)
-        needed = {value for _, value in needs}
+    equations: list[tuple[int, int, str, int]] = []
+    num_equations = num_true = verdicts = right_verdicts = 0
+    tried: list[tuple[int, ...]] = []
+    needed: set[int] = set()
+    outer: tuple[int, ...] = ()
+    for line in _LINE.finditer(_CALL.sub(r"\1\2", response)):
+        target, z = int(line["target"]), int(line["z"])
+        needs = [(op, int(value)) for op, value in _NEED.findall(line["needs"])]
+        equations += [(target, z, op, value) for op, value in needs]
+        needed |= {value for _, value in needs}
+        if line["end"] is None:
+            continue
+        if line["results"] is None:
+            outer, needed = (z,), set()
+            continue
+        x, y = int(line["x"]), int(line["y"])
+        results = [(op, int(v), word) for op, v, word in _RESULT.findall(line["results"])]
+        equations += [(x, y, op, value) for op, value, _ in results]
+        num_equations += len(equations)
+        num_true += sum(_is_true(*equation) for equation in equations)
         verdicts += len(results)
         right_verdicts += sum((value in needed) == (word == "yes") for _, value, word in results)
-        last_operands.append(z)
-    return TraceCheck(equations, true_equations, verdicts, right_verdicts, tuple(last_operands))
+        tried.append((*outer, z))
+        equations, needed = [], set()
+    return TraceCheck(num_equations, num_true, verdicts, right_verdicts, tuple(tried))
 
 
 def _shown(x: int, op: str, y: int, value: int) -> str:

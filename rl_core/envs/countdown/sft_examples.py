@@ -7,8 +7,9 @@ reads the search traces as well.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, TypeAlias
 
 from rl_core.envs.countdown.calculator import CALL_CLOSE, answer_call, turns_of
@@ -31,9 +32,10 @@ GATE_FLOORS: Final = {"format_share": 0.9, "arithmetic_share": 0.9, "judging_sha
 """Reinforcement learning made use of what lies above: sums of 0.92 went from 0.29 to 0.72, of 0.95
 from 0.24 to 0.83 (benchmarks/README.md)."""
 GATE_CEILINGS: Final = {"repetition_share": 0.05}
-_CORPUS_GIVE_UP_PROB: Final = 0.1
-"""Giving up is rarer in the traces than in the model: weights on the choice make up for it, so that
-deep searches, which are rare at `give_up_prob`, are still seen often."""
+_CORPUS_GIVE_UP_PROBS: Final = {3: 0.1, 4: 0.05}
+"""By the most numbers there are. Giving up is rarer in the traces than in the model: weights on the
+choice make up for it, so that deep searches, which are rare at `give_up_prob`, are still seen
+often. Four numbers have searches of up to 40 verdicts."""
 _VERDICT_WEIGHT: Final = 3.0
 """Judging is what is learned last, from one token in eight."""
 _MOST_OF_TWO_DIGITS: Final = 99
@@ -54,7 +56,7 @@ class SearchExamples:
         calls: Whether traces ask the calculator.
 
     Raises:
-        ValueError: If the problems are not of three positive numbers each, or there are none.
+        ValueError: If the problems are not of three or four positive numbers, or there are none.
     """
 
     give_up_prob: float
@@ -79,8 +81,11 @@ class SearchExamples:
 
     @property
     def marks(self) -> Sequence[str]:
-        """The verdicts, and how a response ends its search."""
-        return (*VERDICTS, ANSWER_OPEN + "(")
+        """The verdicts, and how a response ends its search: by an answer of three or four numbers.
+
+        A tokenizer may have a token for each.
+        """
+        return (*VERDICTS, ANSWER_OPEN + "(", ANSWER_OPEN + "((")
 
     @property
     def stop(self) -> Sequence[str]:
@@ -111,19 +116,24 @@ class SearchExamples:
         ]
 
     def _trace(self, problem: NumbersAndTarget, rng: random.Random) -> Trace:
-        prob = _CORPUS_GIVE_UP_PROB
+        prob = self._corpus_give_up_prob
         return write_trace(*problem, give_up_prob=prob, rng=rng, calls=self.calls)
+
+    @cached_property
+    def _corpus_give_up_prob(self) -> float:
+        return _CORPUS_GIVE_UP_PROBS[max(len(numbers) for numbers, _ in self.problems)]
 
     def weigh(self, text: SftText, response: Sequence[int], marks: Sequence[int]) -> list[float]:
         """Returns `response_weights` of a trace."""
-        no, yes, give_up = marks
+        no, yes, *give_up = marks
         return response_weights(
             response,
             text.note,
             no_id=no,
             yes_id=yes,
-            give_up_id=give_up,
+            give_up_ids=give_up,
             give_up_prob=self.give_up_prob,
+            corpus_give_up_prob=self._corpus_give_up_prob,
         )
 
     def judge(self, responses: Sequence[str]) -> dict[str, float]:
@@ -180,8 +190,9 @@ def response_weights(
     *,
     no_id: int,
     yes_id: int,
-    give_up_id: int,
+    give_up_ids: Collection[int],
     give_up_prob: float,
+    corpus_give_up_prob: float,
 ) -> list[float]:
     """Returns 1 per token, 3 per verdict, and after a "no" the ratio of wanted to written odds.
 
@@ -193,10 +204,10 @@ def response_weights(
         choices.pop()
     weights = [_VERDICT_WEIGHT if token in (no_id, yes_id) else 1.0 for token in response]
     for index in choices:
-        gave_up = response[index] == give_up_id
+        gave_up = response[index] in give_up_ids
         weights[index] = (
-            give_up_prob / _CORPUS_GIVE_UP_PROB
+            give_up_prob / corpus_give_up_prob
             if gave_up
-            else (1 - give_up_prob) / (1 - _CORPUS_GIVE_UP_PROB)
+            else (1 - give_up_prob) / (1 - corpus_give_up_prob)
         )
     return weights

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from rl_core.config.base_model import BaseModelConfig
 from rl_core.envs.countdown import render_messages
-from rl_core.envs.countdown.search_traces import Trace, is_covered
+from rl_core.envs.countdown.search_traces import ANSWER_OPEN, Trace, is_covered
 from rl_core.envs.countdown.sft_examples import SearchExamples, failed_gates, response_weights
 from rl_core.sft.muon import Muon, orthogonalise
 from rl_core.sft.tokenizer import train_tokenizer
@@ -152,7 +152,7 @@ def test_numbers_are_spelt_where_targets_are_many(target, digits):
 
 @pytest.mark.parametrize(
     ("problems", "message"),
-    [([((1, 2, 3, 4), 24)], "3 positive numbers"), ([], "0 train and 1 test problems")],
+    [([((1, 2, 3, 4, 5), 24)], "3 or 4 positive numbers"), ([], "0 train and 1 test problems")],
 )
 def test_unusable_problems_are_refused_before_any_work(problems, message):
     with pytest.raises(ValueError, match=message):
@@ -172,7 +172,13 @@ def test_weights_turn_a_tenth_of_giving_up_into_six_tenths(tokenizer, exhausted,
         tokenizer.encode(text)[0] for text in (" no", " yes", "</think>\n<answer>(")
     )
     weights = response_weights(
-        response, trace, no_id=no_id, yes_id=yes_id, give_up_id=give_up_id, give_up_prob=0.6
+        response,
+        trace,
+        no_id=no_id,
+        yes_id=yes_id,
+        give_up_ids=[give_up_id],
+        give_up_prob=0.6,
+        corpus_give_up_prob=0.1,
     )
     by_token = [(tokenizer.decode([i]), w) for i, w in zip(response, weights, strict=True)]
     # Continuing: 0.4 / 0.9. Giving up: 0.6 / 0.1, unless there was nothing left to do.
@@ -181,6 +187,25 @@ def test_weights_turn_a_tenth_of_giving_up_into_six_tenths(tokenizer, exhausted,
     assert by_token[6:] == [
         (" no", 3.0), ("</think>\n<answer>(", pytest.approx(last)), ("5", 1.0)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("numbers", "weight", "answer"),
+    [((4, 6, 7), 5.0, ANSWER_OPEN + "("), ((4, 6, 7, 1), 10.0, ANSWER_OPEN + "((")],
+)
+def test_giving_up_is_rarer_in_traces_of_four_numbers_and_weighs_as_much_more(
+    numbers, weight, answer
+):
+    source = source_of(TINY, train=[(numbers, 5000)], test=[(numbers, 5000)])  # 0.5 at 0.1 or 0.05
+    drawn = source.draw(400, random.Random(0))
+    tokenizer = train_tokenizer([text.response for text in drawn], vocab_size=400)
+    assert len(tokenizer.encode(answer)) == 1  # of four numbers it is another token
+    marks = [tokenizer.encode(mark)[0] for mark in source.marks]
+    text = next(d for d in drawn if not d.note.exhausted)
+    weights = source.weigh(text, tokenizer.encode(text.response), marks)
+    assert max(weights) == pytest.approx(weight)
+    gave_up_at_once = sum(d.response.count(" no") == 1 for d in drawn) / len(drawn)
+    assert gave_up_at_once == pytest.approx(0.5 / weight, abs=0.04)
 
 
 def test_failed_gates_are_named_with_value_and_limit():

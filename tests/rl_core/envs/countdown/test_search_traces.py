@@ -21,7 +21,7 @@ from rl_core.envs.countdown.search_traces import (
     write_trace,
 )
 
-numbers_lists = st.lists(st.integers(1, 99), min_size=3, max_size=3)
+numbers_lists = st.lists(st.integers(1, 99), min_size=3, max_size=4)
 targets = st.integers(10, 99)
 seeds = st.integers(0, 2**32)
 
@@ -70,8 +70,40 @@ def test_a_product_and_a_sum_by_hand():
 
 def test_the_prompts_order_is_the_order_of_trying():
     assert written((9, 4, 9), 1000).text.count("\n1000 ") == 2
-    tries = check_response(written((7, 4, 6), 45).text).last_operands
-    assert tries == (7, 4, 6)
+    tries = check_response(written((7, 4, 6), 45).text).tried
+    assert tries == ((7,), (4,), (6,))
+
+
+def test_four_numbers_by_hand():
+    trace = written((8, 8, 7, 2), 20)
+    # z=8: 20+8=28 and 20-8=12 are what 8, 7 and 2 must make. Before the other 8: 28+8=36, 28-8=20;
+    # 12+8=20, 12-8=4; 7+2=9, 7-2=5, 7*2=14 are none of them. Before the 7: 28+7=35, 28-7=21,
+    # 28/7=4; 12+7=19, 12-7=5; 8+2=10, 8-2=6, 8*2=16 are none, 8/2=4 is: times 7 it makes 28.
+    assert trace.text == (
+        "\n20 8 +28 -12 ;"
+        "\n28 8 +36 -20\n12 8 +20 -4 : 7 2 +9 no -5 no *14 no"
+        "\n28 7 +35 -21 /4\n12 7 +19 -5 : 8 2 +10 no -6 no *16 no /4 yes"
+        "</think>\n<answer>((8/2)*7)-8</answer>"
+    )
+    assert score_response(trace.text, (8, 8, 7, 2), 20).verdict == "correct"
+    check = check_response(trace.text)
+    assert (check.tried, check.num_verdicts, check.num_right_verdicts) == (((8, 8), (8, 7)), 7, 7)
+    assert (check.num_equations, check.num_true_equations) == (2 + 4 + 3 + 5 + 4, 18)
+
+
+def test_four_numbers_given_up_by_hand():
+    trace = written((8, 8, 7, 2), 20, give_up_at=2)
+    assert trace.text == (
+        "\n20 8 +28 -12 ;\n28 8 +36 -20\n12 8 +20 -4 : 7 2 +9 no -5 no"
+        "</think>\n<answer>((7+2)+8)+8</answer>"
+    )
+    assert (trace.solved, trace.exhausted) == (False, False)
+
+
+def test_nothing_is_needed_before_a_need_of_zero():
+    # 20-20=0 is listed, and what would make it with a 3 is not.
+    text = written((20, 3, 50, 90), 20).text
+    assert text.startswith("\n20 20 +40 -0 /1 ;\n40 3 +43 -37\n1 3 +4 -2 : 90 50 ")
 
 
 def test_giving_up_by_hand():
@@ -122,7 +154,7 @@ def test_everything_written_is_true(numbers, target, give_up_prob, seed):
     )
     assert check.num_verdicts == check.num_right_verdicts == len(re.findall(" yes| no", trace.text))
     assert not check.repeats
-    assert check.num_attempts == trace.text.count(" : ") <= 3
+    assert check.num_attempts == trace.text.count(" : ") <= {3: 3, 4: 12}[len(numbers)]
 
     answer = trace.text.split("<answer>")[1].removesuffix("</answer>")
     assert sorted(int(n) for n in re.findall(r"\d+", answer)) == sorted(numbers)
@@ -153,7 +185,7 @@ def test_check_counts_what_is_false():
     check = check_response("\n45 9 -35 +54 : 5 3 +8 yes *16 no\n45 9 -36 : 40 5 -35 no -36 no")
     assert (check.num_equations, check.num_true_equations) == (7, 4)
     assert (check.num_verdicts, check.num_right_verdicts) == (4, 2)
-    assert check.last_operands == (9, 9)
+    assert check.tried == ((9,), (9,))
     assert check.repeats
 
 
@@ -169,7 +201,7 @@ def test_division_by_zero_is_only_a_false_equation():
     assert (check.num_equations, check.num_true_equations) == (3, 2)
 
 
-@pytest.mark.parametrize("numbers", [(1, 2), (1, 2, 3, 4), (0, 2, 3)])
+@pytest.mark.parametrize("numbers", [(1, 2), (1, 2, 3, 4, 5), (0, 2, 3)])
 def test_other_problems_are_refused_with_the_remedy(numbers):
-    with pytest.raises(ValueError, match=r"3 positive numbers.*set model\.path"):
+    with pytest.raises(ValueError, match=r"3 or 4 positive numbers.*set model\.path"):
         write_trace(numbers, 20, give_up_prob=0.0, rng=random.Random(0))
