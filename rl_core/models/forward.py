@@ -60,15 +60,9 @@ def forward_pass(
         temperature: of the distribution that was sampled from.
         compute_dtype: float32, or bfloat16 for autocast.
     """
-    trunk = _trunk(actor, critic)
-    is_recorded = trunk_learns and torch.is_grad_enabled()
-    with _autocast(batch, compute_dtype), torch.set_grad_enabled(is_recorded):
-        read = decoder if decoder.supports(trunk) else shared_prefix
-        hidden = read.response_states(trunk, batch)
+    with torch.set_grad_enabled(trunk_learns and torch.is_grad_enabled()):
+        hidden = sampled_states(_trunk(actor, critic), batch, compute_dtype=compute_dtype)
     mask = batch.sampled_mask
-    if batch.env_mask is not None:  # what the env said is read, and never predicted
-        own = mask[batch.response_mask].nonzero().squeeze(-1)
-        hidden = select_rows(hidden, own)
     logprobs = entropy = values = None
     if actor is not None:
         head, targets = actor.get_output_embeddings().weight, batch.sampled_ids()
@@ -83,6 +77,24 @@ def forward_pass(
     if critic is not None:
         values = critic.head(hidden.float()).squeeze(-1)
     return TokenOutputs(_pad(logprobs, mask), _pad(entropy, mask), _pad(values, mask))
+
+
+def sampled_states(trunk: nn.Module, batch: TrainBatch, *, compute_dtype: torch.dtype) -> Tensor:
+    """Returns the states that predict the sampled tokens, [M, H], row after row.
+
+    Args:
+        trunk: a causal LM's decoder, without its head.
+        batch: B rows.
+        compute_dtype: float32, or bfloat16 for autocast.
+    """
+    with _autocast(batch, compute_dtype):
+        read = decoder if decoder.supports(trunk) else shared_prefix
+        hidden: Tensor = read.response_states(trunk, batch)
+    if batch.env_mask is None:
+        return hidden
+    # What the env said is read, and never predicted.
+    own = batch.sampled_mask[batch.response_mask].nonzero().squeeze(-1)
+    return select_rows(hidden, own)
 
 
 def _trunk(actor: transformers.PreTrainedModel | None, critic: Critic | None) -> nn.Module:

@@ -3,26 +3,28 @@
 The one loop of the home-made base model (train.py) and of models that are given (tune.py): they
 differ in optimizer, in how a batch is split, and in how logits become losses.
 
-Legend: B responses, L prompt + response (right-padded), N learned tokens, H hidden size.
+Legend: N learned tokens, H hidden size.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from rl_core.algos.logprobs import token_logprobs
+from rl_core.batch import TrainBatch
+from rl_core.models.forward import sampled_states
 from rl_core.sft.examples import Example
 from rl_core.system.threads import MicroBatchThreads
 
 _GRAD_CLIP: Final = 1.0
-_PADDING_WEIGHT: Final = 0.0
 TokenLosses: TypeAlias = Callable[[Any, Tensor, Tensor], Tensor]
 """(model, hidden states [N, H], targets int64 [N]) -> losses in nats, float32 [N]."""
 Split: TypeAlias = Callable[[Sequence[Example]], Sequence[Sequence[Example]]]
@@ -76,15 +78,11 @@ class Fitting:
         return [p for p in self.model.parameters() if p.requires_grad]
 
     def _summed_loss(self, part: Sequence[Example]) -> Tensor:
-        ids, weights = (tensor.to(self.model.device) for tensor in _pad(part, self.pad_id))
-        with torch.autocast(
-            ids.device.type, torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16
-        ):
-            decoder = self.model.get_decoder()
-            hidden = decoder(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
-        learned = weights[:, 1:] > 0
-        losses = self.losses(self.model, hidden[learned], ids[:, 1:][learned])
-        return (losses * weights[:, 1:][learned]).sum()
+        batch, weights = _batched(part, self.pad_id)
+        batch, weights = batch.to(self.model.device), weights.to(self.model.device)
+        trunk = self.model.get_decoder()
+        hidden = sampled_states(trunk, batch, compute_dtype=self.compute_dtype)
+        return (self.losses(self.model, hidden, batch.sampled_ids()) * weights).sum()
 
 
 def fit(
@@ -125,10 +123,17 @@ def schedule(step: int, *, warmup_steps: int, num_steps: int) -> float:
 
 
 def split_evenly(examples: Sequence[Example], *, count: int) -> list[Sequence[Example]]:
-    """Returns at most `count` parts of equal size, cut by length to save padding."""
-    by_length = _by_length(examples)
-    size = math.ceil(len(by_length) / count)
-    return [by_length[start : start + size] for start in range(0, len(by_length), size)]
+    """Returns at most `count` parts of about as many tokens, the longest examples first.
+
+    Examples of a length stand together, to save padding, and threads that take a part each end
+    together.
+    """
+    parts: list[list[Example]] = [[] for _ in range(count)]
+    total, seen = sum(len(example.ids) for example in examples), 0
+    for example in _by_length(examples):
+        parts[seen * count // total].append(example)
+        seen += len(example.ids)
+    return [part for part in parts if part]
 
 
 def split_by_tokens(examples: Sequence[Example], *, max_tokens: int) -> list[Sequence[Example]]:
@@ -161,11 +166,34 @@ def _by_length(examples: Sequence[Example]) -> list[Example]:
     return sorted(examples, key=lambda example: len(example.ids), reverse=True)
 
 
-def _pad(examples: Sequence[Example], pad_id: int) -> tuple[Tensor, Tensor]:
-    """Returns ids int64 [B, L] and loss weights float32 [B, L], right-padded."""
-    length = max(len(example.ids) for example in examples)
-    ids = torch.tensor([e.ids + [pad_id] * (length - len(e.ids)) for e in examples])
-    weights = torch.tensor(
-        [e.weights + [_PADDING_WEIGHT] * (length - len(e.weights)) for e in examples]
+def _batched(examples: Sequence[Example], pad_id: int) -> tuple[TrainBatch, Tensor]:
+    """Returns examples as the rollouts that they are instead of, and the learned tokens' weights.
+
+    A response is what lies between the first and the last token that is learned; what teaches
+    nothing in between is the env's. The weights are float32 [N], row after row.
+    """
+    # The first token follows nothing that could predict it.
+    learned = [[at for at, w in enumerate(e.weights) if at and w > 0] for e in examples]
+    spans = [(places[0], places[-1] + 1) for places in learned]
+    starts, ends = torch.tensor(spans).unbind(dim=1)
+    of_spans = list(zip(examples, spans, strict=True))
+    ids = [torch.tensor(example.ids[:end]) for example, (_, end) in of_spans]
+    weights = pad_sequence(
+        [torch.tensor(example.weights[start:end]) for example, (start, end) in of_spans],
+        batch_first=True,
     )
-    return ids, weights
+    nothing = torch.zeros(len(examples))
+    batch = TrainBatch(
+        input_ids=pad_sequence(ids, batch_first=True, padding_value=pad_id),
+        prompt_lengths=starts,
+        response_lengths=ends - starts,
+        rollout_logprobs=torch.zeros_like(weights),
+        rewards=nothing,
+        group_ids=torch.arange(len(examples)),
+        correct=nothing > 0,
+        truncated=nothing > 0,
+    )
+    between = batch.response_mask & (weights <= 0)
+    if between.any():
+        batch = replace(batch, env_mask=between)
+    return batch, weights[batch.sampled_mask]

@@ -158,7 +158,7 @@ def test_a_held_out_loss_that_rises_is_said(tmp_path, rows, tiny_model_path):
 def test_splits_hold_every_example_once():
     examples = [Example([0] * n, [1.0] * n) for n in (3, 9, 1, 4, 7)]
     even = split_evenly(examples, count=2)
-    assert [[len(e.ids) for e in part] for part in even] == [[9, 7, 4], [3, 1]]
+    assert [[len(e.ids) for e in part] for part in even] == [[9, 7], [4, 3, 1]]
     by_tokens = split_by_tokens(examples, max_tokens=8)
     assert [[len(e.ids) for e in part] for part in by_tokens] == [[9], [7], [4, 3], [1]]
 

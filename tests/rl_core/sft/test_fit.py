@@ -1,0 +1,94 @@
+"""The loss and its gradient: those of transformers' own pass over each example alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from rl_core.sft.examples import Example
+from rl_core.sft.fit import Fitting, blocked_losses, split_by_tokens, split_evenly, whole_losses
+from rl_core.system.threads import MicroBatchThreads
+
+VOCABULARY = 40
+EXAMPLES = [
+    Example([5, 6, 7, 8, 9, 1], [0.0, 0.0, 1.0, 3.0, 1.0, 1.0]),
+    # What an env said in between, and an end that teaches nothing.
+    Example([5, 6, 20, 21, 22, 23, 24, 25], [0.0, 0.5, 1.0, 0.0, 0.0, 2.0, 0.0, 0.0]),
+    # No prompt: nothing predicts the first token, whatever it weighs.
+    Example([11, 12, 13], [1.0, 1.0, 1.0]),
+    Example([14, 15], [0.0, 6.0]),
+]
+
+
+def new_model() -> Qwen2ForCausalLM:
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=VOCABULARY,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            initializer_range=0.2,
+            tie_word_embeddings=True,
+            attn_implementation="sdpa",
+            dtype="float32",
+        )
+    )
+
+
+def plain_loss(model: Qwen2ForCausalLM) -> torch.Tensor:
+    """The weighted mean over all examples, each alone."""
+    losses = []
+    for example in EXAMPLES:
+        ids = torch.tensor([example.ids])
+        logits = model(input_ids=ids).logits[0, :-1]
+        each = functional.cross_entropy(logits, ids[0, 1:], reduction="none")
+        losses.append((each * torch.tensor(example.weights[1:])).sum())
+    return sum(losses) / sum(sum(example.weights) for example in EXAMPLES)
+
+
+@pytest.mark.parametrize("losses", [whole_losses, blocked_losses(torch.float32)])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("has_padding", [False, True], ids=["our_decoder", "transformers'"])
+def test_loss_and_gradient_are_those_of_each_example_alone(losses, threads, has_padding):
+    plain, model = new_model(), new_model()
+    if has_padding:
+        model.gradient_checkpointing_enable()  # which our decoder leaves to transformers
+        model.train()
+    expected = plain_loss(plain)
+    expected.backward()
+
+    fitting = Fitting(model, 0, MicroBatchThreads(threads), losses)
+    got = fitting.backward(EXAMPLES, lambda examples: split_evenly(examples, count=2))
+
+    assert got == pytest.approx(expected.item(), rel=1e-5)
+    for (name, want), parameter in zip(plain.named_parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, want.grad, rtol=1e-4, atol=1e-6, msg=name)
+    whole = fitting.mean_loss(EXAMPLES, lambda examples: split_by_tokens(examples, max_tokens=9))
+    assert whole == pytest.approx(expected.item(), rel=1e-5)
+
+
+def of_lengths(lengths: list[int]) -> list[Example]:
+    return [Example([0] * length, [1.0] * length) for length in lengths]
+
+
+def test_threads_get_about_as_many_tokens_by_hand():
+    # Of 100 tokens each begins in the quarter before it: 40 at 0, 20 at 40, 14 at 60, 13 at 74, ...
+    parts = split_evenly(of_lengths([4, 13, 40, 9, 20, 14]), count=4)
+    assert [[len(e.ids) for e in part] for part in parts] == [[40], [20], [14, 13], [9, 4]]
+
+
+@given(st.lists(st.integers(2, 400), min_size=1, max_size=40), st.integers(1, 6))
+def test_parts_hold_each_example_once_and_none_is_a_part_too_long(lengths, count):
+    parts = split_evenly(of_lengths(lengths), count=count)
+    split = [[len(e.ids) for e in part] for part in parts]
+    assert [length for part in split for length in part] == sorted(lengths, reverse=True)
+    assert 1 <= len(parts) <= count
+    # A part ends with the example that reaches its share.
+    assert max(sum(part) for part in split) < sum(lengths) / count + max(lengths)
