@@ -128,6 +128,14 @@ def other_word_problems(train: Rows, test: Rows) -> None:
     train[1]["prompt"] = gsm8k.render_messages("chat", " ")
 
 
+def the_same_question_twice(train: Rows, test: Rows) -> None:
+    train[1]["prompt"] = train[0]["prompt"]
+
+
+def a_training_question_in_test(train: Rows, test: Rows) -> None:
+    test[0]["prompt"] = train[0]["prompt"]
+
+
 COUNTDOWN_BREAKS: list[tuple[Break | None, dict[str, int]]] = [
     (None, {}),
     (numbers_out_of_range, {"countdown_number_range": 2}),
@@ -159,6 +167,8 @@ GSM8K_BREAKS: list[tuple[Break | None, dict[str, int]]] = [
     (None, {}),
     (other_truths, {"gsm8k_ground_truth": 2}),
     (other_word_problems, {"gsm8k_prompt": 3}),
+    (the_same_question_twice, {"text_unique": 1}),
+    (a_training_question_in_test, {"text_splits_disjoint": 1}),
     (other_labels, {"labels": 3}),
     (
         nulls_in_gsm8k,

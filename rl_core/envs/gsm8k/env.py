@@ -115,6 +115,8 @@ GSM8K: Final = Env(
             "gsm8k_ground_truth.sql",
             "labels.sql",
             "text_no_nulls.sql",
+            "text_unique.sql",
+            "text_splits_disjoint.sql",
             "gsm8k_prompt.sql",
         ),
         of_templates=("gsm8k_prompt",),

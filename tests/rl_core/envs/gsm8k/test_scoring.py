@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import time
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_core.envs.gsm8k import extract_truth, render_messages, score_response
+
+GRADED = Path(__file__).parents[3] / "golden" / "gsm8k_graded.csv"
+
+
+def test_models_answers_are_graded_as_by_the_authors_of_gsm8k() -> None:
+    with GRADED.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    right = 0
+    for row in rows:
+        truth = extract_truth(f"#### {row['truth']}")
+        for mode in ("strict", "lenient"):
+            scored = score_response(f"So:\n#### {row['answer']}", truth, answer_from=mode)
+            assert (scored.verdict == "correct") == (row["is_correct"] == "1"), (row, mode)
+        right += row["is_correct"] == "1"
+    assert (len(rows), right) == (2_748, 266)
 
 
 @pytest.mark.parametrize(
