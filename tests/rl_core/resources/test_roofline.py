@@ -205,10 +205,16 @@ def test_the_longest_of_many_is_cut_at_the_limit() -> None:
 
 
 def test_bounds_hold_short_and_full_responses() -> None:
-    short, usual, full = guess_lengths(config(data={"train_batch_size": 32}))
+    named = {"path": "Qwen/Qwen2.5-0.5B"}
+    short, usual, full = guess_lengths(config(model=named, data={"train_batch_size": 32}))
     assert (short.response, usual.response, full.response) == (128, 256, 1_024)
     small = {"train_batch_size": 32, "max_response_length": 128}
-    assert [x.response for x in guess_lengths(config(data=small))] == [64, 128, 128]
+    assert [x.response for x in guess_lengths(config(model=named, data=small))] == [64, 128, 128]
+
+
+def test_a_home_made_model_is_expected_to_fill_a_third_of_what_it_may_write() -> None:
+    quickstart = guess_lengths(config(data={"max_response_length": 129}))
+    assert [x.response for x in quickstart] == pytest.approx([21.5, 43, 129])
 
 
 def test_another_runs_step_tells_the_share_that_is_reached() -> None:
