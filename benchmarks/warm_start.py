@@ -3,7 +3,9 @@
     .venv/bin/python benchmarks/warm_start.py [KEY=VALUE ...]        # e.g. base_model.steps=300
 
 "Persistent" forbids giving up after a "no": an estimate of what reinforcement learning can reach by
-persistence alone. The model is made with the settings of `quickstart`, in a folder that is removed.
+persistence alone. "Covered" are problems that some search solves, in as many tokens as it takes.
+The model is made with the settings of `quickstart`, in a folder that is removed; `preset=NAME` and
+`storage.root=FOLDER` say otherwise.
 """
 
 from __future__ import annotations
@@ -27,7 +29,12 @@ from transformers import (  # noqa: E402
 from flows.settings.compose import compose  # noqa: E402
 from rl_core.data.dataset import read_problems  # noqa: E402
 from rl_core.envs.countdown import render_prompt, score_response  # noqa: E402
-from rl_core.envs.countdown.search_traces import ANSWER_OPEN, VERDICTS, check_response  # noqa: E402
+from rl_core.envs.countdown.search_traces import (  # noqa: E402
+    ANSWER_OPEN,
+    VERDICTS,
+    check_response,
+    is_covered,
+)
 from tasks.base_model import base_model  # noqa: E402
 from tasks.generate import generate_dataset  # noqa: E402
 
@@ -37,12 +44,13 @@ PROBLEMS = 256
 class NeverGiveUp(LogitsProcessor):  # type: ignore[misc]  # transformers leaves it untyped
     """After a "no" the answer may not begin."""
 
-    def __init__(self, no_id: int, answer_id: int) -> None:
-        self._no_id, self._answer_id = no_id, answer_id
+    def __init__(self, no_id: int, answer_ids: list[int]) -> None:
+        self._no_id, self._answer_ids = no_id, answer_ids
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Returns the scores, the answer's first token at -inf where the last one is a "no"."""
-        scores[ids[:, -1] == self._no_id, self._answer_id] = -torch.inf
+        """Returns the scores, an answer's first tokens at -inf where the last one is a "no"."""
+        after_no = (ids[:, -1] == self._no_id).unsqueeze(-1)
+        scores[:, self._answer_ids] = scores[:, self._answer_ids].masked_fill(after_no, -torch.inf)
         return scores
 
 
@@ -59,31 +67,43 @@ def persistent(model_path: Path, data: Path, max_tokens: int) -> None:
         padding=True,
         padding_side="left",
     )
-    no_id, answer_id = (tokenizer.encode(text)[0] for text in (VERDICTS[0], ANSWER_OPEN + "("))
+    answers = (ANSWER_OPEN + "(", ANSWER_OPEN + "((")
+    no_id, *answer_ids = (tokenizer.encode(text)[0] for text in (VERDICTS[0], *answers))
     output = model.generate(
         **batch,
         max_new_tokens=max_tokens,
         do_sample=False,
-        logits_processor=LogitsProcessorList([NeverGiveUp(no_id, answer_id)]),
+        logits_processor=LogitsProcessorList([NeverGiveUp(no_id, answer_ids)]),
     )
     texts = tokenizer.batch_decode(
         output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True
     )
-    correct = sum(
-        score_response(text, *problem).verdict == "correct"
-        for text, problem in zip(texts, problems, strict=True)
-    )
+    for operands in sorted({len(numbers) for numbers, _ in problems}):
+        of_size = [
+            pair for pair in zip(texts, problems, strict=True) if len(pair[1][0]) == operands
+        ]
+        solved = sum(
+            score_response(text, *problem).verdict == "correct" for text, problem in of_size
+        )
+        covered = sum(is_covered(*problem) for _, problem in of_size)
+        print(
+            f"{operands} numbers, {len(of_size)} problems: "
+            f"persistent {solved / len(of_size):.3f}, covered {covered / len(of_size):.3f}"
+        )
     checks = [check_response(text) for text in texts]
     true = sum(c.num_true_equations for c in checks) / sum(c.num_equations for c in checks)
     right = sum(c.num_right_verdicts for c in checks) / sum(c.num_verdicts for c in checks)
-    print(f"persistent {correct / len(texts):.3f} (arithmetic {true:.3f}, judging {right:.3f})")
+    print(f"arithmetic {true:.3f}, judging {right:.3f}")
 
 
 def main() -> None:
     """Makes the base model and prints its report."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        config = compose(["preset=quickstart", *sys.argv[1:], f"storage.root={folder}"])
+        named = {text.partition("=")[0] for text in sys.argv[1:]}
+        defaults = {"preset": "quickstart", "storage.root": folder}
+        unnamed = [f"{key}={value}" for key, value in defaults.items() if key not in named]
+        config = compose([*unnamed, *sys.argv[1:]])
         data = generate_dataset(config)
         model_path = base_model(config, data)
         print((model_path / "warm_start.json").read_text())

@@ -17,6 +17,7 @@ from rl_core.envs import ENVS, env_names, find_env
 
 PresetName = Literal[
     "quickstart",
+    "overnight-cpu",
     "tinyzero-0.5b-24gb",
     "countdown-0.5b-sft-24gb",
     "countdown-1.5b-24gb",

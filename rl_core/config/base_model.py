@@ -32,7 +32,7 @@ class BaseModelConfig(Section):
     give_up_prob: float = Field(0.55, ge=0, le=1)
     """Chance that the model gives up: stops searching after a "no", or stops after a step."""
     max_response_tokens: int = Field(128, ge=16)
-    """Longest response that it is taught, in tokens."""
+    """Longest response when it is measured, in tokens; a longer one is cut."""
     seed: int = Field(0, ge=0)
     """Seed of its weights and examples, apart from the run's seed so that runs share the model."""
     num_threads: int = Field(2, ge=1)

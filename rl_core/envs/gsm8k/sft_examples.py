@@ -49,7 +49,10 @@ class SolutionExamples:
 
     @property
     def digits_per_token(self) -> int:
-        """1: its numbers are too many to be learned one by one."""
+        """1: products of its numbers are too many to be learned one by one.
+
+        With a token for each number fewer sums were true (benchmarks/README.md).
+        """
         return 1
 
     @property
