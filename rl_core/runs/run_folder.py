@@ -34,7 +34,8 @@ from rl_core.config.operations import BudgetConfig
 from rl_core.config.run import RunConfig
 from rl_core.evaluation.files import EvaluationFiles
 from rl_core.resources.cost import Spread, price_in_words
-from rl_core.resources.oom_recovery import Changes
+from rl_core.resources.oom_recovery import Changes, in_words
+from rl_core.runs.changed_settings import changed_settings
 from rl_core.runs.rollout_log import RolloutLog, finite_or_none
 from rl_core.runs.validation_log import HeldOutLog
 from rl_core.system.atomic import append_line, locked, write_text_atomically
@@ -42,7 +43,7 @@ from rl_core.system.disk_reserve import drop_reserve, hold_reserve, write_last_w
 from rl_core.system.log_file import log_to_file, redact
 from rl_core.system.versions import made_with
 
-_WORDS = (
+_WORDS = [
     "amber",
     "birch",
     "cedar",
@@ -53,7 +54,7 @@ _WORDS = (
     "heron",
     "ivory",
     "juniper",
-)
+]
 _NUMBERS = re.compile(r'\[\n[^"\[\]{}]*\]')
 """A list without texts or lists in it."""
 _NOTHING_TO_SAY: dict[str, Any] = {
@@ -81,6 +82,13 @@ class Attempt(BaseModel):
     """Of the checkpoint that it goes on from."""
     changes: Changes = {}
     """What a retry changed of the settings (`resources.oom_recovery`); later attempts keep it."""
+    asked: str = ""
+    """What a person asked for otherwise than before, as one would type it."""
+
+    @property
+    def changed(self) -> str:
+        """What is other than in the attempt before, as one would type it."""
+        return " ".join(filter(None, (in_words(self.changes), self.asked)))
 
 
 class RunRecord(BaseModel):
@@ -153,14 +161,14 @@ class RunFolder:
         run = cls.under(config.storage.root, config.run_id or new_run_id())
         try:
             run.path.mkdir(parents=True, exist_ok=True)
-            run._write_settings(settings_as_yaml(config))
+            asked = run._write_settings(settings_as_yaml(config))
         except OSError as error:
             raise ValueError(
                 f"storage.root={config.storage.root} cannot be written ({error.strerror}): "
                 "choose another with storage.root=FOLDER"
             ) from error
         if run.is_there():
-            run.add_attempt("continued")
+            run.add_attempt("continued", asked=asked)
             run.update(preset=config.preset, status="running", **_NOTHING_TO_SAY)
         else:
             first = Attempt(started_at=utc_now(), reason="started")
@@ -256,12 +264,13 @@ class RunFolder:
             drop_reserve(self.path)
         return record
 
-    def add_attempt(self, reason: str, changes: Changes | None = None) -> None:
+    def add_attempt(self, reason: str, changes: Changes | None = None, *, asked: str = "") -> None:
         """Notes in `run.json` that the run was started again, and why.
 
         Args:
             reason: `continued`, or the error that a retry is for.
             changes: what the retry changes of the settings; None for nothing.
+            asked: what a person changed of them, as one would type it.
         """
         # Without a look at every byte: the attempt itself takes that.
         steps = [found.step for found in list_checkpoints(self.path) if found.resumable]
@@ -270,6 +279,7 @@ class RunFolder:
             reason=redact(reason),
             from_step=max(steps, default=0),
             changes=changes or {},
+            asked=asked,
         )
         self.update(attempts=(*self.read().attempts, attempt))
 
@@ -293,13 +303,18 @@ class RunFolder:
         """Appends to `log.txt` what is logged in the block."""
         return log_to_file(self.path / "log.txt")
 
-    def _write_settings(self, text: str) -> None:
-        """Writes `config.yaml`; other settings that the run's steps were done with are kept."""
-        file = self.path / "config.yaml"
+    def _write_settings(self, text: str) -> str:
+        """Writes `config.yaml`; other settings that the run's steps were done with are kept.
+
+        Returns what is other than they, as one would type it.
+        """
+        file, asked = self.path / "config.yaml", ""
         if file.exists() and (before := file.read_text(encoding="utf-8")) != text:
             attempt = 1 + (len(self.read().attempts) if self.is_there() else 0)
             write_text_atomically(file.with_name(f"config_before_attempt_{attempt}.yaml"), before)
+            asked = changed_settings(before, text)
         write_text_atomically(file, text)
+        return asked
 
     def _write(self, record: RunRecord) -> None:
         text = redact(_NUMBERS.sub(_in_one_line, record.model_dump_json(indent=2))) + "\n"

@@ -1,4 +1,5 @@
--- one row per start of a run: when, and why (started, continued, or what a retry was needed for).
+-- one row per start of a run: when, why (started, continued, or what a retry was needed for), and
+-- what a person asked for otherwise than before.
 -- Ask it what went wrong in the night and how often.
 -- Example: countdown-train sql attempts --run latest
 with starts as (
@@ -13,6 +14,7 @@ select
     run_id,
     number,
     cast(attempt ->> 'started_at' as timestamptz) as started_at,
-    attempt ->> 'reason' as reason
+    attempt ->> 'reason' as reason,
+    nullif(attempt ->> 'asked', '') as asked
 from starts
 order by run_id asc, number asc

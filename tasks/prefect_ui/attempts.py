@@ -110,7 +110,7 @@ def show_attempts(run: RunFolder, logger: Log) -> None:
                 "attempt": number,
                 "started": attempt.started_at[:19].replace("T", " "),
                 "from step": attempt.from_step,
-                "changed settings": in_words(attempt.changes),
+                "changed settings": attempt.changed,
                 "why": attempt.reason,  # last, for its length
             }
             for number, attempt in enumerate(attempts, start=1)
@@ -121,7 +121,7 @@ def show_attempts(run: RunFolder, logger: Log) -> None:
 
 
 def _difference(attempt: Attempt) -> str:
-    return in_words(attempt.changes) or "the same settings"
+    return attempt.changed or "the same settings"
 
 
 def _died_before(error: WorkerDied, run: RunFolder) -> bool:

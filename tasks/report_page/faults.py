@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_core.resources.oom_recovery import in_words
 from rl_core.runs.resume import remarks
 from rl_core.runs.run_folder import Attempt, RunFolder, RunRecord
 
@@ -81,7 +80,7 @@ def _attempt(number: int, attempt: Attempt) -> Fault:
         what, how = "interrupted", "continued"
     else:
         what, how = attempt.reason, "retried"
-    changes = f" with {in_words(attempt.changes)}" if attempt.changes else ""
+    changes = f" with {attempt.changed}" if attempt.changed else ""
     return Fault(f"attempt {number}", what, f"{how} from step {attempt.from_step}{changes}")
 
 

@@ -95,7 +95,13 @@ def test_a_new_run_has_a_record_and_its_settings(tmp_path: Path) -> None:
         "planned_step_s": None,
         "planned_from": None,
         "attempts": [
-            {"started_at": started_at, "reason": "started", "from_step": 0, "changes": {}}
+            {
+                "started_at": started_at,
+                "reason": "started",
+                "from_step": 0,
+                "changes": {},
+                "asked": "",
+            }
         ],
     }
     settings = yaml.safe_load((run.path / "config.yaml").read_text())
@@ -127,6 +133,26 @@ def test_settings_that_a_run_was_continued_with_do_not_hide_those_before(tmp_pat
         "config_before_attempt_3.yaml": 0,
         "config_before_attempt_5.yaml": 9,
     }
+    asked = [attempt.asked for attempt in run.read().attempts]
+    assert asked == ["", "", "seed=9", "", "seed=3"]
+
+
+def test_damaged_settings_name_no_change(tmp_path: Path) -> None:
+    run = RunFolder.create(config_in(tmp_path))
+    (run.path / "config.yaml").write_text("seed: [")
+    RunFolder.create(config_in(tmp_path, seed=9))
+    assert run.read().attempts[-1].asked == ""
+
+
+def test_what_a_person_changed_is_told_as_one_would_type_it(tmp_path: Path) -> None:
+    run = RunFolder.create(config_in(tmp_path))
+    named = config_in(tmp_path, model=ModelConfig(path="a/b", gradient_checkpointing=True))
+    RunFolder.create(named)
+    RunFolder.create(config_in(tmp_path))
+    assert [attempt.asked for attempt in run.read().attempts[1:]] == [
+        "model.path=a/b model.gradient_checkpointing=true",
+        "model.path=null model.gradient_checkpointing=false",
+    ]
 
 
 def test_updates_are_checked_and_timings_add_up(tmp_path: Path) -> None:
