@@ -43,18 +43,7 @@ from rl_core.system.disk_reserve import drop_reserve, hold_reserve, write_last_w
 from rl_core.system.log_file import log_to_file, redact
 from rl_core.system.versions import made_with
 
-_WORDS = [
-    "amber",
-    "birch",
-    "cedar",
-    "delta",
-    "ember",
-    "fjord",
-    "grove",
-    "heron",
-    "ivory",
-    "juniper",
-]
+_WORDS = ["amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "ivory", "jade"]
 _NUMBERS = re.compile(r'\[\n[^"\[\]{}]*\]')
 """A list without texts or lists in it."""
 _NOTHING_TO_SAY: dict[str, Any] = {
