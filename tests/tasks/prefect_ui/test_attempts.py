@@ -1,0 +1,30 @@
+"""What the Prefect UI calls a start of training."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from rl_core.config.operations import StorageConfig
+from rl_core.config.run import RunConfig
+from rl_core.runs.run_folder import RunFolder
+from tasks.prefect_ui.attempts import attempt_name, show_attempts
+
+
+@pytest.mark.parametrize(("seed", "changed"), [(0, "the same settings"), (9, "seed=9")])
+def test_a_later_start_is_named_by_what_is_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, seed: int, changed: str
+) -> None:
+    def run_with(seed: int) -> RunFolder:
+        storage = StorageConfig(root=tmp_path)
+        return RunFolder.create(RunConfig(run_id="mine", seed=seed, storage=storage))
+
+    assert attempt_name({"run": run_with(0)}) == "train"
+    run = run_with(seed)
+    assert attempt_name({"run": run}) == f"train attempt 2: {changed}, from step 0"
+    show_attempts(run, logging.getLogger("attempts"))
+    assert caplog.messages == [f"attempt 2, from step 0 with {changed}: continued"]
+    run.add_attempt("out of memory in gen", {"rollout.kv_cache_mib": (128, 64)})
+    assert attempt_name({"run": run}) == "train attempt 3: rollout.kv_cache_mib=64, from step 0"
