@@ -77,6 +77,8 @@ fi
 
 # Named by the job, so that a requeued one goes on with its run.
 [[ " $*" == *" run_id="* ]] || set -- "run_id=slurm-$SLURM_JOB_ID" "$@"
+# Of the two minutes that --signal leaves.
+[[ " $*" == *" trainer.stop_grace_s="* ]] || set -- "$@" trainer.stop_grace_s=90
 countdown-train run "resources.ray_address=$ip:$port" "$@" &
 run=$!
 trap 'kill -TERM "$run" 2>/dev/null' TERM INT

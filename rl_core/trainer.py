@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from rl_core.rollout.collector import Collected, collect, read_answers, to_rollo
 from rl_core.rollout.prefetch import Clock, RolloutsAhead, steps_ahead
 from rl_core.rollout.staleness import staleness_metrics
 from rl_core.rollout.turns import TurnTaking
+from rl_core.system.signals import StopAsked
 from rl_core.tracking.observers import Observers, StepObserver
 from rl_core.tracking.step_times import per_token_ms
 from rl_core.types import GenerationRequest, PromptedProblem, Rollout, SamplingSettings
@@ -107,6 +108,8 @@ class Trainer:
     """What goes on beside a step."""
     curriculum: Curriculum | None = None
     """Chooses each step's problems, standing where `workers` do; None: all in a shuffled order."""
+    interruptible: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Entered while responses are waited for, which `StopAsked` ends."""
 
     def train(self, start_step: int) -> int:
         """Trains to the end, or until an observer wants to stop; returns the last step done.
@@ -120,29 +123,31 @@ class Trainer:
         observers, watch_gap = Observers(self.observers), GapWatch(config.model.dtype)
         ahead = RolloutsAhead(self._collect)
         workers.engines.set_policy_version(start_step)
+        metrics: dict[str, float] = {}
         if start_step == 0:
-            metrics = self.test_greedily(0) | workers.engines.end_step()
+            try:
+                with self.interruptible():
+                    metrics = self.test_greedily(0) | workers.engines.end_step()
+            except StopAsked:
+                return 0
             run.metrics.append(0, metrics)
             observers.on_step(0, last_step, metrics)
         for step in range(start_step + 1, last_step + 1):
             clock = StepClock()
             is_saving = step % config.trainer.save_freq == 0 or step == last_step
             with clock("step"):
-                collected = ahead.take(step, clock)
+                try:
+                    with self.interruptible():
+                        collected = ahead.take(step, clock)
+                except StopAsked:
+                    return self._leave(step - 1, start_step, metrics)
                 ahead.begin(self._steps_ahead(step, last_step))
                 learned, per_rollout = workers.learn(collected.rollouts, step)
-                with clock("sync"):
-                    if not config.rollout.updates_in_flight:
-                        ahead.finish()
-                    workers.sync_weights(step)
                 metrics = collected.metrics | learned
                 if not metrics.get("rollout/staleness_max"):
                     watch_gap(step, metrics)
-                if step % config.trainer.test_freq == 0 or step == last_step:
-                    with clock("testing"):
-                        ahead.finish()
-                        metrics |= self.test_greedily(step)
-                metrics |= workers.engines.end_step()
+                with suppress(StopAsked):
+                    metrics |= self._hand_over(step, step == last_step, ahead, clock)
                 is_last = observers.wants_stop()
                 if is_saving or is_last:
                     with clock("save_checkpoint"):
@@ -158,6 +163,36 @@ class Trainer:
             if is_last:
                 return step
         return max(start_step, last_step)
+
+    def _hand_over(
+        self, step: int, is_last: bool, ahead: RolloutsAhead, clock: Clock
+    ) -> dict[str, float]:
+        """Gives the engines a step's update, tests it where that is due; returns their metrics.
+
+        Raises:
+            StopAsked: while they still wrote responses, before they got anything.
+        """
+        config, workers, metrics = self.config, self.workers, dict[str, float]()
+        is_testing = step % config.trainer.test_freq == 0 or is_last
+        with clock("sync"):
+            if not config.rollout.updates_in_flight:
+                # A test that is due is no stop's to leave out: a resume would not do it.
+                may_end = ahead.is_collecting() and not is_testing
+                with self.interruptible() if may_end else nullcontext():
+                    ahead.finish()
+            workers.sync_weights(step)
+        if is_testing:
+            with clock("testing"):
+                ahead.finish()
+                metrics |= self.test_greedily(step)
+        return metrics | workers.engines.end_step()
+
+    def _leave(self, step: int, start_step: int, metrics: Mapping[str, float]) -> int:
+        """Saves what the last step learned, where that is not saved, and returns the step."""
+        if step > start_step and step % self.config.trainer.save_freq:
+            self.saves.snapshot()
+            self._write_checkpoint(step, metrics.get("val/accuracy"))
+        return step
 
     def _write_checkpoint(self, step: int, accuracy: float | None) -> None:
         if self.curriculum is not None:

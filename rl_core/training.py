@@ -115,7 +115,7 @@ def train_model(
             report=logger.info,
             on_progress=on_progress,
         ) as workers,
-        StopSignals() as signals,
+        StopSignals(config.trainer.stop_grace_s) as signals,
         _saves(config, run, workers, curriculum) as saves,
     ):
         observers = (
@@ -127,7 +127,17 @@ def train_model(
             Caller(on_step),
             tensorboard,
         )
-        trainer = Trainer(config, inputs, workers, rewards, run, saves, observers, curriculum)
+        trainer = Trainer(
+            config,
+            inputs,
+            workers,
+            rewards,
+            run,
+            saves,
+            observers,
+            curriculum,
+            signals.interruptible,
+        )
         last_done = trainer.train(start_step)
     if last_done < last_step:
         _say_stopped(run, budget.reason(last_done), logger)

@@ -36,7 +36,7 @@ def train_supervised(
 ) -> int:
     """Trains like `train_model`, in a watched process, and returns the last step done.
 
-    When it is asked to stop it finishes its step and saves.
+    When it is asked to stop it finishes the update that is under way, and saves.
 
     Args:
         config: the run's settings.
@@ -65,6 +65,7 @@ def train_supervised(
         log_folder=run.path / "workers",
         stall_s=config.watchdog.stall_s,
         logger=logger,
+        grace_s=config.trainer.stop_grace_s,
         on_step=tell,
     )
     return last_done if steps is None else steps

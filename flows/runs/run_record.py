@@ -137,7 +137,22 @@ def _stopped(signal: BaseException, run: RunFolder) -> str:
             f"or run_id={run.run_id} resumes"
         )
     name = "Ctrl-C" if isinstance(signal, KeyboardInterrupt) else "SIGTERM"
-    return f"stopped by {name}; the same command, or run_id={run.run_id}, resumes"
+    return f"stopped by {name}; the same command, or run_id={run.run_id}, resumes{_unsaved(run)}"
+
+
+def _unsaved(run: RunFolder) -> str:
+    """Returns in words which steps a resume does again; none where the stop could save."""
+    done = _last_step(run)
+    saved = [checkpoint.step for checkpoint in list_checkpoints(run.path) if checkpoint.resumable]
+    at = max(saved, default=0)
+    if done <= at:
+        return ""
+    again = f"step {done}" if done == at + 1 else f"steps {at + 1} to {done}"
+    return f" and does {again} again, not saved before the end (trainer.stop_grace_s is too short?)"
+
+
+def _last_step(run: RunFolder) -> int:
+    return max((row["step"] for row in run.metrics.read()), default=0)
 
 
 def _last_words(error: BaseException, run: RunFolder) -> dict[str, Any]:
@@ -153,5 +168,4 @@ def _close(run: RunFolder, status: str, reason: str | None, **words: Any) -> Non
     _logger.info("run %s %s%s", run.run_id, status, f": {reason}" if reason else "")
     if words.get("next_step"):
         _logger.info("what to do next: %s", words["next_step"])
-    steps = max((row["step"] for row in run.metrics.read()), default=0)
-    run.update(status=status, reason=reason, finished_at=utc_now(), steps=steps, **words)
+    run.update(status=status, reason=reason, finished_at=utc_now(), steps=_last_step(run), **words)

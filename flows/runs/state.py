@@ -125,7 +125,7 @@ class _Watch:
                 self._stop("cancelled, and no worker did it")
 
     def _stop(self, why: str) -> None:
-        """Has the main thread leave, as a worker would; once, for a second time means at once."""
+        """Has the main thread leave, as a worker would; said once."""
         if not self._stopped:
             self._stopped = True
             _logger.warning("%s: finishing the step, saving, leaving", why)

@@ -29,6 +29,7 @@ from rl_core.config.sft import SftConfig
 from rl_core.envs import DEFAULT_ENV, ENVS
 from rl_core.section import Section
 from rl_core.system.cards import named_card
+from rl_core.system.signals import GRACE_S
 
 LrSchedule = Literal["constant", "linear", "cosine"]
 OptimizerName = Literal["adamw", "adamw_8bit"]
@@ -221,6 +222,13 @@ class TrainerConfig(Section):
     """Steps between greedy evaluations on the test split; they choose `best`."""
     test_problems: int = Field(1_024, ge=1)
     """Test problems used by those evaluations (the first so many)."""
+    stop_grace_s: float = Field(GRACE_S, gt=0)
+    """Seconds after SIGTERM that a step and its save may take; then they are given up, and the
+    latest checkpoint stands.
+
+    Whoever sends it kills soon after: leave 15 s of what docker (`stop_grace_period`), Kubernetes
+    or Slurm (`--signal`) wait. Prefect's Cancel waits 30 s. Ctrl-C has no limit.
+    """
     logger: tuple[Literal["console", "wandb", "tensorboard"], ...] = ("console",)
     """Who is shown each step beside `metrics.jsonl` and `log.txt`, which always have it.
 

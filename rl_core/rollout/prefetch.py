@@ -52,6 +52,10 @@ class RolloutsAhead:
                 args = (step, self._last, before)
                 threading.Thread(target=self._run, args=args, daemon=True).start()
 
+    def is_collecting(self) -> bool:
+        """Says whether anything is being collected, or will be."""
+        return any(not collected.done() for collected in self._ahead.values())
+
     def finish(self) -> None:
         """Waits until nothing is being collected, nor will be.
 

@@ -1,41 +1,76 @@
-"""Ctrl-C and SIGTERM in mid-training: finish the step, save, then stop as the signal asked."""
+"""Ctrl-C and SIGTERM in mid-training: save what was learned, then stop as the signal asked."""
 
 from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
+from typing import Final
 
-GRACE_S = 15.0
-"""Seconds that a step may take to finish after the signal; then it is abandoned."""
-LEAVING_S = GRACE_S + 15.0
-"""Seconds after which a process that lost its parent has ended."""
+GRACE_S: Final = 15.0
+"""Seconds after SIGTERM, by default, that a step and its save may take; then they are given up."""
+_LEAVING_S: Final = 15.0
+
+
+def leaving_s(grace_s: float = GRACE_S) -> float:
+    """Returns after how many seconds a process that lost its parent has ended."""
+    return grace_s + _LEAVING_S
+
+
+class StopAsked(BaseException):
+    """Somebody asked to stop while nothing was under way that is worth finishing."""
 
 
 class StopSignals:
     """Turns the first SIGINT or SIGTERM into a request that the trainer loop asks for.
 
-    A second SIGINT, or the end of the grace period, hands the signal to the handler that was there
-    before: Ctrl-C raises KeyboardInterrupt, Prefect's SIGTERM handler its TerminationSignal. The
-    same happens on leaving the block after a request, so callers see the usual exception.
-    Outside the main thread, where Python allows no handlers, it never asks to stop.
+    Whoever sends SIGTERM kills a while later, so what lasts longer than the grace period is given
+    up; a person at a terminal waits, and may press Ctrl-C again. Giving up hands the signal to the
+    handler that was there before: Ctrl-C raises KeyboardInterrupt, Prefect's SIGTERM handler its
+    TerminationSignal. The same happens on leaving the block after a request, so callers see the
+    usual exception. Outside the main thread, where Python allows no handlers, it never asks to
+    stop.
 
     Example:
         with StopSignals() as stop:
             for step in steps:
+                with stop.interruptible():
+                    ...  # what may be lost
                 ...
                 if stop.requested():
                     break
+
+    Args:
+        grace_s: seconds from SIGTERM to giving up.
     """
 
     def __init__(self, grace_s: float = GRACE_S) -> None:
-        self._grace_s = grace_s
-        self._signum: int | None = None
+        self.grace_s = grace_s
+        self.asked_by: signal.Signals | None = None
+        """SIGINT or SIGTERM, once somebody asked to stop; SIGTERM where both came."""
+        self._interruptible = False
         self._before: dict[int, signal._HANDLER] = {}
 
     def requested(self) -> bool:
         """Says whether somebody asked to stop."""
-        return self._signum is not None
+        return self.asked_by is not None
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Ends the block as soon as somebody asks to stop, or at once where that was before.
+
+        Raises:
+            StopAsked: somebody did.
+        """
+        try:
+            self._interruptible = True
+            if self.requested():
+                raise StopAsked
+            yield
+        finally:
+            self._interruptible = False
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
@@ -48,8 +83,8 @@ class StopSignals:
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self._restore()
-        if self._signum is not None and error is None:
-            signal.raise_signal(self._signum)
+        if self.asked_by is not None and error is None:
+            signal.raise_signal(self.asked_by)
 
     def _restore(self) -> None:
         if self._before:
@@ -59,16 +94,24 @@ class StopSignals:
         self._before = {}
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if self._signum is not None:
+        if signum == signal.SIGTERM:
+            # A second one does not hurry: it comes when the parent, which sent the first, is killed
+            # for having waited.
+            if self.asked_by is not signal.SIGTERM:
+                signal.setitimer(signal.ITIMER_REAL, self.grace_s)
+            self.asked_by = signal.SIGTERM
+        elif self.asked_by is None:
+            self.asked_by = signal.SIGINT
+        else:
             self._give_up()
-        self._signum = signum
-        signal.setitimer(signal.ITIMER_REAL, self._grace_s)
+        if self._interruptible:
+            self._interruptible = False
+            raise StopAsked
 
     def _on_alarm(self, signum: int, frame: FrameType | None) -> None:
         self._give_up()
 
     def _give_up(self) -> None:
-        asked = self._signum
-        assert asked is not None
+        assert self.asked_by is not None
         self._restore()
-        signal.raise_signal(asked)
+        signal.raise_signal(self.asked_by)

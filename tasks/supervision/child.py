@@ -21,7 +21,7 @@ from rl_core.errors import first_line  # noqa: E402  # torch comes with what is 
 from rl_core.system.child_process import Channel, channel_to_parent, pack, unpack  # noqa: E402
 from rl_core.system.log_file import RedactingFormatter  # noqa: E402
 from rl_core.system.process_group import PROCESS_GROUP, dump_stacks_on_request, end_process_group  # noqa: E402
-from rl_core.system.signals import LEAVING_S  # noqa: E402
+from rl_core.system.signals import leaving_s  # noqa: E402
 
 _PROGRESS_INTERVAL_S: Final = 0.5
 _logger = logging.getLogger("tasks.supervision.child")  # its __name__ is __main__
@@ -69,13 +69,17 @@ class Reporter(logging.Handler):
 def main() -> NoReturn:
     """Does what the parent asks."""
     parent = channel_to_parent()
-    signal.signal(signal.SIGTERM, _leave)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)
     dump_stacks_on_request()
-    job = parent.receive()["job"]
-    threading.Thread(target=_leave_with_parent, args=(parent,), daemon=True).start()
+    asked = parent.receive()
+    watch = threading.Thread(
+        target=_leave_with_parent, args=(parent, leaving_s(asked["grace_s"])), daemon=True
+    )
+    watch.start()
     reporter = Reporter(parent)
     _log_to(reporter)
-    sys.exit(_work(sys.argv[1], job, reporter))
+    sys.exit(_work(sys.argv[1], asked["job"], reporter))
 
 
 def _work(name: str, job: str, reporter: Reporter) -> int:
@@ -107,14 +111,14 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _leave_with_parent(parent: Channel) -> None:
+def _leave_with_parent(parent: Channel, within_s: float) -> None:
     """Waits until the parent is gone, then has this process save and leave, or else dies."""
     with suppress(OSError, EOFError):
         parent.receive()  # it says no more
     main_thread = threading.main_thread().ident
     assert main_thread is not None
     signal.pthread_kill(main_thread, signal.SIGTERM)
-    time.sleep(LEAVING_S)
+    time.sleep(within_s)
     end_process_group(os.environ[PROCESS_GROUP])
     os.kill(os.getpid(), signal.SIGKILL)
 

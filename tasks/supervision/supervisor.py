@@ -27,7 +27,9 @@ from tasks.supervision.worker_logs import TRAINER_LOGGER, worker_logs
 _SHUTDOWN_S: Final = 8.0
 """Seconds that a child has, beyond its grace period, to save and to end its workers."""
 _EXIT_S: Final = 5.0
-_STOPPED: Final = (128 + signal.SIGTERM, -signal.SIGTERM)
+_STOPPED: Final = tuple(
+    code for number in (signal.SIGTERM, signal.SIGINT) for code in (128 + number, -number)
+)
 """Exit codes of a child that was stopped: while it worked, and before it could."""
 _POLL_S: Final = 0.2
 _DUMP_S: Final = 2.0
@@ -43,6 +45,7 @@ def call_supervised(
     log_folder: Path,
     stall_s: float,
     logger: Log,
+    grace_s: float = GRACE_S,
     on_step: Callable[[int, int, dict[str, float]], None] = lambda step, last_step, metrics: None,
 ) -> _Result | None:
     """Returns `function(reporter, **arguments)`, called in a child process; None if it was stopped.
@@ -58,6 +61,7 @@ def call_supervised(
         log_folder: where that lies, and the files of the workers that it starts.
         stall_s: seconds without any progress after which it is ended.
         logger: hears the workers' warnings and errors.
+        grace_s: how long after SIGTERM the child works on.
         on_step: called with what the child tells by `Reporter.step`.
 
     Raises:
@@ -69,7 +73,7 @@ def call_supervised(
     log_folder.mkdir(exist_ok=True)
     group = new_process_group()
     outcome: dict[str, Any] = {}
-    with StopSignals(GRACE_S + _SHUTDOWN_S) as stop:
+    with StopSignals(grace_s + _SHUTDOWN_S) as stop:
         with log_file.open("ab") as log:
             child = Child(
                 "tasks.supervision.child", name, output=log, environment={PROCESS_GROUP: group}
@@ -77,16 +81,15 @@ def call_supervised(
         try:
             with worker_logs(log_folder, logger):
                 with suppress(OSError):  # it died at once: the end of its messages says so
-                    child.send({"job": pack((function, dict(arguments)))})
+                    child.send({"job": pack((function, dict(arguments))), "grace_s": grace_s})
                 for message in _messages(child, stop, stall_s, group, logger):
-                    if "step" in message:
-                        on_step(*message["step"])
-                    elif "log" in message:
-                        _log(message["log"], logger)
-                    elif "progress" not in message:
+                    if not _tell(message, on_step, logger):
                         outcome = message
             with suppress(subprocess.TimeoutExpired):
                 child.process.wait(_EXIT_S)
+        except Stalled:
+            if not stop.requested():
+                raise
         finally:
             child.close()
             end_process_group(group)
@@ -109,14 +112,13 @@ def _messages(
     """Yields the child's messages until it ends, and hands it a stop that is asked for meanwhile.
 
     Raises:
-        Stalled: they tell of no progress for `stall_s`; not once a stop, with its own limit, began.
+        Stalled: they tell of no progress for `stall_s`.
     """
-    is_told = False
+    told: signal.Signals | None = None
     phase, moved_at = "start", time.monotonic()
     while True:
-        if stop.requested() and not is_told:
-            is_told = True
-            child.process.terminate()
+        if stop.asked_by not in (None, told):
+            told = _pass_on(stop, child, logger)
         lives = child.process.poll() is None  # asked first: what it said last is still read
         try:
             message = child.receive(_POLL_S if lives else _EXIT_S)
@@ -124,7 +126,7 @@ def _messages(
             silent_s = time.monotonic() - moved_at
             if not lives:
                 return
-            if silent_s > stall_s and not stop.requested():
+            if silent_s > stall_s:
                 raise _stalled(phase, silent_s, stall_s, group, logger) from None
         except EOFError:
             return
@@ -137,6 +139,17 @@ def _messages(
             yield message
 
 
+def _pass_on(stop: StopSignals, child: Child, logger: Log) -> signal.Signals:
+    """Has the child stop as this process was asked to, and returns the signal."""
+    assert stop.asked_by is not None
+    limit = "Ctrl-C again does not wait for that"
+    if stop.asked_by is signal.SIGTERM:
+        limit = f"that may take {stop.grace_s:g} s"
+    logger.warning("stopping once what was done is saved: %s", limit)
+    child.process.send_signal(stop.asked_by)
+    return stop.asked_by
+
+
 def _stalled(phase: str, silent_s: float, stall_s: float, group: str, logger: Log) -> Stalled:
     """Has all processes say where they stand, and returns the error."""
     detail = f"no progress for {silent_s:.0f} s (watchdog.stall_s={stall_s:g})"
@@ -144,6 +157,17 @@ def _stalled(phase: str, silent_s: float, stall_s: float, group: str, logger: Lo
     dump_stacks(group)
     time.sleep(_DUMP_S)
     return Stalled(phase, f"{detail}; the stacks of its threads end the files in workers/")
+
+
+def _tell(
+    message: Mapping[str, Any], on_step: Callable[[int, int, dict[str, float]], None], logger: Log
+) -> bool:
+    """Hands a message on, and says whether it was one on the way."""
+    if "step" in message:
+        on_step(*message["step"])
+    elif "log" in message:
+        _log(message["log"], logger)
+    return not message.keys().isdisjoint({"step", "log", "progress"})
 
 
 def _log(record: list[Any], logger: Log) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rl_core.config.run import RunConfig
 from rl_core.runs.lock import training
 from rl_core.runs.run_folder import RunFolder
-from rl_core.system.signals import LEAVING_S
+from rl_core.system.signals import leaving_s
 from rl_core.training import train_model
 from tasks.supervision.worker_logs import TRAINER_LOGGER
 
@@ -21,7 +21,7 @@ def train_for_parent(
     reporter: Reporter, *, config: RunConfig, run: RunFolder, data: Path, model_path: Path
 ) -> int:
     """Trains as `train_model` does, in a process whose parent hears of it through the reporter."""
-    with training(run, wait_s=LEAVING_S):
+    with training(run, wait_s=leaving_s(config.trainer.stop_grace_s)):
         return train_model(
             config,
             run,

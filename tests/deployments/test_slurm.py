@@ -109,7 +109,8 @@ def test_all_nodes_join_with_a_token_the_run_is_told_of_the_end_and_nothing_stay
         said, complaints = script.communicate(timeout=LIMIT_S)
     assert script.returncode == 7, complaints
     lines = [line for line in said.splitlines() if line.startswith(("2 ", "saved"))]
-    assert lines == ["2 6.0 run run_id=slurm-41 preset=quickstart wait=true", "saved"], said
+    told = "run_id=slurm-41 preset=quickstart wait=true trainer.stop_grace_s=90"
+    assert lines == [f"2 6.0 run {told}", "saved"], said
     (token,) = tokens - {""}
     assert len(token) == 64
     assert not [line for line in words if token in line]

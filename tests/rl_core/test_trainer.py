@@ -1,9 +1,12 @@
 """The loop with real Ray workers: a stopped and resumed run equals an undisturbed one."""
 
 import json
+import os
 import re
+import signal
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +24,7 @@ from rl_core.data.prompts import encode_prompt, load_tokenizer
 from rl_core.data.sampling import batch_indices
 from rl_core.rewards.scoring import start_rewards
 from rl_core.runs.run_folder import RunFolder
+from rl_core.system.signals import StopSignals
 from rl_core.tracking.observers import FreeDisk, StepObserver
 from rl_core.trainer import Trainer, TrainInputs
 from rl_core.types import Problem, PromptedProblem, SnapshotBytes
@@ -122,6 +126,7 @@ def train_until(
     stop_after: int | None = None,
     on_step: Callable[[int], None] = lambda step: None,
     write: Callable[[Callable[[Path], None], Path], None] = lambda write, folder: write(folder),
+    interruptible: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> RunFolder:
     """Trains from the latest checkpoint on; `write` stands around the learner's own."""
     run = RunFolder.create(config)
@@ -134,8 +139,12 @@ def train_until(
         Workers.start(config, model_path, resume_from=resume_from) as workers,
         BackgroundSave(config.checkpoints, run.path, Watched(workers, write)) as saves,
     ):
-        observers = [FreeDisk(run), Stopper(stop_after, on_step)]
-        trainer = Trainer(config, inputs(model_path), workers, rewards, run, saves, observers)
+        stopper = Stopper(stop_after if interruptible is nullcontext else None, on_step)
+        observers = [FreeDisk(run), stopper]
+        read = inputs(model_path)
+        trainer = Trainer(
+            config, read, workers, rewards, run, saves, observers, interruptible=interruptible
+        )
         last = trainer.train(start_step)
     assert last == (stop_after or config.trainer.total_steps)
     return run
@@ -188,6 +197,60 @@ def test_a_run_stopped_and_resumed_equals_an_undisturbed_one(tmp_path, tiny_mode
     check_timings(whole)
     before = load_file(tiny_model_path / "model.safetensors")
     assert any(not before[name].equal(got[name]) for name in before)
+
+
+def sigterm_in_generation(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Sends it to this process when the first response of a step has ended, and never goes on."""
+    stream, asked = Engines.stream, list[str]()
+
+    def held_stream(self: Engines, requests: Any, sampling: Any, phase: str = "gen") -> Any:
+        asked.append(phase)
+        for ended in stream(self, requests, sampling, phase):
+            yield ended
+            if phase == "gen" and asked.count("gen") == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+                # Without an end: with the run's Ray gone, a thread that went on would abort all.
+                threading.Event().wait()
+
+    monkeypatch.setattr(Engines, "stream", held_stream)
+
+
+class StoppedError(Exception):
+    """What this process makes of SIGTERM."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_stop_while_responses_are_written_saves_at_once_and_resumes_exactly(
+    tmp_path, tiny_model_path, monkeypatch, staleness
+):
+    def stop(number: int, frame: object) -> None:
+        raise StoppedError
+
+    config = settings(tmp_path, "stopped", "hf", staleness)
+    last = 3 - 2 * staleness  # ahead, one of two is collected while the other is learned from
+    with monkeypatch.context() as patch:
+        sigterm_in_generation(patch, last + 1)
+        before = signal.signal(signal.SIGTERM, stop)
+        try:
+            with pytest.raises(StoppedError), StopSignals(grace_s=LIMIT_S) as signals:
+                run = train_until(
+                    config, tiny_model_path, last, interruptible=signals.interruptible
+                )
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    newest = latest(run.path)
+    assert newest is not None
+    assert newest.step == last
+    assert [row["step"] for row in comparable(run)] == list(range(last + 1))
+
+    resumed = train_until(config, tiny_model_path)
+    steps = [row["step"] for row in comparable(resumed)]
+    assert steps == list(range(STEPS + 1))
+    if not staleness:  # what was begun ahead is begun anew, with newer weights
+        whole = train_until(settings(tmp_path, "whole", "hf"), tiny_model_path)
+        assert comparable(resumed) == comparable(whole)
+        assert rollouts(resumed).equals(rollouts(whole))
 
 
 @pytest.mark.slow

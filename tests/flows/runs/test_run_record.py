@@ -65,6 +65,25 @@ def test_a_signal_is_an_interruption_and_says_how_to_go_on(
     assert "run_id=a" in record.reason
 
 
+@pytest.mark.parametrize(
+    ("saved", "again"), [(3, None), (2, "step 3"), (1, "steps 2 to 3"), (None, "steps 1 to 3")]
+)
+def test_a_stop_that_could_not_save_says_which_steps_are_done_again(
+    tmp_path: Path, saved: int | None, again: str | None
+) -> None:
+    run = RunFolder.create(settings(tmp_path, run_id="a"))
+    for step in range(4):
+        run.metrics.append(step, {})
+    if saved is not None:
+        save_checkpoint(run.path, saved, lambda folder: None, None)
+    record = leave(settings(tmp_path), "a", TerminationSignal(15)).read()
+    assert record.reason is not None
+    assert ("again" in record.reason) == (again is not None)
+    if again is not None:
+        assert f"resumes and does {again} again" in record.reason
+        assert "trainer.stop_grace_s" in record.reason
+
+
 def test_the_stages_of_a_continued_run_add_up(tmp_path: Path) -> None:
     run = leave(settings(tmp_path), "a", KeyboardInterrupt())
     run.update(timings_s={"train": 100.0})

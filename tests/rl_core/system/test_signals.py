@@ -11,7 +11,7 @@ import pytest
 
 LOOP = """
 import signal, sys, time
-from rl_core.system.signals import StopSignals
+from rl_core.system.signals import StopAsked, StopSignals
 
 def old_handler(signum, frame):
     raise RuntimeError(f"handed on {signum}")
@@ -30,11 +30,24 @@ except (RuntimeError, KeyboardInterrupt) as error:
 assert signal.getsignal(signal.SIGTERM) is old_handler
 """
 
+WAITING = """
+            try:
+                with stop.interruptible():
+                    time.sleep(30)
+            except StopAsked:
+                pass
+""".strip()
+
 
 def run_loop(
-    signals: list[int], *, grace: float, step: float, before: Callable[[], object] | None = None
+    signals: list[int],
+    *,
+    grace: float,
+    step: float,
+    before: Callable[[], object] | None = None,
+    code: str = LOOP,
 ) -> list[str]:
-    code = LOOP.replace("GRACE", str(grace)).replace("STEP", str(step))
+    code = code.replace("GRACE", str(grace)).replace("STEP", str(step))
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)],
         stdout=subprocess.PIPE,
@@ -62,8 +75,33 @@ def test_a_step_longer_than_the_grace_is_abandoned():
     assert run_loop([15], grace=0.3, step=30) == ["RuntimeError handed on 15"]
 
 
+def test_a_second_sigterm_neither_hurries_nor_delays():
+    assert run_loop([15, 15], grace=20, step=1) == ["saved", "RuntimeError handed on 15"]
+    assert run_loop([15, 15], grace=0.5, step=30) == ["RuntimeError handed on 15"]
+
+
+def test_ctrl_c_waits_for_the_step_however_long_it_takes():
+    assert run_loop([2], grace=0.1, step=2) == ["saved", "KeyboardInterrupt"]
+
+
 def test_a_second_ctrl_c_does_not_wait():
     assert run_loop([2, 2], grace=30, step=30) == ["KeyboardInterrupt"]
+    assert run_loop([15, 2], grace=30, step=30) == ["RuntimeError handed on 15"]
+
+
+def test_sigterm_after_ctrl_c_sets_the_limit():
+    assert run_loop([2, 15], grace=0.3, step=30) == ["RuntimeError handed on 15"]
+
+
+@pytest.mark.parametrize("signum", [2, 15])
+def test_what_may_be_lost_is_not_waited_for(signum):
+    code = LOOP.replace("time.sleep(STEP)", WAITING)
+    assert run_loop([signum], grace=30, step=30, code=code)[0] == "saved"
+
+
+def test_what_may_be_lost_is_not_begun_after_the_request():
+    code = LOOP.replace("time.sleep(STEP)", f"time.sleep(STEP)\n            {WAITING}")
+    assert run_loop([15], grace=30, step=1, code=code)[0] == "saved"
 
 
 def test_a_background_process_keeps_ignoring_ctrl_c_and_hears_sigterm():

@@ -13,6 +13,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ import psutil
 import pytest
 
 from flows.settings.compose import compose
+from rl_core.checkpoints.store import latest
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import write_dataset
 from rl_core.errors import Stalled, WorkerDied
@@ -73,9 +75,9 @@ class Place:
 
 
 def shared_memory() -> set[str]:
-    """Files in memory, but for those of other tests' databases beside this one."""
+    """Files in memory, but for those of databases and vLLM, which are other tests'."""
     names = os.listdir("/dev/shm")  # noqa: PTH208
-    return {name for name in names if not name.startswith("PostgreSQL.")}
+    return {name for name in names if not name.startswith(("PostgreSQL.", "vllm_dist_"))}
 
 
 @pytest.fixture(scope="module")
@@ -224,6 +226,46 @@ def test_whatever_is_killed_or_stalls_the_retries_end_as_if_nothing_had_happened
     for attempt, name in enumerate(VICTIMS):
         survived("SIGKILL", name, steps_lost=attempts.steps_lost(attempt))
     survived("stall", "engine", steps_lost=attempts.steps_lost(len(VICTIMS)))
+
+
+@contextmanager
+def interrupted_by(*numbers: signal.Signals) -> Iterator[None]:
+    """Expects one of these signals, which this process answers as it does Ctrl-C."""
+    before = [(number, signal.signal(number, signal.default_int_handler)) for number in numbers]
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+@pytest.mark.chaos
+def test_stops_at_any_moment_lose_no_step(
+    place: Place, undisturbed: RunFolder, survived: Ledger
+) -> None:
+    chance = random.Random(7)
+    config = place.config("stopped")
+    seldom = config.trainer.model_copy(update={"save_freq": STEPS})  # no save but a stop's
+    config = config.model_copy(update={"trainer": seldom})
+    run = RunFolder.create(config)
+    attempts = Attempts(place, config)
+    stops = [signal.SIGINT, signal.SIGTERM]
+    for number in stops:
+        with interrupted_by(*stops):
+            attempts.train(
+                partial(os.kill, os.getpid(), number),
+                after_steps=chance.randint(2, 4),
+                delay_s=chance.uniform(0, 0.2),
+            )
+        done = attempts.steps[-1][-1]
+        newest = latest(run.path)
+        assert newest is not None
+        assert newest.step == done < STEPS
+    assert attempts.train() == STEPS
+    check_equal(run, undisturbed)
+    for attempt, number in enumerate(stops):
+        survived("stop", number.name, steps_lost=attempts.steps_lost(attempt))
 
 
 COMMAND = [sys.executable, "-c", "from flows.cli.main import main; main()"]
