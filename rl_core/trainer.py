@@ -19,7 +19,7 @@ from rl_core.rollout.prefetch import Clock, RolloutsAhead, steps_ahead
 from rl_core.rollout.staleness import staleness_metrics
 from rl_core.rollout.turns import TurnTaking
 from rl_core.system.signals import StopAsked
-from rl_core.tracking.observers import Observers, StepObserver
+from rl_core.tracking.observers import StepObserver, all_of
 from rl_core.tracking.step_times import per_token_ms
 from rl_core.types import GenerationRequest, PromptedProblem, Rollout, SamplingSettings
 
@@ -120,7 +120,7 @@ class Trainer:
         """
         config, run, workers, saves = self.config, self.run, self.workers, self.saves
         last_step = total_steps(config, len(self.inputs.train))
-        observers, watch_gap = Observers(self.observers), GapWatch(config.model.dtype)
+        observers, watch_gap = all_of(self.observers), GapWatch(config.model.dtype)
         ahead = RolloutsAhead(self._collect)
         workers.engines.set_policy_version(start_step)
         metrics: dict[str, float] = {}

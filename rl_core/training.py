@@ -16,20 +16,14 @@ from rl_core.data.curriculum import Curriculum, difficulty_classes
 from rl_core.data.dataset import read_problems
 from rl_core.data.prompts import encode_prompt, load_tokenizer, text_codec
 from rl_core.data.sampling import total_steps
+from rl_core.resources.token_budgets import log_out_of_memory
 from rl_core.rewards.scoring import start_rewards
 from rl_core.runs.resume import checkpoint_to_resume
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.log_file import Log
 from rl_core.system.signals import StopSignals
 from rl_core.tracking.host_memory import HostMemory
-from rl_core.tracking.observers import (
-    BudgetLimit,
-    Caller,
-    FreeDisk,
-    OnStep,
-    OutOfMemoryLog,
-    StopOnSignal,
-)
+from rl_core.tracking.observers import BudgetLimit, OnStep, StepObserver
 from rl_core.tracking.tensorboard_tracker import TensorBoardTracker
 from rl_core.tracking.wandb_run_id import copy_wandb_run_id
 from rl_core.tracking.wandb_tracker import wandb_tracking
@@ -119,13 +113,13 @@ def train_model(
         _saves(config, run, workers, curriculum) as saves,
     ):
         observers = (
-            OutOfMemoryLog(),
-            FreeDisk(run),
-            host_memory,
-            budget,
-            StopOnSignal(signals),
-            Caller(on_step),
-            tensorboard,
+            StepObserver(on_step=lambda step, _, metrics: log_out_of_memory(step, metrics)),
+            StepObserver(measure=lambda: {"disk/free_gib": run.free_gib()}),
+            StepObserver(measure=host_memory.measure),
+            StepObserver(wants_stop=budget.wants_stop, on_step=budget.on_step),
+            StepObserver(wants_stop=signals.requested),
+            StepObserver(on_step=on_step),
+            StepObserver(on_step=tensorboard.on_step),
         )
         trainer = Trainer(
             config,

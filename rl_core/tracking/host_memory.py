@@ -22,7 +22,6 @@ from rl_core.errors import OutOfMemory
 from rl_core.resources.oom_recovery import remedies
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking.memory_growth import AVAILABLE_GIB, HOST_GIB
-from rl_core.tracking.observers import StepObserver
 
 INTERVAL_S: Final = 5.0
 LEVELS: Final = (0.15, 0.08)
@@ -104,7 +103,7 @@ def cgroup_rooms(membership: str, root: Path) -> Iterator[tuple[int, int]]:
                 yield limit - used + droppable, limit
 
 
-class HostMemory(StepObserver):
+class HostMemory:
     """Looks at the machine's memory in a thread of its own; a context manager.
 
     Args:

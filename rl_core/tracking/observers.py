@@ -1,4 +1,4 @@
-"""What goes on beside a step: one protocol for what measures, stops and hears of the steps.
+"""What goes on beside a step: a record of functions for what measures, stops and hears of steps.
 
 The loop (trainer.py) asks and tells all its observers in their order; who they are is said in
 training.py, where a training process is wired.
@@ -6,120 +6,48 @@ training.py, where a training process is wired.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from rl_core.config.operations import BudgetConfig
 from rl_core.resources.cost import Spending
-from rl_core.resources.token_budgets import log_out_of_memory
 from rl_core.runs.run_folder import RunFolder
-from rl_core.system.signals import StopSignals
 
 OnStep = Callable[[int, int, dict[str, float]], None]
-"""Called with (step, last step, metrics); step 0 is the test before the first step."""
+"""Called with (step, last step, all metrics of the step) when it is done, logged, and where it is
+due being saved; step 0 is the test before the first step."""
 
 
-class StepObserver(Protocol):
-    """What goes on beside a step; who inherits says only what he has to say."""
+@dataclass(frozen=True)
+class StepObserver:
+    """What goes on beside a step; who observes gives the functions that it has."""
 
-    def wants_stop(self) -> bool:
-        """Says whether the step that ends shall be the last; asked before it is saved."""
-        return False
-
-    def measure(self) -> Mapping[str, float]:
-        """Returns what else to log of the step that ends."""
-        return {}
-
-    def on_step(self, step: int, last_step: int, metrics: dict[str, float]) -> None:
-        """Hears of a step that is done, logged, and where it is due being saved.
-
-        Args:
-            step: counted from 1; 0 is the first test.
-            last_step: of the run.
-            metrics: all of the step's.
-        """
-        return
+    wants_stop: Callable[[], bool] = lambda: False
+    """Says whether the step that ends shall be the last; asked before it is saved."""
+    measure: Callable[[], dict[str, float]] = lambda: {}
+    """Returns what else to log of the step that ends."""
+    on_step: OnStep = lambda step, last_step, metrics: None
 
 
-class Observers:
-    """Several observers as one.
+def all_of(observers: Sequence[StepObserver]) -> StepObserver:
+    """Returns several observers as one: all of them are asked and told, in their order."""
 
-    Args:
-        observers: asked and told in this order.
-    """
-
-    def __init__(self, observers: Sequence[StepObserver]) -> None:
-        self._observers = observers
-
-    def wants_stop(self) -> bool:
-        """Says whether any wants to; all are asked."""
-        answers = [observer.wants_stop() for observer in self._observers]
-        return any(answers)
-
-    def measure(self) -> dict[str, float]:
-        """Returns what all of them measure."""
-        return {k: x for observer in self._observers for k, x in observer.measure().items()}
-
-    def on_step(self, step: int, last_step: int, metrics: dict[str, float]) -> None:
-        """Tells all of them."""
-        for observer in self._observers:
+    def on_step(step: int, last_step: int, metrics: dict[str, float]) -> None:
+        for observer in observers:
             observer.on_step(step, last_step, metrics)
 
+    def wants_stop() -> bool:
+        answers = [observer.wants_stop() for observer in observers]
+        return any(answers)
 
-class Caller(StepObserver):
-    """Tells a function of each step.
-
-    Args:
-        function: a parent process's ear, a test's.
-    """
-
-    def __init__(self, function: OnStep) -> None:
-        self._function = function
-
-    def on_step(self, step: int, last_step: int, metrics: dict[str, float]) -> None:
-        """Calls the function."""
-        self._function(step, last_step, metrics)
+    return StepObserver(
+        wants_stop=wants_stop,
+        measure=lambda: {k: x for observer in observers for k, x in observer.measure().items()},
+        on_step=on_step,
+    )
 
 
-class OutOfMemoryLog(StepObserver):
-    """Says in the log which phases of a step ran out of memory, and did not fail for it."""
-
-    def on_step(self, step: int, last_step: int, metrics: dict[str, float]) -> None:
-        """Looks at the metrics of memory."""
-        log_out_of_memory(step, metrics)
-
-
-class FreeDisk(StepObserver):
-    """Measures the room that a run's disk has left.
-
-    Args:
-        run: on that disk.
-    """
-
-    def __init__(self, run: RunFolder) -> None:
-        self._run = run
-
-    def measure(self) -> dict[str, float]:
-        """Returns `disk/free_gib`."""
-        return {"disk/free_gib": self._run.free_gib()}
-
-
-class StopOnSignal(StepObserver):
-    """Stops when the process was asked to.
-
-    Args:
-        signals: whose block is entered.
-    """
-
-    def __init__(self, signals: StopSignals) -> None:
-        self._signals = signals
-
-    def wants_stop(self) -> bool:
-        """Says whether a signal came."""
-        return self._signals.requested()
-
-
-class BudgetLimit(StepObserver):
+class BudgetLimit:
     """Stops where another step would exceed the run's hours or price.
 
     Args:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl_core.config.run import RunConfig
-from rl_core.tracking.observers import StepObserver
 
 if TYPE_CHECKING:
     from tensorboardX.event_file_writer import EventsWriter
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 
-class TensorBoardTracker(StepObserver):
+class TensorBoardTracker:
     """Writes each step's metrics, under the same names, if `trainer.logger` names it.
 
     A start first tells TensorBoard to forget the steps that it will do again, as a resume does:

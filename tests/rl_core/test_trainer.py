@@ -25,7 +25,7 @@ from rl_core.data.sampling import batch_indices
 from rl_core.rewards.scoring import start_rewards
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.signals import StopSignals
-from rl_core.tracking.observers import FreeDisk, StepObserver
+from rl_core.tracking.observers import StepObserver
 from rl_core.trainer import Trainer, TrainInputs
 from rl_core.types import Problem, PromptedProblem, SnapshotBytes
 from rl_core.workers.cluster import Workers
@@ -102,22 +102,17 @@ class Watched:
         self.write(partial(self.workers.write_snapshot, model_alone=model_alone), folder)
 
 
-@dataclass
-class Stopper(StepObserver):
+def stopper(after: int | None, heard: Callable[[int], None]) -> StepObserver:
     """Hears of the steps, and stops after one of them."""
+    done: list[int] = []
 
-    after: int | None = None
-    heard: Callable[[int], None] = lambda step: None
+    def on_step(step: int, last_step: int, metrics: dict[str, float]) -> None:
+        done.append(step)
+        heard(step)
 
-    def __post_init__(self) -> None:
-        self.done: list[int] = []
-
-    def wants_stop(self) -> bool:
-        return self.after is not None and self.done[-1] + 1 >= self.after
-
-    def on_step(self, step: int, last_step: int, metrics: dict[str, float]) -> None:
-        self.done.append(step)
-        self.heard(step)
+    return StepObserver(
+        wants_stop=lambda: after is not None and done[-1] + 1 >= after, on_step=on_step
+    )
 
 
 def train_until(
@@ -139,8 +134,10 @@ def train_until(
         Workers.start(config, model_path, resume_from=resume_from) as workers,
         BackgroundSave(config.checkpoints, run.path, Watched(workers, write)) as saves,
     ):
-        stopper = Stopper(stop_after if interruptible is nullcontext else None, on_step)
-        observers = [FreeDisk(run), stopper]
+        observers = [
+            StepObserver(measure=lambda: {"disk/free_gib": run.free_gib()}),
+            stopper(stop_after if interruptible is nullcontext else None, on_step),
+        ]
         read = inputs(model_path)
         trainer = Trainer(
             config, read, workers, rewards, run, saves, observers, interruptible=interruptible

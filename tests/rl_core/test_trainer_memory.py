@@ -15,10 +15,11 @@ from rl_core.checkpoints.background_save import BackgroundSave
 from rl_core.config.run import RunConfig
 from rl_core.learner.learner import Learner
 from rl_core.learner.metrics import rollout_columns
+from rl_core.resources.token_budgets import log_out_of_memory
 from rl_core.rewards.scoring import start_rewards
 from rl_core.rollout.adaptive_engine import AdaptiveEngine
 from rl_core.runs.run_folder import RunFolder
-from rl_core.tracking.observers import OutOfMemoryLog
+from rl_core.tracking.observers import StepObserver
 from rl_core.trainer import Trainer
 from rl_core.types import Completion, GenerationRequest, Rollout, SamplingSettings
 from rl_core.workers.actors import ENGINES, PAD_ID
@@ -80,7 +81,7 @@ def train_locally(workers: LocalWorkers, config: RunConfig, model_path: Path) ->
             rewards,
             run,
             saves,
-            [OutOfMemoryLog()],
+            [StepObserver(on_step=lambda step, _, metrics: log_out_of_memory(step, metrics))],
         ).train(start_step=0)
     assert last == config.trainer.total_steps
     return run

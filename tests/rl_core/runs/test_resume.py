@@ -17,7 +17,7 @@ from rl_core.config.run import RunConfig
 from rl_core.rewards.scoring import start_rewards
 from rl_core.runs.resume import checkpoint_to_resume, remarks
 from rl_core.runs.run_folder import RunFolder
-from rl_core.tracking.observers import Caller
+from rl_core.tracking.observers import StepObserver
 from rl_core.trainer import Trainer
 from tests.rl_core.checkpoints.test_store import (
     cut_a_file,
@@ -80,7 +80,7 @@ def train_locally(config: RunConfig, model_path: Path, stop_after: int = 99) -> 
             rewards,
             run,
             saves,
-            [Caller(die)],
+            [StepObserver(on_step=die)],
         ).train(start_step)
     return run
 

@@ -9,20 +9,7 @@ import pytest
 from rl_core.config.operations import BudgetConfig
 from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
-from rl_core.tracking.observers import BudgetLimit, Caller, FreeDisk, Observers, StepObserver
-
-
-class Stubborn(StepObserver):
-    """Stops at once, and measures how often it was asked."""
-
-    asked = 0
-
-    def wants_stop(self) -> bool:
-        self.asked += 1
-        return True
-
-    def measure(self) -> dict[str, float]:
-        return {"asked": self.asked}
+from rl_core.tracking.observers import BudgetLimit, StepObserver, all_of
 
 
 @pytest.fixture
@@ -31,25 +18,32 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 def test_all_are_asked_and_told_in_their_order() -> None:
+    asked: list[str] = []
     heard: list[tuple[str, int]] = []
-    stubborn, second = Stubborn(), Stubborn()
-    observers = Observers(
+
+    def stubborn(name: str) -> StepObserver:
+        return StepObserver(
+            wants_stop=lambda: not asked.append(name),  # type: ignore[func-returns-value]  # None
+            measure=lambda: {"asked": len(asked), name: 1},
+        )
+
+    observers = all_of(
         [
-            stubborn,
-            Caller(lambda step, last, metrics: heard.append(("one", step))),
-            Caller(lambda step, last, metrics: heard.append(("two", last))),
-            second,
+            stubborn("first"),
+            StepObserver(on_step=lambda step, last, metrics: heard.append(("one", step))),
+            StepObserver(on_step=lambda step, last, metrics: heard.append(("two", last))),
+            stubborn("second"),
         ]
     )
     assert observers.wants_stop()
-    assert second.asked == 1
-    assert observers.measure() == {"asked": 1}
+    assert asked == ["first", "second"]
+    assert observers.measure() == {"asked": 2, "first": 1, "second": 1}
     observers.on_step(3, 8, {})
     assert heard == [("one", 3), ("two", 8)]
 
 
 def test_who_says_nothing_neither_stops_nor_measures() -> None:
-    observers = Observers([Caller(lambda *_: None)])
+    observers = all_of([StepObserver()])
     assert not observers.wants_stop()
     assert observers.measure() == {}
 
@@ -73,7 +67,3 @@ def test_earlier_steps_count(run: RunFolder) -> None:
     unlimited = BudgetLimit(BudgetConfig(), run)
     assert unlimited.allows_a_step()
     assert unlimited.reason(1) is None
-
-
-def test_free_room_is_measured(run: RunFolder) -> None:
-    assert FreeDisk(run).measure()["disk/free_gib"] > 0
