@@ -6,7 +6,6 @@ would take longer than all checks together.
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import shutil
 import tempfile
@@ -26,6 +25,7 @@ from rl_core.envs import ENVS, env_of
 from rl_core.rewards.scoring import refusal
 from rl_core.sft.named_data import check_sft
 from rl_core.system.network import hub_url, hubs_are_off, wandb_url, why_silent, why_unreachable
+from rl_core.system.versions import version_of
 from rl_core.workers.ray_auth import mode_for
 from tasks.hours.time_plan import planned_steps
 from tasks.prefect_ui.artifacts import create_table_artifact, plain
@@ -160,8 +160,8 @@ def _storage(config: RunConfig) -> Iterator[Finding]:
 
 def _installed(config: RunConfig) -> Iterator[Finding]:
     engine = config.rollout.engine
-    versions = [_version(name) for name in _ENGINE_PACKAGES[engine]]
-    found = [version for version in versions if version]
+    packages = _ENGINE_PACKAGES[engine]
+    found = [f"{name} {version}" for name in packages if (version := version_of(name))]
     if found and importlib.util.find_spec("ray") is not None:
         yield Finding("engine", "ok", f"rollout.engine={engine}: {found[0]}")
         return
@@ -171,13 +171,6 @@ def _installed(config: RunConfig) -> Iterator[Finding]:
         f"rollout.engine={engine} or Ray is not installed",
         "make env installs both (rollout.engine=hf needs no vLLM)",
     )
-
-
-def _version(package: str) -> str | None:
-    try:
-        return f"{package} {importlib.metadata.version(package)}"
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _model(config: RunConfig) -> Iterator[Finding]:

@@ -82,18 +82,11 @@ def hide_cuda_only_packages() -> None:
     torchvision has no CPU build for this torch: a CUDA build beside torch+cpu breaks `import vllm`.
     Versions are read without importing anything, so this costs nothing where torch is not needed.
     """
-    if not _installed_version("torch").endswith("+cpu"):
+    from rl_core.system.versions import version_of  # not at the start of every command: it is slow
+
+    if not (version_of("torch") or "").endswith("+cpu"):
         return
     for package in ("torchvision", "torchaudio", "torchcodec"):
-        version = _installed_version(package)
+        version = version_of(package)
         if version and not version.endswith("+cpu"):
             sys.modules.setdefault(package, None)  # type: ignore[arg-type]  # None blocks imports
-
-
-def _installed_version(package: str) -> str:
-    import importlib.metadata  # not at the start of every command: it takes as long as all of them
-
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

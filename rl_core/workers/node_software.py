@@ -6,13 +6,13 @@ import hashlib
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
 import ray
 from ray.exceptions import RayTaskError
 
+from rl_core.system.versions import version_of
 from rl_core.workers.node_files import on_node
 
 _PACKAGES: Final = ("torch", "transformers", "vllm")
@@ -37,7 +37,7 @@ def software() -> Software:
     digest = hashlib.sha256()
     for file in sorted(_SOURCES.rglob("*.py")):
         digest.update(file.relative_to(_SOURCES).as_posix().encode() + b"\0" + file.read_bytes())
-    found = {name: _version(name) or _version(f"{name}-cpu") for name in _PACKAGES}
+    found = {name: version_of(name) or version_of(f"{name}-cpu") for name in _PACKAGES}
     packages = {name: number.partition("+")[0] for name, number in found.items() if number}
     return Software(digest.hexdigest()[:12], packages, str(_SOURCES))
 
@@ -86,13 +86,6 @@ def check_software(nodes: Iterable[str]) -> None:
             ) from error
         for said in compare(own, theirs, machine):
             _logger.warning("%s", said)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 _ask: Any = ray.remote(num_cpus=0)(software)

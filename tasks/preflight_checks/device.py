@@ -6,7 +6,6 @@ load, and would hold memory of the card for as long as the run is being prepared
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -22,6 +21,7 @@ from typing import Any, Final
 
 from rl_core.config.run import RunConfig
 from rl_core.resources.placement import card_tenants
+from rl_core.system.versions import version_of
 from tasks.preflight_checks.finding import Finding
 
 _PROBE_TIMEOUT_S: Final = 30.0
@@ -68,7 +68,7 @@ class DeviceFacts:
 def device_findings(config: RunConfig) -> Iterator[Finding]:
     """Yields what was found about the device that the settings want."""
     wanted = max(config.resources.learner_gpus, config.resources.rollout_gpus)
-    torch = torch_version() or "no torch"
+    torch = version_of("torch") or "no torch"
     if wanted == 0:
         yield Finding("device", "ok", f"CPU, torch {torch}")
     elif torch.endswith("+cpu"):
@@ -218,14 +218,6 @@ def ask_python(program: str, **environment: str) -> Any:
         )
         return json.loads(said.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return None
-
-
-def torch_version() -> str | None:
-    """Returns the installed torch's version without loading it."""
-    try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
         return None
 
 

@@ -10,7 +10,8 @@ from rl_core.config.run import RunConfig
 from rl_core.resources.collectives import Links
 from rl_core.resources.roofline import Machine
 from rl_core.system.cards import CardFigures, cards_of, find_card, named_card
-from tasks.preflight_checks.device import ask_python, read_device, torch_version
+from rl_core.system.versions import version_of
+from tasks.preflight_checks.device import ask_python, read_device
 
 _CARDS_PER_NODE: Final = 8
 _PROBE: Final = """
@@ -71,7 +72,7 @@ def planned_cards(config: RunConfig) -> list[CardFigures]:
 
 def _card_here() -> CardFigures | None:
     """The smallest card of this machine, if its figures are known."""
-    if (torch_version() or "").endswith("+cpu") or (facts := read_device()) is None:
+    if (version_of("torch") or "").endswith("+cpu") or (facts := read_device()) is None:
         return None
     smallest = min(facts.cards, key=lambda card: card.total_bytes, default=None)
     if smallest is None:

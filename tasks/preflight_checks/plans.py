@@ -30,8 +30,9 @@ from rl_core.resources.memory_plan import (
 )
 from rl_core.resources.placement import why_no_shared_card
 from rl_core.resources.rank_traffic import rank_traffic
+from rl_core.system.versions import version_of
 from tasks.hours.time_plan import planned_steps
-from tasks.preflight_checks.device import read_device, torch_version
+from tasks.preflight_checks.device import read_device
 from tasks.preflight_checks.finding import GIB, Finding
 
 _VERSIONS_IN_FLIGHT: Final = 4
@@ -105,7 +106,7 @@ def _card_gib(config: RunConfig) -> float | None:
     """The card that the settings name, else the smallest that is there; None if none is known."""
     if (planned := config.resources.planned_card_gib) is not None:
         return planned
-    if (torch_version() or "").endswith("+cpu"):
+    if (version_of("torch") or "").endswith("+cpu"):
         return None
     facts = read_device()
     return min((card.total_bytes / GIB for card in facts.cards), default=None) if facts else None

@@ -156,7 +156,7 @@ def test_a_gpu_is_refused_by_a_cpu_build_only(
     config = small(tmp_path, resources=ResourcesConfig(learner_gpus=0.5))
     assert level(preflight(config), "device") == "fatal"
     # A build with CUDA is asked about its cards, and here there are none.
-    monkeypatch.setattr(preflight_device, "torch_version", lambda: "2.13.0+cu128")
+    monkeypatch.setattr(preflight_device, "version_of", lambda package: "2.13.0+cu128")
     (found,) = [finding for finding in preflight(config) if finding.check == "device"]
     assert "sees none (no NVIDIA driver found)" in found.message
 
@@ -164,7 +164,7 @@ def test_a_gpu_is_refused_by_a_cpu_build_only(
 def test_an_engine_that_is_not_installed_is_fatal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_version", lambda name: None)
+    monkeypatch.setattr(module, "version_of", lambda package: None)
     with pytest.raises(PreflightError, match=r"rollout\.engine=vllm or Ray is not installed"):
         refuse_fatal(preflight(small(tmp_path)))
 

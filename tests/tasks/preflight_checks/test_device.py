@@ -77,7 +77,7 @@ def test_no_card_at_all_is_fatal() -> None:
 
 
 def test_more_cards_than_there_are_is_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "torch_version", lambda: "2.13.0+cu126")
+    monkeypatch.setattr(device, "version_of", lambda package: "2.13.0+cu126")
     monkeypatch.setattr(device, "read_device", lambda: facts((8, 6), CU126))
     resources = {"learner_gpus": 1, "rollout_gpus": 1}
     two = RunConfig.model_validate({"resources": resources, "rollout": {"num_engines": 2}})

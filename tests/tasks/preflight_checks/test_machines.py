@@ -29,7 +29,7 @@ def two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
         Card("NVIDIA A100-PCIE-40GB", (8, 0), 42_297_458_688, 42_000_000_000),
     )
     facts = DeviceFacts("2.13.0+cu128", ("sm_80",), cards, "570.00", ())
-    monkeypatch.setattr(machines, "torch_version", lambda: "2.13.0+cu128")
+    monkeypatch.setattr(machines, "version_of", lambda package: "2.13.0+cu128")
     monkeypatch.setattr(machines, "read_device", lambda: facts)
 
 
