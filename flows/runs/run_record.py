@@ -142,17 +142,13 @@ def _stopped(signal: BaseException, run: RunFolder) -> str:
 
 def _unsaved(run: RunFolder) -> str:
     """Returns in words which steps a resume does again; none where the stop could save."""
-    done = _last_step(run)
+    done = run.metrics.last_step()
     saved = [checkpoint.step for checkpoint in list_checkpoints(run.path) if checkpoint.resumable]
     at = max(saved, default=0)
     if done <= at:
         return ""
     again = f"step {done}" if done == at + 1 else f"steps {at + 1} to {done}"
     return f" and does {again} again, not saved before the end (trainer.stop_grace_s is too short?)"
-
-
-def _last_step(run: RunFolder) -> int:
-    return max((row["step"] for row in run.metrics.read()), default=0)
 
 
 def _last_words(error: BaseException, run: RunFolder) -> dict[str, Any]:
@@ -168,4 +164,6 @@ def _close(run: RunFolder, status: str, reason: str | None, **words: Any) -> Non
     _logger.info("run %s %s%s", run.run_id, status, f": {reason}" if reason else "")
     if words.get("next_step"):
         _logger.info("what to do next: %s", words["next_step"])
-    run.update(status=status, reason=reason, finished_at=utc_now(), steps=_last_step(run), **words)
+    run.update(
+        status=status, reason=reason, finished_at=utc_now(), steps=run.metrics.last_step(), **words
+    )

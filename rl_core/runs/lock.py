@@ -62,7 +62,7 @@ def close_lost_runs(root: Path) -> None:
                         status="interrupted",
                         reason=f"{reason}; the same command, or run_id={run.run_id}, resumes",
                         finished_at=utc_now(),
-                        steps=max((row["step"] for row in run.metrics.read()), default=0),
+                        steps=run.metrics.last_step(),
                     )
 
 

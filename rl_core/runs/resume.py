@@ -77,7 +77,7 @@ def remarks(run_folder: Path) -> list[str]:
 
 def _goes_on(run: RunFolder, start_step: int) -> str:
     """Returns where training goes on, and which steps are done again, in words."""
-    last = max((row["step"] for row in run.metrics.read()), default=0)
+    last = run.metrics.last_step()
     goes_on = f"goes on after step {start_step}" if start_step else "starts anew"
     if last <= start_step:
         return f"training {goes_on}"

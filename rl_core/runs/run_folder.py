@@ -35,8 +35,8 @@ from rl_core.config.run import RunConfig
 from rl_core.evaluation.files import EvaluationFiles
 from rl_core.resources.cost import Spread, price_in_words
 from rl_core.resources.oom_recovery import Changes, in_words
-from rl_core.runs.changed_settings import changed_settings
 from rl_core.runs.rollout_log import RolloutLog, finite_or_none
+from rl_core.runs.settings_file import changed_settings, read_settings
 from rl_core.runs.validation_log import HeldOutLog
 from rl_core.system.atomic import append_line, locked, write_text_atomically
 from rl_core.system.disk_reserve import drop_reserve, hold_reserve, write_last_words
@@ -214,10 +214,10 @@ class RunFolder:
     def price_of(self, seconds: float) -> str | None:
         """Returns what so many seconds cost by the run's settings, or None without a price."""
         try:
-            settings = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
-            return price_in_words(seconds, BudgetConfig.model_validate(settings["budget"]))
-        except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+            budget = BudgetConfig.model_validate(read_settings(self.path).get("budget"))
+        except ValueError:
             return None  # they cannot be read
+        return price_in_words(seconds, budget)
 
     def read(self) -> RunRecord:
         """Returns what `run.json` says.
@@ -343,6 +343,10 @@ class MetricsLog:
             return []
         rows = (_parse(line) for line in self.path.read_text(encoding="utf-8").splitlines())
         return [row for row in rows if row is not None]
+
+    def last_step(self) -> int:
+        """Returns the last step that was logged, 0 before the first."""
+        return max((row["step"] for row in self.read()), default=0)
 
     def values(self, name: str) -> list[float]:
         """Returns a metric step by step, without the steps that lack it."""

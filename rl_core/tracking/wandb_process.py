@@ -35,8 +35,9 @@ from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
 
 import psutil
-import yaml
 
+from rl_core.errors import first_line
+from rl_core.runs.settings_file import leaves, read_settings
 from rl_core.system.atomic import alone_in, write_text_atomically
 from rl_core.system.child_process import channel_to_parent
 from rl_core.system.network import wandb_url, why_silent
@@ -70,7 +71,7 @@ def main() -> NoReturn:
                 raise RuntimeError("another process is sending this run to wandb")
             _work(run_folder, mode, timeout, parent)
     except BaseException as error:  # noqa: BLE001  wandb raises anything, SystemExit too
-        parent.tell(_first_line(error))
+        parent.tell(first_line(error))
         code = 1
     _end_service()
     os._exit(code)  # wandb's exit hooks would wait for the service
@@ -102,7 +103,7 @@ def _work(run_folder: Path, mode: str, timeout_s: float, parent: _Parent) -> Non
         except Exception as error:
             if mode == "upload":
                 raise
-            _go_offline(run_folder, timeout_s, parent, _first_line(error))
+            _go_offline(run_folder, timeout_s, parent, first_line(error))
     rows = NewRows(run_folder / "metrics.jsonl")
     sent = _hand_over(run, rows, partial(samples_of_step, run_folder / "rollouts"), parent)
     run.finish(exit_code=parent.exit_code)
@@ -245,7 +246,7 @@ def _log(
             table = wandb.Table(columns=list(COLUMNS), data=samples)
             run.log({**values, _SAMPLES: table}, step=step, commit=True)
         except Exception as error:  # noqa: BLE001  a table asks the server, and needs more of it
-            parent.tell(f"no samples of step {step}: {_first_line(error)}")
+            parent.tell(f"no samples of step {step}: {first_line(error)}")
         else:
             return
     run.log(values, step=step, commit=True)
@@ -315,12 +316,11 @@ def _settings(run_folder: Path) -> tuple[str, dict[str, Any]]:
     Raises:
         ValueError: `config.yaml` holds no settings.
     """
-    file = run_folder / "config.yaml"
-    try:
-        settings = yaml.safe_load(file.read_text(encoding="utf-8"))
-        return str(settings["trainer"]["wandb_project"]), settings
-    except (OSError, TypeError, KeyError, yaml.YAMLError) as error:
-        raise ValueError(f"{file} holds no settings of a run: {error}") from error
+    settings = read_settings(run_folder)
+    project = dict(leaves(settings)).get("trainer.wandb_project")
+    if project is None:
+        raise ValueError(f"{run_folder / 'config.yaml'} holds no settings of a run")
+    return str(project), settings
 
 
 def _end_service() -> None:
@@ -329,10 +329,6 @@ def _end_service() -> None:
         with suppress(psutil.Error):
             process.kill()
             process.wait(2)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 if __name__ == "__main__":

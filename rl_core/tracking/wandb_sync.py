@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
+from rl_core.runs.settings_file import leaves, read_settings
 from rl_core.system.network import wandb_url, why_silent
 from rl_core.tracking.wandb_run_id import TRACKING
 from rl_core.tracking.wandb_tracker import UPLOAD_TIMEOUT_S, upload_run
@@ -14,13 +13,8 @@ from rl_core.tracking.wandb_tracker import UPLOAD_TIMEOUT_S, upload_run
 
 def wants_wandb(run_folder: Path) -> bool:
     """Says whether a run asked for wandb, in its settings or in an earlier start."""
-    if (run_folder / TRACKING).exists():
-        return True
-    try:
-        settings = yaml.safe_load((run_folder / "config.yaml").read_text(encoding="utf-8"))
-        return "wandb" in settings["trainer"]["logger"]
-    except (OSError, TypeError, KeyError, yaml.YAMLError):
-        return False
+    asked = dict(leaves(read_settings(run_folder))).get("trainer.logger")
+    return (run_folder / TRACKING).exists() or "wandb" in (asked or ())
 
 
 def sync_runs(

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from rl_core.runs.run_folder import RunFolder
+from rl_core.runs.settings_file import read_settings
 from tasks.queries import sql
 from tasks.queries.checkpoint_names import NamedModel
 
@@ -26,7 +27,7 @@ def model_card(model: NamedModel, root: Path, *, dtype: str) -> str:
     lines = [f"# {model.name}", "", f"Weights in {dtype}, exported by countdown-train {version}."]
     front = ["library_name: transformers", "pipeline_tag: text-generation"]
     if model.run is not None:
-        settings = _settings(model.run)
+        settings = read_settings(model.run.path)
         base = settings.get("model", {}).get("path")
         if base is not None and not Path(base).expanduser().is_absolute():
             front.append(f"base_model: {base.removeprefix('modelscope:')}")
@@ -83,13 +84,6 @@ def _accuracy(model: NamedModel, run: RunFolder, root: Path) -> list[str]:
             for row in shown
         ),
     ]
-
-
-def _settings(run: RunFolder) -> dict[str, Any]:
-    """Returns the run's settings; none where they are lost."""
-    file = run.path / "config.yaml"
-    read = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return dict(read or {})
 
 
 def _without_places(settings: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from rl_core.data.readers import count_rows
 from rl_core.data.sampling import total_steps
 from rl_core.resources.cost import measured_step, seconds_in_words, time_left
 from rl_core.runs.run_folder import IMPORTED, RunFolder
-from tasks.queries.run_tables import settings_of
+from rl_core.runs.settings_file import read_settings
 
 
 def left_of(run: RunFolder) -> str | None:
@@ -55,6 +55,6 @@ def last_step_of(run: RunFolder) -> int | None:
 
 def _settings(run: RunFolder) -> RunConfig | None:
     try:
-        return RunConfig.model_validate(settings_of(run.path))
+        return RunConfig.model_validate(read_settings(run.path))
     except ValueError:
         return None  # imported

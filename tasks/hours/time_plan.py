@@ -23,7 +23,8 @@ from rl_core.resources.memory_plan import ModelShape
 from rl_core.resources.roofline import Lengths, Machine
 from rl_core.resources.step_estimate import scaled_range, step_time_range
 from rl_core.runs.run_folder import IMPORTED, MetricsLog
-from tasks.queries.run_tables import find_runs, settings_of
+from rl_core.runs.settings_file import read_settings
+from tasks.queries.run_tables import find_runs
 
 _LAST_STEPS: Final = 50
 _SHAPE: Final = {
@@ -138,7 +139,7 @@ def _scaled(
         if seconds is None or seen is None:
             continue
         try:
-            other = RunConfig.model_validate(settings_of(run))
+            other = RunConfig.model_validate(read_settings(run))
         except ValueError:
             continue  # its settings cannot be read
         measured = (other, seen, seconds.typical)
@@ -230,7 +231,7 @@ def _runs_like(config: RunConfig, alike: Mapping[bool, Sections]) -> Iterator[tu
         if is_imported and config.env.max_turns > 1:
             continue  # a log of one turn
         sections = alike[is_imported]
-        if _cut(settings_of(run), sections) == _cut(wanted, sections):
+        if _cut(read_settings(run), sections) == _cut(wanted, sections):
             yield run, is_imported
 
 

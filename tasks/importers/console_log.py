@@ -9,13 +9,14 @@ import ast
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
 from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import IMPORTED, RunFolder, RunRecord, settings_as_yaml
+from rl_core.runs.settings_file import leaves
 from rl_core.system.atomic import write_text_atomically
 
 _STEP = re.compile(r"(?:^|\s)step:(?P<step>\d+) - (?P<metrics>.+)$")
@@ -55,7 +56,7 @@ def logged_settings(text: str) -> dict[str, Any]:
     lines = [_PREFIX.sub("", _COLOURS.sub("", line)) for line in text.splitlines()]
     for start, line in enumerate(lines):
         if line.startswith("{'") and (tree := _dictionary(lines[start:])) is not None:
-            return dict(_leaves(tree))
+            return dict(leaves(tree))
     return {}
 
 
@@ -70,14 +71,6 @@ def _dictionary(lines: list[str]) -> dict[str, Any] | None:
             continue
         return tree if isinstance(tree, dict) else None
     return None
-
-
-def _leaves(tree: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
 
 
 def _rows(text: str) -> Iterator[tuple[int, Row]]:

@@ -50,7 +50,7 @@ def key_of(context: TaskRunContext, facts: Mapping[str, Any]) -> str:
 
 def is_trained(run: RunFolder) -> bool:
     """Says whether the last step that a run did still has its checkpoint."""
-    steps = max((row["step"] for row in run.metrics.read()), default=0)
+    steps = run.metrics.last_step()
     return any(checkpoint.step == steps for checkpoint in list_checkpoints(run.path))
 
 

@@ -12,13 +12,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import yaml
 
 from rl_core.runs.rollout_log import rollout_files
+from rl_core.runs.settings_file import leaves, parse_settings
 from rl_core.system.atomic import reading
 
 _METRIC_LINES = pa.schema(
@@ -155,30 +154,11 @@ def setting_rows(runs: Sequence[Path]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=_SETTINGS)
 
 
-def settings_of(run: Path) -> dict[str, Any]:
-    """Returns what a run's config.yaml says, nothing where there is none or it cannot be read."""
-    try:
-        settings = yaml.safe_load(_text(run / "config.yaml"))
-    except yaml.YAMLError:
-        return {}
-    return settings if isinstance(settings, dict) else {}
-
-
 @lru_cache(maxsize=1_000)
 def _settings(text: str) -> tuple[tuple[str, str], ...]:
     """Returns keys and values of a config.yaml; to parse it takes longer than most questions."""
-    try:
-        return tuple(_leaves(yaml.safe_load(text)))
-    except yaml.YAMLError:
-        return ()
-
-
-def _leaves(value: object, key: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            yield from _leaves(inner, f"{key}.{name}" if key else str(name))
-    elif key:
-        yield key, "null" if value is None else str(value)
+    found = leaves(parse_settings(text))
+    return tuple((key, "null" if value is None else str(value)) for key, value in found)
 
 
 def dataset_records(root: Path) -> pa.Table:

@@ -1,0 +1,54 @@
+"""What the `config.yaml` of a run says, and what a person changed between two of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+def read_settings(run_folder: Path) -> dict[str, Any]:
+    """Returns all settings of a run by section; nothing where they are not there, or damaged."""
+    try:
+        return parse_settings(
+            (run_folder / "config.yaml").read_text(encoding="utf-8", errors="replace")
+        )
+    except OSError:
+        return {}
+
+
+def parse_settings(text: str) -> dict[str, Any]:
+    """Returns the settings in the text of a `config.yaml`, likewise."""
+    try:
+        settings = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
+def changed_settings(before: str, after: str) -> str:
+    """Returns the settings that are other than before, as one would type them.
+
+    Args:
+        before: a `config.yaml`; where it is damaged, nothing is known to be other.
+        after: another.
+    """
+    if not (old := dict(leaves(parse_settings(before)))):
+        return ""
+    return " ".join(
+        f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in leaves(parse_settings(after))
+        if name not in old or old[name] != value
+    )
+
+
+def leaves(tree: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the values of nested settings under their dotted names."""
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
