@@ -104,13 +104,13 @@ def _run_stages(config: RunConfig) -> RunFolder:
             call(validate_task, config, data, model_path)
         run.update(model=str(model_path), data=str(data))
         with stage("train"):
-            steps = call(_retried_train(config, run), config, run, data, model_path)
+            steps = call(retried_train(config, run), config, run, data, model_path)
             run.update(steps=steps)
         with stage("prune"):
             call(prune_task, config, run)
         with stage("evaluate"):  # an engine that was too large for training still is
             in_force = settings_in_force(config, run)
-            call(_retried_evaluate(config, run), in_force, run, data, model_path)
+            call(retried_evaluate(config, run), in_force, run, data, model_path)
         with stage("promote"):
             call(promote_task, config, run, data, model_path)
         run.update(status="finished", finished_at=utc_now())  # or its report would say "running"
@@ -124,7 +124,7 @@ def is_worth_retrying(error: object) -> bool:
     return isinstance(error, OutOfMemory | WorkerDied | Stalled)
 
 
-def _retried_train(config: RunConfig, run: RunFolder) -> Task[..., int]:
+def retried_train(config: RunConfig, run: RunFolder) -> Task[..., int]:
     """Returns the train task with its retries; each goes on from the latest checkpoint."""
 
     def lost_memory_or_a_process(task: Task[..., Any], task_run: TaskRun, state: State) -> bool:
@@ -147,7 +147,7 @@ def _retried_train(config: RunConfig, run: RunFolder) -> Task[..., int]:
     )
 
 
-def _retried_evaluate(config: RunConfig, run: RunFolder) -> Task[..., None]:
+def retried_evaluate(config: RunConfig, run: RunFolder) -> Task[..., None]:
     """Returns the evaluate task with its retries; rows that an attempt kept are not asked again."""
 
     def lost_a_process(task: Task[..., Any], task_run: TaskRun, state: State) -> bool:

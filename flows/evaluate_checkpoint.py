@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +21,7 @@ from rl_core.storage.mirror import mirrored
 from tasks.evaluate_checkpoint import Evaluated, evaluate_models
 from tasks.generate import generate_dataset
 from tasks.queries.checkpoint_names import NamedModel, find_model
+from tasks.queries.render import as_text
 from tasks.report_page.answers import Answers, as_table
 from tasks.storage.bring import bring_model
 from tasks.storage.publish import inputs_published
@@ -99,7 +98,7 @@ def render(evaluated: Evaluated, names: Sequence[str]) -> str:
         table.add_column(Text(name), no_wrap=True)
     for cells in zip(*map(_cells, evaluated.summaries), strict=True):
         table.add_row(Text(cells[0][0]), *(Text(value) for _, value in cells))
-    lines = [_print(table), *map(_answers, evaluated.answers)]
+    lines = [as_text(table, width=10_000), *map(_answers, evaluated.answers)]
     if evaluated.comparison is not None:
         lines.append(f"{names[0]} against {names[1]}: {evaluated.comparison}\n")
     lines += [f"rows: {file}" for file in evaluated.files]
@@ -116,7 +115,7 @@ def _answers(answers: Answers) -> str:
     for row in rows:
         table.add_row(*map(Text, row.values()))
     of = f"{answers.num_right} of {answers.summary.num_problems} right"
-    return f"{answers.name}: {of}\n{_print(table)}"
+    return f"{answers.name}: {of}\n{as_text(table, width=10_000)}"
 
 
 def _cells(summary: EvaluationSummary) -> list[tuple[str, str]]:
@@ -155,10 +154,3 @@ def _settings_and_data(
 
 def _problems_of(config: RunConfig) -> object:
     return generator_settings(config.env, config.data)
-
-
-def _print(table: Table) -> str:
-    console = Console(file=io.StringIO(), width=10_000, highlight=False)
-    console.print(table)
-    assert isinstance(console.file, io.StringIO)
-    return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())

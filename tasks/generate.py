@@ -48,7 +48,8 @@ def rows_per_split(folder: Path) -> dict[str, int]:
     return {split: pq.read_metadata(folder / f"{split}.parquet").num_rows for split in SPLITS}
 
 
-def _cache_key(_: TaskRunContext, inputs: dict[str, Any]) -> str:
+def cache_key(_: TaskRunContext, inputs: dict[str, Any]) -> str:
+    """Returns what two runs of the task have in common that make the same folder."""
     config: RunConfig = inputs["config"]
     wanted = {
         "settings": generator_settings(config.env, config.data),
@@ -72,7 +73,7 @@ def _run_name(parameters: dict[str, Any]) -> str:
     task_run_name=_run_name,  # type: ignore[arg-type]  # a plain function does
     persist_result=True,
     result_serializer="json",
-    cache_key_fn=_cache_key,
+    cache_key_fn=cache_key,
 )
 def generate_task(config: RunConfig) -> Path:
     """Makes or finds the data set in a flow run."""

@@ -30,7 +30,8 @@ from rl_core.envs.settings import EnvSettings
 from rl_core.system.printable import printable
 from tasks.prefect_ui.artifacts import create_table_artifact, plain
 from tasks.prefect_ui.result_keys import once_per_flow_run
-from tasks.queries.sql import SQL_FOLDER, CheckSession, Value, load_check, open_checks
+from tasks.queries.saved_questions import SQL_FOLDER, Value, load_check
+from tasks.queries.sql import CheckSession, open_checks
 from tasks.validation.prompt_report import LengthReport, report_lengths
 
 SHOWN_ROWS = 3

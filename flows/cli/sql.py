@@ -13,7 +13,8 @@ from flows.cli.terminal import say, show_rows, terminal_width
 from flows.errors import BadInputError
 from flows.runs.lookup import storage_root, take_arguments
 from tasks.queries.render import render_queries
-from tasks.queries.sql import ask, export_catalog, list_queries, run_query
+from tasks.queries.saved_questions import list_queries
+from tasks.queries.sql import ask, export_catalog, run_query
 
 
 def sql(

@@ -16,7 +16,8 @@ from torch import Tensor
 
 
 @cache
-def _cpu_info() -> str:
+def cpu_info() -> str:
+    """Returns what Linux says of the first processor, empty elsewhere."""
     path = Path("/proc/cpuinfo")
     return path.read_text(encoding="utf-8").split("\n\n")[0] if path.is_file() else ""
 
@@ -24,13 +25,14 @@ def _cpu_info() -> str:
 @cache
 def prefers_onednn() -> bool:
     """Whether this CPU multiplies float32 faster through oneDNN than as torch does it."""
-    is_slow_in_mkl = "AuthenticAMD" in _cpu_info() and "avx512f" in _cpu_info()
+    is_slow_in_mkl = "AuthenticAMD" in cpu_info() and "avx512f" in cpu_info()
     return is_slow_in_mkl and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 @cache
-def _has_bfloat16() -> bool:
-    return "avx512_bf16" in _cpu_info() or "amx_bf16" in _cpu_info()
+def has_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 by instructions of its own."""
+    return "avx512_bf16" in cpu_info() or "amx_bf16" in cpu_info()
 
 
 def product_operand(tensor: Tensor) -> Tensor:
@@ -39,7 +41,7 @@ def product_operand(tensor: Tensor) -> Tensor:
     That is float32 for bfloat16 on a CPU without such instructions, else the tensor itself.
     """
     emulated = tensor.dtype == torch.bfloat16 and tensor.device.type == "cpu"
-    return tensor.float() if emulated and not _has_bfloat16() else tensor
+    return tensor.float() if emulated and not has_bfloat16() else tensor
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:

@@ -148,15 +148,26 @@ def _plan(
         spare_bytes: of the disk, that checkpoints are not to take.
         before_save: a newer checkpoint is coming, so a newest that holds the model alone may go.
     """
-    decide = partial(
-        _decide,
-        run_folder,
-        keep_last=keep_last,
-        quota_bytes=quota_bytes,
-        keep_every=keep_every,
-        spare_bytes=spare_bytes,
-        before_save=before_save,
-    )
+
+    def decide(checkpoints: Sequence[Checkpoint]) -> list[PruningDecision]:
+        resumable = [checkpoint for checkpoint in checkpoints if checkpoint.resumable]
+        highest = best_of(checkpoints)
+        protected = _protected(run_folder, checkpoints)
+        if checkpoints and not before_save and not checkpoints[-1].resumable:
+            protected[checkpoints[-1].step] = "newest model"
+        on_disk = sum(checkpoint.size_bytes for checkpoint in checkpoints)
+        free = shutil.disk_usage(checkpoints_folder(run_folder)).free
+        return plan_pruning(
+            checkpoints,
+            latest_step=resumable[-1].step if resumable else None,
+            best_step=highest.step if highest else None,
+            keep_last=keep_last,
+            quota_bytes=quota_bytes,
+            keep_every=keep_every,
+            disk_bytes=on_disk + free - spare_bytes,
+            protected=protected,
+        )
+
     checkpoints = list_checkpoints(run_folder)
     decisions = decide(checkpoints)
     if all(decision.keep for decision in decisions):
@@ -164,35 +175,6 @@ def _plan(
     # Every byte of the latest is read before another is deleted.
     damaged = find_damaged(run_folder, latest(run_folder))
     return decide([c for c in checkpoints if c.path not in damaged]) if damaged else decisions
-
-
-def _decide(
-    run_folder: Path,
-    checkpoints: Sequence[Checkpoint],
-    *,
-    keep_last: int,
-    quota_bytes: int,
-    keep_every: int | None,
-    spare_bytes: int,
-    before_save: bool,
-) -> list[PruningDecision]:
-    resumable = [checkpoint for checkpoint in checkpoints if checkpoint.resumable]
-    highest = best_of(checkpoints)
-    protected = _protected(run_folder, checkpoints)
-    if checkpoints and not before_save and not checkpoints[-1].resumable:
-        protected[checkpoints[-1].step] = "newest model"
-    on_disk = sum(checkpoint.size_bytes for checkpoint in checkpoints)
-    free = shutil.disk_usage(checkpoints_folder(run_folder)).free
-    return plan_pruning(
-        checkpoints,
-        latest_step=resumable[-1].step if resumable else None,
-        best_step=highest.step if highest else None,
-        keep_last=keep_last,
-        quota_bytes=quota_bytes,
-        keep_every=keep_every,
-        disk_bytes=on_disk + free - spare_bytes,
-        protected=protected,
-    )
 
 
 def _protected(run_folder: Path, checkpoints: Sequence[Checkpoint]) -> dict[int, str]:

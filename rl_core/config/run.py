@@ -112,6 +112,11 @@ class AlgorithmConfig(Section):
     outcome_gate: bool = True
     """Group estimators: a group whose responses all fail gets no advantage from format credit."""
 
+    @property
+    def has_reference(self) -> bool:
+        """Whether the policy is compared with the model that it started from."""
+        return self.kl_mode != "none" and self.kl_coef > 0
+
 
 class ActorConfig(Section):
     """The policy's update."""

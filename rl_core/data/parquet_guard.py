@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from rl_core.errors import first_line
 from rl_core.system.printable import printable
 
 MAX_ROWS = 20_000_000
@@ -50,9 +51,9 @@ def read_parquet(path: Path, *, max_rows: int = MAX_ROWS) -> pa.Table:
             f"{path} may not be read by this user: change its permissions"
         ) from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = printable(first_line(error))
         raise DatasetError(
-            f"{path}: not a readable parquet file, truncated or damaged ({printable(reason)}): "
+            f"{path}: not a readable parquet file, truncated or damaged ({reason}): "
             "delete the folder and run again"
         ) from error
     return table

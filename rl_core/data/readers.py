@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rl_core.envs.user_rows import Record
+from rl_core.errors import first_line
 
 _SUFFIXES = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz")
 _GLOB = re.compile(r"[*?\[]")
@@ -106,9 +107,8 @@ def read_records(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, Reco
     try:
         yield from reader(file, columns)
     except (pa.ArrowException, OSError, EOFError, zlib.error) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(
-            f"{file}: not readable, truncated or damaged ({reason}): give a whole file"
+            f"{file}: not readable, truncated or damaged ({first_line(error)}): give a whole file"
         ) from error
 
 

@@ -119,7 +119,7 @@ class Learner:
         experience, costs = self._make(
             batch.to(self.device),
             kl_coef=self._kl_coef,
-            is_on_policy=self._next_update_is_on_policy(),
+            is_on_policy=self.next_update_is_on_policy(),
         )
         metrics = {} if experience.values_follow else self._batch_metrics(experience)
         return experience, metrics | costs
@@ -151,7 +151,7 @@ class Learner:
     def _actor_learns(self) -> bool:
         return self.models.critic is None or self.steps_done >= self.config.critic.warmup_steps
 
-    def _next_update_is_on_policy(self) -> bool:
+    def next_update_is_on_policy(self) -> bool:
         """Whether the step's log-probs are those of its only update, see `has_one_update`."""
         return self.config.has_one_update and self._actor_learns()
 

@@ -149,7 +149,7 @@ def load_models(
     if config.model.use_liger:
         use_liger(actor)
     reference = None
-    if config.algorithm.kl_mode != "none" and config.algorithm.kl_coef > 0:
+    if config.algorithm.has_reference:
         reference = copy_sharing_frozen(actor) if rank else load_actor(model_path, device)
         reference.requires_grad_(False)
         allow_packing(reference)

@@ -68,7 +68,7 @@ class WeightChannel:
             assert name == expected, f"{name} comes in the place of {expected}"
             if loss is None:
                 try:
-                    self._broadcast(tensor.detach().to(self._device, self._dtype).contiguous())
+                    self.broadcast(tensor.detach().to(self._device, self._dtype).contiguous())
                 except SyncBroken as error:
                     loss = error
         if loss is not None:
@@ -89,7 +89,7 @@ class WeightChannel:
                 tensor = into.get(name)
                 if tensor is None or not self._can_receive(tensor):
                     tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
-                self._broadcast(tensor.detach())
+                self.broadcast(tensor.detach())
                 yield name, tensor
             has_all = True
         finally:
@@ -100,7 +100,12 @@ class WeightChannel:
         is_like = (tensor.dtype, tensor.device.type) == (self._dtype, self._device.type)
         return is_like and tensor.is_contiguous()
 
-    def _broadcast(self, tensor: Tensor) -> None:
+    def broadcast(self, tensor: Tensor) -> None:
+        """Sends a tensor, or has it filled with what is sent.
+
+        Raises:
+            SyncBroken: somebody is lost, or silent for too long.
+        """
         options = distributed.BroadcastOptions()
         options.rootRank, options.rootTensor = _SENDER, 0
         patience_s = _PATIENCE_S + tensor.nbytes / _SLOWEST_LINK

@@ -278,7 +278,6 @@ def model_sizes(shape: ModelShape, config: RunConfig) -> ModelSizes:
         config: the run's settings.
     """
     has_critic = config.algorithm.estimator == "gae"
-    has_reference = config.algorithm.kl_mode != "none" and config.algorithm.kl_coef > 0
     rank = config.model.lora_rank
     adapters = shape.num_adapter_parameters(rank)
     critic = shape.hidden_size + 1
@@ -287,7 +286,7 @@ def model_sizes(shape: ModelShape, config: RunConfig) -> ModelSizes:
     return ModelSizes(
         actor=adapters if rank else shape.num_parameters,
         critic=critic if has_critic else 0,
-        frozen=shape.num_parameters if rank or has_reference else 0,
+        frozen=shape.num_parameters if rank or config.algorithm.has_reference else 0,
     )
 
 

@@ -77,7 +77,7 @@ def rank_traffic(shape: ModelShape, config: RunConfig, longest: float) -> RankTr
         num_outputs += 1 + (has_critic and shares_trunk)
     if reference:
         passes.append(reference)
-    num_outputs += 1 if _has_reference(config) else 0
+    num_outputs += 1 if config.algorithm.has_reference else 0
     if has_critic and (config.has_one_update or not shares_trunk):
         if not config.has_one_critic_update:
             passes.append(critic)
@@ -100,7 +100,3 @@ def rank_traffic(shape: ModelShape, config: RunConfig, longest: float) -> RankTr
         handed_bytes=_FLOAT32 * handed,
         num_handed=weights,
     )
-
-
-def _has_reference(config: RunConfig) -> bool:
-    return config.algorithm.kl_mode != "none" and config.algorithm.kl_coef > 0

@@ -18,7 +18,7 @@ from typing import Final
 
 from rl_core.config.run import RunConfig
 from rl_core.resources.collectives import Links
-from rl_core.resources.memory_plan import ModelShape, model_sizes, moment_bytes
+from rl_core.resources.memory_plan import ModelShape, compute_width, model_sizes, moment_bytes
 from rl_core.resources.rank_traffic import rank_traffic
 
 _FLOAT32 = 4
@@ -256,7 +256,7 @@ def _generate(
 
     Several steps' responses wait for their longest at the same time.
     """
-    width = _FLOAT32 if config.model.dtype == "float32" else 2
+    width = compute_width(config)
     num_devices = _engine_devices(config) if machine.on_gpu else config.rollout.num_engines
     num_prompts = config.data.train_batch_size / num_devices
     num_rows = num_prompts * config.algorithm.group_size
@@ -288,7 +288,7 @@ def _generate(
 
 def _sync(shape: ModelShape, config: RunConfig, machine: Machine) -> float:
     """Returns the seconds of new weights: through the machine's memory, else one broadcast."""
-    width = _FLOAT32 if config.model.dtype == "float32" else 2
+    width = compute_width(config)
     num_bytes, num_engines = width * shape.num_parameters, config.rollout.num_engines
     if machine.links is None:
         return num_bytes * num_engines / _HOST_LINK
@@ -364,8 +364,7 @@ def _passes(config: RunConfig) -> tuple[float, float]:
     again = 1 if model.gradient_checkpointing else 0
     # The gradient of frozen weights is not computed: adapters save a third of it.
     update = epochs * (_PASSES_WITH_GRADIENT + again - (1 if model.lora_rank else 0))
-    has_reference = algorithm.kl_mode != "none" and algorithm.kl_coef > 0
-    actor = update + (0 if config.has_one_update else 1) + (1 if has_reference else 0)
+    actor = update + (0 if config.has_one_update else 1) + (1 if algorithm.has_reference else 0)
     has_critic = algorithm.estimator == "gae" and not config.critic.share_trunk
     values = 0 if config.has_one_critic_update else 1
     return actor, (update + values if has_critic else 0)

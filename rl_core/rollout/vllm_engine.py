@@ -131,7 +131,7 @@ class VllmEngine(RolloutEngine):
         self._shapes = weight_shapes(model_path)
         self._stop_token_ids = stop_token_ids(model_path)
         _inspect_in_process(model_path)
-        self._on_gpu, self._sleeps, self._is_asleep = on_gpu, sleeps and on_gpu, False
+        self._on_gpu, self.sleeps, self._is_asleep = on_gpu, sleeps and on_gpu, False
         self._weights: Mapping[str, torch.Tensor] | None = None
         self._keeps_none = False
         self._options: dict[str, Any] = {
@@ -169,7 +169,8 @@ class VllmEngine(RolloutEngine):
         if in_flight:
             # Else vLLM has a further token computed when it hands one over: of which weights?
             self._options["async_scheduling"] = False
-        self._llm = self._build(max_num_seqs)
+        self.llm = self._build(max_num_seqs)
+        """vLLM itself."""
         self.policy_version = 0
         self._has_stale_cache = False
 
@@ -182,7 +183,7 @@ class VllmEngine(RolloutEngine):
         self._wake_up()
         if self._has_stale_cache:
             self._forget_prefixes()
-        ids = self._llm.enqueue(
+        ids = self.llm.enqueue(
             [{"prompt_token_ids": list(request.prompt_ids)} for request in requests],
             [self._params(request, sampling) for request in requests],
             use_tqdm=False,
@@ -191,7 +192,7 @@ class VllmEngine(RolloutEngine):
         positions = {id_.partition("-")[0]: i for i, id_ in enumerate(ids)}
         policy_starts = [[(0, self.policy_version)] for _ in ids]
         version = self.policy_version
-        engine = self._llm.llm_engine
+        engine = self.llm.llm_engine
         try:
             while engine.has_unfinished_requests():
                 if version != self.policy_version:
@@ -216,9 +217,9 @@ class VllmEngine(RolloutEngine):
     def update_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Replaces all weights in place; see `RolloutEngine.update_weights`."""
         self._wake_up()
-        self._llm.collective_rpc("replace_weights", args=(complete_weights(weights, self._shapes),))
+        self.llm.collective_rpc("replace_weights", args=(complete_weights(weights, self._shapes),))
         self._weights, self._keeps_none = weights, False
-        if self._llm.llm_engine.has_unfinished_requests():
+        if self.llm.llm_engine.has_unfinished_requests():
             self._has_stale_cache = True
         else:
             self._forget_prefixes()
@@ -226,13 +227,13 @@ class VllmEngine(RolloutEngine):
     def join_broadcast(self, meeting: Meeting, rank: int) -> None:
         """Each of its processes joins by itself; see `RolloutEngine.join_broadcast`."""
         check_complete(meeting.shapes, self._shapes)
-        self._raise_broken(self._llm.collective_rpc("join_broadcast", args=(meeting, rank)))
+        self._raise_broken(self.llm.collective_rpc("join_broadcast", args=(meeting, rank)))
 
     def receive_weights(self) -> None:
         """Replaces all weights in place; see `RolloutEngine.receive_weights`."""
         self._wake_up()
         self._weights, self._keeps_none = None, True
-        said = self._llm.collective_rpc("receive_weights")
+        said = self.llm.collective_rpc("receive_weights")
         self._forget_prefixes()
         self._raise_broken(said)
 
@@ -241,7 +242,7 @@ class VllmEngine(RolloutEngine):
             raise SyncBroken(max(said))
 
     def _forget_prefixes(self) -> None:
-        if not self._llm.reset_prefix_cache():
+        if not self.llm.reset_prefix_cache():
             raise RuntimeError(
                 "vLLM refused to reset its prefix cache after a weight update: prompts would be "
                 "answered from keys and values of the old weights"
@@ -250,7 +251,7 @@ class VllmEngine(RolloutEngine):
 
     def _tokens_so_far(self, ids: Sequence[str]) -> list[tuple[int, int]]:
         """Returns how many tokens each of the requests that have not ended has, by position."""
-        scheduled = self._llm.llm_engine.engine_core.engine_core.scheduler.requests
+        scheduled = self.llm.llm_engine.engine_core.engine_core.scheduler.requests
         return [
             (i, scheduled[id_].num_output_tokens) for i, id_ in enumerate(ids) if id_ in scheduled
         ]
@@ -265,7 +266,7 @@ class VllmEngine(RolloutEngine):
         said = ""
         for share in _MEMORY_SHARES:
             try:
-                self._llm = self._build(max_num_seqs, share=share)
+                self.llm = self._build(max_num_seqs, share=share)
                 break
             except (RuntimeError, ValueError, MemoryError) as error:
                 # A cache too small for one response is what too little memory has come to.
@@ -282,8 +283,8 @@ class VllmEngine(RolloutEngine):
 
     def close(self) -> None:
         """Frees the model and its KV cache."""
-        self._llm.llm_engine.engine_core.shutdown()
-        del self._llm
+        self.llm.llm_engine.engine_core.shutdown()
+        del self.llm
         gc.collect()
         torch.cuda.empty_cache()
 
@@ -296,13 +297,13 @@ class VllmEngine(RolloutEngine):
             return LLM(max_num_seqs=max_num_seqs, **self._options | memory)
 
     def _go_to_sleep(self) -> None:
-        if self._sleeps and not self._is_asleep:
-            self._llm.sleep(level=1)
+        if self.sleeps and not self._is_asleep:
+            self.llm.sleep(level=1)
             self._is_asleep = True
 
     def _wake_up(self) -> None:
         if self._is_asleep:
-            self._llm.wake_up()
+            self.llm.wake_up()
             self._is_asleep = False
 
     def _params(self, request: GenerationRequest, sampling: SamplingSettings) -> SamplingParams:

@@ -61,7 +61,7 @@ class Fitting:
         total = sum(sum(example.weights) for example in examples)
 
         def micro_loss(part: Sequence[Example]) -> tuple[Tensor, float]:
-            loss = self._summed_loss(part) / total
+            loss = self.summed_loss(part) / total
             return loss, loss.item()
 
         return sum(self.threads.accumulate(self.parameters, micro_loss, split(examples)))
@@ -70,14 +70,15 @@ class Fitting:
     def mean_loss(self, examples: Sequence[Example], split: Split) -> float:
         """Returns the mean loss, in nats per token."""
         total = sum(sum(example.weights) for example in examples)
-        return sum(self._summed_loss(part).item() for part in split(examples)) / total
+        return sum(self.summed_loss(part).item() for part in split(examples)) / total
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
         """What learns."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
-    def _summed_loss(self, part: Sequence[Example]) -> Tensor:
+    def summed_loss(self, part: Sequence[Example]) -> Tensor:
+        """Returns the sum over weighted tokens of a pass over some examples, with gradient."""
         batch, weights = _batched(part, self.pad_id)
         batch, weights = batch.to(self.model.device), weights.to(self.model.device)
         trunk = self.model.get_decoder()

@@ -91,9 +91,10 @@ class Workers:
         num_ranks = config.resources.learner_ranks if learner else 0
         ranks = [self._spawn(learner_name(rank), LearnerActor) for rank in range(num_ranks)]
         self._learner = LearnerRanks(ranks, self._result, on_progress) if learner else None
-        self._broadcast = None
+        self.broadcast = None
+        """Where weights are sent to all engines at once."""
         if self._learner is not None and is_wanted(config):
-            self._broadcast = WeightBroadcast(config, self._learner, self.engines, self._result)
+            self.broadcast = WeightBroadcast(config, self._learner, self.engines, self._result)
 
     @classmethod
     @contextmanager
@@ -178,7 +179,7 @@ class Workers:
             policy_version: how many updates made them.
         """
         self._on_progress("sync")
-        if self._broadcast is None or not self._broadcast(policy_version):
+        if self.broadcast is None or not self.broadcast(policy_version):
             self.engines.set_weights(self.learner.weights(), policy_version)
 
     def snapshot(self) -> SnapshotBytes:

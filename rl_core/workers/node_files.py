@@ -177,7 +177,7 @@ class Folder:
             )
         num_bytes = sum(file.bytes for file in self.files)
         _logger.info("fetching %s (%s) from the driver's machine", self.path, gigabytes(num_bytes))
-        _make_room(copy.parent, num_bytes)
+        make_room_for_copy(copy.parent, num_bytes)
         try:
             with new_folder(copy) as temporary:
                 (temporary / self.path.name).mkdir()
@@ -253,7 +253,7 @@ def _sweep_staged(parent: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _make_room(copies: Path, num_bytes: int) -> None:
+def make_room_for_copy(copies: Path, num_bytes: int) -> None:
     """Deletes copies that nobody uses, from the one used longest ago, as far as need be."""
     kept = sorted(copies.glob("*/"), key=lambda copy: copy.stat().st_mtime)
     for i, copy in enumerate(kept):

@@ -39,7 +39,8 @@ class WeightBroadcast:
         self._config, self._result = config, result
         self._learner, self._engines = learner, engines
         self._first = learner.actors[learner_name(0)]
-        self._met: dict[str, Any] = {}
+        self.met: dict[str, Any] = {}
+        """Ray's handles, by name, of the engines in the last broadcast."""
         self._names = (f"group_{number}" for number in itertools.count())
 
     def __call__(self, policy_version: int) -> bool:
@@ -50,10 +51,10 @@ class WeightBroadcast:
         """
         ready = self._engines.ready()
         try:
-            if ready != self._met:
-                self._met = {}
+            if ready != self.met:
+                self.met = {}
                 self._meet(ready)
-                self._met = ready
+                self.met = ready
             receiving = {
                 name: actor.receive_weights.remote(policy_version).future()
                 for name, actor in ready.items()
@@ -61,7 +62,7 @@ class WeightBroadcast:
             self._learner.broadcast_weights()
             self._all_answers(receiving)
         except SyncBroken as loss:
-            self._met = {}
+            self.met = {}
             _logger.warning("%s; this time they go through Ray's object store", loss)
             return False
         self._engines.hold(self._learner.weights, policy_version)

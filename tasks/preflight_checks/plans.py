@@ -24,6 +24,7 @@ from rl_core.resources.memory_need import (
 )
 from rl_core.resources.memory_plan import (
     ModelShape,
+    compute_width,
     memory_plan,
     micro_batch_tokens,
     resting_learner,
@@ -172,8 +173,7 @@ def disk_findings(config: RunConfig) -> Iterator[Finding]:
             f"checkpoints.quota_bytes={config.checkpoints.quota_bytes} is less than one checkpoint",
             f"latest and best stay all the same; set it to {3 * plan.checkpoint_bytes} or more",
         )
-    width = 4 if config.model.dtype == "float32" else 2
-    yield from _temporary_files(width * shape.num_parameters)
+    yield from _temporary_files(compute_width(config) * shape.num_parameters)
 
 
 def _temporary_files(sent_bytes: int) -> Iterator[Finding]:

@@ -17,6 +17,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rl_core.errors import first_line
+
 CountTokens: TypeAlias = Callable[[Sequence[Any]], Sequence[int]]
 """Tokens of each text of a batch; a text is a string, or a conversation (role, content)."""
 
@@ -178,5 +180,4 @@ def _read(file: Path, **options: Any) -> pl.DataFrame:
 def _unreadable(file: Path, error: Exception) -> str:
     if not file.exists():
         return f"{file}: there is no such file"
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return f"{file}: not a readable parquet file ({reason})"
+    return f"{file}: not a readable parquet file ({first_line(error)})"

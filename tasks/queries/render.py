@@ -14,7 +14,7 @@ import polars as pl
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tasks.queries.sql import Query
+    from tasks.queries.saved_questions import Query
 
 FORMATS = ("table", "csv", "json", "parquet")
 _LONG_TEXT = 40
@@ -58,7 +58,7 @@ def render_queries(queries: Sequence[Query], *, width: int) -> str:
         table.add_row(Text(f"  {query.name}"), Text(query.description))
         if options:
             table.add_row("", Text(options, style="dim"))
-    return _print(table, width)
+    return as_text(table, width)
 
 
 def _table(frame: pl.DataFrame, width: int) -> bytes:
@@ -173,7 +173,7 @@ def _records(frame: pl.DataFrame, width: int) -> bytes:
             lines = [_cell(line) for line in str(value).splitlines()] or [""]
             text = "\n".join(lines) if isinstance(value, str) else _cell(value)
             table.add_row(Text(name), Text(text))
-    return f"{_print(table, width)}{_count(frame)}\n".encode()
+    return f"{as_text(table, width)}{_count(frame)}\n".encode()
 
 
 def _cell(value: object) -> str:
@@ -219,7 +219,8 @@ def _parquet(frame: pl.DataFrame, width: int) -> bytes:
     return buffer.getvalue()
 
 
-def _print(table: Table, width: int) -> str:
+def as_text(table: Table, width: int) -> str:
+    """Returns a table as a terminal of so many characters shows it."""
     from rich.console import Console
 
     console = Console(file=io.StringIO(), width=width, highlight=False)

@@ -21,32 +21,10 @@ import pyarrow as pa
 from rl_core import schema
 from tasks.queries import run_tables as run_files
 from tasks.queries.connection import connect, quoted, register, select
-from tasks.queries.saved_questions import (
-    SQL_FOLDER,
-    Query,
-    Value,
-    list_queries,
-    load_check,
-    load_query,
-)
+from tasks.queries.saved_questions import SQL_FOLDER, Query, Value, load_query
 
 if TYPE_CHECKING:
     import pyarrow.dataset as pads
-
-__all__ = [
-    "SQL_FOLDER",
-    "VIEWS",
-    "CheckSession",
-    "Query",
-    "Value",
-    "ask",
-    "export_catalog",
-    "list_queries",
-    "load_check",
-    "load_query",
-    "open_checks",
-    "run_query",
-]
 
 VIEWS = (
     "rollouts",

@@ -16,6 +16,7 @@ from rl_core.tracking.diagnosis import Diagnosis, diagnose
 from tasks.hours.run_time import left_of, steps_in_words
 from tasks.queries import run_tables as run_files
 from tasks.queries import sql
+from tasks.queries.saved_questions import Value
 from tasks.report_page.faults import Fault, LoggedWarning, faults, warnings
 from tasks.report_page.samples import Sample, Story, best_and_worst, from_the_end, samples, stories
 
@@ -118,7 +119,7 @@ def gather(run: RunFolder) -> ReportData:
     """
     record = run.read()
 
-    def ask(query: str, **arguments: sql.Value) -> pl.DataFrame:
+    def ask(query: str, **arguments: Value) -> pl.DataFrame:
         return sql.ask(query, arguments, root=run.root, run=run.run_id)
 
     curve = ask("learning_curve")

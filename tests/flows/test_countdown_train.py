@@ -95,7 +95,7 @@ class Training:
         def training() -> int:
             self._flow_run_id = flow_run.get_id()
             with recorded(self.run):
-                retried = module._retried_train(self.config, self.run)
+                retried = module.retried_train(self.config, self.run)
                 return retried(self.config, self.run, self._root, self._root)
 
         return training()

@@ -114,7 +114,7 @@ def evaluated(config: RunConfig, run: RunFolder, data: Path) -> None:
     def evaluating() -> None:
         with recorded(run):
             model_path = Path(str(config.model.path))
-            module._retried_evaluate(config, run)(config, run, data, model_path)
+            module.retried_evaluate(config, run)(config, run, data, model_path)
 
     evaluating()
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from flows.cli.main import run_command
-from tasks.queries import sql
+from tasks.queries import saved_questions, sql
 from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).parent.parent.parent
@@ -177,7 +177,7 @@ def test_every_saved_question_answers_after_a_run(
     place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With its defaults, and as its example says; those that hold of any run tell something."""
-    queries = sql.list_queries()
+    queries = saved_questions.list_queries()
     empty = {query.name for query in queries if sql.ask(query.name, root=place.root).is_empty()}
     assert empty >= set(NOTHING_TO_TELL)
     assert empty <= set(NOTHING_TO_TELL) | set(UNLIKELY)

@@ -40,10 +40,10 @@ class FaultyRolloutActor(RolloutActor):
         """It dies when it has received a tensor of the next one."""
         from rl_core.models.weight_channel import WeightChannel
 
-        receive = WeightChannel._broadcast
+        receive = WeightChannel.broadcast
 
         def and_die(channel: Any, tensor: Any) -> None:
             receive(channel, tensor)
             os.kill(os.getpid(), signal.SIGKILL)
 
-        WeightChannel._broadcast = and_die  # type: ignore[method-assign]
+        WeightChannel.broadcast = and_die  # type: ignore[method-assign]

@@ -23,7 +23,7 @@ from rl_core.config.run import DataConfig, RunConfig
 from rl_core.data.dataset import DatasetError, dataset_folder, read_problems
 from rl_core.envs.countdown import CountdownConfig
 from tasks.generate import (
-    _cache_key,
+    cache_key,
     cached_dataset,
     generate_dataset,
     generate_task,
@@ -77,13 +77,13 @@ def test_own_files_are_made_once_and_again_after_a_change(tmp_path: Path) -> Non
     folder = generate_dataset(config)
     assert [p.index for p in read_problems(folder / "train.parquet")] == [0]
     made = (folder / "train.parquet").stat().st_mtime_ns
-    key = _cache_key(None, {"config": config})  # type: ignore[arg-type]  # the context is not used
+    key = cache_key(None, {"config": config})  # type: ignore[arg-type]  # the context is not used
     assert generate_dataset(config) == folder
     assert (folder / "train.parquet").stat().st_mtime_ns == made
     with file.open("a") as lines:
         lines.write('{"nums": [6, 7], "target": 13}\n')
     assert generate_dataset(config) != folder
-    assert _cache_key(None, {"config": config}) != key  # type: ignore[arg-type]
+    assert cache_key(None, {"config": config}) != key  # type: ignore[arg-type]
 
 
 def test_damage_is_said_and_never_repaired_in_silence(tmp_path: Path) -> None:

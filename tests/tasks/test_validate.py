@@ -24,7 +24,7 @@ from rl_core.envs.countdown import CountdownConfig, Template
 from rl_core.envs.custom import CustomConfig
 from rl_core.envs.gsm8k import Gsm8kConfig
 from rl_core.envs.reasoning_gym import ReasoningGymConfig
-from tasks.queries.sql import SQL_FOLDER
+from tasks.queries.saved_questions import SQL_FOLDER
 from tasks.validate import (
     ValidationFailed,
     check_dataset,

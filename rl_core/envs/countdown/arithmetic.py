@@ -63,7 +63,7 @@ def parse(text: str) -> tuple[list[int], Program]:
         raise ExpressionError("too_long")
     ascii_text = text.encode("ascii", "replace")  # what is not ASCII becomes a question mark
     # The second step lets numbers of one and of two digits share a skeleton.
-    program = _program(ascii_text.translate(_TO_SKELETON).replace(b"00", b"0"))
+    program = compiled(ascii_text.translate(_TO_SKELETON).replace(b"00", b"0"))
     if isinstance(program, str):
         raise ExpressionError(program)
     # As text again: `in` and reading a number take a third of the time that they take in bytes.
@@ -101,7 +101,7 @@ def evaluate(text: str) -> Fraction:
 
 
 @lru_cache(CACHED_SKELETONS)
-def _program(skeleton: bytes) -> Program | Literal["too_long", "bad_syntax"]:
+def compiled(skeleton: bytes) -> Program | Literal["too_long", "bad_syntax"]:
     """Returns what computes all texts of this skeleton, or what is wrong with all of them.
 
     Source: Dijkstra 1961, "Algol 60 translation" (the shunting yard).

@@ -133,7 +133,7 @@ def _draw_pool(
     solved: list[Solved] = []
     found = seen = 0
     while found < wanted and len(chunk := np.fromiter(islice(ranks, step), np.int64)):
-        sets = _multisets(chunk, span, num_operands) + env.min_number
+        sets = multisets(chunk, span, num_operands) + env.min_number
         own = solve_range(sets, low=env.min_target, high=env.max_target)
         numbers.append(sets)
         solved.append(replace(own, rows=own.rows + seen))
@@ -167,7 +167,7 @@ def _different(drawn: Ints) -> Iterator[int]:
             yield rank
 
 
-def _multisets(ranks: Ints, span: int, size: int) -> Ints:
+def multisets(ranks: Ints, span: int, size: int) -> Ints:
     """Returns the sorted multisets of `size` values below `span` that have these ranks.
 
     Source: the combinatorial number system; a multiset is a set whose i-th member lost i.

@@ -32,7 +32,7 @@ class ScoredResponse(NamedTuple):
     """Exact value of an answer that uses the right numbers; None if it was not computed."""
 
 
-_as_fraction = lru_cache(1_024)(Fraction)
+as_fraction = lru_cache(1_024)(Fraction)
 """Making a Fraction takes as long as the arithmetic of an ordinary answer."""
 _NO_ANSWER = ScoredResponse(0.0, "no_answer", None, None)
 
@@ -75,8 +75,8 @@ def score_response(
         else:
             value = run(program, used)
             if value == target:
-                return ScoredResponse(full_score, "correct", answer, _as_fraction(value))
-            return ScoredResponse(format_score, "wrong_value", answer, _as_fraction(value))
+                return ScoredResponse(full_score, "correct", answer, as_fraction(value))
+            return ScoredResponse(format_score, "wrong_value", answer, as_fraction(value))
     except ExpressionError as error:
         verdict = error.verdict
     return ScoredResponse(format_score, verdict, answer, None)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 from flows.cli.main import run_command
-from flows.cli.watch import _end_of, spark
+from flows.cli.watch import spark, view
 from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.schema import ROLLOUTS
@@ -30,6 +31,11 @@ def run(tmp_path: Path) -> RunFolder:
             step,
             {"critic/score/mean": 0.0, "timing_s/step": 60.0, "memory/peak_gib/gen": 1.25},
         )
+    write_rollout(run, HOSTILE)
+    return run
+
+
+def write_rollout(run: RunFolder, response: str) -> None:
     row = {
         "run_id": "one",
         "step": 10,
@@ -37,13 +43,12 @@ def run(tmp_path: Path) -> RunFolder:
         "sample_index": 0,
         "verdict": "no_answer",
         "score": 0.0,
-        "response": HOSTILE,
+        "response": response,
         "generated_at": datetime(2026, 11, 21, tzinfo=UTC),
     }
     file = run.path / "rollouts" / "step_000010.parquet"
     file.parent.mkdir(exist_ok=True)
     pq.write_table(pa.Table.from_pylist([row], schema=ROLLOUTS), file)
-    return run
 
 
 def test_a_curve_as_bars_by_hand() -> None:
@@ -80,9 +85,15 @@ def test_before_the_first_step_the_log_tells_what_the_run_does(
     assert "step 0 of 20" in said
 
 
-def test_only_the_end_of_a_long_response_is_shown() -> None:
-    assert _end_of("\n1 + 2\n") == "1 + 2"
-    assert _end_of("a" * 300 + "b" * 400) == "… " + "b" * 400
+def test_only_the_end_of_a_long_response_is_shown(run: RunFolder) -> None:
+    def shown(response: str) -> str:
+        write_rollout(run, response)
+        with (console := Console(width=1_000)).capture() as captured:
+            console.print(view(run))
+        return captured.get()
+
+    assert "│ 1 + 2 " in shown("\n1 + 2\n")
+    assert f"│ … {'b' * 400} " in shown("a" * 300 + "b" * 400)
 
 
 def test_ctrl_c_leaves_a_watch_without_a_word(

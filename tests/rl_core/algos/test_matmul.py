@@ -31,7 +31,7 @@ def test_by_hand() -> None:
 def test_bfloat16_is_multiplied_in_float32_where_it_would_be_emulated(
     monkeypatch: pytest.MonkeyPatch, native: bool, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr(products, "_has_bfloat16", lambda: native)
+    monkeypatch.setattr(products, "has_bfloat16", lambda: native)
     rounded = torch.randn(3, 3).bfloat16()
     operand = products.product_operand(rounded)
     assert operand.dtype == dtype
@@ -51,10 +51,10 @@ def test_bfloat16_is_multiplied_in_float32_where_it_would_be_emulated(
 def test_the_cpu_decides(
     monkeypatch: pytest.MonkeyPatch, cpu_info: str, onednn: bool, bfloat16: bool
 ) -> None:
-    monkeypatch.setattr(products, "_cpu_info", lambda: cpu_info)
+    monkeypatch.setattr(products, "cpu_info", lambda: cpu_info)
     for function, expected in (
         (products.prefers_onednn, onednn),
-        (products._has_bfloat16, bfloat16),
+        (products.has_bfloat16, bfloat16),
     ):
         function.cache_clear()
         assert function() is expected

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from rl_core.checkpoints.tensor_snapshot import SnapshotMemory
 from rl_core.config.run import RunConfig
@@ -65,14 +70,33 @@ def test_the_next_copy_lies_in_the_same_memory() -> None:
         assert torch.equal(copies[name], original), name
 
 
-def test_reserved_memory_is_what_the_copies_use() -> None:
+@contextmanager
+def taken_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
+    """Yields the memory for copies that is taken within the block: the one that may be pinned."""
+    taken: list[Tensor] = []
+    empty = torch.empty
+
+    def recorded(*size: Any, **options: Any) -> Tensor:
+        made = empty(*size, **options)
+        if "pin_memory" in options:
+            taken.append(made)
+        return made
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "empty", recorded)
+        yield taken
+
+
+def test_reserved_memory_is_what_the_copies_use(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = SnapshotMemory(MicroBatchThreads(1))
     originals = tensors()
-    memory.reserve(originals)
-    reserved = {name: copy.data_ptr() for name, copy in memory._copies.items()}
-    copies = memory.copy({name: x for name, x in originals.items() if name != "half"})
-    copies |= memory.copy(originals)  # some state appears later
-    assert {name: copy.data_ptr() for name, copy in copies.items()} == reserved
+    with taken_memory(monkeypatch) as reserved:
+        memory.reserve(originals)
+    with taken_memory(monkeypatch) as more:
+        copies = memory.copy({name: x for name, x in originals.items() if name != "half"})
+        copies |= memory.copy(originals)  # some state appears later
+    assert more == []
+    assert {copy.data_ptr() for copy in copies.values()} == {copy.data_ptr() for copy in reserved}
     for name, original in originals.items():
         assert torch.equal(copies[name], original), name
 
@@ -117,15 +141,21 @@ def test_the_model_files_are_those_that_transformers_would_write(
 
 
 def test_a_learner_reserves_all_but_numbers_and_random_states(
-    tiny_model_path: Path, make_batch: Callable[..., TrainBatch], settings: Callable[..., RunConfig]
+    tiny_model_path: Path,
+    tmp_path: Path,
+    make_batch: Callable[..., TrainBatch],
+    settings: Callable[..., RunConfig],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     learner = Learner(settings(), tiny_model_path)
-    learner.reserve_snapshot()
-    reserved = dict(learner._snapshot._memory._copies)
+    with taken_memory(monkeypatch) as reserved:
+        learner.reserve_snapshot()
     learner.learn(make_batch())
-    learner.snapshot()
-    weights, state, _ = learner._snapshot._taken
-    new = {name for name in weights | state if name not in reserved}
-    assert {name.split(".")[-1] for name in new} == {"step", "cpu"}
-    assert {name for name in reserved if name not in weights | state} == set()
-    assert all((weights | state)[name].shape == memory.shape for name, memory in reserved.items())
+    with taken_memory(monkeypatch) as more:
+        learner.snapshot()
+    assert {memory.shape for memory in more} == {torch.Size([]), torch.get_rng_state().shape}
+    learner.write_snapshot(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    state = load_file(tmp_path / "trainer" / "learner.safetensors")
+    written = [*weights.values(), *state.values()]
+    assert Counter(m.shape for m in reserved + more) == Counter(x.shape for x in written)

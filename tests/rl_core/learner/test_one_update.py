@@ -49,7 +49,7 @@ def test_one_update_needs_no_log_probs_from_before_it(
     saved, weights = run(3)
     assert all("timing_s/old_log_prob" not in metrics for metrics, _ in saved)
     assert all(metrics["actor/ppo_kl"] == 0.0 for metrics, _ in saved)
-    monkeypatch.setattr(Learner, "_next_update_is_on_policy", lambda self: False)
+    monkeypatch.setattr(Learner, "next_update_is_on_policy", lambda self: False)
     recomputed, expected = run(3)
     assert all("timing_s/old_log_prob" in metrics for metrics, _ in recomputed)
     assert_bitwise_equal(weights, expected)
@@ -105,7 +105,7 @@ def test_the_engines_log_probs_serve_a_penalty_that_is_wanted_before_the_only_up
                 ).logprobs
             )
         if is_recomputed:
-            monkeypatch.setattr(Learner, "_next_update_is_on_policy", lambda self: False)
+            monkeypatch.setattr(Learner, "next_update_is_on_policy", lambda self: False)
         metrics, columns = learner.learn(batch)
         assert ("timing_s/old_log_prob" in metrics) == is_recomputed
         results.append((without_timings(metrics), columns))

@@ -127,9 +127,7 @@ def test_one_that_is_silent_is_not_waited_for_for_ever(
         impatient = replace(meeting, timeout_s=0.5)
         attempt = lambda: WeightChannel(impatient, 0, CPU)  # noqa: E731
     else:
-        channels = joined(pool, meeting)
-        for channel in channels:
-            channel._meeting = replace(meeting, timeout_s=0.5)
+        channels = joined(pool, replace(meeting, timeout_s=5.0))
         attempt = lambda: channels[0].send(WEIGHTS.items())  # noqa: E731
     with pytest.raises(SyncBroken):
         attempt()

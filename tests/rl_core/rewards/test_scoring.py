@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -165,7 +164,7 @@ def test_a_function_that_can_be_loaded_is_not_refused() -> None:
 def test_leaving_in_the_middle_waits_for_nobody() -> None:
     with start_rewards(env("misbehave", reward_timeout_s=600.0, reward_workers=2)) as rewards:
         hanging = [rewards.submit("loop", PROBLEM) for _ in range(10)]
-        time.sleep(0.2)
+        wait_for(lambda: sum(scored.running() for scored in hanging) == 2)
     assert all(scored.done() for scored in hanging)
 
 

@@ -169,7 +169,9 @@ def test_the_next_run_starts_with_what_fitted_and_grows_back(
         list(again.generate(REQUESTS, SAMPLED, "gen"))
     assert failed == [7]
     assert again.end_step()["memory/oom_seqs/gen"] == 5
-    assert make(settings("hf", max_num_seqs=16), tiny_model_path, file)._size == 2
+    wider = make(settings("hf", max_num_seqs=16), tiny_model_path, file)
+    list(wider.generate(REQUESTS[:1], SAMPLED, "gen"))
+    assert wider.end_step()["memory/budget_seqs/gen"] == 2
 
 
 def test_a_place_is_device_model_engine_and_lengths(tiny_model_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from transformers import MistralConfig, MistralForCausalLM
 
 from rl_core.data.prompts import load_tokenizer
+from rl_core.models.shared_prefix import can_share_prompts
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.rollout.protocol import RolloutEngine, in_order
 from rl_core.types import GenerationRequest, SamplingSettings
@@ -34,13 +35,13 @@ EOS = 1
 
 @pytest.mark.parametrize("any_engine", ["vllm"], indirect=True)
 def test_an_engine_that_sleeps_is_asleep_as_soon_as_its_last_answer_is_out(
-    engine: Any, monkeypatch: pytest.MonkeyPatch
+    engine: Any, reference: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A CPU's engine cannot sleep, so what it is told is written down.
     told: list[str] = []
-    monkeypatch.setattr(engine, "_sleeps", True)
-    monkeypatch.setattr(engine._llm, "sleep", lambda level: told.append(f"sleep {level}"))
-    monkeypatch.setattr(engine._llm, "wake_up", lambda: told.append("wake up"))
+    monkeypatch.setattr(engine, "sleeps", True)
+    monkeypatch.setattr(engine.llm, "sleep", lambda level: told.append(f"sleep {level}"))
+    monkeypatch.setattr(engine.llm, "wake_up", lambda: told.append("wake up"))
     requests = [GenerationRequest(prompt, seed=0) for prompt in prompts()]
     # As workers ask: for as many as there are, and not whether there are more.
     answers = engine.generate(requests, GREEDY)
@@ -51,7 +52,7 @@ def test_an_engine_that_sleeps_is_asleep_as_soon_as_its_last_answer_is_out(
     assert told == ["sleep 1", "wake up"]
     answers.close()
     assert told == ["sleep 1", "wake up", "sleep 1"]
-    engine.update_weights(dict(engine._weights))
+    engine.update_weights(reference.state_dict())
     assert told[3:] == ["wake up"]
 
 
@@ -88,7 +89,7 @@ def test_a_model_that_sees_a_window_of_its_prompt_is_generated_from_too(
     windowed.generation_config.eos_token_id = EOS
     windowed.save_pretrained(tmp_path)
     engine = HfEngine(tmp_path, dtype="float32", max_num_seqs=16, on_gpu=False)
-    assert not engine._shares_prompts
+    assert not can_share_prompts(windowed.get_decoder())
     assert_greedy_as(windowed, engine)
 
 
@@ -244,14 +245,14 @@ def test_a_further_turn_is_read_from_the_prefix_cache(
     engine: Any, reference: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All whole blocks of what was said, the response's own too; none once weights are new."""
-    cached, step = list[int](), engine._llm.llm_engine.step
+    cached, step = list[int](), engine.llm.llm_engine.step
 
     def watched() -> list[Any]:
         outputs = step()
         cached.extend(output.num_cached_tokens for output in outputs if output.finished)
         return outputs
 
-    monkeypatch.setattr(engine._llm.llm_engine, "step", watched)
+    monkeypatch.setattr(engine.llm.llm_engine, "step", watched)
     prompt = prompts()[4]  # 128 tokens: four blocks
     (first,) = ask(engine, [prompt], replace(GREEDY, max_tokens=70))
     said = (*prompt, *first.response_ids.tolist(), 7, 8, 9)

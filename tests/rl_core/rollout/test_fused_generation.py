@@ -5,9 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from rl_core.models import decoder
-from rl_core.rollout.fused_generation import FusedContext
+from rl_core.rollout.fused_generation import FusedContext, FusedModel
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.rollout.protocol import in_order
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
@@ -36,18 +38,16 @@ def test_the_decoder_samples_what_transformers_would(
 def test_new_weights_replace_the_joined_copies(tiny_model_path: Path) -> None:
     engine = HfEngine(tiny_model_path, dtype="float32", max_num_seqs=8, on_gpu=False)
     before = generated(engine, (0, 1))
-    new = {name: x.clone() for name, x in engine._model.state_dict().items()}
+    new = load_file(tiny_model_path / "model.safetensors")
     new["model.layers.0.mlp.gate_proj.weight"].neg_()
-    engine.update_weights({n: x for n, x in new.items() if n != "lm_head.weight"})
+    engine.update_weights(new)
     after = generated(engine, (0, 1))
     assert before[1].response_ids.tolist() != after[1].response_ids.tolist()
 
 
 def test_responses_that_leave_take_nothing_along(tiny_model_path: Path) -> None:
-    engine = HfEngine(tiny_model_path, dtype="float32", max_num_seqs=8, on_gpu=False)
-    generated(engine, (0,))
-    model, token = engine._fused, torch.tensor([9, 8])
-    assert model is not None
+    loaded = AutoModelForCausalLM.from_pretrained(tiny_model_path, dtype=torch.float32)
+    model, token = FusedModel(loaded.eval()), torch.tensor([9, 8])
     with torch.inference_mode():
         context, _ = model.read_prompts(PROMPTS, [0, 1, 2])
         context.keep(torch.tensor([2, 1]))

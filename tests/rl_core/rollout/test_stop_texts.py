@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rl_core.data.prompts import load_tokenizer
 from rl_core.rollout.stop_texts import StopTexts
 from rl_core.sft.tokenizer import train_tokenizer
 
@@ -30,8 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(st.lists(st.sampled_from(["<", "/", "calc", "</calc", ">", ">\n", "?", "!", "é", "3"])))
 def test_ends_are_those_of_the_text(folder: Path, pieces: list[str]) -> None:
-    stops = StopTexts(folder, STOPS)
-    tokenizer = stops._tokenizer
+    stops, tokenizer = StopTexts(folder, STOPS), load_tokenizer(str(folder))
     ids = list(itertools.chain.from_iterable(tokenizer.encode(piece) for piece in pieces))
     for end in range(1, len(ids) + 1):
         text = tokenizer.decode(ids[:end])
@@ -43,9 +43,8 @@ def test_ends_are_those_of_the_text(folder: Path, pieces: list[str]) -> None:
 
 
 def test_a_token_that_goes_on_behind_the_text_ends_it_too(folder: Path) -> None:
-    stops = StopTexts(folder, STOPS)
-    before = stops._tokenizer.encode("3*7")
-    vocabulary = stops._tokenizer.get_vocab()
+    stops, tokenizer = StopTexts(folder, STOPS), load_tokenizer(str(folder))
+    before, vocabulary = tokenizer.encode("3*7"), tokenizer.get_vocab()
     for token in (i for word, i in vocabulary.items() if "</calc>" in word):
         assert stops.candidates(torch.tensor([*before, token])) == [len(before)]
         assert stops.ends([*before, token])

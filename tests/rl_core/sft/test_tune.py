@@ -141,8 +141,8 @@ def test_what_does_not_fit_is_split_and_a_single_example_refused(
             raise RuntimeError("out of memory")
         return summed(self, part)
 
-    summed = Fitting._summed_loss
-    monkeypatch.setattr(Fitting, "_summed_loss", scarce)
+    summed = Fitting.summed_loss
+    monkeypatch.setattr(Fitting, "summed_loss", scarce)
     _, split = tuned(tmp_path / "b", rows, tiny_model_path)
     assert differ(plain, split) < 1e-4
     room = 0

@@ -16,6 +16,7 @@ from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking.host_memory import HostMemory, Usage, cgroup_rooms, usage_now, warning
 from rl_core.workers.cluster import Workers
+from tests.support.waiting import wait_for
 
 GIB = 2**30
 MIB = 2**20
@@ -160,7 +161,7 @@ def test_a_look_that_fails_costs_the_watch_and_not_the_run(
 
     caplog.set_level(logging.ERROR)
     with HostMemory(RunConfig(), run, look=fail) as memory:
-        memory._thread.join(10)
+        wait_for(lambda: "cannot be watched" in caplog.text)
     assert "cannot be watched" in caplog.text
     assert memory.measure() == {}
 

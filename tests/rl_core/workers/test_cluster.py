@@ -45,6 +45,7 @@ from rl_core.types import (
 from rl_core.workers import cluster as workers_module
 from rl_core.workers.cluster import Workers
 from tests.support.faulty_actors import FaultyRolloutActor
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -343,10 +344,11 @@ def test_a_signal_in_mid_generation_leaves_no_process(
 ) -> None:
     with driver_process(tiny_model_path, handler, short_temp_dir) as (driver, value):
         assert driver.stdout.readline() == "generating\n"
-        time.sleep(1)
         of_run = processes_with("TEST_DRIVER_MARKER", value)
         assert len(of_run) > 3
         (engine,) = (p for p in of_run if "ray::RolloutActor" in " ".join(p.cmdline()))
+        worked_s = engine.cpu_times().user
+        wait_for(lambda: engine.cpu_times().user > worked_s + 0.1)
         assert engine.environ()[ZERO_COPY] == "1"
         assert [has_torch(process) for process in (psutil.Process(driver.pid), engine)] == [0, 1]
         if number == signal.SIGINT:

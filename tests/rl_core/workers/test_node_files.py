@@ -102,7 +102,7 @@ def test_copies_that_nobody_uses_make_room_for_new_ones(tmp_path: Path) -> None:
         (tmp_path / f"copy{i}").mkdir()
         os.utime(tmp_path / f"copy{i}", (i, i))
     with reading(tmp_path / "copy0"):
-        node_files._make_room(tmp_path, 0)
+        node_files.make_room_for_copy(tmp_path, 0)
     assert sorted(path.name for path in tmp_path.glob("copy*")) == [
         *("copy0", "copy3", "copy4", "copy5")
     ]

@@ -50,8 +50,8 @@ class Session:
 
     def receivers(self) -> set[str]:
         """Engines that were in the last broadcast."""
-        assert self.workers._broadcast is not None
-        return set(self.workers._broadcast._met)
+        assert self.workers.broadcast is not None
+        return set(self.workers.broadcast.met)
 
     def kill(self, name: str) -> None:
         ray.kill(self.workers.engines.actors[name])

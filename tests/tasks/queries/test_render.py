@@ -8,7 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from tasks.queries import sql
+from tasks.queries import saved_questions, sql
 from tasks.queries.render import render, render_queries
 
 
@@ -98,9 +98,9 @@ def test_nested_values_become_json_text_in_csv() -> None:
 
 
 def test_list_of_queries_names_each_with_its_parameters() -> None:
-    text = render_queries(sql.list_queries(), width=100)
+    text = render_queries(saved_questions.list_queries(), width=100)
     assert "-p min_attempts=2  -p limit=20" in text
-    for query in sql.list_queries():
+    for query in saved_questions.list_queries():
         assert f"  {query.name} " in text
 
 

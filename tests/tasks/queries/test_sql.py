@@ -16,7 +16,7 @@ from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.schema import EVALUATION, ROLLOUTS
 from rl_core.types import Completion, Problem, Rollout, ScoredText
-from tasks.queries import sql
+from tasks.queries import saved_questions, sql
 from tests.support.sql_answers import ANSWERS, A, B
 
 
@@ -24,23 +24,25 @@ def rounded(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return [tuple(round(x, 4) if isinstance(x, float) else x for x in row) for row in rows]
 
 
-@pytest.mark.parametrize("name", sorted(query.name for query in sql.list_queries()))
+@pytest.mark.parametrize("name", sorted(query.name for query in saved_questions.list_queries()))
 def test_saved_question_gives_the_hand_computed_answer(name: str, tested_runs: Path) -> None:
     arguments, columns, rows = ANSWERS[name]
     answer = sql.ask(name, arguments, root=tested_runs).select(columns)
     assert rounded(answer.rows()) == rounded(rows)
 
 
-@pytest.mark.parametrize("query", sql.list_queries(), ids=lambda query: query.name)
-def test_header_says_what_a_row_is_and_what_to_ask(query: sql.Query, tmp_path: Path) -> None:
+@pytest.mark.parametrize("query", saved_questions.list_queries(), ids=lambda query: query.name)
+def test_header_says_what_a_row_is_and_what_to_ask(
+    query: saved_questions.Query, tmp_path: Path
+) -> None:
     assert query.description.startswith("one row per ")
     assert "Ask it " in query.description
     assert sql.ask(query.name, root=tmp_path / "nothing").is_empty()
 
 
-@pytest.mark.parametrize("query", sql.list_queries(), ids=lambda query: query.name)
+@pytest.mark.parametrize("query", saved_questions.list_queries(), ids=lambda query: query.name)
 def test_the_example_of_each_question_answers(
-    query: sql.Query, tested_runs: Path, capsys: pytest.CaptureFixture[str]
+    query: saved_questions.Query, tested_runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     program, command, *words = shlex.split(query.example)
     assert (program, command, words[0]) == ("countdown-train", "sql", query.name)
@@ -49,8 +51,8 @@ def test_the_example_of_each_question_answers(
 
 
 def test_there_are_the_questions_that_the_diary_asked() -> None:
-    assert {query.name for query in sql.list_queries()} == set(ANSWERS)
-    assert {query.topic for query in sql.list_queries()} == {
+    assert {query.name for query in saved_questions.list_queries()} == set(ANSWERS)
+    assert {query.topic for query in saved_questions.list_queries()} == {
         "rollouts",
         "metrics",
         "evaluation",
@@ -187,7 +189,7 @@ def test_a_saved_question_writes_nothing_and_opens_no_other_file(
         f"select x, (select count(*) from rollouts) from read_parquet('{secret}')",
         f"with a as (copy (select 1) to '{tmp_path}/out.csv') select * from a, rollouts",
     ):
-        query = sql.Query("bad", "rollouts", "", "", (), select)
+        query = saved_questions.Query("bad", "rollouts", "", "", (), select)
         monkeypatch.setattr(sql, "load_query", lambda name, query=query: query)
         with pytest.raises(ValueError, match="disabled by configuration"):
             sql.ask("bad", root=shared_runs)

@@ -5,21 +5,21 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tasks.queries import sql
+from tasks.queries import saved_questions, sql
 
 
 @pytest.fixture
-def check(tmp_path: Path) -> sql.Query:
+def check(tmp_path: Path) -> saved_questions.Query:
     path = tmp_path / "large_target.sql"
     path.write_text(
         "-- one row per target that is too large.\n"
         "-- $limit: int = 50 (the largest)\n"
         "select target from (from train union all from test) where target > $limit order by all\n"
     )
-    return sql.load_check(path)
+    return saved_questions.load_check(path)
 
 
-def test_a_check_selects_the_rows_that_break_the_rule(check: sql.Query) -> None:
+def test_a_check_selects_the_rows_that_break_the_rule(check: saved_questions.Query) -> None:
     with sql.open_checks() as session:
         session.add("train", pa.table({"target": [6, 51]}))
         session.add("test", pa.table({"target": [60, 50]}))
@@ -28,7 +28,7 @@ def test_a_check_selects_the_rows_that_break_the_rule(check: sql.Query) -> None:
         assert session.violations(check, {"limit": 60}).is_empty()
 
 
-def test_a_table_that_was_not_added_is_named(check: sql.Query) -> None:
+def test_a_table_that_was_not_added_is_named(check: saved_questions.Query) -> None:
     with sql.open_checks() as session:
         session.add("train", pa.table({"target": [6, 51]}))
         with pytest.raises(ValueError, match=r"test does not exist.*\(there are: train\)"):
@@ -40,7 +40,7 @@ def test_a_check_reads_no_files(tmp_path: Path) -> None:
     path = tmp_path / "nosy.sql"
     path.write_text(f"-- one row per line.\nselect * from '{tmp_path}/secret.csv'\n")
     with sql.open_checks() as session, pytest.raises(ValueError, match=r"secret\.csv"):
-        session.violations(sql.load_check(path))
+        session.violations(saved_questions.load_check(path))
 
 
 def test_a_column_of_a_type_that_sql_does_not_have_is_one_line() -> None:

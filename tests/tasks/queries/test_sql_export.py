@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.cli.main import run_command
-from tasks.queries import sql
+from tasks.queries import saved_questions, sql
 
 SHELL = Path(sys.executable).parent / "duckdb"
 
@@ -65,7 +65,7 @@ def test_every_saved_question_answers_over_the_catalogue(tested_runs: Path, tmp_
     file = tmp_path / "catalog.duckdb"
     sql.export_catalog(tested_runs, file)
     with duckdb.connect(str(file), read_only=True) as connection:
-        for query in sql.list_queries():
+        for query in saved_questions.list_queries():
             rows = connection.execute(query.sql, query.bind({}) or None).fetchall()
             assert len(rows) == sql.ask(query.name, root=tested_runs).height, query.name
 

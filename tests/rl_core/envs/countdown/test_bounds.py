@@ -50,7 +50,7 @@ HOSTILE = [
 
 def lines_run(response: str, mode: Any) -> int:
     """Lines of the two modules that scoring runs, nothing remembered from before."""
-    arithmetic._program.cache_clear()
+    arithmetic.compiled.cache_clear()
     files = {arithmetic.__file__, scoring.__file__}
     count = 0
 
@@ -88,8 +88,8 @@ def test_what_is_remembered_is_bounded() -> None:
     for i in range(3 * arithmetic.CACHED_SKELETONS):
         score_response(f"<answer>{'(' * (i % 30)}{'x' * (i % 200)} {i:b}</answer>", [1], 1)
         score_response(f"<answer>{i} / 7</answer>", [i, 7], 1)
-    assert arithmetic._program.cache_info().currsize <= arithmetic.CACHED_SKELETONS
-    values = scoring._as_fraction.cache_info()
+    assert arithmetic.compiled.cache_info().currsize <= arithmetic.CACHED_SKELETONS
+    values = scoring.as_fraction.cache_info()
     assert values.maxsize is not None
     assert values.currsize <= values.maxsize
 
@@ -104,6 +104,6 @@ pieces = st.one_of(
 @given(st.lists(pieces, max_size=40).map("".join), st.sampled_from(["anywhere", "last_line"]))
 def test_any_text_has_a_score_that_no_memory_of_others_changes(response: str, mode: Any) -> None:
     remembered = score_response(response, [1, 7], 8, answer_from=mode)
-    arithmetic._program.cache_clear()
+    arithmetic.compiled.cache_clear()
     assert score_response(response, [1, 7], 8, answer_from=mode) == remembered
     assert remembered.score == {"no_answer": 0.0, "correct": 1.0}.get(remembered.verdict, 0.1)

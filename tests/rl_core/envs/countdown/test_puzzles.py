@@ -110,7 +110,7 @@ def test_a_puzzle_that_comes_twice_is_named() -> None:
 
 def test_the_generator_proves_uniqueness(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here one set of numbers is drawn twice."""
-    monkeypatch.setattr(module, "_multisets", lambda *_: np.asarray([[4, 5, 6]] * 2))
+    monkeypatch.setattr(module, "multisets", lambda *_: np.asarray([[4, 5, 6]] * 2))
     num_targets = len(solve_range(np.asarray([[5, 6, 7]]), low=10, high=99).targets)
     with pytest.raises(AssertionError, match=r"one puzzle: \[5, 6, 7\]"):
         generate_puzzles(CountdownConfig(max_operands=3), size=num_targets + 1, seed=0)
