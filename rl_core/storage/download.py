@@ -114,8 +114,8 @@ def listing_of(store: ObjectStore, run_id: str) -> dict[str, Entry]:
     }
 
 
-def bring_folder(store: ObjectStore, root: Path, folder: str, last: str) -> bool:
-    """Brings a folder that is made once (a data set, a model) and says whether it is there.
+def bring_folder(store: ObjectStore, root: Path, folder: str, last: str) -> None:
+    """Brings a folder that is made once (a data set, a model), if it is there.
 
     Args:
         store: where it may be.
@@ -125,21 +125,20 @@ def bring_folder(store: ObjectStore, root: Path, folder: str, last: str) -> bool
     """
     final = root / folder
     if (final / last).exists():
-        return True
+        return
     there = store.list(f"{folder}/")
     if f"{folder}/{last}" not in there:
-        return False
+        return
     with new_folder(final) as temporary:
         for key, entry in there.items():
             target = temporary / key.removeprefix(f"{folder}/")
             target.parent.mkdir(parents=True, exist_ok=True)
             store.download(key, entry, target)
     _logger.info("%s was brought from %s", folder, store.url)
-    return True
 
 
-def bring_files(store: ObjectStore, root: Path, folder: str, wanted: Wanted) -> int:
-    """Brings files of a folder that the spool lacks, and returns how many came.
+def bring_files(store: ObjectStore, root: Path, folder: str, wanted: Wanted) -> None:
+    """Brings files of a folder that the spool lacks.
 
     Args:
         store: where they are.
@@ -147,14 +146,11 @@ def bring_files(store: ObjectStore, root: Path, folder: str, wanted: Wanted) -> 
         folder: relative to it.
         wanted: chooses among their names.
     """
-    number = 0
     for key, entry in store.list(f"{folder}/").items():
         final = root / key
         if not final.exists() and wanted(final.name):
             with suppress(FileNotFoundError), new_file(final) as temporary:
                 store.download(key, entry, temporary)
-                number += 1
-    return number
 
 
 def _set_unsent_aside(spool: Spool, run_id: str, folder: Path, known: Agreement) -> None:

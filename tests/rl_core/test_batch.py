@@ -44,11 +44,6 @@ def test_collate_by_hand(batch: TrainBatch) -> None:
 
 def test_masks_by_hand(batch: TrainBatch) -> None:
     assert batch.response_mask.int().tolist() == [[1, 1, 0], [1, 0, 0], [1, 1, 1]]
-    assert batch.attention_mask.int().tolist() == [
-        [1, 1, 1, 1, 1],
-        [1, 1, 0, 0, 0],
-        [1, 1, 1, 1, 1],
-    ]
 
 
 def test_each_response_token_stands_right_after_its_predictor(batch: TrainBatch) -> None:

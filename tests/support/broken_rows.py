@@ -7,7 +7,7 @@ from typing import Any
 
 from rl_core.envs import gsm8k
 from rl_core.envs.countdown import render_messages
-from rl_core.envs.countdown.solving.solver import solve
+from tests.support.solving import solve
 
 Rows = list[dict[str, Any]]
 Break = Callable[[Rows, Rows], None]

@@ -15,7 +15,6 @@ import pytest
 from rl_core.config.run import DataConfig
 from rl_core.data.dataset import dataset_name, is_ready, read_problems, verify_file, write_dataset
 from rl_core.envs.countdown import CountdownConfig, render_messages, score_response
-from rl_core.envs.countdown.solving.solver import solve
 from rl_core.envs.countdown.table import COUNTDOWN_DATASET
 from rl_core.envs.gsm8k import Gsm8kConfig
 from rl_core.envs.gsm8k.table import GSM8K_DATASET
@@ -27,6 +26,7 @@ from tests.support.own_data import (
     tinyzero_row,
     write_tinyzero,
 )
+from tests.support.solving import solve
 
 ENV = CountdownConfig()
 Row = dict[str, Any]

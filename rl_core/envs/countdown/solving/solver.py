@@ -35,23 +35,15 @@ class Solved:
     """int64 [problems]: the solution that `forms` lists first."""
 
 
-def solve(numbers: Sequence[int], target: int) -> tuple[str | None, int]:
-    """Returns one solution as text and the number of distinct ones.
-
-    Args:
-        numbers: 1 to 6 integers in 1..999, each to be used exactly once.
-        target: a positive integer.
-
-    Returns:
-        The text, None where there is no solution, and the count.
-    """
-    return solve_many([numbers], [target])[0]
-
-
 def solve_many(
     numbers: Sequence[Sequence[int]], targets: Sequence[int]
 ) -> list[tuple[str | None, int]]:
-    """Returns (solution, number of distinct solutions) of each problem, as `solve`."""
+    """Returns of each problem one solution as text, None for none, and how many distinct ones.
+
+    Args:
+        numbers: of each 1 to 6 integers in 1..999, each to be used exactly once.
+        targets: positive integers.
+    """
     solved: list[tuple[str | None, int]] = [(None, 0)] * len(targets)
     sizes = np.array([len(own) for own in numbers])
     for size in np.unique(sizes):

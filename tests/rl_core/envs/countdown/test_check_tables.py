@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rl_core.envs.countdown import CountdownConfig, score_response
 from rl_core.envs.countdown.check_tables import SAMPLE_ROWS, recounts_table, solutions_table
 from rl_core.envs.countdown.puzzles import generate_puzzles
-from rl_core.envs.countdown.solving.solver import solve
 from rl_core.envs.countdown.table import countdown_table
+from tests.support.solving import solve
 
 Row = tuple[str | None, list[int | None] | None, int | None]
 
