@@ -58,10 +58,6 @@ def choose(asked: Mapping[str, str], overrides: Sequence[str]) -> Chosen:
     A run's model is asked the problems of its run under the run's settings, any other model those
     of the preset; overrides change either. Both models of a comparison are asked as the first.
 
-    Args:
-        asked: `checkpoint`, and `against` or not.
-        overrides: settings.
-
     Raises:
         BadInputError: a name means nothing, or `checkpoint` is missing.
         SettingsError: as `compose`.

@@ -62,12 +62,6 @@ def evaluate_models(
     Rows lie under `<storage.root>/evaluations`, those of a run's model also in the run's `eval/`:
     beside the run's own evaluation, unless this is what the run's own settings ask.
 
-    Args:
-        config: says what is asked, and which engines answer.
-        data: folder of the data set.
-        model: what is evaluated.
-        against: what it is compared with.
-
     Raises:
         FileNotFoundError: a checkpoint was pruned since it was named.
         ValueError: a checkpoint is damaged.

@@ -119,12 +119,7 @@ class Evaluator:
         return own == self.evaluation
 
     def rows_file(self, name: str, model: Path) -> Path:
-        """Returns where the rows of a model lie, there or not.
-
-        Args:
-            name: the model's, for people.
-            model: its folder.
-        """
+        """Returns where the rows of a model lie, there or not."""
         digest = _digest({"settings": self.settings, "model": model_digest(model)})[:16]
         return self.config.storage.root / "evaluations" / f"{name}-{digest}.parquet"
 

@@ -32,12 +32,6 @@ def promote_run(config: RunConfig, run: RunFolder, data: Path, model_path: Path)
     """Compares the run's evaluated checkpoint with the champion and returns what became of it.
 
     Reads what `evaluate_run` left; `run.json` and the log say the outcome in a sentence.
-
-    Args:
-        config: the run's settings.
-        run: the run, evaluated.
-        data: folder of the data set.
-        model_path: folder of the base model.
     """
     try:
         with reading_latest(run.path, to_resume=False) as checkpoint:

@@ -33,10 +33,6 @@ class DatasetError(ValueError):
 def read_parquet(path: Path, *, max_rows: int = MAX_ROWS) -> pa.Table:
     """Returns all rows of a file, if they are sound and fit into memory.
 
-    Args:
-        path: the file.
-        max_rows: more rows are refused, unread.
-
     Raises:
         DatasetError: one line with the path, what is wrong and what to do about it.
     """

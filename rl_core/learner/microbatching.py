@@ -119,13 +119,7 @@ class Microbatching:
 
 
 def memory_place(config: RunConfig, model: Any, device: torch.device) -> str:
-    """Returns in words what a phase's memory depends on: two runs that agree can share budgets.
-
-    Args:
-        config: the run's settings.
-        model: the actor, as it is trained.
-        device: of all models.
-    """
+    """Returns in words what a phase's memory depends on: two runs that agree can share budgets."""
     threads = 1 if device.type == "cuda" else config.resources.learner_threads
     shape = model.config.get_text_config()
     num_weights = sum(weight.numel() for weight in model.parameters())

@@ -156,12 +156,7 @@ class AdaptiveEngine:
 
 
 def engine_place(config: RunConfig, model_path: Path) -> str:
-    """Returns in words what generating takes memory by: two runs that agree can share a budget.
-
-    Args:
-        config: the run's settings.
-        model_path: folder of the model.
-    """
+    """Returns in words what generating takes memory by: two runs that agree can share a budget."""
     on_gpu, rollout = config.resources.rollout_gpus > 0, config.rollout
     shape = AutoConfig.from_pretrained(model_path).get_text_config()
     num_weights = sum(size.numel() for size in weight_shapes(model_path).values())

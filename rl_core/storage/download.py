@@ -138,14 +138,7 @@ def bring_folder(store: ObjectStore, root: Path, folder: str, last: str) -> None
 
 
 def bring_files(store: ObjectStore, root: Path, folder: str, wanted: Wanted) -> None:
-    """Brings files of a folder that the spool lacks.
-
-    Args:
-        store: where they are.
-        root: the spool's.
-        folder: relative to it.
-        wanted: chooses among their names.
-    """
+    """Brings files of a folder that the spool lacks."""
     for key, entry in store.list(f"{folder}/").items():
         final = root / key
         if not final.exists() and wanted(final.name):

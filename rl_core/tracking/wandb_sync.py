@@ -22,10 +22,6 @@ def sync_runs(
 ) -> list[dict[str, str | int]]:
     """Uploads runs one after the other and returns one row each: run, result, steps, note.
 
-    Args:
-        runs: their folders.
-        timeout_s: for each.
-
     Raises:
         ConnectionError: the server does not answer, so nothing was tried.
     """

@@ -119,10 +119,6 @@ def upload_run(run_folder: Path, timeout_s: float = UPLOAD_TIMEOUT_S) -> Upload:
 
     What the server once said that it has is remembered in `wandb/uploaded.json`, so that nobody is
     asked again. The run's own wandb files are not read: `metrics.jsonl` holds more.
-
-    Args:
-        run_folder: `runs/<run_id>`.
-        timeout_s: for all of it.
     """
     last_step = max(
         (row["step"] for row in MetricsLog(run_folder / "metrics.jsonl").read()), default=None

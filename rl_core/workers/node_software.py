@@ -45,11 +45,6 @@ def software() -> Software:
 def compare(own: Software, theirs: Software, machine: str) -> list[str]:
     """Returns in words which packages another machine has otherwise than this one.
 
-    Args:
-        own: this machine's.
-        theirs: the other's.
-        machine: its name.
-
     Raises:
         ValueError: it has another version of this project.
     """

@@ -16,13 +16,7 @@ from tasks.queries.checkpoint_names import NamedModel
 
 
 def model_card(model: NamedModel, root: Path, *, dtype: str) -> str:
-    """Returns the card as Markdown; of a model without a run it can say little.
-
-    Args:
-        model: what is exported.
-        root: `storage.root`.
-        dtype: of the weights.
-    """
+    """Returns the card as Markdown; of a model without a run it can say little."""
     version = importlib.metadata.version("countdown-train")
     lines = [f"# {model.name}", "", f"Weights in {dtype}, exported by countdown-train {version}."]
     front = ["library_name: transformers", "pipeline_tag: text-generation"]

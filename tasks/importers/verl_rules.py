@@ -17,12 +17,7 @@ from tasks.preflight_checks.finding import Finding
 
 
 def translate(given: Mapping[str, Given], line: int) -> tuple[Settings, list[Finding]]:
-    """Returns a script's settings as ours, and what is said of them.
-
-    Args:
-        given: the settings of the script.
-        line: where its command begins.
-    """
+    """Returns a script's settings as ours, and what is said of them."""
     same = {SAME[key]: one.plain for key, one in given.items() if key in SAME}
     settings = {key: value for key, value in same.items() if not _is_none(key, value)}
     findings = [

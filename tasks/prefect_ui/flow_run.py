@@ -59,11 +59,7 @@ def logs_in_ui() -> Iterator[None]:
 
 
 def tag_flow_run(config: RunConfig) -> None:
-    """Adds preset, env and estimator to the tags of this flow run, beside whatever goes on.
-
-    Args:
-        config: its settings.
-    """
+    """Adds preset, env and estimator to the tags of this flow run, beside whatever goes on."""
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
         return

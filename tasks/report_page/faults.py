@@ -40,12 +40,7 @@ class LoggedWarning:
 
 
 def faults(run: Path, record: RunRecord) -> list[Fault]:
-    """Returns what the run's record, metrics and checkpoints say went wrong, oldest first.
-
-    Args:
-        run: the run's folder.
-        record: its record.
-    """
+    """Returns what the run's record, metrics and checkpoints say went wrong, oldest first."""
     attempts = list(enumerate(record.attempts, start=1))[1:]
     rows = RunFolder(run).metrics.read()
     return [

@@ -65,12 +65,7 @@ class Story:
 
 
 def samples(run: RunFolder, *, from_step: int) -> list[Sample]:
-    """Returns one rollout of each verdict, the most frequent verdict first.
-
-    Args:
-        run: that wrote them.
-        from_step: leaves out earlier ones.
-    """
+    """Returns one rollout of each verdict, the most frequent verdict first."""
     counts = sql.run_query(
         "select verdict from rollouts where step >= $from_step "
         "group by verdict order by verdict != 'correct', count(*) desc, verdict",
@@ -90,10 +85,6 @@ def best_and_worst(run: RunFolder, *, from_step: int) -> tuple[list[Sample], lis
     """Returns the rollouts of the highest and of the lowest score; of equals, by advantage.
 
     So the best are those that training reinforced most, and the worst those it punished most.
-
-    Args:
-        run: that wrote them.
-        from_step: leaves out earlier ones.
     """
 
     def asked(order: str) -> list[Sample]:
