@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.errors import BadInputError
-from flows.runs.lookup import WHERE, settings_of_run
+from flows.runs.lookup import settings_of_run, where_and_others
 from flows.settings.compose import compose
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
@@ -64,7 +64,7 @@ def choose(asked: Mapping[str, str], overrides: Sequence[str]) -> Chosen:
     """
     if "checkpoint" not in asked:
         raise BadInputError("against= compares with checkpoint=: name that, too")
-    where = compose([text for text in overrides if text.startswith(WHERE)])
+    where = compose(where_and_others(overrides)[0])
     env = next((text.partition("=")[2] for text in overrides if text.startswith("env=")), None)
     names = [asked[key] for key in ("checkpoint", "against") if key in asked]
     for name in names:
@@ -139,8 +139,7 @@ def _settings_and_data(
     if model.run is None:
         return compose(overrides, arguments=arguments), None
     base = settings_of_run(model.run, storage.root, url=storage.url)
-    not_its_own = (*WHERE, "env=")
-    changes = [text for text in overrides if not text.startswith(not_its_own)]
+    changes = [t for t in where_and_others(overrides)[1] if not t.startswith("env=")]
     config = compose(changes, base=base, arguments=arguments)
     data = model.run.read().data
     if data is not None and Path(data).is_dir() and _problems_of(config) == _problems_of(base):

@@ -8,7 +8,7 @@ from typing import Any
 from prefect import flow
 
 from flows.errors import BadInputError
-from flows.runs.lookup import WHERE, find_run, settings_of_run
+from flows.runs.lookup import find_run, settings_of_run, where_and_others
 from flows.settings.compose import compose
 from rl_core.config.run import RunConfig
 from rl_core.runs.lock import close_lost_runs
@@ -31,12 +31,12 @@ def prune(dry_run: bool = False, overrides: tuple[str, ...] = ()) -> dict[str, A
         Numbers of `runs` looked at and `left_alone`, of checkpoints and files `deleted` (or that
         would be), and their `bytes`.
     """
-    changes = [text for text in overrides if not text.startswith(WHERE)]
-    where = compose([text for text in overrides if text.startswith(WHERE)])
+    places, changes = where_and_others(overrides)
+    where = compose(places)
     root = where.storage.root
     close_lost_runs(root)
     if where.run_id is not None:
-        runs = [find_run([text for text in overrides if text.startswith(WHERE)])]
+        runs = [find_run(places)]
     else:
         runs = [RunFolder(folder) for folder in find_runs(root)]
     with logs_in_ui():

@@ -9,7 +9,7 @@ from typing import Final
 
 from flows.cli.terminal import say
 from flows.errors import BadInputError
-from flows.runs.lookup import WHERE, settings_of_run, take_arguments
+from flows.runs.lookup import settings_of_run, take_arguments, where_and_others
 from flows.settings.compose import compose
 from rl_core.checkpoints.store import reading_sound
 from rl_core.config.run import RunConfig
@@ -65,14 +65,14 @@ def _number(name: str, text: str) -> int:
 
 def _model_and_settings(name: str, settings: Sequence[str]) -> tuple[NamedModel, RunConfig]:
     """Returns the model, and how it is asked: as by its run, any other as the settings say."""
-    where = compose([text for text in settings if text.startswith(WHERE)])
+    places, changes = where_and_others(settings)
+    where = compose(places)
     bring_model(where.storage, name, where.run_id)
     root = where.storage.root
     model = find_model(name, root, run_id=where.run_id or "latest")
     if model.run is None:
         return model, compose(settings, arguments=_ARGUMENTS)
     base = settings_of_run(model.run, root)
-    changes = [text for text in settings if not text.startswith(WHERE)]
     return model, compose(changes, base=base, arguments=_ARGUMENTS)
 
 

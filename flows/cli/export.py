@@ -8,7 +8,7 @@ from typing import Final
 
 from flows.cli.terminal import say
 from flows.errors import BadInputError
-from flows.runs.lookup import WHERE, take_arguments
+from flows.runs.lookup import take_arguments, where_and_others
 from flows.settings.compose import compose
 from rl_core.checkpoints.store import reading_sound
 from tasks.export.folder import DTYPES, export_model
@@ -32,7 +32,7 @@ def export(words: Sequence[str]) -> None:
     dtype = given.get("dtype", "bfloat16")
     if dtype not in DTYPES:
         raise BadInputError(f"dtype={dtype} is not {', '.join(DTYPES)}")
-    if other := [text for text in settings if not text.startswith(WHERE)]:
+    if other := where_and_others(settings)[1]:
         raise BadInputError(f"{other[0]!r}: export takes {', '.join(_ARGUMENTS)} and storage.root")
     try:
         if "push" in given:

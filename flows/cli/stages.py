@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from flows.cli.terminal import progress_on_stdout, say, show_rows
 from flows.errors import BadInputError, RunFailedError, one_line
 from flows.prefect_patches.private_server import start_private_server
-from flows.runs.lookup import WHERE, existing_run, find_run, run_first, take_arguments
+from flows.runs.lookup import existing_run, find_run, run_first, take_arguments, where_and_others
 from flows.runs.run_record import choose_run, recorded
 from flows.settings.compose import compose, own_settings
 from rl_core.data.user_files import OwnFilesError
@@ -185,13 +185,12 @@ def report(words: Sequence[str]) -> None:
 def rescore(words: Sequence[str]) -> None:
     """Scores a run's rollouts by a changed reward, and shows how verdicts moved."""
     named = [word for word in words if "=" not in word]
-    changes = [word for word in words if "=" in word and not word.startswith(WHERE)]
+    where, changes = where_and_others([word for word in words if "=" in word])
     if len(named) != 1 or not changes:
         raise BadInputError("rescore takes RUN and what changes: env.answer_from=last_line")
     strange = [word for word in changes if not word.startswith("env.")]
     if strange:
         raise BadInputError(f"{strange[0]} changes no reward: env.* does")
-    where = [word for word in words if word.startswith(WHERE)]
     run_ids = [] if named == ["latest"] else [f"run_id={named[0]}"]
     config, run = existing_run([*run_ids, *where, *changes])
     from tasks.queries.sql import ask

@@ -44,6 +44,12 @@ def storage_root(overrides: Sequence[str]) -> Path:
     return storage.root
 
 
+def where_and_others(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the settings that say where a run is, and those that change how it is treated."""
+    where = [text for text in words if text.startswith(WHERE)]
+    return where, [text for text in words if text not in where]
+
+
 def take_arguments(
     overrides: Sequence[str], names: Sequence[str]
 ) -> tuple[dict[str, str], list[str]]:
@@ -91,10 +97,9 @@ def existing_run(
     """
     from flows.settings.compose import compose
 
-    where = [text for text in overrides if text.startswith(WHERE)]
+    where, others = where_and_others(overrides)
     run = find_run(where)
     base = settings_of_run(run, url=compose(where).storage.url)
-    others = [text for text in overrides if text not in where]
     return compose(others, base=base, arguments=arguments), run
 
 
