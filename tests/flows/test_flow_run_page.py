@@ -29,6 +29,7 @@ from flows.countdown_train import countdown_train
 from rl_core.runs.run_folder import RunFolder
 from tasks.prefect_ui.artifacts import LiveArtifacts
 from tasks.prefect_ui.flow_run import logs_in_ui
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_harness")]
 
@@ -98,9 +99,8 @@ def run_and_page(
 
 def test_task_runs_are_named_by_what_they_do(run_and_page: tuple[RunFolder, Page]) -> None:
     run, page = run_and_page
-    deadline = time.monotonic() + 30  # events are written a moment later
-    while len(page.task_runs()) < 9 and time.monotonic() < deadline:
-        time.sleep(0.2)
+    # events are written a moment later
+    wait_for(lambda: len(page.task_runs()) >= 9, 30, seen=page.task_runs)
     assert page.task_runs() == {
         "check disk, engine and model",
         "generate 80 problems",
@@ -133,10 +133,7 @@ def test_the_graph_chains_the_stages(run_and_page: tuple[RunFolder, Page]) -> No
         }
 
     chain = {(by_stage[one], by_stage[next_]) for one, next_ in itertools.pairwise(CHAIN)}
-    deadline = time.monotonic() + 60
-    while not chain <= edges() and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert chain <= edges()
+    wait_for(lambda: chain <= edges(), 60, seen=edges)
 
 
 def test_tags_say_what_ran(run_and_page: tuple[RunFolder, Page]) -> None:
@@ -232,9 +229,7 @@ def test_a_live_artifact_is_one_that_changes() -> None:
     def showing() -> None:
         live = LiveArtifacts()
         live.show("moving", "markdown", lambda: "first", "1")
-        deadline = time.monotonic() + 30
-        while not page.artifacts() and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_for(page.artifacts, 30)
         live.show("moving", "markdown", lambda: "second", "2")
         live.show("moving", "markdown", lambda: "third", "3")
         live.close()

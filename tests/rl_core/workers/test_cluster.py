@@ -365,9 +365,11 @@ def test_a_sigterm_while_ray_starts_reaches_our_own_handler(
     delay_s: float, tiny_model_path: Path, short_temp_dir: str
 ) -> None:
     with driver_process(tiny_model_path, "own handler", short_temp_dir) as (driver, value):
-        while len(processes_with("TEST_DRIVER_MARKER", value)) == 1:  # until Ray's first process
-            assert driver.poll() is None
-            time.sleep(0.05)
+        wait_for(  # Ray's first process
+            lambda: len(processes_with("TEST_DRIVER_MARKER", value)) > 1,
+            process=driver,
+            poll_s=0.05,
+        )
         time.sleep(delay_s)
         driver.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + GONE_WITHIN_S
