@@ -69,6 +69,14 @@ _SAME: dict[str, Sections] = {
     "gae, not split": {"actor": {"micro_batch_tokens": 8_192}},
 }
 """What must change nothing: held against the CPU's without it."""
+_SAME_ON_A_CARD: dict[str, Sections] = {
+    "gae, FlexAttention": {"model": {"attention": "flex"}},
+    "gae, FlexAttention, checkpointing, pieces": {
+        "model": {"attention": "flex", "gradient_checkpointing": True},
+        "actor": {"micro_batch_tokens": 64},
+    },
+}
+"""Settings that a CPU's learner is refused."""
 _REHEARSED = ("gae", "gae, split in pieces", "adapters", "checkpointing")
 """In bfloat16 on a CPU, where it is slow."""
 
@@ -90,7 +98,8 @@ def checks(bench: Bench) -> Iterator[Row]:
     )
     base = merged(_BASE, {"data": {"train_batch_size": 8}})
     rows: dict[str, list[Row]] = {"float32": [], "bfloat16": []}
-    for variants in (_SAME, *({name: sections} for name, sections in _CASES.items())):
+    same = _SAME | (_SAME_ON_A_CARD if bench.on_card else {})
+    for variants in (same, *({name: sections} for name, sections in _CASES.items())):
         for row in _cases(bench, model, batch, base, variants):
             yield row
             rows[str(row.numbers["dtype"])].append(row)
