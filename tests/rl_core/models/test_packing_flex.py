@@ -192,6 +192,16 @@ def test_a_long_response_has_blocks_that_are_wholly_seen(make_rollout: Callable[
     assert mask.kv_num_blocks.flatten().tolist() == [1, 1, 1, 1, 3, 2, 5]
 
 
+def test_a_block_that_one_token_does_not_see_is_looked_at(make_rollout: Callable[..., Any]) -> None:
+    rollouts = [make_rollout([4], [5], group_id=1), make_rollout([1] * 129, [2] * 127, group_id=0)]
+    batch = collate(rollouts, pad_id=0)
+    mask = packing.PackedRows.of(batch).seen(batch.prompt_lengths)
+    # The first block is the prompt of 129 but for its last token; the second begins with the 4.
+    assert mask.seq_lengths == (256, 256)
+    assert mask.full_kv_num_blocks.flatten().tolist() == [0, 0]
+    assert mask.kv_num_blocks.flatten().tolist() == [1, 2]
+
+
 def test_one_trace_serves_all_lengths(
     make_batch: Callable[..., TrainBatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
