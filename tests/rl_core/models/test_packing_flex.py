@@ -260,10 +260,7 @@ def test_sdpa_is_handed_no_mask_on_a_card(
         return sdpa(*tensors, attn_mask=attn_mask, is_causal=is_causal, **settings)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", note)
-    # What is asked for beside it is whether the batch lies on a card.
-    monkeypatch.setattr(
-        shared_prefix, "_packs", lambda backbone, batch: packing.takes_packed_rows(backbone)
-    )
+    monkeypatch.setattr(shared_prefix, "_on_card", lambda batch: True)
     model, batch = make_model(kind), make_batch(group_size=group_size)
     packing.allow_packing(model)
     if checkpointed:
