@@ -221,7 +221,7 @@ def test_one_trace_serves_all_lengths(
         torch_flex.flex_attention, dynamic=True, backend=aot_autograd(fw_compiler=count)
     )
     plain = make_model("qwen2")
-    several = [make_batch(seed, group_size=size) for seed, size in ((0, 1), (1, 4), (2, 2))]
+    several = [make_batch(seed, group_size=size) for seed, size in ((0, 1), (1, 4))]
     several = [replace(batch, input_ids=batch.input_ids % VOCAB) for batch in several]
     expected = [outcome(plain, batch) for batch in several]
     for whole_layers in (False, True):
