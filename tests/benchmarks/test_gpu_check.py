@@ -114,6 +114,7 @@ def _needs(names: Iterable[str]) -> set[str]:
     return found
 
 
+@pytest.mark.usefixtures("report")
 def test_its_parts_import_only_what_it_asks_for() -> None:
     """Whatever else is installed here cannot be imported: as on a bare machine with a card."""
     main = importlib.import_module("benchmarks.gpu_check.__main__")
