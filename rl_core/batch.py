@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -156,15 +157,16 @@ def collate(rollouts: Sequence[Rollout], pad_id: int) -> TrainBatch:
         input_ids[row, prompt : prompt + response] = rollout.completion.response_ids
         logprobs[row, :response] = rollout.completion.logprobs
     env_mask, turn_rewards = _turns(rollouts, logprobs.shape)
+    on_cpu = partial(torch.tensor, device="cpu")
     return TrainBatch(
         input_ids=torch.from_numpy(input_ids),
         prompt_lengths=torch.from_numpy(prompt_lengths),
         response_lengths=torch.from_numpy(response_lengths),
         rollout_logprobs=torch.from_numpy(logprobs),
-        rewards=torch.tensor([r.scored.score for r in rollouts], dtype=torch.float32),
-        group_ids=torch.tensor([r.group_id for r in rollouts], dtype=torch.int64),
-        correct=torch.tensor([r.scored.verdict == "correct" for r in rollouts]),
-        truncated=torch.tensor([r.completion.finish_reason == "length" for r in rollouts]),
+        rewards=on_cpu([r.scored.score for r in rollouts], dtype=torch.float32),
+        group_ids=on_cpu([r.group_id for r in rollouts], dtype=torch.int64),
+        correct=on_cpu([r.scored.verdict == "correct" for r in rollouts]),
+        truncated=on_cpu([r.completion.finish_reason == "length" for r in rollouts]),
         env_mask=env_mask,
         turn_rewards=turn_rewards,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -12,6 +13,14 @@ import pytest
 from rl_core.sft.tokenizer import train_tokenizer
 
 ROOT = Path(__file__).parent.parent
+GONE = {
+    *("asynchat", "asyncore", "distutils", "imp", "smtpd"),  # in 3.12, and in 3.13:
+    *("aifc", "audioop", "cgi", "cgitb", "chunk", "crypt", "imghdr", "lib2to3", "mailcap"),
+    *("msilib", "nis", "nntplib", "ossaudiodev", "pipes", "sndhdr", "spwd", "sunau"),
+    *("telnetlib", "uu", "xdrlib"),
+}
+"""Modules of Python 3.11 that a later one, which `requires-python` allows too, does not have."""
+OURS = ("benchmarks", "flows", "rl_core", "tasks", "tests")
 HEAVY = ("torch", "transformers", "vllm", "ray", "prefect", "wandb", "duckdb", "hydra", "polars")
 
 
@@ -100,6 +109,18 @@ def test_help_loads_nothing_heavy() -> None:
         "from flows.cli.main import run_command\ntry: run_command(['-h'])\nexcept SystemExit: pass"
     )
     assert loaded_by(code) == set()
+
+
+def test_nothing_is_imported_that_a_later_python_lacks() -> None:
+    files = [file for room in OURS for file in (ROOT / room).rglob("*.py")]
+    assert len(files) > 500
+    for file in files:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            assert not {name.split(".")[0] for name in names} & GONE, file
 
 
 def test_the_home_made_tokenizer_needs_no_torch(tmp_path: Path) -> None:

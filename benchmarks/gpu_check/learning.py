@@ -69,6 +69,15 @@ _SAME: dict[str, Sections] = {
     "gae, not split": {"actor": {"micro_batch_tokens": 8_192}},
 }
 """What must change nothing: held against the CPU's without it."""
+_FLEX: dict[str, Sections] = {
+    "gae, SDPA": {},
+    "gae, FlexAttention": {"model": {"attention": "flex"}},
+    "gae, FlexAttention, checkpointing, pieces": {
+        "model": {"attention": "flex", "gradient_checkpointing": True},
+        "actor": {"micro_batch_tokens": 64},
+    },
+}
+"""The same, on a card alone, and last: kernels are compiled for them."""
 _REHEARSED = ("gae", "gae, split in pieces", "adapters", "checkpointing")
 """In bfloat16 on a CPU, where it is slow."""
 
@@ -95,15 +104,18 @@ def checks(bench: Bench) -> Iterator[Row]:
             yield row
             rows[str(row.numbers["dtype"])].append(row)
     for dtype, found in rows.items():
-        worst = max(found, key=lambda row: float(row.numbers["gradient"]))
-        told = {name: worst.numbers[name] for name in ("gradient", "allowed")}
-        yield Row(
-            f"{dtype}: gradient of {len(found)} cases, the worst",
-            all(row.ok for row in found),
-            told,
-            worst.check,
-        )
+        yield _worst(f"{dtype}: gradient of {len(found)} cases", found)
     yield from _resumes(bench, model, batch, base)
+    if bench.on_card:
+        with_flex = list(_cases(bench, model, batch, base, _FLEX))
+        yield from with_flex
+        yield _worst(f"FlexAttention: gradient of {len(with_flex)} cases", with_flex)
+
+
+def _worst(name: str, rows: list[Row]) -> Row:
+    worst = max(rows, key=lambda row: float(row.numbers["gradient"]))
+    told = {name: worst.numbers[name] for name in ("gradient", "allowed")}
+    return Row(f"{name}, the worst", all(row.ok for row in rows), told, worst.check)
 
 
 def _cases(

@@ -16,7 +16,7 @@ PARTS = {
     "e": "step time",
     "f": "snapshot",
     "g": "generation",
-    "h": "torch.compile and Liger",
+    "h": "FlexAttention, torch.compile and Liger",
 }
 WHOLE = "whole part"
 """The check that ends a part, whatever became of it."""

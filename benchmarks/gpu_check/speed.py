@@ -59,7 +59,18 @@ def checks(bench: Bench) -> Iterator[Row]:
         ok = low <= total <= high or not bench.on_card
         yield Row(f"{name}, {machine.name}", ok, numbers)
         yield Row(f"{name}, s by phase", None, dict(seconds))
+        yield _set_up(bench, learner)
         del learner
+
+
+def _set_up(bench: Bench, learner: Learner) -> Row:
+    """Returns whether AdamW is fused, and memory comes in segments that grow, as it should."""
+    fused = all(optimizer.is_fused for optimizer in learner.optimizers.values())
+    numbers: dict[str, float | str] = {"AdamW fused": str(fused)}
+    segments = torch.cuda.memory_snapshot() if bench.on_card else []
+    grow = all(segment["is_expandable"] for segment in segments)
+    numbers["segments that grow"] = str(grow) if segments else "not on a CPU"
+    return Row("AdamW and segments of memory", fused and grow, numbers)
 
 
 def model_shape(bench: Bench) -> ModelShape:

@@ -1,4 +1,4 @@
-"""Part h: `model.use_torch_compile` and `model.use_liger`, on and off: step time, and equality."""
+"""Part h: `model.attention=flex`, `use_torch_compile` and `use_liger`: step time, and equality."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from rl_core.models import decoder
 from rl_core.models.forward import forward_pass
 from rl_core.models.kernels import compile_layers, use_liger
 from rl_core.models.loading import checkpoint_gradients
-from rl_core.models.packing import allow_packing
+from rl_core.models.packing import allow_packing, use_flex
 
 _MODEL = "Qwen/Qwen2.5-0.5B"
 _BOUNDS = {torch.bfloat16: 0.02, torch.float32: 1e-4}
 """Of the gradient's distance from the plain one, in parts of its norm."""
+_ON_A_CARD = ("attention_flex", "use_liger")
+"""On a CPU torch has no backward pass of FlexAttention, and Triton no kernels."""
 
 
 def checks(bench: Bench) -> Iterator[Row]:
@@ -66,7 +68,7 @@ def speed_settings(
     process's models for good.
 
     Args:
-        device: a GPU; on a CPU, Liger is left out and log-probs come from transformers' layers.
+        device: a GPU; a CPU leaves out what wants one, and transformers' layers compute there too.
         shape: fields of a Qwen2Config; weights are random.
         num_groups: prompts, each with `group_size` ragged responses; layers are checkpointed.
         group_size: at least 2.
@@ -88,11 +90,12 @@ def speed_settings(
     expected: tuple[Tensor, Tensor] | None = None
     settings: dict[str, Callable[[Any], None]] = {
         "plain": lambda model: None,
+        "attention_flex": use_flex,
         "use_torch_compile": lambda model: compile_layers(model, backend=backend),
         "use_liger": use_liger,
     }
     for name, switch_on in settings.items():
-        if name == "use_liger" and device.type == "cpu":
+        if name in _ON_A_CARD and device.type == "cpu":
             figures[name] = "not on a CPU"
             continue
         model = copy.deepcopy(base)

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from rl_core.config.model import ModelConfig
 
-KERNELS = ("use_torch_compile", "use_liger")
-"""Settings of `model` that want a GPU."""
+_PLAIN = {"use_torch_compile": False, "use_liger": False, "attention": "sdpa"}
+"""Settings of `model` that want a GPU, and what wants none."""
 
 
-def check_kernels(asked: Mapping[str, bool], *, gpus: float, ranks: int) -> None:
+def check_kernels(model: ModelConfig, *, gpus: float, ranks: int) -> None:
     """Compares settings that want a GPU's kernels with the learner's device.
 
     Args:
-        asked: settings by name, and whether they are on.
+        model: its settings.
         gpus: `resources.learner_gpus`.
         ranks: `resources.learner_ranks`.
 
     Raises:
         ValueError: if one is on for a CPU, or for several ranks.
     """
-    for name in (name for name, is_on in asked.items() if is_on):
+    for name, plain in _PLAIN.items():
+        value = getattr(model, name)
+        if value == plain:
+            continue
+        asked, instead = f"model.{name}={value}".replace("True", "true"), str(plain).lower()
         if gpus == 0:
             raise ValueError(
-                f"{name}=true is for a GPU learner: resources.learner_gpus=0 must be above 0, or "
-                "use false"
+                f"{asked} is for a GPU learner: resources.learner_gpus=0 must be above 0, or "
+                f"use {instead}"
             )
         if ranks > 1:
             raise ValueError(
-                f"{name}=true knows one learner process: resources.learner_ranks={ranks} must be "
-                "1, or use false"
+                f"{asked} knows one learner process: resources.learner_ranks={ranks} must be "
+                f"1, or use {instead}"
             )

@@ -19,6 +19,8 @@ class ModelConfig(Section):
     """Compute type of learner and rollout; master weights and optimizer state stay float32."""
     gradient_checkpointing: bool = False
     """Keeps one activation per layer and computes the rest again: less memory, a third slower."""
+    attention: Literal["sdpa", "flex"] = "sdpa"
+    """`flex`: a GPU learner's FlexAttention: no padding, each prompt read once there too."""
     use_torch_compile: bool = False
     """Layers of a GPU learner through torch.compile; the first steps wait for it."""
     use_liger: bool = False

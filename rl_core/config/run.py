@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from rl_core.config.base_model import BaseModelConfig
 from rl_core.config.env import EnvConfig
-from rl_core.config.kernels import KERNELS, check_kernels
+from rl_core.config.kernels import check_kernels
 from rl_core.config.model import ModelConfig
 from rl_core.config.operations import (
     BudgetConfig,
@@ -335,8 +335,7 @@ class RunConfig(Section):
             mini_batch_size=self.actor.mini_batch_size,
             optimizer=self.actor.optimizer,
         )
-        asked = {f"model.{name}": getattr(self.model, name) for name in KERNELS}
-        check_kernels(asked, gpus=resources.learner_gpus, ranks=resources.learner_ranks)
+        check_kernels(self.model, gpus=resources.learner_gpus, ranks=resources.learner_ranks)
         return self
 
     @model_validator(mode="after")

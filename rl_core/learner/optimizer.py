@@ -86,6 +86,11 @@ class ModelOptimizer:
         return [p for p in self.model.parameters() if p.requires_grad]
 
     @property
+    def is_fused(self) -> bool:
+        """Whether one kernel steps all weights; 8 bits have none for all."""
+        return bool(self._optimizer.defaults.get("fused"))
+
+    @property
     def lr(self) -> float:
         """The learning rate of the next update."""
         return float(self._optimizer.param_groups[0]["lr"])

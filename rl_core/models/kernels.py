@@ -11,6 +11,23 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 
+def require_triton(setting: str, instead: str) -> None:
+    """Refuses a setting where torch.compile cannot write a GPU's kernels.
+
+    Args:
+        setting: as it was asked for.
+        instead: the value that wants no Triton.
+
+    Raises:
+        ValueError: if Triton is missing.
+    """
+    if find_spec("triton") is None:
+        raise ValueError(
+            f"{setting} wants Triton, which is not installed beside this torch: install torch's "
+            f"own CUDA build, or use {instead}"
+        )
+
+
 def compile_layers(model: nn.Module, *, backend: str | Callable[..., Any] = "inductor") -> None:
     """Makes each layer of a decoder compile itself when it is first called; weights keep names.
 
@@ -23,11 +40,8 @@ def compile_layers(model: nn.Module, *, backend: str | Callable[..., Any] = "ind
     Raises:
         ValueError: if Triton is missing.
     """
-    if backend == "inductor" and find_spec("triton") is None:
-        raise ValueError(
-            "model.use_torch_compile=true wants Triton, which is not installed beside this torch: "
-            "install torch's own CUDA build, or use false"
-        )
+    if backend == "inductor":
+        require_triton("model.use_torch_compile=true", "false")
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
             module.compile(backend=backend, dynamic=True)

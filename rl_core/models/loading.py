@@ -16,13 +16,15 @@ import transformers
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from rl_core.config.model import ModelConfig
 from rl_core.config.run import RunConfig
 from rl_core.models.fast_linear import use_fast_products
-from rl_core.models.kernels import compile_layers, use_liger
+from rl_core.models.kernels import compile_layers, require_triton, use_liger
 from rl_core.models.linear_4bit import pack_linear_layers
 from rl_core.models.lora import add_adapters, merged_state
-from rl_core.models.packing import allow_packing
+from rl_core.models.packing import allow_packing, use_flex
 from rl_core.models.sharding import whole_tensor
+from rl_core.models.shared_prefix import can_share_prompts
 
 _PROBE_TOKENS = 4
 Module = TypeVar("Module", bound=nn.Module)
@@ -145,16 +147,13 @@ def load_models(
     folder = model_path if resume_from is None or rank else resume_from
     actor = load_actor(folder, device, in_4bit=config.model.load_in_4bit)
     actor.requires_grad_(not rank)
-    allow_packing(actor)
-    if config.model.use_liger:
-        use_liger(actor)
+    _choose_kernels(actor, config.model)
     reference = None
     if config.algorithm.has_reference:
         reference = copy_sharing_frozen(actor) if rank else load_actor(model_path, device)
         reference.requires_grad_(False)
-        allow_packing(reference)
-        if config.model.use_liger and not rank:
-            use_liger(reference)
+        if not rank:
+            _choose_kernels(reference, config.model)
     if rank:
         add_adapters(actor, rank=rank, alpha=config.model.lora_alpha)
     if config.model.gradient_checkpointing:
@@ -167,6 +166,21 @@ def load_models(
             if model is not None:
                 compile_layers(model)
     return Models(actor, reference, critic)
+
+
+def _choose_kernels(model: transformers.PreTrainedModel, settings: ModelConfig) -> None:
+    """Chooses a model's attention, and Liger's layers; copies of it have the same."""
+    if settings.attention == "sdpa":
+        allow_packing(model)
+    else:
+        require_triton("model.attention=flex", "sdpa")
+        if not can_share_prompts(model.get_decoder()):
+            raise ValueError(
+                f"model.attention=flex: {type(model).__name__} sees a window of positions, use sdpa"
+            )
+        use_flex(model)
+    if settings.use_liger:
+        use_liger(model)
 
 
 @torch.no_grad()

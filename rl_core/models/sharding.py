@@ -96,9 +96,9 @@ def add_gradients(shards: Sequence[nn.Parameter], whole: Sequence[nn.Parameter])
         shards: DTensors.
         whole: the same weights in the same order, gathered.
     """
-    exists = torch.tensor([weight.grad is not None for weight in whole], dtype=torch.float32)
+    has_one, device = [weight.grad is not None for weight in whole], whole[0].device
+    exists = torch.tensor(has_one, dtype=torch.float32, device=device)
     mesh = shards[0].device_mesh  # type: ignore[attr-defined]  # a parameter that is a DTensor
-    exists = exists.to(whole[0].device)
     distributed.all_reduce(exists, group=mesh.get_group())
     for shard, weight, is_wanted in zip(shards, whole, exists.tolist(), strict=True):
         if not is_wanted:

@@ -5,15 +5,18 @@ Legend: B rows, G prompts, P longest prompt, T longest response, H hidden size, 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 import transformers
 from torch import Tensor, nn
 
 from rl_core.batch import TrainBatch
-from rl_core.models.packing import packed_states, takes_packed_rows
+from rl_core.models.packing import packed_states, takes_packed_rows, wants_packed_rows
 from rl_core.models.select_rows import select_rows
+
+_PADDING: Final = 0.1
+"""Of rows without a shared prompt: to gather rows for attention costs something, too."""
 
 
 def can_share_prompts(backbone: Any) -> bool:
@@ -38,10 +41,12 @@ def response_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
         batch: B rows; where several are of one group and the model allows, their prompt is read
             once and its keys and values serve them all, gradients included.
     """
+    if wants_packed_rows(backbone):
+        return packed_states(backbone, batch)
     is_shared = len(batch.prompts()[0]) < len(batch)
+    if _packs(backbone, batch, is_shared=is_shared):
+        return packed_states(backbone, batch)
     if is_shared and can_share_prompts(backbone):
-        if _packs(backbone, batch):
-            return packed_states(backbone, batch)
         states = _continued_states(backbone, batch)
         index = batch.response_mask.flatten().nonzero().squeeze(-1)
     else:
@@ -50,10 +55,22 @@ def response_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
     return select_rows(states.flatten(0, 1), index)
 
 
-def _packs(backbone: Any, batch: TrainBatch) -> bool:
-    """Returns whether rows are packed: where layers forget, and where a mask would cost kernels."""
-    is_wanted = backbone.is_gradient_checkpointing or batch.input_ids.is_cuda
-    return is_wanted and takes_packed_rows(backbone)
+def _packs(backbone: Any, batch: TrainBatch, *, is_shared: bool) -> bool:
+    """Returns whether rows are packed: where layers forget, or a mask or padding would cost."""
+    if not (takes_packed_rows(backbone) and can_share_prompts(backbone)):
+        return False
+    if is_shared:
+        return backbone.is_gradient_checkpointing or _on_card(batch)
+    return _on_card(batch) and _padding(batch) > _PADDING
+
+
+def _on_card(batch: TrainBatch) -> bool:
+    return batch.input_ids.is_cuda
+
+
+def _padding(batch: TrainBatch) -> float:
+    """Returns which part of a batch's rows is padding."""
+    return 1.0 - int(batch.lengths.sum()) / batch.input_ids.numel()
 
 
 def _continued_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:

@@ -355,9 +355,12 @@ def _packed_attention_bytes(shape: ModelShape, config: RunConfig) -> int:
     """Returns what attention keeps of a shared prompt that each row of its group reads again.
 
     Queries, keys, values and what was read, of all tokens of the rows beyond those computed
-    (see models/packing.py): of one layer where layers forget, else of each.
+    (see models/packing.py): of one layer where layers forget, else of each. FlexAttention reads
+    none again, and no attention of ours has a mask of [rows, rows].
     """
     checkpointed, size = config.model.gradient_checkpointing, config.algorithm.group_size
+    if config.model.attention == "flex":
+        return 0
     if not checkpointed and config.resources.learner_gpus == 0:
         return 0
     prompt, response = config.data.max_prompt_length, config.data.max_response_length

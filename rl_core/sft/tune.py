@@ -21,6 +21,7 @@ from rl_core.data.prompts import load_tokenizer
 from rl_core.errors import OutOfMemory, first_line, is_out_of_memory
 from rl_core.models.loading import checkpoint_gradients, complete_weights, load_actor
 from rl_core.models.lora import add_adapters
+from rl_core.models.packing import allow_packing
 from rl_core.models.saving import save_actor
 from rl_core.sft.examples import Example
 from rl_core.sft.fit import Fitting, Split, blocked_losses, fit, split_by_tokens
@@ -209,6 +210,7 @@ def _prepared(
     config: RunConfig, path: Path, lora_rank: int, device: torch.device
 ) -> transformers.PreTrainedModel:
     model = load_actor(path, device)
+    allow_packing(model)  # rows are padded all the same; in float32 it repeats keys for a card
     if lora_rank:
         model.requires_grad_(False)
         add_adapters(model, rank=lora_rank, alpha=config.model.lora_alpha)

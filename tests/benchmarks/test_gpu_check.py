@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "benchmarks.gpu_check"]
@@ -93,6 +96,48 @@ def test_what_is_missing_is_named_in_one_line() -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("gpu-check: missing: torch transformers peft ")
     assert len(done.stderr.splitlines()) == 1
+
+
+def _needs(names: Iterable[str]) -> set[str]:
+    """Distributions that a plain `pip install` of the names brings, themselves among them."""
+    found: set[str] = set()
+    waiting = [canonicalize_name(name) for name in names]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        found.add(name)
+        for line in importlib.metadata.requires(name) or []:
+            wanted = Requirement(line)
+            if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
+                waiting.append(canonicalize_name(wanted.name))
+    return found
+
+
+@pytest.mark.usefixtures("report")
+def test_its_parts_import_only_what_it_asks_for() -> None:
+    """Whatever else is installed here cannot be imported: as on a bare machine with a card."""
+    main = importlib.import_module("benchmarks.gpu_check.__main__")
+    asked = _needs(main.NEEDED)
+    here = importlib.metadata.packages_distributions()
+    absent = sorted(
+        package
+        for package, owners in here.items()
+        if not asked & {canonicalize_name(owner) for owner in owners}
+        and package not in {"rl_core", "benchmarks"}
+    )
+    assert {"ray", "vllm", "prefect", "hydra", "polars", "duckdb", "wandb", "pyarrow"} <= {*absent}
+    code = (
+        f"import importlib, sys\nsys.modules.update(dict.fromkeys({absent!r}))\n"
+        "from benchmarks.gpu_check import __main__, child\n"
+        "for name in child._MODULES.values():\n"
+        "    importlib.import_module(f'benchmarks.gpu_check.{name}')\n"
+        "print(__main__.why_not())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout == "None\n", done.stderr
 
 
 @pytest.mark.slow

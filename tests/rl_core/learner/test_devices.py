@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import torch
 from rl_core.batch import TrainBatch
 from rl_core.config.run import RunConfig
 from rl_core.learner.learner import Learner
-from rl_core.models import decoder
+from rl_core.models import decoder, loading
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.types import GenerationRequest, SamplingSettings
+from tests.support.flex import allow_on_a_cpu
 from tests.support.learners import without_timings
 
 KL_IN_LOSS = {"estimator": "grpo", "group_size": 2, "kl_mode": "loss", "kl_estimator": "k3"}
@@ -49,6 +51,18 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 
+SEVERAL_TURNS = ("shared trunk, checkpointing", "rloo, gspo")
+
+
+def with_turns(batch: TrainBatch) -> TrainBatch:
+    """The same rollouts, of which the env wrote the second token where there are three or more."""
+    env_mask = torch.zeros_like(batch.response_mask)
+    env_mask[:, 1] = batch.response_lengths > 2
+    logprobs = batch.rollout_logprobs.masked_fill(env_mask, 0.0)
+    turn_rewards = torch.zeros_like(logprobs)
+    turn_rewards[:, 0] = 0.1
+    return replace(batch, env_mask=env_mask, rollout_logprobs=logprobs, turn_rewards=turn_rewards)
+
 
 @contextmanager
 def no_default_device() -> Iterator[None]:
@@ -76,7 +90,10 @@ def test_a_step_says_on_which_device_its_tensors_are(
 ) -> None:
     # Torch's choice of a device is one thread's.
     config = settings(**CASES[name], resources={"learner_threads": 1})
-    batches = [make_batch(seed, group_size=config.algorithm.group_size) for seed in range(2)]
+    with no_default_device():  # rollouts are collated on the CPU
+        batches = [make_batch(seed, group_size=config.algorithm.group_size) for seed in range(2)]
+    if name in SEVERAL_TURNS:
+        batches = [with_turns(batch) for batch in batches]
     learner, other = (Learner(config, tiny_model_path) for _ in range(2))
     expected, expected_columns = learner.learn(batches[0])
     with no_default_device():
@@ -91,6 +108,32 @@ def test_a_step_says_on_which_device_its_tensors_are(
     with no_default_device():
         metrics, _ = resumed.learn(batches[1])
     assert without_timings(metrics) == without_timings(expected)
+
+
+@pytest.mark.usefixtures("as_on_a_card")
+def test_a_step_by_flex_attention_says_so_too_and_is_that_of_sdpa(
+    tiny_model_path: Path,
+    make_batch: Callable[..., TrainBatch],
+    settings: Callable[..., RunConfig],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    allow_on_a_cpu(monkeypatch)
+    monkeypatch.setattr(loading, "require_triton", lambda setting, instead: None)
+    plain = settings(
+        algorithm={"group_size": 4},
+        model={"gradient_checkpointing": True},
+        resources={"learner_threads": 1},
+    )
+    # Of a CPU's settings it is refused.
+    asked = plain.model.model_copy(update={"attention": "flex"})
+    flex = plain.model_copy(update={"model": asked})
+    batch = with_turns(make_batch(0, group_size=4))
+    expected, _ = Learner(plain, tiny_model_path).learn(batch)
+    learner = Learner(flex, tiny_model_path)
+    with no_default_device():
+        metrics, _ = learner.learn(batch)
+    found, wanted = without_timings(metrics), without_timings(expected)
+    assert found == pytest.approx(wanted, rel=1e-3, abs=1e-5)
 
 
 @pytest.mark.usefixtures("as_on_a_card")

@@ -157,3 +157,8 @@ def test_moments_are_beside_the_weights_only_while_these_move() -> None:
         }
 
     assert places() == {"meta"}
+
+
+def test_adamw_is_one_kernel() -> None:
+    _, optimizer = make()
+    assert optimizer.is_fused

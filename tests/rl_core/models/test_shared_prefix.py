@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor
 
 from rl_core.batch import TrainBatch
-from rl_core.models import loading, packing
+from rl_core.models import loading, packing, shared_prefix
 from rl_core.models.shared_prefix import can_share_prompts, response_states
 
 CPU = torch.device("cpu")
@@ -85,3 +85,30 @@ def test_models_whose_layers_forget_or_see_a_window_read_each_prompt_again(
     assert not can_share_prompts(transformers.MistralModel(window))
     no_window = transformers.MistralConfig.from_dict(window.to_dict() | {"sliding_window": None})
     assert can_share_prompts(transformers.MistralModel(no_window))
+
+
+@pytest.mark.parametrize(("shortest", "num_tokens"), [(16, 4 * 20), (4, 4 * 3 + 3 * 16 + 4)])
+def test_on_a_card_rows_of_which_a_tenth_would_be_padding_are_one_row(
+    tiny_model_path: Path,
+    make_rollout: Callable[..., object],
+    monkeypatch: pytest.MonkeyPatch,
+    shortest: int,
+    num_tokens: int,
+) -> None:
+    """Prompts of 4, three responses of 16 tokens and a shorter one: the last is never computed."""
+    from rl_core.batch import collate
+
+    lengths = (16, 16, 16, shortest)
+    rollouts = [
+        make_rollout([5, 6, 7, 8 + i], [9 + i] * length, group_id=i)
+        for i, length in enumerate(lengths)
+    ]
+    batch = collate(rollouts, pad_id=0)  # type: ignore[arg-type]
+    model = loading.load_actor(tiny_model_path, CPU)
+    packing.allow_packing(model)
+    expected, _, expected_gradient = counted(model.get_decoder(), batch)
+    monkeypatch.setattr(shared_prefix, "_on_card", lambda batch: True)
+    states, computed, gradient = counted(model.get_decoder(), batch)
+    assert computed == num_tokens
+    torch.testing.assert_close(states, expected, atol=1e-5, rtol=1e-5)
+    assert (gradient - expected_gradient).norm() / expected_gradient.norm() < 1e-5

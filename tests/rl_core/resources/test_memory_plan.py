@@ -128,6 +128,7 @@ def test_ranks_divide_what_rests_and_gather_what_computes() -> None:
         ({"gradient_checkpointing": True}, 0, 1),
         ({"gradient_checkpointing": True}, 1, 1),
         ({}, 1, 24),
+        ({"attention": "flex"}, 1, 0),
     ],
 )
 def test_rows_of_a_group_read_their_shared_prompt_again(

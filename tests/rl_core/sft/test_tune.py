@@ -14,9 +14,10 @@ from transformers import AutoModelForCausalLM
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
+from rl_core.models.packing import takes_packed_rows
 from rl_core.sft.examples import Example
 from rl_core.sft.fit import Fitting, schedule, split_by_tokens, split_evenly
-from rl_core.sft.tune import SftReport, tune_model
+from rl_core.sft.tune import SftReport, _prepared, tune_model
 
 LOGGER = logging.getLogger("test")
 
@@ -153,6 +154,12 @@ def test_what_does_not_fit_is_split_and_a_single_example_refused(
 def test_a_held_out_loss_that_rises_is_said(tmp_path, rows, tiny_model_path):
     report, _ = tuned(tmp_path, rows, tiny_model_path, sft={"lr": 10.0, "warmup_steps": 0})
     assert "it learned nothing" in report.failed_gates[0]
+
+
+def test_it_computes_attention_as_the_learner_does(tiny_model_path):
+    """In float32 torch's own would be a plain product on a card, [heads, L, L] in memory."""
+    model = _prepared(RunConfig(), tiny_model_path, 4, torch.device("cpu"))
+    assert takes_packed_rows(model.get_decoder())
 
 
 def test_splits_hold_every_example_once():
