@@ -328,7 +328,7 @@ def _learn(
     learning = sizes.actor + sizes.critic
     # Moments that wait in the machine's memory come and go once per step.
     offloads = machine.on_gpu and config.resources.offload
-    moved = 2 * moment_bytes(learning, config) if offloads else 0
+    moved = 2 * moment_bytes(math.ceil(learning / ranks), config) if offloads else 0
     adam_s = num_updates * _ADAM_BYTES * learning / (machine.bandwidth * shares.bandwidth)
     compute_s = flops / (machine.learner_flops * shares.learner)
     uneven_s = compute_s * (fullest_rank(config, lengths) - 1)
