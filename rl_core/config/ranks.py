@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 
-def check_ranks(
-    ranks: int, *, gpus: float, offload: bool, mini_batch_size: int, optimizer: str
-) -> None:
+def check_ranks(ranks: int, *, gpus: float, mini_batch_size: int, optimizer: str) -> None:
     """Compares `resources.learner_ranks` with the settings that it divides.
 
     Args:
         ranks: processes of the learner.
         gpus: `resources.learner_gpus`.
-        offload: `resources.offload`.
         mini_batch_size: prompts of an update.
         optimizer: `actor.optimizer`.
 
@@ -34,10 +31,5 @@ def check_ranks(
     if optimizer == "adamw_8bit":
         raise ValueError(
             "actor.optimizer=adamw_8bit knows one learner process: use adamw with "
-            f"resources.learner_ranks={ranks}, whose moments are divided by {ranks} instead"
-        )
-    if offload:
-        raise ValueError(
-            "resources.offload=true knows one learner process: use false with "
             f"resources.learner_ranks={ranks}, whose moments are divided by {ranks} instead"
         )

@@ -331,7 +331,6 @@ class RunConfig(Section):
         check_ranks(
             resources.learner_ranks,
             gpus=resources.learner_gpus,
-            offload=resources.offload,
             mini_batch_size=self.actor.mini_batch_size,
             optimizer=self.actor.optimizer,
         )

@@ -5,7 +5,7 @@ Legend: B responses, T response tokens. Nothing here carries gradient or changes
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -135,8 +135,10 @@ class ExperienceMaker:
         self._ranks = ranks
         self._config, self._models, self._forward = config, models, forward
         self._microbatching, self._device = microbatching, microbatching.device
-        # With adapters it is the actor without them, and stays where that is.
-        self._offload_to = None if config.model.lora_rank else offload_to
+        # With adapters it is the actor without them, and stays where that is. One that is cut
+        # comes to the device as it is gathered: FSDP knows where its shares wait.
+        moves_whole = ranks.is_alone and not config.model.lora_rank
+        self._offload_to = offload_to if moves_whole else None
         if models.reference is not None:
             with self._reference_at_hand(models.reference):
                 pass  # where it was loaded, and afterwards where it waits
@@ -177,6 +179,8 @@ class ExperienceMaker:
         return experience, costs
 
     def _reference_at_hand(self, reference: nn.Module) -> AbstractContextManager[None]:
+        if self._offload_to is None:
+            return nullcontext()
         return on_device(reference, self._device, self._offload_to)
 
     @torch.no_grad()

@@ -69,8 +69,8 @@ class Learner:
         self.config = config
         self.device = torch.device("cuda" if config.resources.learner_gpus else "cpu")
         self.models = load_models(config, model_path, resume_from, self.device)
-        ranks.shard(self.models, self.device)
         offload_to = offload_device(config, self.device)
+        ranks.shard(self.models, self.device, offloads=offload_to is not None)
         self.optimizers = make_optimizers(config, self.models, offload_to)
         self.microbatching = Microbatching(
             config, self.models.actor, self.device, file=budgets_file, ranks=ranks

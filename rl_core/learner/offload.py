@@ -17,13 +17,10 @@ def offload_device(config: RunConfig, device: torch.device) -> torch.device | No
 
 
 @contextmanager
-def on_device(
-    model: nn.Module, device: torch.device, offload_to: torch.device | None
-) -> Iterator[None]:
-    """Has a model on its device within the block; afterwards it is where it waits, if anywhere."""
+def on_device(model: nn.Module, device: torch.device, offload_to: torch.device) -> Iterator[None]:
+    """Has a whole model on its device within the block; afterwards it is where it waits."""
     model.to(device)
     try:
         yield
     finally:
-        if offload_to is not None:
-            model.to(offload_to)
+        model.to(offload_to)

@@ -44,7 +44,7 @@ class Ranks:
         """There is one rank: the learner is one process."""
         return self.size == 1
 
-    def shard(self, models: Models, device: torch.device) -> None:
+    def shard(self, models: Models, device: torch.device, *, offloads: bool = False) -> None:
         """Leaves this rank its share of all models' weights, before they have an optimizer.
 
         Beside adapters the weights that stand still stay whole: all models share them.
@@ -52,6 +52,7 @@ class Ranks:
         Args:
             models: whole, and the same on all ranks.
             device: of all models.
+            offloads: the reference's shares wait in the machine's memory for its passes.
         """
         if self.is_alone:
             return
@@ -63,7 +64,7 @@ class Ranks:
         self._sharded[actor] = [own_actor]
         if reference is not None:
             self._sharded[reference] = (
-                [] if has_adapters else [ShardedModel(reference, mesh, set())]
+                [] if has_adapters else [ShardedModel(reference, mesh, set(), offloads=offloads)]
             )
         if critic is not None:
             if critic.backbone is actor.get_decoder():

@@ -123,10 +123,10 @@ class Updater:
         models = [getattr(self._models, name) for name in names]
         with self._ranks.gathered(models, learns=True):
             metrics = self._microbatching.run(_phase(names), mini.batch, attempt)
-        if not self._ranks.is_alone:
-            metrics = self._ranks.add_shares(metrics) | clipped()
-        # Not done again: weights move once. All memory for it is there, see `clip`.
+        # Not done again: weights move once. On one process all memory is there, see `clip`.
         with out_of_memory_as(_phase(names)):
+            if not self._ranks.is_alone:
+                metrics = self._ranks.add_shares(metrics) | clipped()
             for name, optimizer in optimizers.items():
                 optimizer.step(metrics[f"{name}/grad_norm"])
         return metrics

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -37,17 +37,31 @@ class ShardedModel:
         module: whole, and the same on all ranks; its weights become DTensors in place.
         mesh: the ranks.
         stay_whole: weights that are not cut: those beside adapters, which all models share.
+        offloads: the shards lie in the machine's memory, and are on the device while they are
+            gathered alone.
     """
 
-    def __init__(self, module: nn.Module, mesh: DeviceMesh, stay_whole: set[nn.Parameter]) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        mesh: DeviceMesh,
+        stay_whole: set[nn.Parameter],
+        *,
+        offloads: bool = False,
+    ) -> None:
         self.module = module
         self._units: list[FSDPModule] = []
+        policy = OffloadPolicy()
+        if offloads:
+            policy = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
         done = set(stay_whole)
         blocks = [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]
         for part in (*blocks, module):
             if all(weight in done for weight in part.parameters()):
                 continue
-            unit = fully_shard(_Unit(part), mesh=mesh, ignored_params=set(done))
+            unit = fully_shard(
+                _Unit(part), mesh=mesh, ignored_params=set(done), offload_policy=policy
+            )
             done.update(part.parameters())  # those that this has put in place of the whole ones
             self._units.append(unit)
 

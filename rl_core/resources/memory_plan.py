@@ -229,7 +229,8 @@ def resting_learner(shape: ModelShape, config: RunConfig) -> PhaseMemory:
     }
     on_gpu = config.resources.learner_gpus > 0
     if on_gpu and config.resources.offload:
-        resident = {"weights": resident["weights"] - _offloaded_reference(models, config)}
+        away = math.ceil(_offloaded_reference(models, config) / ranks)
+        resident = {"weights": resident["weights"] - away}
     # Beside a card it lies in the machine's memory.
     if config.checkpoints.in_background and not on_gpu:
         merged = shape.num_parameters if config.model.lora_rank else 0
@@ -325,17 +326,21 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
             "activations": threads * (kept + passing),
             "logits": threads * logits,
         }
-        moments = parts | {"optimizer": moment_bytes(num_parameters, config)}
-        del moments["activations"], moments["logits"]
+        share = math.ceil(num_parameters / ranks)
+        moments = {
+            "gradients": parts["gradients"] if ranks == 1 else _FLOAT32 * share,
+            "optimizer": moment_bytes(share, config),
+        }
         if ranks > 1:
             parts["gathered"] = _FLOAT32 * num_parameters
         if offloads and sum(moments.values()) > sum(parts.values()):
-            parts = moments  # they come when the activations have gone
+            parts = moments  # they come when the activations, and what was gathered, have gone
         return PhaseMemory(phase, "learner", {**resident, **parts})
 
     block = _LIVE_BLOCKS * _LOGIT_BLOCK
     forward = {
-        "weights": resident["weights"] + reference,
+        # One that is cut is gathered from the machine's memory.
+        "weights": resident["weights"] + (reference if ranks == 1 else 0),
         "activations": threads * passing,
         "logits": threads * block,
     }

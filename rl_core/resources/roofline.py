@@ -326,9 +326,10 @@ def _learn(
     launches_s = (actor_passes + critic_passes) * num_micro_of_rank * shape.num_layers
     sizes = model_sizes(shape, config)
     learning = sizes.actor + sizes.critic
-    # Moments that wait in the machine's memory come and go once per step.
+    # Moments that wait in the machine's memory come and go with each update.
     offloads = machine.on_gpu and config.resources.offload
-    moved = 2 * moment_bytes(learning, config) if offloads else 0
+    share = math.ceil(learning / ranks)
+    moved = 2 * num_updates * moment_bytes(share, config) if offloads else 0
     adam_s = num_updates * _ADAM_BYTES * learning / (machine.bandwidth * shares.bandwidth)
     compute_s = flops / (machine.learner_flops * shares.learner)
     uneven_s = compute_s * (fullest_rank(config, lengths) - 1)

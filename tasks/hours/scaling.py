@@ -287,8 +287,6 @@ def _settings(config: RunConfig, split: Split) -> dict[str, Value]:
         "rollout.num_engines": split.num_generate // split.tensor_parallel_size,
         "rollout.tensor_parallel_size": split.tensor_parallel_size,
     }
-    if split.num_learn > 1:
-        settings["resources.offload"] = False
     if split.num_cards > 1:
         settings["rollout.sleep"] = shared
     return settings

@@ -126,7 +126,6 @@ def _cards(given: Mapping[str, Given], settings: Settings, line: int) -> Iterato
         generate = f"{cards - ranks} generate"
         if ranks > 1:
             settings["resources.learner_ranks"] = ranks
-            settings.pop("resources.offload", None)  # moments are divided among the ranks instead
         if parts > 1:
             settings["rollout.tensor_parallel_size"] = parts
             generate = f"{engines} engine{'s' * (engines > 1)} of {parts} cards generate"

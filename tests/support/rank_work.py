@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
@@ -17,11 +18,15 @@ from torch.utils._pytree import tree_leaves
 
 from rl_core.batch import TrainBatch
 from rl_core.config.run import RunConfig
+from rl_core.learner import learner as learner_module
 from rl_core.learner.learner import Learner
 from rl_core.learner.ranks import Ranks
 from rl_core.models.sharding import whole_tensor
 from tests.support.learners import without_timings
 from tests.support.memory_faults import out_of_memory
+
+ELSEWHERE = torch.device("cpu", 0)
+"""PyTorch copies onto it, as it would onto another device."""
 
 
 def divide(ranks: Ranks, shapes: Sequence[Sequence[int]]) -> dict[str, Tensor]:
@@ -53,7 +58,7 @@ def learn(
     torch.set_num_threads(1)
     results = []
     for config, batch in zip(configs, batches, strict=True):
-        learner = Learner(with_ranks(config, ranks), model, ranks=ranks)
+        learner = offloading(ELSEWHERE, with_ranks(config, ranks), model, ranks)
         gradients = whole_gradients(learner, ranks, batch)
         told = [learner.learn(batch) for _ in range(num_steps)]
         weights = {n: x.clone() for n, x in learner.weights().items()}
@@ -67,6 +72,28 @@ def learn(
             }
         )
     return results
+
+
+def offloading(place: torch.device, config: RunConfig, model: Path, ranks: Ranks) -> Learner:
+    """A learner on the CPU that offloads to a place, if its settings want that, as a card does."""
+    with pytest.MonkeyPatch.context() as patch:
+        at = place if config.resources.offload else None
+        patch.setattr(learner_module, "offload_device", lambda *_: at)
+        return Learner(config, model, ranks=ranks)
+
+
+def places_of_moments(
+    ranks: Ranks, config: RunConfig, model: Path, batch: TrainBatch
+) -> dict[str, str]:
+    """Where moments rest that are sent where they are lost, by name, after their only update."""
+    learner = offloading(torch.device("meta"), with_ranks(config, ranks), model, ranks)
+    learner.learn(batch)
+    return {
+        name: tensor.device.type
+        for prefix, optimizer in learner.optimizers.items()
+        for name, tensor in optimizer.state_tensors(prefix).items()
+        if ".exp_avg" in name
+    }
 
 
 def check_one_by_one(learner: Learner, weights: dict[str, Tensor]) -> None:

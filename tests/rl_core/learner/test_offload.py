@@ -8,13 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from rl_core.batch import TrainBatch
 from rl_core.config.run import RunConfig
 from rl_core.learner import learner as learner_module
+from rl_core.learner.experience import ExperienceMaker
 from rl_core.learner.learner import Learner
+from rl_core.learner.microbatching import Microbatching
 from rl_core.learner.offload import offload_device, on_device
+from rl_core.learner.ranks import Ranks
+from rl_core.models.forward import forward_pass
+from rl_core.models.loading import Models
 from tests.support.learners import all_weights, assert_bitwise_equal, without_timings
 from tests.support.memory_faults import out_of_memory
 
@@ -35,10 +41,25 @@ def test_a_model_is_brought_and_put_back_whatever_happens() -> None:
         assert model.weight.device.type == "cpu"
         raise MemoryError
     assert model.weight.device.type == "meta"
-    model = nn.Linear(2, 2)
-    with on_device(model, torch.device("cpu"), None):
-        pass
-    assert model.weight.device.type == "cpu"
+
+
+def test_a_reference_that_is_cut_is_not_moved_whole(tiny_model_path: Path) -> None:
+    """FSDP remembers where its shards are; whoever moved this one would find nothing to copy."""
+    config = RunConfig()
+    with torch.device("meta"):
+        shape = transformers.AutoConfig.from_pretrained(tiny_model_path)
+        reference = transformers.AutoModelForCausalLM.from_config(shape)
+    microbatching = Microbatching(config, reference, torch.device("cpu"), file=None)
+    models = Models(actor=reference, reference=reference, critic=None)
+    ExperienceMaker(
+        config,
+        models,
+        forward_pass,
+        microbatching,
+        offload_to=ELSEWHERE,
+        ranks=Ranks(rank=0, size=2),
+    )
+    assert reference.device.type == "meta"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from rl_core.learner.ranks import ALONE
 from tests.support.chaos import Ledger
 from tests.support.learners import assert_bitwise_equal, without_timings
 from tests.support.rank_processes import on_ranks
-from tests.support.rank_work import divide, go_on, learn
+from tests.support.rank_work import divide, go_on, learn, places_of_moments
 
 MakeBatch = Callable[..., TrainBatch]
 MakeSettings = Callable[..., RunConfig]
@@ -30,6 +30,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "adapters": {"model": {"lora_rank": 4}},
     "adapters, shared trunk": {"model": {"lora_rank": 4}, "critic": {"share_trunk": True}},
     "adapters beside 4 bits": {"model": {"lora_rank": 4, "load_in_4bit": True}},
+    "offloaded": {"resources": {"offload": True}},
+    "offloaded, adapters": {"resources": {"offload": True}, "model": {"lora_rank": 4}},
     "checkpointed": {"model": {"gradient_checkpointing": True}},
     "grpo": {"algorithm": {"estimator": "grpo", **GROUPS}},
     "dr_grpo": {"algorithm": {"estimator": "dr_grpo", **GROUPS}},
@@ -119,6 +121,16 @@ def test_ranks_learn_what_one_process_learns(
         again = results[len(expected)]
         assert_bitwise_equal(again["weights"], results[0]["weights"])
         assert again["metrics"] == results[0]["metrics"]
+
+
+@pytest.mark.slow
+def test_each_ranks_moments_rest_elsewhere(
+    tiny_model_path: Path, settings: MakeSettings, make_batch: MakeBatch
+) -> None:
+    config = settings(actor={"mini_batch_size": 8}, resources={"offload": True})
+    for places in on_ranks(2, places_of_moments, config, tiny_model_path, make_batch()):
+        assert {name.split(".")[0] for name in places} == {"actor", "critic"}
+        assert set(places.values()) == {"meta"}
 
 
 @pytest.mark.slow

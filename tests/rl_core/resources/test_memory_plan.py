@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 
 from rl_core.config.run import RunConfig
-from rl_core.resources.memory_plan import ModelShape, PhaseMemory, memory_plan, micro_batch_tokens
+from rl_core.resources.memory_plan import (
+    ModelShape,
+    PhaseMemory,
+    memory_plan,
+    micro_batch_tokens,
+    resting_learner,
+)
 from tests.support.model_shapes import QWEN_05B
 
 GIB = 2**30
@@ -342,6 +348,31 @@ def test_what_is_offloaded_is_planned_only_where_it_is_used() -> None:
     few = {"max_prompt_length": 8, "max_response_length": 8}
     short = plan(True, data=few, actor={"micro_batch_tokens": 16})
     assert short["update_actor"].total_bytes == 4 * weights
+
+
+def test_each_rank_offloads_its_share() -> None:
+    """A reference that is gathered comes from the machine's memory, so it is there once, whole."""
+    shape = ModelShape.from_config(QWEN_05B)
+
+    def plan(offload: bool, **sections: dict[str, Any]) -> dict[str, PhaseMemory]:
+        resources = {"learner_gpus": 1, "learner_ranks": 4, "offload": offload}
+        sections |= {"algorithm": {"estimator": "grpo", "group_size": 2}, "resources": resources}
+        config = RunConfig.model_validate(sections)
+        phases = {phase.phase: phase for phase in memory_plan(shape, config)}
+        return phases | {"rest": resting_learner(shape, config)}
+
+    weights = 4 * shape.num_parameters
+    there, away = plan(False), plan(True)
+    assert there["rest"].total_bytes == weights  # a fourth each: actor, reference, two moments
+    assert away["rest"].total_bytes == weights / 4
+    for phase in ("log_probs", "update_actor"):
+        assert away[phase].parts["gathered"] == weights
+        assert there[phase].total_bytes - away[phase].total_bytes == 3 * weights / 4
+    # A fourth of the moments needs less than the whole weights and gradient before.
+    few = {"max_prompt_length": 8, "max_response_length": 8}
+    short = plan(True, data=few, actor={"micro_batch_tokens": 16})["update_actor"]
+    assert short.parts["gathered"] + short.parts["gradients"] == 2 * weights
+    assert "optimizer" not in short.parts
 
 
 def test_a_model_is_split_between_whole_heads() -> None:

@@ -157,6 +157,8 @@ def test_cards_of_their_own_lend_each_other_nothing() -> None:
         "resources.offload=true",
     ]
     assert climb(apart, "ref") == ["resources.offload=true"]
+    ranks = config(resources={"learner_gpus": 1, "rollout_gpus": 1, "learner_ranks": 2})
+    assert climb(ranks, "ref") == ["resources.offload=true"]
     assert climb(apart, "gen") == [
         "rollout.gpu_memory_utilization=0.2",
         "rollout.gpu_memory_utilization=0.1",

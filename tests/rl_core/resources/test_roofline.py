@@ -191,6 +191,24 @@ def test_the_learner_computes_what_its_settings_ask_for() -> None:
     assert learn(algorithm=none, model=adapters) == pytest.approx(2 * actor + 2 * critic, rel=1e-6)
 
 
+@pytest.mark.parametrize(("updates", "ranks"), [(1, 1), (2, 1), (2, 2)])
+def test_offloaded_moments_cross_the_link_twice_per_update(updates: int, ranks: int) -> None:
+    machine, lengths = Machine("by hand", True, 1e3, 1e3, 1e18), Lengths(2, 3, 3)
+
+    def launches(offload: bool) -> float:
+        resources = {"learner_gpus": 1, "learner_ranks": ranks, "offload": offload}
+        sections = {
+            "data": {"train_batch_size": 4},
+            "actor": {"mini_batch_size": 4 // updates},
+            "algorithm": {"estimator": "reinforce_plus_plus"},
+            "resources": resources,
+        }
+        return step_time(TINY, config(**sections), machine, lengths, PERFECT).launches
+
+    there_and_back = 2 * updates * 8 * TINY.num_parameters / ranks / 3e9
+    assert launches(True) - launches(False) == pytest.approx(there_and_back, rel=1e-6)
+
+
 def test_responses_beyond_those_that_run_at_a_time_wait() -> None:
     lengths = Lengths(10, 50, 200)
     assert decoding_steps(64, lengths, 64) == 200

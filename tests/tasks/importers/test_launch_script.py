@@ -192,6 +192,14 @@ def test_engines_are_split_as_far_as_half_of_the_cards_are_left_to_learn(
     assert found(imported, f"{cards} GPUs: verl shards the learner over all of them")
 
 
+def test_ranks_offload_where_verls_do() -> None:
+    offload = "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True"
+    script = f"python3 -m verl.trainer.main_ppo trainer.n_gpus_per_node=8 {offload}\n"
+    settings = import_script(script).settings
+    assert settings["resources.learner_ranks"] == 4
+    assert settings["resources.offload"] is True
+
+
 def test_checkpointing_of_the_critic_alone_is_kept() -> None:
     imported = import_script(FROM_OUTSIDE)
     assert imported.settings["model.gradient_checkpointing"] is True
