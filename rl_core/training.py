@@ -14,7 +14,8 @@ from rl_core.checkpoints.manifest import RESUME_FOLDER
 from rl_core.config.run import RunConfig
 from rl_core.data.curriculum import Curriculum, difficulty_classes
 from rl_core.data.dataset import read_problems
-from rl_core.data.prompts import encode_prompt, load_tokenizer, text_codec
+from rl_core.data.env_source import SPLITS
+from rl_core.data.prompts import check_embedded, encode_prompt, load_tokenizer, text_codec
 from rl_core.data.sampling import total_steps
 from rl_core.resources.token_budgets import log_out_of_memory
 from rl_core.rewards.scoring import start_rewards
@@ -33,7 +34,11 @@ from rl_core.workers.cluster import Workers
 
 
 def load_inputs(config: RunConfig, data: Path, model_path: Path) -> TrainInputs:
-    """Returns both splits with their prompts tokenized, and the tokenizer."""
+    """Returns both splits with their prompts tokenized, and the tokenizer.
+
+    Raises:
+        ValueError: the model's folder has no tokenizer that fits it.
+    """
     tokenizer = load_tokenizer(str(model_path))
     chat = config.env.prompt_template == "chat"
 
@@ -43,13 +48,9 @@ def load_inputs(config: RunConfig, data: Path, model_path: Path) -> TrainInputs:
             for p in problems
         ]
 
-    decode, encode = text_codec(tokenizer)
-    return TrainInputs(
-        train=prompted(read_problems(data / "train.parquet")),
-        test=prompted(read_problems(data / "test.parquet")),
-        decode=decode,
-        encode=encode,
-    )
+    train, test = (prompted(read_problems(data / f"{name}.parquet")) for name in SPLITS)
+    check_embedded((item.prompt_ids for item in (*train, *test)), tokenizer)
+    return TrainInputs(train, test, *text_codec(tokenizer))
 
 
 def train_model(

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.runs.lookup import find_run, run_first
+from rl_core.runs.lock import close_if_lost
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.printable import printable
 from rl_core.tracking.diagnosis import diagnose
@@ -55,6 +56,7 @@ def watch(words: Sequence[str]) -> None:
     ):
         while run.read().status == "running":
             time.sleep(INTERVAL_S)
+            close_if_lost(run)  # killed, it can say nothing more, and would be watched for ever
             live.update(view(run), refresh=True)
         live.update(view(run), refresh=True)  # its end
 

@@ -22,6 +22,16 @@ from rl_core.system.atomic import locked
 
 STARTUP_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 5.0
+_OUTLIVES_NOBODY = """
+import ctypes, os, runpy, signal, sys
+parent = int(sys.argv.pop(1))
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+if os.getppid() != parent:  # it died before we asked
+    sys.exit(1)
+runpy.run_module("uvicorn", run_name="__main__", alter_sys=True)
+"""
+"""Has the kernel stop the server with a parent that was killed, which stops nothing any more."""
 _APP = (
     *("--factory", "prefect.server.api.server:create_app", "--host", "127.0.0.1"),
     *("--log-level", "critical"),
@@ -60,7 +70,10 @@ class PrivateServer:
         self._starting.enter_context(locked(home))
         self._url = f"http://127.0.0.1:{port}/api"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "uvicorn", *_APP, "--port", str(port)],
+            [
+                *(sys.executable, "-c", _OUTLIVES_NOBODY, str(os.getpid())),
+                *(*_APP, "--port", str(port)),
+            ],
             env={**os.environ, **_SERVER_ENVIRONMENT},
             stdin=subprocess.DEVNULL,
             start_new_session=True,

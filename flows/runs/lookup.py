@@ -104,8 +104,9 @@ def existing_run(
 
 
 def find_run(overrides: Sequence[str]) -> RunFolder:
-    """Returns the run named by run_id, else the latest, below `storage.root`."""
+    """Returns the run named by run_id, else the latest, below `storage.root`; closed if lost."""
     from flows.settings.compose import compose
+    from rl_core.runs.lock import close_if_lost
     from rl_core.runs.run_folder import RunFolder
     from tasks.queries.run_tables import find_runs
 
@@ -120,7 +121,9 @@ def find_run(overrides: Sequence[str]) -> RunFolder:
         raise BadInputError(" ".join(str(error).split())) from None
     if where.storage.url is not None:
         bring_runs(where.storage, chosen=lambda run_id: run_id == folder.name)
-    return RunFolder(folder)
+    run = RunFolder(folder)
+    close_if_lost(run)
+    return run
 
 
 def settings_of_run(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -126,6 +126,32 @@ def encode_prompt(
     text = _prompt_text(messages, tokenizer, chat_template=chat_template)
     # A chat template writes its own special tokens, and a base prompt has none.
     return text, tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+def check_embedded(ids: Iterable[Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Checks that a model knows every token that it is to read.
+
+    A model may have more rows than its tokenizer has tokens, as Qwen's do. Where it has fewer,
+    torch would say that an index is out of range, and a GPU that an assertion failed.
+
+    Args:
+        ids: of texts.
+        tokenizer: as `load_tokenizer` returned it.
+
+    Raises:
+        ValueError: one has no row in the model's embedding.
+    """
+    path = Path(tokenizer.name_or_path)
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    num_rows = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
+    highest = max((max(text, default=0) for text in ids), default=0)
+    if num_rows is not None and highest >= num_rows:
+        token = tokenizer.convert_ids_to_tokens(highest)
+        raise ValueError(
+            f"model.path={path}: {token!r}, which prompts hold, is token {highest}, and the model "
+            f"knows {num_rows:,}: it was added to the tokenizer alone. "
+            "Call model.resize_token_embeddings(len(tokenizer)) and save the model"
+        )
 
 
 def text_codec(

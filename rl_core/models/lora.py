@@ -58,7 +58,7 @@ def merged_state(model: transformers.PreTrainedModel) -> Iterator[tuple[str, Ten
             base = adapted[name].base_layer
             if isinstance(base, Linear4bit):
                 tensor = base.whole_weight()
-            tensor = tensor + whole_tensor(adapted[name].get_delta_weight(_ADAPTER))
+            tensor = whole_tensor(adapted[name].get_delta_weight(_ADAPTER)).add_(tensor)
         yield _plain_name(name), tensor
 
 

@@ -103,21 +103,42 @@ def starves_engine(shape: ModelShape, config: RunConfig, card_gib: float) -> boo
 
 
 def machine_need(shape: ModelShape, config: RunConfig) -> Need:
-    """Returns what the machine's memory must hold for a run without a GPU."""
-    plan, num_engines = memory_plan(shape, config), config.rollout.num_engines
-    peak, ranks = learner_peak(plan), config.resources.learner_ranks
+    """Returns what the machine's memory must hold for a run without a GPU.
+
+    Its fullest moment is an update, or when new weights go to the engines: Ray holds them beside
+    those of before, once for all engines, and the learner what it sends.
+    """
+    plan, ranks = memory_plan(shape, config), config.resources.learner_ranks
+    peak, num_engines = learner_peak(plan), config.rollout.num_engines
+    rests = ranks * resting_learner(shape, config).total_bytes
     parts_of_engine = config.rollout.tensor_parallel_size
     # An engine that is split has a process for each part, beside the one that asks them.
     per_engine = 1 if parts_of_engine == 1 else 1 + parts_of_engine
     num_processes = ranks + num_engines * per_engine
+    version = plan[-1].parts["incoming_weights"]
     # Each part is handed all new weights.
-    handed = (parts_of_engine - 1) * plan[-1].parts["incoming_weights"]
-    parts = {
-        f"{_learners(ranks)} ({peak.phase})": ranks * peak.total_bytes / _GIB,
-        _engines(num_engines): num_engines * (plan[-1].total_bytes + handed) / _GIB,
-        f"{num_processes} processes": _PROCESS_GIB * num_processes,
-    }
-    return Need([*_sft(shape, config, {"1 process": _PROCESS_GIB}), Moment(parts)])
+    engines = num_engines * (plan[-1].total_bytes - version + (parts_of_engine - 1) * version)
+    sent = version if _sends_a_copy(config) else 0
+
+    def moment(phase: str, learner_bytes: int, num_versions: int) -> Moment:
+        in_bytes = {
+            f"{_learners(ranks)} ({phase})": learner_bytes,
+            _engines(num_engines): engines,
+            "weights on their way": num_versions * version,
+        }
+        processes = {f"{num_processes} processes": _PROCESS_GIB * num_processes}
+        return Moment({name: size / _GIB for name, size in in_bytes.items()} | processes)
+
+    updates = moment(peak.phase, ranks * peak.total_bytes, 1)
+    syncs = moment("sync", rests + sent, 2)
+    fullest = max(updates, syncs, key=lambda moment: moment.total_gib)
+    return Need([*_sft(shape, config, {"1 process": _PROCESS_GIB}), fullest])
+
+
+def _sends_a_copy(config: RunConfig) -> bool:
+    """Whether what goes to the engines are not the learner's own tensors."""
+    is_made = config.model.lora_rank > 0 or config.resources.learner_ranks > 1
+    return is_made or config.model.dtype != "float32"
 
 
 def sft_as_training(config: RunConfig) -> RunConfig:

@@ -44,26 +44,29 @@ def training(run: RunFolder, *, wait_s: float) -> Iterator[None]:
 
 
 def close_lost_runs(root: Path) -> None:
-    """Writes `interrupted` into the record of each run that says `running` but lost its process.
-
-    Args:
-        root: `storage.root`. Runs of other machines, whose locks may not be seen here, stay as they
-            are.
-    """
+    """Closes all runs below `storage.root` that lost their process, see `close_if_lost`."""
     for run in RunFolder.all_under(root):
-        with suppress(OSError, ValueError):
-            if run.read().status != "running":
-                continue
-            with (run.path / _OWNER).open("r+") as owner:
-                fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if owner.read() == platform.node() and run.read().status == "running":
-                    reason = "its process is gone (killed?)"
-                    run.update(
-                        status="interrupted",
-                        reason=f"{reason}; the same command, or run_id={run.run_id}, resumes",
-                        finished_at=utc_now(),
-                        steps=run.metrics.last_step(),
-                    )
+        close_if_lost(run)
+
+
+def close_if_lost(run: RunFolder) -> None:
+    """Writes `interrupted` into the record of a run that says `running` but lost its process.
+
+    One of another machine, whose lock may not be seen here, stays as it is.
+    """
+    with suppress(OSError, ValueError):
+        if run.read().status != "running":
+            return
+        with (run.path / _OWNER).open("r+") as owner:
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if owner.read() == platform.node() and run.read().status == "running":
+                reason = "its process is gone (killed?)"
+                run.update(
+                    status="interrupted",
+                    reason=f"{reason}; the same command, or run_id={run.run_id}, resumes",
+                    finished_at=utc_now(),
+                    steps=run.metrics.last_step(),
+                )
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import torch
 import transformers
 
 from rl_core.config.run import RunConfig
-from rl_core.data.prompts import load_tokenizer
+from rl_core.data.prompts import check_embedded, load_tokenizer
 from rl_core.errors import OutOfMemory, first_line, is_out_of_memory
 from rl_core.models.loading import checkpoint_gradients, complete_weights, load_actor
 from rl_core.models.lora import add_adapters
@@ -84,6 +84,7 @@ def tune_model(
     """
     tokenizer = load_tokenizer(str(model_path))
     source = sft_source(config, tokenizer, data)
+    check_embedded((example.ids for example in source.held_out), tokenizer)
     tuning = _Tuning(config, model_path, source, tokenizer.pad_token_id, logger)
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     curve = tuning.run(unfinished, on_step)

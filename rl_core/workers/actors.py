@@ -224,8 +224,10 @@ class LearnerActor:
     def _in_phase(self, phase: str) -> Iterator[None]:
         """Has errors arrive as what they are: memory that ran out, another rank that is gone."""
         from rl_core.learner.ranks import reporting_lost_rank
+        from rl_core.system.devices import give_back_heap
 
         assert self._ranks is not None
+        give_back_heap()  # or a phase's peak comes on top of what the one before has left
         with out_of_memory_as(phase), reporting_lost_rank(self._ranks):
             yield
 

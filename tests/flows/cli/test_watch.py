@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rich.console import Console
 from flows.cli.main import run_command
 from flows.cli.watch import spark, view
 from rl_core.config.run import RunConfig
+from rl_core.runs.lock import owned
 from rl_core.runs.run_folder import RunFolder
 from rl_core.schema import ROLLOUTS
 
@@ -123,6 +125,33 @@ def test_a_run_that_is_over_ends_the_watch_in_a_terminal_too(
     run.update(status="finished", reason=None)
     assert run_command(["watch", f"storage.root={tmp_path}"]) == 0
     assert "finished" in capsys.readouterr().out
+
+
+def test_a_run_that_is_killed_while_it_is_watched_ends_the_watch(
+    capsys: pytest.CaptureFixture[str],
+    run: RunFolder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ExitStack() as process:
+        process.enter_context(owned(run))
+        looks = iter([lambda: None, process.close])  # its lock goes as with a SIGKILL
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setattr("flows.cli.watch.time.sleep", lambda seconds: next(looks)())
+        assert run_command(["watch", "one", f"storage.root={tmp_path}"]) == 0
+    said = capsys.readouterr().out
+    assert "running" in said
+    assert "its process is gone" in said
+
+
+@pytest.mark.parametrize("command", ["watch", "report"])
+def test_a_run_that_was_killed_before_is_not_said_to_run(
+    command: str, capsys: pytest.CaptureFixture[str], run: RunFolder, tmp_path: Path
+) -> None:
+    with owned(run):
+        pass
+    assert run_command([command, "one", f"storage.root={tmp_path}"]) == 0
+    assert run.read().status == "interrupted"
 
 
 def test_a_run_that_has_only_begun_is_shown(

@@ -15,7 +15,7 @@ from transformers import (
     Qwen2Config,
 )
 
-from rl_core.data.prompts import encode_prompt, load_tokenizer, resolve_model
+from rl_core.data.prompts import check_embedded, encode_prompt, load_tokenizer, resolve_model
 from rl_core.sft.tokenizer import train_tokenizer
 from rl_core.types import Message
 
@@ -129,3 +129,21 @@ def test_a_home_made_tokenizer_is_read_as_transformers_reads_it(tmp_path: Path) 
     assert ours.backend_tokenizer.to_str() == theirs.backend_tokenizer.to_str()
     assert ours.special_tokens_map == theirs.special_tokens_map
     assert type(ours) is type(theirs)
+
+
+def test_a_token_that_was_added_to_the_tokenizer_alone_is_named(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["[3, 15] 3 + 15 = 18 no"], vocab_size=300)
+    Qwen2Config(vocab_size=len(tokenizer)).save_pretrained(tmp_path)
+    tokenizer.add_tokens(["<|im_start|>"])
+    tokenizer.save_pretrained(tmp_path)
+    found = load_tokenizer(str(tmp_path))
+    check_embedded([found.encode("3 + 15"), []], found)
+    with pytest.raises(ValueError, match=r"'<\|im_start\|>'.*resize_token_embeddings"):
+        check_embedded([found.encode("3"), found.encode("<|im_start|>user")], found)
+
+
+def test_a_model_may_have_more_rows_than_its_tokenizer_has_tokens(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["[3, 15] 3 + 15 = 18 no"], vocab_size=300)
+    Qwen2Config(vocab_size=len(tokenizer) + 271).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    check_embedded([[len(tokenizer) - 1]], load_tokenizer(str(tmp_path)))

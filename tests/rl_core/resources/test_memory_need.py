@@ -15,7 +15,7 @@ from rl_core.resources.memory_need import (
     sft_memory,
     starves_engine,
 )
-from rl_core.resources.memory_plan import ModelShape, memory_plan
+from rl_core.resources.memory_plan import ModelShape, memory_plan, resting_learner
 from tests.support import model_shapes
 
 QWEN = ModelShape.from_config(model_shapes.QWEN_05B)
@@ -101,9 +101,30 @@ def test_a_share_must_hold_the_model_and_one_response() -> None:
 
 def test_a_machine_holds_learner_engines_and_their_processes() -> None:
     config = RunConfig.model_validate({"rollout": {"num_engines": 2}})
-    engine = memory_plan(QWEN, config)[-1].total_bytes / GIB
-    needed = peak_gib(config) + 2 * engine + 3 * 0.9
+    engine = memory_plan(QWEN, config)[-1]
+    # Both read new weights where Ray holds them.
+    held = 2 * engine.total_bytes - engine.parts["incoming_weights"]
+    needed = peak_gib(config) + held / GIB + 3 * 0.9
     assert machine_need(QWEN, config).total_gib == pytest.approx(needed)
+
+
+def test_with_adapters_the_fullest_moment_is_when_new_weights_go_to_the_engine() -> None:
+    config = RunConfig.model_validate(
+        {
+            "model": {"lora_rank": 64, "dtype": "bfloat16", "gradient_checkpointing": True},
+            "algorithm": {"estimator": "grpo", "group_size": 4},
+            "data": {"train_batch_size": 1, "max_prompt_length": 64, "max_response_length": 64},
+            "actor": {"mini_batch_size": 1, "micro_batch_tokens": 128},
+        }
+    )
+    engine, version = memory_plan(QWEN, config)[-1], 2 * NUM_WEIGHTS
+    # What the learner sends, and both versions in Ray: the engine has the one of before.
+    rests = resting_learner(QWEN, config).total_bytes
+    held = rests + version + (engine.total_bytes - version) + 2 * version
+    need = machine_need(QWEN, config)
+    assert need.total_gib == pytest.approx(held / GIB + 2 * 0.9)
+    assert "learner (sync)" in str(need)
+    assert need.total_gib > (peak_gib(config) + engine.total_bytes / GIB) + 2 * 0.9
 
 
 def test_a_split_engine_has_its_part_on_each_card_and_on_a_cpu_processes() -> None:
