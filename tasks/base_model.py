@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rl_core.envs.sft_examples import SftExamples
     from rl_core.sft.train import WarmStartReport
 
-RECIPE_VERSION: Final = 4
+RECIPE_VERSION: Final = 5
 """Part of the cache key: raise it when the same settings would make another model."""
 SFT_RECIPE_VERSION: Final = 1
 """Likewise, of fine-tuned models."""

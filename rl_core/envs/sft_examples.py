@@ -34,6 +34,10 @@ class SftExamples(Protocol):
         """Most digits of a token: 1 spells numbers, more make the frequent ones a token each."""
 
     @property
+    def words(self) -> Sequence[str]:
+        """Words that are tokens by themselves, whatever stands beside them."""
+
+    @property
     def marks(self) -> Sequence[str]:
         """Texts whose first tokens `weigh` looks for."""
 

@@ -1,13 +1,14 @@
 """The lossless BPE tokenizer of the home-made base model: text <-> token ids, data path stage 2.
 
-Byte-level, so any text survives a round trip. A number, cut into pieces of so many digits, and a
-verdict word never merge with anything; all else may, so the constant phrases of a prompt become a
-few tokens.
+Byte-level, so any text survives a round trip. A number, cut into pieces of so many digits, a
+verdict word and the words that an env names never merge with anything; all else may, so the
+constant phrases of a prompt become a few tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -22,7 +23,11 @@ _VERDICTS: Final = r"| no\b| yes\b"
 
 
 def train_tokenizer(
-    texts: Iterable[str], *, vocab_size: int, digits_per_token: int = 1
+    texts: Iterable[str],
+    *,
+    vocab_size: int,
+    digits_per_token: int = 1,
+    words: Sequence[str] = (),
 ) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer fitted to `texts`; the same texts give the same tokenizer.
 
@@ -31,6 +36,8 @@ def train_tokenizer(
         vocab_size: At most this many tokens, special ones included; at least 258.
         digits_per_token: Most digits of a token: with 1 a number is spelt, with more those that the
             texts hold, and the vocabulary has room for, are a token each.
+        words: Each stands alone, with the space before it, so that a phrase is the same tokens
+            whatever word it stands beside.
 
     Raises:
         ValueError: If the vocabulary has no room for every byte and the two special tokens.
@@ -40,12 +47,13 @@ def train_tokenizer(
             f"vocab_size {vocab_size} is below {NUM_BYTES + 2}: a lossless tokenizer needs every "
             "byte, pad and eos"
         )
+    alone = rf"\p{{N}}{{1,{digits_per_token}}}{_VERDICTS}"
+    if words:
+        alone += rf"| ?\b(?:{'|'.join(map(re.escape, words))})\b"
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(
-                Regex(rf"\p{{N}}{{1,{digits_per_token}}}{_VERDICTS}"), behavior="isolated"
-            ),
+            pre_tokenizers.Split(Regex(alone), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

@@ -91,6 +91,7 @@ def make_base_model(
             source.tokenizer_texts(rng),
             vocab_size=settings.vocab_size,
             digits_per_token=source.digits_per_token,
+            words=source.words,
         )
         model = _new_model(settings, tokenizer)
         final_loss = _fit(model, tokenizer, settings, source, rng, on_step)

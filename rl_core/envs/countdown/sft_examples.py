@@ -80,6 +80,11 @@ class SearchExamples:
         return 3 if max(target for _, target in self.problems) <= _MOST_OF_TWO_DIGITS else 1
 
     @property
+    def words(self) -> Sequence[str]:
+        """None but the verdicts, which the tokenizer keeps apart."""
+        return ()
+
+    @property
     def marks(self) -> Sequence[str]:
         """The verdicts, and how a response ends its search: by an answer of three or four numbers.
 

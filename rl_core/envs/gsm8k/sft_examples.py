@@ -15,11 +15,17 @@ from fractions import Fraction
 from typing import Final
 
 from rl_core.envs.gsm8k.scoring import extract_truth, score_response
+from rl_core.envs.gsm8k.word_problems import WORDS
 from rl_core.envs.sft_examples import SftText, below, require_problems
 
 THINK_CLOSE: Final = "</think>\n#### "
 GATE_FLOORS: Final = {"format_share": 0.9, "arithmetic_share": 0.8}
 
+_GO_ON: Final = ".\n"
+_STOP: Final = f".{THINK_CLOSE}"
+_CORPUS_STOP_PROB: Final = 0.1
+"""Stopping early is rarer in the examples than in the model: weights on the choice make up for it,
+so that second and third steps, which are rare at `stop_prob`, are still seen often."""
 _ANNOTATION: Final = re.compile(
     r"<<(?P<left>\d+)(?P<sign>[-+*/])(?P<right>\d+)=(?P<result>\d+)>>", re.ASCII
 )
@@ -56,9 +62,14 @@ class SolutionExamples:
         return 1
 
     @property
+    def words(self) -> Sequence[str]:
+        """Those of the stories, so that a phrase, and the choice to stop, are the same tokens."""
+        return WORDS
+
+    @property
     def marks(self) -> Sequence[str]:
-        """None: every token of a response weighs the same."""
-        return ()
+        """What a line ends with: going on, and stopping. A tokenizer has a token for each."""
+        return (_GO_ON, _STOP)
 
     @property
     def held_out(self) -> Sequence[str]:
@@ -74,11 +85,30 @@ class SolutionExamples:
     def draw(self, count: int, rng: random.Random) -> list[SftText]:
         """Returns solutions chosen by chance."""
         pairs = rng.choices(self.train, k=count)
-        return [SftText(prompt, self._response(solution, rng)) for prompt, solution in pairs]
+        responses = [self._response(solution, rng) for _, solution in pairs]
+        return [
+            SftText(prompt, response, _is_cut(response, solution))
+            for (prompt, solution), response in zip(pairs, responses, strict=True)
+        ]
 
     def weigh(self, text: SftText, response: Sequence[int], marks: Sequence[int]) -> list[float]:
-        """Returns 1 per token."""
-        return [1.0] * len(response)
+        """Returns 1 per token, and where it may stop early the ratio of wanted to written odds.
+
+        With the latter the model learns to stop with `stop_prob`, though the examples seldom do.
+        The end of a whole solution is no choice: weight 1.
+
+        Args:
+            text: one of `draw`; its note says whether it is cut short.
+            response: its token ids.
+            marks: the first token of `marks`.
+        """
+        weights = [1.0] * len(response)
+        ends = [index for index, token in enumerate(response) if token in marks]
+        for index in ends[:-1]:
+            weights[index] = (1 - self.stop_prob) / (1 - _CORPUS_STOP_PROB)
+        if text.note and ends:
+            weights[ends[-1]] = self.stop_prob / _CORPUS_STOP_PROB
+        return weights
 
     def judge(self, responses: Sequence[str]) -> dict[str, float]:
         """Returns what one greedy response per held-out problem is worth.
@@ -107,7 +137,7 @@ class SolutionExamples:
         return below(measured, GATE_FLOORS)
 
     def _response(self, solution: str, rng: random.Random) -> str:
-        return write_response(solution, stop_prob=self.stop_prob, rng=rng)
+        return write_response(solution, stop_prob=_CORPUS_STOP_PROB, rng=rng)
 
 
 def write_response(solution: str, *, stop_prob: float, rng: random.Random) -> str:
@@ -151,6 +181,10 @@ def check_annotations(text: str) -> list[bool]:
 def _finish(lines: Sequence[str], number: str) -> str:
     body = "\n".join(lines)
     return f"\n{body}{THINK_CLOSE}{number}"
+
+
+def _is_cut(response: str, solution: str) -> bool:
+    return len(check_annotations(response)) < len(check_annotations(solution))
 
 
 def _is_true(left: int, sign: str, right: int, result: int) -> bool:

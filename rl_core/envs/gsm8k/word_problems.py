@@ -25,6 +25,8 @@ _THINGS: Final = (
     *("cups", "eggs", "flowers", "keys", "marbles", "nuts", "pears", "pens"),
     *("pins", "plums", "ribbons", "shells", "stamps", "stickers", "stones", "toys"),
 )
+WORDS: Final = (*_HE, *_SHE, *_THINGS, "dollars", "He", "She", "How", "Each")
+"""What the phrases of a story stand between: who, what, and how a sentence begins."""
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,17 @@ def test_numbers_of_three_digits_at_most_can_be_a_token_each():
     assert tokenizer.decode(tokenizer.encode("[1234, 56789]")) == "[1234, 56789]"
 
 
+def test_a_named_word_stands_alone_with_its_space_and_not_inside_another():
+    lines = [f"So {name} has 3 {thing}." for name in ("Ann", "Bo") for thing in ("pens", "cups")]
+    tokenizer = train_tokenizer(lines * 20, vocab_size=400, words=["Ann", "Bo", "pens", "cups"])
+    tokens = [
+        tokenizer.decode([i]) for i in tokenizer.encode("So Bo has 3 pens. Ann spends 3 cups.")
+    ]
+    assert tokens[:7] == ["So", " Bo", " has ", "3", " pens", ".", " Ann"]
+    assert " pens" not in tokens[7:]
+    assert tokens[-3:] == ["3", " cups", "."]
+
+
 def test_a_prompt_takes_about_18_tokens(tokenizer):
     prompts = texts(200)[::2]
     lengths = [len(ids) for ids in tokenizer(prompts)["input_ids"]]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 
 from rl_core.config.base_model import BaseModelConfig
 from rl_core.envs.gsm8k import render_messages, score_response
@@ -18,6 +19,7 @@ from rl_core.envs.gsm8k.sft_examples import (
     write_response,
 )
 from rl_core.envs.gsm8k.word_problems import generate_word_problems
+from rl_core.envs.sft_examples import SftText
 from rl_core.sft.examples import draw_examples
 from rl_core.sft.tokenizer import train_tokenizer
 from rl_core.sft.train import make_base_model
@@ -93,32 +95,64 @@ def test_annotations_are_checked_by_what_they_say() -> None:
     assert check_annotations(text) == [True, False, False, False, True, False, True]
 
 
+def tokenizer_of(source: SolutionExamples, *, vocab_size: int = 800) -> PreTrainedTokenizerFast:
+    texts = source.tokenizer_texts(random.Random(0))
+    return train_tokenizer(texts, vocab_size=vocab_size, words=source.words)
+
+
 def test_examples_are_a_rollouts_tokens_and_teach_the_response_alone() -> None:
     own = source_of()
-    tokenizer = train_tokenizer(own.tokenizer_texts(random.Random(0)), vocab_size=500)
+    tokenizer = tokenizer_of(own, vocab_size=500)
     for example in draw_examples(own, tokenizer, 5, random.Random(1)):
-        first = example.weights.index(1.0)
+        first = next(index for index, weight in enumerate(example.weights) if weight)
         prompt, response = example.ids[:first], example.ids[first:]
         assert tokenizer.decode(prompt) in [prompt for prompt, _ in own.train]
         assert prompt == tokenizer.encode(tokenizer.decode(prompt))
         assert response[-1] == tokenizer.eos_token_id
         assert tokenizer.decode(response[:-1]).startswith("\n")
-        assert example.weights == [0.0] * first + [1.0] * len(response)
+        assert min(example.weights[first:]) > 0
 
 
-def test_the_chance_of_stopping_is_the_settings() -> None:
-    for chance in (0.0, 1.0):
-        own = source_of(SETTINGS.model_copy(update={"give_up_prob": chance}))
-        responses = own.tokenizer_texts(random.Random(0))[60:]
-        whole = [
-            f"\n{s.replace(chr(10) + '#### ', '</think>' + chr(10) + '#### ')}"
-            for _, s in own.train
-        ]
-        steps = [text.count("<<") for text in responses]
-        if chance:
-            assert set(steps) == {1}
-        else:
-            assert responses == whole
+def test_a_word_is_a_token_and_a_line_ends_with_one_whatever_it_counts() -> None:
+    pairs = some_pairs(2_000)
+    own = SolutionExamples(0.5, train=pairs, test=pairs[:1])
+    tokenizer = tokenizer_of(own)
+    ends = [tokenizer.encode(mark) for mark in own.marks]
+    assert [len(ids) for ids in ends] == [1, 1]
+    for prompt, solution in pairs[:100]:
+        tokens = [tokenizer.decode([i]) for i in tokenizer.encode(prompt)]
+        things = solution.partition("\n")[0].rpartition(" ")[2].removesuffix(".")
+        assert things == "dollars" or f" {things}" in tokens
+        whole = write_response(solution, stop_prob=0.0, rng=Draws(*[1.0] * 9))
+        ids = tokenizer.encode(whole)
+        num_steps = len(check_annotations(whole))
+        assert [ids.count(end) for (end,) in ends] == [num_steps - 1, 1]
+
+
+def test_the_choice_to_stop_weighs_what_makes_its_chance_the_settings() -> None:
+    own = SolutionExamples(0.55, train=some_pairs(1), test=some_pairs(1))
+    go_on, stop = 7, 8
+    weights = own.weigh(SftText("", "", False), [1, go_on, 2, go_on, 3, stop, 4], [go_on, stop])
+    assert weights == pytest.approx([1, 0.5, 1, 0.5, 1, 1, 1])
+    cut = own.weigh(SftText("", "", True), [1, go_on, 2, stop, 4], [go_on, stop])
+    assert cut == pytest.approx([1, 0.5, 1, 5.5, 1])
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.6, 1.0])
+def test_the_chance_of_stopping_is_the_settings(chance: float) -> None:
+    pairs = some_pairs(2_000)
+    own = SolutionExamples(chance, train=pairs, test=pairs[:1])
+    tokenizer = tokenizer_of(own)
+    go_on, stop = (tokenizer.encode(mark)[0] for mark in own.marks)
+    went_on = stopped = num_cut = 0.0
+    for text in own.draw(8_000, random.Random(3)):
+        ids = tokenizer.encode(text.response)
+        weights = own.weigh(text, ids, [go_on, stop])
+        went_on += sum(w for w, i in zip(weights, ids, strict=True) if i == go_on)
+        stopped += sum(w for w, i in zip(weights, ids, strict=True) if i == stop and text.note)
+        num_cut += text.note
+    assert stopped / (stopped + went_on) == pytest.approx(chance, abs=0.05)
+    assert 0 < num_cut / 8_000 < 0.15, "deep steps are seen often"
 
 
 def test_a_tiny_model_is_made_measured_and_falls_through_its_gates(tmp_path: Path) -> None:
