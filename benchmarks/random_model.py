@@ -12,20 +12,29 @@ from rl_core.sft.tokenizer import train_tokenizer
 _VOCABULARY = 640
 
 
-def make_random_model(texts: list[str], folder: Path) -> None:
-    """Writes a Qwen2 of three million parameters, and a BPE tokenizer fitted to the texts."""
-    tokenizer = train_tokenizer(texts, vocab_size=_VOCABULARY)
+def make_random_model(
+    texts: list[str], folder: Path, *, hidden_size: int = 256, digits_per_token: int = 1
+) -> None:
+    """Writes a Qwen2, by default of three million parameters, and a BPE tokenizer fitted to texts.
+
+    Args:
+        texts: what it will be asked, and shall answer.
+        folder: where both go.
+        hidden_size: a multiple of 32; 128 makes a million parameters.
+        digits_per_token: 1 spells numbers as Qwen does, 3 gives each a token as Llama 3 does.
+    """
+    tokenizer = train_tokenizer(texts, vocab_size=_VOCABULARY, digits_per_token=digits_per_token)
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=len(tokenizer),
-            hidden_size=256,
-            intermediate_size=640,
+            hidden_size=hidden_size,
+            intermediate_size=hidden_size * 5 // 2,
             num_hidden_layers=4,
-            num_attention_heads=8,
-            num_key_value_heads=8,
+            num_attention_heads=hidden_size // 32,
+            num_key_value_heads=hidden_size // 32,
             max_position_embeddings=1024,
-            initializer_range=0.04,
+            initializer_range=0.64 / hidden_size**0.5,
             tie_word_embeddings=True,
             pad_token_id=tokenizer.pad_token_id,
             bos_token_id=None,

@@ -24,6 +24,10 @@ class SftConfig(Section):
     of `prompt` and `response`, or of `messages`; null: none."""
     steps: int | None = Field(None, ge=1)
     """Optimizer steps; by default `epochs` passes over a FILE, or 300 of traces."""
+    give_up_prob: float = Field(0.0, ge=0, le=1)
+    """Of `traces` of Countdown: above 0 they are blind searches, right as often as chance has it,
+    which give up after each wrong try with this probability and answer it; going on is then left
+    for training to find. With 0 they know the solution and end with it."""
     epochs: int = Field(2, ge=1)
     """Passes over a FILE, unless `steps` says how many steps."""
     batch_size: int = Field(32, ge=1)

@@ -218,8 +218,11 @@ class Env(Generic[Settings]):
     show: Callable[[Problem], str]
     """A problem as a person would write it, its answer included."""
     home_made: HomeMadeModel[Settings] | None = None
-    write_trace: Callable[[Settings, Problem, str, random.Random], str] | None = None
-    """(settings, problem, its solution, chance) -> a response that a given model may learn from."""
+    write_trace: Callable[[Settings, Problem, str, random.Random, float], str] | None = None
+    """(settings, problem, its solution, chance, `sft.give_up_prob`) -> a response that a given
+    model may learn from."""
+    traces_give_up: bool = False
+    """Whether they are searches, which can: else the probability is 0."""
     difficulty: Callable[[Truth, str], str] = lambda truth, solution: ""
     """(truth, a solution or nothing) -> a name of the problems that are about as hard, for
     `data.curriculum`; they have their `data_source` in common besides."""

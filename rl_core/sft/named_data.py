@@ -30,6 +30,11 @@ def check_sft(config: RunConfig) -> None:
             f"{SETTING}=traces: env={config.env.name} writes no traces ({' and '.join(able)} do): "
             "name a FILE of prompt and response"
         )
+    if config.sft.give_up_prob and (name != TRACES or not env_of(config.env).traces_give_up):
+        raise ValueError(
+            f"sft.give_up_prob={config.sft.give_up_prob:g} is of traces that search "
+            f"({SETTING}=traces env=countdown): leave it at 0"
+        )
 
 
 def find_rows(name: str) -> list[Path]:

@@ -102,7 +102,7 @@ def _fitting_trace(
     chat, longest = config.env.prompt_template == "chat", config.data.max_response_length
     lengths = []
     for _ in range(_TRACE_DRAWS):
-        response = write(config.env, problem, solution, rng)
+        response = write(config.env, problem, solution, rng, config.sft.give_up_prob)
         example = _encode(problem.messages, response, tokenizer, chat_template=chat)
         lengths.append(int(sum(example.weights)))
         if lengths[-1] <= longest:

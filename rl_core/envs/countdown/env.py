@@ -155,11 +155,13 @@ def _numbers_and_target(problem: Problem) -> tuple[tuple[int, ...], int]:
     return tuple(truth["numbers"]), truth["target"]
 
 
-def _write_trace(env: CountdownConfig, problem: Problem, solution: str, rng: random.Random) -> str:
+def _write_trace(
+    env: CountdownConfig, problem: Problem, solution: str, rng: random.Random, give_up_prob: float
+) -> str:
     from rl_core.envs.countdown.worded_traces import write_worded_trace
 
     numbers, target = _numbers_and_target(problem)
-    trace = write_worded_trace(numbers, target, solution, rng=rng)
+    trace = write_worded_trace(numbers, target, solution, rng=rng, give_up_prob=give_up_prob)
     return f"<think>{trace}" if env.prompt_template == "chat" else trace
 
 
@@ -228,6 +230,7 @@ COUNTDOWN: Final = Env(
         examples=_examples,
     ),
     write_trace=_write_trace,
+    traces_give_up=True,
     difficulty=_difficulty,
     weak_models=("0.5b",),
     launch_scripts=LaunchScripts(

@@ -86,7 +86,9 @@ def _prompted(pairs: Sequence[tuple[Problem, str]]) -> list[tuple[str, str]]:
     return [(problem.messages[0]["content"], solution) for problem, solution in pairs]
 
 
-def _write_trace(env: Gsm8kConfig, problem: Problem, solution: str, rng: random.Random) -> str:
+def _write_trace(
+    env: Gsm8kConfig, problem: Problem, solution: str, rng: random.Random, give_up_prob: float
+) -> str:
     from rl_core.envs.gsm8k.sft_examples import write_in_words
 
     return write_in_words(solution, thinks=env.prompt_template == "think")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rl_core.config.run import RunConfig
-from rl_core.sft.named_data import planned_sft_steps
+from rl_core.sft.named_data import check_sft, planned_sft_steps
 
 
 def steps(**sft: Any) -> int:
@@ -21,3 +21,23 @@ def test_steps_are_known_before_anything_is_read_as_tokens(tmp_path: Path) -> No
     assert steps(data=str(rows), epochs=2, batch_size=4) == 3  # 10 rows, the last 2 alone
     with pytest.raises(ValueError, match=r"none\.jsonl"):
         steps(data=str(tmp_path / "none.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("env", "data"), [("gsm8k", "traces"), ("countdown", "rows.jsonl")], ids=["no-search", "file"]
+)
+def test_giving_up_is_of_traces_that_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: str, data: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"prompt": "a", "response": "b"}\n')
+
+    def config(**sft: Any) -> RunConfig:
+        model = {"path": "x/y"}
+        return RunConfig.model_validate(
+            {"model": model, "env": {"name": env}, "sft": {"data": data, **sft}}
+        )
+
+    check_sft(config())
+    with pytest.raises(ValueError, match=r"sft\.give_up_prob=0\.4 is of traces that search"):
+        check_sft(config(give_up_prob=0.4))

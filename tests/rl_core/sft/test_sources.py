@@ -104,11 +104,13 @@ def test_one_row_is_too_few(tokenizer, tmp_path):
         source_of(tokenizer, tmp_path, {"prompt": "2+2=", "response": "4"})
 
 
-def traces(tokenizer: PreTrainedTokenizerBase, folder: Path, max_tokens: int) -> SftSource:
+def traces(
+    tokenizer: PreTrainedTokenizerBase, folder: Path, max_tokens: int, **sft: object
+) -> SftSource:
     config = RunConfig.model_validate(
         {
             "model": {"path": "any"},
-            "sft": {"data": "traces", "held_out": 3},
+            "sft": {"data": "traces", "held_out": 3} | sft,
             "data": {
                 "train_size": 40,
                 "test_size": 8,
@@ -138,3 +140,10 @@ def test_traces_follow_the_prompts_of_rollouts_within_their_length(tokenizer, tm
 def test_traces_that_cannot_fit_are_refused(tokenizer, tmp_path):
     with pytest.raises(ValueError, match=r"max_response_length=20 tokens is too short"):
         traces(tokenizer, tmp_path, 20)
+
+
+def test_traces_give_up_as_often_as_asked(tokenizer, tmp_path):
+    examples = traces(tokenizer, tmp_path, 300, give_up_prob=1.0).draw(0)
+    texts = [tokenizer.decode(example.ids) for example in examples]
+    assert all(text.count("\nTry ") == 1 for text in texts)
+    assert any(". Not " in text for text in texts)

@@ -50,3 +50,50 @@ def test_wrong_tries_are_three_on_average() -> None:
     rng = random.Random(0)
     traces = [write_worded_trace((3, 5, 7), 15, "3 + 5 + 7", rng=rng) for _ in range(500)]
     assert 2.3 < sum(trace.count(" Not ") for trace in traces) / 500 < 3.2
+
+
+@given(st.integers(0, 10_000))
+def test_a_blind_search_ends_at_its_first_right_try_or_answers_its_last_wrong_one(
+    seed: int,
+) -> None:
+    numbers, target = (3, 5, 7), 15
+    trace = write_worded_trace(
+        numbers, target, "3 + 5 + 7", rng=random.Random(seed), give_up_prob=0.3
+    )
+    *before, last = TRY.finditer(trace)
+    assert "".join(t[0] for t in (*before, last)) + (
+        f"\n</think>\n<answer>{last['text']}</answer>"
+    ) == (trace)
+    assert all(attempt["verdict"] == "Not" for attempt in before)
+    for attempt in (*before, last):
+        steps = attempt["steps"].split(", ")
+        assert all(value(left) == value(right) for left, right in (s.split(" = ") for s in steps))
+        assert (value(attempt["text"]) == target) == (attempt["verdict"] == "That is")
+    verdict = score_response(trace, numbers, target).verdict
+    assert verdict == ("correct" if last["verdict"] == "That is" else "wrong_value")
+
+
+def blind_traces(give_up_prob: float) -> list[str]:
+    rng, solution = random.Random(0), "44 + 19 + 35 + 7"
+    return [
+        write_worded_trace((44, 19, 35, 7), 105, solution, rng=rng, give_up_prob=give_up_prob)
+        for _ in range(2_000)
+    ]
+
+
+def test_giving_up_is_as_frequent_as_asked() -> None:
+    traces = blind_traces(0.4)
+    wrong = sum(trace.count(". Not 105.") for trace in traces)
+    gave_up = sum("That is" not in trace for trace in traces)
+    assert 0.36 < gave_up / wrong < 0.44
+
+
+def test_a_blind_try_is_right_by_chance_alone() -> None:
+    def hits_per_try(give_up_prob: float) -> float:
+        traces = blind_traces(give_up_prob)
+        return sum("That is" in t for t in traces) / sum(t.count("\nTry ") for t in traces)
+
+    by_chance = hits_per_try(1e-9)  # a search that hardly gives up, so until it hits
+    assert hits_per_try(0.0) > 0.2
+    assert hits_per_try(0.4) < 0.12
+    assert 0 < by_chance < 0.15
