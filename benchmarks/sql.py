@@ -135,7 +135,7 @@ def median(work: Callable[[], Any]) -> tuple[float, float]:
 
 def cases(only: str) -> Iterator[tuple[str, dict[str, str], str | None]]:
     """Yields each question with its defaults, and as its Example asks it: name, values, run."""
-    from tasks.queries.sql import list_queries
+    from tasks.queries.saved_questions import list_queries
 
     for query in list_queries():
         if only and query.name not in only.split(","):

@@ -16,7 +16,8 @@ import polars as pl
 import pytest
 
 from rl_core.envs.gsm8k import score_response
-from tasks.queries.sql import ask, list_queries
+from tasks.queries.saved_questions import list_queries
+from tasks.queries.sql import ask
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = [sys.executable, "-c", "from flows.cli.main import main; main()"]

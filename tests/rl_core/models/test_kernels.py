@@ -16,6 +16,7 @@ from rl_core.models.forward import forward_pass
 CPU = torch.device("cpu")
 
 
+@pytest.mark.usefixtures("compiling")
 def test_compiled_layers_give_the_same_gradients_for_all_lengths(
     tiny_model_path: Path,
     make_batch: Callable[..., TrainBatch],
@@ -33,8 +34,6 @@ def test_compiled_layers_give_the_same_gradients_for_all_lengths(
         num_graphs += 1
         return graph.forward
 
-    torch._dynamo.reset()
-    monkeypatch.setattr(torch._dynamo.config, "disable", False)  # as it is on a GPU
     for compiled in (False, True):
         model = loading.load_actor(tiny_model_path, CPU)
         packing.allow_packing(model)

@@ -202,6 +202,7 @@ def test_a_block_that_one_token_does_not_see_is_looked_at(make_rollout: Callable
     assert mask.kv_num_blocks.flatten().tolist() == [1, 2]
 
 
+@pytest.mark.usefixtures("compiling")
 def test_one_trace_serves_all_lengths(
     make_batch: Callable[..., TrainBatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,7 +216,6 @@ def test_one_trace_serves_all_lengths(
         num_graphs += 1
         return graph.forward
 
-    monkeypatch.setattr(torch._dynamo.config, "disable", False)
     monkeypatch.setattr(torch_flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", False)
     traced = torch.compile(
         torch_flex.flex_attention, dynamic=True, backend=aot_autograd(fw_compiler=count)
