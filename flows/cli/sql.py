@@ -98,10 +98,12 @@ def _key_and_value(text: str) -> tuple[str, str]:
 
 def compare(words: Sequence[str]) -> None:
     """Sets runs beside one another, as tables here and as curves in compare.html."""
+    from rl_core.runs.lock import close_lost_runs
     from tasks.report_page.compare import compare_runs, write_comparison  # draws: `sql` does not
 
     asked, settings = take_arguments([word for word in words if "=" in word], ("output",))
     root = storage_root(settings)
+    close_lost_runs(root)
     try:
         comparison = compare_runs(root, [word for word in words if "=" not in word])
         page = Path(asked.get("output", root / "compare.html"))

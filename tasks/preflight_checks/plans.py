@@ -38,6 +38,8 @@ from tasks.preflight_checks.finding import GIB, Finding
 
 _VERSIONS_IN_FLIGHT: Final = 4
 """Ray's store is made for so many times the weights, see cluster.py."""
+_SAVE_S_PER_GB: Final = 2.4
+"""Of a snapshot and its write, on a busy machine (benchmarks/checkpoints.py)."""
 _NO_HELP: Final = "data.train_batch_size and trainer.test_problems change nothing here"
 
 
@@ -165,7 +167,7 @@ def disk_findings(config: RunConfig) -> Iterator[Finding]:
     elif at is not None:
         yield Finding("disk plan", "warning", said, f"the disk would be full at step {at:,}")
     else:
-        yield Finding("disk plan", "ok", said)
+        yield Finding("disk plan", "ok", said, _too_long_to_save(plan.checkpoint_bytes, config))
     if plan.checkpoint_bytes > config.checkpoints.quota_bytes:
         yield Finding(
             "disk plan",
@@ -174,6 +176,18 @@ def disk_findings(config: RunConfig) -> Iterator[Finding]:
             f"latest and best stay all the same; set it to {3 * plan.checkpoint_bytes} or more",
         )
     yield from _temporary_files(compute_width(config) * shape.num_parameters)
+
+
+def _too_long_to_save(checkpoint_bytes: int, config: RunConfig) -> str:
+    """Returns in words that a stop's save would be given up; nothing where it would not."""
+    seconds, grace_s = _SAVE_S_PER_GB * checkpoint_bytes / 10**9, config.trainer.stop_grace_s
+    if seconds <= grace_s:
+        return ""
+    return (
+        f"one takes about {seconds:.0f} s to write and SIGTERM leaves {grace_s:g}: raise "
+        "trainer.stop_grace_s, and 15 s more where the run is stopped from, or a stop costs the "
+        "steps since the last one"
+    )
 
 
 def _temporary_files(sent_bytes: int) -> Iterator[Finding]:

@@ -197,6 +197,15 @@ def test_a_disk_that_cannot_hold_the_checkpoints_is_fatal(
         monkeypatch.undo()
 
 
+def test_a_stop_that_leaves_no_time_for_a_save_is_told(tmp_path: Path) -> None:
+    """A checkpoint of 11.9 GB takes half a minute to write."""
+    for grace_s, is_told in ((15, True), (60, False)):
+        overrides = [f"storage.root={tmp_path}", f"trainer.stop_grace_s={grace_s}"]
+        found = preflight(compose(["preset=tinyzero-0.5b-24gb", *overrides]))
+        (plan,) = [f for f in found if f.check == "disk plan" and f.level == "ok"]
+        assert ("takes about 28 s to write and SIGTERM leaves 15" in plan.remedy) == is_told
+
+
 def test_wandb_and_a_cluster_are_asked_only_where_the_settings_want_them(tmp_path: Path) -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))

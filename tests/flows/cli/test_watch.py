@@ -144,13 +144,16 @@ def test_a_run_that_is_killed_while_it_is_watched_ends_the_watch(
     assert "its process is gone" in said
 
 
-@pytest.mark.parametrize("command", ["watch", "report"])
+@pytest.mark.parametrize(
+    "command", [["watch", "one"], ["report", "one"], ["compare", "one", "one"]]
+)
 def test_a_run_that_was_killed_before_is_not_said_to_run(
-    command: str, capsys: pytest.CaptureFixture[str], run: RunFolder, tmp_path: Path
+    command: list[str], capsys: pytest.CaptureFixture[str], run: RunFolder, tmp_path: Path
 ) -> None:
     with owned(run):
         pass
-    assert run_command([command, "one", f"storage.root={tmp_path}"]) == 0
+    is_refused = command[0] == "compare"  # one run is no comparison
+    assert run_command([*command, f"storage.root={tmp_path}"]) == 2 * is_refused
     assert run.read().status == "interrupted"
 
 
