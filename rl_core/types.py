@@ -173,7 +173,8 @@ class Meeting:
     """Among all groups that meet there, one after the other."""
     size: int
     """Processes, the sender included."""
-    backend: Literal["gloo", "nccl"]
+    backend: Literal["gloo", "nccl", "ipc"]
+    """Between CPUs, between cards, on one card."""
     dtype: str
     """Of all tensors as they are sent: `float32` or `bfloat16`."""
     shapes: Mapping[str, tuple[int, ...]]

@@ -37,7 +37,8 @@ class RolloutConfig(Section):
     """Responses that the engine generates at a time, at most: fewer where memory ran out."""
     weight_sync: Literal["auto", "object_store", "broadcast"] = "auto"
     """How engines get the learner's weights: one copy in Ray's object store, or sent to all at once
-    (gloo, between cards NCCL); `auto`: sent where CPU engines run on several machines."""
+    (gloo, between cards NCCL, on one card CUDA IPC); `auto`: sent where CPU engines run on several
+    machines."""
     staleness: int = Field(0, ge=0)
     """Updates, at most, between the policy that sampled a token and the one that learns from it.
 

@@ -3,12 +3,15 @@
 A process group beside torch's default one, which the learner's ranks have for themselves. Nobody
 holds more than a tensor beside its model: none is copied into buckets. Who loses another closes its
 own connections, so that the news reaches all at once; who falls silent is waited for, for a while.
+
+NCCL knows no two processes on one card: there each opens the sender's memory by a handle.
 """
 
 from __future__ import annotations
 
+import json
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final
@@ -46,11 +49,12 @@ class WeightChannel:
         self._meeting = meeting
         self._dtype: torch.dtype = getattr(torch, meeting.dtype)
         # gloo sends from the machine's memory alone.
-        self._device = device if meeting.backend == "nccl" else torch.device("cpu")
+        self._device = torch.device("cpu") if meeting.backend == "gloo" else device
         patience = timedelta(seconds=min(_PATIENCE_S, meeting.timeout_s))
         with self._noticing_loss():
             store = TCPStore(meeting.host, meeting.port, wait_for_workers=False, timeout=patience)
-            self._group: Any = _make_group(meeting, store, rank, patience)
+            group = _make_group(meeting, store, rank, patience)
+        self._pass_on: Callable[[Tensor, timedelta], None] | None = group
 
     def send(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Sends each tensor to all; all are asked for even if somebody is lost.
@@ -94,7 +98,7 @@ class WeightChannel:
             has_all = True
         finally:
             if not has_all:
-                self._group = None  # or the others would wait for who asks for no more
+                self._pass_on = None  # or the others would wait for who asks for no more
 
     def _can_receive(self, tensor: Tensor) -> bool:
         is_like = (tensor.dtype, tensor.device.type) == (self._dtype, self._device.type)
@@ -106,14 +110,11 @@ class WeightChannel:
         Raises:
             SyncBroken: somebody is lost, or silent for too long.
         """
-        options = distributed.BroadcastOptions()
-        options.rootRank, options.rootTensor = _SENDER, 0
         patience_s = _PATIENCE_S + tensor.nbytes / _SLOWEST_LINK
-        options.timeout = timedelta(seconds=min(patience_s, self._meeting.timeout_s))
         with self._noticing_loss():
-            if self._group is None:
+            if self._pass_on is None:
                 raise RuntimeError("it was closed when another was lost")
-            self._group.broadcast([tensor], options).wait()
+            self._pass_on(tensor, timedelta(seconds=min(patience_s, self._meeting.timeout_s)))
 
     @contextmanager
     def _noticing_loss(self) -> Iterator[None]:
@@ -123,7 +124,7 @@ class WeightChannel:
         except (RuntimeError, distributed.DistError) as error:
             if is_out_of_memory(error):
                 raise
-            self._group = None
+            self._pass_on = None
             raise SyncBroken(f"the broadcast of weights broke off ({first_line(error)})") from None
 
 
@@ -132,10 +133,27 @@ def open_store(host: str) -> TCPStore:
     return TCPStore(host, 0, is_master=True, wait_for_workers=False)
 
 
-def _make_group(meeting: Meeting, store: TCPStore, rank: int, patience: timedelta) -> Any:
-    """Waits for all, and returns torch's group of them, which torch knows nothing else of."""
-    torch_has: Any = distributed  # a build for CPUs alone has no NCCL, and mypy knows no options
+def _make_group(
+    meeting: Meeting, store: TCPStore, rank: int, patience: timedelta
+) -> Callable[[Tensor, timedelta], None]:
+    """Waits for all, and returns what passes a tensor on to all within a time."""
     own = PrefixStore(meeting.name, store)
+    if meeting.backend == "ipc":
+        return _Handles(own, rank, meeting.size, patience)
+    group = _process_group(meeting, own, rank, patience)
+
+    def pass_on(tensor: Tensor, within: timedelta) -> None:
+        options = distributed.BroadcastOptions()
+        options.rootRank, options.rootTensor = _SENDER, 0
+        options.timeout = within
+        group.broadcast([tensor], options).wait()
+
+    return pass_on
+
+
+def _process_group(meeting: Meeting, own: PrefixStore, rank: int, patience: timedelta) -> Any:
+    """Returns torch's group, which torch knows nothing else of."""
+    torch_has: Any = distributed  # a build for CPUs alone has no NCCL, and mypy knows no options
     if meeting.backend == "nccl":
         options = torch_has.ProcessGroupNCCL.Options()
         options._timeout = patience
@@ -146,6 +164,62 @@ def _make_group(meeting: Meeting, store: TCPStore, rank: int, patience: timedelt
     address = _own_address(meeting.host, meeting.port)
     options._devices = [torch_has.ProcessGroupGloo.create_device(hostname=address)]
     return torch_has.ProcessGroupGloo(own, rank, meeting.size, options)
+
+
+class _Handles:
+    """The sender's memory, opened by processes on the same card, or on a CPU the same machine.
+
+    A handle travels as JSON through the store: anybody who reaches that could make a process run
+    what a pickle says.
+    """
+
+    def __init__(self, store: PrefixStore, rank: int, size: int, patience: timedelta) -> None:
+        self._store, self._rank, self._turn = store, rank, 0
+        self._receivers = range(_SENDER + 1, size)
+        store.set(f"here {rank}", "")
+        store.wait([f"here {other}" for other in range(size)], patience)
+
+    def __call__(self, tensor: Tensor, within: timedelta) -> None:
+        """Passes a tensor on; the sender's may change when all have it."""
+        turn, self._turn = f"turn {self._turn}", self._turn + 1
+        taken = [f"{turn} taken by {receiver}" for receiver in self._receivers]
+        if self._rank == _SENDER:
+            _wait_for_card(tensor)
+            self._store.set(turn, json.dumps(_handle(tensor)))
+            self._store.wait(taken, within)
+            for key in (turn, *taken):
+                self._store.delete_key(key)
+            return
+        self._store.wait([turn], within)
+        tensor.copy_(_opened(json.loads(self._store.get(turn)), tensor))
+        _wait_for_card(tensor)
+        self._store.set(taken[self._rank - 1], "")
+
+
+def _wait_for_card(tensor: Tensor) -> None:
+    if tensor.is_cuda:
+        torch.cuda.synchronize(tensor.device)
+
+
+def _handle(tensor: Tensor) -> list[Any]:
+    """Returns what another process opens a contiguous tensor's memory by, and where it begins."""
+    storage: Any = tensor.untyped_storage()
+    shared = storage._share_cuda_() if tensor.is_cuda else storage._share_filename_cpu_()
+    parts = [part.hex() if isinstance(part, bytes) else part for part in shared]
+    return [tensor.storage_offset(), parts, [isinstance(part, bytes) for part in shared]]
+
+
+def _opened(handle: Sequence[Any], like: Tensor) -> Tensor:
+    """Returns the tensor of a handle: the sender's memory itself."""
+    offset, parts, is_bytes = handle
+    shared = [
+        bytes.fromhex(part) if was_bytes else part
+        for part, was_bytes in zip(parts, is_bytes, strict=True)
+    ]
+    torch_has: Any = torch.UntypedStorage
+    make = torch_has._new_shared_cuda if like.is_cuda else torch_has._new_shared_filename_cpu
+    opened = torch.empty(0, dtype=like.dtype, device=like.device)
+    return opened.set_(make(*shared), offset, like.shape, like.stride())
 
 
 def _own_address(host: str, port: int) -> str:

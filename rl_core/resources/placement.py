@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Final
+from typing import Final, Literal
 
 from rl_core.config.run import RunConfig
 
@@ -61,15 +61,23 @@ def shares_a_card(config: RunConfig) -> bool:
     return any(LEARNER in tenants and len(tenants) > 1 for tenants in card_tenants(config))
 
 
+def broadcast_backend(config: RunConfig) -> Literal["gloo", "nccl", "ipc"]:
+    """Returns how weights are broadcast: on the learner's card, between cards, or between CPUs."""
+    if shares_a_card(config):
+        return "ipc"
+    on_cards = config.resources.learner_gpus > 0 and config.resources.rollout_gpus > 0
+    return "nccl" if on_cards else "gloo"
+
+
 def why_no_shared_card(config: RunConfig) -> str | None:
     """Returns which setting forbids that the learner has an engine on its card, None where none."""
     if not shares_a_card(config):
         return None
     rollout = config.rollout
-    if rollout.weight_sync == "broadcast":
+    if rollout.weight_sync == "broadcast" and len(card_tenants(config)) > 1:
         return (
-            "rollout.weight_sync=broadcast wants a card for each process, and learner and engines "
-            "share one: use auto"
+            "rollout.weight_sync=broadcast wants one card for all, or one for each, and learner "
+            "and engines share some of several: use auto"
         )
     if late_engines(config):
         return (

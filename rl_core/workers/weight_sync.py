@@ -15,7 +15,7 @@ import ray
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import SyncBroken, WorkerDied
-from rl_core.resources.placement import learner_name
+from rl_core.resources.placement import broadcast_backend, learner_name
 from rl_core.types import Meeting
 from rl_core.workers.engines import Engines, Result
 from rl_core.workers.learner_ranks import LearnerRanks
@@ -83,7 +83,7 @@ class WeightBroadcast:
             port=port,
             name=next(self._names),
             size=1 + parts * len(engines),
-            backend="nccl" if _between_cards(config) else "gloo",
+            backend=broadcast_backend(config),
             dtype=config.model.dtype,
             shapes=shapes,
             timeout_s=config.watchdog.stall_s,
@@ -115,10 +115,6 @@ def is_wanted(config: RunConfig) -> bool:
         return False
     on_cards = config.resources.learner_gpus or config.resources.rollout_gpus
     return not on_cards and sum(node["Alive"] for node in ray.nodes()) > 1
-
-
-def _between_cards(config: RunConfig) -> bool:
-    return config.resources.learner_gpus > 0 and config.resources.rollout_gpus > 0
 
 
 def own_address(actor: object) -> str:

@@ -1,11 +1,18 @@
-"""Broadcasts by real gloo, each process of one played by a thread."""
+"""Broadcasts by real gloo, or handles of memory, each process of one played by a thread, or real.
+
+Where a card has CUDA's handles a machine has those of its own shared memory.
+"""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
+from typing import Literal
 
 import pytest
 import torch
@@ -56,11 +63,12 @@ def receiving(
     return pool.submit(receive)
 
 
+@pytest.mark.parametrize("backend", ["gloo", "ipc"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_all_receive_what_is_sent_again_and_again(
-    pool: ThreadPoolExecutor, meeting: Meeting, dtype: str
+    pool: ThreadPoolExecutor, meeting: Meeting, dtype: str, backend: Literal["gloo", "ipc"]
 ) -> None:
-    sender, *receivers = joined(pool, replace(meeting, dtype=dtype))
+    sender, *receivers = joined(pool, replace(meeting, dtype=dtype, backend=backend))
     for factor in (1.0, -3.0):
         pending = [receiving(pool, receiver) for receiver in receivers]
         sender.send((name, factor * tensor) for name, tensor in WEIGHTS.items())
@@ -118,10 +126,47 @@ def test_one_that_leaves_ends_it_for_all_and_the_sender_asks_for_every_tensor(
     assert all(torch.equal(p.result()["last"], WEIGHTS["last"]) for p in pending)
 
 
+RECEIVER = """
+import json, sys
+import torch
+from rl_core.models.weight_channel import WeightChannel
+from rl_core.types import Meeting
+
+meeting = Meeting(**json.loads(sys.argv[1]))
+channel = WeightChannel(meeting, 1, torch.device("cpu"))
+for _ in range(2):
+    print(json.dumps({name: x.tolist() for name, x in channel.receive({})}), flush=True)
+"""
+
+
+def test_another_process_opens_the_senders_memory(meeting: Meeting) -> None:
+    weights = {name: WEIGHTS[name].clone() for name in ("first", "last")}
+    weights["a slice"] = torch.arange(10.0)[4:]
+    two = replace(
+        meeting,
+        size=2,
+        backend="ipc",
+        shapes={name: tuple(tensor.shape) for name, tensor in weights.items()},
+    )
+    command = [sys.executable, "-c", RECEIVER, json.dumps(asdict(two))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as receiver:
+        sender = WeightChannel(two, 0, CPU)
+        for _ in range(2):
+            sender.send(weights.items())
+            assert receiver.stdout is not None
+            got = json.loads(receiver.stdout.readline())
+            assert got == {name: tensor.tolist() for name, tensor in weights.items()}
+            for tensor in weights.values():
+                tensor.mul_(-3.0)  # nobody holds the sender's own memory by now
+    assert receiver.returncode == 0
+
+
+@pytest.mark.parametrize("backend", ["gloo", "ipc"])
 @pytest.mark.parametrize("part", ["comes", "takes"])
 def test_one_that_is_silent_is_not_waited_for_for_ever(
-    pool: ThreadPoolExecutor, meeting: Meeting, part: str
+    pool: ThreadPoolExecutor, meeting: Meeting, part: str, backend: Literal["gloo", "ipc"]
 ) -> None:
+    meeting = replace(meeting, backend=backend)
     attempt: Callable[[], object]
     if part == "comes":
         impatient = replace(meeting, timeout_s=0.5)
