@@ -13,8 +13,8 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from rl_core.config.run import RunConfig
-from rl_core.resources.memory_need import CUDA_GIB, ENGINE_ITSELF_GIB
-from rl_core.resources.memory_plan import ModelShape, compute_width, longest_bytes
+from rl_core.resources.memory_need import CUDA_GIB, ENGINE_ITSELF_GIB, longest_bytes
+from rl_core.resources.memory_plan import ModelShape, compute_width
 from rl_core.resources.placement import shares_a_card
 
 Value = bool | int | float | str

@@ -14,7 +14,6 @@ from rl_core.resources.memory_plan import (
     ModelShape,
     PhaseMemory,
     compute_width,
-    longest_bytes,
     memory_plan,
     resting_learner,
 )
@@ -92,6 +91,12 @@ def least_engine_gib(shape: ModelShape, config: RunConfig) -> float:
     """Returns what vLLM must have of a card to start: room for one response of the longest."""
     held = shape.num_parameters * compute_width(config) + longest_bytes(config, shape)
     return held / config.rollout.tensor_parallel_size / _GIB + ENGINE_ITSELF_GIB
+
+
+def longest_bytes(config: RunConfig, shape: ModelShape) -> int:
+    """Returns keys and values of the longest prompt and response, as an engine keeps them."""
+    num_tokens = config.data.max_prompt_length + config.data.max_response_length
+    return num_tokens * shape.kv_bytes(compute_width(config))
 
 
 def starves_engine(shape: ModelShape, config: RunConfig, card_gib: float) -> bool:

@@ -364,21 +364,14 @@ def _packed_attention_bytes(shape: ModelShape, config: RunConfig) -> int:
     none again, and no attention of ours has a mask of [rows, rows].
     """
     checkpointed, size = config.model.gradient_checkpointing, config.algorithm.group_size
-    if config.model.attention == "flex":
-        return 0
-    if not checkpointed and config.resources.learner_gpus == 0:
+    packs = checkpointed or config.resources.learner_gpus > 0
+    if not packs or config.model.attention == "flex":
         return 0
     prompt, response = config.data.max_prompt_length, config.data.max_response_length
     rows = micro_batch_tokens(config) * size * (prompt + response) / (prompt + size * response)
     more = math.ceil(rows) - micro_batch_tokens(config)
     num_layers = 1 if checkpointed else shape.num_layers
     return num_layers * more * shape.attention_size * compute_width(config)
-
-
-def longest_bytes(config: RunConfig, shape: ModelShape) -> int:
-    """Returns keys and values of the longest prompt and response, as an engine keeps them."""
-    num_tokens = config.data.max_prompt_length + config.data.max_response_length
-    return num_tokens * shape.kv_bytes(compute_width(config))
 
 
 def compute_width(config: RunConfig) -> int:

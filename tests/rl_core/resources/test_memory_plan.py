@@ -329,49 +329,43 @@ def test_each_ranks_peaks_are_within_a_tenth_of_the_plan(tmp_path: Path) -> None
         assert all(0.9 < share < 1.1 for share in shares.values()), (rank, shares)
 
 
+BYTES_05B = 4 * ModelShape.from_config(QWEN_05B).num_parameters
+
+
+def offload_plan(offload: bool, num_ranks: int = 1, **sections: Any) -> dict[str, PhaseMemory]:
+    """What Qwen2.5-0.5B takes on cards by GRPO, by phase, and at `rest`."""
+    resources = {"learner_gpus": 1, "learner_ranks": num_ranks, "offload": offload}
+    sections |= {"algorithm": {"estimator": "grpo", "group_size": 2}, "resources": resources}
+    shape, config = ModelShape.from_config(QWEN_05B), RunConfig.model_validate(sections)
+    phases = {phase.phase: phase for phase in memory_plan(shape, config)}
+    return phases | {"rest": resting_learner(shape, config)}
+
+
 def test_what_is_offloaded_is_planned_only_where_it_is_used() -> None:
-    shape = ModelShape.from_config(QWEN_05B)
-
-    def plan(offload: bool, **sections: dict[str, Any]) -> dict[str, PhaseMemory]:
-        sections |= {"resources": {"learner_gpus": 1, "offload": offload}}
-        sections |= {"algorithm": {"estimator": "grpo", "group_size": 2}}
-        phases = memory_plan(shape, RunConfig.model_validate(sections))
-        return {phase.phase: phase for phase in phases}
-
-    weights = 4 * shape.num_parameters
-    there, away = plan(False), plan(True)
+    there, away = offload_plan(False), offload_plan(True)
     # Actor and reference for log-probs; the update is without the reference and both moments.
-    assert away["log_probs"].parts["weights"] == 2 * weights
-    assert there["log_probs"].total_bytes - away["log_probs"].total_bytes == 2 * weights
-    assert there["update_actor"].total_bytes - away["update_actor"].total_bytes == 3 * weights
+    assert away["log_probs"].parts["weights"] == 2 * BYTES_05B
+    assert there["log_probs"].total_bytes - away["log_probs"].total_bytes == 2 * BYTES_05B
+    assert there["update_actor"].total_bytes - away["update_actor"].total_bytes == 3 * BYTES_05B
     # The moments are there when the weights move: that is more than the activations of 16 tokens.
     few = {"max_prompt_length": 8, "max_response_length": 8}
-    short = plan(True, data=few, actor={"micro_batch_tokens": 16})
-    assert short["update_actor"].total_bytes == 4 * weights
+    short = offload_plan(True, data=few, actor={"micro_batch_tokens": 16})
+    assert short["update_actor"].total_bytes == 4 * BYTES_05B
 
 
 def test_each_rank_offloads_its_share() -> None:
     """A reference that is gathered comes from the machine's memory, so it is there once, whole."""
-    shape = ModelShape.from_config(QWEN_05B)
-
-    def plan(offload: bool, **sections: dict[str, Any]) -> dict[str, PhaseMemory]:
-        resources = {"learner_gpus": 1, "learner_ranks": 4, "offload": offload}
-        sections |= {"algorithm": {"estimator": "grpo", "group_size": 2}, "resources": resources}
-        config = RunConfig.model_validate(sections)
-        phases = {phase.phase: phase for phase in memory_plan(shape, config)}
-        return phases | {"rest": resting_learner(shape, config)}
-
-    weights = 4 * shape.num_parameters
-    there, away = plan(False), plan(True)
-    assert there["rest"].total_bytes == weights  # a fourth each: actor, reference, two moments
-    assert away["rest"].total_bytes == weights / 4
+    there, away = (offload_plan(offload, num_ranks=4) for offload in (False, True))
+    assert there["rest"].total_bytes == BYTES_05B  # a fourth each: actor, reference, two moments
+    assert away["rest"].total_bytes == BYTES_05B / 4
     for phase in ("log_probs", "update_actor"):
-        assert away[phase].parts["gathered"] == weights
-        assert there[phase].total_bytes - away[phase].total_bytes == 3 * weights / 4
+        assert away[phase].parts["gathered"] == BYTES_05B
+        assert there[phase].total_bytes - away[phase].total_bytes == 3 * BYTES_05B / 4
     # A fourth of the moments needs less than the whole weights and gradient before.
     few = {"max_prompt_length": 8, "max_response_length": 8}
-    short = plan(True, data=few, actor={"micro_batch_tokens": 16})["update_actor"]
-    assert short.parts["gathered"] + short.parts["gradients"] == 2 * weights
+    actor = {"micro_batch_tokens": 16}
+    short = offload_plan(True, num_ranks=4, data=few, actor=actor)["update_actor"]
+    assert short.parts["gathered"] + short.parts["gradients"] == 2 * BYTES_05B
     assert "optimizer" not in short.parts
 
 
