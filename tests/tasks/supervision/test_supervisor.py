@@ -282,7 +282,7 @@ def test_when_the_whole_command_is_killed_its_trainer_leaves_and_the_same_comman
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
         try:
             while not (new := set(runs.iterdir()) - before) or not (
-                RunFolder(next(iter(new))).metrics.read()
+                RunFolder(next(iter(new))).metrics.last_step()
             ):
                 assert process.poll() is None
                 time.sleep(0.05)
