@@ -1,4 +1,4 @@
-"""Which settings of kernels go together: those that stand are for one learner on a GPU."""
+"""Which settings of kernels go together: those that stand are for a GPU."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ _PLAIN = {"use_torch_compile": False, "use_liger": False, "attention": "sdpa"}
 """Settings of `model` that want a GPU, and what wants none."""
 
 
-def check_kernels(model: ModelConfig, *, gpus: float, ranks: int) -> None:
+def check_kernels(model: ModelConfig, *, gpus: float) -> None:
     """Compares settings that want a GPU's kernels with the learner's device.
 
     Args:
         model: its settings.
         gpus: `resources.learner_gpus`.
-        ranks: `resources.learner_ranks`.
 
     Raises:
-        ValueError: if one is on for a CPU, or for several ranks.
+        ValueError: if one is on for a CPU.
     """
     for name, plain in _PLAIN.items():
         value = getattr(model, name)
@@ -28,9 +27,4 @@ def check_kernels(model: ModelConfig, *, gpus: float, ranks: int) -> None:
             raise ValueError(
                 f"{asked} is for a GPU learner: resources.learner_gpus=0 must be above 0, or "
                 f"use {instead}"
-            )
-        if ranks > 1:
-            raise ValueError(
-                f"{asked} knows one learner process: resources.learner_ranks={ranks} must be "
-                f"1, or use {instead}"
             )

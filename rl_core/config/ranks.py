@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 
-def check_ranks(ranks: int, *, gpus: float, mini_batch_size: int, optimizer: str) -> None:
+def check_ranks(ranks: int, *, gpus: float, mini_batch_size: int) -> None:
     """Compares `resources.learner_ranks` with the settings that it divides.
 
     Args:
         ranks: processes of the learner.
         gpus: `resources.learner_gpus`.
         mini_batch_size: prompts of an update.
-        optimizer: `actor.optimizer`.
 
     Raises:
         ValueError: if there is more than one rank, and some would have nothing to do, or no card.
@@ -27,9 +26,4 @@ def check_ranks(ranks: int, *, gpus: float, mini_batch_size: int, optimizer: str
         raise ValueError(
             f"resources.learner_gpus={gpus:g} must be 1 (a card for each rank) or 0 (the CPU) with "
             f"resources.learner_ranks={ranks}"
-        )
-    if optimizer == "adamw_8bit":
-        raise ValueError(
-            "actor.optimizer=adamw_8bit knows one learner process: use adamw with "
-            f"resources.learner_ranks={ranks}, whose moments are divided by {ranks} instead"
         )

@@ -131,7 +131,7 @@ class ActorConfig(Section):
     """AdamW's, decoupled from the gradient."""
     optimizer: OptimizerName = "adamw"
     """`adamw_8bit` keeps both moments, the critic's too, in a byte each: 2 bytes per weight that
-    learns in place of 8. It wants the package `bitsandbytes`, and one learner rank."""
+    learns in place of 8. It wants the package `bitsandbytes`."""
     mini_batch_size: int = Field(128, ge=1)
     """Prompts per optimizer step."""
     micro_batch_tokens: int = Field(16_384, ge=1)
@@ -332,9 +332,8 @@ class RunConfig(Section):
             resources.learner_ranks,
             gpus=resources.learner_gpus,
             mini_batch_size=self.actor.mini_batch_size,
-            optimizer=self.actor.optimizer,
         )
-        check_kernels(self.model, gpus=resources.learner_gpus, ranks=resources.learner_ranks)
+        check_kernels(self.model, gpus=resources.learner_gpus)
         return self
 
     @model_validator(mode="after")

@@ -2,20 +2,25 @@
 
 Both moments are kept in blocks of 256 numbers, each as one of 256 parts, finer towards 0, of the
 block's largest, which stands beside it in float32. A tensor of fewer than 4,096 numbers keeps
-float32.
+float32, and so does one that learner ranks cut within a block: their shares would have other
+scales than the whole. Rows of real models are seldom so.
 
 Source: Dettmers et al. 2022 (arXiv:2110.02861).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from rl_core.models.bitsandbytes import load_bitsandbytes
+from rl_core.models.sharding import cut_as, own_part
 
 CONSTANTS = ("qmap1", "qmap2")
 """What a byte stands for: the same in every tensor's state, and no part of a checkpoint."""
@@ -28,7 +33,7 @@ def make_adamw_8bit(
     """Returns the optimizer, with AdamW's usual betas and eps.
 
     Args:
-        parameters: float32, whole: on one learner rank.
+        parameters: float32; of learner ranks, this one's shares.
         lr: learning rate.
         weight_decay: decoupled.
 
@@ -40,20 +45,115 @@ def make_adamw_8bit(
     return made
 
 
-def fresh_state(optimizer: Any, parameter: nn.Parameter) -> dict[str, Any]:
-    """Returns the state that the first step would make for a parameter, and leaves none behind."""
+def fresh_state(optimizer: Any, share: nn.Parameter, of: nn.Parameter) -> dict[str, Any]:
+    """Returns the state that the first step would make, and leaves none behind.
+
+    Args:
+        optimizer: what `make_adamw_8bit` returned.
+        share: what it steps.
+        of: the parameter that this is a share of, or the same.
+    """
+    # bitsandbytes asks how large the share is.
+    optimizer.args.min_8bit_size = 0 if _is_rounded(of) else sys.maxsize
     try:
-        optimizer.init_state(optimizer.param_groups[0], parameter, 0, 0)
+        optimizer.init_state(optimizer.param_groups[0], share, 0, 0)
     finally:  # where memory ends, a part of it
-        state: dict[str, Any] = optimizer.state.pop(parameter, {})
+        state: dict[str, Any] = optimizer.state.pop(share, {})
     return state
 
 
 def moments_like(parameter: nn.Parameter) -> dict[str, Tensor]:
     """Returns, by field, tensors with shape and dtype of the moments to come, without memory."""
     size, device = parameter.numel(), parameter.device
-    if size < _SMALLEST:
+    if not _is_rounded(parameter):
         return {"state1": parameter.detach(), "state2": parameter.detach()}
     byte = torch.empty((), dtype=torch.uint8, device=device).expand(parameter.shape)
     largest = torch.empty((), device=device).expand(-(-size // _BLOCK))
     return {"state1": byte, "state2": byte, "absmax1": largest, "absmax2": largest}
+
+
+def shape_when_cut(field: str, parameter: Tensor) -> Sequence[int]:
+    """Returns the shape in which a field of the state is cut by rows as its parameter is.
+
+    The scales of as many rows as end a block make one row.
+
+    Args:
+        field: of AdamW's state, in 8 bits or not.
+        parameter: whose state it is.
+    """
+    if not field.startswith("absmax"):
+        return parameter.shape
+    rows = _rows_per_cut(parameter)
+    return parameter.shape[0] // rows, rows * _row_size(parameter) // _BLOCK
+
+
+def step_without_numbers(optimizer: torch.optim.Optimizer) -> None:
+    """Counts the coming step where a rank's share is empty: the kernels want at least a number."""
+    for share, state in optimizer.state.items():
+        if share.grad is not None and not share.numel():
+            share.grad = None
+            state["step"] += 1
+
+
+def restored_state(
+    optimizer: Any, share: nn.Parameter, of: nn.Parameter, saved: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    """Returns a share's state from one that any number of ranks wrote.
+
+    What those kept in float32, or these do, is rounded or spread out.
+
+    Args:
+        optimizer: what `make_adamw_8bit` returned.
+        share: what it steps.
+        of: the parameter that this is a share of, or the same.
+        saved: of the whole parameter, by field.
+    """
+    state = fresh_state(optimizer, share, of)
+    functional = load_bitsandbytes("actor.optimizer=adamw_8bit", share.device).functional
+    state["step"] = int(saved["step"])
+    for number in ("1", "2"):
+        moment, largest = saved[f"state{number}"], saved.get(f"absmax{number}")
+        code = optimizer.name2qmap["dynamic" if number == "1" else "udynamic"].cpu()
+        is_rounded = state[f"state{number}"].dtype == torch.uint8
+        if largest is not None and not is_rounded:
+            scales = largest.flatten()
+            moment = functional.dequantize_blockwise(
+                moment, absmax=scales, code=code, blocksize=_BLOCK
+            )
+        elif largest is None and is_rounded:
+            moment, rounding = functional.quantize_blockwise(moment, code=code, blocksize=_BLOCK)
+            largest = rounding.absmax
+        fields = {f"state{number}": moment}
+        if is_rounded:
+            assert largest is not None
+            fields[f"absmax{number}"] = largest
+        for field, whole in fields.items():
+            state[field] = _own_part(field, whole, of).to(share.device)
+    return state
+
+
+def _own_part(field: str, whole: Tensor, parameter: nn.Parameter) -> Tensor:
+    is_flat = field.startswith("absmax")
+    if isinstance(parameter, DTensor):
+        whole = own_part(cut_as(parameter, whole.reshape(shape_when_cut(field, parameter))))
+    return whole.flatten() if is_flat else whole
+
+
+def _is_rounded(parameter: Tensor) -> bool:
+    """Whether the parameter's moments have 8 bits, on all ranks."""
+    if parameter.numel() < _SMALLEST:
+        return False
+    if not isinstance(parameter, DTensor):
+        return True
+    rows, ranks = parameter.shape[0], parameter.device_mesh.size()
+    step = _rows_per_cut(parameter)
+    return rows % step == 0 and math.ceil(rows / ranks) % step == 0
+
+
+def _rows_per_cut(parameter: Tensor) -> int:
+    """After how many rows, again and again, a block ends with a row."""
+    return _BLOCK // math.gcd(_BLOCK, _row_size(parameter))
+
+
+def _row_size(parameter: Tensor) -> int:
+    return parameter.numel() // parameter.shape[0]

@@ -11,9 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from rl_core.config.run import LrSchedule, OptimizerName, RunConfig
-from rl_core.learner.adamw_8bit import CONSTANTS, fresh_state, make_adamw_8bit, moments_like
+from rl_core.learner.adamw_8bit import (
+    CONSTANTS,
+    fresh_state,
+    make_adamw_8bit,
+    moments_like,
+    restored_state,
+    shape_when_cut,
+    step_without_numbers,
+)
 from rl_core.models.loading import Models
-from rl_core.models.sharding import cut_as, whole_tensor
+from rl_core.models.sharding import as_shares, cut_as, own_part, own_share, whole_tensor
 
 _DECAYS: dict[LrSchedule, Callable[[float], float]] = {
     "constant": lambda progress: 1.0,
@@ -49,7 +57,7 @@ class ModelOptimizer:
         num_steps: training steps in all.
         weight_decay: of AdamW, decoupled.
         grad_clip: largest norm of the whole gradient.
-        kind: see `actor.optimizer`; 8 bits want a model that is not sharded.
+        kind: see `actor.optimizer`.
         offload_to: where AdamW's moments wait between two steps; by default beside the weights.
     """
 
@@ -70,10 +78,13 @@ class ModelOptimizer:
         self._is_8bit = kind == "adamw_8bit"
         self._grad_clip = grad_clip
         self._offload_to = offload_to
+        self._shares = {parameter: own_share(parameter) for parameter in self.parameters}
+        """What the optimizer steps: of a parameter that ranks have cut, the part that is here."""
+        shares = list(self._shares.values())
         self._optimizer: torch.optim.Optimizer = (
-            make_adamw_8bit(self.parameters, lr=lr, weight_decay=weight_decay)
+            make_adamw_8bit(shares, lr=lr, weight_decay=weight_decay)
             if self._is_8bit
-            else torch.optim.AdamW(self.parameters, lr=lr, weight_decay=weight_decay, fused=True)
+            else torch.optim.AdamW(shares, lr=lr, weight_decay=weight_decay, fused=True)
         )
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer,
@@ -118,8 +129,14 @@ class ModelOptimizer:
             norm: what `clip` returned.
         """
         if math.isfinite(norm.item()):
+            for parameter, share in self._shares.items():
+                share.grad = None if parameter.grad is None else own_part(parameter.grad)
+            if self._is_8bit:
+                step_without_numbers(self._optimizer)
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+        for parameter in self._shares:
+            parameter.grad = None
         self.offload()
 
     def offload(self) -> None:
@@ -136,19 +153,20 @@ class ModelOptimizer:
         """Makes AdamW's state as its first step would: all of it, or nothing."""
         state = self._optimizer.state
         made: dict[Tensor, dict[str, Any]] = {
-            parameter: self._fresh_state(parameter)
-            for parameter in self.parameters
-            if parameter.grad is not None and not state.get(parameter)
+            share: self._fresh_state(parameter)
+            for parameter, share in self._shares.items()
+            if parameter.grad is not None and not state.get(share)
         }
         state.update(made)
 
     def _fresh_state(self, parameter: nn.Parameter) -> dict[str, Any]:
+        share = self._shares[parameter]
         if self._is_8bit:
-            return fresh_state(self._optimizer, parameter)
+            return fresh_state(self._optimizer, share, parameter)
         return {
-            "step": torch.zeros((), device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
+            "step": torch.zeros((), device=share.device),
+            "exp_avg": torch.zeros_like(share),
+            "exp_avg_sq": torch.zeros_like(share),
         }
 
     def end_step(self) -> None:
@@ -159,10 +177,13 @@ class ModelOptimizer:
         """Returns the optimizer's state as `<prefix>.<parameter>.<field>`."""
         return {
             f"{prefix}.{name}.{field}": (
-                value if isinstance(value, Tensor) else torch.tensor(value, device="cpu")
+                torch.as_tensor(value, device=None if isinstance(value, Tensor) else "cpu")
+                if field == "step"
+                else as_shares(value, parameter, shape_when_cut(field, parameter))
             )
             for name, parameter in self.model.named_parameters()
-            for field, value in self._optimizer.state.get(parameter, {}).items()
+            if parameter in self._shares
+            for field, value in self._optimizer.state.get(self._shares[parameter], {}).items()
             if field not in CONSTANTS
         }
 
@@ -203,23 +224,23 @@ class ModelOptimizer:
         for name, parameter in self.model.named_parameters():
             start = f"{prefix}.{name}."
             state = {k.removeprefix(start): x for k, x in tensors.items() if k.startswith(start)}
-            if state and self._is_8bit:
-                self._optimizer.state[parameter] = {
-                    **fresh_state(self._optimizer, parameter),
-                    **{field: x.to(parameter.device) for field, x in state.items()},
-                    "step": int(state["step"]),
-                }
-            elif state:
-                self._optimizer.state[parameter] = {
-                    field: cut_as(parameter, x) if field in _MOMENTS else x.to(parameter.device)
-                    for field, x in state.items()
-                }
+            if state:
+                self._optimizer.state[self._shares[parameter]] = self._restored(parameter, state)
         self.offload()
         self._schedule.load_state_dict(dict(schedule))
         for group, lr in zip(
             self._optimizer.param_groups, self._schedule.get_last_lr(), strict=True
         ):
             group["lr"] = lr
+
+    def _restored(self, parameter: nn.Parameter, saved: Mapping[str, Tensor]) -> dict[str, Any]:
+        share = self._shares[parameter]
+        if self._is_8bit:
+            return restored_state(self._optimizer, share, parameter, saved)
+        return {
+            field: own_part(cut_as(parameter, x)) if field in _MOMENTS else x.to(share.device)
+            for field, x in saved.items()
+        }
 
 
 def make_optimizers(

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
@@ -161,6 +162,48 @@ def cut_as(like: Tensor, tensor: Tensor) -> Tensor:
     if not isinstance(like, DTensor):
         return tensor
     return distribute_tensor(tensor, like.device_mesh, _placements(like), src_data_rank=None)
+
+
+def own_share(parameter: nn.Parameter) -> nn.Parameter:
+    """Returns what an optimizer steps of a parameter: where it is cut, this rank's part alone."""
+    if not isinstance(parameter, DTensor):
+        return parameter
+    return nn.Parameter(own_part(parameter.detach()))
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """Returns this rank's part of a tensor that is cut, in the same memory; else the tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def as_shares(part: Tensor, like: Tensor, shape: Sequence[int]) -> Tensor:
+    """Returns this rank's part of a tensor as such, so that all ranks' parts can be joined.
+
+    Args:
+        part: of it.
+        like: cut as it is, maybe on another device; where it is not cut, `part` is returned.
+        shape: of the whole.
+    """
+    if not isinstance(like, DTensor):
+        return part
+    part = part.reshape(-1, *shape[1:])
+    whole = torch.empty(shape, device="meta")
+    mesh = like.device_mesh
+    if part.device.type not in (mesh.device_type, "meta"):  # else all would come to the card
+        mesh = _mesh_of_all(part.device.type)
+    return DTensor.from_local(
+        part,
+        mesh,
+        like.placements,
+        run_check=False,
+        shape=whole.shape,
+        stride=whole.stride(),
+    )
+
+
+@cache
+def _mesh_of_all(device_type: str) -> DeviceMesh:
+    return init_device_mesh(device_type, (distributed.get_world_size(),))
 
 
 def _placements(tensor: Tensor) -> Sequence[Placement]:

@@ -230,9 +230,7 @@ def _tiny_micro_batches(config: RunConfig, shape: ModelShape | None) -> list[int
 
 
 def _optimizer(config: RunConfig, shape: ModelShape | None) -> list[str]:
-    """Ranks divide the moments instead."""
-    knows = config.actor.optimizer == "adamw" and config.resources.learner_ranks == 1
-    return ["adamw_8bit"] if knows else []
+    return ["adamw_8bit"] if config.actor.optimizer == "adamw" else []
 
 
 def _shared_trunk(config: RunConfig, shape: ModelShape | None) -> list[bool]:

@@ -5,23 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import Tensor
+import torch._dynamo
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rl_core.batch import TrainBatch
+from rl_core.config import run
 from rl_core.config.run import RunConfig
 from rl_core.learner import learner as learner_module
 from rl_core.learner.learner import Learner
+from rl_core.learner.optimizer import ModelOptimizer
 from rl_core.learner.ranks import Ranks
-from rl_core.models.sharding import whole_tensor
+from rl_core.models import decoder, fast_linear, loading
+from rl_core.models.kernels import compile_layers
+from rl_core.models.sharding import ShardedModel, cut_as, whole_tensor
 from tests.support.learners import without_timings
 from tests.support.memory_faults import out_of_memory
 
@@ -72,6 +79,24 @@ def learn(
             }
         )
     return results
+
+
+def learn_compiled(
+    ranks: Ranks, config: RunConfig, model: Path, batch: TrainBatch, *, is_compiled: bool
+) -> list[dict[str, float]]:
+    """The metrics of two steps by layers that are compiled as a card's are, up to the kernels."""
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch, torch._dynamo.config.patch(disable=False):
+        patch.setattr(decoder, "supports", lambda backbone: False)
+        patch.setattr(fast_linear, "prefers_onednn", lambda: False)
+        patch.setattr(run, "check_kernels", lambda *_, **__: None)
+        patch.setattr(loading, "compile_layers", partial(compile_layers, backend="aot_eager"))
+        chosen = config.model.model_copy(update={"use_torch_compile": is_compiled})
+        wanted = with_ranks(config.model_copy(update={"model": chosen}), ranks)
+        learner = Learner(wanted, model, ranks=ranks)
+        metrics = [without_timings(learner.learn(batch)[0]) for _ in range(2)]
+    assert bool(counters["stats"]["unique_graphs"]) == is_compiled
+    return metrics
 
 
 def offloading(place: torch.device, config: RunConfig, model: Path, ranks: Ranks) -> Learner:
@@ -137,6 +162,72 @@ def trained_weights(learner: Learner) -> dict[str, Tensor]:
         weight: whole_tensor(tensor).clone()
         for name, optimizer in learner.optimizers.items()
         for weight, tensor in optimizer.weight_tensors(f"{name}_weights").items()
+    }
+
+
+CUT_SHAPES = {
+    "rows of blocks": (12, 1_024),
+    "one row": (1, 8_192),
+    "blocks of eight rows": (128, 96),
+    "blocks of four rows, cut within one": (66, 64),
+    "too small": (7, 3),
+}
+
+
+class Weights(nn.Module):
+    """Parameters of these shapes, random but the same each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        data = torch.Generator().manual_seed(0)
+        for name, shape in CUT_SHAPES.items():
+            self.register_parameter(name, nn.Parameter(torch.randn(shape, generator=data)))
+
+
+def step_8bit(
+    ranks: Ranks, gradients: Sequence[dict[str, Tensor]], begun: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Weights and moments, whole, after steps along whole gradients, begun anew or gone on with."""
+    module = Weights()
+    if not ranks.is_alone:
+        ShardedModel(module, init_device_mesh("cpu", (ranks.size,)), set())
+    optimizer = ModelOptimizer(
+        module,
+        lr=0.01,
+        schedule="constant",
+        warmup_steps=0,
+        num_steps=0,
+        weight_decay=0.1,
+        grad_clip=1e6,
+        kind="adamw_8bit",
+    )
+    with torch.no_grad():
+        if begun is not None:
+            optimizer.restore_weights("weights", begun)
+            optimizer.restore("moments", begun, begun["schedule"])
+        for gradient in gradients:
+            for name, parameter in module.named_parameters():
+                parameter.grad = cut_as(parameter, gradient[name.removeprefix("module.")])
+            optimizer.step(optimizer.clip())
+        saved = optimizer.weight_tensors("weights") | optimizer.state_tensors("moments")
+        whole = {name: whole_tensor(tensor).clone() for name, tensor in saved.items()}
+    return {**whole, "schedule": optimizer.schedule_state()}
+
+
+def go_on_with_8bit(
+    ranks: Ranks, gradients: Sequence[dict[str, Tensor]], early: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """What `step_8bit` returns for all gradients, for the first three, and for the rest.
+
+    Begun by these ranks (`again`), or by another number of them (`continued`).
+    """
+    torch.set_num_threads(1)
+    begun = step_8bit(ranks, gradients[:3])
+    return {
+        "calm": step_8bit(ranks, gradients),
+        "begun": begun,
+        "again": step_8bit(ranks, gradients[3:], begun),
+        "continued": step_8bit(ranks, gradients[3:], early),
     }
 
 

@@ -262,14 +262,6 @@ def test_yaml_holds_every_setting_and_reads_back_equal() -> None:
             ["resources.learner_ranks=2", "resources.learner_gpus=0.5"],
             ["learner_gpus=0.5", "a card for each rank", "learner_ranks=2"],
         ),
-        (
-            ["resources.learner_ranks=2", "resources.learner_gpus=1", "model.use_liger=true"],
-            ["use_liger=true", "learner_ranks=2"],
-        ),
-        (
-            ["resources.learner_ranks=2", "actor.optimizer=adamw_8bit"],
-            ["optimizer=adamw_8bit", "learner_ranks=2"],
-        ),
         (["model.lora_rank=-1"], ["model.lora_rank=-1", "at least 0"]),
         (
             ["preset=tinyzero-3b", "critic.lr_schedule=cosine"],

@@ -16,7 +16,7 @@ from rl_core.learner.ranks import ALONE
 from tests.support.chaos import Ledger
 from tests.support.learners import assert_bitwise_equal, without_timings
 from tests.support.rank_processes import on_ranks
-from tests.support.rank_work import divide, go_on, learn, places_of_moments
+from tests.support.rank_work import divide, go_on, learn, learn_compiled, places_of_moments
 
 MakeBatch = Callable[..., TrainBatch]
 MakeSettings = Callable[..., RunConfig]
@@ -32,6 +32,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "adapters beside 4 bits": {"model": {"lora_rank": 4, "load_in_4bit": True}},
     "offloaded": {"resources": {"offload": True}},
     "offloaded, adapters": {"resources": {"offload": True}, "model": {"lora_rank": 4}},
+    "8 bits": {"actor": {"optimizer": "adamw_8bit"}},
     "checkpointed": {"model": {"gradient_checkpointing": True}},
     "grpo": {"algorithm": {"estimator": "grpo", **GROUPS}},
     "dr_grpo": {"algorithm": {"estimator": "dr_grpo", **GROUPS}},
@@ -78,7 +79,11 @@ def comparable(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def assert_equal_to_rounding(
-    actual: dict[str, Any], expected: dict[str, Any], *, within: float = 1e-6
+    actual: dict[str, Any],
+    expected: dict[str, Any],
+    *,
+    within: float = 1e-6,
+    numbers_within: float = 1e-6,
 ) -> None:
     """To 1e-6: of tensors, of the largest number; of columns, of what they are differences of.
 
@@ -86,10 +91,11 @@ def assert_equal_to_rounding(
     """
     for one, other in zip(actual["metrics"], expected["metrics"], strict=True):
         assert one.keys() == other.keys()
-        assert comparable(one) == pytest.approx(comparable(other), rel=1e-6, abs=1e-6)
+        assert comparable(one) == pytest.approx(comparable(other), rel=numbers_within, abs=1e-6)
     for one, other in zip(actual["columns"], expected["columns"], strict=True):
         for name, column in other.items():
-            assert one[name] == pytest.approx(column, rel=1e-6, abs=5e-6, nan_ok=True), name
+            near = 5 * numbers_within
+            assert one[name] == pytest.approx(column, rel=near / 5, abs=near, nan_ok=True), name
     for kind in ("gradients", "weights"):
         assert actual[kind].keys() == expected[kind].keys()
         largest = max(float(x.abs().max()) for x in expected[kind].values())
@@ -117,10 +123,29 @@ def test_ranks_learn_what_one_process_learns(
         for name, of_variant, one_process in zip(names, results, expected, strict=False):
             # Products beside 4 bits are torch's own, which adds in another order by their size.
             within = 5e-6 if "4 bits" in name else 1e-6
-            assert_equal_to_rounding(of_variant, one_process, within=within)
+            numbers_within = 1e-6
+            if name == "8 bits":  # two ranks cut the embedding within a block: float32 there
+                within, numbers_within = 5e-5, 1e-4
+            assert_equal_to_rounding(
+                of_variant, one_process, within=within, numbers_within=numbers_within
+            )
         again = results[len(expected)]
         assert_bitwise_equal(again["weights"], results[0]["weights"])
         assert again["metrics"] == results[0]["metrics"]
+
+
+@pytest.mark.slow
+def test_ranks_compile_their_layers(
+    tiny_model_path: Path, settings: MakeSettings, make_batch: MakeBatch
+) -> None:
+    in_turns = {"learner_threads": 1}  # what is traced in another thread is not compiled
+    config = settings(actor={"lr": 1e-5}, critic={"lr": 1e-5}, resources=in_turns)
+    of_one = learn_compiled(ALONE, config, tiny_model_path, make_batch(), is_compiled=False)
+    for of_rank in on_ranks(
+        2, learn_compiled, config, tiny_model_path, make_batch(), is_compiled=True
+    ):
+        for actual, expected in zip(of_rank, of_one, strict=True):
+            assert comparable(actual) == pytest.approx(comparable(expected), rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.slow
