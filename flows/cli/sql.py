@@ -16,6 +16,9 @@ from tasks.queries.render import render_queries
 from tasks.queries.saved_questions import list_queries
 from tasks.queries.sql import ask, export_catalog, run_query
 
+_MOST_ROWS = 60
+"""Of an answer on a terminal: a night has a thousand steps."""
+
 
 def sql(
     words: Sequence[str],
@@ -49,7 +52,7 @@ def sql(
             frame = ask(names[0], values, root=root, run=run)
         else:
             frame = run_query(select, values, root=root, run=run)
-        show_rows(frame, output_format)
+        show_rows(frame, output_format, most_rows=_MOST_ROWS)
     except ValueError as error:
         raise BadInputError(str(error)) from error
 

@@ -26,9 +26,17 @@ def say(what: object) -> None:
 
 
 def show_rows(
-    rows: pl.DataFrame | Sequence[Mapping[str, object]], output_format: str = "table"
+    rows: pl.DataFrame | Sequence[Mapping[str, object]],
+    output_format: str = "table",
+    *,
+    most_rows: int | None = None,
 ) -> None:
     """Prints rows as `tasks.queries.render` formats them, a table as wide as the terminal.
+
+    Args:
+        rows: all of them.
+        output_format: see `render`.
+        most_rows: see `render`; where no terminal is, but a file or a pipe, all are printed.
 
     Raises:
         ValueError: there is no such format.
@@ -39,7 +47,9 @@ def show_rows(
 
     frame = rows if isinstance(rows, pl.DataFrame) else pl.DataFrame(rows, infer_schema_length=None)
     sys.stdout.flush()
-    sys.stdout.buffer.write(render(frame, output_format, width=terminal_width()))
+    most_rows = most_rows if sys.stdout.isatty() else None
+    shown = render(frame, output_format, width=terminal_width(), most_rows=most_rows)
+    sys.stdout.buffer.write(shown)
 
 
 def terminal_width() -> int:

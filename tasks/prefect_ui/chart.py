@@ -228,7 +228,9 @@ def _frame(plot: _Plot, x_ticks: Mapping[float, str], x_label: str, y_label: str
     for x, words in x_ticks.items():
         at = plot.place(x, plot.y[0])[0]
         yield f'<path d="M{at} {plot.top:g}V{_BOTTOM}" {line}/>'
-        yield text(at, _BOTTOM + 17, words, anchor="middle", more=' class="x"')
+        # An area ends at its last step, and so its name may be longer than the margin.
+        inside = min(at, WIDTH - _LETTER * len(words) / 2)
+        yield text(inside, _BOTTOM + 17, words, anchor="middle", more=' class="x"')
     middle = (plot.top + _BOTTOM) / 2
     yield text((_LEFT + _RIGHT) / 2, HEIGHT - 6, x_label, anchor="middle")
     turned = f' transform="rotate(-90 13 {middle:g})"'

@@ -25,20 +25,25 @@ _LEAST_TEXT = 12
 """Columns of longer text are narrowed to this many characters at most."""
 
 
-def render(frame: pl.DataFrame, output_format: str, *, width: int) -> bytes:
+def render(
+    frame: pl.DataFrame, output_format: str, *, width: int, most_rows: int | None = None
+) -> bytes:
     """Returns rows in one of `FORMATS`, ready to be written to standard output.
 
     Args:
         frame: the rows.
         output_format: `table`, `csv`, `json` (a list of objects) or `parquet`.
         width: characters per line of the table.
+        most_rows: of a longer table its first and last ones are shown, half of these each.
 
     Raises:
         ValueError: there is no such format.
     """
+    if output_format == "table":
+        return _table(frame, width, most_rows or max(1, frame.height))
     if output_format not in _RENDERERS:
         raise ValueError(f"--format {output_format}: choose one of {', '.join(FORMATS)}")
-    return _RENDERERS[output_format](frame, width)
+    return _RENDERERS[output_format](frame)
 
 
 def render_queries(queries: Sequence[Query], *, width: int) -> str:
@@ -61,13 +66,16 @@ def render_queries(queries: Sequence[Query], *, width: int) -> str:
     return as_text(table, width)
 
 
-def _table(frame: pl.DataFrame, width: int) -> bytes:
+def _table(every: pl.DataFrame, width: int, most_rows: int) -> bytes:
     """A table that is made narrower, where it is too wide, by what costs the reader least.
 
     What is the same in all rows is told once, above it; names of columns are folded; long texts
     lose what all of them begin with, and share what room the short columns leave. A few rows that
     do not fit even so are shown one below the other.
     """
+    frame, half = every, most_rows // 2
+    if is_cut := every.height > most_rows:
+        frame = pl.concat([every.head(half), every.tail(half)])
     cells = {name: [_cell(value) for value in frame[name]] for name in frame.columns}
     heads = {name: name for name in cells}
     told = ""
@@ -83,13 +91,16 @@ def _table(frame: pl.DataFrame, width: int) -> bytes:
     needed = _width(heads, cells)
     if frame.height <= _MOST_RECORDS and (max(longest, needed) > width or not are_readable):
         return _records(frame, width)
+    if is_cut:
+        cells = {name: [*column[:half], "⋮", *column[half:]] for name, column in cells.items()}
     height = 1 + max((head.count("\n") for head in heads.values()), default=0)
     shown = [
         _align(_lines(heads[name], height) + column, to_right=frame[name].dtype.is_numeric())
         for name, column in cells.items()
     ]
     lines = "".join(f"{'  '.join(row).rstrip()}\n" for row in zip(*shown, strict=True))
-    return f"{told}{lines}{_count(frame)}\n".encode()
+    shown_here = f", the first and last {half} here: --format csv has all" if is_cut else ""
+    return f"{told}{lines}{_count(every)[:-1]}{shown_here})\n".encode()
 
 
 def _lines(head: str, height: int) -> list[str]:
@@ -200,7 +211,7 @@ def _shorten(text: str, room: int) -> str:
     return text if len(text) <= room else text[: room - 1] + "…"
 
 
-def _csv(frame: pl.DataFrame, width: int) -> bytes:
+def _csv(frame: pl.DataFrame) -> bytes:
     nested = [name for name, dtype in frame.schema.items() if dtype.is_nested()]
     flat = frame.with_columns(
         pl.Series(name, [json.dumps(value, default=str) for value in frame[name].to_list()])
@@ -209,11 +220,11 @@ def _csv(frame: pl.DataFrame, width: int) -> bytes:
     return flat.write_csv().encode()
 
 
-def _json(frame: pl.DataFrame, width: int) -> bytes:
+def _json(frame: pl.DataFrame) -> bytes:
     return frame.write_json().encode() + b"\n"
 
 
-def _parquet(frame: pl.DataFrame, width: int) -> bytes:
+def _parquet(frame: pl.DataFrame) -> bytes:
     buffer = io.BytesIO()
     frame.write_parquet(buffer)
     return buffer.getvalue()
@@ -229,8 +240,7 @@ def as_text(table: Table, width: int) -> str:
     return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
 
 
-_RENDERERS: dict[str, Callable[[pl.DataFrame, int], bytes]] = {
-    "table": _table,
+_RENDERERS: dict[str, Callable[[pl.DataFrame], bytes]] = {
     "csv": _csv,
     "json": _json,
     "parquet": _parquet,

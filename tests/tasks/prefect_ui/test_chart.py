@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tasks.prefect_ui.chart import MOST_POINTS, Chart, Series, draw, stacked, thinned, ticks
+from tasks.prefect_ui.chart import MOST_POINTS, WIDTH, Chart, Series, draw, stacked, thinned, ticks
 
 
 def shapes(chart: Chart | None, kind: str) -> list[ElementTree.Element]:
@@ -61,6 +61,17 @@ def test_the_axis_says_where_its_numbers_are() -> None:
     words = {node.text: float(node.attrib["x"]) for node in shapes(chart, "text")}
     assert (words["0"], words["10"]) == pytest.approx((chart.x[0], chart.x[2]))
     assert draw([Series("a", "test", [])], "units") is None
+
+
+def test_the_last_step_of_an_area_is_named_whole() -> None:
+    areas = stacked([Series("a", "test", [(step, 1.0) for step in (1, 5_000, 10_000)])])
+    chart = draw(areas, "units")
+    (end,) = [
+        float(node.attrib["x"])
+        for node in shapes(chart, "text")
+        if node.text == "10000" and node.attrib["text-anchor"] == "middle"
+    ]
+    assert end + 2.5 * 6 <= WIDTH  # half of five digits
 
 
 def test_long_series_are_drawn_as_means() -> None:

@@ -39,6 +39,15 @@ def test_table_fits_the_terminal_and_defuses_model_text() -> None:
     assert lines[-1] == "(12 rows)"
 
 
+def test_of_a_night_a_terminal_gets_both_ends() -> None:
+    frame = pl.DataFrame({"step": range(1_000)})
+    lines = render(frame, "table", width=60, most_rows=4).decode().split("\n")
+    assert [line.strip() for line in lines[:-2]] == ["step", "0", "1", "⋮", "998", "999"]
+    assert lines[-2] == "(1000 rows, the first and last 2 here: --format csv has all)"
+    assert render(frame, "table", width=60).decode().count("\n") == 1_002
+    assert render(frame.head(4), "table", width=60, most_rows=4).decode().endswith("3\n(4 rows)\n")
+
+
 def test_columns_are_aligned_where_characters_are_wide() -> None:
     frame = pl.DataFrame({"name": ["日本", "ab"], "n": [1, 22]})
     assert render(frame, "table", width=40).decode() == ("name   n\n日本   1\nab    22\n(2 rows)\n")
