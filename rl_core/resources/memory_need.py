@@ -24,7 +24,7 @@ from rl_core.resources.placement import LEARNER, card_tenants, shares_a_card
 _GIB: Final = 2**30
 _FLOAT32: Final = 4
 _LEARNER_GIB: Final = 0.5
-_ENGINE_GIB: Final = {"hf": 0.4, "vllm": 0.9}
+_ENGINE_GIB: Final = {"hf": 0.4, "vllm": 1.1}
 """Of the machine, for such a process, beside what it holds of a model."""
 _FLOW: Final = "flow and Prefect's server"
 _BESIDE_GIB: Final = {"trainer": 0.4, "Ray": 0.35, _FLOW: 0.65}

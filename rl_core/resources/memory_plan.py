@@ -320,8 +320,7 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
             "logits": threads * logits,
         }
         if logits and not rank:
-            # The head's gradient, before it is added to another micro-batch's; of a tied one when
-            # the activations have gone, the inputs' too.
+            # The head's gradient before it is added; of a tied one, at the end, the inputs' too.
             head = threads * _FLOAT32 * shape.vocab_size * shape.hidden_size
             at_end = (adds + shape.tied) * head - parts["activations"] - parts["logits"]
             parts["embedding"] = max(adds * head, at_end)
@@ -396,4 +395,6 @@ def _engine_phase(shape: ModelShape, config: RunConfig) -> PhaseMemory:
         parts["logits"] = _LIVE_BLOCKS * num_seqs * shape.vocab_size * _FLOAT32
     elif not on_gpu:
         parts["kv_cache"] = config.rollout.kv_cache_mib * 2**20
+        # vLLM packs the head for oneDNN, where no embedding can be looked up.
+        parts["head"] = width * shape.vocab_size * shape.hidden_size if shape.tied else 0
     return PhaseMemory("gen", "engine", parts)

@@ -24,7 +24,7 @@ GIB = 2**30
 NUM_WEIGHTS = 494_032_768
 NEW_WEIGHTS = 2 * NUM_WEIGHTS / GIB
 """All weights in bfloat16."""
-LEARNER, VLLM, HF = 0.5, 0.9, 0.4
+LEARNER, VLLM, HF = 0.5, 1.1, 0.4
 """Of such processes, beside what they hold of a model."""
 BESIDE = 0.4 + 0.35 + 0.65
 """The trainer, Ray's own, and the flow with Prefect's server."""

@@ -167,9 +167,9 @@ def test_beside_a_card_the_machines_memory_is_planned(tmp_path: Path) -> None:
     preset = ["preset=tinyzero-0.5b-24gb", f"storage.root={tmp_path}"]
     (plain,) = machine_findings(compose(preset))
     # Three copies of actor and critic, 11.0 GiB; offloaded, the reference's and two more of both.
-    assert plain.message.startswith("15.7 GiB of the machine's memory (snapshot 11.04 + ")
+    assert plain.message.startswith("15.9 GiB of the machine's memory (snapshot 11.04 + ")
     (offloading,) = machine_findings(compose([*preset, "resources.offload=true"]))
-    assert "24.9 GiB of the machine's memory (offloaded 9.20 + snapshot 11.04 + " in str(offloading)
+    assert "25.1 GiB of the machine's memory (offloaded 9.20 + snapshot 11.04 + " in str(offloading)
     assert list(machine_findings(compose([f"storage.root={tmp_path}"]))) == []  # of a CPU, all is
 
 
