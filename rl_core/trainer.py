@@ -195,6 +195,8 @@ class Trainer:
         return step
 
     def _write_checkpoint(self, step: int, accuracy: float | None, clock: Clock) -> None:
+        if self.config.checkpoints.in_background:
+            clock = StepClock()  # nobody waits
         with clock("step"), clock("save_checkpoint"):
             if self.curriculum is not None:
                 self.curriculum.hold(step)
