@@ -112,7 +112,7 @@ def countdown_texts(root: Path) -> list[str]:
     assert write is not None, "Countdown has traces"
     rng = random.Random(0)
     pairs = read_solved(generate_dataset(config) / "train.parquet")
-    return [p.messages[0]["content"] + write(config.env, p, s, rng) for p, s in pairs]
+    return [p.messages[0]["content"] + write(config.env, p, s, rng, 0.0) for p, s in pairs]
 
 
 DATA = ("data.train_size=2000", "data.test_size=64")

@@ -123,7 +123,7 @@ class Trainer:
         observers, watch_gap = all_of(self.observers), GapWatch(config.model.dtype)
         ahead = RolloutsAhead(self._collect)
         workers.engines.set_policy_version(start_step)
-        metrics: dict[str, float] = {}
+        metrics, saved = dict[str, float](), StepClock()
         if start_step == 0:
             try:
                 with self.interruptible():
@@ -133,7 +133,7 @@ class Trainer:
             run.metrics.append(0, metrics)
             observers.on_step(0, last_step, metrics)
         for step in range(start_step + 1, last_step + 1):
-            clock = StepClock()
+            clock, saved = saved, StepClock()  # a save that is waited for counts in the next step
             is_saving = step % config.trainer.save_freq == 0 or step == last_step
             with clock("step"):
                 try:
@@ -158,7 +158,7 @@ class Trainer:
             run.rollouts.write(step, self._epoch(step), collected.rollouts, per_rollout)
             run.metrics.append(step, metrics)
             if is_saving or is_last:
-                self._write_checkpoint(step, metrics.get("val/accuracy"))
+                self._write_checkpoint(step, metrics.get("val/accuracy"), saved)
             observers.on_step(step, last_step, metrics)
             if is_last:
                 return step
@@ -191,13 +191,16 @@ class Trainer:
         """Saves what the last step learned, where that is not saved, and returns the step."""
         if step > start_step and step % self.config.trainer.save_freq:
             self.saves.snapshot()
-            self._write_checkpoint(step, metrics.get("val/accuracy"))
+            self._write_checkpoint(step, metrics.get("val/accuracy"), StepClock())
         return step
 
-    def _write_checkpoint(self, step: int, accuracy: float | None) -> None:
-        if self.curriculum is not None:
-            self.curriculum.hold(step)
-        self.saves.write(step, accuracy)
+    def _write_checkpoint(self, step: int, accuracy: float | None, clock: Clock) -> None:
+        if self.config.checkpoints.in_background:
+            clock = StepClock()  # nobody waits
+        with clock("step"), clock("save_checkpoint"):
+            if self.curriculum is not None:
+                self.curriculum.hold(step)
+            self.saves.write(step, accuracy)
 
     def _epoch(self, step: int) -> int:
         batch_size = self.config.data.train_batch_size

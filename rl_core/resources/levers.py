@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from rl_core.config.run import RunConfig
 from rl_core.resources.memory_need import CUDA_GIB, ENGINE_ITSELF_GIB, longest_bytes
 from rl_core.resources.memory_plan import ModelShape, compute_width
-from rl_core.resources.placement import shares_a_card
+from rl_core.resources.placement import asked_at_a_time, sequences_at_a_time, shares_a_card
 
 Value = bool | int | float | str
 Settings = Mapping[str, Value]
@@ -88,12 +88,6 @@ def typed(settings: Settings) -> str:
     return " ".join(f"{name}={_typed(value)}" for name, value in settings.items())
 
 
-def sequences_at_a_time(config: RunConfig) -> int:
-    """Returns how many responses an engine of a training step can have under way."""
-    num_rollouts = config.data.train_batch_size * config.algorithm.group_size
-    return min(config.rollout.max_num_seqs, num_rollouts)
-
-
 def _typed(value: Value) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value).lower()
 
@@ -159,7 +153,9 @@ def _sequences(config: RunConfig, shape: ModelShape | None) -> list[int]:
 
 def _planned_sequences(config: RunConfig, shape: ModelShape | None) -> list[int]:
     """Not vLLM's: it takes a cache of a set size, however many responses share it."""
-    return _sequences(config, shape) if config.rollout.engine == "hf" else []
+    if config.rollout.engine != "hf":
+        return []
+    return _halves(asked_at_a_time(config)[0], _LEAST_SEQUENCES)
 
 
 def _engines(config: RunConfig, shape: ModelShape | None) -> list[int]:

@@ -15,13 +15,21 @@ from rl_core.resources.memory_plan import (
     PhaseMemory,
     compute_width,
     memory_plan,
+    offloaded_bytes,
     resting_learner,
+    snapshot_bytes,
 )
 from rl_core.resources.placement import LEARNER, card_tenants, shares_a_card
 
 _GIB: Final = 2**30
-_PROCESS_GIB: Final = 0.9
-"""Of the machine, for a process with torch and vLLM, before it holds a model."""
+_FLOAT32: Final = 4
+_LEARNER_GIB: Final = 0.5
+_ENGINE_GIB: Final = {"hf": 0.4, "vllm": 1.1}
+"""Of the machine, for such a process, beside what it holds of a model."""
+_FLOW: Final = "flow and Prefect's server"
+_BESIDE_GIB: Final = {"trainer": 0.4, "Ray": 0.35, _FLOW: 0.65}
+"""Of the machine, whatever the model. Own memory all, measured: benchmarks, a model of a real size.
+"""
 CUDA_GIB: Final = 0.5
 """Of a card, for each process that uses it."""
 ENGINE_ITSELF_GIB: Final = 1.0
@@ -93,6 +101,25 @@ def least_engine_gib(shape: ModelShape, config: RunConfig) -> float:
     return held / config.rollout.tensor_parallel_size / _GIB + ENGINE_ITSELF_GIB
 
 
+def why_not_split(shape: ModelShape, parts: int) -> str | None:
+    """Returns in words why a tensor-parallel engine could not have so many parts, or None.
+
+    Each part has whole attention heads; keys and values are shared out, or copied.
+    """
+    heads, kv_heads = shape.num_heads, shape.num_kv_heads
+    possible = [
+        number
+        for number in range(1, heads + 1)
+        if heads % number == 0 and (kv_heads % number == 0 or number % kv_heads == 0)
+    ]
+    if parts in possible:
+        return None
+    return (
+        f"rollout.tensor_parallel_size={parts} does not divide the model's {heads} attention "
+        f"heads ({kv_heads} of keys and values): use {' or '.join(map(str, possible))}"
+    )
+
+
 def longest_bytes(config: RunConfig, shape: ModelShape) -> int:
     """Returns keys and values of the longest prompt and response, as an engine keeps them."""
     num_tokens = config.data.max_prompt_length + config.data.max_response_length
@@ -117,9 +144,6 @@ def machine_need(shape: ModelShape, config: RunConfig) -> Need:
     peak, num_engines = learner_peak(plan), config.rollout.num_engines
     rests = ranks * resting_learner(shape, config).total_bytes
     parts_of_engine = config.rollout.tensor_parallel_size
-    # An engine that is split has a process for each part, beside the one that asks them.
-    per_engine = 1 if parts_of_engine == 1 else 1 + parts_of_engine
-    num_processes = ranks + num_engines * per_engine
     version = plan[-1].parts["incoming_weights"]
     # Each part is handed all new weights.
     engines = num_engines * (plan[-1].total_bytes - version + (parts_of_engine - 1) * version)
@@ -131,13 +155,41 @@ def machine_need(shape: ModelShape, config: RunConfig) -> Need:
             _engines(num_engines): engines,
             "weights on their way": num_versions * version,
         }
-        processes = {f"{num_processes} processes": _PROCESS_GIB * num_processes}
-        return Moment({name: size / _GIB for name, size in in_bytes.items()} | processes)
+        return Moment(_in_gib(in_bytes) | _processes(config) | _BESIDE_GIB)
 
     updates = moment(peak.phase, ranks * peak.total_bytes, 1)
     syncs = moment("sync", rests + sent, 2)
+    alone = {"1 process": _LEARNER_GIB, _FLOW: _BESIDE_GIB[_FLOW]}
     fullest = max(updates, syncs, key=lambda moment: moment.total_gib)
-    return Need([*_sft(shape, config, {"1 process": _PROCESS_GIB}), fullest])
+    return Need([*_sft(shape, config, alone), fullest])
+
+
+def beside_cards(shape: ModelShape, config: RunConfig) -> Moment:
+    """Returns what a run on cards holds of the machine's memory, all learner ranks together.
+
+    Args:
+        shape: of the actor without adapters.
+        config: the run's settings, with the learner on a GPU.
+    """
+    in_bytes = {
+        "offloaded": offloaded_bytes(shape, config),
+        "snapshot": snapshot_bytes(shape, config) if config.checkpoints.in_background else 0,
+        "weights on their way": 2 * compute_width(config) * shape.num_parameters,
+    }
+    held = {name: size for name, size in in_bytes.items() if size}
+    return Moment(_in_gib(held) | _processes(config) | _BESIDE_GIB)
+
+
+def _in_gib(in_bytes: Mapping[str, int]) -> dict[str, float]:
+    return {name: size / _GIB for name, size in in_bytes.items()}
+
+
+def _processes(config: RunConfig) -> dict[str, float]:
+    """The learner's and the engines'; one that is split has one per part, beside who asks them."""
+    ranks, parts = config.resources.learner_ranks, config.rollout.tensor_parallel_size
+    num_engines = config.rollout.num_engines * (1 if parts == 1 else 1 + parts)
+    gib = ranks * _LEARNER_GIB + num_engines * _ENGINE_GIB[config.rollout.engine]
+    return {f"{ranks + num_engines} processes": gib}
 
 
 def _sends_a_copy(config: RunConfig) -> bool:
@@ -185,9 +237,15 @@ def sft_memory(shape: ModelShape, config: RunConfig) -> PhaseMemory | None:
     """
     if config.sft.data is None:
         return None
-    phases = memory_plan(shape, sft_as_training(config))
+    training = sft_as_training(config)
+    phases = memory_plan(shape, training)
     update = next(phase for phase in phases if phase.phase == "update_actor")
-    return PhaseMemory("sft", "learner", update.parts)
+    save = PhaseMemory("sft", "learner", resting_learner(shape, training).parts)
+    if training.model.lora_rank:  # merged for the save, beside the weights below the adapters
+        merged = _FLOAT32 * shape.num_layers * shape.num_layer_matrices
+        save = PhaseMemory("sft", "learner", {**save.parts, "merged": merged})
+    parts = max(update, save, key=lambda phase: phase.total_bytes).parts
+    return PhaseMemory("sft", "learner", parts)
 
 
 def tenants_need(

@@ -15,6 +15,7 @@ from typing import Any
 
 from rl_core.config.base_model import BaseModelConfig
 from rl_core.config.run import RunConfig
+from rl_core.resources.placement import asked_at_a_time
 
 _FLOAT32 = 4
 _LOGIT_BLOCK = 2**21 * _FLOAT32
@@ -157,31 +158,9 @@ class ModelShape:
             return self.num_layers * num_tokens * hidden * _FLOAT32 + layer
         return self.num_layers * layer
 
-    def why_not_split(self, parts: int) -> str | None:
-        """Returns in words why a tensor-parallel engine could not have so many parts, or None.
-
-        Each part has whole attention heads; keys and values are shared out, or copied.
-        """
-        heads, kv_heads = self.num_heads, self.num_kv_heads
-        possible = [
-            number
-            for number in range(1, heads + 1)
-            if heads % number == 0 and (kv_heads % number == 0 or number % kv_heads == 0)
-        ]
-        if parts in possible:
-            return None
-        return (
-            f"rollout.tensor_parallel_size={parts} does not divide the model's {heads} attention "
-            f"heads ({kv_heads} of keys and values): use {' or '.join(map(str, possible))}"
-        )
-
     def kv_bytes(self, width: int) -> int:
         """Returns what a token takes in a KV cache whose numbers have so many bytes."""
         return 2 * self.num_layers * self._kv_size * width
-
-    def plain_logits_bytes(self, num_tokens: int) -> int:
-        """Returns one float32 tensor of all logits; the plain way keeps several of these."""
-        return num_tokens * self.vocab_size * _FLOAT32
 
 
 @dataclass(frozen=True)
@@ -233,11 +212,25 @@ def resting_learner(shape: ModelShape, config: RunConfig) -> PhaseMemory:
         resident = {"weights": resident["weights"] - away}
     # Beside a card it lies in the machine's memory.
     if config.checkpoints.in_background and not on_gpu:
-        merged = shape.num_parameters if config.model.lora_rank else 0
-        both = models.actor + models.critic
-        copied = _FLOAT32 * (merged + both) + moment_bytes(both, config)
-        resident["snapshot"] = math.ceil(copied / ranks)
+        resident["snapshot"] = math.ceil(snapshot_bytes(shape, config) / ranks)
     return PhaseMemory("rest", "learner", resident)
+
+
+def snapshot_bytes(shape: ModelShape, config: RunConfig) -> int:
+    """Returns the bytes of the copy from which a checkpoint is written, in the machine's memory."""
+    models = model_sizes(shape, config)
+    merged = shape.num_parameters if config.model.lora_rank else 0
+    both = models.actor + models.critic
+    return _FLOAT32 * (merged + both) + moment_bytes(both, config)
+
+
+def offloaded_bytes(shape: ModelShape, config: RunConfig) -> int:
+    """Returns what `resources.offload` keeps in the machine's memory: of all ranks, at rest."""
+    if not (config.resources.offload and config.resources.learner_gpus):
+        return 0
+    models = model_sizes(shape, config)
+    moments = moment_bytes(models.actor + models.critic, config)
+    return moments + _offloaded_reference(models, config)
 
 
 def moment_bytes(num_parameters: int, config: RunConfig) -> int:
@@ -301,15 +294,15 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     models, rank = model_sizes(shape, config), config.model.lora_rank
     resident = resting_learner(shape, config).parts
     reference = _offloaded_reference(models, config)
-    on_gpu = config.resources.learner_gpus > 0
+    on_gpu, ranks = config.resources.learner_gpus > 0, config.resources.learner_ranks
     offloads = on_gpu and config.resources.offload
     threads = 1 if on_gpu else config.resources.learner_threads
-    tokens = micro_batch_tokens(config)
-    kept = shape.activation_bytes(
-        tokens, dtype=config.model.dtype, checkpointed=config.model.gradient_checkpointing
-    )
+    tokens, checkpoints = micro_batch_tokens(config), config.model.gradient_checkpointing
+    kept = shape.activation_bytes(tokens, dtype=config.model.dtype, checkpointed=checkpoints)
     kept += _packed_attention_bytes(shape, config)
-    ranks = config.resources.learner_ranks
+    adds = tokens < config.actor.mini_batch_size * config.algorithm.group_size * (
+        config.data.max_prompt_length + config.data.max_response_length
+    )
     # The widest moment of a layer: an MLP's gate, up, activation and product, or their gradients.
     passing = tokens * _FLOAT32 * (4 * shape.intermediate_size + 4 * shape.hidden_size)
     if rank:  # beside a product: B A x, that scaled, the sum, and peft's float32 copy of x
@@ -326,6 +319,11 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
             "activations": threads * (kept + passing),
             "logits": threads * logits,
         }
+        if logits and not rank:
+            # The head's gradient before it is added; of a tied one, at the end, the inputs' too.
+            head = threads * _FLOAT32 * shape.vocab_size * shape.hidden_size
+            at_end = (adds + shape.tied) * head - parts["activations"] - parts["logits"]
+            parts["embedding"] = max(adds * head, at_end)
         share = math.ceil(num_parameters / ranks)
         moments = {
             "gradients": parts["gradients"] if ranks == 1 else _FLOAT32 * share,
@@ -386,15 +384,17 @@ def _engine_phase(shape: ModelShape, config: RunConfig) -> PhaseMemory:
     weights = width * shape.num_parameters // parts_of_model
     # In place, but all new weights are there before the first is written.
     parts = {"weights": weights, "incoming_weights": weights}
-    num_seqs, data = config.rollout.max_num_seqs, config.data
+    (num_seqs, num_prompts), data = asked_at_a_time(config), config.data
     if config.rollout.engine == "hf":
         longest = data.max_prompt_length + data.max_response_length
         parts["kv_cache"] = num_seqs * longest * shape.kv_bytes(width)
         # All prompts are read at once, through a layer at a time; a turn's is all that was said.
         prompt = data.max_prompt_length if config.env.max_turns == 1 else longest
         per_token = _FLOAT32 * 4 * (shape.intermediate_size + shape.hidden_size)
-        parts["activations"] = num_seqs * prompt * per_token
+        parts["activations"] = num_prompts * prompt * per_token
         parts["logits"] = _LIVE_BLOCKS * num_seqs * shape.vocab_size * _FLOAT32
     elif not on_gpu:
         parts["kv_cache"] = config.rollout.kv_cache_mib * 2**20
+        # vLLM packs the head for oneDNN, where no embedding can be looked up.
+        parts["head"] = width * shape.vocab_size * shape.hidden_size if shape.tied else 0
     return PhaseMemory("gen", "engine", parts)

@@ -26,13 +26,12 @@ from rl_core.resources.levers import (
     THREADS,
     Lever,
     Value,
-    sequences_at_a_time,
     typed,
     value_of,
     with_settings,
 )
 from rl_core.resources.memory_plan import ModelShape
-from rl_core.resources.placement import shares_a_card
+from rl_core.resources.placement import sequences_at_a_time, shares_a_card
 
 Changes = dict[str, tuple[Value, Value]]
 """Settings by name, `rollout.kv_cache_mib`: the value before, and the one after."""

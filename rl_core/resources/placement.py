@@ -56,6 +56,30 @@ def card_tenants(config: RunConfig) -> list[list[str]]:
     return [tenants for _, tenants in cards]
 
 
+def sequences_at_a_time(config: RunConfig) -> int:
+    """Returns how many responses an engine of a training step can have under way."""
+    num_rollouts = config.data.train_batch_size * config.algorithm.group_size
+    return min(config.rollout.max_num_seqs, num_rollouts)
+
+
+def asked_at_a_time(config: RunConfig) -> tuple[int, int]:
+    """Returns the most responses that an engine has under way, and prompts: of a step or a test.
+
+    A group's responses have one prompt, until they are turns of a talk.
+    """
+    data, size = config.data, config.algorithm.group_size
+    tested = min(config.trainer.test_problems, data.test_size)
+
+    def share(number: int) -> int:
+        return min(config.rollout.max_num_seqs, -(-number // config.rollout.num_engines))
+
+    num_rollouts, num_tests = share(data.train_batch_size * size), share(tested)
+    num_seqs = max(num_rollouts, num_tests)
+    if config.env.max_turns > 1:
+        return num_seqs, num_seqs
+    return num_seqs, max(-(-num_rollouts // size), num_tests)
+
+
 def shares_a_card(config: RunConfig) -> bool:
     """Says whether the learner has an engine on its card."""
     return any(LEARNER in tenants and len(tenants) > 1 for tenants in card_tenants(config))

@@ -64,13 +64,15 @@ def usage_now() -> Usage:
             processes[name] = processes.get(name, 0) + own_bytes(process.pid)
             if process.name() == "raylet":
                 object_store += _object_store_bytes(process.pid)
+    return Usage(processes, object_store, *memory_left())
+
+
+def memory_left() -> tuple[int, int]:
+    """Returns the bytes left, and the limit, of the machine or the tightest group around us."""
     machine = psutil.virtual_memory()
-    rooms = [
-        (machine.available, machine.total),
-        *cgroup_rooms(Path("/proc/self/cgroup").read_text(encoding="utf-8"), _CGROUPS),
-    ]
-    available, limit = min(rooms)
-    return Usage(processes, object_store, available, limit)
+    membership = Path("/proc/self/cgroup").read_text(encoding="utf-8")
+    rooms = [(int(machine.available), int(machine.total)), *cgroup_rooms(membership, _CGROUPS)]
+    return min(rooms)
 
 
 def cgroup_rooms(membership: str, root: Path) -> Iterator[tuple[int, int]]:
@@ -133,7 +135,9 @@ class HostMemory:
         self._thread.join(INTERVAL_S)
         with self._lock:
             peaks = {name: round(gib, 3) for name, gib in self._peaks.items()}
-        self._run.update(host_peak_gib=peaks)
+        before = self._run.read().host_peak_gib  # of earlier attempts
+        highest = {name: max(gib, before.get(name, 0.0)) for name, gib in peaks.items()}
+        self._run.update(host_peak_gib=before | highest)
 
     def measure(self) -> dict[str, float]:
         """Returns `memory/host_gib/<process>`, peaks since it was last asked, and what is left."""

@@ -22,6 +22,7 @@ from ray.exceptions import (
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory, WorkerDied, first_line
+from rl_core.resources.memory_need import why_not_split
 from rl_core.resources.memory_plan import ModelShape
 from rl_core.resources.placement import (
     learner_name,
@@ -129,7 +130,7 @@ class Workers:
             WorkerDied: a process was killed while it started.
         """
         parts = config.rollout.tensor_parallel_size
-        if parts > 1 and (why := ModelShape.from_folder(model_path).why_not_split(parts)):
+        if parts > 1 and (why := why_not_split(ModelShape.from_folder(model_path), parts)):
             raise ValueError(why)
         if learner and (why := why_no_shared_card(config)):
             raise ValueError(why)

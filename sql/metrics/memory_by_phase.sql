@@ -1,4 +1,5 @@
--- one row per run and phase: the most memory that it took, in GiB, and in which step.
+-- one row per run and phase: the most memory that the learner took in it, in GiB, and in which step.
+-- On a card its tensors; on a CPU its own memory, as memory/host_gib/learner counts it.
 -- Ask it which phase would run out first, and whether memory still grows.
 -- Example: countdown-train sql memory_by_phase --run latest
 with phases as (

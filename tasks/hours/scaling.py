@@ -22,6 +22,7 @@ from rl_core.resources.memory_need import (
     ENGINE_ITSELF_GIB,
     starves_engine,
     tenants_need,
+    why_not_split,
 )
 from rl_core.resources.memory_plan import ModelShape, compute_width, resting_learner
 from rl_core.resources.placement import LEARNER, engine_name
@@ -243,7 +244,7 @@ def splits(
     parts = [
         number
         for number in _PARTS
-        if number <= min(cluster.per_node, num_cards) and shape.why_not_split(number) is None
+        if number <= min(cluster.per_node, num_cards) and why_not_split(shape, number) is None
     ]
     most_ranks = config.actor.mini_batch_size
     for number in parts:

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import yaml
@@ -83,10 +84,17 @@ def _line(finding: Finding) -> int:
 
 def _training_command(script: Script) -> tuple[Command, list[Word]]:
     """Returns the command that trains, and settings cut off from it: commands of their own."""
-    counts = [sum(map(_is_setting, command.words)) for command in script.commands]
     named = [any("main_ppo" in word.text for word in command.words) for command in script.commands]
+    # Text that is no script, and shows commands, has settings too: none of verl's, or ours.
+    counts = [
+        sum(map(_is_setting, command.words)) if is_named or _is_verls(command) else 0
+        for command, is_named in zip(script.commands, named, strict=True)
+    ]
     if not any(counts):
-        raise ValueError("no command with settings like data.train_batch_size=256 is in it")
+        raise ValueError(
+            "no settings were found: a launch script has a command with some of verl's, like "
+            "data.train_batch_size=256"
+        )
     chosen = named.index(True) if any(named) else counts.index(max(counts))
     stray = [
         word
@@ -95,6 +103,16 @@ def _training_command(script: Script) -> tuple[Command, list[Word]]:
         for word in command.words
     ]
     return script.commands[chosen], stray
+
+
+def _is_verls(command: Command) -> bool:
+    """Says whether a setting is one that verl has, and the command none of ours."""
+    keys = [match["key"] for word in command.words if (match := _SETTING.match(word.text))]
+    return Path(command.words[0].text).name != "countdown-train" and any(map(_is_known, keys))
+
+
+def _is_known(key: str) -> bool:
+    return _has_meaning(key) or meaning(key, "") is not None
 
 
 def _is_setting(word: Word) -> bool:

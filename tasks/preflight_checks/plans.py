@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
-
-import psutil
 
 from rl_core.config.run import RunConfig
 from rl_core.resources.disk_plan import disk_plan
 from rl_core.resources.fits import cheapest_fit
 from rl_core.resources.known_shapes import known_shape
 from rl_core.resources.memory_need import (
+    beside_cards,
     card_need,
     learner_peak,
     least_engine_gib,
     machine_need,
     starves_engine,
+    why_not_split,
 )
 from rl_core.resources.memory_plan import (
     ModelShape,
@@ -32,10 +33,12 @@ from rl_core.resources.memory_plan import (
 from rl_core.resources.placement import why_no_shared_card
 from rl_core.resources.rank_traffic import rank_traffic
 from rl_core.system.versions import version_of
+from rl_core.tracking.host_memory import memory_left, own_bytes
 from tasks.hours.time_plan import planned_steps
-from tasks.preflight_checks.device import read_device
+from tasks.preflight_checks.device import Card, read_device
 from tasks.preflight_checks.finding import GIB, Finding
 
+_FLOAT32: Final = 4
 _VERSIONS_IN_FLIGHT: Final = 4
 """Ray's store is made for so many times the weights, see cluster.py."""
 _SAVE_S_PER_GB: Final = 2.4
@@ -48,17 +51,17 @@ def memory_findings(config: RunConfig) -> Iterator[Finding]:
     shape = model_shape(config)
     if shape is None:
         return
-    why = shape.why_not_split(config.rollout.tensor_parallel_size) or why_no_shared_card(config)
+    why = why_not_split(shape, config.rollout.tensor_parallel_size) or why_no_shared_card(config)
     if why is not None:
         yield Finding("memory", "fatal", why)
         return
     tokens = micro_batch_tokens(config)
     logits = (
         f"all logits of {tokens:,} tokens, never held at once, would take "
-        f"{shape.plain_logits_bytes(tokens) / GIB:.3g} GiB"
+        f"{_FLOAT32 * tokens * shape.vocab_size / GIB:.3g} GiB"
     )
     on_gpu = config.resources.learner_gpus or config.resources.rollout_gpus
-    limit = _card_gib(config) if on_gpu else psutil.virtual_memory().available / GIB
+    limit = _card_gib(config) if on_gpu else _machine_gib()
     if limit is None:
         peak = learner_peak(memory_plan(shape, config))
         said = f"learner {peak.total_bytes / GIB:.2f} GiB at most ({peak.phase}); {logits}"
@@ -109,10 +112,43 @@ def _card_gib(config: RunConfig) -> float | None:
     """The card that the settings name, else the smallest that is there; None if none is known."""
     if (planned := config.resources.planned_card_gib) is not None:
         return planned
-    if (version_of("torch") or "").endswith("+cpu"):
-        return None
-    facts = read_device()
-    return min((card.total_bytes / GIB for card in facts.cards), default=None) if facts else None
+    return min((card.total_bytes / GIB for card in _cards()), default=None)
+
+
+def _cards() -> Sequence[Card]:
+    """Those of this machine; none where torch computes on CPUs alone."""
+    if (version_of("torch") or "").endswith("+cpu") or (facts := read_device()) is None:
+        return ()
+    return facts.cards
+
+
+def machine_findings(config: RunConfig) -> Iterator[Finding]:
+    """Of a learner on a card, what the run holds of the machine's memory beside it."""
+    shape = model_shape(config)
+    if shape is None or config.resources.learner_gpus == 0:
+        return
+    need = beside_cards(shape, config)
+    said = f"{need.total_gib:.1f} GiB of the machine's memory ({need})"
+    if config.resources.ray_address is not None or not _cards():
+        yield Finding("memory", "ok", said)
+    elif need.total_gib <= (limit := _machine_gib()):
+        yield Finding("memory", "ok", f"{said}, {limit:.1f} are free")
+    else:
+        helpful = [
+            f"{name}=false"
+            for name, is_on in (
+                ("checkpoints.in_background", config.checkpoints.in_background),
+                ("resources.offload", config.resources.offload),
+            )
+            if is_on
+        ]
+        remedy = " or ".join(helpful) or "take a machine with more memory"
+        yield Finding("memory", "warning", f"{said}, {limit:.1f} are free", remedy)
+
+
+def _machine_gib() -> float:
+    """What the machine has left for a run; whoever asks is in the plan, or gone by then."""
+    return (memory_left()[0] + own_bytes(os.getpid())) / GIB
 
 
 def rank_findings(config: RunConfig) -> Iterator[Finding]:

@@ -55,7 +55,7 @@ def resource_charts(data: ReportData) -> dict[str, Chart]:
         {
             "Seconds per step": _stack(data.timeline, "timing_s/", "seconds", without=("step",)),
             "Memory of the machine, by process": _stack(data.timeline, "memory/host_gib/", "GiB"),
-            "Memory, highest of the step": _peak(data.timeline),
+            "Memory of the learner, fullest phase of the step": _peak(data.timeline),
             "Free disk": _free_disk(data.timeline),
             "Staleness of tokens": _staleness(data.timeline),
         }

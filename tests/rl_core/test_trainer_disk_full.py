@@ -50,6 +50,9 @@ def test_a_disk_full_for_two_steps_costs_two_rollout_files_and_a_checkpoint(
         rows = comparable(run)
         assert rows == comparable(whole)
         assert [row["step"] for row in rows] == list(range(STEPS + 1))
+        # A save that is waited for counts in the step after it; the last has none after it.
+        timed = [row["step"] for row in whole.metrics.read() if "timing_s/save_checkpoint" in row]
+        assert timed == [2, 3, 4, 5, 6]
         free = [json.loads(line)["disk/free_gib"] for line in lines(run.path)[1:]]
         assert max(free[3:5]) < min(free[:3] + free[5:])
         assert [file.first for file in rollout_files(run.rollouts.folder)] == [1, 2, 3, 6]

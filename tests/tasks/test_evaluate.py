@@ -25,6 +25,7 @@ from tasks.evaluate_checkpoint import evaluate_models
 from tasks.evaluator import Evaluator
 from tasks.queries.checkpoint_names import find_model
 from tests.conftest import build_tiny_model
+from tests.support.added_tokens import add_a_token
 
 PROBLEMS = [
     ([1, 2, 3], 6, "1 + 2 + 3", 1),
@@ -113,6 +114,13 @@ class KnowingEngines:
             ids = self._tokenizer.encode(text, add_special_tokens=False)
             completions.append(Completion(np.array(ids), np.zeros(len(ids), np.float32), "stop"))
         return completions
+
+
+def test_a_token_without_a_row_in_the_model_is_named(tmp_path: Path, tiny_model_path: Path) -> None:
+    model = add_a_token(tiny_model_path, tmp_path / "model", "Use")
+    evaluator = Evaluator(settings(tmp_path / "out"), write_data(tmp_path / "data"))
+    with pytest.raises(ValueError, match=r"'Use', which prompts hold, is token"):
+        evaluator.ask(KnowingEngines(tiny_model_path), "base", model)
 
 
 def test_both_models_are_scored_on_disk_and_in_the_runs_record(

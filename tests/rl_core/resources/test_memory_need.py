@@ -8,6 +8,7 @@ import pytest
 
 from rl_core.config.run import RunConfig
 from rl_core.resources.memory_need import (
+    beside_cards,
     card_need,
     learner_peak,
     least_engine_gib,
@@ -23,6 +24,10 @@ GIB = 2**30
 NUM_WEIGHTS = 494_032_768
 NEW_WEIGHTS = 2 * NUM_WEIGHTS / GIB
 """All weights in bfloat16."""
+LEARNER, VLLM, HF = 0.5, 1.1, 0.4
+"""Of such processes, beside what they hold of a model."""
+BESIDE = 0.4 + 0.35 + 0.65
+"""The trainer, Ray's own, and the flow with Prefect's server."""
 
 
 def tinyzero(**sections: dict[str, Any]) -> RunConfig:
@@ -104,7 +109,7 @@ def test_a_machine_holds_learner_engines_and_their_processes() -> None:
     engine = memory_plan(QWEN, config)[-1]
     # Both read new weights where Ray holds them.
     held = 2 * engine.total_bytes - engine.parts["incoming_weights"]
-    needed = peak_gib(config) + held / GIB + 3 * 0.9
+    needed = peak_gib(config) + held / GIB + LEARNER + 2 * VLLM + BESIDE
     assert machine_need(QWEN, config).total_gib == pytest.approx(needed)
 
 
@@ -122,9 +127,10 @@ def test_with_adapters_the_fullest_moment_is_when_new_weights_go_to_the_engine()
     rests = resting_learner(QWEN, config).total_bytes
     held = rests + version + (engine.total_bytes - version) + 2 * version
     need = machine_need(QWEN, config)
-    assert need.total_gib == pytest.approx(held / GIB + 2 * 0.9)
+    assert need.total_gib == pytest.approx(held / GIB + LEARNER + VLLM + BESIDE)
     assert "learner (sync)" in str(need)
-    assert need.total_gib > (peak_gib(config) + engine.total_bytes / GIB) + 2 * 0.9
+    updates = peak_gib(config) + engine.total_bytes / GIB
+    assert need.total_gib > updates + LEARNER + VLLM + BESIDE
 
 
 def test_a_split_engine_has_its_part_on_each_card_and_on_a_cpu_processes() -> None:
@@ -141,7 +147,7 @@ def test_a_split_engine_has_its_part_on_each_card_and_on_a_cpu_processes() -> No
     on_cpu = RunConfig.model_validate({"rollout": {"tensor_parallel_size": 2}})
     engine = memory_plan(QWEN, on_cpu)[-1]
     # The learner, the engine and its two parts; each part is handed all new weights.
-    needed = peak_gib(on_cpu) + engine.total_bytes / GIB + 4 * 0.9
+    needed = peak_gib(on_cpu) + engine.total_bytes / GIB + LEARNER + 3 * VLLM + BESIDE
     handed = engine.parts["incoming_weights"] / GIB
     assert machine_need(QWEN, on_cpu).total_gib == pytest.approx(needed + handed)
 
@@ -152,9 +158,51 @@ def test_a_machine_holds_all_ranks_with_a_third_of_the_snapshot_each() -> None:
     first = max(phases, key=lambda phase: phase.total_bytes)
     alone, *_ = memory_plan(QWEN, RunConfig())
     assert first.parts["snapshot"] == pytest.approx(alone.parts["snapshot"] / 3, rel=1e-6)
-    needed = (3 * first.total_bytes + engine.total_bytes) / GIB + 4 * 0.9
+    needed = (3 * first.total_bytes + engine.total_bytes) / GIB + 3 * LEARNER + VLLM + BESIDE
     assert machine_need(QWEN, config).total_gib == pytest.approx(needed)
     assert f"3 learner ranks ({first.phase})" in str(machine_need(QWEN, config))
+
+
+def test_an_engine_of_transformers_is_planned_for_what_is_asked_of_it() -> None:
+    sections: dict[str, dict[str, Any]] = {
+        "rollout": {"engine": "hf", "max_num_seqs": 256},
+        "data": {"train_batch_size": 6, "max_prompt_length": 100, "max_response_length": 50},
+        "algorithm": {"estimator": "grpo", "group_size": 4},
+        "actor": {"mini_batch_size": 6},
+        "trainer": {"test_problems": 5},
+    }
+
+    def parts(**changes: dict[str, Any]) -> Any:
+        names = sections.keys() | changes.keys()
+        merged = {name: sections.get(name, {}) | changes.get(name, {}) for name in names}
+        return memory_plan(QWEN, RunConfig.model_validate(merged))[-1].parts
+
+    # Keys and values of 24 layers, 2 heads of 64; prompts are read once for each group.
+    assert parts()["kv_cache"] == 24 * 150 * (2 * 24 * 2 * 64 * 4)
+    assert parts()["activations"] == 6 * 100 * 4 * 4 * (4_864 + 896)
+    tests = parts(trainer={"test_problems": 30})  # more than a step asks, each another prompt
+    assert tests["kv_cache"] == 30 * parts()["kv_cache"] / 24
+    assert tests["activations"] == 30 * parts()["activations"] / 6
+    assert parts(rollout={"max_num_seqs": 8})["kv_cache"] == parts()["kv_cache"] / 3
+    assert parts(rollout={"num_engines": 2})["kv_cache"] == parts()["kv_cache"] / 2
+    config = RunConfig.model_validate(sections)
+    needed = peak_gib(config) + sum(parts().values()) / GIB + LEARNER + HF + BESIDE
+    assert machine_need(QWEN, config).total_gib == pytest.approx(needed)
+
+
+def test_what_a_card_does_not_hold_lies_in_the_machines_memory() -> None:
+    offloading = tinyzero(resources={"offload": True})
+    need = beside_cards(QWEN, offloading)
+    # The reference, and both moments of actor and critic; of these weights too there is a copy.
+    both, head = 2 * NUM_WEIGHTS, 896 + 1
+    assert need.parts["offloaded"] == pytest.approx((4 * NUM_WEIGHTS + 8 * (both + head)) / GIB)
+    assert need.parts["snapshot"] == pytest.approx(12 * (both + head) / GIB)
+    assert need.parts["weights on their way"] == pytest.approx(2 * NEW_WEIGHTS)
+    rest = LEARNER + VLLM + BESIDE
+    named = sum(need.parts[x] for x in ("offloaded", "snapshot", "weights on their way"))
+    assert need.total_gib == pytest.approx(named + rest)
+    plain = tinyzero(checkpoints={"in_background": False})
+    assert beside_cards(QWEN, plain).total_gib == pytest.approx(2 * NEW_WEIGHTS + rest)
 
 
 def test_sft_has_a_moment_of_its_own_before_training() -> None:
@@ -179,7 +227,13 @@ def test_sft_has_a_moment_of_its_own_before_training() -> None:
     assert adapted is not None
     assert adapted.parts["optimizer"] == 8 * QWEN.num_adapter_parameters(8)
     assert adapted.total_bytes < phase.total_bytes
+    few = {"data": "traces", "batch_size": 1}
+    short = {"max_prompt_length": 64, "max_response_length": 64}
+    saved = sft_memory(QWEN, RunConfig.model_validate(sections | {"sft": few, "data": short}))
+    assert saved is not None  # an update of so few tokens takes less than the merged layers do
+    assert saved.parts["merged"] == 4 * 24 * 896 * (2 * (896 + 128) + 3 * 4_864)
+    assert saved.parts["weights"] == adapted.parts["weights"]
     on_cpu = sections | {"resources": {}, "sft": {"data": "traces"}}
     assert list(machine_need(QWEN, RunConfig.model_validate(on_cpu)).moments[0].parts) == [
-        *("SFT", "1 process")
+        *("SFT", "1 process", "flow and Prefect's server")
     ]

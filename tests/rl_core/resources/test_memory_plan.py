@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rl_core.config.run import RunConfig
+from rl_core.resources.memory_need import why_not_split
 from rl_core.resources.memory_plan import (
     ModelShape,
     PhaseMemory,
@@ -39,12 +40,6 @@ QWEN_7B = QWEN_05B | {
 )
 def test_parameters_are_as_published(config: dict[str, Any], num_parameters: int) -> None:
     assert ModelShape.from_config(config).num_parameters == num_parameters
-
-
-def test_the_diarys_logits_come_out_as_it_met_them() -> None:
-    shape = ModelShape.from_config(QWEN_05B)
-    assert shape.plain_logits_bytes(8 * 1_024) / GIB == pytest.approx(4.64, abs=0.005)
-    assert shape.plain_logits_bytes(4 * 1_024) / GIB == pytest.approx(2.32, abs=0.005)
 
 
 def test_activations_of_one_layer_by_hand() -> None:
@@ -210,7 +205,7 @@ learner.learn(batch)
 learner.snapshot()
 experience, metrics = learner.make_experience(batch)  # measures each of its phases itself
 gib = max(x for name, x in metrics.items() if name.startswith("memory/peak_gib/"))
-peaks = {"log_probs": int(gib * 2**30) - memory("RssFile") - base}
+peaks = {"log_probs": int(gib * 2**30) - base}
 if learner.models.critic is not None and not config.critic.share_trunk:
     work = lambda: learner.updater.run_epochs(["critic"], experience, 0.0)
     peaks["update_critic"] = peak(work)[1]
@@ -380,8 +375,8 @@ def test_a_model_is_split_between_whole_heads() -> None:
             "vocab_size": 151_936,
         }
     )
-    assert [n for n in range(1, 15) if shape.why_not_split(n) is None] == [1, 2, 14]
-    assert shape.why_not_split(4) == (
+    assert [n for n in range(1, 15) if why_not_split(shape, n) is None] == [1, 2, 14]
+    assert why_not_split(shape, 4) == (
         "rollout.tensor_parallel_size=4 does not divide the model's 14 attention heads (2 of keys "
         "and values): use 1 or 2 or 14"
     )

@@ -125,6 +125,12 @@ def test_peaks_are_told_since_the_last_step_and_of_the_whole_run(run: RunFolder)
     with memory:
         pass
     assert run.read().host_peak_gib == {"learner": 5, "trainer": 1, "object_store": 0.5}
+    again = HostMemory(RunConfig(), run, look=lambda: usage(8, learner=6, engine_0=1))
+    again.note(usage(8, learner=6, engine_0=1))
+    with again:
+        pass
+    peaks = {"learner": 6, "trainer": 1, "engine_0": 1, "object_store": 0.5}
+    assert run.read().host_peak_gib == peaks  # a retry forgets no earlier attempt
 
 
 def test_each_level_is_warned_of_once(run: RunFolder, caplog: pytest.LogCaptureFixture) -> None:

@@ -258,6 +258,14 @@ def test_an_instruction_model_gets_its_prompt() -> None:
     assert import_script(command).settings["env.prompt_template"] == "qwen-instruct"
 
 
-def test_a_file_without_settings_is_refused() -> None:
-    with pytest.raises(ValueError, match="no command with settings"):
-        import_script("echo hello\n")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "echo hello",
+        "The value of storage.root=outputs is a folder; rollout.sleep=true helps.",
+        "```sh\ncountdown-train generate data.train_files=mine.jsonl data.test_size=4\n```",
+    ],
+)
+def test_a_file_without_settings_of_verl_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no settings were found"):
+        import_script(f"{text}\n")

@@ -19,7 +19,7 @@ from rl_core.resources.memory_plan import ModelShape, memory_plan
 from rl_core.tracking.diagnosis import FULL_CARD
 from tasks.preflight import preflight
 from tasks.preflight_checks.finding import Finding
-from tasks.preflight_checks.plans import memory_findings, rank_findings
+from tasks.preflight_checks.plans import machine_findings, memory_findings, rank_findings
 from tests.support.model_shapes import QWEN_05B
 
 
@@ -128,9 +128,11 @@ def test_tinyzeros_own_settings_need_no_adapters_on_24_gib(tmp_path: Path) -> No
     asked = compose([*TINYZERO, f"storage.root={tmp_path}"])
     found = memory(asked)
     assert found.level == "warning"
-    assert found.message.startswith("43.0 GiB on a card of 24 GiB (learner (update_actor) 31.49 + ")
-    assert found.overrides == "rollout.gpu_memory_utilization=0.2 model.gradient_checkpointing=true"
-    assert "would fit, in 23.8 GiB (costs: a KV cache just large enough; updates" in found.remedy
+    assert found.message.startswith("43.5 GiB on a card of 24 GiB (learner (update_actor) 32.00 + ")
+    assert (
+        found.overrides == "rollout.gpu_memory_utilization=0.15 model.gradient_checkpointing=true"
+    )
+    assert "would fit, in 23.1 GiB (costs: a KV cache just large enough; updates" in found.remedy
 
 
 def test_where_nothing_fits_the_closest_is_told_and_nothing_is_there_to_paste(
@@ -153,11 +155,22 @@ def test_where_nothing_fits_the_closest_is_told_and_nothing_is_there_to_paste(
 def test_sleep_changes_the_plan(tmp_path: Path) -> None:
     settings = ["preset=tinyzero-0.5b-24gb", f"storage.root={tmp_path}"]
     awake, asleep = memory(compose(settings)), memory(compose([*settings, "rollout.sleep=true"]))
-    assert awake.message.startswith("22.2 GiB on a card of 24 GiB (learner (update_actor) 16.65 + ")
+    assert awake.message.startswith("22.7 GiB on a card of 24 GiB (learner (update_actor) 17.16 + ")
+    assert "8,192 tokens, never held at once, would take 4.64 GiB" in awake.message  # the diary's
     assert asleep.message.startswith(
-        "18.6 GiB on a card of 24 GiB (learner (update_actor) 16.65 + "
+        "19.2 GiB on a card of 24 GiB (learner (update_actor) 17.16 + "
     )
     assert ", then learner at rest 12.88 + engine (0.15 of the card) 3.60 + " in asleep.message
+
+
+def test_beside_a_card_the_machines_memory_is_planned(tmp_path: Path) -> None:
+    preset = ["preset=tinyzero-0.5b-24gb", f"storage.root={tmp_path}"]
+    (plain,) = machine_findings(compose(preset))
+    # Three copies of actor and critic, 11.0 GiB; offloaded, the reference's and two more of both.
+    assert plain.message.startswith("15.9 GiB of the machine's memory (snapshot 11.04 + ")
+    (offloading,) = machine_findings(compose([*preset, "resources.offload=true"]))
+    assert "25.1 GiB of the machine's memory (offloaded 9.20 + snapshot 11.04 + " in str(offloading)
+    assert list(machine_findings(compose([f"storage.root={tmp_path}"]))) == []  # of a CPU, all is
 
 
 def test_a_card_of_its_own_holds_learner_or_engine(tmp_path: Path) -> None:

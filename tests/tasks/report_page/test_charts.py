@@ -94,13 +94,13 @@ def test_a_hover_says_what_was_measured(alpha_data: ReportData) -> None:
 
 def test_the_machine_is_drawn_too(alpha_data: ReportData) -> None:
     drawn = resource_charts(alpha_data)
-    assert list(drawn) == ["Seconds per step", "Memory, highest of the step"]
+    assert list(drawn) == ["Seconds per step", "Memory of the learner, fullest phase of the step"]
     assert drawn["Seconds per step"].says == [
         "step 1: gen 1",
         "step 2: gen 2 · update_actor 1",
         "step 3: gen 3 · update_actor 2",
     ]
-    assert drawn["Memory, highest of the step"].at_rest == "step 3: learner 2"
+    assert drawn["Memory of the learner, fullest phase of the step"].at_rest == "step 3: learner 2"
 
 
 def test_a_stack_sums_up_what_is_small(alpha_data: ReportData) -> None:

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from rl_core.data.prompts import encode_prompt
+from rl_core.types import Message
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "real_size.py"
+
+
+@pytest.fixture
+def real_size(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("real_size", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "real_size", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tokenizer_has_qwens_size_and_form(real_size: ModuleType, tmp_path: Path) -> None:
+    texts = real_size.write_questions(tmp_path / "gsm8k")[:50]
+    texts += real_size.countdown_texts(tmp_path)[:50]
+    tokenizer = real_size.make_tokenizer(texts)
+    assert len(tokenizer) == 151_665
+    assert tokenizer.decode(tokenizer.encode(texts[-1])) == texts[-1]
+    message: Message = {"role": "user", "content": texts[0]}
+    text, _ = encode_prompt([message], tokenizer, chat_template=True)
+    assert text.endswith("<|im_end|>\n<|im_start|>assistant\n")
