@@ -54,9 +54,16 @@ def summary_lines(run: RunFolder, root: Path) -> list[str]:
         ("report", str(run.path / "report.html")),
         ("try next", f"countdown-train sql learning_curve --run {record.run_id}{where}"),
         ("", f"countdown-train sql won_and_lost --run {record.run_id}{where}"),
-        ("", f"countdown-train run preset={record.preset} seed=1{where}"),
+        ("", _again(record, where)),
     ]
     return [f"{label:<{_LABEL_WIDTH}}{value}" for label, value in rows]
+
+
+def _again(record: RunRecord, where: str) -> str:
+    """Returns how to see what of it was chance: the preset alone would be another experiment."""
+    if record.own_settings:
+        return "the same command with seed=1"
+    return f"countdown-train run preset={record.preset} seed=1{where}"
 
 
 def _accuracy(value: float | None, interval: tuple[float, float] | None) -> str:

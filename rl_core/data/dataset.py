@@ -27,7 +27,7 @@ from rl_core.envs.settings import EnvSettings
 from rl_core.envs.text_problems import JSON_STYLE
 from rl_core.system.atomic import new_folder
 from rl_core.system.versions import version_of
-from rl_core.types import Message, Problem
+from rl_core.types import OWN_EXTRA_INFO, Message, Problem
 
 GENERATOR_VERSION = 1
 """Raise it when the same settings would make other rows."""
@@ -171,6 +171,7 @@ def read_problems(path: Path) -> list[Problem]:
                     messages=tuple(Message(role=m["role"], content=m["content"]) for m in messages),
                     ground_truth=_truth(reward_model),
                     num_solutions=(extra or {}).get("num_solutions") or 0,
+                    extra_info=(extra or {}).get(OWN_EXTRA_INFO) or "",
                 )
             )
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:

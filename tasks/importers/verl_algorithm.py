@@ -109,7 +109,9 @@ def _policy_loss(given: Mapping[str, Given], settings: Settings) -> Iterator[Fin
     if way.value != nearest:
         known = ", ".join(AGGREGATIONS)
         yield at(
-            way.line, f"loss_agg_mode={way.value} is not known here", f"{known} are: {nearest}"
+            way.line,
+            f"loss_agg_mode={way.value} is not known here",
+            f"{known} are; the preset has actor.loss_aggregation={nearest}",
         )
 
 

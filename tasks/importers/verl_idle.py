@@ -37,7 +37,7 @@ LACKING: Final[Mapping[str, str]] = {
         reward_model.reward_manager reward.reward_manager.name reward.reward_manager.module.path
         reward_model.reward_loop_*""",
     "no penalty grows with the length; algorithm.mask_truncated=true leaves cut responses out": """
-        *.overlong_buffer_cfg.enable""",
+        *.overlong_buffer_cfg.enable *.overlong_buffer.enable""",
     "a function in env.reward may run code itself, in a process with limits": """
         sandbox_fusion.url reward.sandbox_fusion.url reward_model.sandbox_fusion.url""",
     "an env answers responses by itself (`env.max_turns`): no tools of verl's": """

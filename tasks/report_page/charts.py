@@ -30,7 +30,7 @@ def charts(data: ReportData) -> dict[str, Chart]:
         {
             "Accuracy": _accuracy(curve),
             "What became of the responses": _verdicts(data.verdicts, data.steps_per_row),
-            "Score, with format credit": _line(curve, "score", "score per response"),
+            "Score, partial credit included": _line(curve, "score", "score per response"),
             "Response length": _line(curve, "response_tokens", "tokens per response"),
             "Entropy": _line(curve, "entropy", "nats per token"),
             "KL to the reference": _line(curve, "kl", "nats per response"),
@@ -65,7 +65,7 @@ def resource_charts(data: ReportData) -> dict[str, Chart]:
 _OVERLAID = (
     ("Test accuracy", "test_accuracy", "share solved"),
     ("Training accuracy", "accuracy", "share solved"),
-    ("Score, with format credit", "score", "score per response"),
+    ("Score, partial credit included", "score", "score per response"),
     ("Response length", "response_tokens", "tokens per response"),
     ("Entropy", "entropy", "nats per token"),
     ("KL to the reference", "kl", "nats per response"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_core.runs.resume import remarks
-from rl_core.runs.run_folder import Attempt, RunFolder, RunRecord
+from rl_core.runs.run_folder import AFTER, Attempt, RunFolder, RunRecord
 
 _MOST_WARNINGS = 40
 _LINE = re.compile(
@@ -73,6 +73,8 @@ def warnings(run: Path) -> list[LoggedWarning]:
 def _attempt(number: int, attempt: Attempt) -> Fault:
     if attempt.reason == "continued":
         what, how = "interrupted", "continued"
+    elif attempt.reason.startswith(AFTER):
+        what, how = attempt.reason.removeprefix(AFTER), "continued"
     else:
         what, how = attempt.reason, "retried"
     changes = f" with {attempt.changed}" if attempt.changed else ""

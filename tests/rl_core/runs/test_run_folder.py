@@ -121,6 +121,12 @@ def test_a_continued_run_keeps_its_record_and_counts_the_attempt(tmp_path: Path)
     assert yaml.safe_load((run.path / "config.yaml").read_text())["seed"] == 9
 
 
+def test_an_attempt_after_a_failure_says_which(tmp_path: Path) -> None:
+    RunFolder.create(config_in(tmp_path)).update(status="failed", reason="ValueError: no such file")
+    (_, attempt) = RunFolder.create(config_in(tmp_path)).read().attempts
+    assert attempt.reason == "continued after: ValueError: no such file"
+
+
 def test_settings_that_a_run_was_continued_with_do_not_hide_those_before(tmp_path: Path) -> None:
     run = RunFolder.create(config_in(tmp_path))
     for seed in (0, 9, 9, 3):

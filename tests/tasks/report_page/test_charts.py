@@ -41,7 +41,7 @@ def test_charts_show_the_logged_steps(alpha_data: ReportData) -> None:
     assert list(drawn) == [
         "Accuracy",
         "What became of the responses",
-        "Score, with format credit",
+        "Score, partial credit included",
         "Response length",
         "Accuracy by number of solutions",
         "Accuracy by count of numbers",

@@ -16,7 +16,8 @@ def test_attempts_memory_and_checkpoints_are_told(two_runs: Path) -> None:
     changes = {"rollout.kv_cache_mib": (128, 64)}
     retry = Attempt(started_at=day, reason=oom, from_step=2, changes=changes)
     later = Attempt(started_at=day, reason="continued", from_step=3)
-    run.update(attempts=(first, retry, later))
+    failed = Attempt(started_at=day, reason="continued after: ValueError: no file", from_step=3)
+    run.update(attempts=(first, retry, later, failed))
     for step, times, budget in ((4, 0, 4096), (5, 1, 2048), (6, 2, 512)):
         name = "update_actor"
         run.metrics.append(
@@ -30,6 +31,7 @@ def test_attempts_memory_and_checkpoints_are_told(two_runs: Path) -> None:
     assert faults(run.path, run.read()) == [
         Fault("attempt 2", oom, "retried from step 2 with rollout.kv_cache_mib=64"),
         Fault("attempt 3", "interrupted", "continued from step 3"),
+        Fault("attempt 4", "ValueError: no file", "continued from step 3"),
         Fault(
             "step 5",
             "out of memory in update_actor, 3 times",
@@ -52,7 +54,7 @@ def test_attempts_memory_and_checkpoints_are_told(two_runs: Path) -> None:
         ),
     ]
     page = write_report(run.path).html.read_text()
-    assert "<dd>6, see below</dd>" in page
+    assert "<dd>7, see below</dd>" in page
 
 
 def test_a_quiet_run_survived_nothing(shared_runs: Path) -> None:
