@@ -31,6 +31,8 @@ from rl_core.types import OWN_EXTRA_INFO, Message, Problem
 
 GENERATOR_VERSION = 1
 """Raise it when the same settings would make other rows."""
+OWN_FILES_VERSION = 2
+"""The same of `data.train_files`."""
 
 NO_PROBLEMS = (
     "env={name} has no problems but yours: data.train_files=FILE.jsonl names rows with `question` "
@@ -55,7 +57,7 @@ def generator_settings(env: EnvSettings, data: DataConfig) -> dict[str, Any]:
         ValueError: a file of `data.train_files` or `data.test_files` cannot be read.
     """
     if data.train_files:
-        return {**own_settings(env, data), "version": GENERATOR_VERSION}
+        return {**own_settings(env, data), "version": OWN_FILES_VERSION}
     settings = {
         "env": env.model_dump(mode="json", exclude=_NOT_GENERATOR_SETTINGS),
         "version": GENERATOR_VERSION,
@@ -98,12 +100,13 @@ def write_dataset(env: EnvSettings, data: DataConfig, folder: Path) -> None:
             f"{folder} holds {others[0]}, which is no data set: choose another data.name"
         )
     tables, facts = _tables(env, data)
+    settings = generator_settings(env, data)
     with new_folder(folder) as temporary:
         for split, table in tables.items():
             metadata = {
-                _SETTINGS: json.dumps(generator_settings(env, data), sort_keys=True).encode(),
+                _SETTINGS: json.dumps(settings, sort_keys=True).encode(),
                 _SEED: str(data.seed).encode(),
-                _VERSION: str(GENERATOR_VERSION).encode(),
+                _VERSION: str(settings["version"]).encode(),
                 _CONTENT: content_hash(table).encode(),
             }
             metadata |= {key: value.encode() for key, value in facts.items()}

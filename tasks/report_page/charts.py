@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from math import log2
 
 import polars as pl
@@ -140,9 +141,11 @@ def _verdicts(shares: pl.DataFrame, steps_per_row: int) -> Chart | None:
     known = [name for name in PALETTE if name in table.columns]
     other = sorted(set(table.columns) - {"step", *known})
     order = sorted(known, key=lambda name: (name != "correct", name == "no_answer"))
+    spare = [name for name in COLOURS if name not in known]  # an env's own verdicts have none
+    colours = {name: name for name in order} | dict(zip(other, cycle(spare), strict=False))
     series = [
-        Series(name, name if name in PALETTE else "muted", _points(table, name), span=steps_per_row)
-        for name in (*order, *other)
+        Series(name, colour, _points(table, name), span=steps_per_row)
+        for name, colour in colours.items()
     ]
     return draw(stacked(series), "share of rollouts", y_top=1)
 

@@ -52,6 +52,15 @@ def test_charts_show_the_logged_steps(alpha_data: ReportData) -> None:
     assert {"correct", "wrong_value", "bad_syntax", "no_answer"} <= verdicts
 
 
+def test_verdicts_that_nobody_knows_are_told_apart(alpha_data: ReportData) -> None:
+    names = ("correct", "incorrect", "reward_error", "too_short", "off_topic")
+    shares = pl.DataFrame([{"step": 1, "verdict": name, "share": 0.2} for name in names])
+    drawn = charts(replace(alpha_data, verdicts=shares))["What became of the responses"]
+    areas = re.findall(r"<polygon [^>]*fill:var\(--([\w-]+)\)", drawn.drawing)
+    assert {"correct", "incorrect", "reward-error"} <= set(areas)
+    assert len(set(areas)) == len(names)
+
+
 def test_fine_tuning_before_the_run_has_a_curve(alpha_data: ReportData) -> None:
     rows = [{"step": 0, "held_out_loss": 2.0}, {"step": 1, "loss": 1.5}]
     drawn = charts(replace(alpha_data, sft=rows))["Loss of fine-tuning (SFT), before training"]
