@@ -94,7 +94,7 @@ IDLE: Final[Mapping[str, str]] = {
         reward_model.param_offload *.load_weight *.data_parallel_size *.expert_parallel_size
         *.moe_tensor_parallel_size *.pipeline_model_parallel_size trainer.balance_batch
         *.actor.engine.* *.ref.engine.* critic.engine.* *.model_engine""",
-    "the machine's card is found; without trainer.n_gpus_per_node the run stays on the CPU": """
+    "the machine's card is found": """
         trainer.device""",
     "engine and learner are processes of their own": "actor_rollout_ref.hybrid_engine",
     _SPLIT: """
