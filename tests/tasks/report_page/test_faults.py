@@ -77,6 +77,34 @@ def test_warnings_of_the_log_are_told_once(tmp_path: Path) -> None:
     ]
 
 
+def test_a_disk_that_was_full_is_no_quiet_run(two_runs: Path) -> None:
+    """As training writes it: see `background_save`, `rollout_log` and `validation_log`."""
+    run = RunFolder(two_runs / "runs" / "alpha")
+    (run.path / "log.txt").write_text(
+        "2026-11-20T20:00:01Z WARNING rl_core.runs.rollout_log: the rollouts of step 10 could not "
+        "be written: [Errno 28] No space left on device\n"
+        "2026-11-20T20:00:01Z WARNING rl_core.runs.rollout_log: the rollouts of step 11 could not "
+        "be written: [Errno 28] No space left on device\n"
+        "2026-11-20T20:00:02Z WARNING rl_core.checkpoints.background_save: the disk filled up "
+        "while step 10 was saved\n"
+        "2026-11-20T20:00:03Z ERROR rl_core.checkpoints.background_save: step 12 was not saved "
+        "(OSError: [Errno 28] No space left on device): free 3 GB; training goes on\n"
+    )
+    assert faults(run.path, run.read()) == [
+        Fault("step 10", "rollouts could not be written, 2 times", "left out, training went on"),
+        Fault(
+            "step 10",
+            "the disk filled up during a save, 1 time",
+            "older checkpoints were deleted for it, training went on",
+        ),
+        Fault(
+            "step 12",
+            "a checkpoint could not be saved, 1 time",
+            "the one before stands, training went on",
+        ),
+    ]
+
+
 def test_settings_data_and_versions_are_on_the_page(two_runs: Path) -> None:
     run = two_runs / "runs" / "alpha"
     record = json.loads((run / "run.json").read_text())
