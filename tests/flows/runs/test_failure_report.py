@@ -207,6 +207,14 @@ def test_the_table_at_the_end_names_what_retries_changed(tmp_path: Path) -> None
     assert lines == ["retried          from step 400 with rollout.kv_cache_mib=64"]
 
 
+def test_the_table_at_the_end_proposes_no_other_experiment(tmp_path: Path) -> None:
+    """The preset alone would train another task where a person asked for one of their own."""
+    run = new_run(tmp_path)
+    assert "countdown-train run preset=" in summary_lines(run, tmp_path)[-1]
+    run.update(own_settings={"env.name": ("countdown", "custom")})
+    assert summary_lines(run, tmp_path)[-1].strip() == "the same command with seed=1"
+
+
 def test_a_record_from_before_there_were_last_words_is_read(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     old = json.loads((run.path / "run.json").read_text())

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -380,3 +381,11 @@ def test_a_run_folder_travels_to_other_processes(tmp_path: Path) -> None:
     run = RunFolder.create(config_in(tmp_path))
     assert pickle.loads(pickle.dumps(run)) == run
     assert os.fspath(run.path) == str(tmp_path / "runs" / "my-run")
+
+
+def test_a_truth_keeps_its_letters_where_sql_reads_it(tmp_path: Path) -> None:
+    run = RunFolder.create(config_in(tmp_path))
+    asked = replace(rollout(0, 0, [0.0]), problem=Problem(0, "custom", (), {"city": "東京"}, 0))
+    run.held_out.write(0, [asked])
+    (row,) = run.held_out.read()
+    assert row["ground_truth"] == '{"city": "東京"}'
