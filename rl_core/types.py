@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 FinishReason: TypeAlias = Literal["stop", "length", "turns"]
 """`turns`: the env would have answered, but `env.max_turns` were over."""
+
+OWN_EXTRA_INFO: Final = "own"
+"""Field of a data set's `extra_info` for that of a user's row, as JSON; absent where none has."""
 
 
 class Message(TypedDict):
@@ -40,6 +43,8 @@ class Problem:
     """In the env's own shape: {"target": 35, "numbers": [3, 14, 7]}, or a number as text."""
     num_solutions: int
     """Difficulty label; 0 where unknown."""
+    extra_info: str = ""
+    """That of a user's row, as JSON, for `env.reward`; empty where there is none."""
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def _show(number: int, reply: Reply) -> None:
         say(f"  {printable(line)}")
     cut = ", cut there" if reply.is_cut else ""
     if reply.scored is None:
-        say(f"({reply.num_tokens} tokens{cut}; not scored: answer=NUMBER would say what is right)")
+        say(f"({reply.num_tokens} tokens{cut}; not scored: answer=ANSWER would say what is right)")
         return
     answer, value = reply.scored.answer, reply.scored.value
     said = "" if answer is None else f": {printable(answer)}"

@@ -32,6 +32,7 @@ from prefect.settings import get_current_settings
 from prefect.workers.process import ProcessWorker
 
 from flows.errors import BadInputError, RunFailedError
+from rl_core.system.child_process import how_it_ended
 
 _ROOT: Final = Path(__file__).parents[2]
 _PREFECT: Final = (sys.executable, "-m", "prefect")
@@ -128,12 +129,22 @@ def _pool_and_automations() -> list[str]:
             client.create_work_pool(pool)
         for automation in automations:
             there = client.read_automations_by_name(automation.name)
-            if there:
+            if not there:
+                client.create_automation(automation)
+            elif not says_the_same(there[0], automation):
                 automation.enabled = there[0].enabled
                 client.update_automation(there[0].id, automation)
-            else:
-                client.create_automation(automation)
     return [automation.name for automation in automations]
+
+
+def says_the_same(there: AutomationCore, automation: AutomationCore) -> bool:
+    """Says whether an automation needs no change, switched on or not.
+
+    To change it, even into itself, makes the server forget which runs it waits for: those that the
+    machine took along would be Running for ever, and a night that waits for them always Refused.
+    """
+    fields = {"description", "trigger", "actions"}
+    return there.model_dump(include=fields) == automation.model_dump(include=fields)
 
 
 class _Processes:
@@ -224,7 +235,8 @@ class _Processes:
             if process.poll() is not None:
                 log = self.logs / f"{name}.log"
                 said = _end_of(log.read_text(errors="replace"))
-                raise RunFailedError(f"the {name} ended ({process.returncode}), see {log}\n{said}")
+                ended = how_it_ended(process.returncode)
+                raise RunFailedError(f"the {name} ended ({ended}), see {log}\n{said}")
 
     def _environment(self) -> dict[str, str]:
         # deployments/prefect.yaml reads the working folder in PWD. What our terminal does not show

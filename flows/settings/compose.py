@@ -85,8 +85,8 @@ def compose(
 def own_settings(config: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Returns what differs from the preset's own settings: by name, its value and the run's.
 
-    Where both belong to different envs, what one of them lacks is None. A preset that cannot be
-    found any more counts as the defaults.
+    Where both belong to different envs, what the preset's lacks is None there, and what the run's
+    lacks is left out. A preset that cannot be found any more counts as the defaults.
 
     Args:
         config: the settings of a run.
@@ -98,9 +98,9 @@ def own_settings(config: RunConfig) -> dict[str, tuple[Any, Any]]:
         preset = RunConfig()
     theirs = dict(leaves(preset.model_dump(mode="json")))
     return {
-        key: (theirs.get(key), own.get(key))
-        for key in (*own, *theirs)
-        if key not in _OF_THE_RUN and theirs.get(key) != own.get(key)
+        key: (theirs.get(key), value)
+        for key, value in own.items()
+        if key not in _OF_THE_RUN and theirs.get(key) != value
     }
 
 

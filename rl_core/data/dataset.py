@@ -27,10 +27,12 @@ from rl_core.envs.settings import EnvSettings
 from rl_core.envs.text_problems import JSON_STYLE
 from rl_core.system.atomic import new_folder
 from rl_core.system.versions import version_of
-from rl_core.types import Message, Problem
+from rl_core.types import OWN_EXTRA_INFO, Message, Problem
 
 GENERATOR_VERSION = 1
 """Raise it when the same settings would make other rows."""
+OWN_FILES_VERSION = 2
+"""The same of `data.train_files`."""
 
 NO_PROBLEMS = (
     "env={name} has no problems but yours: data.train_files=FILE.jsonl names rows with `question` "
@@ -55,7 +57,7 @@ def generator_settings(env: EnvSettings, data: DataConfig) -> dict[str, Any]:
         ValueError: a file of `data.train_files` or `data.test_files` cannot be read.
     """
     if data.train_files:
-        return {**own_settings(env, data), "version": GENERATOR_VERSION}
+        return {**own_settings(env, data), "version": OWN_FILES_VERSION}
     settings = {
         "env": env.model_dump(mode="json", exclude=_NOT_GENERATOR_SETTINGS),
         "version": GENERATOR_VERSION,
@@ -98,12 +100,13 @@ def write_dataset(env: EnvSettings, data: DataConfig, folder: Path) -> None:
             f"{folder} holds {others[0]}, which is no data set: choose another data.name"
         )
     tables, facts = _tables(env, data)
+    settings = generator_settings(env, data)
     with new_folder(folder) as temporary:
         for split, table in tables.items():
             metadata = {
-                _SETTINGS: json.dumps(generator_settings(env, data), sort_keys=True).encode(),
+                _SETTINGS: json.dumps(settings, sort_keys=True).encode(),
                 _SEED: str(data.seed).encode(),
-                _VERSION: str(GENERATOR_VERSION).encode(),
+                _VERSION: str(settings["version"]).encode(),
                 _CONTENT: content_hash(table).encode(),
             }
             metadata |= {key: value.encode() for key, value in facts.items()}
@@ -171,6 +174,7 @@ def read_problems(path: Path) -> list[Problem]:
                     messages=tuple(Message(role=m["role"], content=m["content"]) for m in messages),
                     ground_truth=_truth(reward_model),
                     num_solutions=(extra or {}).get("num_solutions") or 0,
+                    extra_info=(extra or {}).get(OWN_EXTRA_INFO) or "",
                 )
             )
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:

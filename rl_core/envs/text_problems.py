@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from rl_core.envs.answer_tags import AnswerFrom, find_answer
 from rl_core.envs.user_rows import OwnProblem, columns_of
-from rl_core.types import Message, ScoredText
+from rl_core.types import OWN_EXTRA_INFO, Message, ScoredText
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,6 +50,15 @@ def render_messages(template: Template, question: str) -> list[Message]:
     return [Message(role="user", content=_TEXTS[template].replace("{question}", question))]
 
 
+def question_in(content: str) -> str:
+    """Returns what a prompt asks, without the words of the template that wrote it."""
+    for template in _TEXTS.values():
+        before, _, after = template.partition("{question}")
+        if content.startswith(before) and content.endswith(after):
+            return content.removeprefix(before).removesuffix(after)
+    return content
+
+
 def prompt_key(prompt: Sequence[Message]) -> tuple[str, ...]:
     """Returns what two prompts share that ask the same: their words, not their white space."""
     return tuple(" ".join(message["content"].split()) for message in prompt)
@@ -70,7 +79,12 @@ def text_table(split: str, problems: Sequence[OwnProblem], data_sources: Sequenc
     columns = columns_of("", split, problems)
     columns["data_source"] = list(data_sources)
     columns["reward_model"] = [_reward_model(problem.truth) for problem in problems]
-    return pa.Table.from_pydict(columns, schema=dataset_schema(pa.string()))
+    extra: list[tuple[str, pa.DataType]] = []
+    if any(problem.extra_info for problem in problems):
+        extra = [(OWN_EXTRA_INFO, pa.string())]
+        for info, problem in zip(columns["extra_info"], problems, strict=True):
+            info[OWN_EXTRA_INFO] = problem.extra_info
+    return pa.Table.from_pydict(columns, schema=dataset_schema(pa.string(), extra=extra))
 
 
 def text_of_truth(truth: Any) -> str:

@@ -36,6 +36,8 @@ class OwnProblem:
     num_solutions: int = 0
     data_source: str = ""
     """The row's own, where the env keeps it."""
+    extra_info: str = ""
+    """The row's own, as JSON, where the env keeps it for `env.reward`; empty where it has none."""
 
 
 def choose_prompt(

@@ -150,5 +150,5 @@ def _question(item: PromptedProblem, mode: str, sample_index: int) -> dict[str, 
         "sample_index": sample_index,
         "prompt": item.prompt_text,
         "num_operands": len(truth["numbers"]) if _has_numbers(truth) else None,
-        "ground_truth": json.dumps(truth, sort_keys=True),
+        "ground_truth": json.dumps(truth, sort_keys=True, ensure_ascii=False),
     }

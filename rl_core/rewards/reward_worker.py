@@ -85,8 +85,8 @@ def checked(result: object) -> dict[str, Any]:
         ValueError: the score is not finite.
     """
     said = result if isinstance(result, Mapping) else {"score": result}
-    score = said.get("score")
-    if not isinstance(score, numbers.Real):
+    score: Any = said.get("score")
+    if not _is_number(score):
         kind = type(score if isinstance(result, Mapping) else result).__name__
         raise TypeError(f"returned {kind}, not a number or a mapping with a number 'score'")
     if not math.isfinite(score):
@@ -97,6 +97,11 @@ def checked(result: object) -> dict[str, Any]:
     if said.get("pred") is not None:
         plain["pred"] = str(said["pred"])[:LONGEST_ANSWER]
     return plain
+
+
+def _is_number(value: object) -> bool:
+    """Says whether it is one number: of Python's, or of numpy's and torch's, truth values too."""
+    return isinstance(value, numbers.Real) or getattr(value, "shape", None) == ()
 
 
 def describe(error: BaseException) -> str:

@@ -9,13 +9,14 @@ anything, so it runs in processes of its own, with limits, off the calling threa
     def compute_score(data_source: str, solution_str: str, ground_truth, extra_info=None):
         return float(solution_str.strip() == ground_truth)
 
-It gets the response in `solution_str`, the row's `ground_truth`, and the problem's `index` and
-`num_solutions` in `extra_info`; all by keyword. It returns a number, or a mapping with `score`, and
-if it likes `acc` (is it correct?) and `pred` (the answer it read).
+It gets the response in `solution_str`, the row's `ground_truth`, and in `extra_info` the row's own,
+over the problem's `index` and `num_solutions`; all by keyword. It returns a number, or a mapping
+with `score`, and if it likes `acc` (is it correct?) and `pred` (the answer it read).
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import subprocess
@@ -126,7 +127,11 @@ class _UserRewards:
             "data_source": problem.data_source,
             "solution_str": response,
             "ground_truth": problem.ground_truth,
-            "extra_info": {"index": problem.index, "num_solutions": problem.num_solutions},
+            "extra_info": {
+                "index": problem.index,
+                "num_solutions": problem.num_solutions,
+                **json.loads(problem.extra_info or "{}"),
+            },
         }
         try:
             said = self._process().ask(question, self._env.reward_timeout_s)

@@ -59,6 +59,9 @@ _logger = logging.getLogger(__name__)
 IMPORTED: Final = "imported"
 """The preset of a run that was made of another system's log."""
 
+AFTER: Final = "continued after: "
+"""Before the reason of a run that failed, in that of the attempt which a person made next."""
+
 
 class Attempt(BaseModel):
     """One start of a run: the first, a continuation or a retry."""
@@ -66,7 +69,7 @@ class Attempt(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     started_at: str
     reason: str
-    """`started`, `continued`, or why a retry was needed."""
+    """`started`, `continued`, `AFTER` and why the run had failed, or why a retry was needed."""
     from_step: int = 0
     """Of the checkpoint that it goes on from."""
     changes: Changes = {}
@@ -157,7 +160,9 @@ class RunFolder:
                 "choose another with storage.root=FOLDER"
             ) from error
         if run.is_there():
-            run.add_attempt("continued", asked=asked)
+            before = run.read()
+            failed = before.status == "failed" and before.reason
+            run.add_attempt(f"{AFTER}{before.reason}" if failed else "continued", asked=asked)
             run.update(preset=config.preset, status="running", **_NOTHING_TO_SAY)
         else:
             first = Attempt(started_at=utc_now(), reason="started")

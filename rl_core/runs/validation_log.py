@@ -83,5 +83,5 @@ def _row(rollout: Rollout) -> dict[str, Any]:
         "response_tokens": len(rollout.completion.response_ids),
         "finish_reason": rollout.completion.finish_reason,
         "value": scored.value,
-        "ground_truth": json.dumps(problem.ground_truth, sort_keys=True),
+        "ground_truth": json.dumps(problem.ground_truth, sort_keys=True, ensure_ascii=False),
     }

@@ -8,8 +8,7 @@ run's beginning with its end: means over its first and last steps, a quarter of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -19,76 +18,20 @@ from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
 from rl_core.resources.oom_recovery import beyond_recovery, remedies
 from rl_core.tracking.memory_growth import AVAILABLE_GIB, HOST_GIB, full_at, growths
+from rl_core.tracking.reward_rules import REWARD_RULES
+from rl_core.tracking.series import (
+    FEWEST_STEPS,
+    LONGEST_WINDOW,
+    STEPS_IN_A_ROW,
+    Diagnosis,
+    Series,
+)
 
 FULL_CARD = 0.05
 """Share of a card left at a phase's peak below which it counts as nearly full."""
-FORMAT_SCORE = 0.1
-"""What a well-formed wrong answer scores in Countdown (SPEC's and TinyZero's default)."""
 _ON_ONE_CARD = RunConfig.model_validate({"resources": {"learner_gpus": 0.5, "rollout_gpus": 0.5}})
 """Where nobody knows a run's settings."""
-_FEWEST_STEPS = 8
-_LONGEST_WINDOW = 20
-_STEPS_IN_A_ROW = 10
 _MULTIPLIER = np.uint64(6_364_136_223_846_793_005)
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """One thing that is wrong with a run, with its evidence and what to try."""
-
-    rule: str
-    says: str
-    evidence: str
-    advice: str
-
-    def __str__(self) -> str:
-        return f"{self.says} ({self.evidence}). Try: {self.advice}"
-
-
-class Series:
-    """The metrics of a run's training steps, by name.
-
-    Args:
-        rows: one mapping per step, as in `metrics.jsonl`; a step's row may lack a metric. Step 0,
-            the test before training, counts for `val/*` alone.
-    """
-
-    def __init__(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        self._rows = sorted(rows, key=lambda row: int(row["step"]))
-
-    def points(self, name: str) -> list[tuple[int, float]]:
-        """Returns (step, value) of a metric, oldest first, without the steps that lack it."""
-        return [
-            (int(row["step"]), float(row[name]))
-            for row in self._rows
-            if row.get(name) is not None and (row["step"] > 0 or name.startswith("val/"))
-        ]
-
-    def ending(self, prefix: str) -> list[str]:
-        """Returns what follows a prefix in the names of metrics: phases, for one."""
-        names = (name for row in self._rows for name in row if name.startswith(prefix))
-        return list(dict.fromkeys(name.removeprefix(prefix) for name in names))
-
-    def names(self, prefix: str) -> list[str]:
-        """Returns the metrics of the last step whose names begin so."""
-        return [name for row in self._rows[-1:] for name in row if name.startswith(prefix)]
-
-    def values(self, name: str) -> list[float]:
-        """Returns a metric's values, oldest first."""
-        return [value for _, value in self.points(name)]
-
-    def ends(self, name: str) -> tuple[float, float] | None:
-        """Returns the means of a metric's first and last steps; None for too short a series."""
-        values = self.values(name)
-        if len(values) < _FEWEST_STEPS:
-            return None
-        width = min(_LONGEST_WINDOW, len(values) // 4)
-        return fmean(values[:width]), fmean(values[-width:])
-
-    def gain(self, name: str) -> float | None:
-        """Returns by how much a metric rose from its first steps to its last."""
-        ends = self.ends(name)
-        return None if ends is None else ends[1] - ends[0]
 
 
 def diagnose(rows: Iterable[Mapping[str, Any]], config: RunConfig | None = None) -> list[Diagnosis]:
@@ -106,7 +49,7 @@ def diagnose(rows: Iterable[Mapping[str, Any]], config: RunConfig | None = None)
 def _nearly_full_card(series: Series, config: RunConfig | None) -> Diagnosis | None:
     """Before a phase runs out of memory: what a retry would change then, changed in good time."""
     totals, prefix = series.values("memory/card_gib"), "memory/card_left_gib/"
-    lately = {p: series.values(prefix + p)[-_STEPS_IN_A_ROW:] for p in series.ending(prefix)}
+    lately = {p: series.values(prefix + p)[-STEPS_IN_A_ROW:] for p in series.ending(prefix)}
     left = {phase: min(values) for phase, values in lately.items() if values}
     if not totals or not left:
         return None
@@ -125,50 +68,6 @@ def _nearly_full_card(series: Series, config: RunConfig | None) -> Diagnosis | N
         f"{fullest} left {max(left[fullest], 0.0):.2f} of {totals[-1]:.1f} GiB",
         advice,
     )
-
-
-def _reward_always_zero(series: Series) -> Diagnosis | None:
-    scores = series.values("critic/score/mean")
-    if len(scores) < _FEWEST_STEPS or any(scores):
-        return None
-    return Diagnosis(
-        "reward_always_zero",
-        "no response has scored anything yet, so there is nothing to learn from",
-        f"critic/score/mean is 0 in all {len(scores)} steps",
-        "read some responses (countdown-train sql samples_of_a_verdict): a wrong prompt template, "
-        "answers cut off by data.max_response_length, or a model too weak for these problems",
-    )
-
-
-def _format_credit_only(series: Series) -> Diagnosis | None:
-    """Score without accuracy; where a log has no accuracy, what format credit explains of it."""
-    score = series.ends("critic/score/mean")
-    if score is None or score[1] < 0.02:
-        return None
-    accuracy = series.ends("reward/accuracy")
-    if accuracy is not None:
-        if accuracy[1] >= 0.01:
-            return None
-        known = f"accuracy is {accuracy[1]:.3f}"
-    else:
-        if score[1] > 1.25 * FORMAT_SCORE:
-            return None
-        known = (
-            f"the log has no accuracy; a format credit of {FORMAT_SCORE:g} leaves at most "
-            f"{_most_correct(score[1]):.1%} right answers at full format"
-        )
-    return Diagnosis(
-        "format_credit_only",
-        "the score is format credit: the model learns the answer tag, not the task",
-        f"score {score[0]:.3f} -> {score[1]:.3f} while {known}",
-        "do not read the score as progress; a stronger base model, easier problems "
-        "(env.max_operands=3), or a warm start; env.format_score=0 removes the credit",
-    )
-
-
-def _most_correct(score: float) -> float:
-    """Returns the share of right answers if every other response earns the format credit."""
-    return max(0.0, (score - FORMAT_SCORE) / (1 - FORMAT_SCORE))
 
 
 def _fooled_scorer(series: Series) -> Diagnosis | None:
@@ -215,7 +114,7 @@ def _entropy_collapse(series: Series) -> Diagnosis | None:
 
 def _kl_blow_up(series: Series) -> Diagnosis | None:
     values = [abs(value) for value in series.values("critic/kl")]
-    if len(values) < _FEWEST_STEPS:
+    if len(values) < FEWEST_STEPS:
         return None
     usual, last = median(values), median(values[-5:])  # not the mean: one bad batch is no trend
     if last < 1.0 or last < 5 * usual:
@@ -231,13 +130,13 @@ def _kl_blow_up(series: Series) -> Diagnosis | None:
 
 def _useless_critic(series: Series) -> Diagnosis | None:
     values = series.values("critic/vf_explained_var")
-    last = values[-_STEPS_IN_A_ROW:]
-    if len(values) < 2 * _STEPS_IN_A_ROW or max(last) >= 0:
+    last = values[-STEPS_IN_A_ROW:]
+    if len(values) < 2 * STEPS_IN_A_ROW or max(last) >= 0:
         return None
     return Diagnosis(
         "useless_critic",
         "the critic predicts worse than a constant would: its baseline adds noise",
-        f"critic/vf_explained_var below 0 for {_STEPS_IN_A_ROW} steps, now {last[-1]:.2f}",
+        f"critic/vf_explained_var below 0 for {STEPS_IN_A_ROW} steps, now {last[-1]:.2f}",
         "critic.warmup_steps, a larger critic.lr, or an estimator without a critic "
         "(algorithm.estimator=grpo, algorithm.group_size=8)",
     )
@@ -245,7 +144,7 @@ def _useless_critic(series: Series) -> Diagnosis | None:
 
 def _never_clipped(series: Series) -> Diagnosis | None:
     clipped = series.values("actor/pg_clipfrac")
-    if len(clipped) < _FEWEST_STEPS or any(clipped):
+    if len(clipped) < FEWEST_STEPS or any(clipped):
         return None
     return Diagnosis(
         "never_clipped",
@@ -312,9 +211,9 @@ def _repeated_text(series: Series) -> Diagnosis | None:
 
 def _falling_throughput(series: Series) -> Diagnosis | None:
     rates = series.values("rollout/tokens_per_s")[2:]  # the first steps warm the engine up
-    if len(rates) < 2 * _FEWEST_STEPS:
+    if len(rates) < 2 * FEWEST_STEPS:
         return None
-    width = min(_LONGEST_WINDOW, len(rates) // 4)
+    width = min(LONGEST_WINDOW, len(rates) // 4)
     first, last = median(rates[:width]), median(rates[-width:])
     if last > 0.6 * first:
         return None
@@ -346,8 +245,7 @@ def _growing_memory(series: Series) -> Diagnosis | None:
 
 _RULES = (
     _growing_memory,
-    _reward_always_zero,
-    _format_credit_only,
+    *REWARD_RULES,
     _fooled_scorer,
     _length_collapse,
     _entropy_collapse,

@@ -79,6 +79,8 @@ def prepare_process(environment: Mapping[str, str], log_file: Path | NodeFile) -
     logger.setLevel(logging.INFO)
     logger.addHandler(own)
     logger.propagate = False
+    # Weights that are sent are only read; who looks why a process died takes its words for a cause.
+    warnings.filterwarnings("ignore", "Zero-copy tensor serialization")
     dump_stacks_on_request()
 
 

@@ -13,7 +13,8 @@ tests as (
     select
         run_id,
         max(value) as best_test,
-        arg_max(step, value) as best_at_step
+        -- of equals the first, as the pointer best has it; step 0 has no checkpoint
+        arg_max(step, [value, (step > 0)::double, -step]) as best_at_step
     from metrics
     where metric = 'val/accuracy'
     group by run_id

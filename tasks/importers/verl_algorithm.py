@@ -109,14 +109,18 @@ def _policy_loss(given: Mapping[str, Given], settings: Settings) -> Iterator[Fin
     if way.value != nearest:
         known = ", ".join(AGGREGATIONS)
         yield at(
-            way.line, f"loss_agg_mode={way.value} is not known here", f"{known} are: {nearest}"
+            way.line,
+            f"loss_agg_mode={way.value} is not known here",
+            f"{known} are; the preset has actor.loss_aggregation={nearest}",
         )
 
 
 def _kl(given: Mapping[str, Given], settings: Settings, line: int) -> Iterator[Finding]:
     """How KL holds the policy: in the loss, in the reward or not at all, and its estimate."""
     kind = given.get("algorithm.kl_penalty")
-    if not any("kl_" in key for key in given):
+    in_loss = is_true(given, _ACTOR + "use_kl_loss")
+    # That it is not in the loss leaves open whether it is in the reward.
+    if not in_loss and not any("kl_" in key for key in given if not key.startswith(_ACTOR)):
         yield at(
             line,
             "nothing is said of KL: TinyZero has it in the reward, verl from 0.4 on nowhere",
@@ -133,7 +137,7 @@ def _kl(given: Mapping[str, Given], settings: Settings, line: int) -> Iterator[F
             f"algorithm.kl_ctrl.kl_coef is meant; the preset has algorithm.kl_coef={coef}",
         )
         kind = None
-    if is_true(given, _ACTOR + "use_kl_loss"):
+    if in_loss:
         settings["algorithm.kl_mode"] = "loss"
         kind = given.get(_ACTOR + "kl_loss_type", Given("low_var_kl", 0))
         if (coef := number(given, _ACTOR + "kl_loss_coef")) is not None:

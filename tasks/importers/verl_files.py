@@ -45,6 +45,7 @@ def problem_findings(given: Mapping[str, Given], settings: Settings) -> Iterator
     source = row.get("data_source")
     if here and env is None and source is not None:
         settings["env.name"] = _env_of_truth(_truth(row))
+    if here and env is None and source is not None and not any(_reward_files(given)):
         yield at(
             given["data.train_files"].line,
             f"{here[0]} holds data_source={source}, which no env here is made for",
@@ -94,10 +95,7 @@ def model_findings(given: Mapping[str, Given], settings: Settings, line: int) ->
 
 def reward_findings(given: Mapping[str, Given], settings: Settings) -> Iterator[Finding]:
     """A file and a function's name become module:function."""
-    for prefix in ("custom_reward_function", "reward.custom_reward_function"):
-        path = given.get(f"{prefix}.path")
-        if path is None or not isinstance(path.plain, str) or "$" in path.value:
-            continue
+    for prefix, path in _reward_files(given):
         file = Path(path.plain)
         name = given.get(f"{prefix}.name", Given("compute_score", 0)).value
         if not (file.stem.isidentifier() and name.isidentifier()):
@@ -110,6 +108,14 @@ def reward_findings(given: Mapping[str, Given], settings: Settings) -> Iterator[
             f"PYTHONPATH={file.parent} must be set where the run starts",
             is_grave=False,
         )
+
+
+def _reward_files(given: Mapping[str, Given]) -> Iterator[tuple[str, Given]]:
+    """Yields the section and the file of each reward function that a script names."""
+    for prefix in ("custom_reward_function", "reward.custom_reward_function"):
+        path = given.get(f"{prefix}.path")
+        if path is not None and isinstance(path.plain, str) and "$" not in path.value:
+            yield prefix, path
 
 
 def _here(asked: Any) -> tuple[list[str], list[str]]:

@@ -37,7 +37,7 @@ LACKING: Final[Mapping[str, str]] = {
         reward_model.reward_manager reward.reward_manager.name reward.reward_manager.module.path
         reward_model.reward_loop_*""",
     "no penalty grows with the length; algorithm.mask_truncated=true leaves cut responses out": """
-        *.overlong_buffer_cfg.enable""",
+        *.overlong_buffer_cfg.enable *.overlong_buffer.enable""",
     "a function in env.reward may run code itself, in a process with limits": """
         sandbox_fusion.url reward.sandbox_fusion.url reward_model.sandbox_fusion.url""",
     "an env answers responses by itself (`env.max_turns`): no tools of verl's": """
@@ -94,7 +94,7 @@ IDLE: Final[Mapping[str, str]] = {
         reward_model.param_offload *.load_weight *.data_parallel_size *.expert_parallel_size
         *.moe_tensor_parallel_size *.pipeline_model_parallel_size trainer.balance_batch
         *.actor.engine.* *.ref.engine.* critic.engine.* *.model_engine""",
-    "the machine's card is found; without trainer.n_gpus_per_node the run stays on the CPU": """
+    "the machine's card is found": """
         trainer.device""",
     "engine and learner are processes of their own": "actor_rollout_ref.hybrid_engine",
     _SPLIT: """

@@ -28,6 +28,8 @@ PALETTE: Final = {
     "no_answer": "#b0b7c1",
     "too_long": "#cf5f1f",
     "division_by_zero": "#3f6fb5",
+    "incorrect": "#d9b36c",
+    "reward_error": "#b3261e",
 }
 """On a light page; a drawing names them as CSS variables, `--wrong-value`."""
 COLOURS: Final = (

@@ -14,7 +14,7 @@ _HEAD: Final = 30
 """Height of the title, and of each chart's name."""
 _CHARTS: Final = {
     "accuracy": (("reward/accuracy", "training", "train"), ("val/accuracy", "test", "test")),
-    "score, with format credit": (("critic/score/mean", "", "test"),),
+    "score, partial credit included": (("critic/score/mean", "", "test"),),
     "tokens per response": (("response_length/mean", "", "test"),),
     "KL to the reference, nats per response": (("critic/kl", "", "test"),),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from math import log2
 
 import polars as pl
@@ -30,7 +31,7 @@ def charts(data: ReportData) -> dict[str, Chart]:
         {
             "Accuracy": _accuracy(curve),
             "What became of the responses": _verdicts(data.verdicts, data.steps_per_row),
-            "Score, with format credit": _line(curve, "score", "score per response"),
+            "Score, partial credit included": _line(curve, "score", "score per response"),
             "Response length": _line(curve, "response_tokens", "tokens per response"),
             "Entropy": _line(curve, "entropy", "nats per token"),
             "KL to the reference": _line(curve, "kl", "nats per response"),
@@ -65,7 +66,7 @@ def resource_charts(data: ReportData) -> dict[str, Chart]:
 _OVERLAID = (
     ("Test accuracy", "test_accuracy", "share solved"),
     ("Training accuracy", "accuracy", "share solved"),
-    ("Score, with format credit", "score", "score per response"),
+    ("Score, partial credit included", "score", "score per response"),
     ("Response length", "response_tokens", "tokens per response"),
     ("Entropy", "entropy", "nats per token"),
     ("KL to the reference", "kl", "nats per response"),
@@ -140,9 +141,11 @@ def _verdicts(shares: pl.DataFrame, steps_per_row: int) -> Chart | None:
     known = [name for name in PALETTE if name in table.columns]
     other = sorted(set(table.columns) - {"step", *known})
     order = sorted(known, key=lambda name: (name != "correct", name == "no_answer"))
+    spare = [name for name in COLOURS if name not in known]  # an env's own verdicts have none
+    colours = {name: name for name in order} | dict(zip(other, cycle(spare), strict=False))
     series = [
-        Series(name, name if name in PALETTE else "muted", _points(table, name), span=steps_per_row)
-        for name in (*order, *other)
+        Series(name, colour, _points(table, name), span=steps_per_row)
+        for name, colour in colours.items()
     ]
     return draw(stacked(series), "share of rollouts", y_top=1)
 

@@ -14,7 +14,8 @@ import polars as pl
 
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.atomic import write_text_atomically
-from rl_core.tracking.diagnosis import Diagnosis, diagnose
+from rl_core.tracking.diagnosis import diagnose
+from rl_core.tracking.series import Diagnosis
 from tasks.queries.run_tables import find_runs
 from tasks.queries.sql import ask
 

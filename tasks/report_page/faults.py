@@ -1,4 +1,4 @@
-"""What a run came through: attempts, what did not fit into memory, checkpoints, warnings."""
+"""What a run came through: attempts, memory and disk that ended, checkpoints, warnings."""
 
 from __future__ import annotations
 
@@ -9,13 +9,42 @@ from pathlib import Path
 from typing import Any
 
 from rl_core.runs.resume import remarks
-from rl_core.runs.run_folder import Attempt, RunFolder, RunRecord
+from rl_core.runs.run_folder import AFTER, Attempt, RunFolder, RunRecord
 
 _MOST_WARNINGS = 40
 _LINE = re.compile(
     r"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)Z "
     r"(?P<level>WARNING|ERROR|CRITICAL) (?P<logger>[\w.]+): (?P<message>.*)"
 )
+
+_LEFT_OUT = "left out, training went on"
+_FULL_DISK = {
+    r"the disk filled up while step (\d+) was saved": (
+        "the disk filled up during a save",
+        "older checkpoints were deleted for it, training went on",
+    ),
+    r"of step (\d+) the model alone was saved": (
+        "no room for a whole checkpoint",
+        "the model alone was saved, training went on",
+    ),
+    r"step (\d+) was not saved": (
+        "a checkpoint could not be saved",
+        "the one before stands, training went on",
+    ),
+    r"the rollouts of step (\d+) could not be written": (
+        "rollouts could not be written",
+        _LEFT_OUT,
+    ),
+    r"the metrics of step (\d+) could not be written": ("metrics could not be written", _LEFT_OUT),
+    r"the answers of the test at (\d+) could not be written": (
+        "answers of a test could not be written",
+        _LEFT_OUT,
+    ),
+}
+"""What a run's log says of a disk without room: pattern with the step -> what, and how it went on.
+
+The metrics cannot tell: they may be what found no room.
+"""
 
 
 @dataclass(frozen=True)
@@ -40,13 +69,14 @@ class LoggedWarning:
 
 
 def faults(run: Path, record: RunRecord) -> list[Fault]:
-    """Returns what the run's record, metrics and checkpoints say went wrong, oldest first."""
+    """Returns what the run's record, metrics, log and checkpoints say went wrong."""
     attempts = list(enumerate(record.attempts, start=1))[1:]
     rows = RunFolder(run).metrics.read()
     return [
         *(_attempt(number, attempt) for number, attempt in attempts),
         *_out_of_memory(rows),
         *_engine_restarts(rows),
+        *_full_disk(warnings(run)),
         *(Fault("checkpoint", remark, "kept beside the sound ones") for remark in remarks(run)),
     ]
 
@@ -73,6 +103,8 @@ def warnings(run: Path) -> list[LoggedWarning]:
 def _attempt(number: int, attempt: Attempt) -> Fault:
     if attempt.reason == "continued":
         what, how = "interrupted", "continued"
+    elif attempt.reason.startswith(AFTER):
+        what, how = attempt.reason.removeprefix(AFTER), "continued"
     else:
         what, how = attempt.reason, "retried"
     changes = f" with {attempt.changed}" if attempt.changed else ""
@@ -118,6 +150,16 @@ def _engine_restarts(rows: Iterable[dict[str, Any]]) -> list[Fault]:
         if died
         else []
     )
+
+
+def _full_disk(logged: Iterable[LoggedWarning]) -> list[Fault]:
+    """Returns what found no room on the disk, each kind once."""
+    return [
+        Fault(f"step {match[1]}", f"{what}, {_times(line.count)}", how)
+        for line in logged
+        for pattern, (what, how) in _FULL_DISK.items()
+        if (match := re.search(pattern, line.message)) is not None
+    ]
 
 
 def _times(count: int) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
@@ -21,6 +22,7 @@ Row = dict[str, Any]
 _LONGEST_SAMPLE = 4_000
 """Characters of a sample's response that are shown, before and after its answer."""
 _LONGEST_ANSWER_IN_A_STORY = 600
+_LONGEST_TRUTH = 80
 _MOST_TESTS = 5
 """Answers shown of a problem: the first, the last, and where the verdict changed."""
 _EXTREMES = 2
@@ -56,7 +58,7 @@ class Story:
 
     title: str
     problem: str
-    """Short, of its ground truth: `19, 11, 9 -> 118`; empty where a row has none."""
+    """Short, of its ground truth: `19, 11, 9 -> 118`, `the answer is Paris`."""
     prompt: str
     tests: list[Sample]
     """The first, the last, and those in between where the verdict changed, oldest first."""
@@ -151,11 +153,17 @@ def _story(title: str, tests: Sequence[Row]) -> Story:
 
 
 def _problem(ground_truth: str | None) -> str:
+    """Returns a problem's truth, a line of moderate length; empty where a row has none."""
     try:
         truth = json.loads(ground_truth or "")
-        return f"{', '.join(map(str, truth['numbers']))} -> {truth['target']}"
-    except (ValueError, TypeError, KeyError):
+    except ValueError:
         return ""
+    with suppress(TypeError, KeyError):
+        return f"{', '.join(map(str, truth['numbers']))} -> {truth['target']}"
+    text = truth if isinstance(truth, str) else json.dumps(truth, ensure_ascii=False)
+    line = " ".join(text.split())
+    short = line if len(line) <= _LONGEST_TRUTH else f"{line[:_LONGEST_TRUTH]}..."
+    return f"the answer is {short}"
 
 
 def _is_right(row: Row) -> bool:

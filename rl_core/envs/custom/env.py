@@ -7,7 +7,12 @@ from typing import Any, Final
 from rl_core.envs.custom.settings import CustomConfig
 from rl_core.envs.custom.user_rows import COLUMNS, DATA_SOURCE, read_row, user_table
 from rl_core.envs.record import Checks, Env, LaunchScripts, Question, Value
-from rl_core.envs.text_problems import render_messages, score_text, text_of_truth
+from rl_core.envs.text_problems import (
+    question_in,
+    render_messages,
+    score_text,
+    text_of_truth,
+)
 from rl_core.types import Problem, ScoredText
 
 
@@ -33,7 +38,7 @@ def _read_question(env: CustomConfig, text: str, answer: str | None) -> Question
 
 def _show(problem: Problem) -> str:
     truth = text_of_truth(problem.ground_truth)
-    return f"{problem.messages[-1]['content']} (the answer is {truth})"
+    return f"{question_in(problem.messages[-1]['content'])} (the answer is {truth})"
 
 
 CUSTOM: Final = Env(

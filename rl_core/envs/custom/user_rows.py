@@ -43,6 +43,7 @@ def read_row(env: CustomConfig, record: Record) -> OwnProblem:
         truth=truth,
         solution=text_of(extra, {}, "solution") or text_of_truth(truth),
         data_source=data_source or DATA_SOURCE,
+        extra_info=json.dumps(extra, ensure_ascii=False, default=str) if extra else "",
     )
 
 
@@ -52,13 +53,17 @@ def user_table(split: str, problems: Sequence[OwnProblem]) -> pa.Table:
 
 
 def _truth(record: Record) -> Any:
-    """Returns the first truth that a row has, any value of JSON but null and the empty text."""
-    found = (
-        struct_of(record, "reward_model").get("ground_truth"),
-        record.get("ground_truth"),
-        record.get("answer"),
-    )
-    truth = next((value for value in found if value is not None and value != ""), None)
+    """Returns the first truth that a row has, any value of JSON but null and a blank text."""
+    found = {
+        "reward_model.ground_truth": struct_of(record, "reward_model").get("ground_truth"),
+        "ground_truth": record.get("ground_truth"),
+        "answer": record.get("answer"),
+    }
+    given = {name: value for name, value in found.items() if value is not None}
+    truth = next((value for value in given.values() if not _is_blank(value)), None)
+    if given and truth is None:
+        name, value = next(iter(given.items()))
+        raise ValueError(f"{name}={value!r} is blank: write what is right, or leave the row out")
     if truth is None:
         raise ValueError(
             "it has none of `answer`, `ground_truth` and reward_model.ground_truth: add one"
@@ -70,6 +75,10 @@ def _truth(record: Record) -> Any:
             f"its ground truth {shown(truth)} is no value of JSON: write it as a text"
         ) from None
     return truth
+
+
+def _is_blank(value: Any) -> bool:
+    return isinstance(value, str) and not value.strip()
 
 
 def _prompt(env: CustomConfig, record: Record) -> list[Message]:

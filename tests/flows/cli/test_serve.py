@@ -110,5 +110,5 @@ def test_a_second_start_finds_all_as_it_was_and_a_death_ends_it_with_its_runs(
     worker.kill()
     code, _, err = served.ends(process)
     assert code == 1
-    assert err.startswith("countdown-train: the worker ended (-9), see ")
+    assert err.startswith("countdown-train: the worker ended (killed by SIGKILL), see ")
     assert served.place.record()["status"] == "interrupted"

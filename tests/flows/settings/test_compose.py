@@ -85,7 +85,8 @@ def test_what_a_run_changed_of_its_preset_is_told() -> None:
     }
     of_another_env = own_settings(compose().model_copy(update={"env": Gsm8kConfig()}))
     assert of_another_env["env.name"] == ("countdown", "gsm8k")
-    assert of_another_env["env.max_number"] == (20, None)
+    assert of_another_env["env.answer_from"] == ("anywhere", "strict")
+    assert "env.max_number" not in of_another_env  # nobody set it to null
     gone = compose().model_copy(update={"preset": "gone.yaml"})
     assert own_settings(gone)["trainer.total_steps"] == (None, 25)
 

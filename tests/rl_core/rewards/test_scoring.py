@@ -13,13 +13,16 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
+import torch
 
 from rl_core.config.run import RunConfig
 from rl_core.envs.countdown import CountdownConfig
 from rl_core.envs.countdown.env import COUNTDOWN
 from rl_core.envs.gsm8k import Gsm8kConfig
+from rl_core.rewards.reward_worker import checked
 from rl_core.rewards.scoring import Rewards, refusal, start_rewards
 from rl_core.rollout.collector import collect
 from rl_core.types import Problem, PromptedProblem, ScoredText
@@ -114,6 +117,17 @@ def test_whatever_a_function_does_costs_its_own_response_alone(
     assert all(
         m.startswith(f"{HERE}:misbehave gave no reward for a response to problem 7") for m in said
     )
+
+
+@pytest.mark.parametrize(
+    ("returned", "score"),
+    [(np.bool_(True), 1.0), (np.float32(0.5), 0.5), (torch.tensor(0.25), 0.25), (False, 0.0)],
+)
+def test_a_number_of_any_kind_is_a_score(returned: object, score: float) -> None:
+    assert checked(returned) == {"score": score}
+    assert checked({"score": returned}) == {"score": score}
+    with pytest.raises(TypeError, match="returned ndarray, not a number"):
+        checked(np.array([score]))
 
 
 def test_reasons_in_words(caplog: pytest.LogCaptureFixture) -> None:

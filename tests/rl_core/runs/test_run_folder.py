@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -119,6 +120,12 @@ def test_a_continued_run_keeps_its_record_and_counts_the_attempt(tmp_path: Path)
     assert record.started_at == first.started_at
     assert [attempt.reason for attempt in record.attempts] == ["started", "continued"]
     assert yaml.safe_load((run.path / "config.yaml").read_text())["seed"] == 9
+
+
+def test_an_attempt_after_a_failure_says_which(tmp_path: Path) -> None:
+    RunFolder.create(config_in(tmp_path)).update(status="failed", reason="ValueError: no such file")
+    (_, attempt) = RunFolder.create(config_in(tmp_path)).read().attempts
+    assert attempt.reason == "continued after: ValueError: no such file"
 
 
 def test_settings_that_a_run_was_continued_with_do_not_hide_those_before(tmp_path: Path) -> None:
@@ -374,3 +381,11 @@ def test_a_run_folder_travels_to_other_processes(tmp_path: Path) -> None:
     run = RunFolder.create(config_in(tmp_path))
     assert pickle.loads(pickle.dumps(run)) == run
     assert os.fspath(run.path) == str(tmp_path / "runs" / "my-run")
+
+
+def test_a_truth_keeps_its_letters_where_sql_reads_it(tmp_path: Path) -> None:
+    run = RunFolder.create(config_in(tmp_path))
+    asked = replace(rollout(0, 0, [0.0]), problem=Problem(0, "custom", (), {"city": "東京"}, 0))
+    run.held_out.write(0, [asked])
+    (row,) = run.held_out.read()
+    assert row["ground_truth"] == '{"city": "東京"}'

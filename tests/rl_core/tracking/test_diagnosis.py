@@ -105,6 +105,33 @@ def test_each_rule(
     assert rule not in rules(steps(**sound))
 
 
+def test_a_reward_function_that_fails_is_told_at_once() -> None:
+    failing: Rows = [{"step": 1, "critic/score/mean": 0.0, "reward/verdict/reward_error": 1.0}]
+    (found,) = diagnose(failing)
+    assert found.rule == "reward_fails"
+    assert "no score at all" in found.says
+    some = [dict(failing[0], step=2), {"step": 3, "critic/score/mean": 0.0}]
+    assert [str(found) for found in diagnose(some)] == [
+        "env.reward gives no score for some responses, which count as 0 "
+        "(reward/verdict/reward_error is 0.500 of the last steps). Try: the log says why for the "
+        "first of them, and countdown-train sql samples_of_a_verdict -p verdict=reward_error shows "
+        "some; env.reward_timeout_s and env.reward_memory_mib are the limits"
+    ]
+    healed = failing + [{"step": i, "critic/score/mean": 0.3} for i in range(2, 13)]
+    assert rules(healed) == []
+    assert rules([row | failing[0] | {"step": row["step"]} for row in steps(score=(0, 0))]) == [
+        "reward_fails"  # and no word of prompts
+    ]
+
+
+def test_a_function_without_right_answers_is_not_format_credit() -> None:
+    rows = steps(score=(0.2, 0.6), accuracy=(0, 0))
+    assert rules(rows) == ["format_credit_only"]
+    (found,) = diagnose([row | {"reward/verdict/incorrect": 1.0} for row in rows])
+    assert found.rule == "nothing_is_correct"
+    assert "env.full_score" in found.advice
+
+
 def test_kl_blows_up_and_does_not_merely_drift() -> None:
     assert rules(steps(38, kl=(0.1, 0.1)) + _kl_rows(39, (4.0, 12.0))) == []
     sick = steps(30, kl=(0.1, 0.1)) + _kl_rows(31, tuple(np.linspace(0.5, 12, 10)))

@@ -44,3 +44,24 @@ def test_what_one_phase_has_freed_does_not_count_in_the_next(
     kept, left = map(int, (tmp_path / "told").read_text().split())
     assert kept > 500
     assert left < 100
+
+
+SENDER = """
+import sys
+from pathlib import Path
+
+import torch
+from ray._private.tensor_serialization_utils import zero_copy_tensors_reducer
+
+from rl_core.workers.actors import prepare_process
+
+prepare_process({}, Path(sys.argv[1]))
+zero_copy_tensors_reducer(torch.ones(2))
+"""
+
+
+def test_rays_warning_of_weights_is_no_last_word_of_a_worker(tmp_path: Path) -> None:
+    """Whoever reads why a learner died at night would take "data corruption" for the cause."""
+    log = tmp_path / "learner.log"
+    subprocess.run([sys.executable, "-c", SENDER, str(log)], check=True)
+    assert log.read_text() == ""

@@ -122,6 +122,18 @@ def test_a_group_size_and_a_coefficient_in_the_wrong_place_are_found() -> None:
     assert import_script(both).settings["algorithm.kl_coef"] == 0.01
 
 
+def test_kl_that_is_not_in_the_loss_may_be_in_the_reward() -> None:
+    """TinyZero's is, verl's of today is not: what the preset has must be said."""
+    plain = "python3 -m verl.trainer.main_ppo data.train_batch_size=8"
+    actor, said = "actor_rollout_ref.actor", "nothing is said of KL"
+    for more in ("", f" {actor}.use_kl_loss=False {actor}.kl_loss_coef=0.001"):
+        assert "algorithm.kl_mode=none" in found(import_script(plain + more), said)
+    for more in (f" {actor}.use_kl_loss=True", " algorithm.use_kl_in_reward=False"):
+        imported = import_script(plain + more)
+        assert not any(said in str(one) for one in imported.findings)
+        assert imported.settings["algorithm.kl_mode"] in ("loss", "none")
+
+
 def test_verls_own_name_of_the_group_size_wins() -> None:
     script = GSM8K.replace("algorithm.kl_penalty=0.001", "actor_rollout_ref.rollout.n=5")
     imported = import_script(script)

@@ -75,6 +75,9 @@ def test_problems_of_another_kind_are_a_warning(tmp_path: Path) -> None:
     assert imported(file).settings["env.name"] == "gsm8k"
     words = parquet(tmp_path / "capitals.parquet", "mine/capitals", "Of France?", "Paris")
     assert imported(words).settings["env.name"] == "custom"
+    judged = imported(words, "custom_reward_function.path=judge.py")
+    assert judged.settings["env.reward"] == "judge:compute_score"
+    assert "no env here is made for" not in warnings(judged)  # nor need be: the function scores
     named = parquet(tmp_path / "gsm8k.parquet", "lighteval/MATH", "What?", "18")
     assert "which no env here is made for" in warnings(imported(named))
     plain = tmp_path / "mine.jsonl"

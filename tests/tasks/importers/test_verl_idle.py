@@ -43,6 +43,10 @@ def test_a_setting_asks_for_what_is_lacking_only_where_it_is_on() -> None:
     assert is_lacking
     assert "env.reward=package.module:function" in reason
     assert meaning("reward_model.enable", "False") == (reason, False)
+    for name in ("reward_kwargs.overlong_buffer_cfg", "overlong_buffer"):  # DAPO, early and later
+        reason, is_lacking = meaning(f"reward_model.{name}.enable", "True") or ("", False)
+        assert reason.startswith("no penalty grows with the length")
+        assert is_lacking
     assert meaning("actor_rollout_ref.actor.shuffle", "True") == (
         "mini-batches are cut in the order of the step's rollouts",
         False,

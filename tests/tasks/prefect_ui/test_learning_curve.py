@@ -41,7 +41,7 @@ def test_a_line_lies_where_its_numbers_say() -> None:
     assert first[1] > middle[1]  # downwards
     assert last[1] == pytest.approx((first[1] + middle[1]) / 2, abs=0.1)
     assert {"mine", "accuracy, training", "0.5", "4"} <= set(words(svg))
-    assert "score, with format credit" not in words(svg)
+    assert "score, partial credit included" not in words(svg)
 
 
 def test_what_is_no_number_is_left_out_and_long_lines_are_thinned_to_their_means() -> None:

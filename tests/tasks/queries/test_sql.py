@@ -242,3 +242,13 @@ def test_reads_what_a_run_really_writes_while_it_writes(tmp_path: Path) -> None:
     assert found.rows() == [(2, 0.5, True, True)]
     overview = sql.ask("runs_overview", root=tmp_path)
     assert overview.select("run_id", "status", "steps").rows() == [("live", "running", 2)]
+
+
+def test_the_first_of_equal_tests_is_the_best_as_the_pointer_has_it(two_runs: Path) -> None:
+    """Not the test before the first step, which has no checkpoint."""
+    metrics = RunFolder(two_runs / "runs" / "beta").metrics
+    metrics.cut_after(1)  # and half a line that is being written
+    for step in (2, 4):
+        metrics.append(step, {"val/accuracy": 0.125})  # as before training
+    (row,) = (r for r in sql.ask("compare_runs", root=two_runs).to_dicts() if r["run_id"] == B)
+    assert (row["best_test"], row["best_at_step"]) == (0.125, 2)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from flows.evaluate_checkpoint import render
+from rl_core.envs.text_problems import render_messages
 from rl_core.evaluation.rows import label_rows
 from rl_core.evaluation.summary import summarise
 from rl_core.types import Problem
@@ -100,6 +101,15 @@ def test_a_question_in_words_is_shortened() -> None:
     (line,) = as_table(one)
     assert re.fullmatch(r"(how many\? ?)+ \.\.\. .* -> 18", line["problem"])
     assert len(line["problem"]) < 70
+
+
+def test_a_question_in_words_is_shown_without_its_template() -> None:
+    asked = tuple(render_messages("base", "Capital of 日本?"))
+    for truth, said in (("東京", "東京"), (["a", "b"], '["a", "b"]'), ("x " * 99, "x x")):
+        one = choose_answers(rows()[:1], [Problem(0, "custom", asked, truth, 0)], most=1)
+        (line,) = as_table(one)
+        assert line["problem"].startswith(f"Capital of 日本? -> {said}")
+        assert len(line["problem"]) < 90
 
 
 def test_text_of_a_model_steers_no_terminal_and_breaks_out_of_no_markdown() -> None:

@@ -41,7 +41,7 @@ def test_charts_show_the_logged_steps(alpha_data: ReportData) -> None:
     assert list(drawn) == [
         "Accuracy",
         "What became of the responses",
-        "Score, with format credit",
+        "Score, partial credit included",
         "Response length",
         "Accuracy by number of solutions",
         "Accuracy by count of numbers",
@@ -50,6 +50,15 @@ def test_charts_show_the_logged_steps(alpha_data: ReportData) -> None:
     assert {"train, sampled", "test, greedy", "share solved"} <= words_of(drawn["Accuracy"])
     verdicts = words_of(drawn["What became of the responses"])
     assert {"correct", "wrong_value", "bad_syntax", "no_answer"} <= verdicts
+
+
+def test_verdicts_that_nobody_knows_are_told_apart(alpha_data: ReportData) -> None:
+    names = ("correct", "incorrect", "reward_error", "too_short", "off_topic")
+    shares = pl.DataFrame([{"step": 1, "verdict": name, "share": 0.2} for name in names])
+    drawn = charts(replace(alpha_data, verdicts=shares))["What became of the responses"]
+    areas = re.findall(r"<polygon [^>]*fill:var\(--([\w-]+)\)", drawn.drawing)
+    assert {"correct", "incorrect", "reward-error"} <= set(areas)
+    assert len(set(areas)) == len(names)
 
 
 def test_fine_tuning_before_the_run_has_a_curve(alpha_data: ReportData) -> None:

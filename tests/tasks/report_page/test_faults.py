@@ -16,7 +16,8 @@ def test_attempts_memory_and_checkpoints_are_told(two_runs: Path) -> None:
     changes = {"rollout.kv_cache_mib": (128, 64)}
     retry = Attempt(started_at=day, reason=oom, from_step=2, changes=changes)
     later = Attempt(started_at=day, reason="continued", from_step=3)
-    run.update(attempts=(first, retry, later))
+    failed = Attempt(started_at=day, reason="continued after: ValueError: no file", from_step=3)
+    run.update(attempts=(first, retry, later, failed))
     for step, times, budget in ((4, 0, 4096), (5, 1, 2048), (6, 2, 512)):
         name = "update_actor"
         run.metrics.append(
@@ -30,6 +31,7 @@ def test_attempts_memory_and_checkpoints_are_told(two_runs: Path) -> None:
     assert faults(run.path, run.read()) == [
         Fault("attempt 2", oom, "retried from step 2 with rollout.kv_cache_mib=64"),
         Fault("attempt 3", "interrupted", "continued from step 3"),
+        Fault("attempt 4", "ValueError: no file", "continued from step 3"),
         Fault(
             "step 5",
             "out of memory in update_actor, 3 times",
@@ -52,7 +54,7 @@ def test_attempts_memory_and_checkpoints_are_told(two_runs: Path) -> None:
         ),
     ]
     page = write_report(run.path).html.read_text()
-    assert "<dd>6, see below</dd>" in page
+    assert "<dd>7, see below</dd>" in page
 
 
 def test_a_quiet_run_survived_nothing(shared_runs: Path) -> None:
@@ -72,6 +74,34 @@ def test_warnings_of_the_log_are_told_once(tmp_path: Path) -> None:
     assert warnings(tmp_path) == [
         LoggedWarning("2026-11-20 20:00:01", "WARNING", "the rollouts of step 1 were lost", 2),
         LoggedWarning("2026-11-20 20:00:03", "ERROR", "<b>disk</b> full", 1),
+    ]
+
+
+def test_a_disk_that_was_full_is_no_quiet_run(two_runs: Path) -> None:
+    """As training writes it: see `background_save`, `rollout_log` and `validation_log`."""
+    run = RunFolder(two_runs / "runs" / "alpha")
+    (run.path / "log.txt").write_text(
+        "2026-11-20T20:00:01Z WARNING rl_core.runs.rollout_log: the rollouts of step 10 could not "
+        "be written: [Errno 28] No space left on device\n"
+        "2026-11-20T20:00:01Z WARNING rl_core.runs.rollout_log: the rollouts of step 11 could not "
+        "be written: [Errno 28] No space left on device\n"
+        "2026-11-20T20:00:02Z WARNING rl_core.checkpoints.background_save: the disk filled up "
+        "while step 10 was saved\n"
+        "2026-11-20T20:00:03Z ERROR rl_core.checkpoints.background_save: step 12 was not saved "
+        "(OSError: [Errno 28] No space left on device): free 3 GB; training goes on\n"
+    )
+    assert faults(run.path, run.read()) == [
+        Fault("step 10", "rollouts could not be written, 2 times", "left out, training went on"),
+        Fault(
+            "step 10",
+            "the disk filled up during a save, 1 time",
+            "older checkpoints were deleted for it, training went on",
+        ),
+        Fault(
+            "step 12",
+            "a checkpoint could not be saved, 1 time",
+            "the one before stands, training went on",
+        ),
     ]
 
 

@@ -113,13 +113,33 @@ def test_problems_are_followed_from_test_to_test(two_runs: Path) -> None:
     assert "3 of 5 tests right" in page
 
 
+@pytest.mark.parametrize(
+    ("truth", "said"),
+    [
+        ("東京", "the answer is 東京"),
+        ("two\nlines", "the answer is two lines"),
+        (["a", 1], 'the answer is ["a", 1]'),
+        ("long " * 40, f"the answer is {'long ' * 16}..."),
+        ("18", "the answer is 18"),
+    ],
+)
+def test_a_problem_in_words_is_told_by_its_answer(tmp_path: Path, truth: object, said: str) -> None:
+    row: Row = {"prompt_index": 0, "prompt": "?", "response": "", "answer": None, "score": 0.0}
+    row |= {"verdict": "incorrect", "ground_truth": json.dumps(truth, ensure_ascii=False)}
+    for step in (0, 1):
+        write_rows([row | {"step": step}], tmp_path / "held_out" / f"step_{step:06d}.parquet")
+    assert [story.problem for story in stories(RunFolder(tmp_path))] == [said]
+
+
 def test_a_run_that_kept_no_tests_tells_of_its_evaluation(shared_runs: Path) -> None:
     """Greedily: problem 0 and 2 were won, 3 was lost, 1 stayed wrong."""
-    told = [brief(story) for story in stories(RunFolder(shared_runs / "runs" / "alpha"))]
+    briefs = [brief(story) for story in stories(RunFolder(shared_runs / "runs" / "alpha"))]
+    assert {problem for _, problem, *_ in briefs} == {'the answer is {"target": 10}'}
+    told = [(title, *rest) for title, _, *rest in briefs]
     yes, wrong, none = "correct", "wrong_value", "no_answer"
     assert told == [
-        ("wrong at first, right at the end", "", [(0, none), (3, yes)], 1, 2),
-        ("right at first, wrong at the end", "", [(0, yes), (3, wrong)], 1, 2),
-        ("never right", "", [(0, wrong), (3, wrong)], 0, 2),
+        ("wrong at first, right at the end", [(0, none), (3, yes)], 1, 2),
+        ("right at first, wrong at the end", [(0, yes), (3, wrong)], 1, 2),
+        ("never right", [(0, wrong), (3, wrong)], 0, 2),
     ]
     assert stories(RunFolder(shared_runs / "runs" / "beta")) == []

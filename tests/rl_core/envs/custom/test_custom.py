@@ -62,7 +62,8 @@ def test_a_row_says_what_is_asked_and_what_is_right(
         ({"prompt": ["Capital?"], "answer": "Paris"}, "must be a list of {role, content}"),
         ({"prompt": " ", "answer": "Paris"}, "asks nothing"),
         ({"prompt": "Capital?"}, "none of `answer`, `ground_truth` and reward_model.ground_truth"),
-        ({"prompt": "Capital?", "answer": ""}, "none of `answer`"),
+        ({"prompt": "Capital?", "answer": ""}, "answer='' is blank: write what is right"),
+        ({"prompt": "Capital?", "ground_truth": " \n"}, "ground_truth=' \\n' is blank"),
         ({"prompt": "Capital?", "answer": float("nan")}, "nan is no value of JSON"),
     ],
 )
@@ -121,9 +122,38 @@ def test_any_text_has_a_score(response: str, truth: Any) -> None:
     assert score(response, truth).score in (0.0, 1.0)
 
 
+@pytest.mark.parametrize("template", ["chat", "base"])
+def test_a_problem_is_shown_without_the_words_of_its_template(template: str) -> None:
+    env = CustomConfig.model_validate({"prompt_template": template})
+    for row in ({"question": "Capital of 日本?"}, {"prompt": "Capital of 日本?"}):
+        asked = read_row(env, row | {"answer": "東京"}).prompt
+        problem = Problem(0, "custom", tuple(asked), "東京", 0)
+        assert env_of(env).show(problem) == "Capital of 日本? (the answer is 東京)"
+
+
 def test_a_function_gets_the_truth_as_it_was() -> None:
     env = CustomConfig(reward="tests.support.user_rewards:is_capital")
     problem = Problem(0, "custom", (), {"city": "Paris", "also": ["Paname"]}, 0)
     with start_rewards(env) as rewards:
         for said, verdict in (("Paris", "correct"), ("Paname", "correct"), ("Rome", "incorrect")):
             assert rewards.submit(said, problem).result().verdict == verdict
+
+
+def test_a_function_gets_the_rows_own_extra_info(tmp_path: Path) -> None:
+    """As of verl: the same function reads the same fields, whatever shape they have."""
+    rows = [
+        {"prompt": f"Question {i}?", "answer": "x", "extra_info": {"index": 70 + i, "also": ["é"]}}
+        for i in range(2)
+    ]
+    rows.insert(0, {"prompt": "Without?", "answer": "x"})
+    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    env = CustomConfig(reward="tests.support.user_rewards:as_mapping")
+    data = DataConfig(train_files=(str(tmp_path / "mine.jsonl"),), test_size=1)
+    write_dataset(env, data, tmp_path / "made")
+    without, own = read_problems(tmp_path / "made" / "train.parquet")
+    with start_rewards(env) as rewards:
+        asked = [rewards.submit("right", problem).result().answer for problem in (without, own)]
+    assert asked[0] is not None
+    assert "'extra_info': {'index': 0, 'num_solutions': 0}" in asked[0]
+    assert asked[1] is not None
+    assert "'extra_info': {'index': 70, 'num_solutions': 0, 'also': ['é']}" in asked[1]
