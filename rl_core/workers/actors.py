@@ -107,8 +107,6 @@ class LearnerActor:
 
     def __init__(self, environment: Mapping[str, str], log_file: Path | NodeFile) -> None:
         prepare_process(environment, log_file)
-        # Ray copies what is sent into its store; said last, this would look like a death's cause.
-        warnings.filterwarnings("ignore", "Zero-copy tensor serialization")
         self._learner: Learner
         self._ranks: Ranks | None = None
         self._meeting: TCPStore
