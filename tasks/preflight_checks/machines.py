@@ -14,24 +14,25 @@ from rl_core.system.versions import version_of
 from tasks.preflight_checks.device import ask_python, read_device
 
 _CARDS_PER_NODE: Final = 8
-_PROBE: Final = """
+PROBE: Final = """
 import json, time
 import numpy as np
 left, data = np.ones((256, 256), np.float32), np.ones(2**22, np.float32)
 into, flops, bandwidth = np.empty_like(data), 0.0, 0.0
-end = time.perf_counter() + 0.1
-while time.perf_counter() < end:
-    start = time.perf_counter()
+left @ left
+for _ in range(200):
+    start = time.process_time()
     left @ left
-    flops = max(flops, 2 * 256**3 / (time.perf_counter() - start))
+    flops = max(flops, 2 * 256**3 / (time.process_time() - start))
 for _ in range(20):
-    start = time.perf_counter()
+    start = time.process_time()
     np.copyto(into, data)
-    bandwidth = max(bandwidth, 2 * data.nbytes / (time.perf_counter() - start))
+    bandwidth = max(bandwidth, 2 * data.nbytes / (time.process_time() - start))
 print(json.dumps([flops, bandwidth]))
 """
-"""One thread's rate of a matrix product in float32, and of copying, undisturbed: the best of many
-that are shorter than the time for which a busy machine lets a process run (0.5 and 2 ms)."""
+"""One thread's rate of a matrix product in float32, and of copying, undisturbed: CPU time, and the
+best of many that are short (0.5 and 2 ms). The first product prepares the library. By the clock, a
+machine at load 25 was once found to be a thousandth as fast as it was."""
 
 
 def planned_machines(config: RunConfig) -> list[Machine]:
@@ -107,5 +108,5 @@ def _this_cpu(config: RunConfig) -> list[Machine]:
 @lru_cache(maxsize=1)
 def _rates_of_a_thread() -> tuple[float, float] | None:
     """Measures, in a process whose libraries have one thread; None where it does not answer."""
-    rates = ask_python(_PROBE, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    rates = ask_python(PROBE, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
     return None if rates is None else (rates[0], rates[1])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
+import time
 from typing import Any
 
 import pytest
@@ -10,7 +13,7 @@ import pytest
 from rl_core.config.run import RunConfig
 from tasks.preflight_checks import machines
 from tasks.preflight_checks.device import Card, DeviceFacts
-from tasks.preflight_checks.machines import planned_machines
+from tasks.preflight_checks.machines import PROBE, planned_machines
 
 ON_GPU = {"learner_gpus": 0.5, "rollout_gpus": 0.5}
 
@@ -69,3 +72,15 @@ def test_ranks_have_links_and_one_process_none() -> None:
     )
     assert on_pcie.links is not None
     assert on_pcie.links.between == 12.5e9 / 8
+
+
+def test_a_cpu_that_others_use_is_as_fast_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the clock each product takes a second, as where the machine lets others run meanwhile."""
+    seconds = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(seconds)))
+    exec(PROBE, {})
+    flops, bandwidth = json.loads(capsys.readouterr().out)
+    assert flops > 1e9  # a product has 0.03e9
+    assert bandwidth > 0.1e9
