@@ -9,11 +9,14 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rl_core.sft.tokenizer import train_tokenizer
 
-_VOCABULARY = 640
-
 
 def make_random_model(
-    texts: list[str], folder: Path, *, hidden_size: int = 256, digits_per_token: int = 1
+    texts: list[str],
+    folder: Path,
+    *,
+    hidden_size: int = 256,
+    digits_per_token: int = 1,
+    vocab_size: int = 640,
 ) -> None:
     """Writes a Qwen2, by default of three million parameters, and a BPE tokenizer fitted to texts.
 
@@ -22,8 +25,9 @@ def make_random_model(
         folder: where both go.
         hidden_size: a multiple of 32; 128 makes a million parameters.
         digits_per_token: 1 spells numbers as Qwen does, 3 gives each a token as Llama 3 does.
+        vocab_size: at most so many tokens; phrases of the prompt take many, rare numbers the last.
     """
-    tokenizer = train_tokenizer(texts, vocab_size=_VOCABULARY, digits_per_token=digits_per_token)
+    tokenizer = train_tokenizer(texts, vocab_size=vocab_size, digits_per_token=digits_per_token)
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(
         Qwen2Config(
