@@ -46,6 +46,11 @@ def lr_factor(step: int, *, schedule: LrSchedule, warmup_steps: int, num_steps: 
     return _DECAYS[schedule](min(progress, 1.0))
 
 
+def _step_tensor(step: Tensor | int) -> Tensor:
+    """AdamW counts in a tensor, bitsandbytes in a number."""
+    return step if isinstance(step, Tensor) else torch.tensor(step, device="cpu")
+
+
 class ModelOptimizer:
     """AdamW on a model, with its learning-rate schedule; of a sharded model, on this rank's share.
 
@@ -177,7 +182,7 @@ class ModelOptimizer:
         """Returns the optimizer's state as `<prefix>.<parameter>.<field>`."""
         return {
             f"{prefix}.{name}.{field}": (
-                torch.as_tensor(value, device=None if isinstance(value, Tensor) else "cpu")
+                _step_tensor(value)
                 if field == "step"
                 else as_shares(value, parameter, shape_when_cut(field, parameter))
             )
