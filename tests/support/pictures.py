@@ -35,7 +35,9 @@ def main() -> None:
         prefect.start_server()
         try:
             prefect.deploy({})
-            run = FlowRun(prefect, "countdown-train", [], hungry_after(_STEPS))
+            # What takes the memory away sees one thread of a learner.
+            settings = ["resources.learner_threads=1"]
+            run = FlowRun(prefect, "countdown-train", settings, hungry_after(_STEPS))
             with prefect.running(*WORKER):
                 wait_for(lambda: run.is_in("Completed", "Failed", "Crashed"), limit_s=7200)
             assert run.is_in("Completed"), prefect.logs()
