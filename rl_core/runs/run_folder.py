@@ -165,13 +165,11 @@ class RunFolder:
             run.add_attempt(f"{AFTER}{before.reason}" if failed else "continued", asked=asked)
             run.update(preset=config.preset, status="running", **_NOTHING_TO_SAY)
         else:
-            first = Attempt(started_at=utc_now(), reason="started")
+            now = utc_now()
+            first = Attempt(started_at=now, reason="started")
             run._write(
                 RunRecord(
-                    run_id=run.run_id,
-                    preset=config.preset,
-                    started_at=first.started_at,
-                    attempts=(first,),
+                    run_id=run.run_id, preset=config.preset, started_at=now, attempts=(first,)
                 )
             )
         run.update(made_with=made_with())

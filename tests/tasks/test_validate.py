@@ -58,10 +58,7 @@ def write_word_problems(folder: Path) -> dict[str, list[str]]:
 
 
 def own_questions(folder: Path) -> DataConfig:
-    records = [
-        {"question": f"Which letter is {c}?", "answer": c, "extra_info": {"page": ord(c)}}
-        for c in "abcdef"
-    ]
+    records = [{"question": f"Is it {c}?", "answer": c, "extra_info": {"n": 1}} for c in "abcdef"]
     (folder / "letters.jsonl").write_text("\n".join(map(json.dumps, records)))
     return DataConfig(train_files=(str(folder / "letters.jsonl"),), test_size=2)
 
