@@ -166,12 +166,8 @@ class RunFolder:
             run.update(preset=config.preset, status="running", **_NOTHING_TO_SAY)
         else:
             now = utc_now()
-            first = Attempt(started_at=now, reason="started")
-            run._write(
-                RunRecord(
-                    run_id=run.run_id, preset=config.preset, started_at=now, attempts=(first,)
-                )
-            )
+            made = {"run_id": run.run_id, "preset": config.preset, "started_at": now}
+            run._write(RunRecord(**made, attempts=(Attempt(started_at=now, reason="started"),)))
         run.update(made_with=made_with())
         hold_reserve(run.path)
         return run
