@@ -31,8 +31,8 @@ for _ in range(20):
 print(json.dumps([flops, bandwidth]))
 """
 """One thread's rate of a matrix product in float32, and of copying, undisturbed: CPU time, and the
-best of many that are short (0.5 and 2 ms). The first product prepares the library. By the clock, a
-machine at load 25 was once found to be a thousandth as fast as it was."""
+best of many that are short (0.5 and 2 ms). The first product prepares the library. By the clock,
+what others run meanwhile would count, and a busy machine may leave no product undisturbed."""
 
 
 def planned_machines(config: RunConfig) -> list[Machine]:

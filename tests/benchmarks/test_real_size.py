@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-import importlib.util
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -10,18 +9,10 @@ import pytest
 from rl_core.data.prompts import encode_prompt
 from rl_core.types import Message
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "real_size.py"
-
 
 @pytest.fixture
-def real_size(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("real_size", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "real_size", module)
-    spec.loader.exec_module(module)
-    return module
+def real_size(load_script: Callable[[str], ModuleType]) -> ModuleType:
+    return load_script("real_size")
 
 
 def test_the_tokenizer_has_qwens_size_and_form(real_size: ModuleType, tmp_path: Path) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -24,15 +23,8 @@ STEPS, WARM_UP, LIMIT_S = 200, 60, 1_500
 
 
 @pytest.fixture
-def soak(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(FILE.parent)
-    spec = importlib.util.spec_from_file_location("soak", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "soak", module)
-    spec.loader.exec_module(module)
-    return module
+def soak(load_script: Callable[[str], ModuleType]) -> ModuleType:
+    return load_script("soak")
 
 
 def looks(soak: ModuleType, own_mb: Any, files: Any, cpu_s: Any) -> Any:

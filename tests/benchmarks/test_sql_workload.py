@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-import importlib.util
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -9,18 +8,10 @@ import pytest
 
 from tasks.queries import sql
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "sql_workload.py"
-
 
 @pytest.fixture
-def workload(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("sql_workload", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "sql_workload", module)
-    spec.loader.exec_module(module)
-    return module
+def workload(load_script: Callable[[str], ModuleType]) -> ModuleType:
+    return load_script("sql_workload")
 
 
 def test_made_up_runs_answer_as_real_ones_do(workload: ModuleType, tmp_path: Path) -> None:
