@@ -336,15 +336,6 @@ def _ray_token(address: str) -> Iterator[Finding]:
         what, _, remedy = str(error).rpartition(": ")
         yield Finding("ray", "fatal", what, remedy)
         return
-    if address.startswith("ray://"):
-        yield Finding(
-            "ray",
-            "fatal",
-            f"resources.ray_address={address} cannot train: Ray's client knows no saving beside a "
-            "step",
-            "run it on one of the cluster's machines (`ray start --address=HOST:PORT --num-cpus=0` "
-            "makes this one such) with resources.ray_address=HOST:PORT",
-        )
 
 
 def _reward(config: RunConfig) -> Iterator[Finding]:

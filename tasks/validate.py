@@ -283,7 +283,12 @@ def _raise_if_failed(validation: Validation, data: Path) -> None:
         return
     first, *others = failed
     if validation.lengths is not None:  # it comes last: nothing else has failed
-        raise ValidationFailed(f"{data}: {validation.lengths.verdict}", validation)
+        few = [result for result in failed if result["rows"] <= SHOWN_ROWS]
+        named = "".join(
+            f"; in {result['check'].removeprefix('prompt_tokens_')}: {result['first rows']}"
+            for result in few
+        )
+        raise ValidationFailed(f"{data}: {validation.lengths.verdict}{named}", validation)
     also = f" (failed too: {', '.join(result['check'] for result in others)})" if others else ""
     raise ValidationFailed(
         f"{data}: check {first['check']} failed on {first['rows']} rows{also}, not true: "

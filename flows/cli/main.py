@@ -70,4 +70,4 @@ def _say(message: str, code: int) -> int:
 
 
 def _raise_interrupt(signum: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(signal.Signals(signum).name)

@@ -136,7 +136,8 @@ def _stopped(signal: BaseException, run: RunFolder) -> str:
             "suspended; Resume in the UI (after the time limit that Suspend was given: Retry) "
             f"or run_id={run.run_id} resumes"
         )
-    name = "Ctrl-C" if isinstance(signal, KeyboardInterrupt) else "SIGTERM"
+    is_ctrl_c = isinstance(signal, KeyboardInterrupt) and not signal.args
+    name = "Ctrl-C" if is_ctrl_c else "SIGTERM"
     return f"stopped by {name}; the same command, or run_id={run.run_id}, resumes{_unsaved(run)}"
 
 

@@ -187,8 +187,8 @@ class ResourcesConfig(Section):
     """What Ray may use."""
 
     ray_address: str | None = None
-    """A running cluster, `host:port` or `auto`: its token stands in RAY_AUTH_TOKEN; by default a
-    private one-machine Ray lives as long as the run."""
+    """A running cluster, `host:port`, `ray://host:port` or `auto`: its token stands in
+    RAY_AUTH_TOKEN; by default a private one-machine Ray lives as long as the run."""
     learner_ranks: int = Field(1, ge=1)
     """Processes of the learner, each with a share of all weights and of each mini-batch (FSDP2)."""
     learner_threads: int = Field(2, ge=1)

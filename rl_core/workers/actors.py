@@ -15,7 +15,9 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+import ray
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import out_of_memory_as
@@ -45,6 +47,11 @@ if TYPE_CHECKING:
     from rl_core.rollout.protocol import RolloutEngine
     from rl_core.types import Meeting
 
+WRITING: Final = "writing"
+"""Ray's concurrency group, a thread of the actor, for what goes on beside its other calls.
+
+Methods are marked with it, not calls: Ray's client (`ray://`) has no option for a call.
+"""
 _logger = logging.getLogger(__name__)
 PAD_ID = 0
 """Fills up the learner's rows; masked everywhere, so any token will do."""
@@ -246,6 +253,7 @@ class LearnerActor:
         with self._in_phase("save"):
             return self._learner.snapshot()
 
+    @ray.method(concurrency_group=WRITING)  # type: ignore[untyped-decorator]  # Ray's
     def write_snapshot(self, folder: Path, *, model_alone: bool) -> Folder | None:
         """Writes the last snapshot's checkpoint, in a thread beside all the rest.
 
@@ -259,8 +267,8 @@ class LearnerActor:
 class RolloutActor:
     """A rollout engine's process.
 
-    `set_weights` and `end_step` may be called in another thread than that which generates: they
-    then come between two tokens.
+    `set_weights` and `end_step` may be called beside what is generated: they then come between two
+    tokens.
     """
 
     def __init__(self, environment: Mapping[str, str], log_file: Path | NodeFile) -> None:
@@ -320,6 +328,11 @@ class RolloutActor:
                 break
             finished += ended
         return finished
+
+    @ray.method(concurrency_group=WRITING)  # type: ignore[untyped-decorator]  # Ray's
+    def beside(self, method: str, *arguments: Any) -> Any:
+        """Calls one of the methods below in another thread than that which generates."""
+        return getattr(self, method)(*arguments)
 
     def end_step(self) -> dict[str, float]:
         """Returns what became of the engine's memory since this was asked last."""

@@ -34,10 +34,10 @@ from rl_core.resources.token_budgets import BUDGETS_FILE
 from rl_core.system.atomic import reading
 from rl_core.system.process_env import process_environment
 from rl_core.types import Rollout, SnapshotBytes
-from rl_core.workers.actors import LearnerActor, RolloutActor
+from rl_core.workers.actors import WRITING, LearnerActor, RolloutActor
 from rl_core.workers.engines import Engines
-from rl_core.workers.learner_ranks import WRITING, LearnerRanks
-from rl_core.workers.node_files import Folder
+from rl_core.workers.learner_ranks import LearnerRanks
+from rl_core.workers.node_files import Folder, Handover
 from rl_core.workers.node_logs import NodeLogs, logs_of_cluster
 from rl_core.workers.reservation import Reservation
 from rl_core.workers.session import ray_session
@@ -69,6 +69,9 @@ class Workers:
         self._log_folder = log_folder
         self._room = room
         self._logs = logs
+        self._handover: Handover | None = None
+        if logs is not None and not logs.own_node:
+            self._handover = Handover(room.first_node())
         self._on_progress = on_progress
         budgets_file = (config.storage.root / BUDGETS_FILE).resolve()
         budgets = budgets_file if logs is None else logs.beside(budgets_file)
@@ -209,7 +212,10 @@ class Workers:
 
     def _sendable(self, folder: Path) -> Path | Folder:
         """Returns what to send in place of a folder: a path, where all processes see this disk."""
-        return folder if self._logs is None else Folder.of(folder, self._logs.own_node)
+        if self._logs is None:
+            return folder
+        found = Folder.of(folder, self._logs.own_node)
+        return found if self._handover is None else self._handover(found)
 
     def _sendable_model(self, folder: Path) -> Path | Folder:
         """Returns the same for an engine, which needs nothing beside the model."""
@@ -294,7 +300,8 @@ class Workers:
             if "running low on memory" in str(error):
                 raise OutOfMemory(name, "killed because the machine's memory ran low") from error
             raise WorkerDied(name, self._last_words(name, str(error))) from error
-        except RayError as error:  # its head or its raylet is gone, and says so in many ways
+        # Its head or its raylet is gone, and says so in many ways; Ray's client has one of its own.
+        except (RayError, ConnectionError) as error:
             raise WorkerDied(name, f"Ray has lost it ({first_line(error)})") from error
 
     def _last_words(self, name: str, why: str) -> str:

@@ -28,7 +28,6 @@ from rl_core.rollout.protocol import in_order
 from rl_core.system.atomic import reading
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
 from rl_core.workers.engine_process import EngineProcess, begin, shares, tell_when_loaded
-from rl_core.workers.learner_ranks import WRITING
 from rl_core.workers.node_files import Folder
 
 Result: TypeAlias = Callable[[str, Future[Any]], Any]
@@ -190,7 +189,7 @@ class Engines:
         """
         with self._lock:
             loaded = self._loaded()
-            answers = self._ask_each(loaded, lambda actor: self._now(actor.end_step).remote())
+            answers = self._ask_each(loaded, lambda actor: self._now(actor, "end_step"))
             for engine in loaded:
                 if engine.name not in self._died:
                     del self._deaths[engine.name]
@@ -205,9 +204,7 @@ class Engines:
             self._policy_version = version
             for engine in self._engines:
                 engine.is_behind |= engine not in loaded
-            self._ask_each(
-                loaded, lambda actor: self._now(actor.set_policy_version).remote(version)
-            )
+            self._ask_each(loaded, lambda actor: self._now(actor, "set_policy_version", version))
 
     def set_weights(self, weights: Any, policy_version: int = 0) -> None:
         """Gives every engine new weights, in place; one that is starting takes them after that.
@@ -225,7 +222,7 @@ class Engines:
                 # Not at once: each would keep its weights in Ray as long as an engine has no room.
                 engine.is_behind |= engine not in loaded
             self._ask_each(
-                loaded, lambda actor: self._now(actor.set_weights).remote(weights, policy_version)
+                loaded, lambda actor: self._now(actor, "set_weights", weights, policy_version)
             )
 
     def ready(self) -> dict[str, Any]:
@@ -261,9 +258,11 @@ class Engines:
         if self._is_closed:
             raise RuntimeError("the run has ended: nothing is generated any more")
 
-    def _now(self, method: Any) -> Any:
-        """Returns an actor's method as it is to be called beside what the engine generates."""
-        return method.options(concurrency_group=WRITING) if self._in_flight else method
+    def _now(self, actor: Any, method: str, *arguments: Any) -> Any:
+        """Asks an engine, beside what it generates where weights come in flight."""
+        if self._in_flight:
+            return actor.beside.remote(method, *arguments)
+        return getattr(actor, method).remote(*arguments)
 
     def _ask_each(self, engines: Sequence[EngineProcess], ask: Callable[[Any], Any]) -> list[Any]:
         """Returns the answers of those that live; whoever does not is started again."""

@@ -21,8 +21,6 @@ from rl_core.workers.node_files import Folder
 
 Result: TypeAlias = Callable[[str, Future[Any]], Any]
 """Waits for the result of a worker by its name, and turns Ray's errors into ours."""
-WRITING: Final = "writing"
-"""Ray's concurrency group, a thread of the actor, for what goes on beside its other calls."""
 _NEWS_S: Final = 10.0
 """Ray says within some 2 s that a process is gone; the ranks that lost it say so at once."""
 
@@ -120,8 +118,8 @@ class LearnerRanks:
         folder.mkdir(parents=True, exist_ok=True)
         written: list[Future[Any]] = []
         for actor in self._all:
-            write = actor.write_snapshot.options(concurrency_group=WRITING)
-            written.append(write.remote(folder.resolve(), model_alone=model_alone).future())
+            write = actor.write_snapshot.remote(folder.resolve(), model_alone=model_alone)
+            written.append(write.future())
         wait(written)  # also where one has failed: the folder is not to be tidied under the others
         parts = zip(self.actors, written, strict=True)
         staged: list[Folder | None] = [self._result(name, part) for name, part in parts]

@@ -11,15 +11,18 @@ import hashlib
 import json
 import logging
 import os
+import queue
 import shutil
 import socket
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import ray
 from ray.exceptions import RayError, RayTaskError
@@ -41,9 +44,11 @@ from rl_core.system.atomic import (
 
 CHUNK_BYTES: Final = 16 * 2**20
 _CHUNKS_AHEAD: Final = 2
-"""Of the sender: so many lie in Ray's memory at both ends."""
+"""Of the one that is waited for: so many lie in Ray's memory."""
 _KEPT_FOLDERS: Final = 4
 """Copies on a machine, from which on those used longest ago make room for new ones."""
+_GIVING: Final = "giving"
+"""Ray's concurrency group, a thread of the actor."""
 _logger = logging.getLogger(__name__)
 
 
@@ -118,8 +123,11 @@ class Folder:
         files = tuple(file for file in self.files if not file.path.startswith(RESUME_FOLDER))
         return Folder(self.path, self.node, files, self.has_checksums)
 
-    def here(self) -> Path:
+    def here(self, chunks: Iterator[bytes] | None = None) -> Path:
         """Returns where it lies on this machine; a copy stays there while this process lives.
+
+        Args:
+            chunks: its content, see `chunks`; by default asked of the machine where it lies.
 
         Raises:
             OSError: the disk is full or fails.
@@ -134,11 +142,11 @@ class Folder:
             if copy.is_dir():
                 os.utime(copy)
             else:
-                self._copy_to(copy)
+                self._copy_to(copy, chunks)
             _held.enter_context(reading(copy))
         return copy / self.path.name
 
-    def bring(self, target: Path) -> None:
+    def bring(self, target: Path, chunks: Iterator[bytes] | None = None) -> None:
         """Copies all files into a folder that exists.
 
         Raises:
@@ -147,12 +155,17 @@ class Folder:
             ValueError: the files are not what they were.
         """
         try:
-            self._receive(target)
+            self._receive(target, self._fetched() if chunks is None else chunks)
         except RayTaskError as error:
             raise ValueError(f"{self.path} could not be read: {first_line(error.cause)}") from error
         except RayError as error:
             lost = f"the machine that holds {self.path} is gone ({first_line(error)})"
             raise WorkerDied(RAY, lost) from error
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yields what its files hold, one after the other, where it lies."""
+        for name, offset, num_bytes in self._pieces():
+            yield _piece(self.path / name, offset, num_bytes)
 
     def drop(self) -> None:
         """Deletes it where it lies, soon."""
@@ -168,39 +181,47 @@ class Folder:
     def _key(self) -> str:
         return hashlib.sha256(json.dumps(self.files).encode()).hexdigest()[:16]
 
-    def _copy_to(self, copy: Path) -> None:
-        if not self.node:
-            raise ValueError(
-                f"{self.path} is not on {socket.gethostname()}, and a driver that is on none of "
-                "Ray's machines cannot send it: `ray start --address=HOST:PORT --num-cpus=0` "
-                "beside the driver, and resources.ray_address=HOST:PORT"
-            )
+    def _copy_to(self, copy: Path, chunks: Iterator[bytes] | None) -> None:
         num_bytes = sum(file.bytes for file in self.files)
-        _logger.info("fetching %s (%s) from the driver's machine", self.path, gigabytes(num_bytes))
+        _logger.info("fetching %s (%s) from another machine", self.path, gigabytes(num_bytes))
         make_room_for_copy(copy.parent, num_bytes)
         try:
             with new_folder(copy) as temporary:
                 (temporary / self.path.name).mkdir()
-                self.bring(temporary / self.path.name)
+                self.bring(temporary / self.path.name, chunks)
         except OSError as error:
             if is_disk_full(error):
                 raise _no_room(copy.parent, f"a copy of {self.path}", num_bytes) from error
             raise
 
-    def _receive(self, target: Path) -> None:
-        on_its_machine = _send.options(scheduling_strategy=on_node(self.node))
-        chunks = on_its_machine.remote(self.path, [(file.path, file.bytes) for file in self.files])
+    def _receive(self, target: Path, chunks: Iterator[bytes]) -> None:
         for file in self.files:
             path, left, checksum = target / file.path, file.bytes, 0
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as written:
                 while left:
-                    chunk = ray.get(next(chunks))
+                    chunk = next(chunks)
                     written.write(chunk)
                     left, checksum = left - len(chunk), zlib.crc32(chunk, checksum)
             is_file_of_manifest = self.has_checksums and file.path != MANIFEST
             if is_file_of_manifest and f"{checksum:08x}" != file.content:
                 raise ValueError(f"{self.path / file.path} has other content than was saved")
+
+    def _pieces(self) -> Iterator[tuple[str, int, int]]:
+        """Yields file, offset and length of each chunk."""
+        for file in self.files:
+            for offset in range(0, file.bytes, CHUNK_BYTES):
+                yield file.path, offset, min(CHUNK_BYTES, file.bytes - offset)
+
+    def _fetched(self) -> Iterator[bytes]:
+        """Yields the same as `chunks` on another machine, asking for a few ahead."""
+        read, asked = _read.options(scheduling_strategy=on_node(self.node)), deque[Any]()
+        for name, offset, num_bytes in self._pieces():
+            asked.append(read.remote(self.path / name, offset, num_bytes))
+            if len(asked) > _CHUNKS_AHEAD:
+                yield ray.get(asked.popleft())
+        while asked:
+            yield ray.get(asked.popleft())
 
 
 _held = ExitStack()
@@ -284,24 +305,94 @@ def _is_hidden(file: Path, folder: Path) -> bool:
     return any(part.startswith(".") for part in file.relative_to(folder).parts)
 
 
-def _read_chunks(folder: Path, files: Sequence[tuple[str, int]]) -> Iterator[bytes]:
-    """Yields the content of files one after the other; runs where they lie."""
-    for name, num_bytes in files:
-        with (folder / name).open("rb") as file:
-            left = num_bytes
-            while left:
-                chunk = file.read(min(CHUNK_BYTES, left))
-                if not chunk:
-                    raise ValueError(f"{folder / name} has no longer {num_bytes} bytes")
-                left -= len(chunk)
-                yield chunk
+def _piece(file: Path, offset: int, num_bytes: int) -> bytes:
+    """Runs where the file lies."""
+    with file.open("rb") as opened:
+        opened.seek(offset)
+        read = opened.read(num_bytes)
+    if len(read) < num_bytes:
+        raise ValueError(f"{file} has no longer {offset + num_bytes} bytes")
+    return read
 
 
 def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-_send = ray.remote(num_cpus=0, max_retries=0, _generator_backpressure_num_objects=_CHUNKS_AHEAD)(
-    _read_chunks
-)
+_read: Any = ray.remote(num_cpus=0, max_retries=0)(_piece)
 _drop = ray.remote(num_cpus=0, max_retries=0)(_remove)
+
+
+class Handover:
+    """Folders of a driver that is on none of Ray's machines, given to one of these.
+
+    Args:
+        node: Ray's id of the machine.
+    """
+
+    def __init__(self, node: str) -> None:
+        actor = ray.remote(num_cpus=0, concurrency_groups={_GIVING: 1})(_Receiver)
+        self._receiver: Any = actor.options(scheduling_strategy=on_node(node)).remote()
+        # As long as the receiver lives, its copies are not deleted.
+        self._given: dict[Path, Folder] = {}
+
+    def __call__(self, folder: Folder) -> Folder:
+        """Returns the folder as it lies there: sent, unless it is there, or in sight, already.
+
+        Raises:
+            OSError: no room there.
+            WorkerDied: the machine is gone.
+        """
+        if folder.path not in self._given:
+            try:
+                self._given[folder.path] = self._give(folder)
+            except RayTaskError as error:
+                if isinstance(error.cause, Exception):  # its own message is a whole traceback
+                    raise error.cause from error
+                raise
+            except (RayError, ConnectionError) as error:
+                lost = f"the machine that was to have {folder.path} is gone ({first_line(error)})"
+                raise WorkerDied(RAY, lost) from error
+        return self._given[folder.path]
+
+    def _give(self, folder: Folder) -> Folder:
+        taken: Future[Folder] = self._receiver.take.remote(folder).future()
+        if self._receiver.is_wanting.remote().future().result():
+            for chunk in folder.chunks():
+                given = self._receiver.give.remote(chunk).future()
+                wait([given, taken], return_when=FIRST_COMPLETED)
+                if taken.done():  # it has failed
+                    break
+        return taken.result()
+
+
+class _Receiver:
+    """Takes folders in one thread, chunk by chunk as they are given in another."""
+
+    def __init__(self) -> None:
+        self._chunks: queue.Queue[bytes] = queue.Queue(maxsize=1)
+        self._is_wanting: queue.Queue[bool] = queue.Queue()
+
+    def take(self, folder: Folder) -> Folder:
+        was_wanting = False
+
+        def wanted() -> Iterator[bytes]:
+            nonlocal was_wanting
+            was_wanting = True
+            self._is_wanting.put(True)
+            yield from iter(self._chunks.get, None)
+
+        try:
+            path = folder.here(wanted())
+        finally:
+            if not was_wanting:
+                self._is_wanting.put(False)
+        return Folder.of(path, ray.get_runtime_context().get_node_id())
+
+    @ray.method(concurrency_group=_GIVING)  # type: ignore[untyped-decorator]  # Ray's
+    def is_wanting(self) -> bool:
+        return self._is_wanting.get()
+
+    @ray.method(concurrency_group=_GIVING)  # type: ignore[untyped-decorator]  # Ray's
+    def give(self, chunk: bytes) -> None:
+        self._chunks.put(chunk)

@@ -75,6 +75,10 @@ class Reservation:
             "scheduling_strategy": PlacementGroupSchedulingStrategy(group, index),
         }
 
+    def first_node(self) -> str:
+        """Returns Ray's id of the machine of the learner, or of the only engines."""
+        return str(placement_group_table(self._group)["bundles_to_node_id"][0])
+
     def nodes(self) -> set[str]:
         """Returns Ray's ids of the machines on which places are now."""
         groups = {group.id: group for group, _, _ in self._places.values()}.values()

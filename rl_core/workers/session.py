@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -16,17 +17,19 @@ import ray
 from ray.exceptions import RayError
 
 from rl_core.config.run import RunConfig
-from rl_core.errors import RAY, WorkerDied
+from rl_core.errors import RAY, WorkerDied, first_line
 from rl_core.resources.placement import asked_of_ray
 from rl_core.system.process_env import apply_defaults
 from rl_core.system.process_group import children_that_mention, session_folder
 from rl_core.workers.ray_auth import send_token
 from rl_core.workers.ray_logs import why_not_started
 
+_logger = logging.getLogger(__name__)
 _ZERO_COPY = "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS"
 """Read as Ray is imported: weights lie in shared memory once, whoever holds on to them."""
 _OBJECT_STORE_BYTES = 200 * 2**20
 _EXIT_TIMEOUT_S = 5.0
+_CLIENT_TRIES = 5
 _HEAD_TIMEOUT_S = 10
 """Ray ends this process, by its own `_exit`, when its head is gone for so long; 60 by default."""
 
@@ -44,7 +47,7 @@ def ray_session(
         try:
             try:
                 with _zero_copy_of_workers():
-                    ray.init(**_init_options(config, model_path, temp_dir, learner=learner))
+                    _connect(_init_options(config, model_path, temp_dir, learner=learner))
             except SystemExit:  # a SIGTERM while Ray starts, caught by Ray's own handler
                 restore_handlers()
                 signal.raise_signal(signal.SIGTERM)
@@ -64,6 +67,24 @@ def ray_session(
             # A worker notices a moment later that its raylet is gone; one deep in C++ may not.
             for process in psutil.wait_procs(processes, timeout=_EXIT_TIMEOUT_S)[1]:
                 process.kill()
+
+
+def _connect(options: dict[str, Any]) -> None:
+    """Calls `ray.init`; where Ray's client has found a dead server of its own, a few times.
+
+    The proxy at the head forks that server beside its threads: on a busy machine two of five never
+    came up, each after 30 s.
+    """
+    for _ in range(_CLIENT_TRIES - 1):
+        try:
+            ray.init(**options)
+        except RuntimeError as error:
+            if "Starting Ray client server failed" not in str(error):
+                raise
+            _logger.warning("%s; trying again", first_line(error))
+        else:
+            return
+    ray.init(**options)
 
 
 def _init_options(

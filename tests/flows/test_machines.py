@@ -29,9 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 STEPS = 8
 STORE_PORT = 9000
 SETTINGS = [
-    f"trainer.total_steps={STEPS}",
     "trainer.save_freq=2",
-    "trainer.test_freq=8",
     "rollout.engine=hf",
     "actor.lr=1e-6",
     "critic.lr=1e-6",
@@ -50,6 +48,8 @@ PLACES = ["resources.learner_ranks=2", "resources.rollout_threads=2"]
 class Cluster:
     machines: list[Machine]
     environment: dict[str, str]
+    by_client: bool = False
+    """Whether the driver's machine is none of Ray's."""
 
     @property
     def driver(self) -> Machine:
@@ -59,13 +59,13 @@ class Cluster:
         """Starts a run on the driver's machine."""
         disk = self.driver.disk
         own = {name: x for name, x in self.environment.items() if name != "PREFECT_API_URL"}
-        own |= s3.KEYS | {
-            "AWS_ENDPOINT_URL": self.store,
+        own |= {
             "PREFECT_HOME": str(disk / "prefect"),
             "PREFECT_RESULTS_LOCAL_STORAGE_PATH": str(disk / "prefect" / "storage"),
         }
-        where = [f"storage.root={disk}/out", f"storage.url={s3.URL}", f"model.path={disk}/model"]
-        where.append(f"resources.ray_address={ray_address(self.machines)}")
+        where = [f"storage.root={disk}/out", f"model.path={disk}/model"]
+        address = ray_address(self.machines, of_client=self.by_client)
+        where.append(f"resources.ray_address={address}")
         return self.driver.start([*PROGRAM, "run", *settings, *where], own, self.log)
 
     @property
@@ -81,11 +81,13 @@ class Cluster:
         files = list((self.driver.outside / "out" / "runs").glob("*/metrics.jsonl"))
         return [json.loads(x)["step"] for x in files[0].read_text().splitlines()] if files else []
 
-    def start_store(self) -> None:
-        """Starts an object store on the driver's machine."""
+    def with_store(self) -> list[str]:
+        """Starts an object store on the driver's machine; returns the settings that name it."""
         where = ("-H", self.driver.address, "-p", str(STORE_PORT))
         self.driver.start([sys.executable, "-m", "moto.server", *where], self.environment)
+        self.environment |= s3.KEYS | {"AWS_ENDPOINT_URL": self.store}
         wait_for(lambda: self.ask(f"import httpx; httpx.put('{self.store}/{s3.BUCKET}')") == "")
+        return [f"storage.url={s3.URL}"]
 
     @property
     def store(self) -> str:
@@ -107,8 +109,7 @@ print(json.dumps({{key: entry.size for key, entry in ObjectStore("{s3.URL}").lis
         """Returns what a program on the first machine prints, None where it fails."""
         printed = self.driver.outside / "printed"
         printed.unlink(missing_ok=True)
-        own = self.environment | s3.KEYS | {"AWS_ENDPOINT_URL": self.store}
-        asked = self.machines[0].start([sys.executable, "-c", code], own, printed)
+        asked = self.machines[0].start([sys.executable, "-c", code], self.environment, printed)
         return printed.read_text() if asked.wait(LIMIT_S) == 0 else None
 
     def restart(self, machine: Machine) -> None:
@@ -117,12 +118,10 @@ print(json.dumps({{key: entry.size for key, entry in ObjectStore("{s3.URL}").lis
 
 
 @contextmanager
-def cluster_with(model: Path, folder: Path) -> Iterator[Cluster]:
-    with ray_machines(folder, CPUS) as (machines, environment):
+def cluster_with(model: Path, folder: Path, cpus: Sequence[int | None]) -> Iterator[Cluster]:
+    with ray_machines(folder, cpus) as (machines, environment):
         shutil.copytree(model, machines[-1].outside / "model")
-        cluster = Cluster(machines, environment)
-        cluster.start_store()
-        yield cluster
+        yield Cluster(machines, environment, by_client=cpus[-1] is None)
 
 
 @pytest.mark.chaos
@@ -130,14 +129,14 @@ def test_a_run_without_a_shared_disk_is_one_of_one_machine_though_two_lose_their
     tmp_path: Path, tiny_model_path: Path, tiny_overrides: list[str], survived: Ledger
 ) -> None:
     settings = [x for x in tiny_overrides if not x.startswith(("trainer.", "model.path="))]
-    settings += SETTINGS
+    settings += [*SETTINGS, f"trainer.total_steps={STEPS}", f"trainer.test_freq={STEPS}"]
     one = Place(tmp_path, [*settings, f"model.path={tiny_model_path}"])
     one.arguments[0] = "train"  # without an evaluation
     calm = one.run()
     assert calm.returncode == 0, calm.stderr
 
-    with cluster_with(tiny_model_path, tmp_path) as cluster:
-        process = cluster.start([*settings, *PLACES])
+    with cluster_with(tiny_model_path, tmp_path, CPUS) as cluster:
+        process = cluster.start([*settings, *PLACES, *cluster.with_store()])
         _, second, third, _ = cluster.machines
 
         def wait(condition: Callable[[], object]) -> None:
@@ -175,6 +174,35 @@ def test_a_run_without_a_shared_disk_is_one_of_one_machine_though_two_lose_their
         assert row == pytest.approx(expected, rel=1e-5, abs=1e-5)
     survived("cut link", "an engine's machine, for 5 s")
     survived("power cut", "an engine's machine and a learner rank's", steps_lost=1)
+
+
+def test_a_run_from_a_machine_that_is_none_of_rays_is_one_of_one_machine(
+    tmp_path: Path, tiny_model_path: Path, tiny_overrides: list[str]
+) -> None:
+    settings = [x for x in tiny_overrides if not x.startswith(("trainer.", "model.path="))]
+    settings += [*SETTINGS, "trainer.total_steps=4", "trainer.test_freq=4"]
+    one = Place(tmp_path, [*settings, f"model.path={tiny_model_path}"])
+    one.arguments[0] = "train"
+    calm = one.run()
+    assert calm.returncode == 0, calm.stderr
+
+    with cluster_with(tiny_model_path, tmp_path, (2, 2, None)) as cluster:
+        process = cluster.start([*settings, *PLACES])
+        wait_for(lambda: 3 in cluster.steps(), process=process, seen=cluster.log.read_text)
+        learner = [
+            x for machine in cluster.machines for x in machine.processes("ray::LearnerActor")
+        ]
+        learner[0].kill()
+        assert process.wait(LIMIT_S) == 0, cluster.log.read_text()
+
+    said = cluster.log.read_text()
+    assert "training goes on after step 2" in said
+    assert "weights go through" not in said
+    assert list(cluster.run.glob("checkpoints/step_000004/model*.safetensors"))
+    for name in ("learner", "learner_1", "engine_0"):
+        assert "model in float32" in (cluster.run / "workers" / f"{name}.log").read_text(), name
+    for row, expected in zip(_rows(cluster.run), _rows(one.folder()), strict=True):
+        assert row == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
 def _rows(folder: Path) -> list[dict[str, Any]]:

@@ -214,9 +214,7 @@ def test_wandb_and_a_cluster_are_asked_only_where_the_settings_want_them(tmp_pat
         reachable = small(tmp_path, resources=ResourcesConfig(ray_address=address))
         assert "ray" not in [finding.check for finding in preflight(reachable)]
         by_client = small(tmp_path, resources=ResourcesConfig(ray_address=f"ray://{address}"))
-        (refused,) = [finding for finding in preflight(by_client) if finding.check == "ray"]
-        assert refused.level == "fatal"
-        assert str(refused).startswith(f"resources.ray_address=ray://{address} cannot train: ")
+        assert "ray" not in [finding.check for finding in preflight(by_client)]
     gone = preflight(reachable)
     assert level(gone, "ray") == "fatal"
 

@@ -247,7 +247,8 @@ def test_prompt_lengths_are_measured_against_the_limit(
         check_dataset(COUNTDOWN, tmp_path, next_lengths)
     assert str(caught.value) == (
         f"{tmp_path}: 2 of 268 prompts (0.7%) are rejected by data.max_prompt_length=256: prompts "
-        "take 3 to 258 tokens; the smallest limit that keeps all is 258"
+        "take 3 to 258 tokens; the smallest limit that keeps all is 258; in train: "
+        '{"index": 254, "prompt_tokens": 257}; {"index": 255, "prompt_tokens": 258}'
     )
     train = caught.value.validation.checks[-2]
     assert train["rows"] == 2

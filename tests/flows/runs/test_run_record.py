@@ -53,7 +53,12 @@ def test_a_failure_is_recorded_with_its_reason_and_its_traceback(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("signal", "name"), [(KeyboardInterrupt(), "Ctrl-C"), (TerminationSignal(15), "SIGTERM")]
+    ("signal", "name"),
+    [
+        (KeyboardInterrupt(), "Ctrl-C"),
+        (KeyboardInterrupt("SIGTERM"), "SIGTERM"),
+        (TerminationSignal(15), "SIGTERM"),
+    ],
 )
 def test_a_signal_is_an_interruption_and_says_how_to_go_on(
     tmp_path: Path, signal: BaseException, name: str

@@ -13,7 +13,15 @@ import ray
 from rl_core.checkpoints.manifest import MANIFEST, write_manifest
 from rl_core.system.atomic import reading
 from rl_core.workers import node_files
-from rl_core.workers.node_files import CHUNK_BYTES, Folder, NodeFile, Staging, cache_folder, here
+from rl_core.workers.node_files import (
+    CHUNK_BYTES,
+    Folder,
+    Handover,
+    NodeFile,
+    Staging,
+    cache_folder,
+    here,
+)
 from tests.support.faults import mounted_small_disk
 
 
@@ -63,10 +71,6 @@ def test_the_same_files_at_the_same_path_are_used_where_they_lie(tmp_path: Path)
     whole = Folder.of(path, "")
     assert here(path) == here(whole) == here(whole.model_alone()) == path
     assert not cache_folder().exists()
-    (path / "model.safetensors").write_bytes(b"another")
-    write_manifest(path, 3, None)
-    with pytest.raises(ValueError, match=r"saved is not on .*: `ray start --address=HOST:PORT"):
-        here(whole)
 
 
 def test_a_file_is_written_to_the_drivers_disk_where_that_is_in_sight(tmp_path: Path) -> None:
@@ -130,6 +134,27 @@ def test_a_folder_travels_in_chunks_once_and_stays(node: str, tmp_path: Path) ->
         (path / file).write_bytes(content.replace(b"first", b"other"))
     with pytest.raises(ValueError, match=r"model\.safetensors has other content than was saved"):
         folder.bring(tmp_path / "target")
+
+
+@pytest.mark.slow
+def test_a_folder_is_handed_over_to_a_machine_once(
+    node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = checkpoint(tmp_path / "saved")
+    in_sight, folder = Folder.of(path, ""), Folder.of(path, "")
+    assert Handover(node)(in_sight).path == path
+    expected = {file: (path / file).read_bytes() for file in names(folder)}
+    os.utime(path / MANIFEST, (1, 1))  # as one that another machine has at this path
+    give = Handover(node)
+    given = give(folder)
+    assert (given.path.name, given.node) == ("saved", node)
+    assert names(given) == names(folder)
+    assert {file: (given.path / file).read_bytes() for file in names(given)} == expected
+    shutil.rmtree(path)
+    assert give(folder) is given
+    assert Handover(node)(folder) == given
+    with pytest.raises(FileNotFoundError):
+        Handover(node)(folder.model_alone())
 
 
 @pytest.mark.slow

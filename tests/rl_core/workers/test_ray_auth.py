@@ -178,11 +178,6 @@ def test_a_real_ray_serves_who_has_its_token_and_says_who_has_not(
 
         for right in (address, client_address):
             done = generate(right, RAY_AUTH_TOKEN=TOKEN)
-            # Seen once, on a busy machine: the server that Ray's proxy starts for a client is dead
-            # at once. What runs under a supervisor tries again, too.
-            if "Starting Ray client server failed" in done.stderr:
-                assert "WorkerDied: Ray died: it did not start (RuntimeError: " in done.stderr
-                done = generate(right, RAY_AUTH_TOKEN=TOKEN)
             assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
         wrong = generate(address, RAY_AUTH_TOKEN=OTHER)
         refusal = "this Ray refuses the token of RAY_AUTH_TOKEN"
