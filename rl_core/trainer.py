@@ -158,7 +158,7 @@ class Trainer:
             run.rollouts.write(step, self._epoch(step), collected.rollouts, per_rollout)
             run.metrics.append(step, metrics)
             if is_saving or is_last:
-                self._write_checkpoint(step, metrics.get("val/accuracy"), saved)
+                self._write_checkpoint(step, metrics, saved)
             observers.on_step(step, last_step, metrics)
             if is_last:
                 return step
@@ -191,16 +191,16 @@ class Trainer:
         """Saves what the last step learned, where that is not saved, and returns the step."""
         if step > start_step and step % self.config.trainer.save_freq:
             self.saves.snapshot()
-            self._write_checkpoint(step, metrics.get("val/accuracy"), StepClock())
+            self._write_checkpoint(step, metrics, StepClock())
         return step
 
-    def _write_checkpoint(self, step: int, accuracy: float | None, clock: Clock) -> None:
+    def _write_checkpoint(self, step: int, metrics: Mapping[str, float], clock: Clock) -> None:
         if self.config.checkpoints.in_background:
             clock = StepClock()  # nobody waits
         with clock("step"), clock("save_checkpoint"):
             if self.curriculum is not None:
                 self.curriculum.hold(step)
-            self.saves.write(step, accuracy)
+            self.saves.write(step, metrics.get("val/accuracy"), metrics.get("val/score"))
 
     def _epoch(self, step: int) -> int:
         batch_size = self.config.data.train_batch_size

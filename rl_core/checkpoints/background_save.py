@@ -89,7 +89,7 @@ class BackgroundSave:
         self._wait()
         self._size = self._snapshots.snapshot()
 
-    def write(self, step: int, accuracy: float | None) -> None:
+    def write(self, step: int, accuracy: float | None, score: float | None = None) -> None:
         """Begins to write the last snapshot as the checkpoint of `step`.
 
         Returns at once, unless `kept.in_background` is off.
@@ -97,13 +97,14 @@ class BackgroundSave:
         Args:
             step: of the snapshot.
             accuracy: see `save_checkpoint`.
+            score: likewise.
         """
         assert self._pending is None, "the snapshot is being written"
         self._pending = pending = Future[None]()
 
         def work() -> None:
             try:
-                self._save(step, accuracy)
+                self._save(step, accuracy, score)
                 self._tidy()
             except BaseException as error:  # noqa: BLE001  # raised where the write is waited for
                 pending.set_exception(error)
@@ -138,10 +139,10 @@ class BackgroundSave:
         except OSError as error:
             _logger.warning("tidying up after a save failed: %s", error)
 
-    def _save(self, step: int, accuracy: float | None) -> None:
+    def _save(self, step: int, accuracy: float | None, score: float | None) -> None:
         """Saves a checkpoint, making room first; a full disk costs the checkpoint, not the run."""
         try:
-            folder = self._save_what_fits(step, accuracy)
+            folder = self._save_what_fits(step, accuracy, score)
         except OSError as error:
             remedy = f": {self._missing_room()}" if is_disk_full(error) else ""
             self.trouble = f"step {step} was not saved ({_last_line(error)}){remedy}"
@@ -152,7 +153,7 @@ class BackgroundSave:
             self.trouble = f"step {step} was saved, but its {damage}"
             _logger.error("%s: training goes on", self.trouble)
 
-    def _save_what_fits(self, step: int, accuracy: float | None) -> Path:
+    def _save_what_fits(self, step: int, accuracy: float | None, score: float | None) -> Path:
         """Saves a checkpoint, or the model alone, and returns its folder.
 
         Raises:
@@ -160,13 +161,13 @@ class BackgroundSave:
         """
         kept = self._kept
         self._make_room(kept.keep_last, kept.quota_bytes, kept.keep_every)
-        save = partial(self._save_unless_full, step, accuracy)
+        save = partial(self._save_unless_full, step, accuracy, score)
         folder = save()
         if folder is None and self._make_room(0, 0, None):
             folder = save()
         if folder is None:
             missing = self._missing_room()
-            folder = self._write_checkpoint(step, accuracy, model_alone=True)
+            folder = self._write_checkpoint(step, accuracy, score, model_alone=True)
             self.trouble = f"of step {step} the model alone was saved: {missing}"
             _logger.error("%s; training goes on", self.trouble)
             return folder
@@ -180,17 +181,21 @@ class BackgroundSave:
         )
         return folder
 
-    def _save_unless_full(self, step: int, accuracy: float | None) -> Path | None:
+    def _save_unless_full(
+        self, step: int, accuracy: float | None, score: float | None
+    ) -> Path | None:
         """Saves a checkpoint and returns its folder, or None where the disk filled up."""
         try:
-            return self._write_checkpoint(step, accuracy, model_alone=False)
+            return self._write_checkpoint(step, accuracy, score, model_alone=False)
         except OSError as error:
             if not is_disk_full(error):
                 raise
             _logger.warning("the disk filled up while step %d was saved", step)
             return None
 
-    def _write_checkpoint(self, step: int, accuracy: float | None, *, model_alone: bool) -> Path:
+    def _write_checkpoint(
+        self, step: int, accuracy: float | None, score: float | None, *, model_alone: bool
+    ) -> Path:
         demand_room(self._run_folder)
 
         def write(folder: Path) -> None:
@@ -198,7 +203,9 @@ class BackgroundSave:
             if not model_alone:
                 self._add_state(folder)
 
-        return save_checkpoint(self._run_folder, step, write, accuracy, resumable=not model_alone)
+        return save_checkpoint(
+            self._run_folder, step, write, accuracy, score=score, resumable=not model_alone
+        )
 
     def _make_room(self, keep_last: int, quota_bytes: int, keep_every: int | None) -> bool:
         """Makes room for the snapshot, as far as retention lets it, and says whether it did any."""

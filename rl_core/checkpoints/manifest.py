@@ -35,6 +35,8 @@ class Manifest(BaseModel):
     step: int = Field(ge=0)
     accuracy: float | None
     """Held-out greedy accuracy that chooses `best`; None where it was not measured."""
+    score: float | None = None
+    """Mean score of the same responses, which decides between equals: a reward may be graded."""
     created_at: str
     resumable: bool = True
     """False: the model alone, saved where the disk had no room for what a resume needs."""
@@ -43,7 +45,12 @@ class Manifest(BaseModel):
 
 
 def write_manifest(
-    folder: Path, step: int, accuracy: float | None, *, resumable: bool = True
+    folder: Path,
+    step: int,
+    accuracy: float | None,
+    *,
+    score: float | None = None,
+    resumable: bool = True,
 ) -> None:
     """Writes the manifest of all files that are in the folder."""
     files = tuple(
@@ -58,6 +65,7 @@ def write_manifest(
     manifest = Manifest(
         step=step,
         accuracy=accuracy,
+        score=score,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         resumable=resumable,
         total_bytes=sum(file.bytes for file in files),

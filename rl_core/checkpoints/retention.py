@@ -18,6 +18,7 @@ class Checkpoint:
     created_at: str
     resumable: bool = True
     """False: it holds the model alone."""
+    score: float | None = None
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ def save_checkpoint(
     write: Callable[[Path], None],
     accuracy: float | None,
     *,
+    score: float | None = None,
     resumable: bool = True,
 ) -> Path:
     """Saves one checkpoint, moves the pointers, and returns its folder.
@@ -55,8 +56,10 @@ def save_checkpoint(
         run_folder: `runs/<run_id>`.
         step: a checkpoint of the same step is replaced.
         write: fills the folder it is given.
-        accuracy: held-out greedy accuracy; `best` moves only to a strictly higher one, and None
-            (not measured) is below all.
+        accuracy: held-out greedy accuracy; `best` moves to a higher one, and None (not measured)
+            is below all.
+        score: mean score of the same responses, by which `best` moves between equal accuracies: a
+            reward of degrees may call nothing correct.
         resumable: False where `write` leaves out what a resume needs: then `latest` stays.
 
     Raises:
@@ -71,7 +74,7 @@ def save_checkpoint(
         with new_folder(final) as temporary:
             with disk_full_as_os_error(temporary):
                 write(temporary)
-            write_manifest(temporary, step, accuracy, resumable=resumable)
+            write_manifest(temporary, step, accuracy, score=score, resumable=resumable)
         move_pointers(run_folder)
     return final
 
@@ -155,15 +158,17 @@ def best(run_folder: Path) -> Checkpoint | None:
 
 
 def best_of(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
-    """Returns the checkpoint of the highest accuracy (the first of equals), or None.
+    """Returns the checkpoint of the highest accuracy, of equals that of the highest score, or None.
 
-    One whose accuracy was not measured counts below all others.
+    The first where both are equal. What was not measured counts below all others.
     """
     return max(
-        checkpoints,
-        key=lambda c: float("-inf") if c.accuracy is None else c.accuracy,
-        default=None,
+        checkpoints, key=lambda c: (_or_lowest(c.accuracy), _or_lowest(c.score)), default=None
     )
+
+
+def _or_lowest(measured: float | None) -> float:
+    return float("-inf") if measured is None else measured
 
 
 def checkpoints_folder(run_folder: Path) -> Path:
@@ -200,6 +205,7 @@ def _as_checkpoint(path: Path, manifest: Manifest) -> Checkpoint:
         path=path,
         step=manifest.step,
         accuracy=manifest.accuracy,
+        score=manifest.score,
         size_bytes=manifest.total_bytes,
         created_at=manifest.created_at,
         resumable=manifest.resumable,

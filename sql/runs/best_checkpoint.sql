@@ -1,4 +1,4 @@
--- one row per run: of the checkpoints on disk, the one of the highest test accuracy (the first of equals).
+-- one row per run: of the checkpoints on disk, the one of the highest test accuracy, of equals the highest score.
 -- Ask it which folder to load; pruning may have deleted a better one, `tested_best` tells.
 -- Example: countdown-train sql best_checkpoint --run latest
 with tests as (
@@ -24,5 +24,9 @@ from checkpoints
 left join tests on checkpoints.run_id = tests.run_id
 where checkpoints.accuracy is not null
 qualify
-    row_number() over (partition by checkpoints.run_id order by checkpoints.accuracy desc, checkpoints.step asc) = 1
+    row_number() over (
+        partition by checkpoints.run_id
+        -- the pointer knows scores
+        order by checkpoints.accuracy desc, checkpoints.is_best desc, checkpoints.step asc
+    ) = 1
 order by checkpoints.run_id asc

@@ -9,14 +9,24 @@ with tokens as (
     group by run_id
 ),
 
+tested as (
+    select
+        run_id,
+        step,
+        max(value) filter (where metric = 'val/accuracy') as accuracy,
+        max(value) filter (where metric = 'val/score') as score
+    from metrics
+    where metric in ('val/accuracy', 'val/score')
+    group by run_id, step
+),
+
 tests as (
     select
         run_id,
-        max(value) as best_test,
-        -- of equals the first, as the pointer best has it; step 0 has no checkpoint
-        arg_max(step, [value, (step > 0)::double, -step]) as best_at_step
-    from metrics
-    where metric = 'val/accuracy'
+        max(accuracy) as best_test,
+        -- of equals as the pointer best has it; step 0 has no checkpoint
+        arg_max(step, [accuracy, (step > 0)::double, coalesce(score, '-infinity'::double), -step]) as best_at_step
+    from tested
     group by run_id
 ),
 

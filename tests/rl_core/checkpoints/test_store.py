@@ -25,13 +25,14 @@ from tests.support.faults import leave_free, run_and_kill_at_event
 
 
 def test_the_manifest_lists_every_file_with_size_and_checksum(tmp_path: Path) -> None:
-    folder = save_checkpoint(tmp_path, 100, writer(size=12, fill=b"a"), 0.25)
+    folder = save_checkpoint(tmp_path, 100, writer(size=12, fill=b"a"), 0.25, score=0.3)
     assert folder == tmp_path / "checkpoints" / "step_000100"
     manifest = json.loads((folder / "checkpoint.json").read_text())
     assert manifest.pop("created_at").endswith("+00:00")
     assert manifest == {
         "step": 100,
         "accuracy": 0.25,
+        "score": 0.3,
         "resumable": True,
         "total_bytes": 12,
         "files": [
@@ -47,6 +48,14 @@ def test_the_manifest_lists_every_file_with_size_and_checksum(tmp_path: Path) ->
             },
         ],
     }
+
+
+def test_a_reward_of_degrees_that_calls_nothing_correct_has_a_best_too(tmp_path: Path) -> None:
+    tested = {10: (0.0, None), 20: (0.0, 0.2), 30: (0.0, 0.5), 40: (0.0, 0.5), 50: (0.1, 0.3)}
+    expected_best = {10: 10, 20: 20, 30: 30, 40: 30, 50: 50}
+    for step, (accuracy, score) in tested.items():
+        save_checkpoint(tmp_path, step, writer(), accuracy, score=score)
+        assert pointers(tmp_path) == (f"step_{step:06d}", f"step_{expected_best[step]:06d}")
 
 
 def test_best_moves_only_to_a_strictly_higher_accuracy(tmp_path: Path) -> None:

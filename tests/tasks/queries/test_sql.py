@@ -244,11 +244,14 @@ def test_reads_what_a_run_really_writes_while_it_writes(tmp_path: Path) -> None:
     assert overview.select("run_id", "status", "steps").rows() == [("live", "running", 2)]
 
 
-def test_the_first_of_equal_tests_is_the_best_as_the_pointer_has_it(two_runs: Path) -> None:
+@pytest.mark.parametrize(("last_score", "best"), [(0.2, 2), (0.3, 2), (0.4, 4)])
+def test_of_equal_tests_the_higher_score_is_the_best_as_the_pointer_has_it(
+    two_runs: Path, last_score: float, best: int
+) -> None:
     """Not the test before the first step, which has no checkpoint."""
     metrics = RunFolder(two_runs / "runs" / "beta").metrics
     metrics.cut_after(1)  # and half a line that is being written
-    for step in (2, 4):
-        metrics.append(step, {"val/accuracy": 0.125})  # as before training
+    for step, score in ((2, 0.3), (4, last_score)):
+        metrics.append(step, {"val/accuracy": 0.125, "val/score": score})  # as before training
     (row,) = (r for r in sql.ask("compare_runs", root=two_runs).to_dicts() if r["run_id"] == B)
-    assert (row["best_test"], row["best_at_step"]) == (0.125, 2)
+    assert (row["best_test"], row["best_at_step"]) == (0.125, best)
