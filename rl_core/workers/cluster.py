@@ -46,6 +46,8 @@ from rl_core.workers.weight_sync import WeightBroadcast, is_wanted, own_address
 _LOG_LINES_SHOWN = 3
 _NODE_DIED = "its node has died"
 """How Ray says so of an actor."""
+_WARNING_OF_TORCH = "[W"
+"""Of its C++: it names no cause, a host without a name for one."""
 _LAST_WORDS_S = 5.0
 """How long a machine, which may be gone, is waited for when its worker has died."""
 
@@ -309,7 +311,8 @@ class Workers:
             self._logs.look(_LAST_WORDS_S)
         log = self._log_folder / f"{name}.log"
         lines = log.read_text(errors="replace").split("\n") if log.exists() else []
-        said = [line.strip() for line in lines if line.strip()][-_LOG_LINES_SHOWN:]
+        telling = (line.strip() for line in lines if not line.startswith(_WARNING_OF_TORCH))
+        said = [line for line in telling if line][-_LOG_LINES_SHOWN:]
         how = "machine is gone" if _NODE_DIED in why else "process is gone (killed?)"
         return f"its {how}; {log} ends with: {' | '.join(said) or '(nothing)'}"
 
