@@ -298,7 +298,7 @@ class VllmEngine(RolloutEngine):
             try:
                 return LLM(max_num_seqs=max_num_seqs, **self._options | memory)
             except ValidationError as error:  # no process can send it to another
-                said = first_line(ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")))
+                said = str(error.errors()[0]["msg"]).removeprefix("Value error, ").splitlines()[0]
                 raise ValueError(f"vLLM refuses {self._options['model']}: {said}") from None
 
     def _go_to_sleep(self) -> None:
