@@ -19,7 +19,7 @@ from rl_core.data.prompts import check_embedded, encode_prompt, load_tokenizer, 
 from rl_core.data.sampling import total_steps
 from rl_core.resources.token_budgets import log_out_of_memory
 from rl_core.rewards.scoring import start_rewards
-from rl_core.runs.resume import checkpoint_to_resume
+from rl_core.runs.resume import check_same_model, checkpoint_to_resume
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.log_file import Log
 from rl_core.system.signals import StopSignals
@@ -75,8 +75,8 @@ def train_model(
         on_progress: see `Workers.start`.
 
     Raises:
-        ValueError: there are too few problems for one batch, `env.reward` names no function, or
-            no checkpoint of the run is sound.
+        ValueError: there are too few problems for one batch, `env.reward` names no function, no
+            checkpoint of the run is sound, or it began as another model.
         OutOfMemory: a phase did not fit; the latest checkpoint stands.
         WorkerDied: the learner or an engine was killed.
     """
@@ -87,6 +87,8 @@ def train_model(
     if checkpoint is not None and start_step >= last_step:
         logger.info("training was already finished at step %d", start_step)
         return start_step
+    if checkpoint is not None:
+        check_same_model(run, checkpoint.path, model_path)
     run.cut_after(start_step)
     budget = BudgetLimit(config.budget, run)
     if not budget.allows_a_step():

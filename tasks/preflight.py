@@ -35,6 +35,7 @@ from tasks.preflight_checks.device import device_findings, quantization_findings
 from tasks.preflight_checks.finding import GIB, Finding, PreflightError
 from tasks.preflight_checks.hours import time_findings
 from tasks.preflight_checks.leftovers import leftover_findings
+from tasks.preflight_checks.lengths import length_findings
 from tasks.preflight_checks.plans import (
     disk_findings,
     machine_findings,
@@ -56,6 +57,7 @@ def preflight(config: RunConfig) -> list[Finding]:
         *device_findings(config),
         *quantization_findings(config),
         *_model(config),
+        *length_findings(config),
         *memory_findings(config),
         *machine_findings(config),
         *rank_findings(config),

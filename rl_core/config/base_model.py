@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pydantic import Field, model_validator
 
 from rl_core.section import Section
+
+NUM_POSITIONS: Final = 1_024
+"""Tokens that the home-made base model reads, prompt and response."""
 
 
 class BaseModelConfig(Section):

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
-from pydantic_core import PydanticCustomError
 
 from rl_core.envs import find_env
 from rl_core.envs.settings import EnvSettings
@@ -17,16 +16,12 @@ def _of_its_env(value: Any, validate: ValidatorFunctionWrapHandler) -> EnvSettin
     if isinstance(value, EnvSettings) or not isinstance(value, Mapping):
         checked: EnvSettings = validate(value)
         return checked
-    try:
-        env = find_env(value.get("name"))
-    except ValueError as error:
-        raise PydanticCustomError("unknown_env", "{said}", {"said": str(error)}) from None
+    env = find_env(value.get("name"))
     settings: EnvSettings = env.settings.model_validate(value)
     if settings.max_turns > 1 and env.answers is None:
-        raise PydanticCustomError(
-            "no_turns",
-            "env.max_turns={value}: env={name} answers no response, so it must be 1",
-            {"value": settings.max_turns, "name": env.name},
+        raise ValueError(
+            f"env.max_turns={settings.max_turns}: env={env.name} answers no response, so it must "
+            "be 1"
         )
     return settings
 

@@ -354,6 +354,12 @@ class RunConfig(Section):
                 f"algorithm.resample_rounds={self.algorithm.resample_rounds} replaces groups "
                 f"without spread, which algorithm.estimator={estimator} does not know: use 0"
             )
+        warmup, steps = self.critic.warmup_steps, self.trainer.total_steps
+        if estimator == "gae" and steps is not None and warmup >= steps:
+            raise ValueError(
+                f"critic.warmup_steps={warmup} leaves the policy none of trainer.total_steps="
+                f"{steps} to learn in: use at most {steps - 1}"
+            )
         if self.algorithm.kl_mode == "loss" and self.algorithm.kl_estimator == "k1":
             raise ValueError(
                 "algorithm.kl_estimator=k1 has no gradient on average, so as a loss it would not "

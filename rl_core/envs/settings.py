@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rl_core.section import Section
 
@@ -37,6 +37,15 @@ class EnvSettings(Section):
     """Seconds that it may take for one response."""
     reward_memory_mib: int = Field(4_096, ge=64)
     """Address space of such a process."""
+
+    @model_validator(mode="after")
+    def _pays_most_for_what_is_right(self) -> EnvSettings:
+        if self.format_score >= self.full_score:
+            raise ValueError(
+                f"env.format_score={self.format_score:g} of a wrong answer must be below "
+                f"env.full_score={self.full_score:g} of a right one"
+            )
+        return self
 
     @property
     def slug(self) -> str:

@@ -207,5 +207,7 @@ class Learner:
             ValueError: as `LearnerSnapshot.restore` does.
         """
         numbers = self._snapshot.restore(folder)
-        self._kl_coef, self.steps_done = numbers["kl_coef"], numbers["steps_done"]
+        self.steps_done = numbers["steps_done"]
+        if self.config.algorithm.kl_controller == "adaptive":  # a fixed one is what settings say
+            self._kl_coef = numbers["kl_coef"]
         self.microbatching.restore(numbers["token_budgets"])

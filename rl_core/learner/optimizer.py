@@ -91,10 +91,11 @@ class ModelOptimizer:
             if self._is_8bit
             else torch.optim.AdamW(shares, lr=lr, weight_decay=weight_decay, fused=True)
         )
-        self._schedule = torch.optim.lr_scheduler.LambdaLR(
-            self._optimizer,
-            partial(lr_factor, schedule=schedule, warmup_steps=warmup_steps, num_steps=num_steps),
+        self._lr = lr
+        self._factor = partial(
+            lr_factor, schedule=schedule, warmup_steps=warmup_steps, num_steps=num_steps
         )
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, self._factor)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -225,17 +226,20 @@ class ModelOptimizer:
     def restore(
         self, prefix: str, tensors: Mapping[str, Tensor], schedule: Mapping[str, Any]
     ) -> None:
-        """Restores what `state_tensors` and `schedule_state` returned."""
+        """Restores what `state_tensors` and `schedule_state` returned.
+
+        Of the schedule, where it stood: the rate, and how it falls, are the settings of today.
+        """
         for name, parameter in self.model.named_parameters():
             start = f"{prefix}.{name}."
             state = {k.removeprefix(start): x for k, x in tensors.items() if k.startswith(start)}
             if state:
                 self._optimizer.state[self._shares[parameter]] = self._restored(parameter, state)
         self.offload()
-        self._schedule.load_state_dict(dict(schedule))
-        for group, lr in zip(
-            self._optimizer.param_groups, self._schedule.get_last_lr(), strict=True
-        ):
+        self._schedule.load_state_dict({**schedule, "base_lrs": self._schedule.base_lrs})
+        lr = self._lr * self._factor(self._schedule.last_epoch)
+        self._schedule._last_lr = [lr]
+        for group in self._optimizer.param_groups:
             group["lr"] = lr
 
     def _restored(self, parameter: nn.Parameter, saved: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 
 from rl_core.errors import SyncBroken, WeightsLost, first_line, is_out_of_memory
 from rl_core.models.weight_channel import WeightChannel
@@ -294,7 +295,11 @@ class VllmEngine(RolloutEngine):
         memory = {name: type(self._options[name])(share * self._options[name])}
         self._is_asleep = False
         with _torch_untouched(on_gpu=self._on_gpu):
-            return LLM(max_num_seqs=max_num_seqs, **self._options | memory)
+            try:
+                return LLM(max_num_seqs=max_num_seqs, **self._options | memory)
+            except ValidationError as error:  # no process can send it to another
+                said = str(error.errors()[0]["msg"]).removeprefix("Value error, ").splitlines()[0]
+                raise ValueError(f"vLLM refuses {self._options['model']}: {said}") from None
 
     def _go_to_sleep(self) -> None:
         if self.sleeps and not self._is_asleep:

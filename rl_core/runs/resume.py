@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Final
 
 from rl_core.checkpoints.damaged import damaged_folders, set_aside, step_of
 from rl_core.checkpoints.retention import Checkpoint
@@ -16,6 +18,17 @@ from rl_core.checkpoints.store import (
 )
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.atomic import locked
+
+_SHAPE: Final = (
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
+"""Of `config.json`: what two models have in common if one began as the other."""
 
 
 def checkpoint_to_resume(run: RunFolder, warn: Callable[[str], None]) -> Checkpoint | None:
@@ -59,6 +72,45 @@ def checkpoint_to_resume(run: RunFolder, warn: Callable[[str], None]) -> Checkpo
         warn(sentence)
         run.note(sentence)
     return checkpoint
+
+
+def check_same_model(run: RunFolder, checkpoint: Path, model_path: Path) -> None:
+    """Compares a checkpoint with the model that a run is to go on with, as reference and tokenizer.
+
+    Raises:
+        ValueError: they have other shapes or other words, so the checkpoint began as another.
+    """
+    saved, given = (_read(folder / "config.json") for folder in (checkpoint, model_path))
+    differ = [
+        f"{key}={given[key]} and not {saved[key]}"
+        for key in _SHAPE
+        if key in saved and key in given and saved[key] != given[key]
+    ]
+    words, others = (_read(folder / "tokenizer.json") for folder in (checkpoint, model_path))
+    if words and others and _vocabulary(words) != _vocabulary(others):
+        differ.append("other words in its tokenizer")
+    if differ:
+        raise ValueError(
+            f"{run.run_id} began with another model: {model_path} has {', '.join(differ)}; go on "
+            "with the env, model.path and base_model that it began with, or choose another "
+            "run_id=NAME"
+        )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Returns a JSON file's object, an empty one where there is no such file."""
+    if not file.is_file():
+        return {}
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return content
+
+
+def _vocabulary(tokenizer: dict[str, Any]) -> list[Any]:
+    added = tokenizer.get("added_tokens") or []
+    return [
+        tokenizer.get("model", {}).get("vocab"),
+        [(word.get("id"), word.get("content")) for word in added],
+    ]
 
 
 def remarks(run_folder: Path) -> list[str]:

@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from rl_core.config.base_model import BaseModelConfig
+from rl_core.config.base_model import NUM_POSITIONS, BaseModelConfig
 from rl_core.envs.sft_examples import SftExamples
 from rl_core.sft.examples import draw_examples, measure
 from rl_core.sft.fit import Fitting, fit, split_evenly, whole_losses
@@ -135,7 +135,7 @@ def _new_model(settings: BaseModelConfig, tokenizer: PreTrainedTokenizerFast) ->
         num_hidden_layers=settings.num_layers,
         num_attention_heads=settings.num_heads,
         num_key_value_heads=settings.num_heads,
-        max_position_embeddings=1024,
+        max_position_embeddings=NUM_POSITIONS,
         # 1 / sqrt(hidden_size) and not 0.02, which is for models ten times wider.
         initializer_range=_INITIALIZER_RANGE,
         tie_word_embeddings=True,

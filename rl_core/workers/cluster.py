@@ -289,6 +289,9 @@ class Workers:
         try:
             return pending.result()
         except RayTaskError as error:
+            if type(error.cause) is RayError:  # an exception that cannot be sent
+                log = self._log_folder / f"{name}.log"
+                raise RuntimeError(f"{name} raised what cannot be sent; see {log}") from error
             if isinstance(error.cause, RayError):  # its argument was lost: the learner's weights
                 raise WorkerDied(
                     "learner", self._last_words("learner", str(error.cause))

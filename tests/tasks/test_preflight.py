@@ -4,6 +4,7 @@ import shutil
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,11 @@ from tasks.preflight_checks import device as preflight_device
 from tasks.preflight_checks.finding import Finding, PreflightError
 
 
-def small(root: Path, **changes: object) -> RunConfig:
+def small(root: Path, **changes: Any) -> RunConfig:
     env = CountdownConfig(min_operands=3, max_operands=3)
-    return RunConfig.model_validate({"env": env, "storage": StorageConfig(root=root), **changes})
+    data = {"max_response_length": 512} | changes.pop("data", {})
+    sections = {"env": env, "storage": StorageConfig(root=root), "data": data}
+    return RunConfig.model_validate(sections | changes)
 
 
 def level(findings: list[Finding], check: str) -> str:

@@ -268,6 +268,8 @@ def test_yaml_holds_every_setting_and_reads_back_equal() -> None:
             ["preset=tinyzero-3b", "critic.lr_schedule=cosine"],
             ["critic.lr_schedule=cosine", "trainer.total_steps"],
         ),
+        (["critic.warmup_steps=25"], ["critic.warmup_steps=25", "total_steps=25", "at most 24"]),
+        (["env.full_score=0.1"], ["env.format_score=0.1", "below env.full_score=0.1"]),
         (["algorithm.resample_rounds=2"], ["algorithm.resample_rounds=2", "gae"]),
         (["run_id=a/b"], ["run_id=a/b", "match"]),
         (["storage=here"], ["'storage' is a group"]),
@@ -290,6 +292,13 @@ def test_every_mistake_is_one_line_that_helps(overrides: list[str], words: list[
     message = str(caught.value)
     assert "\n" not in message
     assert [word for word in words if word not in message] == []
+
+
+def test_turns_of_an_env_that_answers_nothing_are_refused_without_all_its_settings() -> None:
+    with pytest.raises(SettingsError) as caught:
+        compose(["env=gsm8k", "env.max_turns=2"])
+    said = "env.max_turns=2: env=gsm8k answers no response, so it must be 1"
+    assert str(caught.value) == said
 
 
 def test_files_are_one_name_or_a_list() -> None:

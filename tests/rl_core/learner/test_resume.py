@@ -71,6 +71,25 @@ def test_saving_and_resuming_equals_no_stop_bit_for_bit(
     assert_bitwise_equal(all_weights(learner), all_weights(resumed))
 
 
+def test_settings_that_change_with_a_resume_are_in_force(
+    tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch, settings: MakeSettings
+) -> None:
+    learner = Learner(settings(actor={"lr": 1e-3, "warmup_steps": 4}), tiny_model_path)
+    learner.learn(make_batch(0))
+    learner.save(tmp_path)
+    changed = settings(
+        actor={"lr": 1e-4, "warmup_steps": 4}, critic={"lr": 2e-5}, algorithm={"kl_coef": 0.2}
+    )
+    resumed = Learner(changed, tiny_model_path, resume_from=tmp_path)
+    for step in (2, 3, 4, 5):
+        metrics, _ = resumed.learn(make_batch(step))
+        assert metrics["actor/lr"] == pytest.approx(1e-4 * min(step, 4) / 4)
+        assert (metrics["critic/lr"], metrics["critic/kl_coeff"]) == (2e-5, 0.2)
+    resumed.save(tmp_path / "later")
+    once_more = Learner(changed, tiny_model_path, resume_from=tmp_path / "later")
+    assert once_more.learn(make_batch(6))[0]["actor/lr"] == 1e-4
+
+
 def test_a_checkpoint_is_a_model_folder_and_holds_no_pickle(
     tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch, settings: MakeSettings
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +95,20 @@ def test_vllm_takes_the_calls_of_an_engine_that_sleeps(
     method: str, arguments: dict[str, Any]
 ) -> None:
     inspect.signature(getattr(LLM, method)).bind(None, **arguments)
+
+
+def test_what_vllm_refuses_is_told_in_a_line_that_can_be_sent(tiny_model_path: Path) -> None:
+    with pytest.raises(ValueError, match="vLLM refuses") as caught:
+        VllmEngine(
+            tiny_model_path,
+            dtype="float32",
+            max_model_len=1_025,  # of a model that reads 1,024
+            max_num_seqs=8,
+            kv_cache_mib=16,
+            gpu_memory_utilization=0.15,
+            on_gpu=False,
+        )
+    sent = str(pickle.loads(pickle.dumps(caught.value)))
+    assert sent == str(caught.value)
+    assert "\n" not in sent
+    assert "max_model_len (1025) is greater than" in sent

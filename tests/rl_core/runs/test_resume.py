@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from rl_core.checkpoints.pruning import make_room, prune
 from rl_core.checkpoints.store import latest, save_checkpoint
 from rl_core.config.run import RunConfig
 from rl_core.rewards.scoring import start_rewards
-from rl_core.runs.resume import checkpoint_to_resume, remarks
+from rl_core.runs.resume import check_same_model, checkpoint_to_resume, remarks
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking.observers import StepObserver
 from rl_core.trainer import Trainer
@@ -264,3 +266,28 @@ def test_what_was_set_aside_goes_when_its_room_is_needed_and_is_told(
     assert find_aside(run) == []
     assert steps(run.path) == [1, 2]
     assert "damaged_step_000003 deleted: its" in caplog.text
+
+
+def rewritten(folder: Path, file: str, change: Callable[[Any], None]) -> Path:
+    """A model's folder with another content in one of its files."""
+    content = json.loads((folder / file).read_text())
+    change(content)
+    (folder / file).write_text(json.dumps(content))
+    return folder
+
+
+def test_a_run_goes_on_with_the_model_that_it_began_with_and_no_other(
+    tmp_path: Path, tiny_model_path: Path
+) -> None:
+    run = some_run(tmp_path)
+    moved, wider, said_otherwise = (
+        shutil.copytree(tiny_model_path, tmp_path / name) for name in ("moved", "wider", "words")
+    )
+    rewritten(moved, "config.json", lambda config: config.update(dtype="bfloat16"))
+    check_same_model(run, tiny_model_path, moved)
+    rewritten(wider, "config.json", lambda config: config.update(hidden_size=128))
+    with pytest.raises(ValueError, match=r"^r began with another .* hidden_size=128 and not"):
+        check_same_model(run, tiny_model_path, wider)
+    rewritten(said_otherwise, "tokenizer.json", lambda words: words["model"]["vocab"].popitem())
+    with pytest.raises(ValueError, match=r"has other words in its tokenizer; go on with .*run_id"):
+        check_same_model(run, tiny_model_path, said_otherwise)

@@ -215,6 +215,16 @@ class TestOneSession:
             workers.engines.load_weights(tmp_path)
         assert "\n" not in str(caught.value)
 
+    def test_an_exception_that_cannot_be_sent_is_no_death(self, workers: Workers) -> None:
+        def raise_it(actor: object) -> None:
+            raise ValueError(threading.Lock())
+
+        raised = workers.learner.actors["learner"].__ray_call__.remote(raise_it).future()
+        said = r"^learner raised what cannot be sent; see .*learner\.log$"
+        with pytest.raises(RuntimeError, match=said) as caught:
+            workers._result("learner", raised)
+        assert not isinstance(caught.value, WorkerDied)
+
 
 def test_an_engine_that_does_not_fit_is_out_of_memory(tiny_model_path: Path, marker: str) -> None:
     with (
