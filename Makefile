@@ -22,6 +22,11 @@ TORCH_FIND_LINKS ?= $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get g
 CPU_WHEELS := $(if $(TORCH_FIND_LINKS),--find-links $(TORCH_FIND_LINKS),--extra-index-url https://download.pytorch.org/whl/cpu)
 # What tests and linters need, too; without in the images of deployments/Dockerfile.
 DEV ?= ,dev
+# reasoning-gym needs pycosat, of which there are no wheels: it is left out where nothing compiles C.
+COMPILER := import sysconfig as s; print(s.get_config_var("CC"), "-I", s.get_path("include"))
+COMPILES_C = $(shell $$($(PYTHON) -c '$(COMPILER)' 2>/dev/null) -include Python.h -fsyntax-only -x c /dev/null 2>/dev/null && echo yes)
+GYM := ,reasoning-gym
+EXTRAS = $(EXTRA)$(DEV)$(if $(DEV),$(if $(COMPILES_C),$(GYM)))
 # CUDA's vLLM and torch need other versions of these than the CPU builds.
 UNPINNED := $(if $(GPU),apache-tvm-ffi|torch|triton,none)
 
@@ -41,7 +46,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt uv
 	grep -vE '^($(UNPINNED))==' constraints.txt > .venv/constraints.txt
-	$(BIN)/uv pip install --python $(BIN)/python --constraint .venv/constraints.txt $(if $(GPU),,$(CPU_WHEELS)) --editable '.[$(EXTRA)$(DEV)]'
+	$(BIN)/uv pip install --python $(BIN)/python --constraint .venv/constraints.txt $(if $(GPU),,$(CPU_WHEELS)) --editable '.[$(EXTRAS)]'
+	@[[ '$(EXTRAS)' != $(EXTRA),dev ]] || echo "without reasoning-gym, which wants a C compiler and Python's headers" >&2
 	rm -f .venv/.built-*
 	touch $(STAMP)
 

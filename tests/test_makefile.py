@@ -76,3 +76,13 @@ def test_it_finds_a_supported_one_beside_a_newer_default(clone: Path) -> None:
 
 def test_one_that_is_not_there_is_told_so(clone: Path) -> None:
     assert make_env(clone, "PYTHON=python9").stderr.startswith("python9 is not there, and Python")
+
+
+@pytest.mark.parametrize(
+    ("compiler", "extras"), [("true", "cpu,dev,reasoning-gym"), ("false", "cpu,dev")]
+)
+def test_what_is_compiled_is_left_out_where_nothing_compiles(
+    clone: Path, compiler: str, extras: str
+) -> None:
+    done = make_env(clone, "--dry-run", f"PYTHON={sys.executable}", f'COMPILER=print("{compiler}")')
+    assert f"--editable '.[{extras}]'" in done.stdout, done.stderr

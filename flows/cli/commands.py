@@ -129,8 +129,8 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "sql:sql",
         "ask rollouts, metrics, evaluations, checkpoints and runs a question in SQL",
         about="NAME is a saved question (--list); -q asks one of your own. Works while a run "
-        "is writing. The views are rollouts, rescores, metrics, evaluations, all_evaluations, "
-        "held_out, checkpoints, settings, runs and datasets.",
+        "is writing. The views are rollouts, turns, rescores, metrics, evaluations, "
+        "all_evaluations, held_out, checkpoints, settings, runs and datasets.",
         words="NAME | KEY=VALUE",
         own=(QUESTION,),
         options=(

@@ -6,6 +6,7 @@ load, and would hold memory of the card for as long as the run is being prepared
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import json
 import os
@@ -34,6 +35,7 @@ for i in range(torch.cuda.device_count()):
 arches = torch.cuda.get_arch_list()
 print(json.dumps({"torch": torch.__version__, "arches": arches, "cards": cards}))
 """
+_NUMA: Final = "libnuma.so.1"
 _WHEELS: Final = {12: "CUDA 12.8 or newer (cu128)", 10: "CUDA 12.8 or newer (cu128)"}
 """By the major compute capability: what a torch wheel must be built with to know the card."""
 _OLD_WHEELS: Final = "CUDA 12.6 (cu126), the last that knows cards so old"
@@ -71,6 +73,7 @@ def device_findings(config: RunConfig) -> Iterator[Finding]:
     torch = version_of("torch") or "no torch"
     if wanted == 0:
         yield Finding("device", "ok", f"CPU, torch {torch}")
+        yield from _library_findings(config)
     elif torch.endswith("+cpu"):
         yield Finding(
             "device",
@@ -87,6 +90,21 @@ def device_findings(config: RunConfig) -> Iterator[Finding]:
         else:
             yield from judge_device(facts)
             yield from _enough_cards(config, facts)
+
+
+def _library_findings(config: RunConfig) -> Iterator[Finding]:
+    """Says what vLLM's build for CPUs lacks: its first call would fail without naming it."""
+    if config.rollout.engine != "vllm" or config.resources.ray_address is not None:
+        return
+    try:
+        ctypes.CDLL(_NUMA)
+    except OSError:
+        yield Finding(
+            "device",
+            "fatal",
+            f"vLLM on a CPU wants the library {_NUMA}, which is not installed",
+            "apt-get install libnuma1 (elsewhere numactl-libs or numactl), or rollout.engine=hf",
+        )
 
 
 def quantization_findings(config: RunConfig) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import flows
+from flows.cli.commands import parse
 from flows.cli.main import run_command
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.config.operations import StorageConfig
@@ -254,3 +255,11 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
         timeout=60,
     )
     assert done.stderr == ""
+
+
+def test_sqls_help_names_every_view(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["sql", "--help"])
+    words = capsys.readouterr().out.replace(",", " ").replace(".", " ").split()
+    views = {file.stem for file in (Path(__file__).parents[3] / "sql/views").glob("*.sql")}
+    assert views - set(words) == set()

@@ -90,6 +90,16 @@ def test_more_cards_than_there_are_is_fatal(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(list(device_findings(RunConfig.model_validate(elsewhere)))) == 1
 
 
+def test_vllm_on_a_cpu_wants_a_library_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [found.level for found in device_findings(RunConfig())] == ["ok"]
+    monkeypatch.setattr(device, "_NUMA", "libnumaxyz.so.1")
+    _, missing = device_findings(RunConfig())
+    assert missing.level == "fatal"
+    assert "libnumaxyz.so.1" in missing.message
+    for other in ({"rollout": {"engine": "hf"}}, {"resources": {"ray_address": "head:6379"}}):
+        assert len(list(device_findings(RunConfig.model_validate(other)))) == 1
+
+
 def test_settings_for_fewer_bits_want_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
     sections = {"actor": {"optimizer": "adamw_8bit"}}
     wanting = RunConfig.model_validate(sections | {"model": {"lora_rank": 4, "load_in_4bit": True}})
