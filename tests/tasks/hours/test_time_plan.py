@@ -198,6 +198,7 @@ def test_an_epoch_has_ones_own_problems(tmp_path: Path) -> None:
     for name, chosen in (("train", rows), ("test", rows[:1])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in chosen))
     data = {"train_files": str(tmp_path / "train.jsonl"), "train_batch_size": 2}
+    data |= {"max_response_length": 512}  # the home-made model reads no more than 1,024 tokens
     tests = {"test_files": str(tmp_path / "test.jsonl")}
 
     def own(**given: object) -> RunConfig:
