@@ -22,6 +22,7 @@ from rl_core.resources.placement import (
     in_words,
     lacking,
     late_engines,
+    learner_name,
     shares_a_card,
     too_little,
 )
@@ -76,8 +77,9 @@ class Reservation:
         }
 
     def first_node(self) -> str:
-        """Returns Ray's id of the machine of the learner, or of the only engines."""
-        return str(placement_group_table(self._group)["bundles_to_node_id"][0])
+        """Returns Ray's id of the machine of the learner's first rank, else of an engine."""
+        index = next((i for i, name in enumerate(self._asked) if name == learner_name(0)), 0)
+        return str(placement_group_table(self._group)["bundles_to_node_id"][index])
 
     def nodes(self) -> set[str]:
         """Returns Ray's ids of the machines on which places are now."""

@@ -198,6 +198,7 @@ def test_a_run_from_a_machine_that_is_none_of_rays_is_one_of_one_machine(
     said = cluster.log.read_text()
     assert "training goes on after step 2" in said
     assert "; this time they go through Ray's object store" not in said
+    assert "learner: fetching" not in said, "folders go to the first rank's machine"
     assert "[c10d]" not in said, "a warning of torch is no cause of death"
     assert list(cluster.run.glob("checkpoints/step_000004/model*.safetensors"))
     for name in ("learner", "learner_1", "engine_0"):
