@@ -177,7 +177,7 @@ def test_a_stop_that_is_asked_for_ends_the_evaluator_and_the_command_goes_on_whe
             time.sleep(0.1)
         process.terminate()
     assert process.returncode == 1
-    assert output.read_text().endswith("countdown-train: interrupted\n")
+    assert output.read_text().endswith("countdown-train: interrupted: SIGTERM\n")
     assert processes() == []
 
     few = ["evaluation.samples_per_problem=2", "evaluation.max_problems=8"]

@@ -109,7 +109,7 @@ def stop(place: Place, process: subprocess.Popen[str], kill: Callable[[], None])
 def test_sigterm_stops_a_run_and_the_same_command_resumes_it(place: Place) -> None:
     process = place.start()
     err = stop(place, process, lambda: os.kill(process.pid, signal.SIGTERM))
-    assert err == "countdown-train: interrupted\n"
+    assert err == "countdown-train: interrupted: SIGTERM\n"
 
 
 def test_ctrl_c_reaches_the_whole_group_and_stops_it_too(place: Place) -> None:
