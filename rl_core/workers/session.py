@@ -17,7 +17,7 @@ import ray
 from ray.exceptions import RayError
 
 from rl_core.config.run import RunConfig
-from rl_core.errors import RAY, WorkerDied, first_line
+from rl_core.errors import RAY, WorkerDied
 from rl_core.resources.placement import asked_of_ray
 from rl_core.system.process_env import apply_defaults
 from rl_core.system.process_group import children_that_mention, session_folder
@@ -30,6 +30,7 @@ _ZERO_COPY = "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS"
 _OBJECT_STORE_BYTES = 200 * 2**20
 _EXIT_TIMEOUT_S = 5.0
 _CLIENT_TRIES = 5
+_NO_CLIENT_SERVER = ("Starting Ray client server failed", "Proxy failed to Connect to backend")
 _HEAD_TIMEOUT_S = 10
 """Ray ends this process, by its own `_exit`, when its head is gone for so long; 60 by default."""
 
@@ -78,10 +79,10 @@ def _connect(options: dict[str, Any]) -> None:
     for _ in range(_CLIENT_TRIES - 1):
         try:
             ray.init(**options)
-        except RuntimeError as error:
-            if "Starting Ray client server failed" not in str(error):
+        except ConnectionError as error:
+            if not any(words in str(error) for words in _NO_CLIENT_SERVER):
                 raise
-            _logger.warning("%s; trying again", first_line(error))
+            _logger.warning("the server of Ray's client did not start; trying again")
         else:
             return
     ray.init(**options)

@@ -13,7 +13,12 @@ from rl_core.errors import WorkerDied
 from rl_core.workers.session import ray_session
 
 CONFIG = RunConfig(resources=ResourcesConfig(ray_address="ray://127.0.0.1:10001"))
-DEAD = "Starting Ray client server failed. See ray_client_server_23000.err for detailed logs."
+DEAD = """Initialization failure from server:
+Traceback (most recent call last):
+  File "ray/util/client/server/proxier.py", line 772, in Datapath
+    raise RuntimeError(
+RuntimeError: Starting Ray client server failed. See ray_client_server_23000.err for detailed logs.
+"""
 
 
 @pytest.fixture
@@ -33,10 +38,10 @@ def tries(monkeypatch: pytest.MonkeyPatch) -> list[Exception | None]:
 def test_a_dead_server_of_rays_client_is_asked_for_again(
     tries: list[Exception | None], tmp_path: Path
 ) -> None:
-    tries += [None, RuntimeError(DEAD), RuntimeError(DEAD)]
+    tries += [None, ConnectionAbortedError(DEAD), ConnectionAbortedError(DEAD)]
     with ray_session(CONFIG, tmp_path, None, learner=True):
         assert tries == []
-    tries += [RuntimeError(DEAD)] * 9
+    tries += [ConnectionAbortedError(DEAD)] * 9
     with (
         pytest.raises(WorkerDied, match=r"it did not start .*Starting Ray client server failed"),
         ray_session(CONFIG, tmp_path, None, learner=True),
