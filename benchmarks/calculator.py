@@ -29,7 +29,7 @@ import torch  # noqa: E402  # reads its settings from the environment on import
 from flows.settings.compose import compose  # noqa: E402
 from rl_core.batch import collate  # noqa: E402
 from rl_core.config.run import RunConfig  # noqa: E402
-from rl_core.data.sampling import batch_indices  # noqa: E402
+from rl_core.data.sampling import Place, ProblemOrder  # noqa: E402
 from rl_core.envs.countdown.search_traces import check_response  # noqa: E402
 from rl_core.evaluation.statistics import wilson_interval  # noqa: E402
 from rl_core.learner.learner import Learner  # noqa: E402
@@ -72,14 +72,10 @@ class Arm:
 
     def learn(self, learner: Learner) -> None:
         """Does all steps of PPO."""
-        data = self.config.data
+        start = Place(self.config.seed, len(self.inputs.train))
+        order = ProblemOrder(start, self.config.data.train_batch_size)
         for step in range(1, (self.config.trainer.total_steps or 0) + 1):
-            chosen = batch_indices(
-                seed=self.config.seed,
-                step=step,
-                num_problems=len(self.inputs.train),
-                batch_size=data.train_batch_size,
-            )
+            chosen = order.choose(step)
             collected = collect(
                 self.config,
                 self.inputs.train,

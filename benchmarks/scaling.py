@@ -6,7 +6,7 @@
 scaling) and on a batch that grows with them (weak). `engines`: a learner and 1, 2, 4 transformers
 engines as Ray runs them, and what Ray takes beside their work. Work per CPU second, since processes
 share this machine's cores; the bytes are the loopback's, in a network namespace of this program's
-own (root; else none are counted), beside those that `rank_traffic.py` counts.
+own (root; else none are counted), beside those that `cluster_model.py` counts.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from rl_core.system.process_env import apply_defaults  # noqa: E402  # before to
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 apply_defaults()
 
+from benchmarks.cluster_model import rank_traffic  # noqa: E402
 from rl_core.config.run import RunConfig  # noqa: E402
 from rl_core.resources.memory_plan import ModelShape  # noqa: E402
-from rl_core.resources.rank_traffic import rank_traffic  # noqa: E402
 
 _SHAPE: Final = {
     "hidden_size": 256,

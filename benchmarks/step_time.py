@@ -108,11 +108,12 @@ def make_environments(algorithms: set[str]) -> None:
     """Makes the peers' environments, side by side, where they are not there yet."""
     WORK.mkdir(exist_ok=True)
     uv = Path(sys.executable).with_name("uv")
-    wheels = shlex.split(os.environ.get("CPU_WHEELS", ""))
+    # As our own: torch's CUDA build takes 300 MB more, of which no step uses any.
+    wheels = shlex.split(os.environ.get("CPU_WHEELS", "")) or ["--torch-backend", "cpu"]
     installs = {}
     for algorithm in algorithms:
         name, requirement = PEERS[algorithm]
-        folder, wanted = WORK / name, "\n".join((requirement, *PINNED))
+        folder, wanted = WORK / name, "\n".join((requirement, *PINNED, "CPU build"))
         stamp = folder / "built"
         if stamp.is_file() and stamp.read_text() == wanted:
             continue

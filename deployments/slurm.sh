@@ -53,7 +53,7 @@ if ((others > 0)); then
         ray start --block --disable-usage-stats --address="$ip:$port" --num-cpus="$cpus" &
     started+=($!)
 fi
-python - "$ip:$port" "${#nodes[@]}" <<'PYTHON' &
+python -P - "$ip:$port" "${#nodes[@]}" <<'PYTHON' &
 import sys
 import time
 

@@ -8,7 +8,7 @@ Not here: what a stage does (`tasks/`), and how the command line shows it (`flow
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages
@@ -23,15 +23,18 @@ from prefect.context import FlowRunContext  # noqa: E402
 from flows.errors import one_line  # noqa: E402
 from flows.prefect_patches.lease import outlive_lost_leases  # noqa: E402
 from flows.runs.chain import Chain  # noqa: E402
+from flows.runs.run_log import tell_the_end_plainly  # noqa: E402
 from flows.runs.run_record import choose_run, recorded  # noqa: E402
-from flows.runs.state import heeding_the_server  # noqa: E402
+from flows.runs.state import heeding_the_server, take_over  # noqa: E402
 from flows.settings.compose import PresetName, compose, own_settings  # noqa: E402
 from rl_core.config.run import RunConfig  # noqa: E402
 from rl_core.errors import OutOfMemory, Stalled, WorkerDied  # noqa: E402
-from rl_core.runs.run_folder import RunFolder, utc_now  # noqa: E402
+from rl_core.runs.lock import started  # noqa: E402
+from rl_core.runs.metrics_log import utc_now  # noqa: E402
+from rl_core.runs.run_folder import RunFolder  # noqa: E402
 from tasks.base_model import cached_base_model, keep_curve  # noqa: E402
 from tasks.evaluate import evaluate_task  # noqa: E402
-from tasks.generate import cached_dataset  # noqa: E402
+from tasks.generate import dataset_task  # noqa: E402
 from tasks.prefect_ui.attempts import attempt_name, changes_for_retry, settings_in_force  # noqa: E402
 from tasks.prefect_ui.flow_run import logs_in_ui, tag_flow_run  # noqa: E402
 from tasks.prefect_ui.result_keys import is_trained  # noqa: E402
@@ -45,6 +48,7 @@ from tasks.train import train_task  # noqa: E402
 from tasks.validate import validate_task  # noqa: E402
 
 outlive_lost_leases()
+tell_the_end_plainly()
 
 
 @flow(name="countdown-train")
@@ -65,7 +69,8 @@ def countdown_train(
     Returns:
         The run's record, as in `run.json`.
     """
-    run = run_pipeline(settings_of(preset, overrides))
+    with logs_in_ui():
+        run = run_pipeline(settings_of(preset, overrides))
     return run.read().model_dump(mode="json")
 
 
@@ -75,28 +80,35 @@ def settings_of(preset: str, overrides: Sequence[str]) -> RunConfig:
     return compose(overrides if is_named else [f"preset={preset}", *overrides])
 
 
-def run_pipeline(config: RunConfig) -> RunFolder:
+def run_pipeline(config: RunConfig, **record: str | None) -> RunFolder:
     """Runs every stage inside a flow run and returns the run, finished.
 
     Retry in the UI does not repeat a stage that is done (tasks/prefect_ui/result_keys.py), but for
     preflight, which looks at the machine of today.
+
+    Args:
+        config: the run's settings.
+        record: fields of `run.json` that are known beforehand.
     """
     tag_flow_run(config)
-    preflight_task(config)
+    # Tasks are called, not submitted: a submitted task does not see Ctrl-C or a cancellation.
+    call = Chain()
+    call(preflight_task, config)
     bring_records(config.storage)
     config = choose_run(config, own_name())
-    with published(config):
-        return _run_stages(config)
+    with published(config), started(config) as run:
+        _run_stages(config, run, record, call)
+    return run
 
 
-def _run_stages(config: RunConfig) -> RunFolder:
-    run = RunFolder.create(config)
-    run.update(own_settings=own_settings(config))
-    # Called, not submitted: a submitted task hears no Ctrl-C and no cancellation.
-    call = Chain()
-    with logs_in_ui(), heeding_the_server(), recorded(run) as stage:
+def _run_stages(
+    config: RunConfig, run: RunFolder, record: Mapping[str, str | None], call: Chain
+) -> None:
+    run.update(own_settings=own_settings(config), **record)
+    with heeding_the_server(), recorded(run) as stage:
+        take_over(run)
         with stage("generate"):
-            data = cached_dataset(config)
+            data = call(dataset_task(config), config)
         with stage("base_model"):
             model_path = cached_base_model(config, data)
             keep_curve(model_path, run.path)
@@ -116,7 +128,6 @@ def _run_stages(config: RunConfig) -> RunFolder:
         run.update(status="finished", finished_at=utc_now())  # or its report would say "running"
         with stage("report"):
             call(report_task, run)
-    return run
 
 
 def is_worth_retrying(error: object) -> bool:
@@ -166,7 +177,7 @@ def retried_evaluate(config: RunConfig, run: RunFolder) -> Task[..., None]:
 
 
 def own_name() -> str | None:
-    """Returns a name that all attempts of this flow run share: when it was made, and its name."""
+    """Returns a name that all attempts of this flow run share, see `name_of`."""
     context = FlowRunContext.get()
     if context is None or context.flow_run is None or context.flow_run.created is None:
         return None
@@ -174,5 +185,9 @@ def own_name() -> str | None:
 
 
 def name_of(flow_run: FlowRun) -> str:
-    """Returns a name that only this flow run has: when it was made, and what it is called."""
-    return f"{flow_run.created:%Y%m%d-%H%M%S}-{flow_run.name}"
+    """Returns a name that only this flow run has: when it was to start (UTC), and its own name.
+
+    Not when it was made: a schedule makes flow runs days before.
+    """
+    due = flow_run.expected_start_time or flow_run.created
+    return f"{due:%Y%m%d-%H%M%S}-{flow_run.name}"

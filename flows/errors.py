@@ -18,6 +18,7 @@ class RunFailedError(RuntimeError):
     """The run ended badly: exit code 1."""
 
 
+_OURS = ("flows", "tasks", "rl_core")
 _LONGEST = 400
 _DISK_FULL = ": delete other runs or files on that disk, or set storage.root to a folder of another"
 
@@ -25,13 +26,19 @@ _DISK_FULL = ": delete other runs or files on that disk, or set storage.root to 
 def one_line(error: BaseException) -> str:
     """Returns an error's type and message in one line, cut where it is very long.
 
-    An error that Ray brings from another process has that process's traceback as its message; its
+    Errors of our own and plain ValueErrors are worded for a person, so their type is left out. An
+    error that Ray brings from another process has that process's traceback as its message; its
     `cause` is the error itself. That of a full disk comes with its remedy.
     """
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):
         error = cause
-    text = printable(" ".join(f"{type(error).__name__}: {error}".split()))
+    kind = type(error)
+    is_worded = kind is ValueError or kind.__module__.partition(".")[0] in _OURS
+    said = str(error) if is_worded and str(error) else f"{kind.__name__}: {error}"
+    if isinstance(error, OSError) and error.filename and not is_disk_full(error):
+        said = f"{error.filename}: {error.strerror}"
+    text = printable(" ".join(said.split()))
     remedy = _DISK_FULL if is_disk_full(error) else ""
     longest = _LONGEST - len(remedy)
     return (text if len(text) <= longest else text[: longest - 1] + "…") + remedy

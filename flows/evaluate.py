@@ -36,7 +36,8 @@ def evaluate(
         `comparison`, where there are two, and `files`, where the rows lie.
     """
     asked = {"checkpoint": checkpoint} | ({"against": against} if against else {})
-    chosen = choose(asked, overrides)
-    with logs_in_ui(), heeding_the_server(), chosen.published():
-        data = chosen.data or cached_dataset(chosen.config)
-        return evaluate_models_task(chosen.config, data, *chosen.models)
+    with logs_in_ui(), heeding_the_server():
+        chosen = choose(asked, overrides)
+        with chosen.published():
+            data = chosen.data or cached_dataset(chosen.config)
+            return evaluate_models_task(chosen.config, data, *chosen.models)

@@ -11,13 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.errors import BadInputError
-from flows.runs.lookup import settings_of_run, where_and_others
+from flows.runs.lookup import refuse_unnamed_code, settings_of_run, where_and_others
 from flows.settings.compose import compose
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import generator_settings
 from rl_core.evaluation.summary import EvaluationSummary
 from rl_core.storage.mirror import mirrored
+from tasks.evaluate import measures
 from tasks.evaluate_checkpoint import Evaluated, evaluate_models
 from tasks.generate import generate_dataset
 from tasks.queries.checkpoint_names import NamedModel, find_model
@@ -92,8 +93,9 @@ def render(evaluated: Evaluated, names: Sequence[str]) -> str:
     table.add_column("")
     for name in names:
         table.add_column(Text(name), no_wrap=True)
-    for cells in zip(*map(_cells, evaluated.summaries), strict=True):
-        table.add_row(Text(cells[0][0]), *(Text(value) for _, value in cells))
+    numbers = [_numbers(summary) for summary in evaluated.summaries]
+    for name in numbers[0]:
+        table.add_row(Text(name), *(Text(of_model[name]) for of_model in numbers))
     lines = [as_text(table, width=10_000), *map(_answers, evaluated.answers)]
     if evaluated.comparison is not None:
         lines.append(f"{names[0]} against {names[1]}: {evaluated.comparison}\n")
@@ -114,22 +116,9 @@ def _answers(answers: Answers) -> str:
     return f"{answers.name}: {of}\n{as_text(table, width=10_000)}"
 
 
-def _cells(summary: EvaluationSummary) -> list[tuple[str, str]]:
-    return [
-        ("problems", str(summary.num_problems)),
-        ("accuracy", str(summary.accuracy)),
-        ("  strict", str(summary.accuracy_strict)),
-        ("  lenient", str(summary.accuracy_lenient)),
-        *((f"pass@{k}", str(value)) for k, value in summary.pass_at_k.items()),
-        *((f"maj@{k}", str(value)) for k, value in summary.majority_at_k.items()),
-        ("score", str(summary.score)),
-        ("format", str(summary.format_share)),
-        ("tokens", summary.response_tokens.as_text(1)),
-        *(
-            (f"{group.label} ({group.num_problems})", str(group.accuracy))
-            for group in summary.groups
-        ),
-    ]
+def _numbers(summary: EvaluationSummary) -> dict[str, str]:
+    groups = {f"{of.label} ({of.num_problems})": str(of.accuracy) for of in summary.groups}
+    return measures(summary) | groups
 
 
 def _settings_and_data(
@@ -138,9 +127,10 @@ def _settings_and_data(
     arguments = ("checkpoint", "against")
     if model.run is None:
         return compose(overrides, arguments=arguments), None
-    base = settings_of_run(model.run, storage.root, url=storage.url)
+    base = settings_of_run(model.run, storage.root, url=storage.url, words=overrides)
     changes = [t for t in where_and_others(overrides)[1] if not t.startswith("env=")]
     config = compose(changes, base=base, arguments=arguments)
+    refuse_unnamed_code(config, overrides, ray=True)
     data = model.run.read().data
     if data is not None and Path(data).is_dir() and _problems_of(config) == _problems_of(base):
         return config, Path(data)

@@ -6,137 +6,155 @@ The stages are those of `countdown_train.py`; here is what a night has beside th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any
 
-from prefect import Flow, flow
+from httpx import HTTPError
+from prefect import Flow, flow, get_client
 from prefect.client.schemas.objects import FlowRun, State
+from prefect.context import FlowRunContext
+from prefect.exceptions import PrefectException
 from prefect.logging import get_run_logger
 from prefect.logging.loggers import flow_run_logger
 
-from flows.countdown_train import name_of, own_name, run_pipeline, settings_of
+from flows.countdown_train import own_name, run_pipeline, settings_of
 from flows.errors import one_line
+from flows.nights.messages import Night, killed, message
+from flows.nights.others import missed_nights, refusing_others
+from flows.nights.settings import EVENTS, Event
 from flows.runs.run_record import choose_run
 from flows.settings.compose import PresetName
-from rl_core.checkpoints.champion import PromotedContender
-from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.atomic import reading
 from rl_core.system.log_file import redact
+from rl_core.system.redaction import redacting_errors
+from tasks.prefect_ui.flow_run import logs_in_ui
 from tasks.prefect_ui.notify import Listeners, notify, notify_task, warn_of_mistakes
-from tasks.start import champion_of, start_task
+from tasks.preflight import preflight_validation, refuse_fatal
+from tasks.start import StartFrom, start_task
 
 
+@redacting_errors()
 def tell_of_crash(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Has the worker tell of a night whose process died, which cannot tell itself."""
     call = inspect.signature(nightly.fn).bind(**flow_run.parameters)
     call.apply_defaults()
     asked = call.arguments
-    config = settings_of(asked["preset"], asked["overrides"])
-    if config.run_id is None:
-        config = config.model_copy(update={"run_id": name_of(flow_run)})
-    run = _run(config)
-    if run is not None and run.read().status == "failed":
-        return  # it told of that itself, and its process ended with an exit code as it should
-    message = _message("failed", config, state.message or "its process is gone")
-    notify(_listeners(asked["webhook"], asked["command"]), message, flow_run_logger(flow_run))
+    night = Night(flow_run, settings_of(asked["preset"], asked["overrides"]))
+    run = _run_of(night)
+    if run is not None:
+        if run.read().status == "failed":
+            return  # it told of that itself, and its process ended with an exit code as it should
+        assert night.config is not None
+        night = Night(flow_run, night.config.model_copy(update={"run_id": run.run_id}))
+    reason, _ = killed(night, state.message)
+    if "failed" in asked["events"]:
+        log = flow_run_logger(flow_run)
+        notify(_listeners(asked), message("failed", night, reason), log)
 
 
 @flow(name="nightly", on_crashed=[tell_of_crash])
 def nightly(
     preset: PresetName = "quickstart",
     overrides: tuple[str, ...] = (),
-    start_from: Literal["champion", "afresh"] = "champion",
+    start_from: StartFrom = "champion",
     webhook: str | None = None,
     command: tuple[str, ...] = (),
+    events: tuple[Event, ...] = EVENTS,
 ) -> dict[str, Any]:
     """Trains a night long, and promotes what came out of it if it is better than the champion.
 
     Args:
         preset: Named settings to start from.
         overrides: KEY=VALUE each, as on the command line; a preset=NAME or preset=FILE.yaml among
-            them stands before `preset`.
+            them stands before `preset`. The seed is that of the first night; each later night adds
+            one.
         start_from: The champion of the same test problems, which is then also the reference of the
             KL penalty, or the base model of the settings (afresh), as where no champion is yet.
-        webhook: Told of a failure and of a promotion by a JSON object (POST). Name an environment
+        webhook: Receives a JSON object (POST) for each of the events. Name an environment
             variable of the worker or a Prefect Secret block that holds the URL: a URL itself is
             seen here by all who see the run.
-        command: A program and its arguments, told the same on its standard input. No shell.
+        command: A program and its arguments, which gets the same on its standard input. No shell.
+        events: What a message is sent for. failed: the night ended with an error or was killed.
+            promoted: its model is the new champion. finished: it is not. refused: another night was
+            not over when it was due. missed: earlier nights did not start, or ended unseen.
 
     Returns:
         The run's record, as in `run.json`.
     """
-    listeners = _listeners(webhook, command)
-    warn_of_mistakes(listeners, get_run_logger())
-    config = None
-    try:
-        config = settings_of(preset, overrides)
-        with _started(config, start_from) as config:
-            config = choose_run(config, own_name())
-            run = run_pipeline(config)
-    except Exception as error:
-        notify_task(listeners, _message("failed", config, redact(one_line(error))))
-        raise
-    champion = _champion(config, run)
-    if champion is not None and champion.run_id == run.run_id:
-        notify_task(listeners, _message("promoted", config, champion.reason))
+    listeners, log = Listeners(webhook or None, tuple(command)), get_run_logger()
+    warn_of_mistakes(listeners, log)
+    context = FlowRunContext.get()
+    night = Night(context.flow_run if context else None)
+
+    def tell(event: Event, of: Night, reason: str) -> None:
+        if event in events:
+            notify_task(listeners, message(event, of, reason))
+
+    def tell_of_refused(run: FlowRun, why: str) -> None:
+        if "refused" in events:
+            notify(listeners, message("refused", Night(run), why), log)  # a thread runs no task
+
+    with logs_in_ui(), refusing_others(tell_of_refused):
+        if (missed := _missed(night.flow_run)) is not None:
+            log.warning("%s", missed)
+            tell("missed", Night(), missed)
+        try:
+            night = Night(night.flow_run, settings_of(preset, overrides))
+            with _started(night, start_from) as night:
+                assert night.config is not None
+                assert night.start is not None
+                run = run_pipeline(night.config, night=night.due, started_from=night.start.sentence)
+        except Exception as error:
+            tell("failed", night, redact(one_line(error)))
+            raise
+        champion = night.champion()
+        if champion is not None and champion.run_id == run.run_id:
+            tell("promoted", night, champion.reason)
+        else:
+            tell("finished", night, run.read().champion or "not promoted")
     return run.read().model_dump(mode="json")
 
 
 @contextmanager
-def _started(config: RunConfig, start_from: str) -> Iterator[RunConfig]:
-    """Yields the settings with the model to start from, which stays on the disk meanwhile."""
-    folder = start_task(config) if start_from == "champion" else None
-    if folder is None:
-        yield config
-        return
-    model = config.model.model_copy(update={"path": str(folder)})
-    with reading(folder):  # it may lose its place, and with it what keeps it from being pruned
-        yield config.model_copy(update={"model": model})
+def _started(night: Night, start_from: StartFrom) -> Iterator[Night]:
+    """Yields the night with its run; the model that it starts from stays on the disk meanwhile."""
+    config = night.config
+    assert config is not None
+    if config.model.path is not None:  # which the champion would replace
+        refuse_fatal(preflight_validation(config))
+    start = start_task(config, start_from)
+    changes: dict[str, Any] = {"seed": start.seed}
+    if start.folder is not None:
+        changes["model"] = config.model.model_copy(update={"path": str(start.folder)})
+    with reading(start.folder) if start.folder is not None else nullcontext():
+        # It may lose its place, and with it what keeps it from being pruned.
+        chosen = choose_run(config.model_copy(update=changes), own_name())
+        yield Night(night.flow_run, chosen, start)
 
 
-def _message(event: str, config: RunConfig | None, reason: str) -> dict[str, Any]:
-    """Returns what is told: `event`, `reason` and, where there is a run, its numbers and files.
-
-    `text` says it in a sentence, under the name that chats (Slack, Mattermost) show.
-    """
-    run = _run(config)
-    message: dict[str, Any] = {"event": event, "run_id": None, "reason": redact(reason)}
-    if run is not None and config is not None:
-        record, champion = run.read(), _champion(config, run)
-        report = run.path / "report.html"
-        message |= {
-            "run_id": run.run_id,
-            "steps": record.steps,
-            "accuracy_before": record.accuracy_before,
-            "accuracy_after": record.accuracy_after,
-            "champion": champion.name if champion else None,
-            "accuracy_champion": champion.accuracy if champion else None,
-            "next_step": record.next_step,
-            "report": str(report.absolute()) if report.exists() else None,
-        }
-    return {**message, "text": f"{message['run_id'] or 'the night'} {event}: {message['reason']}"}
-
-
-def _run(config: RunConfig | None) -> RunFolder | None:
-    """Returns the run of these settings, if it came to be."""
-    if config is None or config.run_id is None:
+def _missed(own: FlowRun | None) -> str | None:
+    """Returns which nights did not run before this one; nothing of that may end this one."""
+    if own is None:
         return None
-    run = RunFolder.under(config.storage.root, config.run_id)
-    return run if run.is_there() else None
-
-
-def _champion(config: RunConfig, run: RunFolder) -> PromotedContender | None:
-    """Returns the champion of a run's problems; None, too, where nothing tells it."""
-    data = run.read().data
     try:
-        champion = champion_of(config, Path(data)) if data is not None else None
-    except (OSError, ValueError):
+        with get_client(sync_client=True) as client:
+            return missed_nights(client, own)
+    except (HTTPError, PrefectException, ValueError) as error:
+        get_run_logger().warning("which nights are missing is not known: %s", one_line(error))
         return None
-    return champion.current if champion else None
 
 
-def _listeners(webhook: str | None, command: Sequence[str]) -> Listeners:
-    return Listeners(webhook or None, tuple(command))
+def _run_of(night: Night) -> RunFolder | None:
+    """Returns the run that a night worked on, which may be one of a night before."""
+    assert night.config is not None
+    for run in RunFolder.all_under(night.config.storage.root):
+        with suppress(ValueError):  # what lies there is no run
+            if night.due is not None and run.read().night == night.due:
+                return run
+    return night.run
+
+
+def _listeners(asked: dict[str, Any]) -> Listeners:
+    return Listeners(asked["webhook"] or None, tuple(asked["command"]))

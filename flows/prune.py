@@ -31,15 +31,15 @@ def prune(dry_run: bool = False, overrides: tuple[str, ...] = ()) -> dict[str, A
         Numbers of `runs` looked at and `left_alone`, of checkpoints and files `deleted` (or that
         would be), and their `bytes`.
     """
-    places, changes = where_and_others(overrides)
-    where = compose(places)
-    root = where.storage.root
-    close_lost_runs(root)
-    if where.run_id is not None:
-        runs = [find_run(places)]
-    else:
-        runs = [RunFolder(folder) for folder in find_runs(root)]
     with logs_in_ui():
+        places, changes = where_and_others(overrides)
+        where = compose(places)
+        root = where.storage.root
+        close_lost_runs(root)
+        if where.run_id is not None:
+            runs = [find_run(places)]
+        else:
+            runs = [RunFolder(folder) for folder in find_runs(root)]
         url = where.storage.url
         return prune_runs_task([(_settings(run, changes, url), run) for run in runs], dry_run)
 
@@ -47,7 +47,8 @@ def prune(dry_run: bool = False, overrides: tuple[str, ...] = ()) -> dict[str, A
 def _settings(run: RunFolder, changes: Sequence[str], url: str | None) -> RunConfig | str:
     """Returns a run's settings with the changes, or why it has none that can be read."""
     try:
-        base = settings_of_run(run, url=url)
+        base = settings_of_run(run, url=url, words=changes)
     except BadInputError as error:
         return str(error)
+    changes = [text for text in changes if text != f"env={base.env.name}"]
     return compose(changes, base=base)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -54,14 +55,6 @@ class RankLost(WorkerDied):
     """What a learner rank says when another is gone in mid-step: not the cause, but its news."""
 
 
-class SyncBroken(ConnectionError):  # noqa: N818  # as OutOfMemory
-    """A broadcast of weights lost a process: who was to receive them may hold some, or none."""
-
-
-class WeightsLost(RuntimeError):  # noqa: N818  # as OutOfMemory
-    """An engine was built again where memory ran out, and wants the current weights once more."""
-
-
 class Stalled(RuntimeError):  # noqa: N818  # as OutOfMemory
     """A phase showed no progress for `watchdog.stall_s`, and its processes were ended."""
 
@@ -90,7 +83,18 @@ def out_of_memory_as(phase: str) -> Iterator[None]:
     except (RuntimeError, ValueError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise OutOfMemory(phase, first_line(error)) from error
+        raise OutOfMemory(phase, allocation_in_words(error)) from error
+
+
+def allocation_in_words(error: BaseException) -> str:
+    """Returns in one sentence what did not fit and what was free; the cause keeps the rest."""
+    said = str(error)
+    wanted = re.search(r"tried to allocate ([\d.]+ \w+)", said, re.IGNORECASE)
+    if wanted is None:
+        return first_line(error)
+    room = re.search(r"capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free", said)
+    free = f": {room[2]} of the card's {room[1]} were free" if room else ""
+    return f"tried to allocate {wanted[1]}{free}"
 
 
 def first_line(error: BaseException) -> str:

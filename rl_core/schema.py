@@ -79,6 +79,8 @@ ROLLOUTS = pa.schema(
         ("generated_at", pa.timestamp("us", tz="UTC")),
         ("policy_runs", pa.list_(_POLICY_RUN)),
         ("turns", pa.list_(_TURN)),
+        ("value", pa.float64()),
+        ("truth", pa.string()),
     ]
 )
 """`policy_version` is how many updates made the policy that sampled the first token, the oldest.
@@ -86,6 +88,8 @@ ROLLOUTS = pa.schema(
 `policy_runs` says how many tokens it sampled, and those that took its place in mid-response.
 `turns` are those of `model` and `env`, null where the model wrote all; `response_tokens` counts
 both, `reward` of a turn is beside `score`, and log-probs are those of the model's tokens alone.
+`value` is what the answer is equal to, null where it is no number; `truth` is the problem's, as
+JSON. Runs of before these two have null there.
 """
 
 EVALUATION = pa.schema(

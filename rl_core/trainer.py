@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rl_core.config.run import RunConfig
-from rl_core.data.sampling import batch_indices, steps_per_epoch, total_steps
+from rl_core.data.sampling import Place, ProblemOrder
 from rl_core.rollout.collector import Collected, collect, read_answers, to_rollouts
 from rl_core.rollout.prefetch import Clock, RolloutsAhead, steps_ahead
 from rl_core.rollout.staleness import staleness_metrics
@@ -106,8 +106,10 @@ class Trainer:
     """Writes the checkpoints of `run`; the last is written when its block is left."""
     observers: Sequence[StepObserver] = ()
     """What goes on beside a step."""
+    order: ProblemOrder | None = None
+    """Which problems are asked, and how long, from where `workers` stand; None: from the start."""
     curriculum: Curriculum | None = None
-    """Chooses each step's problems, standing where `workers` do; None: all in a shuffled order."""
+    """Chooses each step's problems, standing where `workers` do; None: those of the order."""
     interruptible: Callable[[], AbstractContextManager[None]] = nullcontext
     """Entered while responses are waited for, which `StopAsked` ends."""
 
@@ -119,7 +121,9 @@ class Trainer:
                 from.
         """
         config, run, workers, saves = self.config, self.run, self.workers, self.saves
-        last_step = total_steps(config, len(self.inputs.train))
+        last_step = self._order.last_step(
+            total_epochs=config.trainer.total_epochs, total_steps=config.trainer.total_steps
+        )
         observers, watch_gap = all_of(self.observers), GapWatch(config.model.dtype)
         ahead = RolloutsAhead(self._collect)
         workers.engines.set_policy_version(start_step)
@@ -198,13 +202,18 @@ class Trainer:
         if self.config.checkpoints.in_background:
             clock = StepClock()  # nobody waits
         with clock("step"), clock("save_checkpoint"):
+            self._order.hold(step)
             if self.curriculum is not None:
                 self.curriculum.hold(step)
             self.saves.write(step, metrics.get("val/accuracy"), metrics.get("val/score"))
 
     def _epoch(self, step: int) -> int:
-        batch_size = self.config.data.train_batch_size
-        return (step - 1) // steps_per_epoch(len(self.inputs.train), batch_size)
+        return self._order.before(step).epoch
+
+    @cached_property
+    def _order(self) -> ProblemOrder:
+        start = Place(self.config.seed, len(self.inputs.train))
+        return self.order or ProblemOrder(start, self.config.data.train_batch_size)
 
     def _steps_ahead(self, step: int, last_step: int) -> range:
         return steps_ahead(
@@ -237,12 +246,7 @@ class Trainer:
     def _choose(self, step: int) -> list[int]:
         if self.curriculum is not None:
             return self.curriculum.choose(step)
-        return batch_indices(
-            seed=self.config.seed,
-            step=step,
-            num_problems=len(self.inputs.train),
-            batch_size=self.config.data.train_batch_size,
-        )
+        return self._order.choose(step)
 
     def test_greedily(self, step: int) -> dict[str, float]:
         """Returns `val/*` of the current weights: one greedy response to each test problem.

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from rl_core.checkpoints.background_save import BackgroundSave
 from rl_core.checkpoints.manifest import RESUME_FOLDER
+from rl_core.checkpoints.retention import Checkpoint
 from rl_core.config.run import RunConfig
 from rl_core.data.curriculum import Curriculum, difficulty_classes
 from rl_core.data.dataset import read_problems
 from rl_core.data.env_source import SPLITS
 from rl_core.data.prompts import check_embedded, encode_prompt, load_tokenizer, text_codec
-from rl_core.data.sampling import total_steps
+from rl_core.data.sampling import Place, ProblemOrder, read_place
 from rl_core.resources.token_budgets import log_out_of_memory
 from rl_core.rewards.scoring import start_rewards
 from rl_core.runs.resume import check_same_model, checkpoint_to_resume
@@ -81,9 +82,12 @@ def train_model(
         WorkerDied: the learner or an engine was killed.
     """
     inputs = load_inputs(config, data, model_path)
-    last_step = total_steps(config, len(inputs.train))
     checkpoint = checkpoint_to_resume(run, logger.warning)
     start_step = checkpoint.step if checkpoint else 0
+    order = _problem_order(config, len(inputs.train), start_step, checkpoint, logger)
+    last_step = order.last_step(
+        total_epochs=config.trainer.total_epochs, total_steps=config.trainer.total_steps
+    )
     if checkpoint is not None and start_step >= last_step:
         logger.info("training was already finished at step %d", start_step)
         return start_step
@@ -113,7 +117,7 @@ def train_model(
             on_progress=on_progress,
         ) as workers,
         StopSignals(config.trainer.stop_grace_s) as signals,
-        _saves(config, run, workers, curriculum) as saves,
+        _saves(config, run, workers, order, curriculum) as saves,
     ):
         observers = (
             StepObserver(on_step=lambda step, _, metrics: log_out_of_memory(step, metrics)),
@@ -132,6 +136,7 @@ def train_model(
             run,
             saves,
             observers,
+            order,
             curriculum,
             signals.interruptible,
         )
@@ -164,11 +169,41 @@ def load_curriculum(
     )
 
 
+def _problem_order(
+    config: RunConfig, num_problems: int, step: int, checkpoint: Checkpoint | None, logger: Log
+) -> ProblemOrder:
+    """Returns the order of the problems from where a checkpoint stands, and says what it keeps."""
+    folder = checkpoint.path / RESUME_FOLDER if checkpoint else None
+    place = read_place(config, num_problems, step, folder)
+    if place.num_problems != num_problems:
+        logger.warning(
+            "the data set has %d problems, and had %d when the checkpoint was saved: pass %d over "
+            "it begins anew",
+            num_problems,
+            place.num_problems,
+            place.epoch + 1,
+        )
+        place = Place(place.seed, num_problems, step, place.epoch)
+    if place.seed != config.seed:
+        logger.warning(
+            "seed=%d changes the responses of a run that goes on, not the order of its problems: "
+            "that stays the one of seed=%d",
+            config.seed,
+            place.seed,
+        )
+    return ProblemOrder(place, config.data.train_batch_size)
+
+
 def _saves(
-    config: RunConfig, run: RunFolder, workers: Workers, curriculum: Curriculum | None
+    config: RunConfig,
+    run: RunFolder,
+    workers: Workers,
+    order: ProblemOrder,
+    curriculum: Curriculum | None,
 ) -> BackgroundSave:
     def add_state(folder: Path) -> None:
         copy_wandb_run_id(run.path, folder)
+        order.save(folder / RESUME_FOLDER)
         if curriculum is not None:
             curriculum.save(folder / RESUME_FOLDER)
 

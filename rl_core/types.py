@@ -9,7 +9,6 @@ Worked example, one puzzle with two tokens of answer and B = 1, P = 3 prompt tok
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, TypedDict
 
@@ -165,24 +164,3 @@ class SnapshotBytes:
     """Of the model as it is served."""
     state: int
     """Of what a resume needs beside it."""
-
-
-@dataclass(frozen=True)
-class Meeting:
-    """Where the processes of a broadcast meet, and what will be sent."""
-
-    host: str
-    """Address of the learner's first rank."""
-    port: int
-    name: str
-    """Among all groups that meet there, one after the other."""
-    size: int
-    """Processes, the sender included."""
-    backend: Literal["gloo", "nccl", "ipc"]
-    """Between CPUs, between cards, on one card."""
-    dtype: str
-    """Of all tensors as they are sent: `float32` or `bfloat16`."""
-    shapes: Mapping[str, tuple[int, ...]]
-    """Of what is sent, by Hugging Face name, in this order."""
-    timeout_s: float
-    """Longest wait for another process, whatever the size of a tensor."""

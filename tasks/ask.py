@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ def read_question(config: RunConfig, text: str, answer: str | None = None) -> Qu
     Raises:
         ValueError: it is no such problem, or no such answer.
     """
+    if any("\ud800" <= character <= "\udfff" for character in text + (answer or "")):
+        raise ValueError("the question holds bytes that are no UTF-8")
     return env_of(config.env).read_question(config.env, text, answer)
 
 
@@ -64,7 +67,7 @@ def ask_model(
         samples: responses per question at `evaluation.temperature`; None for one that is greedy.
 
     Raises:
-        ValueError: a question has a token that the model does not know.
+        ValueError: a question has a token that the model does not know, or too many of them.
     """
     on_gpu = config.resources.rollout_gpus > 0
     threads = config.resources.learner_threads
@@ -85,6 +88,7 @@ def ask_model(
         for number, question in enumerate(asked)
     ]
     check_embedded((request.prompt_ids for request in requests), tokenizer)
+    _check_length(config, model, max(len(request.prompt_ids) for request in requests))
     temperature = 0.0 if samples is None else config.evaluation.temperature
     sampling = SamplingSettings(config.data.max_response_length, temperature)
     engine = _engine(config, model, on_gpu=on_gpu)
@@ -101,6 +105,17 @@ def ask_model(
             known = question.is_scored
             scored = rewards.submit(text, question.problem).result() if known else None
             yield Reply(question, text, len(ids), is_cut, scored)
+
+
+def _check_length(config: RunConfig, model: Path, num_tokens: int) -> None:
+    shape = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    known = shape.get("text_config", shape).get("max_position_embeddings")
+    limit = config.data.max_prompt_length if known is None else known
+    if num_tokens > limit:
+        raise ValueError(
+            f"the question has {num_tokens:,} tokens, and {model} reads at most {limit:,}: "
+            "ask a shorter one"
+        )
 
 
 def _engine(config: RunConfig, model: Path, *, on_gpu: bool) -> HfEngine:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +21,12 @@ from prefect.context import TaskRunContext
 from rl_core.checkpoints.manifest import model_digest
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import generator_settings, read_solved
+from rl_core.data.gguf_source import local_folder
 from rl_core.envs import env_of
 from rl_core.errors import Stalled, WorkerDied
 from rl_core.sft.named_data import CURVE_NAME, check_sft, data_digest
-from rl_core.system.atomic import locked, sweep_leftovers
+from rl_core.system.atomic import locked, sweep_leftovers, write_bytes_atomically
+from rl_core.system.redaction import redacting_errors
 from tasks.prefect_ui.artifacts import create_table_artifact
 from tasks.prefect_ui.result_keys import once_per_flow_run
 from tasks.supervision.supervisor import call_supervised
@@ -57,7 +58,7 @@ def base_model(config: RunConfig, data: Path) -> Path:
         from rl_core.data.prompts import resolve_model
 
         assert config.model.path is not None, "what is not made has a name"
-        return resolve_model(config.model.path)
+        return resolve_model(config.model.path, config.storage.root)
     is_home_made = config.model.path is None
     if not is_complete(folder):
         with locked(folder.parent):  # two runs would make it twice, one under the other's feet
@@ -93,7 +94,7 @@ def home_made_folder(config: RunConfig) -> Path:
 
 def _tuned_folder(config: RunConfig, model: str) -> Path:
     """Of a hub's model the name counts, of a local folder what is in it."""
-    local = Path(model).expanduser()
+    local = local_folder(model, config.storage.root)
     name = local.resolve().name
     settings = {
         "sft": config.sft.model_dump(mode="json", exclude={"data", "save_freq"}),
@@ -144,15 +145,13 @@ def _run_name(parameters: dict[str, Any]) -> str:
     result_serializer="json",
     cache_key_fn=_cache_key,
 )
+@redacting_errors()
 def base_model_task(config: RunConfig, data: Path) -> Path:
     """Makes or finds the base model in a flow run, with what was measured as a table artifact."""
     folder = base_model(config, data)
     if made_folder(config) is not None:
         create_table_artifact(
-            [
-                {"measure": name, "value": str(value)}
-                for name, value in _read_report(folder).items()
-            ],
+            [{"measure": name, "value": value} for name, value in _read_report(folder).items()],
             key="base-model",
             description=f"What was made, measured on held-out examples ({folder}).",
         )
@@ -168,7 +167,7 @@ def cached_base_model(config: RunConfig, data: Path) -> Path:
     if folder is not None:
         is_there = is_complete(folder)
     else:
-        is_there = Path(str(config.model.path)).expanduser().is_dir()
+        is_there = local_folder(str(config.model.path), config.storage.root).is_dir()
     return base_model_task.with_options(
         refresh_cache=not is_there,
         retries=0 if config.sft.data is None else config.retry.max_retries,
@@ -184,7 +183,7 @@ def _lost_a_process(task: Task[..., Any], task_run: TaskRun, state: State) -> bo
 def keep_curve(model: Path, run: Path) -> None:
     """Copies the loss curve of a fine-tuned model into a run's folder; other models have none."""
     if (model / CURVE_NAME).is_file():
-        shutil.copyfile(model / CURVE_NAME, run / CURVE_NAME)
+        write_bytes_atomically(run / CURVE_NAME, (model / CURVE_NAME).read_bytes())
 
 
 def _tune(config: RunConfig, data: Path, folder: Path) -> None:
@@ -197,7 +196,7 @@ def _tune(config: RunConfig, data: Path, folder: Path) -> None:
         tune_for_parent,
         {
             "config": config,
-            "model_path": resolve_model(str(config.model.path)),
+            "model_path": resolve_model(str(config.model.path), config.storage.root),
             "data": data,
             "folder": folder,
         },
@@ -217,7 +216,11 @@ def _warm_start(config: RunConfig, data: Path, folder: Path) -> WarmStartReport:
     from rl_core.sft.train import make_base_model
 
     disable_progress_bar()  # of saving one small file
-    _logger.info("warm-starting the home-made base model: %d steps", config.base_model.steps)
+    _logger.info(
+        "warm-starting the home-made base model: %d steps; it is saved at its end only, so if it "
+        "is stopped before (Cancel, Ctrl-C), it starts again from step 0",
+        config.base_model.steps,
+    )
     report = make_base_model(
         config.base_model, _examples(config, data), folder=folder, on_step=_log_steps("warm start")
     )

@@ -21,6 +21,7 @@ from rl_core.runs.full_disk import write_unless_full
 from rl_core.runs.run_folder import RunFolder
 from rl_core.storage.champions import bring_champion
 from rl_core.storage.object_store import StoreError
+from rl_core.system.redaction import redacting_errors
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
 from rl_core.workers.cluster import Workers
 from tasks.evaluator import Engines, Evaluator, Rows
@@ -68,6 +69,8 @@ def evaluate_run(
         log_folder=run.path / "workers",
         stall_s=config.watchdog.stall_s,
         logger=_logger,
+        joins_ray=config.resources.ray_address is not None,
+        lends=config.env.reward_env,
     )
     return summaries or []
 
@@ -203,6 +206,7 @@ def _run_name(parameters: dict[str, Any]) -> str:
     result_serializer="json",
     cache_key_fn=once_per_training,
 )
+@redacting_errors()
 def evaluate_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) -> None:
     """Evaluates in a flow run; table artifacts compare the models, also by difficulty."""
     summaries = evaluate_run(config, run, data, model_path)
@@ -228,22 +232,27 @@ def evaluate_task(config: RunConfig, run: RunFolder, data: Path, model_path: Pat
 
 
 def summary_table(summaries: Sequence[EvaluationSummary]) -> list[dict[str, Any]]:
-    """Returns one row per model, as people read it."""
+    """Returns one row per number, a column per model, as people read it."""
+    measured = {summary.model: measures(summary) for summary in summaries}
     return [
-        {
-            "model": summary.model,
-            "problems": summary.num_problems,
-            "accuracy": str(summary.accuracy),
-            "strict": str(summary.accuracy_strict),
-            "lenient": str(summary.accuracy_lenient),
-            "score": str(summary.score),
-            "format": str(summary.format_share),
-            "tokens": f"{summary.response_tokens.value:.1f}",
-            **{f"pass@{k}": str(value) for k, value in summary.pass_at_k.items()},
-            **{f"maj@{k}": str(value) for k, value in summary.majority_at_k.items()},
-        }
-        for summary in summaries
+        {"measure": name, **{model: values[name] for model, values in measured.items()}}
+        for name in next(iter(measured.values()))
     ]
+
+
+def measures(summary: EvaluationSummary) -> dict[str, str]:
+    """Returns the numbers of one model by name, those of a share with their 95% interval."""
+    return {
+        "problems": str(summary.num_problems),
+        "accuracy": str(summary.accuracy),
+        "strict": str(summary.accuracy_strict),
+        "lenient": str(summary.accuracy_lenient),
+        **{f"pass@{k}": str(value) for k, value in summary.pass_at_k.items()},
+        **{f"maj@{k}": str(value) for k, value in summary.majority_at_k.items()},
+        "score": str(summary.score),
+        "format": str(summary.format_share),
+        "tokens": summary.response_tokens.as_text(1),
+    }
 
 
 def group_table(summaries: Sequence[EvaluationSummary]) -> list[dict[str, Any]]:

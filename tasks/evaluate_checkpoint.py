@@ -17,6 +17,7 @@ from rl_core.evaluation.files import PAGE
 from rl_core.evaluation.rows import read_rows
 from rl_core.evaluation.summary import Comparison, EvaluationSummary, compare, summarise
 from rl_core.runs.run_folder import RunFolder
+from rl_core.system.redaction import redacting_errors
 from rl_core.workers.cluster import Workers
 from tasks.evaluate import (
     GROUPS,
@@ -107,6 +108,7 @@ def _evaluated(
 
 
 @task(name="evaluate", task_run_name=_task_run_name)  # type: ignore[arg-type]  # a plain function does
+@redacting_errors()
 def evaluate_models_task(
     config: RunConfig, data: Path, model: NamedModel, against: NamedModel | None = None
 ) -> dict[str, Any]:

@@ -16,8 +16,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import yaml
-
 from rl_core.checkpoints.manifest import model_digest
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_problems
@@ -28,6 +26,7 @@ from rl_core.rewards.scoring import start_rewards
 from rl_core.rollout.protocol import in_order
 from rl_core.rollout.turns import TurnTaking
 from rl_core.runs.run_folder import RunFolder
+from rl_core.runs.settings_file import read_settings
 from rl_core.system.atomic import is_disk_full
 from rl_core.system.disk_reserve import demand_room
 from rl_core.types import Completion, GenerationRequest, Problem, PromptedProblem, SamplingSettings
@@ -111,10 +110,11 @@ class Evaluator:
         Where those settings cannot be read any more, the first evaluation counts as the own one.
         """
         try:
-            settings = yaml.safe_load((run.path / "config.yaml").read_text(encoding="utf-8"))
             data = run.read().data or self.data
-            own = Evaluator(RunConfig.model_validate(settings), Path(data)).evaluation
-        except (OSError, ValueError, TypeError, yaml.YAMLError):
+            own = Evaluator(
+                RunConfig.model_validate(read_settings(run.path)), Path(data)
+            ).evaluation
+        except (OSError, ValueError, TypeError):
             return run.evaluations.own() is None
         return own == self.evaluation
 
@@ -213,7 +213,7 @@ class Evaluator:
 def _source_digest(reward: str) -> str | None:
     """Returns a digest of the file of a user's reward, which is not loaded; None if not found."""
     module = Path(*reward.partition(":")[0].split("."))
-    for folder in ("", *sys.path):
+    for folder in (*sys.path, ""):  # as a reward worker looks
         for file in (module.with_suffix(".py"), module / "__init__.py"):
             if (found := Path(folder, file)).is_file():
                 return hashlib.sha256(found.read_bytes()).hexdigest()

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow.parquet as pq
-from prefect import task
+from prefect import Task, task
 from prefect.context import TaskRunContext
 
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import dataset_folder, generator_settings, is_ready, write_dataset
 from rl_core.data.env_source import SPLITS
 from rl_core.system.atomic import locked, sweep_leftovers
+from rl_core.system.redaction import redacting_errors
 
 _NAME_CHARACTERS: Final = 80
 _logger = logging.getLogger(__name__)
@@ -75,17 +76,23 @@ def _run_name(parameters: dict[str, Any]) -> str:
     result_serializer="json",
     cache_key_fn=cache_key,
 )
+@redacting_errors()
 def generate_task(config: RunConfig) -> Path:
     """Makes or finds the data set in a flow run."""
     return generate_dataset(config)
 
 
 def cached_dataset(config: RunConfig) -> Path:
-    """Runs the task in a flow: cached where the settings are unchanged and the files verify.
+    """Runs the task of `dataset_task`."""
+    return dataset_task(config)(config)
+
+
+def dataset_task(config: RunConfig) -> Task[[RunConfig], Path]:
+    """Returns the task: cached where the settings are unchanged and the files verify.
 
     A cache hit alone would return the path of a folder that somebody has deleted since.
     """
-    return generate_task.with_options(refresh_cache=not _verifies(config))(config)
+    return generate_task.with_options(refresh_cache=not _verifies(config))
 
 
 def _verifies(config: RunConfig) -> bool:

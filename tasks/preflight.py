@@ -1,7 +1,7 @@
 """Preflight: what would stop the run, found in a second and before anything is loaded or written.
 
-Engines and models are looked at from outside (installed? a model folder?), never imported: that
-would take longer than all checks together.
+Engines are looked at from outside (installed?), never imported, and of a model its small files and
+headers are read: the rest would take longer than all checks together.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -20,17 +21,23 @@ from prefect.logging import get_run_logger
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import NO_PROBLEMS
+from rl_core.data.gguf_source import is_gguf_or_package, unpack_model
 from rl_core.data.modelscope_source import cached_from_modelscope, modelscope_name, modelscope_url
-from rl_core.data.user_files import look_up_files
+from rl_core.data.user_files import first_own_problems, look_up_files
 from rl_core.envs import ENVS, env_of
+from rl_core.envs.reasoning_gym.problems import check_tasks
+from rl_core.envs.reasoning_gym.settings import ReasoningGymConfig
+from rl_core.models.folder_check import check_model_folder
 from rl_core.rewards.scoring import refusal
 from rl_core.sft.named_data import check_sft
 from rl_core.storage.object_store import why_unusable
 from rl_core.system.network import hub_url, hubs_are_off, wandb_url, why_silent, why_unreachable
+from rl_core.system.redaction import redacting_errors
 from rl_core.system.versions import version_of
-from rl_core.workers.ray_auth import mode_for
+from rl_core.types import Problem
 from tasks.hours.time_plan import planned_steps
 from tasks.prefect_ui.artifacts import create_table_artifact, plain
+from tasks.preflight_checks.cluster import cluster_findings
 from tasks.preflight_checks.device import device_findings, quantization_findings
 from tasks.preflight_checks.finding import GIB, Finding, PreflightError
 from tasks.preflight_checks.hours import time_findings
@@ -65,7 +72,8 @@ def preflight(config: RunConfig) -> list[Finding]:
         *time_findings(config),
         *_known_outcomes(config),
         *_network(config),
-        *leftover_findings(config),
+        *cluster_findings(config),
+        *leftover_findings(),
         *_reward(config),
     ]
 
@@ -80,6 +88,14 @@ def preflight_validation(config: RunConfig) -> list[Finding]:
     return [*preflight_data(config), *_model(config)]
 
 
+def unreachable_model(config: RunConfig) -> Finding | None:
+    """Returns why a model that is named, not given as a folder, cannot be had; else None."""
+    path = config.model.path
+    if path is None or not (path.startswith("modelscope:") or _reads_as_hub_name(path)):
+        return None
+    return next((finding for finding in _model(config) if finding.level == "fatal"), None)
+
+
 def refuse_fatal(findings: Sequence[Finding]) -> None:
     """Raises PreflightError with the first fatal finding, if there is one."""
     fatal = [finding for finding in findings if finding.level == "fatal"]
@@ -89,6 +105,7 @@ def refuse_fatal(findings: Sequence[Finding]) -> None:
 
 
 @task(name="preflight", task_run_name="check disk, engine and model")
+@redacting_errors()
 def preflight_task(config: RunConfig) -> None:
     """Leaves the findings as a table artifact; a fatal one fails the flow run."""
     findings = preflight(config)
@@ -126,6 +143,8 @@ def _own_files(config: RunConfig) -> Iterator[Finding]:
         yield Finding("data", "fatal", NO_PROBLEMS.format(name=config.env.name))
     try:
         look_up_files(config.data)
+        if isinstance(config.env, ReasoningGymConfig):
+            check_tasks(config.env)
     except ValueError as error:
         yield Finding("data", "fatal", str(error))
 
@@ -169,12 +188,9 @@ def _storage(config: RunConfig) -> Iterator[Finding]:
 
 def _store(storage: StorageConfig) -> Iterator[Finding]:
     """Whether the object store can be written, where there is one."""
-    if storage.url is None:
-        return
-    found = why_unusable(storage.url)
-    if found is not None:
+    if storage.url is not None and (found := why_unusable(storage.url)) is not None:
         yield Finding("storage", "fatal", *found)
-    else:
+    elif storage.url is not None:
         yield Finding("storage", "ok", f"{storage.url} can be written, by way of {storage.root}")
 
 
@@ -198,12 +214,13 @@ def _model(config: RunConfig) -> Iterator[Finding]:
     try:
         check_sft(config)
     except ValueError as error:
-        message, _, remedy = str(error).rpartition(": ")
-        yield Finding("model", "fatal", message, remedy)
+        yield _refused("model", error)
     if path is None:
         yield from _home_made_model(config)
     elif Path(path).expanduser().is_dir():
         yield _model_folder(Path(path).expanduser())
+    elif is_gguf_or_package(path):
+        yield _unpacked_model(path, config.storage.root)
     elif path.startswith("modelscope:"):
         yield _modelscope_model(path)
     elif not _reads_as_hub_name(path):
@@ -218,12 +235,19 @@ def _model(config: RunConfig) -> Iterator[Finding]:
         yield _hub_model(path, is_cached=_is_in_hub_cache(path), hub="the hub", url=hub_url())
 
 
+def _unpacked_model(path: str, root: Path) -> Finding:
+    """Unpacks a GGUF file: what a run would do next, and the plans want its shape."""
+    try:
+        return Finding("model", "ok", f"{path}, unpacked in {unpack_model(path, root)}")
+    except ValueError as error:
+        return _refused("model", error)
+
+
 def _modelscope_model(path: str) -> Finding:
     try:
         name = modelscope_name(path)
     except ValueError as error:
-        message, _, remedy = str(error).partition(": ")
-        return Finding("model", "fatal", message, remedy)
+        return _refused("model", error)
     assert name is not None, "it was asked about a name on ModelScope"
     is_cached = cached_from_modelscope(name) is not None
     return _hub_model(path, is_cached=is_cached, hub="ModelScope", url=modelscope_url())
@@ -232,7 +256,10 @@ def _modelscope_model(path: str) -> Finding:
 def _hub_model(path: str, *, is_cached: bool, hub: str, url: str) -> Finding:
     """What stands between the run and a model that is named, not given as a folder."""
     if is_cached:
-        return Finding("model", "ok", f"{path}, from the local cache of {hub}")
+        from rl_core.data.prompts import find_model_here  # brings transformers
+
+        refused = _whole_model(folder) if (folder := find_model_here(path)) else None
+        return refused or Finding("model", "ok", f"{path}, from the local cache of {hub}")
     lacking = f"model.path={path} is not in the local cache of {hub}"
     if hubs_are_off():
         return Finding(
@@ -271,22 +298,36 @@ def _home_made_model(config: RunConfig) -> Iterator[Finding]:
 
 
 def _model_folder(folder: Path) -> Finding:
-    has_weights = any(folder.glob("*.safetensors"))
-    has_tokenizer = any((folder / name).is_file() for name in _VOCABULARIES)
     facts = {
         "config.json": (folder / "config.json").is_file(),
-        "a tokenizer (tokenizer.json)": has_tokenizer,
-        "weights (*.safetensors)": has_weights,
+        "a tokenizer (tokenizer.json)": any((folder / name).is_file() for name in _VOCABULARIES),
+        "weights (*.safetensors)": any(folder.glob("*.safetensors")),
     }
     missing = [name for name, is_there in facts.items() if not is_there]
-    if missing:
+    is_adapter = "config.json" in missing and (folder / "adapter_config.json").is_file()
+    if missing and not is_adapter:  # of which the look at the whole says what to do
         return Finding(
             "model",
             "fatal",
             f"model.path={folder} is not a model folder, without {', '.join(missing)}",
             "save_pretrained of model and tokenizer writes all of them",
         )
-    return Finding("model", "ok", f"local folder {folder}")
+    return _whole_model(folder) or Finding("model", "ok", f"local folder {folder}")
+
+
+def _whole_model(folder: Path) -> Finding | None:
+    """Returns why a model that is here cannot be trained, None if nothing is in the way."""
+    try:
+        check_model_folder(folder)
+    except ValueError as error:
+        return _refused("model", error)
+    return None
+
+
+def _refused(check: str, error: ValueError) -> Finding:
+    """Returns a refusal, whose words behind the last colon are the remedy."""
+    message, _, remedy = str(error).rpartition(": ")
+    return Finding(check, "fatal", message, remedy)
 
 
 def _known_outcomes(config: RunConfig) -> Iterator[Finding]:
@@ -316,43 +357,21 @@ def _network(config: RunConfig) -> Iterator[Finding]:
             f"{wandb_url()} does not answer ({why})" if why else f"{wandb_url()} answers",
             "the run will log offline; `countdown-train sync` uploads it later" if why else "",
         )
-    address = config.resources.ray_address
-    if address is not None and ":" in address:
-        why = why_unreachable(address if "//" in address else f"ray://{address}")
-        if why:
-            yield Finding(
-                "ray",
-                "fatal",
-                f"resources.ray_address={address} does not answer ({why})",
-                "start the cluster, or leave it out for a Ray of the run's own",
-            )
-            return
-    if address is not None:
-        yield from _ray_token(address)
-
-
-def _ray_token(address: str) -> Iterator[Finding]:
-    try:
-        mode_for(address)
-    except ValueError as error:
-        what, _, remedy = str(error).rpartition(": ")
-        yield Finding("ray", "fatal", what, remedy)
-        return
 
 
 def _reward(config: RunConfig) -> Iterator[Finding]:
-    """A reward of the user's own, loaded in a process of its own."""
+    """A reward of the user's own, loaded in a process of its own and tried on two rows."""
     if config.env.reward is None:
         return
-    why_not = refusal(config.env)
-    yield Finding(
-        "reward",
-        "ok" if why_not is None else "fatal",
-        why_not or f"env.reward={config.env.reward} can be loaded",
-        ""
-        if why_not is None
-        else "name a function of a module in the working folder or PYTHONPATH",
-    )
+    problems: list[Problem] = []
+    with suppress(ValueError, OSError):  # said by the look at the files
+        problems = first_own_problems(config.env, config.data, 2)
+    if (why_not := refusal(config.env, problems)) is not None:
+        place = "a module in the working folder or PYTHONPATH, see docs/rewards.md"
+        yield Finding("reward", "fatal", why_not, f"name a function of {place}")
+    else:
+        done = "called" if problems else "loaded"
+        yield Finding("reward", "ok", f"env.reward={config.env.reward} can be {done}")
 
 
 def _reads_as_hub_name(path: str) -> bool:

@@ -16,10 +16,12 @@ from rl_core.checkpoints.store import reading_latest
 from rl_core.config.run import RunConfig
 from rl_core.evaluation.promotion import Promotion, promote
 from rl_core.evaluation.summary import summarise
-from rl_core.runs.run_folder import RunFolder, utc_now
+from rl_core.runs.metrics_log import utc_now
+from rl_core.runs.run_folder import RunFolder
 from rl_core.storage.champions import promote_published
 from rl_core.storage.object_store import StoreError
 from rl_core.system.atomic import is_disk_full
+from rl_core.system.redaction import redacting_errors
 from tasks.evaluate import checkpoint_name
 from tasks.evaluator import Evaluator, Rows
 from tasks.prefect_ui.artifacts import create_table_artifact
@@ -120,6 +122,7 @@ def _compare(
     result_serializer="json",
     cache_key_fn=once_per_training,
 )
+@redacting_errors()
 def promote_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) -> None:
     """Promotes in a flow run; a table artifact shows the champion and those before it."""
     promotion = promote_run(config, run, data, model_path)

@@ -17,6 +17,7 @@ from rl_core.storage.lease import is_written_elsewhere
 from rl_core.storage.mirror import mirrored
 from rl_core.storage.object_store import ObjectStore, StoreError
 from rl_core.storage.spool import Spool
+from rl_core.system.redaction import redacting_errors
 from tasks.prefect_ui.artifacts import create_table_artifact
 from tasks.prefect_ui.result_keys import once_per_training
 
@@ -45,11 +46,11 @@ def prune_run(config: RunConfig, run: RunFolder, *, dry_run: bool = False) -> li
     )
     gone = [decision for decision in decisions if not decision.keep]
     _logger.info(
-        "%d of %d checkpoints %s, %.3f GB",
+        "%d of %d checkpoints %s, %s",
         len(gone),
         len(decisions),
         "would be deleted" if dry_run else "deleted",
-        sum(decision.checkpoint.size_bytes for decision in gone) / 1e9,
+        gigabytes(sum(decision.checkpoint.size_bytes for decision in gone)),
     )
     if not dry_run:
         run.rollouts.compact(last_too=True)
@@ -75,6 +76,7 @@ def _run_name(parameters: dict[str, Any]) -> str:
     result_serializer="json",
     cache_key_fn=once_per_training,
 )
+@redacting_errors()
 def prune_task(config: RunConfig, run: RunFolder) -> None:
     """Prunes in a flow run; a table artifact says what was kept, deleted and why."""
     create_table_artifact(
@@ -133,6 +135,7 @@ def _refuse_if_elsewhere(config: RunConfig, run: RunFolder) -> None:
 
 
 @task(name="prune-runs", task_run_name="prune all runs, dry_run={dry_run}")
+@redacting_errors()
 def prune_runs_task(
     runs: Sequence[tuple[RunConfig | str, RunFolder]], dry_run: bool
 ) -> dict[str, Any]:

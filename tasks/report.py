@@ -11,8 +11,9 @@ from prefect import task
 from rl_core.runs.full_disk import write_unless_full
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.atomic import write_text_atomically
-from tasks.prefect_ui.artifacts import create_image_artifact, create_markdown_artifact
-from tasks.prefect_ui.learning_curve import learning_curve
+from rl_core.system.redaction import redacting_errors
+from tasks.prefect_ui.artifacts import create_markdown_artifact
+from tasks.prefect_ui.learning_curve import as_picture, learning_curve
 from tasks.report_page.data import gather
 from tasks.report_page.page import render_html, render_markdown
 
@@ -75,21 +76,17 @@ def write_last_report(run: RunFolder) -> Report:
 
 
 @task(name="report", task_run_name="write report.html")
+@redacting_errors()
 def report_task(run: RunFolder) -> Path:
-    """Writes the report that ends a run; artifacts `report` and `learning-curve` show it."""
+    """Writes the report that ends a run; artifact `report` shows it in short."""
     report = write_last_report(run)
     page = report.html.resolve()
     create_markdown_artifact(
-        f"{report.markdown}\n\nThe whole report, with charts and samples: "
-        f"[{page}]({page.as_uri()}) (copy the link: from a page of a server, browsers follow none "
-        "to a file)\n",
+        f"{report.markdown}\n{as_picture(report.learning_curve_uri) or ''}\nThe whole report, with "
+        f"charts and samples: [{page}]({page.as_uri()}) (copy the link: from a page of a server, "
+        "browsers follow none to a file)\n",
         key="report",
         description=f"What became of {run.run_id}, in short.",
+        is_first=True,
     )
-    if report.learning_curve_uri:
-        create_image_artifact(
-            report.learning_curve_uri,
-            key="learning-curve",
-            description=f"The whole training of {run.run_id}.",
-        )
     return report.html

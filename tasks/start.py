@@ -1,22 +1,51 @@
-"""Start: the model that a night goes on from, the champion of its own problems or none."""
+"""Start: the model and the seed of a night: the champion of its own problems, or afresh."""
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Literal
 
 from prefect import task
 from prefect.logging import get_run_logger
+from pydantic import BaseModel, ConfigDict
 
 from rl_core.checkpoints.champion import Champion, champion_file, read_champion
+from rl_core.checkpoints.manifest import MANIFEST
 from rl_core.config.run import RunConfig
 from rl_core.resources.memory_plan import ModelShape
+from rl_core.runs.run_folder import RunFolder
+from rl_core.runs.settings_file import read_settings
 from rl_core.storage.champions import bring_champion
 from rl_core.storage.object_store import ObjectStore
+from rl_core.system.redaction import redacting_errors
+from tasks.base_model import is_complete, made_folder
 from tasks.evaluator import Evaluator
 from tasks.generate import generate_dataset
 from tasks.prefect_ui.result_keys import once_per_flow_run
 from tasks.preflight_checks.plans import model_shape
-from tasks.storage.bring import bring_inputs
+from tasks.storage.bring import bring_inputs, bring_records
+
+StartFrom = Literal["champion", "afresh"]
+
+
+class Start(BaseModel):
+    """Where a night starts."""
+
+    model_config = ConfigDict(frozen=True)
+    folder: Path | None
+    """The champion's checkpoint; None for the model of the settings."""
+    why: str
+    """In one sentence; beginning with `the champion RUN/step_000100` if it is that one."""
+    is_as_asked: bool = True
+    """False if there is a champion, but it cannot be used."""
+    seed: int = 0
+
+    @property
+    def sentence(self) -> str:
+        """What the night starts from, and why."""
+        return self.why if self.folder is not None else f"afresh: {self.why}"
 
 
 def champion_of(config: RunConfig, data: Path) -> Champion | None:
@@ -25,7 +54,7 @@ def champion_of(config: RunConfig, data: Path) -> Champion | None:
     return read_champion(champion_file(config.storage.root, config.env.name, problems))
 
 
-def champion_to_train(config: RunConfig) -> tuple[Path | None, str]:
+def champion_to_train(config: RunConfig) -> Start:
     """Returns the champion's checkpoint, or None, and in words why.
 
     The champion of other problems will not do: it may have been trained on these tests.
@@ -36,17 +65,87 @@ def champion_to_train(config: RunConfig) -> tuple[Path | None, str]:
         bring_inputs(config, store)
         bring_champion(config.storage, env, Evaluator(config, generate_dataset(config)).problem_set)
     if not any((root / "champions").glob(f"{env}-*.json")):
-        return None, f"no champion of {env} in {root / 'champions'} yet"
-    champion = champion_of(config, generate_dataset(config))
+        return Start(folder=None, why=f"no champion of {env} in {root / 'champions'} yet")
+    try:
+        champion = champion_of(config, generate_dataset(config))
+    except ValueError as error:  # the file that names it is damaged
+        return _unusable(str(error))
     if champion is None:
-        return None, f"no champion of these problems in {root / 'champions'} yet"
-    name, folder = champion.current.name, root / champion.current.checkpoint
-    if not champion.is_there(root):
-        return None, f"the champion {name} is gone from the disk"
+        return _unusable(
+            f"no champion of these test problems in {root / 'champions'}, only of others"
+        )
+    name, folder = f"the champion {champion.current.name}", root / champion.current.checkpoint
+    if (why := _why_unusable(config, champion, folder)) is not None:
+        return _unusable(f"{name} {why}")
+    path = config.model.path
+    instead = "" if path is None else f", instead of model.path={path}"
+    accuracy = f"accuracy {champion.current.accuracy:.3f}"
+    return Start(folder=folder, why=f"{name}, {accuracy}{instead}")
+
+
+def _unusable(why: str) -> Start:
+    return Start(folder=None, why=why, is_as_asked=False)
+
+
+def _why_unusable(config: RunConfig, champion: Champion, folder: Path) -> str | None:
+    if not (folder / MANIFEST).is_file():
+        return f"is gone from the disk ({folder})"
+    try:
+        if not champion.is_there(config.storage.root):
+            return f"is no longer the checkpoint that was promoted: its files changed ({folder})"
+        shape = ModelShape.from_folder(folder)
+    except (OSError, ValueError) as error:
+        return f"cannot be read ({error})"
+    wanted = _wanted_shape(config, shape)
+    if wanted is None or wanted == shape:
+        return None
+    other = ", ".join(
+        f"{field.name} {getattr(shape, field.name)} instead of {getattr(wanted, field.name)}"
+        for field in fields(ModelShape)
+        if getattr(shape, field.name) != getattr(wanted, field.name)
+    )
+    return f"is not of the size that the settings ask for: {other}"
+
+
+def _wanted_shape(config: RunConfig, found: ModelShape) -> ModelShape | None:
+    """Returns the shape of the model that these settings make; None if nothing here tells it.
+
+    The home-made model has as many tokens as its tokenizer found in the problems, at most
+    `base_model.vocab_size`: if that model is not here, any number up to that is right.
+    """
+    made = made_folder(config)
+    if made is not None and is_complete(made):
+        return ModelShape.from_folder(made)
     wanted = model_shape(config)
-    if wanted is not None and wanted != ModelShape.from_folder(folder):
-        return None, f"the champion {name} is not of the size that the settings ask for"
-    return folder, f"the champion {name}, accuracy {champion.current.accuracy:.3f}"
+    if wanted is None or config.model.path is not None:
+        return wanted
+    return replace(wanted, vocab_size=min(wanted.vocab_size, found.vocab_size))
+
+
+def next_seed(config: RunConfig) -> int:
+    """Returns the seed of the next night: one more than the highest of the nights that are over.
+
+    With the same seed a night that starts from the same champion would repeat the night before. An
+    interrupted night is not over: the next one may continue it, which needs the same settings.
+    """
+    seeds = [config.seed]
+    for run in RunFolder.all_under(config.storage.root):
+        with suppress(ValueError):  # what lies there is no run
+            record, seed = run.read(), read_settings(run.path).get("seed")
+            is_over = record.night is not None and record.status in ("finished", "failed")
+            if is_over and isinstance(seed, int):
+                seeds.append(seed + 1)
+    return max(seeds)
+
+
+def start_of(config: RunConfig, start_from: StartFrom) -> Start:
+    """Returns model and seed of a night."""
+    bring_records(config.storage)
+    if start_from == "champion":
+        start = champion_to_train(config)
+    else:
+        start = Start(folder=None, why="start_from=afresh")
+    return start.model_copy(update={"seed": next_seed(config)})
 
 
 @task(
@@ -56,8 +155,11 @@ def champion_to_train(config: RunConfig) -> tuple[Path | None, str]:
     result_serializer="json",
     cache_key_fn=once_per_flow_run,
 )
-def start_task(config: RunConfig) -> Path | None:
-    """Returns the champion's checkpoint in a flow run, whose retries start from the same."""
-    folder, why = champion_to_train(config)
-    get_run_logger().info("starting %s: %s", "afresh" if folder is None else "from", why)
-    return folder
+@redacting_errors()
+def start_task(config: RunConfig, start_from: StartFrom) -> Start:
+    """Returns where a flow run starts: its retries start from the same."""
+    start = start_of(config, start_from)
+    logger = get_run_logger()
+    say = logger.info if start.is_as_asked else logger.warning
+    say("starting %s%s, seed=%d", "from " if start.folder else "", start.sentence, start.seed)
+    return start

@@ -12,6 +12,7 @@ from prefect.logging import get_run_logger
 from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.log_file import Log
+from rl_core.system.redaction import redacting_errors
 from tasks.prefect_ui.attempts import (
     attempt_name,
     settings_in_force,
@@ -67,6 +68,9 @@ def train_supervised(
         logger=logger,
         grace_s=config.trainer.stop_grace_s,
         on_step=tell,
+        joins_ray=config.resources.ray_address is not None,
+        lends=config.env.reward_env,
+        logs_to_wandb="wandb" in config.trainer.logger,
     )
     return last_done if steps is None else steps
 
@@ -78,6 +82,7 @@ def train_supervised(
     result_serializer="json",
     cache_key_fn=once_per_flow_run,
 )
+@redacting_errors()
 def train_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) -> int:
     """Trains inside a flow run: progress artifact, retries by the flow's condition."""
     logger = get_run_logger()

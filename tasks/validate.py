@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,10 +28,12 @@ from rl_core.data.prompt_lengths import SAMPLE_ROWS, CountTokens, measure_all, m
 from rl_core.envs import ENVS, env_of
 from rl_core.envs.settings import EnvSettings
 from rl_core.system.printable import printable
+from rl_core.system.redaction import redacting_errors
 from tasks.prefect_ui.artifacts import create_table_artifact, plain
 from tasks.prefect_ui.result_keys import once_per_flow_run
 from tasks.queries.saved_questions import SQL_FOLDER, Value, load_check
 from tasks.queries.sql import CheckSession, open_checks
+from tasks.validation.own_prompts import Prompt, Render, look_at_prompts
 from tasks.validation.prompt_report import LengthReport, report_lengths
 
 SHOWN_ROWS = 3
@@ -53,6 +55,8 @@ class Validation:
     checks: list[Result]
     lengths: LengthReport | None
     """None where the checks before it failed."""
+    rendered: str = ""
+    """The first training prompt, as the model reads it."""
 
 
 class ValidationFailed(ValueError):  # noqa: N818  # what happened, not a kind of error
@@ -81,18 +85,41 @@ def validate_dataset(config: RunConfig, data: Path, model_path: Path) -> Validat
     """
     from rl_core.data.prompts import (  # transformers takes seconds to load
         count_tokens,
+        encode_prompt,
         load_tokenizer,
     )
 
     tokenizer = load_tokenizer(str(model_path))
     chat = config.env.prompt_template == "chat"
     return check_dataset(
-        config, data, lambda prompts: count_tokens(prompts, tokenizer, chat_template=chat)
+        config,
+        data,
+        lambda prompts: count_tokens(prompts, tokenizer, chat_template=chat),
+        lambda messages: encode_prompt(messages, tokenizer, chat_template=chat)[0],
     )
 
 
-def check_dataset(config: RunConfig, data: Path, count_tokens: CountTokens) -> Validation:
-    """Does the work of `validate_dataset`, with any way to count prompts' tokens."""
+def check_without_tokenizer(config: RunConfig, data: Path) -> int:
+    """Returns how many checks passed of those that need no tokenizer.
+
+    Raises:
+        DatasetError: a file is missing, truncated or damaged.
+        ValidationFailed: a check found rows.
+    """
+    splits = {
+        split: read_verified(data / f"{split}.parquet", max_rows=_most_rows(config, split))
+        for split in ("train", "test")
+    }
+    return len(run_checks(config, data, splits))
+
+
+def check_dataset(
+    config: RunConfig,
+    data: Path,
+    count_tokens: CountTokens,
+    render: Render = lambda messages: messages[-1]["content"],
+) -> Validation:
+    """Does the work of `validate_dataset`, with any way to count prompts' tokens and render one."""
     started = time.monotonic()
     splits = {
         split: read_verified(data / f"{split}.parquet", max_rows=_most_rows(config, split))
@@ -100,11 +127,14 @@ def check_dataset(config: RunConfig, data: Path, count_tokens: CountTokens) -> V
     }
     results = run_checks(config, data, splits)
     are_templated = all(result["status"] == "ok" for result in results)
+    if config.data.train_files:
+        results += _look_at_prompts(config, splits, data)
     lengths = measure_prompts(config.env, splits, count_tokens, are_templated=are_templated)
     limit = config.data.max_prompt_length
     results += [_length_result(split, lengths, limit) for split in splits]
     report = report_lengths(lengths, limit)
-    _raise_if_failed(Validation(results, report), data)
+    rendered = render(splits["train"]["prompt"][0].as_py()) if splits["train"].num_rows else ""
+    _raise_if_failed(Validation(results, report, rendered), data)
     _logger.info(
         "%s: %d checks passed in %.1f s; %s",
         data,
@@ -112,7 +142,29 @@ def check_dataset(config: RunConfig, data: Path, count_tokens: CountTokens) -> V
         time.monotonic() - started,
         report.verdict,
     )
-    return Validation(results, report)
+    return Validation(results, report, rendered)
+
+
+def _look_at_prompts(config: RunConfig, splits: Mapping[str, pa.Table], data: Path) -> list[Result]:
+    """Returns what is true of prompts that the env did not write.
+
+    Raises:
+        ValidationFailed: the model would read something else than was meant.
+    """
+
+    def rows() -> Iterator[tuple[str, int, Prompt]]:
+        for split, table in splits.items():
+            columns = table.select(["extra_info", "prompt"]).to_pylist()
+            yield from ((split, row["extra_info"]["index"], row["prompt"]) for row in columns)
+
+    results = []
+    for check, proves, refuses, broken in look_at_prompts(config, rows()):
+        result = _result(check, proves, pl.DataFrame(broken, infer_schema_length=None))
+        results.append(result)
+        if broken and not refuses:
+            _warn(result)
+    _raise_if_failed(Validation(results, None), data)
+    return results
 
 
 def check_files(env: EnvSettings) -> list[Path]:
@@ -141,6 +193,7 @@ def _run_name(parameters: dict[str, Any]) -> str:
     result_serializer="json",
     cache_key_fn=_cache_key,
 )
+@redacting_errors()
 def validate_task(config: RunConfig, data: Path, model_path: Path) -> None:
     """Checks the data set in a flow run; passed or not, table artifacts show what was found."""
     try:
@@ -231,11 +284,15 @@ def _excuse_own_prompts(results: list[Result], of_templates: Sequence[str]) -> N
     """Turns a failed check of templates into a warning."""
     for result in results:
         if result["check"] in of_templates and result["status"] == "failed":
-            result["status"] = "warning"
-            _logger.warning(
-                "check %s, of your own prompts: not true for %d rows: %s; first rows: %s",
-                *(result[name] for name in ("check", "rows", "proves", "first rows")),
-            )
+            _warn(result)
+
+
+def _warn(result: Result) -> None:
+    result["status"] = "warning"
+    _logger.warning(
+        "check %s, of your own prompts: not true for %d rows: %s; first rows: %s",
+        *(result[name] for name in ("check", "rows", "proves", "first rows")),
+    )
 
 
 def _run_check(
@@ -303,6 +360,12 @@ def _show(validation: Validation, data: Path) -> None:
         key="validation",
         description=f"{_verdict(validation)} Data set: {data}",
     )
+    if validation.rendered:
+        create_table_artifact(
+            [{"prompt": plain(printable(validation.rendered))}],
+            key="rendered-prompt",
+            description="The first training prompt, as the model reads it.",
+        )
     if validation.lengths is not None:
         report = validation.lengths
         create_table_artifact(report.limits, key="prompt-limits", description=report.verdict)

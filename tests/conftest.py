@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages, process_environment
 
 os.environ.update(process_environment(num_threads=1, on_gpu=False, offline=True))
 apply_defaults()
 hide_cuda_only_packages()
+# Our children do not look for modules in the working folder, and some run what is in tests/.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")))
+)
 os.environ["COLUMNS"] = "120"  # tables are as wide as the terminal, and it may be narrow
 # CI may start us in the background, where SIGINT is ignored: the processes that tests interrupt
 # would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-from collections.abc import Iterator  # noqa: E402
-from pathlib import Path  # noqa: E402  # nothing may import torch before the environment is set
+from collections.abc import Iterator  # noqa: E402  # no torch before the environment is set
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
@@ -24,9 +28,12 @@ import pytest  # noqa: E402
 from tests.support.chaos import Ledger, as_table, faults_of  # noqa: E402
 
 # Other work on the machine makes single examples slow: time is measured in benchmarks/, not here.
-# A landing does not hang on luck: new examples are looked for wherever else the tests are run.
+# What a person runs does not hang on luck: new examples are looked for by `make fuzz` only, which
+# chooses the other profile.
+hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, database=None)
+# Said aloud: where CI is set, hypothesis's own default would be the same examples each time.
 hypothesis.settings.register_profile(
-    "suite", deadline=None, derandomize="SAME_EXAMPLES" in os.environ
+    "fuzz", deadline=None, derandomize=False, print_blob=True, database=None
 )
 hypothesis.settings.load_profile("suite")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,31 +40,22 @@ def loaded_by(code: str) -> set[str]:
     return set(done.stdout.rpartition("LOADED")[2].split())
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "rl_core.config.run",
-        "rl_core.types",
-        "rl_core.schema",
-        "rl_core.envs.countdown",
-        "rl_core.envs.gsm8k",
-        "rl_core.runs.run_folder",
-        "rl_core.checkpoints.store",
-        "rl_core.errors",
-    ],
-)
-def test_the_light_modules_load_nothing_heavy(module: str) -> None:
-    assert loaded_by(f"import {module}") == set()
+def test_the_light_modules_load_nothing_heavy() -> None:
+    modules = (
+        *("rl_core.config.run", "rl_core.types", "rl_core.schema", "rl_core.errors"),
+        *("rl_core.envs.countdown", "rl_core.envs.gsm8k"),
+        *("rl_core.runs.run_folder", "rl_core.checkpoints.store"),
+    )
+    assert loaded_by(f"import {', '.join(modules)}") == set()
 
 
 def test_settings_load_hydra_only() -> None:
     assert loaded_by("from flows.settings.compose import compose; compose(['seed=1'])") == {"hydra"}
 
 
-@pytest.mark.parametrize("module", ["flows.countdown_train", "tasks.train", "tasks.evaluate"])
-def test_the_processes_around_the_models_have_no_torch(module: str) -> None:
+def test_the_processes_around_the_models_have_no_torch() -> None:
     # The flow's, the trainer's and the evaluator's: 200 MB and 3 s of CPU time each.
-    assert "torch" not in loaded_by(f"import {module}")
+    assert "torch" not in loaded_by("import flows.countdown_train, tasks.train, tasks.evaluate")
 
 
 def test_algorithms_load_torch_only() -> None:
@@ -71,27 +63,25 @@ def test_algorithms_load_torch_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "allowed"),
+    ("commands", "allowed"),
     [
-        (["config"], {"hydra"}),
-        (["sql", "--list"], {"polars", "duckdb"}),
-        (["sql", "runs_overview"], {"polars", "duckdb"}),
-        (["runs"], {"polars", "duckdb"}),
-        (["preflight"], {"hydra", "prefect"}),
+        ([["config"]], {"hydra"}),
+        ([["sql", "--list"], ["sql", "runs_overview"], ["runs"]], {"polars", "duckdb"}),
+        ([["preflight"]], {"hydra", "prefect"}),
     ],
 )
 def test_quick_commands_load_no_engine(
-    arguments: list[str], allowed: set[str], tmp_path: Path
+    commands: list[list[str]], allowed: set[str], tmp_path: Path
 ) -> None:
-    command = [*arguments, f"storage.root={tmp_path}"]
-    assert loaded_by(f"from flows.cli.main import run_command; run_command({command!r})") <= allowed
+    calls = [f"run_command({[*words, f'storage.root={tmp_path}']!r})" for words in commands]
+    assert loaded_by("; ".join(["from flows.cli.main import run_command", *calls])) <= allowed
 
 
 @pytest.mark.parametrize(
     ("arguments", "bar_s"), [(["--help"], 0.5), (["sql", "runs_overview"], 1.5)]
 )
 def test_quick_commands_take_little_cpu(arguments: list[str], bar_s: float, tmp_path: Path) -> None:
-    """CPU seconds, the least of three: a neighbour on the same core makes each of them longer."""
+    """CPU seconds, of the best of three tries: a neighbour on the same core makes each longer."""
 
     def cpu_s() -> float:
         command = [sys.executable, "-c", "from flows.cli.main import main; main()", *arguments]
@@ -101,7 +91,7 @@ def test_quick_commands_take_little_cpu(arguments: list[str], bar_s: float, tmp_
         assert started.returncode == 0
         return used.ru_utime + used.ru_stime
 
-    assert min(cpu_s() for _ in range(3)) < bar_s
+    assert any(cpu_s() < bar_s for _ in range(3))
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -115,7 +105,10 @@ def test_nothing_is_imported_that_a_later_python_lacks() -> None:
     files = [file for room in OURS for file in (ROOT / room).rglob("*.py")]
     assert len(files) > 500
     for file in files:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        if GONE.isdisjoint(re.findall(r"\w+", text)):
+            continue  # parsing them all takes seconds
+        tree = ast.parse(text)
         for node in ast.walk(tree):
             names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and not node.level:

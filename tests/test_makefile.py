@@ -9,6 +9,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import hypothesis
 import pytest
 from packaging.specifiers import SpecifierSet
 
@@ -79,6 +80,34 @@ def test_one_that_is_not_there_is_told_so(clone: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("there", "gpu", "is_cleared"),
+    [
+        ("cpu", "GPU=1", True),
+        ("gpu", "GPU=", True),
+        ("gpu", "DEV=", False),  # it stays a GPU's
+        ("cpu", "DEV=", False),
+        ("cpu", "GPU=", False),
+    ],
+)
+def test_the_other_build_begins_with_an_empty_environment(
+    clone: Path, there: str, gpu: str, is_cleared: bool
+) -> None:
+    (clone / ".venv").mkdir()
+    (clone / ".venv" / f".built-{there}").touch()
+    os.utime(clone / ".venv" / f".built-{there}", (0, 0))
+    done = make_env(clone, "--dry-run", f"PYTHON={sys.executable}", gpu)
+    assert ("-m venv --clear .venv" in done.stdout) == is_cleared, done.stderr
+    chosen = {"GPU=1": "gpu", "GPU=": "cpu"}.get(gpu, there)
+    assert f"--editable '.[{chosen}" in done.stdout
+
+
+def test_examples_are_the_same_each_time_but_for_make_fuzz() -> None:
+    assert hypothesis.settings.get_profile("suite").derandomize
+    assert not hypothesis.settings.get_profile("fuzz").derandomize
+    assert "hypothesis" not in (ROOT / ".ci/run").read_text()
+
+
+@pytest.mark.parametrize(
     ("compiler", "extras"), [("true", "cpu,dev,reasoning-gym"), ("false", "cpu,dev")]
 )
 def test_what_is_compiled_is_left_out_where_nothing_compiles(
@@ -86,3 +115,22 @@ def test_what_is_compiled_is_left_out_where_nothing_compiles(
 ) -> None:
     done = make_env(clone, "--dry-run", f"PYTHON={sys.executable}", f'COMPILER=print("{compiler}")')
     assert f"--editable '.[{extras}]'" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("folder", ["", "/wheels"])
+def test_only_torch_is_taken_from_its_index(clone: Path, folder: str) -> None:
+    install_python(clone, "python3", "3.11.7")
+    environment = {"PATH": f"{clone / 'bin'}:/usr/bin:/bin", "TORCH_FIND_LINKS": folder}
+    said = subprocess.run(
+        ["make", "--dry-run", "env", "GPU="],
+        cwd=clone,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    (install,) = [line for line in said.splitlines() if "uv pip install" in line]
+    wheels = f"--find-links {folder}" if folder else "--torch-backend cpu"
+    assert f" {wheels} --editable" in install
+    assert "index" not in install
+    assert "UV_INDEX" not in (clone / "Makefile").read_text()

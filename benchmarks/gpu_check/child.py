@@ -32,7 +32,6 @@ _MODULES = {
     "e": "speed",
     "f": "snapshot",
     "g": "generation",
-    "h": "speed_settings",
 }
 """Each has `checks(bench)`, which yields rows."""
 

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_check.bench import TINY, Bench, Sections, merged, random_batch
-from benchmarks.gpu_check.handles import handed_over
 from benchmarks.gpu_check.report import Row
 from rl_core.batch import TrainBatch
 from rl_core.config.run import RunConfig
@@ -59,7 +58,6 @@ def checks(bench: Bench) -> Iterator[Row]:
         with bench.as_on_a_card():
             yield from _looked_at(bench, f"hf, {dtype}", engine, config, model)
         engine.close()
-    yield from handed_over(bench)
     if find_spec("vllm") is None:
         yield Row("vLLM", None, note="not installed")
         return

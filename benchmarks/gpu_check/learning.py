@@ -69,15 +69,6 @@ _SAME: dict[str, Sections] = {
     "gae, not split": {"actor": {"micro_batch_tokens": 8_192}},
 }
 """What must change nothing: held against the CPU's without it."""
-_FLEX: dict[str, Sections] = {
-    "gae, SDPA": {},
-    "gae, FlexAttention": {"model": {"attention": "flex"}},
-    "gae, FlexAttention, checkpointing, pieces": {
-        "model": {"attention": "flex", "gradient_checkpointing": True},
-        "actor": {"micro_batch_tokens": 64},
-    },
-}
-"""The same, on a card alone, and last: kernels are compiled for them."""
 _REHEARSED = ("gae", "gae, split in pieces", "adapters", "checkpointing")
 """In bfloat16 on a CPU, where it is slow."""
 
@@ -106,10 +97,6 @@ def checks(bench: Bench) -> Iterator[Row]:
     for dtype, found in rows.items():
         yield _worst(f"{dtype}: gradient of {len(found)} cases", found)
     yield from _resumes(bench, model, batch, base)
-    if bench.on_card:
-        with_flex = list(_cases(bench, model, batch, base, _FLEX))
-        yield from with_flex
-        yield _worst(f"FlexAttention: gradient of {len(with_flex)} cases", with_flex)
 
 
 def _worst(name: str, rows: list[Row]) -> Row:

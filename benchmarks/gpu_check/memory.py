@@ -43,10 +43,6 @@ _VARIANTS: dict[str, Sections] = {
     "critic, checkpointing, adapters": merged(_CHECKPOINTED, {"model": {"lora_rank": 32}}),
     "no critic, checkpointing": merged(_GRPO, _CHECKPOINTED),
 }
-_FLEX: dict[str, Sections] = {
-    "no critic, FlexAttention": merged(_GRPO, {"model": {"attention": "flex"}})
-}
-"""On a card alone, and of one size: its kernels take their time to compile."""
 if importlib.util.find_spec("bitsandbytes"):
     _VARIANTS["critic, checkpointing, 8-bit AdamW"] = merged(
         _CHECKPOINTED, {"actor": {"optimizer": "adamw_8bit"}}
@@ -63,10 +59,9 @@ def checks(bench: Bench) -> Iterator[Row]:
     """Yields each shape with each way to save memory, where the plan says that it fits."""
     limit = torch.cuda.mem_get_info()[0] / _GIB - CUDA_GIB if bench.on_card else float("inf")
     for size in _SIZES if bench.on_card else ("rehearsal",):
-        variants = _VARIANTS | (_FLEX if size == _SIZES[0] else {})
         fields = None if bench.on_card else _REHEARSED
         shape = ModelShape.from_folder(bench.model(size, fields))
-        for name, sections in variants.items():
+        for name, sections in _VARIANTS.items():
             config = _config(bench, sections)
             planned = learner_peak(memory_plan(shape, config)).total_bytes
             if planned / _GIB > limit:

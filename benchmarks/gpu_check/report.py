@@ -16,7 +16,6 @@ PARTS = {
     "e": "step time",
     "f": "snapshot",
     "g": "generation",
-    "h": "FlexAttention, torch.compile and Liger",
 }
 WHOLE = "whole part"
 """The check that ends a part, whatever became of it."""

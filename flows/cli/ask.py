@@ -9,7 +9,12 @@ from typing import Final
 
 from flows.cli.terminal import say
 from flows.errors import BadInputError
-from flows.runs.lookup import settings_of_run, take_arguments, where_and_others
+from flows.runs.lookup import (
+    refuse_unnamed_code,
+    settings_of_run,
+    take_arguments,
+    where_and_others,
+)
 from flows.settings.compose import compose
 from rl_core.checkpoints.store import reading_sound
 from rl_core.config.run import RunConfig
@@ -72,8 +77,11 @@ def _model_and_settings(name: str, settings: Sequence[str]) -> tuple[NamedModel,
     model = find_model(name, root, run_id=where.run_id or "latest")
     if model.run is None:
         return model, compose(settings, arguments=_ARGUMENTS)
-    base = settings_of_run(model.run, root)
-    return model, compose(changes, base=base, arguments=_ARGUMENTS)
+    base = settings_of_run(model.run, root, words=settings)
+    changes = [text for text in changes if text != f"env={base.env.name}"]
+    config = compose(changes, base=base, arguments=_ARGUMENTS)
+    refuse_unnamed_code(config, settings)
+    return model, config
 
 
 def _questions(

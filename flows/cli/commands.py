@@ -7,9 +7,13 @@ while `--help`, a mistyped command and TAB load none of them.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import version
 from typing import Any, Final, NoReturn
 
 BAD_INPUT: Final = 2
@@ -18,6 +22,16 @@ RUN, QUESTION = "RUN", "QUESTION"
 """Among a command's own words: any run of the default root, any saved question."""
 LOOKS: Final = ("head", "columns", "lengths")
 SHELLS: Final = ("bash", "zsh", "fish")
+
+GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "train": ("run", "generate", "validate", "train", "evaluate", "watch"),
+    "look at runs": ("runs", "report", "compare", "sql", "data", "ask", "rescore"),
+    "plan and set up": ("preflight", "config", "explain", "import", "completion"),
+    "keep and share": ("export", "prune", "sync", "serve", "notify"),
+}
+"""How the help lists the commands."""
+_BLANKS: Final = re.compile(r"([A-Za-z_][\w.]*)\s*=\s*(.*)", re.DOTALL)
+_KEY: Final = re.compile(r"[A-Za-z_][\w.]*")
 
 _Option = tuple[tuple[str, ...], dict[str, Any]]
 
@@ -64,13 +78,14 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "train": Command("stages:train", "train, without Prefect around it"),
     "prune": Command(
         "stages:prune",
-        "delete what need not stay of run_id=RUN (by default the latest), or dry_run=true",
-        own=("dry_run=",),
+        "delete what need not stay of a RUN, by default the latest, or dry_run=true",
+        own=("dry_run=", RUN),
     ),
     "evaluate": Command(
         "stages:evaluate",
-        "evaluate base and trained model of a run, or checkpoint=A against=B",
-        own=("checkpoint=", "against="),
+        "evaluate base and trained model of a RUN, by default the latest, or checkpoint=A "
+        "against=B",
+        own=("checkpoint=", "against=", RUN),
     ),
     "report": Command(
         "stages:report", "write report.html of a RUN, by default the latest", own=(RUN,)
@@ -82,9 +97,10 @@ COMMANDS: Final[Mapping[str, Command]] = {
     ),
     "sync": Command(
         "stages:sync",
-        "upload to wandb what it lacks of run_id=RUN (by default the latest), or of all",
+        "upload to wandb what it lacks of a RUN, by default the latest, or of all",
+        own=("all", RUN),
     ),
-    "runs": Command("sql:list_runs", "list the runs"),
+    "runs": Command("sql:list_runs", "list the runs, or one RUN", own=(RUN,)),
     "compare": Command(
         "sql:compare",
         "set RUN RUN... beside one another, curves in output=FILE.html",
@@ -101,20 +117,16 @@ COMMANDS: Final[Mapping[str, Command]] = {
     ),
     "watch": Command("watch:watch", "show a RUN as it goes, by default the latest", own=(RUN,)),
     "serve": Command("serve:serve", "Prefect's server, the deployments and a worker, until Ctrl-C"),
+    "notify": Command(
+        "notify:notify",
+        "test: send a message to those whom deployments/night.yaml names",
+        words="test",
+        own=("test",),
+    ),
     "preflight": Command(
         "stages:preflight",
         "say what would stop a run, and what it will need",
         options=(_option("--json", dest="as_json", action="store_true", help="for programs"),),
-    ),
-    "plan": Command(
-        "plan:plan",
-        "say what a run would gain from more cards: cards=8xH100 nodes=4",
-        about="{help}. A simulation: the best split into learner ranks and engines for 1, 2, 4, "
-        "... cards, tokens per second, memory and price (budget.price_per_hour is that of one "
-        "machine). network=GBIT is a card's share between machines, response=TOKENS the mean "
-        "length, scaling=weak lets the prompts of a step grow with the cards.",
-        own=("cards=", "nodes=", "network=", "response=", "scaling="),
-        options=(_FORMAT,),
     ),
     "import": Command(
         "imports:import_file",
@@ -131,8 +143,8 @@ COMMANDS: Final[Mapping[str, Command]] = {
         about="NAME is a saved question (--list); -q asks one of your own. Works while a run "
         "is writing. The views are rollouts, turns, rescores, metrics, evaluations, "
         "all_evaluations, held_out, checkpoints, settings, runs and datasets.",
-        words="NAME | KEY=VALUE",
-        own=(QUESTION,),
+        words="NAME | RUN | KEY=VALUE",
+        own=(QUESTION, RUN),
         options=(
             _option("-q", dest="select", metavar="SELECT", help="one SELECT over the views"),
             _option("--list", dest="lists", action="store_true", help="list the saved questions"),
@@ -160,9 +172,9 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "look into a data set or any parquet file: head [N], columns, lengths",
         about="head [N] shows the first rows, columns their types, lengths how many "
         "characters and tokens the texts take. FILE is any parquet file, or a folder of them; by "
-        "default the data set of run_id=RUN or of the settings. split=test, column=response.",
-        words="head [N] | columns | lengths | FILE | K=V",
-        own=(*LOOKS, "split=", "column="),
+        "default the data set of a RUN or of the settings. split=test, column=response.",
+        words="head [N] | columns | lengths | FILE | RUN | K=V",
+        own=(*LOOKS, "split=", "column=", RUN),
         options=(_FORMAT,),
     ),
     "ask": Command(
@@ -183,8 +195,8 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "explain": Command(
         "explain:explain",
         "say what a setting means, its bounds, who sets it, its name in verl",
-        about="{help}. KEY may be a group (actor) or verl's name; with =VALUE it says "
-        "whether that is allowed, beside the settings that follow.",
+        about="{help}. KEY may be a group (actor), a part of names (lora) or verl's name; with "
+        "=VALUE it says whether that is allowed, beside the settings that follow.",
         words="KEY[=VALUE]",
     ),
     "config": Command(
@@ -209,6 +221,17 @@ class _Parser(argparse.ArgumentParser):
         self.exit(BAD_INPUT, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
+class _Root(_Parser):
+    """The program itself: its help lists the commands by group."""
+
+    def format_help(self) -> str:
+        lines = [f"usage: {PROGRAM} COMMAND [KEY=VALUE]...", "", str(self.description), ""]
+        for title, names in GROUPS.items():
+            lines += [f"{title}:", *(f"    {name:12}{COMMANDS[name].help}" for name in names), ""]
+        more = f"{PROGRAM} COMMAND --help says more of one; --version prints the version."
+        return "\n".join([*lines, str(self.epilog), more, ""])
+
+
 def build_parser(
     completer: Callable[[str], Callable[..., object]] | None = None,
 ) -> argparse.ArgumentParser:
@@ -217,13 +240,16 @@ def build_parser(
     Args:
         completer: of a command's words, for argcomplete.
     """
-    parser = _Parser(
+    parser = _Root(
         prog=PROGRAM,
         description="Reinforcement learning on verifiable tasks, from puzzles to a report.",
         epilog="Settings are KEY=VALUE: preset=tinyzero-3b actor.lr=1e-6; `config` prints all, "
         "`explain KEY` says what one means.",
     )
-    parsers = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
+    parser.add_argument("--version", action="store_true", help="print the version")
+    parsers = parser.add_subparsers(
+        metavar="COMMAND", dest="command", required=True, parser_class=_Parser
+    )
     for name, command in COMMANDS.items():
         about = command.about.format(help=command.help)
         own = parsers.add_parser(name, help=command.help, description=about)
@@ -239,11 +265,54 @@ def build_parser(
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
     """Returns `command`, `words` and the command's options.
 
-    Words may stand before and after options, which argparse alone refuses.
+    Words may stand before and after options, which argparse alone refuses. Blanks around an equals
+    sign are taken out.
     """
     parser = build_parser()
-    options, more = parser.parse_known_args(arguments)
+    first, rest = (arguments[0], list(arguments[1:])) if arguments else ("help", [])
+    if first == "--version":
+        sys.stdout.write(f"{PROGRAM} {version(PROGRAM)}\n")
+        parser.exit(0)
+    if first == "help":
+        first, rest = (rest[0], ["--help"]) if rest else ("--help", [])
+    if first.startswith("-") and first not in ("-h", "--help"):
+        parser.error(f"unknown option {first}{did_you_mean(first, ['--help', '--version'])}")
+    if first not in COMMANDS and not first.startswith("-"):
+        parser.error(f"unknown command {first!r}{did_you_mean(first, COMMANDS)}")
+    options, more = parser.parse_known_args([first, *rest])
     unknown = [word for word in more if word.startswith("-")]
     if unknown:
-        parser.error(f"unknown option {unknown[0]}")
-    return {**vars(options), "words": [*options.words, *more]}
+        its = [*(flag for flags, _ in COMMANDS[first].options for flag in flags), "--help"]
+        parser.error(f"unknown option {unknown[0]}{did_you_mean(unknown[0], its)}")
+    words = [*options.words, *more]
+    del options.version
+    return {**vars(options), "words": _without_blanks(words, asks=first == "ask")}
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Returns `; did you mean X?` where one of the names is near, else nothing."""
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _without_blanks(words: Sequence[str], *, asks: bool) -> list[str]:
+    """Returns `KEY = VALUE`, as one word or as three, as `KEY=VALUE`.
+
+    Args:
+        words: of a command.
+        asks: whether a word may be a question, in which an equals sign is part of it.
+    """
+    joined: list[str] = []
+    for word in words:
+        before = joined[-1] if joined else ""
+        opens = before.endswith("=") and _KEY.fullmatch(before[:-1]) and "=" not in word
+        if opens or (word.startswith("=") and _KEY.fullmatch(before)):
+            joined[-1] += word
+        else:
+            joined.append(word)
+    return [
+        f"{found[1]}={found[2]}"
+        if (found := _BLANKS.fullmatch(word)) and not (asks and "." not in found[1])
+        else word
+        for word in joined
+    ]

@@ -9,10 +9,12 @@ from typing import Any, Final
 from flows.cli.commands import LOOKS
 from flows.cli.terminal import say, show_rows
 from flows.errors import BadInputError
-from flows.runs.lookup import existing_run, take_arguments
+from flows.runs.lookup import existing_run, run_first, take_arguments, where_and_others
 from flows.settings.compose import compose
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import dataset_folder
+from rl_core.data.gguf_source import is_gguf_or_package, local_folder
+from rl_core.runs.run_folder import RunFolder
 from tasks.queries.parquet_look import (
     CountTokens,
     columns,
@@ -39,6 +41,10 @@ def data(words: Sequence[str], *, output_format: str) -> None:
     count = _ROWS
     if look == "head" and places and places[0].isdigit():
         count = int(places.pop(0))
+    for word in [word for word in places if _is_run(word, settings)]:
+        places.remove(word)
+        if asked.setdefault("run_id", word) != word:
+            raise BadInputError(f"data takes one RUN, not {asked['run_id']} and {word}")
     if len(places) > 1:
         raise BadInputError(f"data {look} takes one FILE at a time, not {' and '.join(places)}")
     if "column" in asked and look != "lengths":
@@ -51,6 +57,14 @@ def data(words: Sequence[str], *, output_format: str) -> None:
             _rows(output_format, file, count if look == "head" else None)
     except ValueError as error:
         raise BadInputError(" ".join(str(error).split())) from error
+
+
+def _is_run(word: str, settings: list[str]) -> bool:
+    """Says whether a word that names no file names a run."""
+    if "/" in word or Path(word).exists():
+        return False
+    root = compose(where_and_others(settings)[0]).storage.root
+    return word == "latest" or RunFolder.under(root, word).is_there()
 
 
 def _rows(output_format: str, file: Path, count: int | None) -> None:
@@ -118,7 +132,8 @@ def _names(files: list[Path]) -> str:
 def _dataset(asked: dict[str, str], settings: list[str]) -> tuple[Path, str]:
     """Returns the folder of a run's data set or of the settings', and how it would come there."""
     if "run_id" in asked:
-        _, run = existing_run([f"run_id={asked['run_id']}", *settings], arguments=_ARGUMENTS)
+        of_run = run_first([asked["run_id"], *settings], "data")
+        _, run = existing_run(of_run, arguments=_ARGUMENTS)
         folder = run.read().data
         if folder is None:
             raise BadInputError(f"run {run.run_id} did not get as far as a data set")
@@ -159,7 +174,7 @@ def _tokenizer(asked: dict[str, str], settings: list[str]) -> tuple[str, CountTo
 def _model(asked: dict[str, str], settings: list[str]) -> tuple[str | None, bool]:
     """Returns the model of a run or of the settings, and whether prompts are chats."""
     if "run_id" in asked:
-        run_words = [f"run_id={asked['run_id']}", *settings]
+        run_words = run_first([asked["run_id"], *settings], "data")
         config, run = existing_run(run_words, arguments=_ARGUMENTS)
         return run.read().model, config.env.prompt_template == "chat"
     config = compose(settings, arguments=_ARGUMENTS)
@@ -167,8 +182,10 @@ def _model(asked: dict[str, str], settings: list[str]) -> tuple[str | None, bool
 
 
 def _base_model(config: RunConfig) -> str | None:
-    if config.model.path is not None:
-        return config.model.path
+    path = config.model.path
+    if path is not None:
+        is_unpacked = is_gguf_or_package(path)
+        return str(local_folder(path, config.storage.root)) if is_unpacked else path
     from tasks.base_model import home_made_folder, is_complete  # Prefect comes with it
 
     folder = home_made_folder(config)

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 
 from flows.cli.terminal import say
 from flows.errors import BadInputError
-from flows.settings.compose import compose, to_yaml
-from flows.settings.explain import all_settings, find_settings, in_words, ours_of, yaml_with_words
-from flows.settings.keys import CHOICES, CONF
-from tasks.importers.verl_idle import meaning
+from flows.settings.compose import SettingsError, compose, to_yaml
+from flows.settings.explain import (
+    Setting,
+    all_settings,
+    containing,
+    find_settings,
+    in_words,
+    ours_of,
+    yaml_with_words,
+)
+from flows.settings.keys import CHOICES, CONF, of_another_env
+from rl_core.config.run import RunConfig
+from rl_core.runs.settings_file import leaves
+from rl_core.system.printable import LINES, printable
+from tasks.importers.verl_table import meaning
 
 
 def explain(words: Sequence[str]) -> None:
@@ -29,16 +41,23 @@ def explain(words: Sequence[str]) -> None:
         say(f"{key}: verl's, without a meaning here: {reason[0]}")
         return
 
+    others = words[1:]
     found = []
     if key in ("preset", "env"):
         _choice(key)
+    elif not equals and (named := containing(key)):
+        for setting in named:
+            say(f"{setting.key:32} {setting.meaning.partition('. ')[0].splitlines()[0]}")
+        return
     else:
         found = find_settings(key)
+        if not equals and others:
+            _in_force(found, compose(others))
+            return
         if ours != key:
             say(f"verl's {key} is called {ours} here")
         say("\n\n".join(map(in_words, found)))
     if equals:
-        others = words[1:]
         envs = {setting.env for setting in found}
         if len(envs) == 1 and not any(word.startswith(("env=", "preset=")) for word in others):
             others = [*(f"env={env}" for env in envs if env), *others]
@@ -47,10 +66,22 @@ def explain(words: Sequence[str]) -> None:
         say(f"\n{ours}={value} is allowed with {' '.join(beside)}")
 
 
+def _in_force(found: Sequence[Setting], config: RunConfig) -> None:
+    """Explains settings under others: those of their env, and the values in force."""
+    values = dict(leaves(config.model_dump(mode="json")))
+    own = [setting for setting in found if setting.env in (None, config.env.name)]
+    if not own:
+        raise SettingsError(of_another_env(found[0].key, config.env.name))
+    for setting in own:
+        value = json.dumps(values[setting.key])
+        say(f"{in_words(setting)}\n  {'here':9} {value} with preset={config.preset}")
+
+
 def print_config(words: Sequence[str], *, explained: bool) -> None:
     """Prints the resolved settings as YAML."""
     config = compose(words)
-    sys.stdout.write(yaml_with_words(config) if explained else to_yaml(config))
+    text = yaml_with_words(config) if explained else to_yaml(config)
+    sys.stdout.write(printable(text, keep=LINES) if sys.stdout.isatty() else text)
 
 
 def _choice(group: str) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, Final
 
 from flows.cli.terminal import say
 from flows.errors import BadInputError, SettingsError
@@ -16,8 +17,12 @@ from rl_core.config.run import RunConfig
 from rl_core.storage.mirror import mirrored
 from rl_core.system.atomic import write_text_atomically
 from rl_core.tracking.diagnosis import diagnose
-from tasks.importers.console_log import import_log, is_log, logged_settings
+from tasks.importers.console_log import import_log, is_log, logged_settings, other_trainer
+from tasks.importers.failure_causes import Failure, find_failure, is_of_a_program
 from tasks.importers.launch_script import import_script, import_settings
+
+_VERL_WEIGHT_DECAY: Final = 0.01
+_WEIGHT_DECAYS: Final = ("actor.weight_decay", "critic.weight_decay")
 
 
 def import_file(words: Sequence[str]) -> None:
@@ -38,11 +43,26 @@ def import_file(words: Sequence[str]) -> None:
     try:
         if is_log(text):
             _import_log(file, text, settings)
+        elif (whose := other_trainer(text)) is not None:
+            raise BadInputError(
+                f"{file} is a log of {whose}, which is not read: docs/coming-from.md has its names "
+                "of settings and metrics beside ours"
+            )
+        elif is_of_a_program(text):
+            _say_failure(file, find_failure(text))
         else:
             output = Path(given.get("output", f"{file.stem}.yaml"))
             _import_script(file, text, output, _variables(settings))
     except ValueError as error:
         raise BadInputError(f"{file}: {error}") from None
+
+
+def _say_failure(file: Path, failure: Failure | None) -> None:
+    if failure is None:
+        raise BadInputError(
+            f"{file} is a log without a step, and names no error: nothing to import"
+        )
+    say(f"failed     {failure.says}\nlog says   {failure.line}\ntry        {failure.remedy}")
 
 
 def _import_log(file: Path, text: str, given: list[str]) -> None:
@@ -53,6 +73,8 @@ def _import_log(file: Path, text: str, given: list[str]) -> None:
         run = import_log(file, root=config.storage.root, run_id=run_id, settings=settings)
     rows = run.metrics.read()
     say(f"{run.path}: steps {rows[0]['step']} to {rows[-1]['step']}")
+    if (failure := find_failure(text)) is not None:
+        _say_failure(file, failure)
     for found in diagnose(rows):
         say(f"diagnosis  {found}")
     if settings is None:
@@ -108,12 +130,28 @@ def _variables(words: list[str]) -> dict[str, str]:
     return variables
 
 
+def _taken_over(settings: dict[str, Any]) -> Iterator[str]:
+    """Adds what verl does where a script says nothing and our default differs, and names it."""
+    lacking = [key for key in _WEIGHT_DECAYS if key not in settings]
+    if lacking:
+        settings |= dict.fromkeys(lacking, _VERL_WEIGHT_DECAY)
+        said = " and ".join(lacking)
+        yield f"{said} {_VERL_WEIGHT_DECAY}, verl's own where a script says nothing (here 0)"
+    if "wandb" in settings.get("trainer.logger", ()) and "trainer.wandb_mode" not in settings:
+        yield (
+            "wandb logs offline here, and `countdown-train sync` uploads later: "
+            "trainer.wandb_mode=online uploads while it trains"
+        )
+
+
 def _import_script(file: Path, text: str, output: Path, variables: dict[str, str]) -> None:
     if output.exists():
         raise BadInputError(f"{output} exists already: choose another name with output=FILE")
     imported = import_script(text, variables, os.environ)
     for finding in imported.findings:
         say(f"{finding.check:9}{'!' if finding.level == 'warning' else ' '} {finding}")
+    for note in _taken_over(imported.settings):
+        say(f"note       {note}")
     write_text_atomically(output, imported.preset(file.name))
     say(f"\n{output}: {len(imported.settings)} settings")
     try:

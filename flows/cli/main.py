@@ -9,21 +9,27 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
+from io import TextIOWrapper
 from types import FrameType
 from typing import Final, NoReturn
 
 from flows.cli.commands import BAD_INPUT, COMMANDS, PROGRAM, parse
 from flows.errors import BadInputError, RunFailedError, SettingsError, one_line
+from rl_core.system.printable import printable
 from rl_core.system.process_env import apply_defaults
+from rl_core.system.redaction import redact
 
 FINE: Final = 0
 FAILED: Final = 1
 
-_PREFECT_DEFAULTS: Final = {
+_DEFAULTS: Final = {
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
     # The terminal shows our own lines (flows/cli/terminal.py); Prefect's go to log.txt and the UI.
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    "PREFECT_PLUGINS_ENABLED": "true",  # the login of our own server, in every folder
+    "PYTHONSAFEPATH": "1",  # who starts a run in a folder does not execute what lies there
 }
 
 
@@ -34,9 +40,13 @@ def main() -> NoReturn:
 
         answer_shell()
     apply_defaults()
-    for name, value in _PREFECT_DEFAULTS.items():
+    for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
+    # Only `run` needs that folder, and preflight says it in one line.
+    warnings.filterwarnings("ignore", message="Failed to create the Prefect home directory")
     signal.signal(signal.SIGTERM, _raise_interrupt)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an ASCII terminal shows `?`, and ends nothing
     code = run_command(sys.argv[1:])
     sys.stdout.flush()
     sys.exit(code)
@@ -58,13 +68,14 @@ def run_command(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on
     except Exception as error:  # noqa: BLE001  # whatever it is, a person reads one line
-        return _say(one_line(error), FAILED)
+        return _say(one_line(error), BAD_INPUT if type(error) is ValueError else FAILED)
     return FINE
 
 
 def _say(message: str, code: int) -> int:
     """Writes one line, or two where the message has more, and returns the code."""
-    lines = [line.strip() for line in message.strip().splitlines() if line.strip()]
+    message = redact(message)
+    lines = [printable(line.strip()) for line in message.strip().splitlines() if line.strip()]
     sys.stderr.write("\n".join((f"{PROGRAM}: " + (lines or ["failed"])[0], *lines[1:2])) + "\n")
     return code
 

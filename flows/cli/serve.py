@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
@@ -32,10 +35,19 @@ from prefect.settings import get_current_settings
 from prefect.workers.process import ProcessWorker
 
 from flows.errors import BadInputError, RunFailedError
+from flows.nights.serving import before_the_deploy, next_night
+from flows.nights.settings import read_night
+from flows.prefect_patches.login import (
+    AUTH_STRING,
+    SERVER_AUTH_STRING,
+    login_file,
+    server_environment,
+)
 from rl_core.system.child_process import how_it_ended
+from rl_core.system.network import LOOPBACK
 
 _ROOT: Final = Path(__file__).parents[2]
-_PREFECT: Final = (sys.executable, "-m", "prefect")
+_PREFECT: Final = (sys.executable, "-P", "-m", "prefect")
 _MARK: Final = "COUNTDOWN_TRAIN_SERVE"
 """Environment variable that all processes of one `serve` inherit."""
 _STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -47,52 +59,121 @@ _LEAVE_S: Final = 45.0
 """Seconds that a run has to finish its step, save and leave, see rl_core/system/signals.py."""
 _STOP_S: Final = 15.0
 _POLL_S: Final = 0.5
+_RESTARTS: Final = (3, 600.0)
+"""Of the server, within so many seconds: a server that ends again and again is given up."""
 _LINES_SHOWN: Final = 3
+_LOG_BYTES: Final = 10 * 2**20
+"""Of a log and of the one before it, each."""
 
 
 def serve(words: Sequence[str]) -> None:
     """Starts all that deployments need, says where it is, and stops it again on Ctrl-C.
 
     Raises:
-        BadInputError: words were given, this is no checkout, or the port is taken.
+        BadInputError: words were given, this is no checkout, the port is taken, or the night's file
+            says what no night can do.
         RunFailedError: one of the processes ended by itself; the others were stopped.
     """
     if words:
         raise BadInputError(f"serve takes no settings: {words[0]!r}")
     if not (_ROOT / "deployments" / "prefect.yaml").is_file():
         raise BadInputError(f"serve wants a checkout: there is no deployments/ in {_ROOT}")
+    night = read_night()
     for signum in _STOPS:
         if signal.getsignal(signum) is not signal.SIG_IGN:  # as `nohup` and a shell's `&` want it
             signal.signal(signum, _raise_interrupt)
     with suppress(KeyboardInterrupt), _Processes() as processes:
-        url = _server(processes)
-        _say(f"server       {url.removesuffix('/api')}")
+        server = _server(processes)
+        _say(f"server       {server.url.removesuffix('/api')}")
+        if server.login:
+            _say(f"login        the page asks once: paste {server.login}")
         names = _pool_and_automations()
+        for line in before_the_deploy(night):
+            _say(f"note         {line}")
         processes.call(*_DEPLOY)
         _say(f"deployments  from deployments/prefect.yaml, and the automations {', '.join(names)}")
         processes.start("worker", *_WORKER)
+        _say(f"night        {next_night(night)}")
         _say(f"worker       takes one run at a time; logs in {processes.logs}")
-        _say(f"from another terminal: PREFECT_API_URL={url} prefect deployment run countdown-train")
+        _say(f"from another terminal: {_run_it(server.url)}")
         _say("Ctrl-C stops all of it; a run that goes on there saves first, and Retry continues it")
-        processes.watch()
+        processes.watch(server.start)
 
 
-def _server(processes: _Processes) -> str:
-    """Returns the URL of an API that answers: of the settings, else of a server started here."""
+@dataclass(frozen=True)
+class _Server:
+    url: str
+    login: str | None
+    """What to paste into its page, in words; None if it was not started here."""
+    start: Callable[[], None] | None
+    """Starts it again, if it was started here."""
+
+
+def _server(processes: _Processes) -> _Server:
+    """Returns a server that answers: the one of the settings, else one that is started here."""
     settings = get_current_settings()
     if settings.api.url is not None and _answers(settings.api.url):
-        return settings.api.url
+        _look_at_login(settings.api.url)
+        return _Server(settings.api.url, None, None)
     own = settings.server.api
     url = settings.api.url or f"http://{own.host}:{own.port}/api"
     address = urlsplit(url)
     host, port = address.hostname or own.host, address.port or own.port
-    if settings.api.url is not None and host not in ("127.0.0.1", "localhost"):
+    if settings.api.url is not None and host not in LOOPBACK:
         raise BadInputError(f"no Prefect server answers at PREFECT_API_URL={url}")
     _refuse_taken(host, port)
     os.environ["PREFECT_API_URL"] = url
-    processes.start("server", "server", "start", "--host", host, "--port", str(port))
-    processes.wait_until(lambda: _answers(url))
-    return url
+    refresh_global_settings_context()  # the server's pages get the URL from it
+    try:
+        safe = server_environment(get_current_settings())
+    except (OSError, ValueError) as error:
+        raise BadInputError(str(error)) from None
+    if own.auth_string is None:
+        login, where = safe[SERVER_AUTH_STRING], f"`cat {login_file(settings.home)}`"
+    else:
+        login, where = own.auth_string.get_secret_value(), f"your {SERVER_AUTH_STRING}"
+    os.environ[AUTH_STRING] = login
+    command = ("server", "start", "--host", host, "--port", str(port))
+
+    def start() -> None:
+        processes.start("server", *command, environment=safe)
+        processes.wait_until(lambda: _answers(url))
+
+    start()
+    return _Server(url, where, start)
+
+
+def _look_at_login(url: str) -> None:
+    """Warns of a server that serves everybody.
+
+    Raises:
+        BadInputError: it does not serve us.
+    """
+    api = get_current_settings().api
+    if api.key is not None:
+        return
+    login = api.auth_string.get_secret_value().partition(":")[::2] if api.auth_string else None
+    asked, denied = f"{url}/admin/version", httpx.codes.UNAUTHORIZED
+    if httpx.get(asked, timeout=5).status_code != denied:
+        _say(
+            f"warning      {url} has no login: everybody who reaches it can run commands as you; "
+            f"start it with {SERVER_AUTH_STRING}=name:password"
+        )
+    elif httpx.get(asked, auth=login, timeout=5).status_code == denied:
+        raise BadInputError(
+            f"the server at {url} refuses the login: set {AUTH_STRING} to what its "
+            f"{SERVER_AUTH_STRING} is"
+        )
+
+
+def _run_it(url: str) -> str:
+    """Returns the command that starts a run, to be pasted anywhere."""
+    variables = {"PREFECT_API_URL": url, "PREFECT_PLUGINS_ENABLED": "true"}
+    if "PREFECT_HOME" in os.environ:
+        variables["PREFECT_HOME"] = str(get_current_settings().home)
+    program = shlex.quote(str(Path(sys.executable).with_name("prefect")))
+    words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    return " ".join([*words, program, "deployment run countdown-train/countdown-train"])
 
 
 def _refuse_taken(host: str, port: int) -> None:
@@ -171,7 +252,7 @@ class _Processes:
         server = self._started.pop("server", None)
         keeps = [] if server is None else [server.pid]
         for process in self._started.values():
-            process.terminate()
+            process.kill()  # a worker that is asked to stop kills its run before that can save
         for process in self._marked(keeps):
             with suppress(psutil.Error):
                 if _is_flow_run(process) and not _is_flow_run(process.parent()):
@@ -181,13 +262,13 @@ class _Processes:
             server.terminate()
         self._end([], _STOP_S)
 
-    def start(self, name: str, *arguments: str) -> None:
+    def start(self, name: str, *arguments: str, environment: Mapping[str, str] = {}) -> None:
         """Starts a command that goes on."""
         with (self.logs / f"{name}.log").open("ab") as log:
             self._started[name] = subprocess.Popen(
                 [*_PREFECT, *arguments],
                 cwd=_ROOT,
-                env=self._environment(),
+                env={**self._environment(), **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -224,19 +305,31 @@ class _Processes:
                 raise RunFailedError(f"Prefect did not start in {_START_S:.0f} s; see {self.logs}")
             time.sleep(_POLL_S)
 
-    def watch(self) -> NoReturn:
-        """Waits until one of the processes ends, which it says by an error."""
+    def watch(self, start_server: Callable[[], None] | None) -> NoReturn:
+        """Waits until one of the processes ends, which it says by an error.
+
+        Args:
+            start_server: starts the server again, if it was started here: runs can wait for it.
+        """
+        restarts: list[float] = []
         while True:
+            for name in self._started:
+                _cut(self.logs / f"{name}.log")
+            if start_server and self._started["server"].poll() is not None and _again(restarts):
+                _say(f"{self._how_it_ended('server')}: it is started again, and runs go on")
+                start_server()
             self._refuse_dead()
             time.sleep(_POLL_S)
 
     def _refuse_dead(self) -> None:
         for name, process in self._started.items():
             if process.poll() is not None:
-                log = self.logs / f"{name}.log"
-                said = _end_of(log.read_text(errors="replace"))
-                ended = how_it_ended(process.returncode)
-                raise RunFailedError(f"the {name} ended ({ended}), see {log}\n{said}")
+                said = _end_of((self.logs / f"{name}.log").read_text(errors="replace"))
+                raise RunFailedError(f"{self._how_it_ended(name)}\n{said}")
+
+    def _how_it_ended(self, name: str) -> str:
+        ended = how_it_ended(self._started[name].returncode)
+        return f"the {name} ended ({ended}), see {self.logs / name}.log"
 
     def _environment(self) -> dict[str, str]:
         # deployments/prefect.yaml reads the working folder in PWD. What our terminal does not show
@@ -271,10 +364,30 @@ def _raise_interrupt(signum: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
+def _again(restarts: list[float]) -> bool:
+    """Says whether there may be another restart now, and notes it."""
+    now = time.monotonic()
+    most, within_s = _RESTARTS
+    restarts[:] = [at for at in restarts if now - at < within_s]
+    if len(restarts) >= most:
+        _say(f"the server is not started again: {most} restarts in {within_s / 60:g} minutes")
+        return False
+    restarts.append(now)
+    return True
+
+
 def _is_flow_run(process: psutil.Process | None) -> bool:
     with suppress(psutil.Error, OSError):
         return process is not None and "PREFECT__FLOW_RUN_ID" in process.environ()
     return False
+
+
+def _cut(log: Path) -> None:
+    """Moves what a full log holds to `NAME.log.1`; its writer appends to what is left, nothing."""
+    with suppress(OSError):  # the disk is full, or somebody deleted it
+        if log.stat().st_size > _LOG_BYTES:
+            shutil.copyfile(log, log.with_name(f"{log.name}.1"))
+            os.truncate(log, 0)
 
 
 def _end_of(text: str) -> str:

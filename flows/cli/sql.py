@@ -14,7 +14,7 @@ from flows.errors import BadInputError
 from flows.runs.lookup import storage_root, take_arguments
 from tasks.queries.render import render_queries
 from tasks.queries.saved_questions import list_queries
-from tasks.queries.sql import ask, export_catalog, run_query
+from tasks.queries.sql import ask, export_catalog, run_query, values_there
 
 _MOST_ROWS = 60
 """Of an answer on a terminal: a night has a thousand steps."""
@@ -37,7 +37,13 @@ def sql(
         BadInputError: no such question, parameter or run, or not a SELECT.
     """
     names = [word for word in words if "=" not in word]
-    root = storage_root([word for word in words if "=" in word])
+    root, named = _root_and_run([word for word in words if "=" in word])
+    is_question = bool(names) and names[0] in {query.name for query in list_queries()}
+    if len(names) == (2 if select is None else 1) and (select is None or not is_question):
+        named.append(names.pop())
+    named += [run] if run else []
+    if len(named) > 1:
+        raise BadInputError(f"sql takes one RUN, not {' and '.join(named)}")
     if lists:
         sys.stdout.write(render_queries(list_queries(), width=terminal_width()))
         return
@@ -48,22 +54,39 @@ def sql(
         raise BadInputError("sql takes one NAME (sql --list lists them) or -q SELECT")
     try:
         values = dict(map(_key_and_value, parameters))
-        if select is None:
-            frame = ask(names[0], values, root=root, run=run)
+        of_run = next(iter(named), None)
+        if select is not None:
+            frame = run_query(select, values, root=root, run=of_run)
         else:
-            frame = run_query(select, values, root=root, run=run)
+            frame = ask(names[0], values, root=root, run=of_run)
+            if frame.is_empty():
+                there = values_there(names[0], values, root=root, run=of_run)
+                sys.stderr.write(f"{there}\n" if there else "")
         show_rows(frame, output_format, most_rows=_MOST_ROWS)
     except ValueError as error:
         raise BadInputError(str(error)) from error
 
 
 def list_runs(words: Sequence[str]) -> None:
-    """Prints one line per run."""
+    """Prints one line per run, of all or of one."""
     from rl_core.runs.lock import close_lost_runs  # with all settings, which `sql` can do without
 
-    root = storage_root(words)
+    root, named = _root_and_run([word for word in words if "=" in word])
+    named += [word for word in words if "=" not in word]
+    if len(named) > 1:
+        raise BadInputError(f"runs takes one RUN, or none for all, not {' and '.join(named)}")
     close_lost_runs(root)
-    show_rows(ask("runs_overview", root=root))
+    try:
+        show_rows(ask("runs_overview", root=root, run=next(iter(named), None)))
+    except ValueError as error:
+        raise BadInputError(str(error)) from None
+
+
+def _root_and_run(settings: Sequence[str]) -> tuple[Path, list[str]]:
+    """Returns `storage.root`, and what `run_id=` names."""
+    run_id = "run_id="
+    named = [text.removeprefix(run_id) for text in settings if text.startswith(run_id)]
+    return storage_root([text for text in settings if not text.startswith(run_id)]), named
 
 
 def _open(root: Path, export: str | None, *, in_shell: bool) -> None:

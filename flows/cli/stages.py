@@ -9,19 +9,29 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from flows.cli.commands import PROGRAM
 from flows.cli.terminal import progress_on_stdout, say, show_rows
 from flows.errors import BadInputError, RunFailedError, one_line
 from flows.prefect_patches.private_server import start_private_server
-from flows.runs.lookup import existing_run, find_run, run_first, take_arguments, where_and_others
+from flows.runs.lookup import (
+    existing_run,
+    find_run,
+    refuse_unnamed_code,
+    run_first,
+    take_arguments,
+    where_and_others,
+)
 from flows.runs.run_record import choose_run, recorded
 from flows.settings.compose import compose, own_settings
 from rl_core.data.user_files import OwnFilesError
+from rl_core.runs.lock import started
 from rl_core.runs.run_folder import RunFolder
 from rl_core.storage.mirror import mirrored
+from rl_core.system.printable import printable
 from rl_core.tracking.wandb_sync import sync_runs, wants_wandb
 from tasks import preflight as checks
 from tasks.base_model import base_model, keep_curve
@@ -50,12 +60,15 @@ def run(overrides: Sequence[str]) -> None:
     """Runs the whole pipeline as one Prefect flow run, and shows what became of it."""
     config = _ready(overrides, checks.preflight)
     server = start_private_server()
-    with _shown(links=server is None):
+    with _shown(links=server is None, trains=True):
         from flows.countdown_train import countdown_train  # while the server starts
 
         if server is not None:
             server.connect()
-        record = countdown_train(overrides=tuple(overrides))
+        from prefect import tags
+
+        with tags(PROGRAM):  # as a deployment's run: a server closes it if it dies
+            record = countdown_train(overrides=tuple(overrides))
     from flows.runs.summary import show_summary
 
     show_summary(config.storage.root, record["run_id"])
@@ -72,8 +85,16 @@ def generate(overrides: Sequence[str]) -> None:
 
 def validate(overrides: Sequence[str]) -> None:
     """Checks the data set, and the prompts under the model's tokenizer."""
+    config = _ready(overrides, checks.preflight_data)
+    from tasks.validate import ValidationFailed, check_without_tokenizer, validate_dataset
+
+    if (why := checks.unreachable_model(config)) is not None:
+        with _shown(), inputs_published(config):
+            data = generate_dataset(config)
+            count = check_without_tokenizer(config, data)
+        say(f"{data}: {count} checks passed, and prompts were not measured: {why}")
+        return
     config = _ready(overrides, checks.preflight_validation)
-    from tasks.validate import ValidationFailed, validate_dataset
 
     with _shown(), inputs_published(config):
         data = generate_dataset(config)
@@ -84,7 +105,12 @@ def validate(overrides: Sequence[str]) -> None:
             _say_lengths(failed.validation)
             raise
         _say_lengths(validation)
-        say(f"{data}: all checks passed, under the tokenizer of {model_path}")
+        say("the first prompt, as the model reads it:")
+        for line in validation.rendered.splitlines():
+            say(f"  {printable(line)}")
+        warned = [one["check"] for one in validation.checks if one["status"] == "warning"]
+        passed = f"warnings: {', '.join(warned)}" if warned else "all checks passed"
+        say(f"{data}: {passed}, under the tokenizer of {model_path}")
 
 
 def train(overrides: Sequence[str]) -> None:
@@ -92,11 +118,11 @@ def train(overrides: Sequence[str]) -> None:
     config = _ready(overrides, _preflight_without_server)
     from tasks.train import train_supervised
 
-    with _shown(), ExitStack() as held:
+    with _shown(trains=True), ExitStack() as held:
         bring_records(config.storage)
         config = choose_run(config, None)
         held.enter_context(published(config))
-        run = RunFolder.create(config)
+        run = held.enter_context(started(config))
         run.update(own_settings=own_settings(config))
         shown = TrainingProgress(
             _logger,
@@ -129,6 +155,7 @@ def prune(overrides: Sequence[str]) -> None:
     dry_run = asked.get("dry_run", "false")
     if dry_run not in ("true", "false"):
         raise BadInputError(f"dry_run={dry_run} must be true or false")
+    settings = run_first(settings, "prune")
     config, run = existing_run(settings, arguments=PRUNE_ARGUMENTS)
     with _shown(), published(config):
         rows = prune_run(config, run, dry_run=dry_run == "true")
@@ -138,6 +165,11 @@ def prune(overrides: Sequence[str]) -> None:
 def evaluate(overrides: Sequence[str]) -> None:
     """Evaluates base and trained model of a run, or what checkpoint= and against= name."""
     asked, settings = take_arguments(overrides, EVALUATE_ARGUMENTS)
+    for word in [word for word in settings if "=" not in word and "/" in word]:
+        settings.remove(word)  # RUN/best, as `ask` and `export` take it
+        if asked.setdefault("checkpoint", word) != word:
+            raise BadInputError(f"checkpoint is given twice: {word} too")
+    settings = run_first(settings, "evaluate")
     if asked:
         from flows.evaluate_checkpoint import choose, evaluate_chosen
 
@@ -147,6 +179,7 @@ def evaluate(overrides: Sequence[str]) -> None:
         say(f"\n{printed}")
         return
     config, run = existing_run(settings, arguments=EVALUATE_ARGUMENTS)
+    refuse_unnamed_code(config, settings, ray=True)
     from flows.evaluate_checkpoint import render
     from tasks.evaluate import evaluate_run
     from tasks.evaluate_checkpoint import evaluated_of_run
@@ -188,17 +221,18 @@ def rescore(words: Sequence[str]) -> None:
     where, changes = where_and_others([word for word in words if "=" in word])
     if len(named) != 1 or not changes:
         raise BadInputError("rescore takes RUN and what changes: env.answer_from=last_line")
-    strange = [word for word in changes if not word.startswith("env.")]
+    strange = [word for word in changes if not word.startswith(("env.", "env="))]
     if strange:
         raise BadInputError(f"{strange[0]} changes no reward: env.* does")
     run_ids = [] if named == ["latest"] else [f"run_id={named[0]}"]
     config, run = existing_run([*run_ids, *where, *changes])
+    refuse_unnamed_code(config, changes)
     from tasks.queries.sql import ask
 
     with _shown(), published(config):
         bring_inputs_of_run(config.storage, run)
         data, _ = _data_and_model(run)
-        changed = " ".join(changes)
+        changed = " ".join(word for word in changes if word.startswith("env."))
         rescore_run(config, run, data, changed)
         rows = ask("rescored", {"settings": changed}, root=run.root, run=run.run_id)
     show_rows(rows)
@@ -206,7 +240,8 @@ def rescore(words: Sequence[str]) -> None:
 
 def preflight(overrides: Sequence[str], *, as_json: bool = False) -> None:
     """Says what was checked, and fails where something would stop a run."""
-    findings = checks.preflight(compose(overrides))
+    config = compose(overrides)
+    findings = [_planned(config, finding) for finding in checks.preflight(config)]
     if as_json:
         say(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
@@ -217,6 +252,14 @@ def preflight(overrides: Sequence[str], *, as_json: bool = False) -> None:
                 say(f"{'to fit':8} {finding.check:9} {finding.overrides}")
     if any(finding.level == "fatal" for finding in findings):
         raise BadInputError("preflight found what would stop a run")
+
+
+def _planned(config: RunConfig, finding: Finding) -> Finding:
+    """Returns a finding as it counts for a plan: the card that is named need not be here."""
+    if config.resources.card is None or (finding.check, finding.level) != ("device", "fatal"):
+        return finding
+    message = f"{finding.message}: planned for resources.card={config.resources.card} only"
+    return replace(finding, level="warning", message=message)
 
 
 def sync(overrides: Sequence[str]) -> None:
@@ -232,7 +275,7 @@ def sync(overrides: Sequence[str]) -> None:
                 "run_id=RUN uploads any"
             )
     else:
-        runs = [existing_run(overrides)[1].path]
+        runs = [existing_run(run_first(overrides, "sync"))[1].path]
     try:
         rows = sync_runs(runs)
     except ConnectionError as error:
@@ -275,8 +318,14 @@ def _data_and_model(run: RunFolder) -> tuple[Path, Path]:
 
 
 @contextmanager
-def _shown(*, links: bool = False) -> Iterator[None]:
-    """Shows progress meanwhile; an error becomes `RunFailedError`, its notes the second line."""
+def _shown(*, links: bool = False, trains: bool = False) -> Iterator[None]:
+    """Shows progress meanwhile; an error becomes `RunFailedError`, its notes the second line.
+
+    Args:
+        links: see `progress_on_stdout`.
+        trains: whether a run goes on within: then no ValueError counts as a mistake in the
+            settings, which preflight has looked at.
+    """
     with progress_on_stdout(links=links):
         try:
             yield
@@ -285,6 +334,8 @@ def _shown(*, links: bool = False) -> Iterator[None]:
         except OwnFilesError as error:
             raise BadInputError(str(error)) from error
         except Exception as error:
+            if type(error) is ValueError and not trains:
+                raise BadInputError(one_line(error)) from error
             notes = " ".join(getattr(error, "__notes__", ()))
             raise RunFailedError(f"{one_line(error)}\n{notes}") from error
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from rl_core.system.log_file import listening
+from rl_core.system.log_file import listening, redact
+from rl_core.system.printable import LINES, printable
 
 if TYPE_CHECKING:
     import polars as pl
@@ -21,8 +22,8 @@ _WIDTH = 300
 
 
 def say(what: object) -> None:
-    """Prints a line, or several."""
-    sys.stdout.write(f"{what}\n")
+    """Prints a line, or several, without what would steer the terminal."""
+    sys.stdout.write(f"{printable(str(what), keep=LINES)}\n")
 
 
 def show_rows(
@@ -49,6 +50,10 @@ def show_rows(
     sys.stdout.flush()
     most_rows = most_rows if sys.stdout.isatty() else None
     shown = render(frame, output_format, width=terminal_width(), most_rows=most_rows)
+    if sys.stdout.isatty():  # csv and json hold a model's text as it is
+        shown = printable(shown.decode(errors="replace"), keep=LINES).encode()
+    if output_format == "table":
+        shown = shown.decode().encode(sys.stdout.encoding or "utf-8", "replace")
     sys.stdout.buffer.write(shown)
 
 
@@ -66,7 +71,7 @@ class _LineHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         task = getattr(record, "task_run_name", None)
-        text = record.getMessage().split("\n", 1)[0][:_WIDTH]
+        text = printable(redact(record.getMessage().split("\n", 1)[0])[:_WIDTH])
         is_link = text.startswith("View at ")
         if record.levelno >= logging.ERROR or (is_link and not self._links):
             return  # the command ends by saying the error, once

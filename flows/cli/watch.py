@@ -16,16 +16,20 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.runs.lookup import find_run, run_first
+from flows.runs.summary import accuracy_in_words
 from rl_core.runs.lock import close_if_lost
 from rl_core.runs.run_folder import RunFolder
+from rl_core.runs.settings_file import read_settings
 from rl_core.system.printable import printable
 from rl_core.tracking.diagnosis import diagnose
 from rl_core.tracking.memory_growth import AVAILABLE_GIB, HOST_GIB
 from tasks.hours.run_time import last_step_of, left_of
 from tasks.queries.sql import run_query
+from tasks.report_page.samples import problem_in_words
 
 INTERVAL_S: Final = 2.0
 _BARS: Final = "▁▂▃▄▅▆▇█"
+_ASCII_BARS: Final = "_.-:=+*#"
 _SPARK_WIDTH: Final = 40
 _SAMPLES: Final = 2
 _SAMPLE_CHARACTERS: Final = 400
@@ -47,40 +51,55 @@ def watch(words: Sequence[str]) -> None:
     """Shows a run until it ends or Ctrl-C; once, where the output is no terminal."""
     run = find_run(run_first(words, "watch"))
     console = Console()
+    in_ascii = console.options.ascii_only
     if not console.is_terminal:
-        console.print(view(run))
+        console.print(view(run, in_ascii=in_ascii))
         return
     with (
         suppress(KeyboardInterrupt),  # the usual way to leave: the run goes on
-        Live(view(run), console=console, screen=False, auto_refresh=False) as live,
+        Live(
+            view(run, in_ascii=in_ascii), console=console, screen=False, auto_refresh=False
+        ) as live,
     ):
         while run.read().status == "running":
             time.sleep(INTERVAL_S)
             close_if_lost(run)  # killed, it can say nothing more, and would be watched for ever
-            live.update(view(run), refresh=True)
-        live.update(view(run), refresh=True)  # its end
+            live.update(view(run, in_ascii=in_ascii), refresh=True)
+        live.update(view(run, in_ascii=in_ascii), refresh=True)  # its end
 
 
-def view(run: RunFolder) -> RenderableType:
-    """Returns what there is to see of a run: progress, curves, memory, samples, diagnosis."""
+def view(run: RunFolder, *, in_ascii: bool = False) -> RenderableType:
+    """Returns what there is to see of a run: progress, curves, memory, samples, diagnosis.
+
+    Args:
+        run: any.
+        in_ascii: whether the terminal shows no other characters: then its curves are of these.
+    """
     record, rows = run.read(), run.metrics.read()
     colour = {"running": "cyan", "finished": "green"}.get(record.status, "red")
-    title = Text.assemble((run.run_id, "bold"), "  ", (record.status, colour))
+    title = Text.assemble((printable(run.run_id), "bold"), "  ", (record.status, colour))
     if record.reason:
-        title.append(f"  {record.reason}")
-    found = [Text(f"! {one}", "yellow") for one in diagnose(rows)]
+        title.append(printable(f"  {record.reason}"))
+    if len(record.attempts) > 1:
+        last = record.attempts[-1]
+        title.append(f"\nattempt {len(record.attempts)}, {printable(last.reason)}", "yellow")
+    if record.accuracy_after is not None:
+        before, after = map(accuracy_in_words, (record.accuracy_before, record.accuracy_after))
+        title.append(f"\nevaluated: accuracy {before} before, {after} after", "bold")
+    odd = diagnose(rows, settings=read_settings(run.path))
+    found = [Text(printable(f"! {one}"), "yellow") for one in odd]
     return Group(
         title,
         _progress(run, rows),
         *(_last_words(run) if record.status == "running" else []),
-        _curves(rows),
+        _curves(rows, in_ascii=in_ascii),
         *_memory(rows),
         *(found or [Text("nothing stands out", "dim")]),
         *_samples(run),
     )
 
 
-def spark(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
+def spark(values: Sequence[float], width: int = _SPARK_WIDTH, bars: str = _BARS) -> str:
     """Returns a curve as one line of bars, each the mean of its share of the values."""
     if not values:
         return ""
@@ -88,8 +107,8 @@ def spark(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
     edges = [i * len(values) // count for i in range(count + 1)]
     means = [sum(values[low:high]) / (high - low) for low, high in itertools.pairwise(edges)]
     low, span = min(means), max(means) - min(means)
-    top = len(_BARS) - 1
-    return "".join(_BARS[round((mean - low) / span * top) if span else 0] for mean in means)
+    top = len(bars) - 1
+    return "".join(bars[round((mean - low) / span * top) if span else 0] for mean in means)
 
 
 def _progress(run: RunFolder, rows: list[dict[str, Any]]) -> RenderableType:
@@ -116,13 +135,14 @@ def _last_words(run: RunFolder) -> list[RenderableType]:
     return [Text(printable(said), "dim", no_wrap=True, overflow="ellipsis")] if said else []
 
 
-def _curves(rows: list[dict[str, Any]]) -> RenderableType:
+def _curves(rows: list[dict[str, Any]], *, in_ascii: bool) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     for name, label in _SHOWN:
         values = [float(row[name]) for row in rows if row.get(name) is not None]
         if values:
             first, last = (f"{value:,.4g}" for value in (values[0], values[-1]))
-            table.add_row(Text(label, "dim"), spark(values), f"{first} → {last}")
+            bars, arrow = (_ASCII_BARS, "->") if in_ascii else (_BARS, "→")
+            table.add_row(Text(label, "dim"), spark(values, bars=bars), f"{first} {arrow} {last}")
     return table
 
 
@@ -140,7 +160,7 @@ def _memory(rows: list[dict[str, Any]]) -> list[RenderableType]:
             if name.startswith(prefix) and value is not None
         }
         worst = sorted(values.items(), key=lambda item: -item[1])[:4]
-        said = ", ".join(f"{name} {gib:.2f}" for name, gib in worst)
+        said = ", ".join(f"{printable(name)} {gib:.2f}" for name, gib in worst)
         if prefix == HOST_GIB and rows and rows[-1].get(AVAILABLE_GIB) is not None:
             said += f"; {rows[-1][AVAILABLE_GIB]:.1f} are left"
         if values:
@@ -151,7 +171,7 @@ def _memory(rows: list[dict[str, Any]]) -> list[RenderableType]:
 def _samples(run: RunFolder) -> list[RenderableType]:
     """The newest rollouts, as the model wrote them: what a terminal obeys is taken out."""
     newest = run_query(
-        "select step, verdict, score, response from rollouts "
+        "select step, verdict, score, response, truth from rollouts "
         "order by step desc, group_id asc, sample_index asc limit $limit",
         {"limit": _SAMPLES},
         root=run.root,
@@ -160,7 +180,9 @@ def _samples(run: RunFolder) -> list[RenderableType]:
     return [
         Panel(
             Text("\n".join(map(printable, _end_of(str(row["response"])).split("\n")))),
-            title=f"step {row['step']}: {row['verdict']}, {row['score']:g}",
+            title=Text(printable(f"step {row['step']}: {row['verdict']}, {row['score']:g}")),
+            subtitle=Text(printable(problem_in_words(row["truth"]))),
+            subtitle_align="left",
             title_align="left",
         )
         for row in newest.to_dicts()

@@ -1,28 +1,93 @@
-"""Prefect plugin: `prefect deployment run countdown-train` works without the flow's name before it.
+"""Prefect plugin: servers have a login, clients know it, and bare deployment names are found.
 
-Prefect names a deployment FLOW/DEPLOYMENT. With `[tool.prefect.plugins] enabled = true`, and
-outside of the repository after `prefect config set PREFECT_PLUGINS_ENABLED=true`, this module is
-asked at every start of Prefect; only the `prefect deployment` command is changed by it.
+Prefect calls `setup_environment` whenever it is imported with `[tool.prefect.plugins] enabled =
+true`; outside of the repository after `prefect config set PREFECT_PLUGINS_ENABLED=true`.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from prefect.plugins import HookContext, register_hook
+
+from flows.prefect_patches.login import (
+    AUTH_STRING,
+    SERVER_AUTH_STRING,
+    login_file,
+    login_for,
+    server_environment,
+)
+from rl_core.system.network import spare_loopback
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
     from prefect.client.schemas.responses import DeploymentResponse
 
 
+_STARTS_A_SERVER: Final = "server start"
+
+
 @register_hook
 def setup_environment(*, ctx: HookContext) -> None:
-    """Teaches the client bare deployment names, in the process of `prefect deployment` only."""
+    """Prepares this process, a server or a client of one.
+
+    Raises:
+        SystemExit: it would be a server without a login.
+    """
+    from prefect.settings import get_current_settings
+
+    spare_loopback()
+    settings = get_current_settings()
+    if _STARTS_A_SERVER in " ".join(sys.argv):
+        try:
+            safe = server_environment(settings)
+        except (OSError, ValueError) as error:
+            raise SystemExit(f"no server without a login: {error}") from None
+        os.environ.update(safe)
+        if SERVER_AUTH_STRING in safe:
+            sys.stderr.write(f"login: the page asks once, `cat {login_file(settings.home)}`\n")
+    if _STARTS_A_SERVER in " ".join(sys.argv) or "PREFECT__SERVER_FINAL" in os.environ:
+        lock_before_reading()
+        list_newest_artifacts_first()
+    elif settings.api.auth_string is None:
+        login = login_for(ctx.api_url, settings)
+        if login is not None:
+            os.environ[AUTH_STRING] = login
     if Path(sys.argv[0]).stem == "prefect" and "deployment" in sys.argv:
         accept_bare_names()
+
+
+def lock_before_reading() -> None:
+    """Has a server on SQLite lock the database at the start of each transaction.
+
+    Prefect locks at the first change. If another transaction has written since the first read,
+    SQLite refuses at once, whatever the timeout: `database is locked`, several times a minute.
+    """
+    from prefect.server.database.configurations import AioSqliteConfiguration
+
+    begin = AioSqliteConfiguration.begin_transaction
+
+    def begin_immediate(
+        configuration: AioSqliteConfiguration, session: Any, with_for_update: bool = False
+    ) -> Any:
+        return begin(configuration, session, with_for_update=True)
+
+    setattr(AioSqliteConfiguration, "begin_transaction", begin_immediate)  # noqa: B010  # mypy: a method
+
+
+def list_newest_artifacts_first() -> None:
+    """Has a server number artifacts by time, by which its page of a flow run sorts them.
+
+    Prefect's own numbers are random, and so is the order in which a page lists what a run left.
+    """
+    from prefect._internal.uuid7 import uuid7
+    from prefect.server.schemas.core import Artifact
+
+    Artifact.model_fields["id"].default_factory = uuid7
+    Artifact.model_rebuild(force=True)
 
 
 def accept_bare_names() -> None:

@@ -12,13 +12,17 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 
+from flows.errors import RunFailedError
+from flows.prefect_patches.login import AUTH_STRING, SERVER_AUTH_STRING, new_login
 from rl_core.system.atomic import locked
+from rl_core.system.process_env import environment_of_child
 
 STARTUP_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 5.0
@@ -34,14 +38,17 @@ runpy.run_module("uvicorn", run_name="__main__", alter_sys=True)
 """Has the kernel stop the server with a parent that was killed, which stops nothing any more."""
 _APP = (
     *("--factory", "prefect.server.api.server:create_app", "--host", "127.0.0.1"),
-    *("--log-level", "critical"),
+    *("--log-level", "error"),
 )
 _SERVER_ENVIRONMENT = {
     "PREFECT_UI_ENABLED": "false",
-    "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
+    "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": "",
+    "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
     "PREFECT__SERVER_EPHEMERAL": "1",  # as Prefect's temporary server: no loops for schedules
     "PREFECT__SERVER_FINAL": "1",
 }
+_LAST_WORDS_OF_ALL = "Application startup failed"
+"""What uvicorn says of each failure, after the line that tells the cause."""
 
 
 def start_private_server() -> PrivateServer | None:
@@ -49,6 +56,9 @@ def start_private_server() -> PrivateServer | None:
 
     It keeps its records where Prefect keeps them (PREFECT_HOME), so a server that is started later
     shows these runs.
+
+    Raises:
+        RunFailedError: PREFECT_HOME cannot be written.
     """
     from prefect.settings import get_current_settings
 
@@ -58,24 +68,41 @@ def start_private_server() -> PrivateServer | None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    return PrivateServer(port, settings.home)
+    try:
+        return PrivateServer(port, settings.home)
+    except OSError as error:
+        raise RunFailedError(_no_server(error.strerror or str(error), settings.home)) from None
 
 
 class PrivateServer:
-    """A Prefect server on a loopback port: `connect` before the first flow run."""
+    """A Prefect server on a loopback port: `connect` before the first flow run.
+
+    Its login is known to this process and its children only, by the environment.
+    """
 
     def __init__(self, port: int, home: Path) -> None:
+        import prefect
+
+        self._home = home
+        self._login = new_login()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the server
         self._starting = ExitStack()
         # One at a time: two that make the database of a new PREFECT_HOME together both fail.
         self._starting.enter_context(locked(home))
         self._url = f"http://127.0.0.1:{port}/api"
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-c", _OUTLIVES_NOBODY, str(os.getpid())),
+                *(sys.executable, "-P", "-c", _OUTLIVES_NOBODY, str(os.getpid())),
                 *(*_APP, "--port", str(port)),
+                # By default uvicorn looks for modules in the working folder first, -P or not.
+                *("--app-dir", str(Path(prefect.__file__).parents[1])),
             ],
-            env={**os.environ, **_SERVER_ENVIRONMENT},
+            env=environment_of_child("prefect")
+            | _SERVER_ENVIRONMENT
+            | {SERVER_AUTH_STRING: self._login},
             stdin=subprocess.DEVNULL,
+            stdout=self._said,
+            stderr=self._said,
             start_new_session=True,
         )
         # At exit, and not sooner: Prefect sends its last logs and events just before.
@@ -94,24 +121,39 @@ class PrivateServer:
         """Waits until the server answers and points this process at it.
 
         Raises:
-            RuntimeError: it died, or does not answer.
+            RunFailedError: it died, or does not answer.
         """
         deadline = time.monotonic() + STARTUP_TIMEOUT_S
         with self._starting:
             while not self._answers():
                 if self._process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(
-                        f"the private Prefect server did not start (exit {self._process.poll()}): "
-                        "start one with `prefect server start` and set PREFECT_API_URL to see why"
-                    )
+                    raise RunFailedError(_no_server(self._last_line(), self._home))
                 time.sleep(0.1)
         from prefect.context import refresh_global_settings_context
 
         os.environ["PREFECT_API_URL"] = self._url
+        os.environ[AUTH_STRING] = self._login
         refresh_global_settings_context()
 
     def _answers(self) -> bool:
         try:
-            return httpx.get(f"{self._url}/health", timeout=5).status_code == httpx.codes.OK
+            answer = httpx.get(f"{self._url}/health", timeout=5, trust_env=False)
         except httpx.TransportError:
             return False
+        return answer.status_code == httpx.codes.OK
+
+    def _last_line(self) -> str:
+        if self._process.poll() is None:
+            return f"{self._url} did not answer in {STARTUP_TIMEOUT_S:.0f} s"
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").splitlines()
+        told = [line.strip() for line in lines if line.strip() and _LAST_WORDS_OF_ALL not in line]
+        return told[-1] if told else f"exit {self._process.returncode}"
+
+
+def _no_server(why: str, home: Path) -> str:
+    return (
+        f"the private Prefect server did not start: {why}\n"
+        f"its records are in {home}: PREFECT_HOME=FOLDER takes another folder, "
+        "PREFECT_API_URL=URL a server of your own"
+    )

@@ -1,6 +1,6 @@
 """The last words of a run that failed: what was measured last, where memory went, what to do next.
 
-In `run.json`, and as the artifact `last-words` of its flow run.
+In `run.json`, and as the artifact `report` of its flow run.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from prefect.exceptions import Pause, TerminationSignal
 
 from flows.errors import BadInputError
 from flows.runs.lookup import settings_of_run
+from flows.runs.state import is_cancelled
 from rl_core.checkpoints.store import list_checkpoints
 from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory, WorkerDied
@@ -22,8 +23,10 @@ from rl_core.runs.run_folder import RunFolder, RunRecord
 from rl_core.system.atomic import is_disk_full
 from rl_core.system.disk_reserve import RESERVE_BYTES
 from rl_core.system.log_file import redact
+from tasks.importers.failure_causes import remedy_of
 from tasks.prefect_ui.artifacts import create_markdown_artifact
 from tasks.prefect_ui.attempts import settings_that_help
+from tasks.report_page.faults import later_attempts
 
 _SHOWN: Final = (
     "reward/accuracy",
@@ -52,12 +55,13 @@ def last_words(error: BaseException, run: RunFolder) -> dict[str, Any]:
 
 def next_step(error: BaseException, run: RunFolder) -> str:
     """Returns in one sentence what to do about an error that ended a run."""
-    step = max((c.step for c in list_checkpoints(run.path) if c.resumable), default=0)
+    step = last_saved(run)
     outcome = f"goes on from step {step}" if step else "starts it again"
     again = f"the same command with run_id={run.run_id}"
     log = run.path / "log.txt"
     if isinstance(error, KeyboardInterrupt | TerminationSignal | Pause):
-        return f"the same command, or run_id={run.run_id}, {outcome}"
+        same = "Retry in the UI" if is_cancelled() else "the same command"
+        return f"{same}, or run_id={run.run_id}, {outcome}"
     if isinstance(error, OutOfMemory):
         return _make_room(error, run, again, outcome)
     if isinstance(error, WorkerDied):
@@ -73,12 +77,19 @@ def next_step(error: BaseException, run: RunFolder) -> str:
         )
     if type(error).__name__ == "Stalled":
         return (
-            f"see in {log} where every thread stood (a phase that is only slow wants a larger "
-            f"watchdog.stall_s); {again} {outcome}"
+            f"see in {run.path / 'workers' / '*.log'} where every thread stood (a phase that is "
+            f"only slow needs a larger watchdog.stall_s); {again} {outcome}"
         )
     if isinstance(error, ValueError):
         return f"set right what the message names; {again} {outcome}"
+    if (remedy := remedy_of(f"{type(error).__name__}: {error}")) is not None:
+        return f"{remedy}; {again} {outcome}"
     return f"the end of {log} has the error in full; {again} {outcome}"
+
+
+def last_saved(run: RunFolder) -> int:
+    """Returns the last step that a run can go on from; 0 before the first."""
+    return max((c.step for c in list_checkpoints(run.path) if c.resumable), default=0)
 
 
 def last_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -124,8 +135,9 @@ def show_last_words(run: RunFolder) -> None:
     try:
         create_markdown_artifact(
             redact(as_markdown(run.read())),
-            key="last-words",
+            key="report",
             description="Why the run failed, what it measured last, and what to do next.",
+            is_first=True,
         )
     except ValueError as error:  # the record itself cannot be read
         _logger.warning("the last words could not be shown: %s", error)
@@ -140,6 +152,7 @@ def as_markdown(record: RunRecord) -> str:
         "",
         f"**What to do next:** {record.next_step}",
     ]
+    lines += [f"\n{_plain(str(fault))}" for fault in later_attempts(record)]
     if record.last_metrics:
         lines += ["", "| last measured | |", "|---|---:|"]
         lines += [f"| {name} | {value:.4g} |" for name, value in record.last_metrics.items()]
@@ -159,6 +172,10 @@ def as_markdown(record: RunRecord) -> str:
 
 def _make_room(error: OutOfMemory, run: RunFolder, again: str, outcome: str) -> str:
     config = _settings(run)
+    context = FlowRunContext.get()
+    flow_run = context.flow_run if context is not None else None
+    if flow_run is not None and flow_run.deployment_id is not None:
+        again = f"Retry would fail again: a Custom run with the overrides run_id={run.run_id}"
     helpful = settings_that_help(config, run, error) if config else []
     if not helpful:
         others = [*beyond_recovery(config or RunConfig(), error.phase), "more memory"]

@@ -79,9 +79,9 @@ def run_first(words: Sequence[str], command: str) -> list[str]:
     Raises:
         BadInputError: there are two of them.
     """
-    settings = [word for word in words if "=" in word]
+    settings = [word for word in words if "=" in word and word != "run_id=latest"]
     named = [word for word in words if "=" not in word]
-    if len(named) + sum(text.startswith("run_id=") for text in settings) > 1:
+    if len(named) + sum(text.startswith("run_id=") for text in words) > 1:
         raise BadInputError(f"{command} takes one RUN, by default the latest")
     return [*(f"run_id={name}" for name in named if name != "latest"), *settings]
 
@@ -99,8 +99,35 @@ def existing_run(
 
     where, others = where_and_others(overrides)
     run = find_run(where)
-    base = settings_of_run(run, url=compose(where).storage.url)
+    base = settings_of_run(run, url=compose(where).storage.url, words=overrides)
+    others = [text for text in others if text != f"env={base.env.name}"]
     return compose(others, base=base, arguments=arguments), run
+
+
+def refuse_unnamed_code(config: RunConfig, words: Sequence[str], *, ray: bool = False) -> None:
+    """Lets no run's folder choose code to run: a reward function, and what Ray has it load.
+
+    Args:
+        config: settings of an existing run under the command's.
+        words: of the command: what it says itself may stand.
+        ray: whether the command joins `resources.ray_address`, where the cluster's code runs.
+
+    Raises:
+        BadInputError: it says what to add to the command.
+    """
+    env, named = config.env, {word.partition("=")[0].strip() for word in words}
+    chosen = {}
+    if env.reward not in (None, type(env).model_fields["reward"].default):
+        chosen["env.reward"] = env.reward
+        if env.reward_env:
+            chosen["env.reward_env"] = f"[{','.join(env.reward_env)}]"
+    if ray and config.resources.ray_address is not None:
+        chosen["resources.ray_address"] = config.resources.ray_address
+    if unnamed := " ".join(f"{key}={value}" for key, value in chosen.items() if key not in named):
+        raise BadInputError(
+            f"the run's folder chooses code that this command would run: add {unnamed} to the "
+            "command if you trust it"
+        )
 
 
 def find_run(overrides: Sequence[str]) -> RunFolder:
@@ -127,7 +154,11 @@ def find_run(overrides: Sequence[str]) -> RunFolder:
 
 
 def settings_of_run(
-    run: RunFolder, root: Path | None = None, *, url: str | None = None
+    run: RunFolder,
+    root: Path | None = None,
+    *,
+    url: str | None = None,
+    words: Sequence[str] = (),
 ) -> RunConfig:
     """Returns the settings that a run was started with, for its storage root or another.
 
@@ -135,15 +166,22 @@ def settings_of_run(
         run: the run.
         root: by default the one that it lies in.
         url: of the store that this one mirrors.
+        words: of the command: an `env=package.module:ENV` that the run has, too, is imported only
+            if it is among them.
     """
-    import yaml
-
+    from flows.settings.keys import check_choice
     from rl_core.config.run import RunConfig
+    from rl_core.runs.settings_file import read_settings
 
+    if not (settings := read_settings(run.path)):
+        raise BadInputError(
+            f"{run.path / 'config.yaml'} is missing or damaged: it holds no settings"
+        )
     try:
-        settings = yaml.safe_load((run.path / "config.yaml").read_text())
+        if ":" in (env := settings["env"]["name"]) and f"env={env}" in words:
+            check_choice("env", env)
         settings["run_id"] = run.run_id
         settings["storage"] |= {"root": root or run.root, "url": url}
         return RunConfig.model_validate(settings)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise BadInputError(" ".join(str(error).split())) from None

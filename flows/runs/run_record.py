@@ -9,16 +9,18 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-import yaml
 from prefect.exceptions import Pause, TerminationSignal
 
 from flows.errors import BadInputError, one_line
-from flows.runs.failure_report import last_words, show_last_words
-from flows.runs.state import is_suspended
+from flows.runs.failure_report import last_saved, last_words, show_last_words
+from flows.runs.state import is_cancelled, is_suspended
 from rl_core.checkpoints.store import list_checkpoints
 from rl_core.config.run import RunConfig
-from rl_core.runs.lock import close_lost_runs, owned
-from rl_core.runs.run_folder import IMPORTED, RunFolder, new_run_id, utc_now
+from rl_core.runs.lock import close_lost_runs
+from rl_core.runs.metrics_log import utc_now
+from rl_core.runs.run_folder import IMPORTED, RunFolder, new_run_id
+from rl_core.runs.settings_file import read_settings
+from rl_core.system.redaction import redact_error
 
 Stage = Callable[[str], AbstractContextManager[None]]
 
@@ -82,12 +84,12 @@ def _interrupted_run(config: RunConfig) -> str | None:
     same = []
     for run in RunFolder.all_under(config.storage.root):
         try:
-            settings = yaml.safe_load((run.path / "config.yaml").read_text())
+            settings = read_settings(run.path)
             if config.storage.url is not None:  # it may have been written in another folder
                 settings["storage"]["root"] = config.storage.root
             record = run.read()
             equal = RunConfig.model_validate({**settings, "run_id": None}) == config
-        except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+        except (OSError, ValueError, TypeError, KeyError):
             continue  # what lies there is no run of today's settings
         if equal:
             same.append(record)
@@ -99,10 +101,7 @@ def _interrupted_run(config: RunConfig) -> str | None:
 def recorded(run: RunFolder) -> Iterator[Stage]:
     """Yields a timer of stages; at the end `run.json` says what became of the run, and why.
 
-    A continued run's stages add up.
-
-    Raises:
-        ValueError: another process is at work on the run.
+    A continued run's stages add up. `rl_core.runs.lock.started` holds the run meanwhile.
     """
 
     @contextmanager
@@ -114,13 +113,14 @@ def recorded(run: RunFolder) -> Iterator[Stage]:
             before = run.read().timings_s.get(name, 0.0)
             run.update(timings_s={name: round(before + time.monotonic() - start, 3)})
 
-    with owned(run), run.log_to_file():
+    with run.log_to_file():
         try:
             yield stage
         except (KeyboardInterrupt, TerminationSignal, Pause) as signal:
             _close(run, "interrupted", _stopped(signal, run), **_last_words(signal, run))
             raise
         except BaseException as error:
+            redact_error(error)  # Prefect keeps what it says as the state of the flow run
             _logger.exception("the error in full:")
             _close(run, "failed", one_line(error), **_last_words(error, run))
             show_last_words(run)
@@ -136,6 +136,11 @@ def _stopped(signal: BaseException, run: RunFolder) -> str:
             "suspended; Resume in the UI (after the time limit that Suspend was given: Retry) "
             f"or run_id={run.run_id} resumes"
         )
+    if is_cancelled():
+        saved = last_saved(run)
+        at = f"saved at step {saved}" if saved else "before a step was saved"
+        outcome = "goes on from there" if saved else "starts it again"
+        return f"cancelled; {at}; Retry in the UI, or run_id={run.run_id}, {outcome}{_unsaved(run)}"
     is_ctrl_c = isinstance(signal, KeyboardInterrupt) and not signal.args
     name = "Ctrl-C" if is_ctrl_c else "SIGTERM"
     return f"stopped by {name}; the same command, or run_id={run.run_id}, resumes{_unsaved(run)}"
@@ -144,8 +149,7 @@ def _stopped(signal: BaseException, run: RunFolder) -> str:
 def _unsaved(run: RunFolder) -> str:
     """Returns in words which steps a resume does again; none where the stop could save."""
     done = run.metrics.last_step()
-    saved = [checkpoint.step for checkpoint in list_checkpoints(run.path) if checkpoint.resumable]
-    at = max(saved, default=0)
+    at = last_saved(run)
     if done <= at:
         return ""
     again = f"step {done}" if done == at + 1 else f"steps {at + 1} to {done}"

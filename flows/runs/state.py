@@ -14,8 +14,9 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
+from uuid import UUID
 
 from httpx import HTTPError
 from prefect import get_client
@@ -23,7 +24,9 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import State, StateType
 from prefect.context import FlowRunContext
 from prefect.exceptions import Abort, Pause, PrefectException, TerminationSignal
-from prefect.states import Cancelled, Running
+from prefect.states import Cancelled, Crashed, Running
+
+from rl_core.runs.run_folder import RunFolder
 
 _LOOK_S: Final = 5.0
 _WORKERS_TURN_S: Final = 45.0
@@ -32,6 +35,10 @@ _AWAY_S: Final = 600.0
 _PAUSED_FOR_GOOD: Final = (
     "only a run of a deployment can be suspended, and resumed: this one runs on"
 )
+_ANSWER_S: Final = 3.0
+"""Seconds that a process on its way out waits to hear whether it was cancelled."""
+_cancelled: Final = threading.Event()
+"""Set once the server was seen to have this process's flow run as cancelled."""
 _logger = logging.getLogger(__name__)
 
 
@@ -51,6 +58,7 @@ def heeding_the_server() -> Iterator[None]:
         yield
         return
     watch = _Watch(context)
+    _cancelled.clear()
     try:
         with watch:
             yield
@@ -58,6 +66,50 @@ def heeding_the_server() -> Iterator[None]:
         watch.raise_what_was_asked()
         raise
     _wait_for_server()
+
+
+def take_over(run: RunFolder) -> None:
+    """Notes this flow run as the one at work on a run, and closes the one before if that died.
+
+    A run of a deployment without a heartbeat is closed by deployments/automations.yaml; not every
+    server has them. The caller holds the run, so that nothing else works on it.
+    """
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None:
+        return
+    own, before = context.flow_run, run.read().flow_run_id
+    run.update(flow_run_id=str(own.id))
+    if before is None or before == str(own.id):
+        return
+    try:
+        with get_client(sync_client=True) as client:
+            state = client.read_flow_run(UUID(before)).state
+            if state is not None and state.type in (StateType.RUNNING, StateType.CANCELLING):
+                why = f"its process was gone; {own.name} went on with run {run.run_id}"
+                client.set_flow_run_state(UUID(before), Crashed(message=why), force=True)
+    except (HTTPError, PrefectException) as error:  # of another server, or deleted
+        _logger.debug("the flow run before was not closed: %s", error)
+
+
+def is_cancelled() -> bool:
+    """Says whether Cancel in the UI, not any other SIGTERM, is why this process ends.
+
+    The server knows: a worker sends the same signal for both. One that is away cancelled nothing.
+    """
+    context = FlowRunContext.get()
+    if context is not None and context.flow_run is not None and not _cancelled.is_set():
+        own, target = contextvars.copy_context(), (_look_for_cancel, context.flow_run.id)
+        look = threading.Thread(target=own.run, args=target, daemon=True)
+        look.start()
+        look.join(_ANSWER_S)
+    return _cancelled.is_set()
+
+
+def _look_for_cancel(flow_run: UUID) -> None:
+    with suppress(HTTPError, PrefectException), get_client(sync_client=True) as client:
+        state = client.read_flow_run(flow_run).state
+        if state is not None and state.type in (StateType.CANCELLING, StateType.CANCELLED):
+            _cancelled.set()
 
 
 def is_suspended() -> bool:
@@ -122,6 +174,7 @@ class _Watch:
             since = self._cancelling_since = self._cancelling_since or time.monotonic()
             if time.monotonic() - since > _WORKERS_TURN_S:
                 self._cancels = True
+                _cancelled.set()
                 self._stop("cancelled, and no worker did it")
 
     def _stop(self, why: str) -> None:

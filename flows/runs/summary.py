@@ -9,6 +9,8 @@ from rl_core.config.run import RunConfig
 from rl_core.resources.oom_recovery import in_words
 from rl_core.runs.resume import remarks
 from rl_core.runs.run_folder import RunFolder, RunRecord
+from rl_core.runs.settings_file import read_settings
+from rl_core.system.printable import printable
 from rl_core.tracking.diagnosis import diagnose
 from tasks.queries.sql import ask
 
@@ -18,7 +20,7 @@ _LABEL_WIDTH = 17
 def show_summary(root: Path, run_id: str) -> None:
     """Prints the table of one run."""
     lines = summary_lines(RunFolder.under(root, run_id), root)
-    sys.stdout.write("\n" + "".join(f"{line}\n" for line in lines))
+    sys.stdout.write("\n" + "".join(f"{printable(line)}\n" for line in lines))
 
 
 def summary_lines(run: RunFolder, root: Path) -> list[str]:
@@ -28,14 +30,14 @@ def summary_lines(run: RunFolder, root: Path) -> list[str]:
     """
     record = run.read()
     where = "" if root == RunConfig().storage.root else f" storage.root={root}"
-    intervals = _intervals(record, root)
+    intervals = intervals_of(record, root)
     seconds = sum(record.timings_s.values())
     price = run.price_of(seconds)
-    found = diagnose(run.metrics.read())
+    found = diagnose(run.metrics.read(), settings=read_settings(run.path))
     rows = [
         ("run", f"{record.run_id}, {record.status}"),
-        ("accuracy before", _accuracy(record.accuracy_before, intervals.get("base"))),
-        ("accuracy after", _accuracy(record.accuracy_after, intervals.get("trained"))),
+        ("accuracy before", accuracy_in_words(record.accuracy_before, intervals.get("base"))),
+        ("accuracy after", accuracy_in_words(record.accuracy_after, intervals.get("trained"))),
         *([("champion", record.champion)] if record.champion else []),
         *(("diagnosis" if i == 0 else "", str(one)) for i, one in enumerate(found)),
         ("steps", str(record.steps)),
@@ -65,13 +67,14 @@ def _another(record: RunRecord, where: str) -> str:
     return f"countdown-train run preset={record.preset} seed=1{where}"
 
 
-def _accuracy(value: float | None, interval: tuple[float, float] | None) -> str:
+def accuracy_in_words(value: float | None, interval: tuple[float, float] | None = None) -> str:
+    """Returns an accuracy with its 95% interval."""
     if value is None:
         return "not measured"
     return f"{value:.3f}" + (f" ({interval[0]:.3f} to {interval[1]:.3f})" if interval else "")
 
 
-def _intervals(record: RunRecord, root: Path) -> dict[str, tuple[float, float]]:
+def intervals_of(record: RunRecord, root: Path) -> dict[str, tuple[float, float]]:
     """Returns the 95% intervals of the base model's accuracy and of the model last trained."""
     rows = ask("evaluation_summary", root=root, run=record.run_id).sort("step").to_dicts()
     own = RunFolder.under(root, record.run_id).evaluations.own()

@@ -5,7 +5,10 @@ Hydra reads and merges; the models in `rl_core.config.run` decide. Every mistake
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +19,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -40,8 +43,11 @@ from rl_core.runs.settings_file import leaves
 
 DEFAULT_PRESET: Final = "quickstart"
 _FILE: Final = "from-a-file"
+_ANOTHER: Final = re.compile(r"^[^\s'\"\[{]+\s+[a-z_]+(\.\w+)*=\S")
+"""A value, and another setting behind it."""
 _OF_THE_RUN: Final = ("preset", "run_id", "storage.root", "storage.url")
 """Differ between runs of the same settings."""
+_OF_ANOTHER_SETTING: Final = re.compile(r"\$\{[\w.]*\}")
 
 
 def compose(
@@ -71,12 +77,12 @@ def compose(
         check_key(key, arguments)
     of_one_env = [key for key in given if not all(key in known_keys(env) for env in ENVS)]
     if of_one_env:  # Hydra would refuse them in its own words
-        env = base.env.name if base else _merge(groups, None)["env"]["name"]
+        env = base.env.name if base else _merge(groups)["env"]["name"]
         check_env(of_one_env, env)
-    settings = _merge([*groups, *(str(item.input_line) for item in values)], base)
+    settings = _merge(groups, values, base)
     if "env" in chosen:
         preset = [text for text in groups if not text.startswith("env=")]
-        if _merge(preset, None)["env"]["name"] != chosen["env"]:
+        if _merge(preset)["env"]["name"] != chosen["env"]:
             settings["env"] = _another_env(chosen["env"], settings["env"], given)
     settings["preset"] = base.preset if base else chosen.get("preset", DEFAULT_PRESET)
     return _validate(settings, given)
@@ -115,6 +121,8 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
     parsed: dict[str, Override] = {}
     for text in overrides:
         key, equals, value = text.partition("=")
+        if _ANOTHER.search(value):
+            raise SettingsError(f"{text!r} holds several settings: one setting per item")
         if not equals or not key.strip() or not value.strip():
             raise SettingsError(f"{text!r} is not KEY=VALUE (null is the value that unsets)")
         if key == "env.task" and value[0] not in "['\"":  # Hydra would run once for each name
@@ -156,6 +164,7 @@ def _stored(name: str) -> str:
         raise SettingsError(_one_line(f"preset={name} cannot be read: {error}")) from None
     if not isinstance(settings, dict):
         raise SettingsError(f"preset={name} holds no settings: SECTION: and NAME: VALUE below it")
+    _refuse_resolvers(settings)
     ConfigStore.instance().store(
         group="preset", name=_FILE, node=_choosing_env(settings), package="_global_", provider=name
     )
@@ -191,26 +200,57 @@ def _text(item: Override) -> str:
     return value if isinstance(value, str) else raw
 
 
-def _merge(overrides: Sequence[str], base: RunConfig | None) -> dict[str, Any]:
-    """Returns Hydra's composition as plain values."""
-    store = ConfigStore.instance()
-    for name, env in ENVS.items():
-        store.store(group="env", name=name, node=env.settings().model_dump(mode="json"))
-    if base is None:
-        groups = ["_self_", {"env": DEFAULT_ENV}, {"preset": DEFAULT_PRESET}]
-        node = RunConfig().model_dump(mode="json", exclude={"env", "preset"})
-        store.store(name="countdown_train", node={"defaults": groups, **node})
-    else:
-        node = base.model_dump(mode="json", exclude={"preset"})
-        store.store(name="countdown_train", node=node)
-    with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
-        try:
-            config = hydra_compose("countdown_train", overrides=list(overrides))
-            plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-        except (HydraException, OmegaConfBaseException) as error:
-            raise SettingsError(_one_line(str(error))) from None
+def _merge(
+    groups: Sequence[str], values: Sequence[Override] = (), base: RunConfig | None = None
+) -> dict[str, Any]:
+    """Returns the preset and the env of `groups`, or `base`, with other values, as plain values."""
+    try:
+        if base is not None:
+            config = OmegaConf.create(base.model_dump(mode="json", exclude={"preset"}))
+            OmegaConf.set_struct(config, True)
+        elif f"preset={_FILE}" in groups:
+            config = _composed.__wrapped__(tuple(groups), tuple(ENVS))
+        else:
+            config = deepcopy(_composed(tuple(groups), tuple(ENVS)))
+        for item in values:  # as Hydra does it itself, a hundred times slower
+            OmegaConf.update(config, item.key_or_group, item.value(), merge=True)
+        _refuse_resolvers(OmegaConf.to_container(config))
+        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise SettingsError(_one_line(str(error))) from None
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
+
+
+@lru_cache
+def _composed(groups: tuple[str, ...], envs: tuple[str, ...]) -> DictConfig:
+    """Returns Hydra's composition of a preset and an env."""
+    store = ConfigStore.instance()
+    for name in envs:
+        store.store(group="env", name=name, node=ENVS[name].settings().model_dump(mode="json"))
+    defaults = ["_self_", {"env": DEFAULT_ENV}, {"preset": DEFAULT_PRESET}]
+    node = RunConfig().model_dump(mode="json", exclude={"env", "preset"})
+    store.store(name="countdown_train", node={"defaults": defaults, **node})
+    with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
+        composed: DictConfig = hydra_compose("countdown_train", overrides=list(groups))
+    return composed
+
+
+def _refuse_resolvers(tree: object) -> None:
+    """Refuses `${oc.env:NAME}` and its kin: a file of somebody else could read a secret by it.
+
+    `${data.seed}`, the value of another setting, may stand.
+    """
+    if isinstance(tree, Mapping):
+        tree = list(tree.values())
+    if isinstance(tree, list | tuple):
+        for item in tree:
+            _refuse_resolvers(item)
+    elif isinstance(tree, str) and "${" in _OF_ANOTHER_SETTING.sub("", tree):
+        raise SettingsError(
+            f"{_one_line(tree)!r} is refused: in a value ${{...}} may name another setting, "
+            "${SECTION.NAME}, and nothing of the environment, which may be a secret"
+        )
 
 
 def _another_env(env: str, merged: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:

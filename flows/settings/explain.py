@@ -21,7 +21,7 @@ from flows.settings.keys import CONF, check_key
 from rl_core.config.run import RunConfig
 from rl_core.envs import DEFAULT_ENV, ENVS
 from rl_core.section import Section
-from tasks.importers.verl_settings import SAME, TOGETHER
+from tasks.importers.verl_table import NAMES
 
 _CODE: Final = ("rl_core", "tasks", "flows")
 _WIDTH: Final = 100
@@ -82,9 +82,17 @@ def find_settings(key: str) -> list[Setting]:
     return found
 
 
+def containing(word: str) -> list[Setting]:
+    """Returns the settings with a word in their names, `lora`, if none is called so."""
+    names = {setting.key for setting in all_settings()}
+    if any(f"{name}.".startswith(f"{ours_of(word)}.") for name in names):
+        return []
+    return [setting for setting in all_settings() if word.lower() in setting.key]
+
+
 def ours_of(key: str) -> str:
     """Returns our name of a setting of verl's, the nearest; any other key as it is."""
-    return (SAME | TOGETHER).get(key, key)
+    return NAMES.get(key, key)
 
 
 def in_words(setting: Setting) -> str:
@@ -156,7 +164,7 @@ def _settings_of(model: type[BaseModel], prefix: str, env: str | None) -> Iterat
             _allowed(schema[name]),
             _text(schema[name].get("default")),
             _said_by_presets(key, env),
-            tuple(verl for verl, ours in (SAME | TOGETHER).items() if ours == key),
+            tuple(verl for verl, ours in NAMES.items() if ours == key),
         )
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, get_args
 from flows.errors import SettingsError
 from rl_core.config.run import RunConfig
 from rl_core.envs import ENVS, env_names, find_env
+from rl_core.runs.settings_file import REMOVED
 
 PresetName = Literal[
     "quickstart",
@@ -26,6 +27,7 @@ PresetName = Literal[
     "gsm8k-grpo-7b",
     "gsm8k-ppo-0.5b",
     "gsm8k-toy",
+    "smollm2-laptop",
 ]
 """The files of `conf/preset`: a Literal, so that Prefect's form offers them as a list."""
 
@@ -57,6 +59,8 @@ def check_key(key: str, arguments: Sequence[str]) -> None:
         return
     if key == "env.name":
         raise SettingsError(f"env.name is chosen by env=NAME (there are: {', '.join(ENVS)})")
+    if key in REMOVED:
+        raise SettingsError(f"{key} is no longer a setting: {REMOVED[key]}")
     if any(name.startswith(f"{key}.") for name in known):
         raise SettingsError(f"{key!r} is a group of settings: write {key}.NAME=VALUE")
     raise SettingsError(f"unknown setting {key!r}{nearest(key, (*arguments, *CHOICES, *known))}")

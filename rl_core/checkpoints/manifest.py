@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import zlib
 from datetime import UTC, datetime
 from pathlib import Path
@@ -83,11 +84,14 @@ def read_manifest(checkpoint: Path) -> Manifest | str:
     except ValidationError:
         return f"{MANIFEST} is not a manifest"
     for file in manifest.files:
-        path = checkpoint / file.path
-        if not path.is_file():
+        try:
+            found = (checkpoint / file.path).stat()  # once: it may be pruned at any moment
+        except OSError:
             return f"{file.path} is missing"
-        if path.stat().st_size != file.bytes:
-            return f"{file.path} has {path.stat().st_size} bytes instead of {file.bytes}"
+        if not stat.S_ISREG(found.st_mode):
+            return f"{file.path} is missing"
+        if found.st_size != file.bytes:
+            return f"{file.path} has {found.st_size} bytes instead of {file.bytes}"
     return manifest
 
 
@@ -124,7 +128,7 @@ def model_digest(folder: Path) -> str:
         ]
     else:
         stats = {path.name: path.stat() for path in folder.iterdir() if path.is_file()}
-        facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()]
+        facts = [(name, one.st_size, one.st_mtime_ns) for name, one in stats.items()]
     return hashlib.sha256(json.dumps(sorted(facts)).encode()).hexdigest()[:16]
 
 

@@ -74,15 +74,20 @@ def plan_pruning(
             keep, reason = not no_room, no_room
             if keep:
                 used, num_newest = after, num_newest + is_newest
-                row = f"number {num_newest} of the newest {keep_last}"
-                reason = f"{row if is_newest else f'of every {keep_every} steps'}, within the quota"
+                reason = f"of every {keep_every} steps, within the quota"
+                if is_newest:
+                    reason = f"one of the newest {keep_last} beside latest and best"
         decisions.append(PruningDecision(checkpoint, keep, reason))
     return decisions
 
 
 def gigabytes(num_bytes: int) -> str:
-    """Returns bytes as people compare them with a disk's: `4.5 GB`, of 10^9 bytes."""
-    return f"{max(num_bytes, 0) / 1e9:.3g} GB"
+    """Returns bytes as people compare them with a disk's: `4.5 GB`, of 10^9 bytes, or `60 kB`."""
+    size = max(num_bytes, 0)
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size} B"
 
 
 def _why_no_room(used_bytes: int, quota_bytes: int, disk_bytes: int | None) -> str:

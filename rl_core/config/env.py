@@ -16,7 +16,7 @@ def _of_its_env(value: Any, validate: ValidatorFunctionWrapHandler) -> EnvSettin
     if isinstance(value, EnvSettings) or not isinstance(value, Mapping):
         checked: EnvSettings = validate(value)
         return checked
-    env = find_env(value.get("name"))
+    env = find_env(value.get("name"), imports=False)
     settings: EnvSettings = env.settings.model_validate(value)
     if settings.max_turns > 1 and env.answers is None:
         raise ValueError(

@@ -13,18 +13,12 @@ class ModelConfig(Section):
     """The model that is trained."""
 
     path: str | None = None
-    """A local folder, a Hugging Face name or `modelscope:OWNER/NAME`; by default the home-made base
-    model (`base_model`)."""
+    """A local folder, a Hugging Face name, `modelscope:OWNER/NAME`, a GGUF file, or `package:NAME`,
+    an installed package that holds a model; by default the home-made base model (`base_model`)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute type of learner and rollout; master weights and optimizer state stay float32."""
     gradient_checkpointing: bool = False
     """Keeps one activation per layer and computes the rest again: less memory, a third slower."""
-    attention: Literal["sdpa", "flex"] = "sdpa"
-    """`flex`: a GPU learner's FlexAttention: no padding, each prompt read once there too."""
-    use_torch_compile: bool = False
-    """Layers of a GPU learner through torch.compile; the first steps wait for it."""
-    use_liger: bool = False
-    """Liger's RMSNorm, SwiGLU and RoPE in a GPU learner (extra `liger`)."""
     lora_rank: int = Field(0, ge=0)
     """Rank of the adapters that learn in place of the weights, 0 to train the weights themselves.
 

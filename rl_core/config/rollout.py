@@ -35,10 +35,6 @@ class RolloutConfig(Section):
     """A vLLM engine on a GPU gives its memory back while the learner works on the same card."""
     max_num_seqs: int = Field(256, ge=1)
     """Responses that the engine generates at a time, at most: fewer where memory ran out."""
-    weight_sync: Literal["auto", "object_store", "broadcast"] = "auto"
-    """How engines get the learner's weights: one copy in Ray's object store, or sent to all at once
-    (gloo, between cards NCCL, on one card CUDA IPC); `auto`: sent where CPU engines run on several
-    machines."""
     staleness: int = Field(0, ge=0)
     """Updates, at most, between the policy that sampled a token and the one that learns from it.
 
@@ -66,15 +62,6 @@ class RolloutConfig(Section):
             raise ValueError(
                 f"rollout.min_engines={self.min_engines} is above "
                 f"rollout.num_engines={self.num_engines}: use at most that, or null for all"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _waits_for_a_broadcast(self) -> RolloutConfig:
-        if self.weight_sync == "broadcast" and self.updates_in_flight:
-            raise ValueError(
-                f"rollout.weight_sync=broadcast wants engines that wait, and "
-                f"rollout.staleness={self.staleness} has them generate: use auto, or at most 1"
             )
         return self
 

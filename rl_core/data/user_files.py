@@ -29,6 +29,7 @@ from rl_core.data.readers import (
 from rl_core.envs import env_of
 from rl_core.envs.settings import EnvSettings
 from rl_core.envs.user_rows import COLUMNS, UNKNOWN_TEMPLATE, OwnProblem, Record
+from rl_core.types import Problem
 
 _logger = logging.getLogger(__name__)
 
@@ -129,6 +130,28 @@ def read_own_data(env: EnvSettings, data: DataConfig) -> OwnData:
             },
         },
     )
+
+
+def first_own_problems(env: EnvSettings, data: DataConfig, count: int) -> list[Problem]:
+    """Returns the first problems of the user's files on this machine; empty where there are none.
+
+    Raises:
+        ValueError: one of them cannot be read.
+    """
+    files = _find(data, from_hub=False).get("train", [])
+    records = _records(files, (*env_of(env).own_columns, *COLUMNS))
+    own = [_read(env, *record) for record in islice(records, count)]
+    return [
+        Problem(
+            index,
+            one.data_source or env_of(env).data_source,
+            tuple(one.prompt),
+            one.truth,
+            one.num_solutions,
+            one.extra_info,
+        )
+        for index, one in enumerate(own)
+    ]
 
 
 def _find(data: DataConfig, *, from_hub: bool = True) -> dict[str, list[Path]]:

@@ -187,6 +187,8 @@ class Env(Generic[Settings]):
     """verl's name of its data: the column of every row."""
     answer_from: tuple[str, str]
     """The strictest and the most lenient value of the setting `answer_from`."""
+    answer_mark: str = "<answer>"
+    """What a response must hold to be scored: prompts that ask for it otherwise teach nothing."""
     score: Callable[[Settings, str, Truth], ScoredText]
     """(settings, response, truth): total, bounded in time and memory for any text."""
     generate: Generate[Settings] | None

@@ -35,6 +35,8 @@ class EnvSettings(Section):
     """Processes that call it."""
     reward_timeout_s: float = Field(5.0, gt=0)
     """Seconds that it may take for one response."""
+    reward_env: tuple[str, ...] = ()
+    """Variables of your environment that it gets although they look like credentials: [NAME]."""
     reward_memory_mib: int = Field(4_096, ge=64)
     """Address space of such a process."""
 

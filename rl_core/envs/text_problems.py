@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from rl_core.envs.answer_tags import AnswerFrom, find_answer
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 JSON_STYLE: Final = "json"
 LONGEST_ANSWER: Final = 1_000
 """Characters of an answer that are compared: a longer one is wrong."""
+
+CHECKS: Final = (
+    "text_no_nulls.sql",
+    "text_prompt.sql",
+    "text_unique.sql",
+    "text_splits_disjoint.sql",
+)
+"""SQL checks of rows that any question in words must pass."""
 
 Template: TypeAlias = Literal["chat", "base"]
 
@@ -90,6 +98,13 @@ def text_table(split: str, problems: Sequence[OwnProblem], data_sources: Sequenc
 def text_of_truth(truth: Any) -> str:
     """Returns a truth as a text: a number or an object as JSON."""
     return truth if isinstance(truth, str) else json.dumps(truth, ensure_ascii=False)
+
+
+def shown_truth(truth: Any) -> str:
+    """Returns what is right, as a person reads it: of a truth with a question, its answer."""
+    if isinstance(truth, Mapping) and truth.keys() >= {"question", "answer"}:
+        truth = truth["answer"]
+    return text_of_truth(truth)
 
 
 def score_text(

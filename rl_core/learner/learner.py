@@ -35,8 +35,9 @@ from rl_core.learner.state import STATE_FOLDER
 from rl_core.learner.update import Updater
 from rl_core.models.forward import forward_pass
 from rl_core.models.loading import complete_weights, load_models
-from rl_core.models.lora import merged_shapes, merged_state
+from rl_core.models.lora import merged_state
 from rl_core.models.sharding import whole_tensor
+from rl_core.models.shared_prefix import can_share_prompts
 from rl_core.types import SnapshotBytes
 
 _KL_CONTROLLERS = {"fixed": fixed_kl_coef, "adaptive": adaptive_kl_coef}
@@ -86,7 +87,12 @@ class Learner:
         self.updater = Updater(
             config, self.models, self.optimizers, forward, self.microbatching, ranks
         )
-        self._utilisation = Utilisation(config, model_path, self.device)
+        self._utilisation = Utilisation(
+            config,
+            model_path,
+            self.device,
+            shares_prompts=can_share_prompts(self.models.actor.get_decoder()),
+        )
         self._snapshot = LearnerSnapshot(
             config,
             self.models.actor,
@@ -168,10 +174,6 @@ class Learner:
     def weights(self) -> dict[str, Tensor]:
         """Returns the actor's weights for the rollout engines, see `complete_weights`."""
         return complete_weights(self.models.actor)
-
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Returns the names and shapes of `each_weight`, in its order."""
-        return merged_shapes(self.models.actor)
 
     def each_weight(self) -> Iterator[tuple[str, Tensor]]:
         """Yields the tensors of `weights` one by one; of a sharded model only one is whole."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rl_core.batch import TrainBatch, micro_batches, padded_tokens
 from rl_core.config.run import RunConfig
-from rl_core.errors import first_line, is_out_of_memory
+from rl_core.errors import allocation_in_words, is_out_of_memory
 from rl_core.learner.ranks import ALONE, Ranks
 from rl_core.models.shared_prefix import can_share_prompts
 from rl_core.resources.oom_recovery import nothing_smaller
@@ -78,7 +78,7 @@ class Microbatching:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                said = first_line(error)
+                said = allocation_in_words(error)
             # The error is gone by now, and with it the frames that held the pass's tensors.
             gc.collect()
             if self.device.type == "cuda":

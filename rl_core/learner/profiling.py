@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -69,16 +68,24 @@ class Utilisation:
         config: the run's settings.
         model_path: folder of the base model; one of unknown shape has no such figures.
         device: of the learner.
+        shares_prompts: whether a group's prompt is computed once for all its responses.
     """
 
-    def __init__(self, config: RunConfig, model_path: Path, device: torch.device) -> None:
+    def __init__(
+        self, config: RunConfig, model_path: Path, device: torch.device, *, shares_prompts: bool
+    ) -> None:
+        self._shares_prompts = shares_prompts
         self._epochs = config.actor.ppo_epochs
         self._shape: ModelShape | None = None
         with suppress(ValueError):
             self._shape = ModelShape.from_folder(model_path)
-        dtype = torch.bfloat16 if config.model.dtype == "bfloat16" else torch.float32
-        one = peak_flops(device, dtype, config.resources.learner_threads)
-        self._peak = config.resources.learner_ranks * one
+        self._device, self._resources = device, config.resources
+        self._dtype = torch.bfloat16 if config.model.dtype == "bfloat16" else torch.float32
+        self._peak = self._measured_peak()
+
+    def _measured_peak(self) -> float:
+        one = peak_flops(self._device, self._dtype, self._resources.learner_threads)
+        return self._resources.learner_ranks * one
 
     def __call__(self, batch: TrainBatch, seconds: Mapping[str, float]) -> dict[str, float]:
         """Returns `mfu/actor` and `mfu/critic`, of those that were updated.
@@ -89,19 +96,34 @@ class Utilisation:
         """
         if self._shape is None:
             return {}
+        if self._device.type == "cpu":  # one that was busy at the start has more than it showed
+            self._peak = max(self._peak, self._measured_peak())
+        own_prompt = torch.ones_like(batch.prompt_lengths, dtype=torch.bool)
+        if self._shares_prompts:
+            own_prompt[:] = False
+            own_prompt[batch.prompts()[0]] = True
         shares = {}
         for model, has_head in (("actor", True), ("critic", False)):
             phase = f"timing_s/update_{model}"
             if phase in seconds:
                 flops = self._epochs * training_flops(
-                    self._shape, batch.prompt_lengths, batch.response_lengths, has_head=has_head
+                    self._shape,
+                    batch.prompt_lengths,
+                    batch.response_lengths,
+                    own_prompt=own_prompt,
+                    has_head=has_head,
                 )
                 shares[f"mfu/{model}"] = flops / (seconds[phase] * self._peak)
         return shares
 
 
 def training_flops(
-    shape: ModelShape, prompt_lengths: Tensor, response_lengths: Tensor, *, has_head: bool
+    shape: ModelShape,
+    prompt_lengths: Tensor,
+    response_lengths: Tensor,
+    *,
+    own_prompt: Tensor | None = None,
+    has_head: bool,
 ) -> float:
     """Returns the floating-point operations of one forward and backward pass over a batch.
 
@@ -113,19 +135,22 @@ def training_flops(
         shape: of the model.
         prompt_lengths: int64 [B], tokens.
         response_lengths: int64 [B], tokens.
+        own_prompt: bool [B], the rows whose prompt is computed, one of each group where a group
+            shares it; None for all.
         has_head: whether there is an output layer: an actor's, not a critic's.
     """
+    shared = 0 if own_prompt is None else prompt_lengths.double() * ~own_prompt
     lengths = (prompt_lengths + response_lengths).double()
-    weights = shape.num_layers * shape.num_layer_parameters * float(lengths.sum())
+    weights = shape.num_layers * shape.num_layer_parameters * float((lengths - shared).sum())
     query_size = shape.num_heads * shape.head_size
-    attention = shape.num_layers * query_size * float(lengths.square().sum())
+    pairs = float((lengths.square() - shared**2).sum())
+    attention = shape.num_layers * query_size * pairs
     head = shape.vocab_size * shape.hidden_size * float(response_lengths.sum()) if has_head else 0.0
     return 3 * 2 * (weights + attention + head)
 
 
-@cache
 def peak_flops(device: torch.device, dtype: torch.dtype, num_threads: int) -> float:
-    """Returns the rate of a large matrix product, operations per second: the best of a few, once.
+    """Returns the rate of a large matrix product, operations per second: the best of a few.
 
     Args:
         device: of the learner.

@@ -23,6 +23,7 @@ from rl_core.batch import TrainBatch, balanced_rows
 from rl_core.errors import RankLost, first_line, is_out_of_memory
 from rl_core.models.loading import Models
 from rl_core.models.sharding import ShardedModel, gathered, whole_in
+from rl_core.system.network import listen_at
 
 _LOST_RANK_WORDS = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
 
@@ -122,7 +123,10 @@ ALONE = Ranks()
 
 def open_meeting(host: str, size: int) -> TCPStore:
     """Returns where ranks meet, on a free port: kept by the first rank as long as it lives."""
-    return TCPStore(host, 0, size, is_master=True, wait_for_workers=False)
+    port, listener = listen_at(host)  # torch itself would listen at every address
+    return TCPStore(
+        host, port, size, is_master=True, wait_for_workers=False, master_listen_fd=listener
+    )
 
 
 def enter_meeting(host: str, port: int, size: int) -> TCPStore:

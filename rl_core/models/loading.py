@@ -16,15 +16,13 @@ import transformers
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rl_core.config.model import ModelConfig
 from rl_core.config.run import RunConfig
 from rl_core.models.fast_linear import use_fast_products
-from rl_core.models.kernels import compile_layers, require_triton, use_liger
+from rl_core.models.folder_check import check_model_folder, refuse_not_finite
 from rl_core.models.linear_4bit import pack_linear_layers
 from rl_core.models.lora import add_adapters, merged_state
-from rl_core.models.packing import allow_packing, use_flex
+from rl_core.models.packing import allow_packing
 from rl_core.models.sharding import whole_tensor
-from rl_core.models.shared_prefix import can_share_prompts
 
 _PROBE_TOKENS = 4
 Module = TypeVar("Module", bound=nn.Module)
@@ -41,6 +39,43 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.bias)
 
 
+def load_causal_lm(
+    path: Path, dtype: torch.dtype, *, attention: str | None = None
+) -> transformers.PreTrainedModel:
+    """Returns the causal LM of a folder, all of it, on the CPU: every load of a model is this one.
+
+    Args:
+        path: a local folder in the Hugging Face layout.
+        dtype: of its weights.
+        attention: an implementation of transformers; by default the one it chooses.
+
+    Raises:
+        ValueError: as `check_model_folder` does; a parameter is in no file and would stay random;
+            a weight is not finite.
+    """
+    check_model_folder(path)
+    transformers.utils.logging.disable_progress_bar()  # the terminal is the trainer's
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        path,
+        dtype=dtype,
+        attn_implementation=attention,
+        local_files_only=True,
+        use_safetensors=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+    )
+    lacking = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))
+    if lacking:
+        raise ValueError(
+            f"model.path={path}: {len(lacking)} tensors would be random, as its files do not hold "
+            f"them ({lacking[0]} ...): copy the model again"
+        )
+    for name, weight in model.named_parameters():
+        refuse_not_finite(path, name, weight)
+    loaded: transformers.PreTrainedModel = model
+    return loaded
+
+
 def load_actor(
     path: Path, device: torch.device, *, in_4bit: bool = False
 ) -> transformers.PreTrainedModel:
@@ -52,24 +87,10 @@ def load_actor(
         in_4bit: its linear layers are frozen and packed, see `pack_linear_layers`.
 
     Raises:
-        ValueError: if the folder holds no model, or one whose logits are not simply its output
-            embedding times its last hidden state (soft-capped, scaled or biased logits).
+        ValueError: as `load_causal_lm` does, or its logits are not simply its output embedding
+            times its last hidden state (soft-capped, scaled or biased logits).
     """
-    if not (path / "config.json").is_file():
-        raise ValueError(f"model.path={path}: no such model (a folder with config.json is needed)")
-    if not any(path.glob("*.safetensors")):
-        raise ValueError(
-            f"model.path={path} holds no *.safetensors file, and pickles (*.bin, *.pt) can execute "
-            "code, so none is loaded: load it where you trust it, and save_pretrained"
-        )
-    transformers.utils.logging.disable_progress_bar()  # the terminal is the trainer's
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        path,
-        dtype=torch.float32,
-        attn_implementation="sdpa",
-        local_files_only=True,
-        use_safetensors=True,
-    )
+    model = load_causal_lm(path, torch.float32, attention="sdpa")
     model.config.use_cache = False
     if in_4bit:
         pack_linear_layers(model, device)
@@ -147,13 +168,13 @@ def load_models(
     folder = model_path if resume_from is None or rank else resume_from
     actor = load_actor(folder, device, in_4bit=config.model.load_in_4bit)
     actor.requires_grad_(not rank)
-    _choose_kernels(actor, config.model)
+    allow_packing(actor)
     reference = None
     if config.algorithm.has_reference:
         reference = copy_sharing_frozen(actor) if rank else load_actor(model_path, device)
         reference.requires_grad_(False)
         if not rank:
-            _choose_kernels(reference, config.model)
+            allow_packing(reference)
     if rank:
         add_adapters(actor, rank=rank, alpha=config.model.lora_alpha)
     if config.model.gradient_checkpointing:
@@ -161,26 +182,7 @@ def load_models(
     critic = None
     if config.algorithm.estimator == "gae":
         critic = make_critic(actor, share_trunk=config.critic.share_trunk)
-    if config.model.use_torch_compile:
-        for model in (actor, reference, critic):
-            if model is not None:
-                compile_layers(model)
     return Models(actor, reference, critic)
-
-
-def _choose_kernels(model: transformers.PreTrainedModel, settings: ModelConfig) -> None:
-    """Chooses a model's attention, and Liger's layers; copies of it have the same."""
-    if settings.attention == "sdpa":
-        allow_packing(model)
-    else:
-        require_triton("model.attention=flex", "sdpa")
-        if not can_share_prompts(model.get_decoder()):
-            raise ValueError(
-                f"model.attention=flex: {type(model).__name__} sees a window of positions, use sdpa"
-            )
-        use_flex(model)
-    if settings.use_liger:
-        use_liger(model)
 
 
 @torch.no_grad()

@@ -62,19 +62,6 @@ def merged_state(model: transformers.PreTrainedModel) -> Iterator[tuple[str, Ten
         yield _plain_name(name), tensor
 
 
-def merged_shapes(model: transformers.PreTrainedModel) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of what `merged_state` yields, in its order; nothing is gathered."""
-    packed = {
-        f"{name}.weight": (layer.out_features, layer.in_features)
-        for name, layer in model.named_modules()
-        if isinstance(layer, Linear4bit)
-    }
-    return {
-        _plain_name(name): packed.get(name, tuple(tensor.shape))
-        for name, tensor in _base_state(model)
-    }
-
-
 def _base_state(model: transformers.PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     repeated = repeated_names(model)
     for name, tensor in model.state_dict().items():

@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor, nn
 
 from rl_core.batch import TrainBatch
-from rl_core.models.packing import packed_states, takes_packed_rows, wants_packed_rows
+from rl_core.models.packing import packed_states, takes_packed_rows
 from rl_core.models.select_rows import select_rows
 
 _PADDING: Final = 0.1
@@ -41,8 +41,6 @@ def response_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
         batch: B rows; where several are of one group and the model allows, their prompt is read
             once and its keys and values serve them all, gradients included.
     """
-    if wants_packed_rows(backbone):
-        return packed_states(backbone, batch)
     is_shared = len(batch.prompts()[0]) < len(batch)
     if _packs(backbone, batch, is_shared=is_shared):
         return packed_states(backbone, batch)

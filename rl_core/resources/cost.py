@@ -11,32 +11,28 @@ from rl_core.config.operations import BudgetConfig
 
 _S_PER_HOUR = 3_600.0
 MEASURED_FROM: Final = 5
-"""Steps after which what was measured counts, not what was estimated: the first warm up."""
+"""Steps after which the measured rate replaces the estimate: the first ones warm up."""
 _LAST_STEPS: Final = 50
-"""That count: the last, since responses grow."""
+"""Of which the rate is measured, since responses grow."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A number that is not known exactly."""
+    """A number between bounds."""
 
     low: float
     typical: float
     high: float
 
     def times(self, factor: float) -> Spread:
-        """Returns it as many times."""
+        """Returns the number and its bounds, multiplied."""
         return Spread(self.low * factor, self.typical * factor, self.high * factor)
 
 
 def measured_step(step_seconds: Iterable[float], *, at_least: int = MEASURED_FROM) -> Spread | None:
-    """Returns the median of the last steps and their quartiles; None where too few are measured.
+    """Returns the median and quartiles of the last `timing_s/step`; None if there are too few.
 
     Tests and saves are not part of every step: the median leaves them out.
-
-    Args:
-        step_seconds: `timing_s/step`, in order.
-        at_least: so many steps.
     """
     last = list(step_seconds)[-_LAST_STEPS:]
     if len(last) < at_least:
@@ -50,16 +46,10 @@ def measured_step(step_seconds: Iterable[float], *, at_least: int = MEASURED_FRO
 def time_left(
     step_seconds: Sequence[float], num_steps: int, planned: Spread | None, budget: BudgetConfig
 ) -> str | None:
-    """Returns how long so many more steps take and what they cost, in words.
+    """Returns how long the steps that are left take and what they cost, in words.
 
-    Measured from the fifth step on, tests and saves included; before that as it was planned, and
-    without a plan as the steps so far took.
-
-    Args:
-        step_seconds: of the steps so far, in order.
-        num_steps: that are left.
-        planned: seconds per step before training, see `roofline.py`.
-        budget: whose price is said.
+    Measured from the fifth step on, tests and saves included; before that as planned by
+    `roofline.py`, or without a plan by the steps so far.
     """
     if planned is not None and len(step_seconds) < MEASURED_FROM:
         return f"{time_and_price_range(planned.times(num_steps), budget)} left by estimate"
@@ -70,7 +60,7 @@ def time_left(
 
 
 def duration(seconds: float) -> str:
-    """Returns a duration as a person says it: `40 s`, `12 min`, `3.2 h`."""
+    """Returns a duration in words: `40 s`, `12 min`, `3.2 h`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5_400 else f"{seconds / _S_PER_HOUR:.1f} h"
@@ -91,26 +81,24 @@ def price_in_words(seconds: float, budget: BudgetConfig) -> str | None:
 
 
 def time_and_price(seconds: float, budget: BudgetConfig) -> str:
-    """Returns both in words: `25.5 h, 55.7 EUR`; the duration alone where no price is known."""
+    """Returns both in words: `25.5 h, 55.7 EUR`; only the duration if no price is known."""
     return ", ".join(filter(None, (duration(seconds), price_in_words(seconds, budget))))
 
 
 def time_and_price_range(seconds: Spread, budget: BudgetConfig) -> str:
     """Returns both with their bounds: `25.5 h (9.0 to 80.1 h), 55.7 EUR (19.6 to 174.6 EUR)`.
 
-    Bounds that are said as the typical number is are left out.
+    Without bounds that read like the typical number.
     """
-    said = [_with_bounds([duration(s) for s in (seconds.typical, seconds.low, seconds.high)])]
+    times = (seconds.typical, seconds.low, seconds.high)
+    said = [_with_bounds([duration(s) for s in times])]
     if budget.price_per_hour is not None:
-        prices = [
-            price_in_words(s, budget) or "" for s in (seconds.typical, seconds.low, seconds.high)
-        ]
-        said.append(_with_bounds(prices))
+        said.append(_with_bounds([price_in_words(s, budget) or "" for s in times]))
     return ", ".join(said)
 
 
 def seconds_in_words(step: Spread) -> str:
-    """Returns seconds with their bounds: `8.1 s (4.8 to 22.2)`; without those that say the same."""
+    """Returns seconds with their bounds, likewise: `8.1 s (4.8 to 22.2)`."""
     times = (step.typical, step.low, step.high)
     typical, low, high = (f"{s:.3g}" if s < 999.5 else f"{s:,.0f}" for s in times)
     return f"{typical} s" if low == typical == high else f"{typical} s ({low} to {high})"
@@ -125,12 +113,7 @@ def _with_bounds(words: Sequence[str]) -> str:
 
 
 class Spending:
-    """What training has taken so far, and whether another step fits into the budget.
-
-    Args:
-        budget: the limits.
-        step_seconds: of the steps before this attempt, in their order.
-    """
+    """What training has taken, from `step_seconds` before this attempt on, and what is left."""
 
     def __init__(self, budget: BudgetConfig, step_seconds: Sequence[float]) -> None:
         self._budget = budget
@@ -147,7 +130,7 @@ class Spending:
         self._last_step_s = seconds
 
     def limit_within(self, num_steps: int) -> str | None:
-        """Returns the limit that so many steps like the last would exceed, in words, or None."""
+        """Returns in words the limit that so many steps like the last would exceed, or None."""
         seconds, budget = self.seconds + num_steps * self._last_step_s, self._budget
         if budget.max_hours is not None and seconds > budget.max_hours * _S_PER_HOUR:
             return f"budget.max_hours={budget.max_hours:g}"

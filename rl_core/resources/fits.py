@@ -25,16 +25,15 @@ from rl_core.resources.memory_plan import ModelShape
 
 @dataclass(frozen=True)
 class Proposal:
-    """Settings to change, and what the plan says to the run with them."""
+    """Settings to change, and what a run with them needs."""
 
     changes: Settings
-    """By name, those that cost least first; empty where the run fits as it is."""
+    """By name, those that cost least first; empty if the run fits as it is."""
     costs: Sequence[str]
-    """In words, of each change."""
+    """Of each change, in words."""
     config: RunConfig
-    """The run's settings with the changes, validated."""
+    """With the changes, validated."""
     need_gib: float
-    """By the plan of `config`."""
     fits: bool
     """False: nothing does, and this comes closest."""
 
@@ -51,7 +50,7 @@ def cheapest_fit(
     limit_gib: float,
     levers: Sequence[Lever] = LEVERS,
 ) -> Proposal:
-    """Returns the cheapest changes with which the run fits, or the closest that levers come.
+    """Returns the cheapest changes with which the run fits, or those that come closest.
 
     Args:
         config: the run's settings.
@@ -78,15 +77,11 @@ def cheapest_fit(
 def _by_cost(
     config: RunConfig, shape: ModelShape | None, levers: Sequence[Lever]
 ) -> Iterator[tuple[dict[str, Value], list[str]]]:
-    """Yields all combinations: whatever a dear lever is spared comes first."""
-    choices = [(None, *lever.steps(config, shape)) for lever in levers]
+    """Yields all combinations, without the dearest levers first."""
+    choices = [[(lever, value) for value in lever.steps(config, shape)] for lever in levers]
     # The last factor of a product runs fastest: the cheapest lever's.
-    for chosen in itertools.product(*reversed(choices)):
-        pulled = [
-            (lever, value)
-            for lever, value in zip(levers, reversed(chosen), strict=True)
-            if value is not None
-        ]
-        changes = {lever.name: value for lever, value in pulled}
-        if len(changes) == len(pulled):  # else the same as without the cheaper of the two
-            yield changes, [lever.costs for lever, _ in pulled]
+    for chosen in itertools.product(*([None, *steps] for steps in reversed(choices))):
+        moved = [step for step in reversed(chosen) if step is not None]
+        changes = {lever.name: value for lever, value in moved}
+        if len(changes) == len(moved):  # else the same as without the cheaper of the two
+            yield changes, [lever.costs for lever, _ in moved]

@@ -19,39 +19,33 @@ _FIELDS: Final = (
     "vocab_size",
     "tie_word_embeddings",
 )
-_SIZES: Final[dict[str, dict[str, tuple[int, ...]]]] = {
-    "Qwen2.5": {
-        "0.5B": (896, 4_864, 24, 14, 2, 151_936, True),
-        "1.5B": (1_536, 8_960, 28, 12, 2, 151_936, True),
-        "3B": (2_048, 11_008, 36, 16, 2, 151_936, True),
-        "7B": (3_584, 18_944, 28, 28, 4, 152_064, False),
-    },
-    "Qwen3": {
-        "0.6B": (1_024, 3_072, 28, 16, 8, 151_936, True),
-        "1.7B": (2_048, 6_144, 28, 16, 8, 151_936, True),
-        "4B": (2_560, 9_728, 36, 32, 8, 151_936, True),
-        "8B": (4_096, 12_288, 36, 32, 8, 151_936, False),
-    },
+_SIZES: Final[dict[str, tuple[int, ...]]] = {
+    "Qwen2.5-0.5B": (896, 4_864, 24, 14, 2, 151_936, True),
+    "Qwen2.5-1.5B": (1_536, 8_960, 28, 12, 2, 151_936, True),
+    "Qwen2.5-3B": (2_048, 11_008, 36, 16, 2, 151_936, True),
+    "Qwen2.5-7B": (3_584, 18_944, 28, 28, 4, 152_064, False),
+    "Qwen3-0.6B": (1_024, 3_072, 28, 16, 8, 151_936, True),
+    "Qwen3-1.7B": (2_048, 6_144, 28, 16, 8, 151_936, True),
+    "Qwen3-4B": (2_560, 9_728, 36, 32, 8, 151_936, True),
+    "Qwen3-8B": (4_096, 12_288, 36, 32, 8, 151_936, False),
 }
 _SHARED: Final[dict[str, dict[str, Any]]] = {
     "Qwen2.5": {"model_type": "qwen2"},
     "Qwen3": {"model_type": "qwen3", "head_dim": 128, "attention_bias": False},
 }
-_NAME: Final = re.compile(r"Qwen/(?P<family>Qwen[\d.]+)-(?P<size>[\d.]+B)(-Instruct|-Base)?")
 
 
 def known_config(name: str) -> dict[str, Any] | None:
     """Returns what `config.json` of a hub model says of its shape; None if it is not known.
 
-    Args:
-        name: OWNER/NAME, tuned for instructions or not; with `modelscope:` before it, it is the
-            same model on ModelScope.
+    The name is OWNER/NAME, tuned for instructions or not; after `modelscope:` it is the same model
+    on ModelScope.
     """
-    found = _NAME.fullmatch(name.removeprefix("modelscope:"))
-    values = _SIZES.get(found["family"], {}).get(found["size"]) if found else None
-    if found is None or values is None:
+    found = re.fullmatch(r"(?:modelscope:)?Qwen/(.+?)(?:-Instruct|-Base)?", name)
+    if found is None or found[1] not in _SIZES:
         return None
-    return _SHARED[found["family"]] | dict(zip(_FIELDS, values, strict=True))
+    values = dict(zip(_FIELDS, _SIZES[found[1]], strict=True))
+    return _SHARED[found[1].partition("-")[0]] | values
 
 
 def known_shape(name: str) -> ModelShape | None:

@@ -1,51 +1,51 @@
 """The levers: every setting that makes room in memory, how far it goes, and what that costs.
 
-The one place that knows them. fits.py searches them all before the start, oom_recovery.py pulls
-those that leave the result alone after an error, and whoever words an advice asks one of these two.
+One table, read by three: preflight searches `LEVERS` for settings that fit (fits.py), a retry takes
+the next step of a ladder in `HELPS`, and advice names what is left of both (oom_recovery.py).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
 from rl_core.config.run import RunConfig
-from rl_core.resources.memory_need import CUDA_GIB, ENGINE_ITSELF_GIB, longest_bytes
-from rl_core.resources.memory_plan import ModelShape, compute_width
+from rl_core.resources.memory_need import CUDA_GIB, least_engine_gib, longest_bytes
+from rl_core.resources.memory_plan import ModelShape
 from rl_core.resources.placement import asked_at_a_time, sequences_at_a_time, shares_a_card
 
 Value = bool | int | float | str
 Settings = Mapping[str, Value]
 """New values of settings by name: `{"rollout.sleep": True}`."""
 Steps = Callable[[RunConfig, ModelShape | None], Sequence[Value]]
-"""A setting's values, the mildest first, that make more and more room; none where it does not."""
-_MIB: Final = 2**20
+"""A setting's values that make more and more room, the mildest first; empty if none does."""
+Owner = Literal["learner", "engine", "machine"]
+"""Whose memory: a learner or an engine on a CPU uses the machine's."""
 _SHARE_STEP: Final = 0.05
 _LEAST_SHARE: Final = 0.1
-"""Of a card whose size or whose engine's needs nobody knows."""
+"""Of a card, if its size or the engine's needs are unknown."""
 _LEAST_KV_MIB: Final = 16
 _LEAST_SEQUENCES: Final = 8
 """With fewer at a time, a step takes all night."""
 _SEQUENCES_WAIT_BELOW: Final = 4
-"""A cache for a quarter of the longest responses holds all, while they have the usual length."""
+"""A cache for a quarter of the longest responses holds all of them at their usual length."""
 _BUSY_TOKENS: Final = 4_096
 """With fewer per pass, a card's matrix products are too small to keep it busy."""
-_RANKS: Final = (64, 16)
 
 
 @dataclass(frozen=True)
 class Lever:
-    """One setting, and what it costs to move it."""
+    """One setting, its next values, and what they cost."""
 
     name: str
     steps: Steps
     costs: str
-    """In words, and briefly."""
-    keeps_result: bool = True
-    """Whether the run learns the same with it, to rounding."""
+    frees: Owner | None = None
+    """Whose memory it frees; None: that of any phase."""
 
 
 def value_of(config: RunConfig, name: str) -> Any:
@@ -55,22 +55,16 @@ def value_of(config: RunConfig, name: str) -> Any:
 
 
 def with_settings(config: RunConfig, settings: Settings) -> RunConfig | None:
-    """Returns the run's settings with others in place, None where some exclude each other.
-
-    `rollout.sleep` and `rollout.staleness` do, for one.
-    """
-    plain = config.model_dump()
-    for name, value in settings.items():
-        section, field = name.split(".")
-        plain[section][field] = value
+    """Returns a copy with other settings, or None if they exclude each other."""
+    changed = with_unchecked(config, settings)
     try:
-        return RunConfig.model_validate(plain)
+        return RunConfig.model_validate(changed.model_dump(warnings=False))
     except ValidationError:
         return None
 
 
 def with_unchecked(config: RunConfig, settings: Settings) -> RunConfig:
-    """Returns the run's settings with others in place, not validated: a fiftieth of the time."""
+    """Returns a copy with other settings, not validated: in a fiftieth of the time."""
     sections: dict[str, dict[str, Value]] = {}
     for name, value in settings.items():
         section, field = name.split(".")
@@ -85,11 +79,24 @@ def with_unchecked(config: RunConfig, settings: Settings) -> RunConfig:
 
 def typed(settings: Settings) -> str:
     """Returns settings as one would type them: `model.gradient_checkpointing=true`."""
-    return " ".join(f"{name}={_typed(value)}" for name, value in settings.items())
+    return " ".join(
+        f"{name}={f'{value:g}' if isinstance(value, float) else str(value).lower()}"
+        for name, value in settings.items()
+    )
 
 
-def _typed(value: Value) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value).lower()
+def _switch(
+    name: str,
+    costs: str,
+    where: Callable[[RunConfig], object] = lambda c: True,
+    *,
+    to: Value = True,
+    frees: Owner | None = None,
+) -> Lever:
+    def steps(config: RunConfig, shape: ModelShape | None) -> list[Value]:
+        return [to] if value_of(config, name) != to and where(config) else []
+
+    return Lever(name, steps, costs, frees)
 
 
 def _halves(value: int, least: int) -> list[int]:
@@ -100,27 +107,19 @@ def _halves(value: int, least: int) -> list[int]:
     return values
 
 
-def _switch(is_on: bool, helps: bool) -> list[bool]:
-    return [True] if helps and not is_on else []
+def _has_share(config: RunConfig) -> bool:
+    """Whether an engine has a share of a card, of which the KV cache is what is left."""
+    return config.rollout.engine == "vllm" and config.resources.rollout_gpus > 0
 
 
 def _shares(config: RunConfig, shape: ModelShape | None) -> list[float]:
-    """Of the card, down to where one response of the longest still fits; up to there, if below."""
-    if config.rollout.engine != "vllm" or not config.resources.rollout_gpus:
+    """Down to what holds one of the longest responses; a share below that goes up."""
+    if not _has_share(config):
         return []
     now, least = config.rollout.gpu_memory_utilization, round(_share_for(config, shape, 1), 3)
     highest = now if now >= least else _roomy_share(config, shape) + _SHARE_STEP
     steps = [round(_SHARE_STEP * i, 2) for i in range(int(highest / _SHARE_STEP) + 1, 0, -1)]
     return [x for x in (*(x for x in steps if x > least), least) if x < min(highest, 1)]
-
-
-def _roomy_shares(config: RunConfig, shape: ModelShape | None) -> list[float]:
-    roomy = _roomy_share(config, shape)
-    return [share for share in _shares(config, shape) if share >= roomy]
-
-
-def _tight_shares(config: RunConfig, shape: ModelShape | None) -> list[float]:
-    return [share for share in _shares(config, shape) if share < _roomy_share(config, shape)]
 
 
 def _roomy_share(config: RunConfig, shape: ModelShape | None) -> float:
@@ -129,21 +128,18 @@ def _roomy_share(config: RunConfig, shape: ModelShape | None) -> float:
 
 
 def _share_for(config: RunConfig, shape: ModelShape | None, num_sequences: int) -> float:
-    """Returns the share of the card that holds the model, and so many of the longest responses."""
+    """Returns the share of the card that holds the model and so many of the longest responses."""
     card_gib = config.resources.planned_card_gib
     if shape is None or card_gib is None:
         return _LEAST_SHARE
-    weights = shape.num_parameters * compute_width(config)
-    sequences = max(num_sequences, 1) * longest_bytes(config, shape)
-    held = (weights + sequences) / config.rollout.tensor_parallel_size
-    return (held / 2**30 + ENGINE_ITSELF_GIB + CUDA_GIB) / card_gib
+    return (least_engine_gib(shape, config, max(num_sequences, 1)) + CUDA_GIB) / card_gib
 
 
 def _kv_cache(config: RunConfig, shape: ModelShape | None) -> list[int]:
     """Down to two of the longest sequences: vLLM's blocks are never filled to the last token."""
     if shape is None or config.rollout.engine != "vllm" or config.resources.rollout_gpus:
         return []  # a cache too small is refused, so leave that of an unknown model
-    least = max(_LEAST_KV_MIB, -(-2 * longest_bytes(config, shape) // _MIB))
+    least = max(_LEAST_KV_MIB, -(-2 * longest_bytes(config, shape) // 2**20))
     return _halves(config.rollout.kv_cache_mib, least)
 
 
@@ -152,157 +148,150 @@ def _sequences(config: RunConfig, shape: ModelShape | None) -> list[int]:
 
 
 def _planned_sequences(config: RunConfig, shape: ModelShape | None) -> list[int]:
-    """Not vLLM's: it takes a cache of a set size, however many responses share it."""
-    if config.rollout.engine != "hf":
-        return []
-    return _halves(asked_at_a_time(config)[0], _LEAST_SEQUENCES)
+    """Not vLLM's: its cache has a set size, however many responses share it."""
+    is_planned = config.rollout.engine == "hf"
+    return _halves(asked_at_a_time(config)[0], _LEAST_SEQUENCES) if is_planned else []
 
 
 def _engines(config: RunConfig, shape: ModelShape | None) -> list[int]:
-    """On a CPU all engines lie in one memory, each with its own weights."""
-    return (
-        []
-        if config.resources.rollout_gpus
-        else _halves(config.rollout.num_engines, config.rollout.min_engines or 1)
-    )
-
-
-def _sleep(config: RunConfig, shape: ModelShape | None) -> list[bool]:
-    helps = config.rollout.engine == "vllm" and shares_a_card(config)
-    return _switch(config.rollout.sleep, helps)
-
-
-def _snapshot(config: RunConfig, shape: ModelShape | None) -> list[bool]:
-    """A copy of weights and optimizers lies in the machine's memory while it is written."""
-    return [False] if config.checkpoints.in_background else []
-
-
-def _snapshot_beside(config: RunConfig, shape: ModelShape | None) -> list[bool]:
-    """Of a learner that computes where the copy lies."""
-    return [] if config.resources.learner_gpus else _snapshot(config, shape)
+    """On a CPU all engines use one memory, each with its own weights."""
+    least = config.rollout.min_engines or 1
+    return [] if config.resources.rollout_gpus else _halves(config.rollout.num_engines, least)
 
 
 def _threads(config: RunConfig, shape: ModelShape | None) -> list[int]:
-    """On a CPU each thread has a micro-batch of its own, and the gradients of that."""
+    """On a CPU each thread has a micro-batch of its own, and its gradients."""
     resources = config.resources
     return [] if resources.learner_gpus else _halves(resources.learner_threads, 1)
 
 
 def _more_ranks(config: RunConfig, shape: ModelShape | None) -> list[int]:
-    """Each has a share of what rests, and at least a prompt of an update, on a card of its own.
-
-    Ranks on a CPU lie in one memory: more of them take more.
-    """
-    resources = config.resources
-    if resources.learner_gpus != 1:
-        return []
-    more = (2 * resources.learner_ranks, 4 * resources.learner_ranks)
-    return [number for number in more if number <= config.actor.mini_batch_size]
-
-
-def _checkpointing(config: RunConfig, shape: ModelShape | None) -> list[bool]:
-    return _switch(config.model.gradient_checkpointing, helps=True)
-
-
-def _offload(config: RunConfig, shape: ModelShape | None) -> list[bool]:
-    return _switch(config.resources.offload, config.resources.learner_gpus > 0)
+    """Each on a card of its own (on a CPU more take more), with a prompt of an update at least."""
+    now, on_whole_cards = config.resources.learner_ranks, config.resources.learner_gpus == 1
+    return [n for n in (2 * now, 4 * now) if on_whole_cards and n <= config.actor.mini_batch_size]
 
 
 def _micro_batches(config: RunConfig) -> list[int]:
-    """Down to one row of the longest."""
+    """Down to one of the longest rows."""
     longest = config.data.max_prompt_length + config.data.max_response_length
     return _halves(config.actor.micro_batch_tokens, longest)
 
 
-def _busy_micro_batches(config: RunConfig, shape: ModelShape | None) -> list[int]:
-    """On a CPU smaller ones cost nothing."""
-    least = _BUSY_TOKENS if config.resources.learner_gpus else 0
-    return [tokens for tokens in _micro_batches(config) if tokens >= least]
+def _busy_tokens(config: RunConfig) -> int:
+    """On a CPU smaller micro-batches cost nothing."""
+    return _BUSY_TOKENS if config.resources.learner_gpus else 0
 
 
-def _tiny_micro_batches(config: RunConfig, shape: ModelShape | None) -> list[int]:
-    busy = _busy_micro_batches(config, shape)
-    return [tokens for tokens in _micro_batches(config) if tokens not in busy]
-
-
-def _optimizer(config: RunConfig, shape: ModelShape | None) -> list[str]:
-    return ["adamw_8bit"] if config.actor.optimizer == "adamw" else []
-
-
-def _shared_trunk(config: RunConfig, shape: ModelShape | None) -> list[bool]:
-    return _switch(config.critic.share_trunk, config.algorithm.estimator == "gae")
-
-
-def _ranks(config: RunConfig, shape: ModelShape | None) -> list[int]:
-    rank = config.model.lora_rank
-    return [lower for lower in _RANKS if not rank or lower < rank]
-
-
-def _in_4bit(config: RunConfig, shape: ModelShape | None) -> list[bool]:
-    """With adapters alone; without them its settings exclude each other."""
-    return _switch(config.model.load_in_4bit, helps=True)
-
-
-SHARE: Final = Lever("rollout.gpu_memory_utilization", _shares, "responses wait for each other")
-KV_CACHE: Final = Lever("rollout.kv_cache_mib", _kv_cache, "responses wait for each other")
-SEQUENCES: Final = Lever("rollout.max_num_seqs", _sequences, "fewer responses at a time")
-ENGINES: Final = Lever("rollout.num_engines", _engines, "generation is half as fast")
-SLEEP: Final = Lever("rollout.sleep", _sleep, "seconds per step to fall asleep and wake up")
-SNAPSHOT: Final = Lever("checkpoints.in_background", _snapshot, "training waits for each save")
-THREADS: Final = Lever("resources.learner_threads", _threads, "the learner is half as fast")
-CHECKPOINTING: Final = Lever(
-    "model.gradient_checkpointing", _checkpointing, "updates are a third slower"
+_SHARE: Final = Lever(
+    "rollout.gpu_memory_utilization", _shares, "responses wait for each other", frees="engine"
 )
-OFFLOAD: Final = Lever(
+_KV_CACHE: Final = replace(_SHARE, name="rollout.kv_cache_mib", steps=_kv_cache)
+_SEQUENCES: Final = Lever("rollout.max_num_seqs", _sequences, "fewer responses at a time")
+_ENGINES: Final = Lever("rollout.num_engines", _engines, "generation is half as fast")
+_SNAPSHOT: Final = _switch(
+    "checkpoints.in_background", "training waits for each save", to=False, frees="machine"
+)
+_THREADS: Final = Lever("resources.learner_threads", _threads, "the learner is half as fast")
+SLEEP: Final = _switch(
+    "rollout.sleep",
+    "seconds per step to fall asleep and wake up",
+    lambda c: c.rollout.engine == "vllm" and shares_a_card(c),
+)
+CHECKPOINTING: Final = _switch(
+    "model.gradient_checkpointing", "updates are a third slower", frees="learner"
+)
+OFFLOAD: Final = _switch(
     "resources.offload",
-    _offload,
     "seconds per step, and the machine's memory, for what rests there",
+    lambda c: c.resources.learner_gpus,
+    frees="learner",
 )
 
-LEVERS: Final[tuple[Lever, ...]] = (
-    Lever("rollout.gpu_memory_utilization", _roomy_shares, "a KV cache just large enough"),
-    Lever("actor.micro_batch_tokens", _busy_micro_batches, "more passes, hardly slower"),
-    Lever("checkpoints.in_background", _snapshot_beside, SNAPSHOT.costs),
-    KV_CACHE,
-    Lever("rollout.max_num_seqs", _planned_sequences, SEQUENCES.costs),
-    SLEEP,
-    CHECKPOINTING,
-    OFFLOAD,
-    Lever("rollout.gpu_memory_utilization", _tight_shares, SHARE.costs),
-    Lever("actor.micro_batch_tokens", _tiny_micro_batches, "passes too small for the card"),
-    THREADS,
-    ENGINES,
-    Lever("resources.learner_ranks", _more_ranks, "a further card for each rank"),
-    Lever(
+OTHER_RESULT: Final[tuple[Lever, ...]] = (
+    _switch(
         "actor.optimizer",
-        _optimizer,
         "moments are rounded to 8 bits: another result, by bitsandbytes",
-        keeps_result=False,
+        to="adamw_8bit",
     ),
-    Lever(
+    _switch(
         "critic.share_trunk",
-        _shared_trunk,
         "the critic becomes a value head on the actor: another result",
-        keeps_result=False,
+        lambda c: c.algorithm.estimator == "gae",
     ),
     Lever(
         "model.lora_rank",
-        _ranks,
+        lambda c, _: [x for x in (64, 16) if x < (c.model.lora_rank or math.inf)],
         "adapters learn, not the weights: another result, and actor.lr wants to be about ten times "
         "as high",
-        keeps_result=False,
     ),
-    Lever(
+    # Only with adapters: without them the settings exclude each other.
+    _switch(
         "model.load_in_4bit",
-        _in_4bit,
         "weights below adapters are rounded to 4 bits: another result, by bitsandbytes",
-        keeps_result=False,
     ),
 )
-"""All of them, by what they cost: each more than all before it together.
+"""What changes what is learned; with all others a run learns the same, to rounding."""
 
-First those that leave the result alone, by the time they take: what is nearly free, what costs a
-part of each step, what may double it, what takes more cards. Then those that change what is
-learned. A setting that is
-nearly free at first and dear at last stands here twice.
+LEVERS: Final[tuple[Lever, ...]] = (
+    replace(
+        _SHARE,
+        steps=lambda c, s: [x for x in _shares(c, s) if x >= _roomy_share(c, s)],
+        costs="a KV cache just large enough",
+    ),
+    Lever(
+        "actor.micro_batch_tokens",
+        lambda c, _: [x for x in _micro_batches(c) if x >= _busy_tokens(c)],
+        "more passes, hardly slower",
+    ),
+    _switch(_SNAPSHOT.name, _SNAPSHOT.costs, lambda c: not c.resources.learner_gpus, to=False),
+    _KV_CACHE,
+    replace(_SEQUENCES, steps=_planned_sequences),
+    SLEEP,
+    CHECKPOINTING,
+    OFFLOAD,
+    replace(_SHARE, steps=lambda c, s: [x for x in _shares(c, s) if x < _roomy_share(c, s)]),
+    Lever(
+        "actor.micro_batch_tokens",
+        lambda c, _: [x for x in _micro_batches(c) if x < _busy_tokens(c)],
+        "passes too small for the card",
+    ),
+    _THREADS,
+    _ENGINES,
+    Lever("resources.learner_ranks", _more_ranks, "a further card for each rank"),
+    *OTHER_RESULT,
+)
+"""What a plan is searched by, cheapest first: each costs more than all before it together.
+
+What is nearly free, what costs a part of each step, what may double it, what takes more cards, and
+what changes the result. A setting that is nearly free at first and dear at last stands here twice.
+"""
+
+Ladder = tuple[tuple[Lever, ...], ...]
+"""What a retry moves, one after the other; a step moves the levers of one tuple together."""
+_CACHE: Final = (
+    _SHARE,
+    _KV_CACHE,
+    Lever(
+        _SEQUENCES.name,
+        lambda c, s: [] if _has_share(c) else _sequences(c, s),
+        _SEQUENCES.costs,
+        frees="engine",
+    ),
+)
+_PASS: Final[Ladder] = ((_THREADS,), (SLEEP,), (_SNAPSHOT,), _CACHE, (OFFLOAD,))
+_UPDATE: Final[Ladder] = ((CHECKPOINTING,), *_PASS)
+_GENERATE: Final[Ladder] = (_CACHE, (_ENGINES,), (OFFLOAD,))
+HELPS: Final[Mapping[str, tuple[Owner, Ladder]]] = {
+    "load_learner": ("learner", (_CACHE,)),
+    **dict.fromkeys(("prepare", "old_log_prob", "ref", "values"), ("learner", _PASS)),
+    **dict.fromkeys(("update", "update_critic", "update_actor"), ("learner", _UPDATE)),
+    **dict.fromkeys(("weights", "save"), ("machine", ((_SNAPSHOT,), _CACHE))),
+    **dict.fromkeys(("load_engine", "gen", "sync", "evaluate"), ("engine", _GENERATE)),
+    "cache blocks": ("engine", ((_SEQUENCES,),)),
+    "killed": ("machine", ((_SNAPSHOT,), (_THREADS,), (CHECKPOINTING,), _CACHE, (_ENGINES,))),
+}
+"""By phase: whose memory it needs, and the levers; what helps most, or costs least time, first.
+
+Two are no phases: `cache blocks` (vLLM has no room left for its cache), and `killed` (a process was
+killed because the machine's memory ran low).
 """

@@ -1,13 +1,13 @@
-"""What a card, or the machine, must have for a run: the memory plan of all who lie there together.
+"""What a card, or the machine, must hold for a run: the memory plans of all its processes together.
 
-Before anything is loaded; what is measured while a run trains: profiling.py and host_memory.py.
+Before anything is loaded. What is measured while a run trains: profiling.py and host_memory.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from rl_core.config.run import RunConfig
 from rl_core.resources.memory_plan import (
@@ -26,10 +26,9 @@ _FLOAT32: Final = 4
 _LEARNER_GIB: Final = 0.5
 _ENGINE_GIB: Final = {"hf": 0.4, "vllm": 1.1}
 """Of the machine, for such a process, beside what it holds of a model."""
-_FLOW: Final = "flow and Prefect's server"
-_BESIDE_GIB: Final = {"trainer": 0.4, "Ray": 0.35, _FLOW: 0.65}
-"""Of the machine, whatever the model. Own memory all, measured: benchmarks, a model of a real size.
-"""
+_FLOW: Final = {"flow and Prefect's server": 0.65}
+_BESIDE_GIB: Final = {"trainer": 0.4, "Ray": 0.35, **_FLOW}
+"""Of the machine, whatever the model. Measured: benchmarks, a model of a real size."""
 CUDA_GIB: Final = 0.5
 """Of a card, for each process that uses it."""
 ENGINE_ITSELF_GIB: Final = 1.0
@@ -38,7 +37,7 @@ ENGINE_ITSELF_GIB: Final = 1.0
 
 @dataclass(frozen=True)
 class Moment:
-    """What lies in one memory at the same time, in GiB by what it is."""
+    """What is in one memory at the same time, in GiB by what it is."""
 
     parts: Mapping[str, float]
 
@@ -53,7 +52,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Need:
-    """The moments of the fullest memory: SFT's, if any, then one, or two where engines sleep."""
+    """The moments of the fullest memory: SFT's, if any, then one, or two if engines sleep."""
 
     moments: Sequence[Moment]
 
@@ -63,7 +62,7 @@ class Need:
         return max(moment.total_gib for moment in self.moments)
 
     def __str__(self) -> str:
-        return ", then ".join(str(moment) for moment in self.moments)
+        return ", then ".join(map(str, self.moments))
 
 
 def learner_peak(plan: Sequence[PhaseMemory]) -> PhaseMemory:
@@ -77,34 +76,27 @@ def takes_turns(config: RunConfig) -> bool:
 
 
 def card_need(shape: ModelShape, config: RunConfig, card_gib: float) -> Need:
-    """Returns what the fullest card must hold.
+    """Returns what the fullest card must hold, if learner or engines use one.
 
     vLLM takes its share of the card at once, and all new weights come beside it. Engines that take
     turns with the learner have theirs only while the learner rests.
-
-    Args:
-        shape: of the actor without adapters.
-        config: the run's settings, with learner or engines on a GPU.
-        card_gib: memory of each card, of which `rollout.gpu_memory_utilization` is a share.
     """
-    plan, turns = memory_plan(shape, config), takes_turns(config)
-    needs = [
-        _on_card(tenants, plan, shape, config, card_gib, turns=turns)
-        for tenants in card_tenants(config)
-    ]
+    plan = memory_plan(shape, config)
+    needs = (_on_card(who, plan, shape, config, card_gib) for who in card_tenants(config))
     return max(needs, key=lambda need: need.total_gib)
 
 
-def least_engine_gib(shape: ModelShape, config: RunConfig) -> float:
-    """Returns what vLLM must have of a card to start: room for one response of the longest."""
-    held = shape.num_parameters * compute_width(config) + longest_bytes(config, shape)
+def least_engine_gib(shape: ModelShape, config: RunConfig, num_sequences: int = 1) -> float:
+    """Returns what vLLM must have of a card for the model and so many of the longest responses."""
+    weights = shape.num_parameters * compute_width(config)
+    held = weights + num_sequences * longest_bytes(config, shape)
     return held / config.rollout.tensor_parallel_size / _GIB + ENGINE_ITSELF_GIB
 
 
 def why_not_split(shape: ModelShape, parts: int) -> str | None:
     """Returns in words why a tensor-parallel engine could not have so many parts, or None.
 
-    Each part has whole attention heads; keys and values are shared out, or copied.
+    Each part has whole attention heads; keys and values are divided, or copied.
     """
     heads, kv_heads = shape.num_heads, shape.num_kv_heads
     possible = [
@@ -138,39 +130,33 @@ def machine_need(shape: ModelShape, config: RunConfig) -> Need:
     """Returns what the machine's memory must hold for a run without a GPU.
 
     Its fullest moment is an update, or when new weights go to the engines: Ray holds them beside
-    those of before, once for all engines, and the learner what it sends.
+    those of before, once for all engines, and the learner holds what it sends.
     """
     plan, ranks = memory_plan(shape, config), config.resources.learner_ranks
     peak, num_engines = learner_peak(plan), config.rollout.num_engines
-    rests = ranks * resting_learner(shape, config).total_bytes
-    parts_of_engine = config.rollout.tensor_parallel_size
     version = plan[-1].parts["incoming_weights"]
-    # Each part is handed all new weights.
-    engines = num_engines * (plan[-1].total_bytes - version + (parts_of_engine - 1) * version)
-    sent = version if _sends_a_copy(config) else 0
+    # Each part of an engine is handed all new weights.
+    copies = config.rollout.tensor_parallel_size - 1
+    engines = num_engines * (plan[-1].total_bytes - version + copies * version)
+    # What is not one of the learner's own tensors is a copy.
+    is_made = config.model.lora_rank or ranks > 1 or config.model.dtype != "float32"
+    sends = ranks * resting_learner(shape, config).total_bytes + (version if is_made else 0)
 
     def moment(phase: str, learner_bytes: int, num_versions: int) -> Moment:
         in_bytes = {
-            f"{_learners(ranks)} ({phase})": learner_bytes,
-            _engines(num_engines): engines,
+            f"{_several(ranks, 'learner', 'learner ranks')} ({phase})": learner_bytes,
+            _several(num_engines, "engine", "engines"): engines,
             "weights on their way": num_versions * version,
         }
         return Moment(_in_gib(in_bytes) | _processes(config) | _BESIDE_GIB)
 
-    updates = moment(peak.phase, ranks * peak.total_bytes, 1)
-    syncs = moment("sync", rests + sent, 2)
-    alone = {"1 process": _LEARNER_GIB, _FLOW: _BESIDE_GIB[_FLOW]}
-    fullest = max(updates, syncs, key=lambda moment: moment.total_gib)
-    return Need([*_sft(shape, config, alone), fullest])
+    moments = (moment(peak.phase, ranks * peak.total_bytes, 1), moment("sync", sends, 2))
+    fullest = max(moments, key=lambda moment: moment.total_gib)
+    return Need([*_sft(shape, config, {"1 process": _LEARNER_GIB, **_FLOW}), fullest])
 
 
 def beside_cards(shape: ModelShape, config: RunConfig) -> Moment:
-    """Returns what a run on cards holds of the machine's memory, all learner ranks together.
-
-    Args:
-        shape: of the actor without adapters.
-        config: the run's settings, with the learner on a GPU.
-    """
+    """Returns what a run with its learner on cards holds of the machine's memory, all ranks."""
     in_bytes = {
         "offloaded": offloaded_bytes(shape, config),
         "snapshot": snapshot_bytes(shape, config) if config.checkpoints.in_background else 0,
@@ -185,83 +171,50 @@ def _in_gib(in_bytes: Mapping[str, int]) -> dict[str, float]:
 
 
 def _processes(config: RunConfig) -> dict[str, float]:
-    """The learner's and the engines'; one that is split has one per part, beside who asks them."""
+    """The learner's and the engines'; an engine in parts has one per part, and one that asks."""
     ranks, parts = config.resources.learner_ranks, config.rollout.tensor_parallel_size
     num_engines = config.rollout.num_engines * (1 if parts == 1 else 1 + parts)
     gib = ranks * _LEARNER_GIB + num_engines * _ENGINE_GIB[config.rollout.engine]
     return {f"{ranks + num_engines} processes": gib}
 
 
-def _sends_a_copy(config: RunConfig) -> bool:
-    """Whether what goes to the engines are not the learner's own tensors."""
-    is_made = config.model.lora_rank > 0 or config.resources.learner_ranks > 1
-    return is_made or config.model.dtype != "float32"
-
-
 def sft_as_training(config: RunConfig) -> RunConfig:
-    """Returns settings under which the policy's update is a step of SFT; not validated.
+    """Returns settings under which the policy's update is a step of SFT (`sft.data` is set).
 
     One process, critic-free, by AdamW in float32 and beside whole weights, whatever training does
-    afterwards.
-
-    Args:
-        config: the run's settings; `sft.data` is set.
+    afterwards. Not validated.
     """
-    sft, data, resources = config.sft, config.data, config.resources
+    sft = config.sft
     rank = config.model.lora_rank if sft.lora_rank is None else sft.lora_rank
-    batch = {"train_batch_size": sft.batch_size}
+    data = {"train_batch_size": sft.batch_size}
     # Traces are as long as training allows; rows of a file as long as SFT does.
     if sft.data != "traces":
-        batch |= {"max_prompt_length": sft.max_length // 2}
-        batch |= {"max_response_length": sft.max_length - sft.max_length // 2}
-    algorithm = {"estimator": "grpo", "group_size": 1, "kl_mode": "none"}
-    actor = {"mini_batch_size": sft.batch_size, "ppo_epochs": 1, "optimizer": "adamw"}
+        data |= {"max_prompt_length": sft.max_length // 2}
+        data |= {"max_response_length": sft.max_length - sft.max_length // 2}
+    changes: dict[str, dict[str, Any]] = {
+        "model": {"lora_rank": rank, "load_in_4bit": False},
+        "data": data,
+        "algorithm": {"estimator": "grpo", "group_size": 1, "kl_mode": "none"},
+        "actor": {"mini_batch_size": sft.batch_size, "ppo_epochs": 1, "optimizer": "adamw"},
+        "checkpoints": {"in_background": False},
+        "resources": {"learner_ranks": 1, "offload": False},
+    }
     return config.model_copy(
-        update={
-            "model": config.model.model_copy(update={"lora_rank": rank, "load_in_4bit": False}),
-            "data": data.model_copy(update=batch),
-            "algorithm": config.algorithm.model_copy(update=algorithm),
-            "actor": config.actor.model_copy(update=actor),
-            "checkpoints": config.checkpoints.model_copy(update={"in_background": False}),
-            "resources": resources.model_copy(update={"learner_ranks": 1, "offload": False}),
-        }
+        update={x: getattr(config, x).model_copy(update=changes[x]) for x in changes}
     )
 
 
 def sft_memory(shape: ModelShape, config: RunConfig) -> PhaseMemory | None:
-    """Returns the peak of SFT's process, which ends before training begins; None without SFT.
-
-    Args:
-        shape: of the model without adapters.
-        config: the run's settings.
-    """
+    """Returns the peak of SFT's process, which ends before training begins; None without SFT."""
     if config.sft.data is None:
         return None
     training = sft_as_training(config)
-    phases = memory_plan(shape, training)
-    update = next(phase for phase in phases if phase.phase == "update_actor")
-    save = PhaseMemory("sft", "learner", resting_learner(shape, training).parts)
+    update = next(x for x in memory_plan(shape, training) if x.phase == "update_actor")
+    save = dict(resting_learner(shape, training).parts)
     if training.model.lora_rank:  # merged for the save, beside the weights below the adapters
-        merged = _FLOAT32 * shape.num_layers * shape.num_layer_matrices
-        save = PhaseMemory("sft", "learner", {**save.parts, "merged": merged})
-    parts = max(update, save, key=lambda phase: phase.total_bytes).parts
+        save["merged"] = _FLOAT32 * shape.num_layers * shape.num_layer_matrices
+    parts = max(update.parts, save, key=lambda parts: sum(parts.values()))
     return PhaseMemory("sft", "learner", parts)
-
-
-def tenants_need(
-    tenants: Sequence[str], shape: ModelShape, config: RunConfig, card_gib: float, *, turns: bool
-) -> Need:
-    """Returns what a card must hold on which these processes lie.
-
-    Args:
-        tenants: by name, see `placement.card_tenants`.
-        shape: of the actor without adapters.
-        config: the run's settings, with learner or engines on a GPU.
-        card_gib: memory of the card.
-        turns: whether its engines sleep while the learner works.
-    """
-    plan = memory_plan(shape, config)
-    return _on_card(tenants, plan, shape, config, card_gib, turns=turns)
 
 
 def _on_card(
@@ -270,26 +223,23 @@ def _on_card(
     shape: ModelShape,
     config: RunConfig,
     card_gib: float,
-    *,
-    turns: bool,
 ) -> Need:
     num_engines = sum(name != LEARNER for name in tenants)
     cuda = {"CUDA": CUDA_GIB * len(tenants)}
     awake = _awake(num_engines, plan[-1], config, card_gib)
     if LEARNER not in tenants:
         return Need([Moment(awake | cuda)])
-    peak = learner_peak(plan)
-    before = _sft(shape, config, {"CUDA": CUDA_GIB})
+    peak, before = learner_peak(plan), _sft(shape, config, {"CUDA": CUDA_GIB})
     works = {f"learner ({peak.phase})": peak.total_bytes / _GIB}
-    if not (num_engines and turns):
+    if not (num_engines and takes_turns(config)):
         return Need([*before, Moment(works | awake | cuda)])
     rests = {"learner at rest": resting_learner(shape, config).total_bytes / _GIB}
-    asleep = {f"{_engines(num_engines)} asleep": num_engines * ENGINE_ITSELF_GIB}
+    name = f"{_several(num_engines, 'engine', 'engines')} asleep"
+    asleep = {name: num_engines * ENGINE_ITSELF_GIB}
     return Need([*before, Moment(works | asleep | cuda), Moment(rests | awake | cuda)])
 
 
 def _sft(shape: ModelShape, config: RunConfig, beside: Mapping[str, float]) -> list[Moment]:
-    """The process that fine-tunes before there are others, where the settings want it."""
     phase = sft_memory(shape, config)
     return [] if phase is None else [Moment({"SFT": phase.total_bytes / _GIB, **beside})]
 
@@ -299,10 +249,9 @@ def _awake(
 ) -> dict[str, float]:
     if not num_engines:
         return {}
-    name = _engines(num_engines)
+    name, share = _several(num_engines, "engine", "engines"), config.rollout.gpu_memory_utilization
     if config.rollout.engine == "hf":
         return {name: num_engines * engine.total_bytes / _GIB}
-    share = config.rollout.gpu_memory_utilization
     incoming = engine.parts["incoming_weights"] / _GIB
     return {
         f"{name} ({share:g} of the card)": num_engines * share * card_gib,
@@ -310,9 +259,5 @@ def _awake(
     }
 
 
-def _learners(number: int) -> str:
-    return "learner" if number == 1 else f"{number} learner ranks"
-
-
-def _engines(number: int) -> str:
-    return "engine" if number == 1 else f"{number} engines"
+def _several(number: int, one: str, more: str) -> str:
+    return one if number == 1 else f"{number} {more}"

@@ -1,7 +1,7 @@
-"""How many bytes a run needs in each phase, worked out before anything is loaded.
+"""How many bytes a run needs in each phase: computed from shape and settings before the start.
 
-Not measured, and not torch: shapes and settings alone. Learner and engine are separate processes,
-which share a card or a machine's memory; a process itself (torch, CUDA) comes on top.
+Not measured, and no torch. Learner and engine are separate processes, which may share a card or a
+machine's memory; a process itself (torch, CUDA) comes on top.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rl_core.config.base_model import BaseModelConfig
 from rl_core.config.run import RunConfig
@@ -19,16 +19,16 @@ from rl_core.resources.placement import asked_at_a_time
 
 _FLOAT32 = 4
 _LOGIT_BLOCK = 2**21 * _FLOAT32
-"""See algos/logprobs.py: blocks of so many logits."""
+"""Of the blocks in algos/logprobs.py."""
 _MOMENT_BLOCK, _4BIT_BLOCK = 256, 64
-"""See learner/adamw_8bit.py, models/linear_4bit.py."""
+"""Numbers with one scale: learner/adamw_8bit.py, models/linear_4bit.py."""
 _LIVE_BLOCKS = 4
 """Logits, their exponentials, and what an operation makes of them."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What a decoder with gated MLPs and grouped attention (Qwen, Llama) needs memory for."""
+    """The sizes of a decoder with gated MLPs and grouped attention (Qwen, Llama)."""
 
     hidden_size: int
     intermediate_size: int
@@ -38,10 +38,10 @@ class ModelShape:
     head_size: int
     vocab_size: int
     tied: bool
-    """Input and output embedding are one tensor."""
+    """Whether input and output embedding are one tensor."""
     attention_bias: bool
     qk_norm: bool = False
-    """Queries and keys are normalised, head by head (Qwen3)."""
+    """Whether queries and keys are normalised, head by head (Qwen3)."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
@@ -51,8 +51,8 @@ class ModelShape:
             ValueError: if it describes no such decoder.
         """
         try:
-            heads = int(config["num_attention_heads"])
-            hidden = int(config["hidden_size"])
+            heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+            kind = config.get("model_type")
             return cls(
                 hidden_size=hidden,
                 intermediate_size=int(config["intermediate_size"]),
@@ -62,10 +62,8 @@ class ModelShape:
                 head_size=int(config.get("head_dim") or hidden // heads),
                 vocab_size=int(config["vocab_size"]),
                 tied=bool(config.get("tie_word_embeddings", False)),
-                attention_bias=bool(
-                    config.get("attention_bias", config.get("model_type") == "qwen2")
-                ),
-                qk_norm=config.get("model_type") == "qwen3",
+                attention_bias=bool(config.get("attention_bias", kind == "qwen2")),
+                qk_norm=kind == "qwen3",
             )
         except KeyError as error:
             raise ValueError(f"config.json has no {error}: its memory cannot be planned") from None
@@ -100,13 +98,13 @@ class ModelShape:
 
     @property
     def num_layer_matrices(self) -> int:
-        """Parameters of one layer's linear layers without their biases."""
+        """Of one layer, without biases."""
         attention = 2 * (self._query_size + self._kv_size)
         return self.hidden_size * (attention + 3 * self.intermediate_size)
 
     @property
     def attention_size(self) -> int:
-        """Numbers that attention keeps per token and layer: query, key, value, what was read."""
+        """Numbers that attention keeps per token and layer: query, key, value, output."""
         return 2 * (self._query_size + self._kv_size)
 
     @property
@@ -135,37 +133,31 @@ class ModelShape:
         return self.num_layers * rank * (attention + 3 * (hidden + inner))
 
     def activation_bytes(self, num_tokens: int, *, dtype: str, checkpointed: bool) -> int:
-        """Returns what a forward pass keeps for its backward pass.
+        """Returns what a forward pass over a padded micro-batch keeps for its backward pass.
 
-        Under autocast norms keep float32, and bfloat16 copies of the weights are kept as well.
-
-        Args:
-            num_tokens: of the micro-batch, padding included.
-            dtype: of the products, float32 or bfloat16.
-            checkpointed: whether a layer keeps its input alone (and one at a time, the rest).
+        Under autocast norms keep float32, and bfloat16 copies of the weights are kept as well. With
+        checkpoints a layer keeps only its input, and one layer at a time the rest.
         """
-        hidden, width = self.hidden_size, _FLOAT32 if dtype == "float32" else 2
-        inside = 4 * self.intermediate_size + self.attention_size
+        hidden, inside = self.hidden_size, 4 * self.intermediate_size + self.attention_size
         if dtype == "float32":
-            per_token = _FLOAT32 * (inside + 6 * hidden + self.num_heads + 2)
-            weights = 0
+            per_token, weights = _FLOAT32 * (inside + 6 * hidden + self.num_heads + 2), 0
         else:
             in_float32 = 4 * hidden + self.num_heads + 2
-            per_token = width * (inside + 5 * hidden) + _FLOAT32 * in_float32
-            weights = width * self.num_layer_parameters
+            per_token = 2 * (inside + 5 * hidden) + _FLOAT32 * in_float32
+            weights = 2 * self.num_layer_parameters
         layer = num_tokens * per_token + weights
         if checkpointed:
             return self.num_layers * num_tokens * hidden * _FLOAT32 + layer
         return self.num_layers * layer
 
     def kv_bytes(self, width: int) -> int:
-        """Returns what a token takes in a KV cache whose numbers have so many bytes."""
+        """Returns the bytes of a token in a KV cache whose numbers have `width` bytes."""
         return 2 * self.num_layers * self._kv_size * width
 
 
 @dataclass(frozen=True)
 class PhaseMemory:
-    """The peak of one phase, in bytes by what they are for."""
+    """The peak of one phase, in bytes by their use."""
 
     phase: str
     process: str
@@ -181,22 +173,20 @@ class PhaseMemory:
 def memory_plan(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     """Returns the learner's phases in their order, then the engine's.
 
-    Args:
-        shape: of the actor without adapters; critic and reference have the same backbone.
-        config: the run's settings.
+    The shape is the actor's without adapters; critic and reference have the same backbone.
     """
     return [*_learner_phases(shape, config), _engine_phase(shape, config)]
 
 
 def micro_batch_tokens(config: RunConfig) -> int:
-    """Returns the padded tokens of the largest micro-batch that the settings allow."""
+    """Returns the padded tokens of the largest micro-batch."""
     longest = config.data.max_prompt_length + config.data.max_response_length
     num_rows = config.data.train_batch_size * config.algorithm.group_size
     return min(max(config.actor.micro_batch_tokens, longest), num_rows * longest)
 
 
 def resting_learner(shape: ModelShape, config: RunConfig) -> PhaseMemory:
-    """Returns what a learner rank holds between two steps, when it has given back what it can."""
+    """Returns what a learner rank holds between two steps."""
     models, ranks = model_sizes(shape, config), config.resources.learner_ranks
     learning = math.ceil((models.actor + models.critic) / ranks)
     # Beside adapters, what stands still is not cut: all models share it.
@@ -206,18 +196,20 @@ def resting_learner(shape: ModelShape, config: RunConfig) -> PhaseMemory:
         + (frozen if config.model.lora_rank else math.ceil(frozen / ranks)),
         "optimizer": moment_bytes(learning, config),
     }
-    on_gpu = config.resources.learner_gpus > 0
-    if on_gpu and config.resources.offload:
+    if _offloads(config):
         away = math.ceil(_offloaded_reference(models, config) / ranks)
         resident = {"weights": resident["weights"] - away}
     # Beside a card it lies in the machine's memory.
-    if config.checkpoints.in_background and not on_gpu:
+    if config.checkpoints.in_background and not config.resources.learner_gpus:
         resident["snapshot"] = math.ceil(snapshot_bytes(shape, config) / ranks)
     return PhaseMemory("rest", "learner", resident)
 
 
 def snapshot_bytes(shape: ModelShape, config: RunConfig) -> int:
-    """Returns the bytes of the copy from which a checkpoint is written, in the machine's memory."""
+    """Returns the bytes of the copy from which a checkpoint is written.
+
+    Adapters are merged into a whole model; beside it are what learns and the moments of that.
+    """
     models = model_sizes(shape, config)
     merged = shape.num_parameters if config.model.lora_rank else 0
     both = models.actor + models.critic
@@ -226,18 +218,15 @@ def snapshot_bytes(shape: ModelShape, config: RunConfig) -> int:
 
 def offloaded_bytes(shape: ModelShape, config: RunConfig) -> int:
     """Returns what `resources.offload` keeps in the machine's memory: of all ranks, at rest."""
-    if not (config.resources.offload and config.resources.learner_gpus):
-        return 0
     models = model_sizes(shape, config)
-    moments = moment_bytes(models.actor + models.critic, config)
+    moments = moment_bytes(models.actor + models.critic, config) if _offloads(config) else 0
     return moments + _offloaded_reference(models, config)
 
 
 def moment_bytes(num_parameters: int, config: RunConfig) -> int:
     """Returns the bytes of AdamW's moments of so many weights.
 
-    With 8 bits, blocks of 256 have a scale; small tensors, of which norms and biases are made, keep
-    float32, and are too few to count.
+    With 8 bits, blocks of 256 have a scale; norms and biases keep float32, too few to count.
     """
     if config.actor.optimizer == "adamw_8bit":
         return 2 * (num_parameters + _FLOAT32 * math.ceil(num_parameters / _MOMENT_BLOCK))
@@ -245,7 +234,7 @@ def moment_bytes(num_parameters: int, config: RunConfig) -> int:
 
 
 def frozen_bytes(shape: ModelShape, config: RunConfig) -> int:
-    """Returns the bytes of all weights that stand still; in 4 bits, blocks of 64 have a scale."""
+    """Returns the bytes of all weights that do not learn; in 4 bits, blocks of 64 have a scale."""
     frozen = model_sizes(shape, config).frozen
     if not (config.model.load_in_4bit and config.model.lora_rank):
         return _FLOAT32 * frozen
@@ -253,9 +242,8 @@ def frozen_bytes(shape: ModelShape, config: RunConfig) -> int:
     return _FLOAT32 * (frozen - packed) + packed // 2 + _FLOAT32 * math.ceil(packed / _4BIT_BLOCK)
 
 
-@dataclass(frozen=True)
-class ModelSizes:
-    """Numbers of parameters: what learns, and what stands still beside it."""
+class ModelSizes(NamedTuple):
+    """Numbers of parameters: of what learns, and of what does not."""
 
     actor: int
     critic: int
@@ -263,16 +251,8 @@ class ModelSizes:
 
 
 def model_sizes(shape: ModelShape, config: RunConfig) -> ModelSizes:
-    """Returns the sizes of a run's models.
-
-    With adapters, the weights below them are there once for all models.
-
-    Args:
-        shape: of the actor without adapters.
-        config: the run's settings.
-    """
-    has_critic = config.algorithm.estimator == "gae"
-    rank = config.model.lora_rank
+    """Returns the sizes of a run's models; those with adapters share the weights below them."""
+    has_critic, rank = config.algorithm.estimator == "gae", config.model.lora_rank
     adapters = shape.num_adapter_parameters(rank)
     critic = shape.hidden_size + 1
     if not config.critic.share_trunk:
@@ -284,10 +264,13 @@ def model_sizes(shape: ModelShape, config: RunConfig) -> ModelSizes:
     )
 
 
+def _offloads(config: RunConfig) -> bool:
+    return config.resources.learner_gpus > 0 and config.resources.offload
+
+
 def _offloaded_reference(models: ModelSizes, config: RunConfig) -> int:
-    """Bytes that come to the card for a pass and go again; adapters have no reference apart."""
-    offloads = config.resources.learner_gpus > 0 and config.resources.offload
-    return _FLOAT32 * models.frozen if offloads and not config.model.lora_rank else 0
+    """Bytes that come to the card for a pass and go again; adapters have no separate reference."""
+    return _FLOAT32 * models.frozen if _offloads(config) and not config.model.lora_rank else 0
 
 
 def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
@@ -295,7 +278,6 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     resident = resting_learner(shape, config).parts
     reference = _offloaded_reference(models, config)
     on_gpu, ranks = config.resources.learner_gpus > 0, config.resources.learner_ranks
-    offloads = on_gpu and config.resources.offload
     threads = 1 if on_gpu else config.resources.learner_threads
     tokens, checkpoints = micro_batch_tokens(config), config.model.gradient_checkpointing
     kept = shape.activation_bytes(tokens, dtype=config.model.dtype, checkpointed=checkpoints)
@@ -331,7 +313,7 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
         }
         if ranks > 1:
             parts["gathered"] = _FLOAT32 * num_parameters
-        if offloads and sum(moments.values()) > sum(parts.values()):
+        if _offloads(config) and sum(moments.values()) > sum(parts.values()):
             parts = moments  # they come when the activations, and what was gathered, have gone
         return PhaseMemory(phase, "learner", {**resident, **parts})
 
@@ -357,13 +339,11 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
 def _packed_attention_bytes(shape: ModelShape, config: RunConfig) -> int:
     """Returns what attention keeps of a shared prompt that each row of its group reads again.
 
-    Queries, keys, values and what was read, of all tokens of the rows beyond those computed
-    (see models/packing.py): of one layer where layers forget, else of each. FlexAttention reads
-    none again, and no attention of ours has a mask of [rows, rows].
+    Queries, keys, values and outputs of all tokens beyond those computed (models/packing.py), of
+    each layer, or of one if layers are checkpointed. No attention of ours has a mask [rows, rows].
     """
     checkpointed, size = config.model.gradient_checkpointing, config.algorithm.group_size
-    packs = checkpointed or config.resources.learner_gpus > 0
-    if not packs or config.model.attention == "flex":
+    if not (checkpointed or config.resources.learner_gpus > 0):
         return 0
     prompt, response = config.data.max_prompt_length, config.data.max_response_length
     rows = micro_batch_tokens(config) * size * (prompt + response) / (prompt + size * response)
@@ -378,7 +358,7 @@ def compute_width(config: RunConfig) -> int:
 
 
 def _engine_phase(shape: ModelShape, config: RunConfig) -> PhaseMemory:
-    """An engine's; of one that is split over GPUs, what lies on each."""
+    """An engine's; of one that is split over GPUs, the part on each."""
     width, on_gpu = compute_width(config), config.resources.rollout_gpus > 0
     parts_of_model = config.rollout.tensor_parallel_size if on_gpu else 1
     weights = width * shape.num_parameters // parts_of_model

@@ -1,4 +1,4 @@
-"""Who asks for what, and who shares a card with whom: planned, later read off the actors.
+"""What each process asks for, and which share a card: planned, later read off the actors.
 
 Not here: Ray (cluster.py), bytes (memory_need.py).
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Final, Literal
+from typing import Final
 
 from rl_core.config.run import RunConfig
 
@@ -20,24 +20,24 @@ _SETTINGS: Final = {
     "CPU": ("resources.rollout_threads", "resources.learner_threads"),
     "GPU": ("resources.rollout_gpus", "resources.learner_gpus"),
 }
-"""What decides how much is asked, beside the number of engines."""
+"""What decides how much each process asks for."""
 
 
 def engine_name(number: int) -> str:
-    """Returns the name of a rollout engine's process: of its log, in errors, in metrics."""
+    """Returns the name of an engine's process: of its log, in errors, in metrics."""
     return f"engine_{number}"
 
 
 def learner_name(rank: int) -> str:
-    """Returns the name of a learner rank's process; the first is called as one alone would be."""
+    """Returns the name of a learner rank's process; the first is called like a single one."""
     return f"{LEARNER}_{rank}" if rank else LEARNER
 
 
 def card_tenants(config: RunConfig) -> list[list[str]]:
-    """Returns for each card of one machine who computes on it, in the order of their start.
+    """Returns the processes on each card of one machine, in the order of their start.
 
-    As Ray places them: engines first, then the learner, a share of a card each on the fullest card
-    that still has room for it, else on a new one. Who computes on the CPU is on none.
+    As Ray places them: engines first, then the learner; a share of a card goes to the fullest card
+    that has room for it, else to a new one. Processes on the CPU are on none.
     """
     resources, rollout = config.resources, config.rollout
     per_engine = rollout.tensor_parallel_size * resources.rollout_gpus
@@ -65,15 +65,13 @@ def sequences_at_a_time(config: RunConfig) -> int:
 def asked_at_a_time(config: RunConfig) -> tuple[int, int]:
     """Returns the most responses that an engine has under way, and prompts: of a step or a test.
 
-    A group's responses have one prompt, until they are turns of a talk.
+    A group's responses have one prompt, unless they have several turns.
     """
-    data, size = config.data, config.algorithm.group_size
-    tested = min(config.trainer.test_problems, data.test_size)
-
-    def share(number: int) -> int:
-        return min(config.rollout.max_num_seqs, -(-number // config.rollout.num_engines))
-
-    num_rollouts, num_tests = share(data.train_batch_size * size), share(tested)
+    data, size, rollout = config.data, config.algorithm.group_size, config.rollout
+    in_all = (data.train_batch_size * size, min(config.trainer.test_problems, data.test_size))
+    num_rollouts, num_tests = (
+        min(rollout.max_num_seqs, -(-number // rollout.num_engines)) for number in in_all
+    )
     num_seqs = max(num_rollouts, num_tests)
     if config.env.max_turns > 1:
         return num_seqs, num_seqs
@@ -85,52 +83,35 @@ def shares_a_card(config: RunConfig) -> bool:
     return any(LEARNER in tenants and len(tenants) > 1 for tenants in card_tenants(config))
 
 
-def broadcast_backend(config: RunConfig) -> Literal["gloo", "nccl", "ipc"]:
-    """Returns how weights are broadcast: on the learner's card, between cards, or between CPUs."""
-    if shares_a_card(config):
-        return "ipc"
-    on_cards = config.resources.learner_gpus > 0 and config.resources.rollout_gpus > 0
-    return "nccl" if on_cards else "gloo"
-
-
 def why_no_shared_card(config: RunConfig) -> str | None:
-    """Returns which setting forbids that the learner has an engine on its card, None where none."""
-    if not shares_a_card(config):
+    """Returns in words which setting forbids an engine on the learner's card, None if none."""
+    if not (shares_a_card(config) and late_engines(config)):
         return None
-    rollout = config.rollout
-    if rollout.weight_sync == "broadcast" and len(card_tenants(config)) > 1:
-        return (
-            "rollout.weight_sync=broadcast wants one card for all, or one for each, and learner "
-            "and engines share some of several: use auto"
-        )
-    if late_engines(config):
-        return (
-            f"rollout.min_engines={rollout.min_engines} lets engines come later, and one on the "
-            "learner's card must load before it: use null"
-        )
-    return None
+    return (
+        f"rollout.min_engines={config.rollout.min_engines} lets engines come later, and one on "
+        "the learner's card must load before it: use null"
+    )
 
 
 def loading_queues(cards: Mapping[str, AbstractSet[tuple[str, str]]]) -> list[list[str]]:
     """Returns who loads after whom: each queue one by one, all queues at the same time.
 
-    Whoever shares a card is in one queue: engines in their order, and learners last.
+    Processes that share a card are in one queue: engines in their order, and learners last.
 
-    vLLM (0.32, v1/worker/gpu_worker.py) looks at the whole card, not at its own process. At its
-    start `gpu_memory_utilization` of the TOTAL memory must be free. What the card has lost between
-    that look and the end of profiling counts as its own and leaves the KV cache: a learner that
-    loads meanwhile costs the engine its cache, or the start ("No available memory for the cache
-    blocks"). If the card has gained, because somebody gave memory back, an assertion ends it. So
-    nobody else may load or free at that time. And engines go first: on the empty card the share is
-    free however large, and from then on it stands, whatever the learner takes or returns. After a
-    learner it would have to fit beside whatever loading has left in torch's cache.
+    At its start vLLM (0.32, v1/worker/gpu_worker.py) looks at the whole card, not at its own
+    process. Its share of the TOTAL memory must be free. Memory that the card loses until the end of
+    profiling counts as vLLM's own and leaves the KV cache: a learner that loads meanwhile costs the
+    engine its cache, or the start ("No available memory for the cache blocks"). Memory that another
+    process gives back fails an assertion. So no other process may load or free at that time. And
+    engines go first: the empty card has any share free, and the engine keeps it, whatever the
+    learner takes or returns. After a learner, it would have to fit beside torch's cache.
 
     Args:
         cards: by process, the cards that it computes on, each as (machine, number on it).
     """
     queues: list[tuple[set[tuple[str, str]], list[str]]] = []
     # Stable: engines stay in order.
-    for name in sorted(cards, key=_learns):
+    for name in sorted(cards, key=lambda name: name.startswith(LEARNER)):
         own = set(cards[name])
         met = [queue for queue in queues if queue[0] & own]
         queues = [queue for queue in queues if not queue[0] & own]
@@ -140,24 +121,24 @@ def loading_queues(cards: Mapping[str, AbstractSet[tuple[str, str]]]) -> list[li
 
 
 def asked_of_ray(config: RunConfig, *, learner: bool) -> dict[str, dict[str, float]]:
-    """Returns what each process asks of Ray, by name: CPUs, and GPUs where it wants any.
+    """Returns by process the CPUs, and the GPUs if any, that it asks Ray for.
 
-    Args:
-        config: the run's settings.
-        learner: whether there is one; an evaluation has engines alone.
+    An evaluation has only engines, and no learner.
     """
     resources, parts = config.resources, config.rollout.tensor_parallel_size
     # In one piece, so that all GPUs of an engine are of one machine.
-    engine = _asked(parts * resources.rollout_threads, parts * resources.rollout_gpus)
+    gpus = parts * resources.rollout_gpus
+    engine = {"CPU": parts * resources.rollout_threads} | ({"GPU": gpus} if gpus else {})
     asked = {engine_name(i): engine for i in range(config.rollout.num_engines)}
     if learner:
-        rank = _asked(resources.learner_threads, resources.learner_gpus)
+        gpus = resources.learner_gpus
+        rank = {"CPU": resources.learner_threads} | ({"GPU": gpus} if gpus else {})
         asked |= {learner_name(i): rank for i in range(resources.learner_ranks)}
     return asked
 
 
 def late_engines(config: RunConfig) -> list[str]:
-    """Returns the names of the engines that a run starts without, where they have no room."""
+    """Returns the names of the engines that a run starts without if they have no room."""
     rollout = config.rollout
     first = rollout.num_engines if rollout.min_engines is None else rollout.min_engines
     return [engine_name(i) for i in range(first, rollout.num_engines)]
@@ -168,25 +149,23 @@ def lacking(
 ) -> list[str]:
     """Returns of what all machines together have too little: `CPU`, `GPU`."""
     return [
-        kind for kind in _SETTINGS if _sum(asked.values(), kind) > _sum(machines, kind) + _ALMOST
+        kind
+        for kind in _SETTINGS
+        if sum(x.get(kind, 0) for x in asked.values())
+        > sum(x.get(kind, 0) for x in machines) + _ALMOST
     ]
 
 
 def too_little(
     asked: Mapping[str, Mapping[str, float]], machines: Sequence[Mapping[str, float]]
 ) -> str:
-    """Returns in words what is asked, what there is, and what to do about it.
-
-    Args:
-        asked: by process, see `asked_of_ray`.
-        machines: what each has, `CPU` and `GPU` among the names.
-    """
-    engines = [bundle for name, bundle in asked.items() if not _learns(name)]
-    ranks = [bundle for name, bundle in asked.items() if _learns(name)]
-    parts = [f"{_number(len(engines), 'engine')} of {_each(engines)}"]
+    """Returns in words what is asked (see `asked_of_ray`), what there is, and what to do."""
+    engines = [bundle for name, bundle in asked.items() if not name.startswith(LEARNER)]
+    ranks = [bundle for name, bundle in asked.items() if name.startswith(LEARNER)]
+    named = {_number(len(engines), "engine"): engines}
     if ranks:
-        learner = "learner" if len(ranks) == 1 else f"{len(ranks)} learner ranks"
-        parts.append(f"{learner} of {_each(ranks)}")
+        named["learner" if len(ranks) == 1 else f"{len(ranks)} learner ranks"] = ranks
+    parts = [f"{who} of {in_words(x[0])}{' each' * (len(x) > 1)}" for who, x in named.items()]
     alike = Counter(in_words(machine) for machine in machines)
     there = " + ".join(f"{_number(n, 'machine')} of {has}" for has, n in alike.items())
     kinds = lacking(asked, machines) or _SETTINGS
@@ -201,23 +180,6 @@ def too_little(
 def in_words(bundle: Mapping[str, float]) -> str:
     """Returns CPUs and GPUs in words: `2 CPUs and 1 GPU`."""
     return " and ".join(_number(bundle.get(kind, 0), kind) for kind in _SETTINGS)
-
-
-def _learns(name: str) -> bool:
-    return name.startswith(LEARNER)
-
-
-def _each(bundles: Sequence[Mapping[str, float]]) -> str:
-    """Returns what each of some that are alike asks, in words."""
-    return in_words(bundles[0]) + " each" * (len(bundles) > 1)
-
-
-def _asked(num_cpus: int, num_gpus: float) -> dict[str, float]:
-    return {"CPU": num_cpus} | ({"GPU": num_gpus} if num_gpus else {})
-
-
-def _sum(bundles: Iterable[Mapping[str, float]], kind: str) -> float:
-    return sum(bundle.get(kind, 0) for bundle in bundles)
 
 
 def _number(count: float, what: str) -> str:

@@ -1,9 +1,9 @@
-"""Seconds of a training step before there is one: a roofline of generation, learning and sync.
+"""What a step will take before there is one: a roofline of generation, learning and sync.
 
-Not measured, and not torch: shapes, settings and a device's peak rates alone. A decoding step reads
-all weights and the KV cache, so memory bandwidth bounds it; prompts and the learner are bound by
-arithmetic. No device reaches its peak: `Shares` says what part it does, a typical one between two
-bounds, and what each decoding step, micro-batch and step cost besides.
+Not measured, and no torch: shapes, settings and a device's peak rates. A decoding step reads all
+weights and the KV cache, so memory bandwidth bounds it; arithmetic bounds prompts and the learner.
+No device reaches its peak: `Shares` says which part it reaches, a typical one between two bounds,
+and what each decoding step, micro-batch and step costs besides.
 
 Legend: N responses of a step, m mean and D longest response, p prompt, in tokens; K steps ahead.
 
@@ -17,12 +17,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rl_core.config.run import RunConfig
-from rl_core.resources.collectives import Links
+from rl_core.resources.cost import Spread
+from rl_core.resources.memory_need import sft_as_training
 from rl_core.resources.memory_plan import ModelShape, compute_width, model_sizes, moment_bytes
-from rl_core.resources.rank_traffic import rank_traffic
 
-_FLOAT32 = 4
-_ADAM_BYTES: Final = 7 * _FLOAT32
+_ADAM_BYTES: Final = 7 * 4
 """Per weight: weight, gradient and two moments are read, all but the gradient written."""
 _PASSES_WITH_GRADIENT: Final = 3
 """Forward, and twice that backward."""
@@ -30,12 +29,22 @@ _HOST_LINK: Final = 3e9
 """Bytes per second of weights from learner to engine, through the machine's memory."""
 _EULER: Final = 0.5772
 _CACHE_BLOCK: Final = {True: 16, False: 128}
-"""Tokens of a block of vLLM's prefix cache, on a card and on a CPU: a part of one is read anew."""
+"""Tokens of a block of vLLM's prefix cache, on a card and on a CPU; a partial one is read anew."""
+_USUAL_RESPONSE: Final = 256
+"""Tokens. First responses of a 0.5B model took 181 of 1,024 allowed on Countdown (the diary) and
+239 of 512 on GSM8K (verl's quickstart)."""
+_HOME_MADE_SHARE: Final = 1 / 3
+"""Of the longest allowed response. Quickstart's took 27 of 128 tokens at first and 43 at the end
+(benchmarks/README.md)."""
+_USUAL_TURNS: Final = 5.0
+"""A home-made model called the calculator 3.3 times a response (benchmarks/README.md)."""
+_SCALED_BOUND: Final = 1.5
+"""How far a step may be from what another run's step and the roofline predict together."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What computes, at its peak: a card, or the threads that a CPU gives each process."""
+    """What computes: a card, or the threads that a CPU gives each process; its peaks."""
 
     name: str
     on_gpu: bool
@@ -45,13 +54,16 @@ class Machine:
     """Of one engine."""
     bandwidth: float
     """Bytes per second, of an engine."""
-    links: Links | None = None
-    """Between the cards; None where nobody has named them: what they send is not counted."""
+
+    @property
+    def shares(self) -> tuple[Shares, Shares, Shares]:
+        """The best, the typical, and the worst part of its peak."""
+        return ON_GPU if self.on_gpu else ON_CPU
 
 
 @dataclass(frozen=True)
 class Shares:
-    """What of its peak a device reaches, and the seconds that are lost between its work."""
+    """The part of its peak that a device reaches, and the seconds that are lost in between."""
 
     learner: float
     prefill: float
@@ -66,7 +78,6 @@ class Shares:
 
 
 ON_GPU: Final = (
-    # best, typical, worst
     Shares(0.50, 0.6, 0.6, 0.8, 0.003, 0.0001, 0.3),
     Shares(0.35, 0.4, 0.4, 0.6, 0.006, 0.0002, 0.7),
     Shares(0.15, 0.2, 0.2, 0.4, 0.020, 0.0004, 2.0),
@@ -93,63 +104,82 @@ class Lengths:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step by what they are spent on."""
+    """Seconds of a step by their use."""
 
-    tokens: float
-    """Generation's work by tokens, which more engines divide."""
-    decoding: float
-    """And by decoding steps, of which the longest response takes its length on any engine."""
-    passes: float
-    """The learner's arithmetic, which more ranks divide."""
-    uneven: float
-    """Ranks with less to do wait for the others."""
-    launches: float
-    """Launches, and AdamW."""
-    gather: float
-    """What ranks send each other."""
+    generate: float
+    learn: float
     sync: float
-    """New weights to the engines."""
     other: float
     ahead: int
     """K: the responses of so many further steps are generated while the learner works."""
 
     @property
-    def generate(self) -> float:
-        """All responses."""
-        return self.tokens + self.decoding
-
-    @property
-    def learn(self) -> float:
-        """The learner's step, but for what ranks send."""
-        return self.passes + self.uneven + self.launches
-
-    @property
     def total(self) -> float:
-        """Seconds from one step to the next."""
-        learn = self.learn + self.gather
-        work = max(self.generate, learn) if self.ahead else self.generate + learn
+        """Until the next step."""
+        work = max(self.generate, self.learn) if self.ahead else self.generate + self.learn
         return work + self.sync + self.other
 
 
+def step_time_range(
+    shape: ModelShape, config: RunConfig, machine: Machine, known: Lengths | None = None
+) -> Spread:
+    """Returns seconds per step.
+
+    The bounds pair the best shares with short responses, and the worst with responses that all fill
+    `data.max_response_length`, unless earlier runs of this model and env had `known` lengths.
+    """
+    lengths = (known,) * 3 if known is not None else guess_lengths(config)
+    pairs = zip(lengths, machine.shares, strict=True)
+    return Spread(*(step_time(shape, config, machine, *pair).total for pair in pairs))
+
+
+def sft_step_range(shape: ModelShape, config: RunConfig, machine: Machine) -> Spread:
+    """Returns seconds per step of SFT (`sft.data` is set), without measuring its loss."""
+    training = sft_as_training(config)
+    pairs = zip(guess_lengths(training), machine.shares, strict=True)
+    return Spread(*(_learn(shape, training, machine, *pair) for pair in pairs))
+
+
+def scaled_range(
+    shape: ModelShape,
+    config: RunConfig,
+    machine: Machine,
+    known: Lengths | None,
+    measured: tuple[RunConfig, Lengths, float],
+) -> Spread:
+    """Returns seconds per step from those of another run of the same model on the same device.
+
+    The roofline says how much more work a step is, the run which share of the peak is reached.
+    `measured` has the other run's settings, lengths and seconds per step.
+    """
+    typical, (other, seen, seconds) = machine.shares[1], measured
+    scale = seconds / step_time(shape, other, machine, seen, typical).total
+    lengths = (known,) * 3 if known is not None else guess_lengths(config)
+    factors = zip((1 / _SCALED_BOUND, 1.0, _SCALED_BOUND), lengths, strict=True)
+    return Spread(
+        *(x * scale * step_time(shape, config, machine, y, typical).total for x, y in factors)
+    )
+
+
+def guess_lengths(config: RunConfig) -> tuple[Lengths, Lengths, Lengths]:
+    """Returns lengths before any response is seen: short, usual, and as long as is allowed.
+
+    In as many turns: one, a few, and as many as are allowed, with a token of each side at least.
+    """
+    most, prompt = config.data.max_response_length, config.data.max_prompt_length / 2
+    usual = most * _HOME_MADE_SHARE if config.model.path is None else min(most, _USUAL_RESPONSE)
+    turns = float(config.env.max_turns)
+    num_rows = config.data.train_batch_size * config.algorithm.group_size
+    return (
+        Lengths(prompt, usual / 2, expected_longest(usual / 2, num_rows, most)),
+        Lengths(prompt, usual, expected_longest(usual, num_rows, most), min(turns, _USUAL_TURNS)),
+        Lengths(prompt, most, most, min(turns, max(most / 2, 1.0))),
+    )
+
+
 def expected_longest(mean: float, num_rows: int, most: int) -> float:
-    """Returns the expected longest of N exponentially distributed lengths: m (ln N + 0.58).
-
-    Args:
-        mean: of the lengths, tokens.
-        num_rows: N.
-        most: tokens at which a response is cut.
-    """
+    """Returns the expected longest of N exponential lengths, at most `most`: m (ln N + 0.58)."""
     return min(most, mean * (math.log(num_rows) + _EULER)) if num_rows > 1 else min(most, mean)
-
-
-def _longest_of_turns(lengths: Lengths, num_rows: float) -> float:
-    """Returns the decoding steps of a step's responses, of which each turn waits for its longest.
-
-    The longest of exponential turns add up to m (ln N + 0.58), however many they are, where the
-    whole responses are more alike; but no turn is longer than the longest response.
-    """
-    most = lengths.turns * lengths.longest
-    return max(lengths.longest, expected_longest(lengths.response, math.ceil(num_rows), int(most)))
 
 
 def step_time(
@@ -158,45 +188,13 @@ def step_time(
     machine: Machine,
     lengths: Lengths,
     shares: Shares,
-    *,
-    in_turns: bool = False,
 ) -> StepTime:
-    """Returns the seconds of one step.
-
-    Args:
-        shape: of the actor.
-        config: the run's settings.
-        machine: its peaks.
-        lengths: of the step's prompts and responses.
-        shares: what is reached of the peaks.
-        in_turns: learner and engines have the same devices, as one device always has them.
-    """
-    ahead = 0 if in_turns or _num_devices(config) <= 1 else steps_ahead(config)
-    tokens, decoding = _generate(shape, config, machine, lengths, shares, max(ahead, 1))
-    passes, uneven, launches = _learn(shape, config, machine, lengths, shares)
-    ranks, gather = config.resources.learner_ranks, 0.0
-    if machine.links is not None and ranks > 1:
-        gather = rank_traffic(shape, config, lengths.longest).seconds(machine.links, ranks)
-    return StepTime(
-        tokens=tokens,
-        decoding=decoding,
-        passes=passes,
-        uneven=uneven,
-        launches=launches,
-        gather=gather,
-        sync=_sync(shape, config, machine),
-        other=shares.step_s,
-        ahead=ahead,
-    )
-
-
-ONE_STEP_AHEAD: Final = "rollout.staleness=1"
-"""The setting, as one types it."""
-
-
-def steps_ahead(config: RunConfig) -> int:
-    """Returns K, by how many steps generation may be ahead of the learner."""
-    return config.rollout.staleness
+    """Returns the seconds of one step; the critic has the actor's backbone."""
+    ahead = 0 if _num_devices(config) <= 1 else config.rollout.staleness
+    generate = _generate(shape, config, machine, lengths, shares, max(ahead, 1))
+    learn = _learn(shape, config, machine, lengths, shares)
+    sent = compute_width(config) * shape.num_parameters * config.rollout.num_engines
+    return StepTime(generate, learn, sent / _HOST_LINK, shares.step_s, ahead)
 
 
 def decoding_steps(num_rows: float, lengths: Lengths, max_num_seqs: int) -> float:
@@ -208,14 +206,10 @@ def decoding_steps(num_rows: float, lengths: Lengths, max_num_seqs: int) -> floa
 def forward_flops(
     shape: ModelShape, num_rows: float, lengths: Lengths, *, num_prompts: float, has_head: bool
 ) -> float:
-    """Returns the operations of one forward pass over a step's rows.
+    """Returns the operations of one forward pass over N rows.
 
-    Args:
-        shape: of the model.
-        num_rows: N.
-        lengths: of the rows.
-        num_prompts: how often a prompt is computed: once for all rows of a group.
-        has_head: whether there is an output layer, at response tokens: an actor's, not a critic's.
+    A prompt is computed once for all rows of a group. The output layer (an actor's, not a critic's)
+    computes only response tokens.
     """
     num_tokens = num_rows * lengths.response + num_prompts * lengths.prompt
     weights = shape.num_layers * shape.num_layer_parameters * num_tokens
@@ -225,127 +219,11 @@ def forward_flops(
     return 2 * (weights + attention + head)
 
 
-def _prefill(
-    shape: ModelShape, config: RunConfig, lengths: Lengths, *, num_prompts: float, on_gpu: bool
-) -> float:
-    """Returns the operations of reading prompts: a group's once, and what a further turn reads.
-
-    That is all that was said where an engine forgets it, and what fills no block of vLLM's cache.
-    """
-    prompts = Lengths(lengths.prompt, 0.0, 0.0)
-    flops = forward_flops(shape, num_prompts, prompts, num_prompts=num_prompts, has_head=False)
-    num_more = num_prompts * config.algorithm.group_size * (lengths.turns - 1)
-    if not num_more:
-        return flops
-    said = lengths.prompt + lengths.response / 2
-    if config.rollout.engine == "vllm":
-        said = min(said, _CACHE_BLOCK[on_gpu] / 2)
-    again = Lengths(said, 0.0, 0.0)
-    return flops + forward_flops(shape, num_more, again, num_prompts=num_more, has_head=False)
-
-
-def _generate(
-    shape: ModelShape,
-    config: RunConfig,
-    machine: Machine,
-    lengths: Lengths,
-    shares: Shares,
-    num_steps: int,
-) -> tuple[float, float]:
-    """Returns the seconds of tokens and of decoding steps, with so many steps' rows under way.
-
-    Several steps' responses wait for their longest at the same time.
-    """
-    width = compute_width(config)
-    num_devices = _engine_devices(config) if machine.on_gpu else config.rollout.num_engines
-    num_prompts = config.data.train_batch_size / num_devices
-    num_rows = num_prompts * config.algorithm.group_size
-    # Many engines have one row each, or none: those that have one decide.
-    rows_at_once = max(num_steps * num_rows, 1.0)
-    if lengths.turns > 1:
-        lengths = replace(lengths, longest=_longest_of_turns(lengths, num_rows))
-    decodes = decoding_steps(rows_at_once, lengths, config.rollout.max_num_seqs) / num_steps
-    # A key and value of each token before it, for each token of each response.
-    tokens_read = num_rows * lengths.response * (lengths.prompt + lengths.response / 2)
-    bandwidth = machine.bandwidth * shares.bandwidth
-    weights_s = decodes * width * shape.num_parameters / bandwidth
-    cache_s = shape.kv_bytes(width) * tokens_read / bandwidth
-    per_token = shape.num_layers * shape.num_layer_parameters + shape.vocab_size * shape.hidden_size
-    flops = 2 * per_token * num_rows * lengths.response
-    compute_s = flops / (machine.engine_flops * shares.decode_flops)
-    prefill = _prefill(shape, config, lengths, num_prompts=num_prompts, on_gpu=machine.on_gpu)
-    prefill_s = prefill / (machine.engine_flops * shares.prefill)
-    parts = config.rollout.tensor_parallel_size if machine.on_gpu else 1
-    tokens = (prefill_s + max(cache_s, compute_s)) / parts
-    whole = (prefill_s + max(weights_s + cache_s, compute_s)) / parts
-    per_step = shares.decode_step_s
-    if machine.links is not None:
-        # The parts of an engine add up twice per layer what each has computed of the hidden states.
-        hidden = width * shape.hidden_size * num_rows * lengths.response / decodes
-        per_step += 2 * shape.num_layers * machine.links.all_reduce(hidden, parts)
-    return tokens, whole - tokens + decodes * per_step
-
-
-def _sync(shape: ModelShape, config: RunConfig, machine: Machine) -> float:
-    """Returns the seconds of new weights: through the machine's memory, else one broadcast."""
-    width = compute_width(config)
-    num_bytes, num_engines = width * shape.num_parameters, config.rollout.num_engines
-    if machine.links is None:
-        return num_bytes * num_engines / _HOST_LINK
-    engine_cards = num_engines * config.rollout.tensor_parallel_size
-    return machine.links.broadcast(num_bytes, config.resources.learner_ranks + engine_cards)
-
-
-def learner_seconds(
-    shape: ModelShape, config: RunConfig, machine: Machine, lengths: Lengths, shares: Shares
-) -> float:
-    """Returns the seconds of a step's updates alone; arguments as of `step_time`."""
-    return sum(_learn(shape, config, machine, lengths, shares))
-
-
-def _learn(
-    shape: ModelShape, config: RunConfig, machine: Machine, lengths: Lengths, shares: Shares
-) -> tuple[float, float, float]:
-    """Returns the seconds of arithmetic, of waiting for the fullest rank, and of the rest."""
-    data, actor, ranks = config.data, config.actor, config.resources.learner_ranks
-    num_rows = data.train_batch_size * config.algorithm.group_size
-    forward = {
-        has_head: forward_flops(
-            shape, num_rows, lengths, num_prompts=data.train_batch_size, has_head=has_head
-        )
-        for has_head in (True, False)
-    }
-    actor_passes, critic_passes = _passes(config)
-    flops = actor_passes * forward[True] + critic_passes * forward[False]
-    num_updates = actor.ppo_epochs * (data.train_batch_size // actor.mini_batch_size)
-    num_micro = math.ceil(
-        num_rows * (lengths.prompt + lengths.response) / max(actor.micro_batch_tokens, 1)
-    )
-    # A rank has one pass in each update, however little there is in it.
-    num_micro_of_rank = max(num_micro / ranks, num_updates)
-    launches_s = (actor_passes + critic_passes) * num_micro_of_rank * shape.num_layers
-    sizes = model_sizes(shape, config)
-    learning = sizes.actor + sizes.critic
-    # Moments that wait in the machine's memory come and go with each update.
-    offloads = machine.on_gpu and config.resources.offload
-    share = math.ceil(learning / ranks)
-    moved = 2 * num_updates * moment_bytes(share, config) if offloads else 0
-    adam_s = num_updates * _ADAM_BYTES * learning / (machine.bandwidth * shares.bandwidth)
-    compute_s = flops / (machine.learner_flops * shares.learner)
-    uneven_s = compute_s * (fullest_rank(config, lengths) - 1)
-    rest_s = launches_s * shares.layer_s + adam_s / ranks + moved / _HOST_LINK
-    return compute_s, uneven_s, rest_s
-
-
 def fullest_rank(config: RunConfig, lengths: Lengths) -> float:
     """Returns the work of the fullest rank in an update, in parts of the mean.
 
-    Groups stay whole: a rank has at least one, and it may be the longest. Of more, those that are
-    long are dealt out beside short ones.
-
-    Args:
-        config: the run's settings.
-        lengths: of the step; responses are distributed exponentially, cut at the longest.
+    Groups stay whole: a rank has at least one, and it may be the longest. Of more, long ones are
+    dealt out beside short ones. Responses are exponentially distributed, cut at the longest.
     """
     ranks, num_groups = config.resources.learner_ranks, config.actor.mini_batch_size
     if ranks == 1:
@@ -357,6 +235,87 @@ def fullest_rank(config: RunConfig, lengths: Lengths) -> float:
     longest = min(mean + spread, lengths.prompt + size * lengths.longest)
     per_rank = num_groups / ranks
     return max(math.ceil(per_rank) / per_rank, longest / (per_rank * mean))
+
+
+def _generate(
+    shape: ModelShape,
+    config: RunConfig,
+    machine: Machine,
+    lengths: Lengths,
+    shares: Shares,
+    num_steps: int,
+) -> float:
+    """Returns the seconds of a step's responses, with those of `num_steps` under way.
+
+    Several steps wait for their longest response at the same time.
+    """
+    width, rollout = compute_width(config), config.rollout
+    num_engines = rollout.num_engines
+    if machine.on_gpu:  # engines of one part each: several on one card share its bandwidth
+        num_cards = math.floor(num_engines * config.resources.rollout_gpus)
+        num_engines = max(1, min(num_engines, num_cards))
+    num_prompts = config.data.train_batch_size / num_engines
+    num_rows = num_prompts * config.algorithm.group_size
+    # Many engines have one row each, or none: those that have one decide.
+    rows_at_once = max(num_steps * num_rows, 1.0)
+    if lengths.turns > 1:
+        # Each turn waits for its longest: m (ln N + 0.58) in all, however many exponential turns
+        # there are; but no turn is longer than the longest response.
+        most = int(lengths.turns * lengths.longest)
+        of_turns = expected_longest(lengths.response, math.ceil(num_rows), most)
+        lengths = replace(lengths, longest=max(lengths.longest, of_turns))
+    decodes = decoding_steps(rows_at_once, lengths, rollout.max_num_seqs) / num_steps
+    # A key and value of each token before it, for each token of each response.
+    tokens_read = num_rows * lengths.response * (lengths.prompt + lengths.response / 2)
+    bandwidth = machine.bandwidth * shares.bandwidth
+    weights_s = decodes * width * shape.num_parameters / bandwidth
+    cache_s = shape.kv_bytes(width) * tokens_read / bandwidth
+    per_token = shape.num_layers * shape.num_layer_parameters + shape.vocab_size * shape.hidden_size
+    flops = 2 * per_token * num_rows * lengths.response
+    compute_s = flops / (machine.engine_flops * shares.decode_flops)
+    # A group's prompt is read once. A further turn reads everything before it if the engine keeps
+    # no cache, else the tokens that fill no block of it.
+    before = lengths.prompt + lengths.response / 2
+    if rollout.engine == "vllm":
+        before = min(before, _CACHE_BLOCK[machine.on_gpu] / 2)
+    reads = ((num_prompts, lengths.prompt), (num_rows * (lengths.turns - 1), before))
+    prefill = sum(
+        forward_flops(shape, number, Lengths(tokens, 0, 0), num_prompts=number, has_head=False)
+        for number, tokens in reads
+    )
+    prefill_s = prefill / (machine.engine_flops * shares.prefill)
+    parts = rollout.tensor_parallel_size if machine.on_gpu else 1
+    whole = (prefill_s + max(weights_s + cache_s, compute_s)) / parts
+    return whole + decodes * shares.decode_step_s
+
+
+def _learn(
+    shape: ModelShape, config: RunConfig, machine: Machine, lengths: Lengths, shares: Shares
+) -> float:
+    """Returns the seconds of a step's passes and updates."""
+    data, actor, ranks = config.data, config.actor, config.resources.learner_ranks
+    num_rows = data.train_batch_size * config.algorithm.group_size
+    of_actor, of_critic = (
+        forward_flops(shape, num_rows, lengths, num_prompts=data.train_batch_size, has_head=x)
+        for x in (True, False)
+    )
+    actor_passes, critic_passes = _passes(config)
+    flops = actor_passes * of_actor + critic_passes * of_critic
+    num_updates = actor.ppo_epochs * (data.train_batch_size // actor.mini_batch_size)
+    num_tokens = num_rows * (lengths.prompt + lengths.response)
+    num_micro = math.ceil(num_tokens / max(actor.micro_batch_tokens, 1))
+    # A rank has one pass in each update, however little there is in it.
+    num_micro_of_rank = max(num_micro / ranks, num_updates)
+    launches_s = (actor_passes + critic_passes) * num_micro_of_rank * shape.num_layers
+    sizes = model_sizes(shape, config)
+    learning = sizes.actor + sizes.critic
+    # Moments that wait in the machine's memory come and go with each update.
+    offloads = machine.on_gpu and config.resources.offload
+    share = math.ceil(learning / ranks)
+    moved = 2 * num_updates * moment_bytes(share, config) if offloads else 0
+    adam_s = num_updates * _ADAM_BYTES * learning / (machine.bandwidth * shares.bandwidth)
+    compute_s = flops / (machine.learner_flops * shares.learner) * fullest_rank(config, lengths)
+    return compute_s + launches_s * shares.layer_s + adam_s / ranks + moved / _HOST_LINK
 
 
 def _passes(config: RunConfig) -> tuple[float, float]:
@@ -371,17 +330,10 @@ def _passes(config: RunConfig) -> tuple[float, float]:
     return actor, (update + values if has_critic else 0)
 
 
-def _engine_devices(config: RunConfig) -> int:
-    """Returns on how many cards the engines lie: several on one card share its bandwidth."""
-    cards = config.rollout.num_engines * config.resources.rollout_gpus  # of one part each
-    return max(1, min(config.rollout.num_engines, math.floor(cards)))
-
-
 def _num_devices(config: RunConfig) -> float:
-    resources = config.resources
+    """Returns the cards, or on a CPU the processes, each with threads of its own."""
+    resources, num_engines = config.resources, config.rollout.num_engines
     if resources.learner_gpus == 0:
-        # Processes, each with threads of its own.
-        return resources.learner_ranks + config.rollout.num_engines
+        return resources.learner_ranks + num_engines
     engine_gpus = config.rollout.tensor_parallel_size * resources.rollout_gpus
-    learner_gpus = resources.learner_ranks * resources.learner_gpus
-    return learner_gpus + config.rollout.num_engines * engine_gpus
+    return resources.learner_ranks * resources.learner_gpus + num_engines * engine_gpus

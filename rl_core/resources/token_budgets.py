@@ -1,14 +1,14 @@
 """Tokens per micro-batch, phase by phase: less where memory ran out, and carefully more again.
 
-Numbers and files alone; microbatching.py runs passes again, and adaptive_engine.py what
-engines generate: there it is responses at a time.
+Only numbers and files: microbatching.py runs passes again. adaptive_engine.py does the same for
+engines, and counts responses at a time.
 
-The rule. A phase starts at `actor.micro_batch_tokens`. Where a pass runs out of memory, its budget
-becomes half of the largest micro-batch that could be split, until the pass fits. From then on every
-20 steps without such an error add a quarter, up to four fifths of what failed last. After 200 of
-them that failure is forgotten: then the budget may grow to where it started. So a budget that is
-the largest possible costs one pass done twice in some 200 steps, and one that something else on the
-card had made small is whole again.
+The rule. A phase starts at `actor.micro_batch_tokens`. If a pass runs out of memory, its budget
+becomes half of the largest micro-batch that could be split, until the pass fits. Then every 20
+steps without such an error add a quarter, up to four fifths of what failed last. After 200 of them
+that failure is forgotten, and the budget may grow to where it started. So the largest possible
+budget costs one repeated pass in some 200 steps, and one that another program on the card made
+small recovers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pydantic import Field, TypeAdapter
 from rl_core.system.atomic import locked, write_text_atomically
 
 BUDGETS_FILE: Final = "token_budgets.json"
-"""Under `storage.root`: what runs have learned, by what memory depends on."""
+"""Under `storage.root`: what runs have learned, by place (what memory depends on)."""
 GROWING_STEPS: Final = 20
 FORGETTING_STEPS: Final = 200
 
@@ -83,12 +83,7 @@ class TokenBudgets:
         return self._limit if budget is None else budget.tokens
 
     def shrink(self, phase: str, failed_tokens: int) -> None:
-        """Halves a phase's budget.
-
-        Args:
-            phase: whose pass ran out of memory.
-            failed_tokens: of the largest micro-batch that can still be split.
-        """
+        """Halves the budget of a phase, whose largest micro-batch that can be split failed."""
         self._failures[phase].append(failed_tokens)
         self._learned.setdefault(phase, _Budget(self._limit)).shrink(failed_tokens)
 
@@ -106,17 +101,13 @@ class TokenBudgets:
             metrics[f"memory/oom/{phase}"] = len(failed_tokens)
             if failed_tokens:
                 metrics[f"memory/oom_tokens/{phase}"] = failed_tokens[0]
-            elif phase in self._learned:
-                self._end_clean_step(phase)
+            elif (budget := self._learned.get(phase)) is not None:
+                budget.end_clean_step(self._limit)
+                if budget.tokens == self._limit and budget.failed_tokens is None:
+                    del self._learned[phase]
             has_changed |= bool(failed_tokens) or self[phase] != before
         self._failures = {}
         return metrics, has_changed
-
-    def _end_clean_step(self, phase: str) -> None:
-        budget = self._learned[phase]
-        budget.end_clean_step(self._limit)
-        if budget.tokens == self._limit and budget.failed_tokens is None:
-            del self._learned[phase]
 
     def learned(self) -> dict[str, dict[str, Any]]:
         """Returns what `restore` takes, as plain numbers by phase."""
@@ -134,25 +125,15 @@ class TokenBudgets:
 
 
 def read_learned(file: Path, place: str) -> dict[str, Any]:
-    """Returns what earlier runs have learned, as `TokenBudgets.restore` takes it.
+    """Returns what earlier runs have learned in a place, as `TokenBudgets.restore` takes it.
 
-    A file that cannot be read counts as empty, with a warning.
-
-    Args:
-        file: may be missing.
-        place: what memory depends on, in words: device, model, lengths.
+    A missing file counts as empty; so does one that cannot be read, with a warning.
     """
     return {phase: asdict(budget) for phase, budget in _read_all(file).get(place, {}).items()}
 
 
 def write_learned(file: Path, place: str, learned: Mapping[str, Any]) -> None:
-    """Puts what a run has learned beside what others have; a disk that refuses is a warning.
-
-    Args:
-        file: is made if missing, and replaced if it cannot be read.
-        place: see `read_learned`.
-        learned: by phase, see `TokenBudgets.learned`.
-    """
+    """Writes what a run has learned beside what others have; a failure is a warning."""
     try:
         with locked(file.parent):
             places = _read_all(file) | {place: _ONE_PLACE.validate_python(learned)}
@@ -184,29 +165,20 @@ def merge_metrics(engines: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def log_out_of_memory(step: int | None, metrics: Mapping[str, float]) -> None:
-    """Says in words which phases of a step ran out of memory.
-
-    Args:
-        step: None for an evaluation after training.
-        metrics: what `end_step` returned.
-    """
+    """Logs which phases of a step (None: of an evaluation after training) ran out of memory."""
     when = "evaluation" if step is None else f"step {step}"
     for name, failed in metrics.items():
-        phase = name.rsplit("/", 1)[1] if name.startswith("memory/oom_") else ""
-        if name.startswith("memory/oom_tokens/"):
-            _logger.warning(
-                "%s: %s ran out of memory at %d tokens; %d from now on, the step's result is "
-                "unchanged",
-                when,
-                phase,
-                failed,
-                metrics[f"memory/budget_tokens/{phase}"],
+        kind, _, phase = name.rpartition("/")
+        if kind == "memory/oom_tokens":
+            said = (
+                f"{phase} ran out of memory at {int(failed)} tokens; "
+                f"{int(metrics[f'memory/budget_tokens/{phase}'])} from now on, the step's result "
+                "is unchanged"
             )
-        elif name.startswith("memory/oom_seqs/"):
-            _logger.warning(
-                "%s: out of memory in %s: %d -> %d responses at a time, nothing was lost",
-                when,
-                phase,
-                failed,
-                metrics["memory/budget_seqs/gen"],
-            )
+        elif kind == "memory/oom_seqs":
+            now = int(metrics["memory/budget_seqs/gen"])
+            counts = f"{int(failed)} -> {now} responses at a time"
+            said = f"out of memory in {phase}: {counts}, nothing was lost"
+        else:
+            continue
+        _logger.warning("%s: %s", when, said)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import inspect
 import math
 import numbers
 import os
@@ -21,8 +22,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from rl_core.system.child_process import channel_to_parent
+from rl_core.system.isolation import stay_among_own
 
 _PR_SET_PDEATHSIG: Final = 1
+SIGNATURE: Final = "def NAME(data_source, solution_str, ground_truth, extra_info=None)"
 LONGEST_ANSWER: Final = 1_000
 """Characters of `pred` that are kept."""
 
@@ -35,6 +38,8 @@ def main() -> None:
     limit = int(memory_mib) * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    stay_among_own()
+    sys.path.append(str(Path.cwd()))  # where the user's module may lie: after all others
     try:
         function = load(channel.receive()["function"])
     except BaseException as error:  # noqa: BLE001  # even sys.exit in a user's module is an answer
@@ -54,14 +59,43 @@ def load(name: str) -> Callable[..., Any]:
     """Returns the function that `package.module:function` names.
 
     Raises:
-        ValueError: there is no such module, or no such function in it.
+        ValueError: there is no such module, no such function in it, or it cannot be called as a
+            reward.
     """
     module_name, _, attribute = name.partition(":")
     module = importlib.import_module(module_name)
     function = getattr(module, attribute, None)
     if not callable(function):
         raise ValueError(f"{Path(module.__file__ or module_name)} has no function {attribute}")
+    _check_signature(function)
     return function  # type: ignore[no-any-return]  # callable() says no more
+
+
+def _check_signature(function: Callable[..., Any]) -> None:
+    """Refuses what can never give a score: async functions, and other programs' signatures.
+
+    Raises:
+        ValueError: which, and what is right.
+    """
+    call = function if inspect.isroutine(function) else type(function).__call__
+    if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call):
+        raise ValueError(f"it is async, which nobody awaits: write {SIGNATURE}")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of a built-in function
+        return
+    try:
+        signature.bind(data_source="", solution_str="", ground_truth="", extra_info=None)
+    except TypeError as error:
+        names = signature.parameters.keys()
+        whose = "it"
+        if "solution_strs" in names:
+            whose = "it has verl's signature for a batch, and"
+        elif "completions" in names:
+            whose = "it has TRL's signature for a batch, and"
+        raise ValueError(
+            f"{whose} cannot be called for one response ({error}): write {SIGNATURE}"
+        ) from None
 
 
 def answer(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,8 +128,9 @@ def checked(result: object) -> dict[str, Any]:
     plain: dict[str, Any] = {"score": float(score)}
     if said.get("acc") is not None:
         plain["acc"] = bool(said["acc"])
-    if said.get("pred") is not None:
-        plain["pred"] = str(said["pred"])[:LONGEST_ANSWER]
+    if "pred" in said:
+        read = said["pred"]
+        plain["pred"] = None if read is None else str(read)[:LONGEST_ANSWER].strip() or None
     return plain
 
 

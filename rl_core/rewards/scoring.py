@@ -11,7 +11,8 @@ anything, so it runs in processes of its own, with limits, off the calling threa
 
 It gets the response in `solution_str`, the row's `ground_truth`, and in `extra_info` the row's own,
 over the problem's `index` and `num_solutions`; all by keyword. It returns a number, or a mapping
-with `score`, and if it likes `acc` (is it correct?) and `pred` (the answer it read).
+with `score`, and if it likes `acc` (is it correct?) and `pred` (the answer it read; None, if there
+is none, makes the verdict `no_answer`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import logging
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Protocol
@@ -29,13 +30,17 @@ from typing import Any, Final, Protocol
 from rl_core.envs import env_of
 from rl_core.envs.settings import EnvSettings
 from rl_core.system.child_process import Child, how_it_ended
+from rl_core.system.process_env import credentials_for
 from rl_core.types import Problem, ScoredText
 
 REWARD_ERROR: Final = "reward_error"
+NO_ANSWER: Final = "no_answer"
+"""A user's function says so by the `pred` None, or a blank text."""
 INCORRECT: Final = "incorrect"
 """What a user's function did not find correct: whether it was readable, only the function knows."""
 _START_TIMEOUT_S: Final = 120.0
 """A user's module may import much; only then do the limits per response count."""
+_TRIAL: Final = "<think>a trial</think>\n<answer>42</answer>"
 _REASONS_TOLD: Final = 3
 _logger = logging.getLogger(__name__)
 
@@ -69,15 +74,48 @@ def start_rewards(env: EnvSettings) -> Iterator[Rewards]:
         rewards.close()
 
 
-def refusal(env: EnvSettings) -> str | None:
-    """Returns in words why `env.reward` cannot be used; None if it can, or if none is set."""
+def refusal(env: EnvSettings, tried_on: Sequence[Problem] = ()) -> str | None:
+    """Returns in words why `env.reward` cannot be used; None if it can, or if none is set.
+
+    Args:
+        env: its settings.
+        tried_on: problems, for each of which it scores a response: one of them must get a score.
+    """
     if env.reward is None:
         return None
     try:
-        _Process(env, env.reward).close()
+        process = _Process(env, env.reward)
     except RewardFailed as error:
         return f"env.reward={env.reward} cannot be loaded ({error})"
-    return None
+    why_not: str | None = None
+    for problem in tried_on:
+        try:
+            process.ask(_question(_TRIAL, problem), env.reward_timeout_s)
+            why_not = None
+        except RewardFailed as error:
+            why_not = str(error)
+        if why_not is None or process.process.poll() is not None:
+            break
+    process.close()
+    if why_not is None:
+        return None
+    return (
+        f"env.reward={env.reward} gives no score: to the first problems and the response "
+        f"{_TRIAL!r} it says {why_not}"
+    )
+
+
+def _question(response: str, problem: Problem) -> dict[str, Any]:
+    return {
+        "data_source": problem.data_source,
+        "solution_str": response,
+        "ground_truth": problem.ground_truth,
+        "extra_info": {
+            "index": problem.index,
+            "num_solutions": problem.num_solutions,
+            **json.loads(problem.extra_info or "{}"),
+        },
+    }
 
 
 class _RuleRewards:
@@ -123,23 +161,15 @@ class _UserRewards:
             process.close()
 
     def _score(self, response: str, problem: Problem) -> ScoredText:
-        question = {
-            "data_source": problem.data_source,
-            "solution_str": response,
-            "ground_truth": problem.ground_truth,
-            "extra_info": {
-                "index": problem.index,
-                "num_solutions": problem.num_solutions,
-                **json.loads(problem.extra_info or "{}"),
-            },
-        }
+        question = _question(response, problem)
         try:
             said = self._process().ask(question, self._env.reward_timeout_s)
         except RewardFailed as error:
             self._tell(problem, error)
             return ScoredText(0.0, REWARD_ERROR, None)
         is_correct = said.get("acc", said["score"] >= self._env.full_score)
-        verdict, read = "correct" if is_correct else INCORRECT, said.get("pred")
+        read, is_answer = said.get("pred"), said.get("pred", True)
+        verdict = "correct" if is_correct else INCORRECT if is_answer else NO_ANSWER
         return ScoredText(said["score"], verdict, answer=read, value=read)
 
     def _process(self) -> _Process:
@@ -180,7 +210,12 @@ class _Process(Child):
         Raises:
             RewardFailed: the function cannot be loaded.
         """
-        super().__init__("rl_core.rewards.reward_worker", env.reward_memory_mib, os.getpid())
+        super().__init__(
+            "rl_core.rewards.reward_worker",
+            env.reward_memory_mib,
+            os.getpid(),
+            environment=credentials_for(names=env.reward_env),
+        )
         try:
             self.ask({"function": name}, _START_TIMEOUT_S)
         except RewardFailed:

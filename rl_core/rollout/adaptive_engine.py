@@ -17,13 +17,13 @@ import torch
 from transformers import AutoConfig
 
 from rl_core.config.run import RunConfig
-from rl_core.errors import first_line, is_out_of_memory, out_of_memory_as
+from rl_core.errors import allocation_in_words, is_out_of_memory, out_of_memory_as
 from rl_core.resources.oom_recovery import nothing_smaller
 from rl_core.resources.token_budgets import TokenBudgets, read_learned, write_learned
 from rl_core.rollout.model_files import weight_shapes
 from rl_core.rollout.protocol import RolloutEngine
 from rl_core.system.devices import describe_device
-from rl_core.types import Completion, GenerationRequest, Meeting, SamplingSettings
+from rl_core.types import Completion, GenerationRequest, SamplingSettings
 
 _BUDGET: Final = "gen"
 """Whatever is generated for: it is the same engine, and the same memory."""
@@ -90,7 +90,7 @@ class AdaptiveEngine:
             except (RuntimeError, ValueError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                said = first_line(error)
+                said = allocation_in_words(error)
             # The error is gone by now, and with it the frames that held the tensors.
             if said:
                 self._shrink(phase, size, said)
@@ -102,14 +102,6 @@ class AdaptiveEngine:
     def set_policy_version(self, version: int) -> None:
         """Says how many updates made the weights; see `RolloutEngine.policy_version`."""
         self._engine.policy_version = version
-
-    def join_broadcast(self, meeting: Meeting, rank: int) -> None:
-        """Joins the learner's broadcasts; see `RolloutEngine.join_broadcast`."""
-        self._engine.join_broadcast(meeting, rank)
-
-    def receive_weights(self) -> None:
-        """Replaces all weights; see `RolloutEngine.receive_weights`."""
-        self._engine.receive_weights()
 
     def end_step(self) -> dict[str, float]:
         """Returns metrics of what was generated since the last call; the next run learns from it.
@@ -158,7 +150,7 @@ class AdaptiveEngine:
 def engine_place(config: RunConfig, model_path: Path) -> str:
     """Returns in words what generating takes memory by: two runs that agree can share a budget."""
     on_gpu, rollout = config.resources.rollout_gpus > 0, config.rollout
-    shape = AutoConfig.from_pretrained(model_path).get_text_config()
+    shape = AutoConfig.from_pretrained(model_path, trust_remote_code=False).get_text_config()
     num_weights = sum(size.numel() for size in weight_shapes(model_path).values())
     cache = ""
     if rollout.engine == "vllm":

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import DynamicCache
 
 from rl_core.models import decoder
 from rl_core.models.fast_linear import use_fast_products
+from rl_core.models.loading import load_causal_lm
 from rl_core.models.shared_prefix import can_share_prompts
-from rl_core.models.weight_channel import WeightChannel
 from rl_core.rollout.fused_generation import FusedContext, FusedModel
 from rl_core.rollout.model_files import (
-    check_complete,
     complete_weights,
     stop_token_ids,
     weight_shapes,
@@ -27,7 +26,7 @@ from rl_core.rollout.model_files import (
 from rl_core.rollout.protocol import RolloutEngine
 from rl_core.rollout.shared_prompts import ATTENTION, RoomyLayer, SharedPrompts
 from rl_core.rollout.stop_texts import StopTexts
-from rl_core.types import Completion, GenerationRequest, Meeting, SamplingSettings
+from rl_core.types import Completion, GenerationRequest, SamplingSettings
 
 
 class HfEngine(RolloutEngine):
@@ -50,9 +49,7 @@ class HfEngine(RolloutEngine):
             on_gpu: whether to compute on a GPU.
         """
         self._device = torch.device("cuda" if on_gpu else "cpu")
-        self._model: Any = AutoModelForCausalLM.from_pretrained(
-            model_path, dtype=getattr(torch, dtype), use_safetensors=True
-        ).to(self._device)
+        self._model: Any = load_causal_lm(model_path, getattr(torch, dtype)).to(self._device)
         self._model.eval()
         use_fast_products(self._model)
         self._shares_prompts = can_share_prompts(self._model.get_decoder())
@@ -63,7 +60,6 @@ class HfEngine(RolloutEngine):
         self._max_num_seqs = max_num_seqs
         self.policy_version = 0
         self._fused: FusedModel | None = None
-        self._channel: WeightChannel
         self._model_path = model_path
         self._stop_texts: StopTexts | None = None
 
@@ -82,20 +78,6 @@ class HfEngine(RolloutEngine):
         own = self._model.state_dict()
         with torch.no_grad():
             for name, tensor in complete_weights(weights, self._shapes).items():
-                own[name].copy_(tensor)
-
-    def join_broadcast(self, meeting: Meeting, rank: int) -> None:
-        """See `RolloutEngine.join_broadcast`."""
-        check_complete(meeting.shapes, self._shapes)
-        self._channel = WeightChannel(meeting, rank, self._device)
-
-    @torch.no_grad()
-    def receive_weights(self) -> None:
-        """Replaces all weights in place; see `RolloutEngine.receive_weights`."""
-        self._fused = None  # it holds the old ones
-        own = self._model.state_dict()
-        for name, tensor in self._channel.receive(own):
-            if tensor is not own[name]:
                 own[name].copy_(tensor)
 
     def resize(self, max_num_seqs: int) -> None:

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from rl_core.models.folder_check import refuse_not_finite
 
 _NAMES_SHOWN = 3
 
@@ -17,9 +20,9 @@ def weight_shapes(model_path: Path) -> dict[str, torch.Size]:
 
     With tied embeddings `lm_head.weight` is not among them: it is the input embedding.
     """
-    config = AutoConfig.from_pretrained(model_path)
+    config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     if config.tie_word_embeddings:
         shapes.pop("lm_head.weight", None)
@@ -54,14 +57,6 @@ def complete_weights(
     return {name: weights[name] for name in shapes}
 
 
-def check_complete(
-    announced: Mapping[str, tuple[int, ...]], shapes: Mapping[str, torch.Size]
-) -> None:
-    """Raises ValueError as `complete_weights` would for tensors of these shapes."""
-    with torch.device("meta"):
-        complete_weights({name: torch.empty(size) for name, size in announced.items()}, shapes)
-
-
 def stop_token_ids(model_path: Path) -> tuple[int, ...]:
     """Returns the tokens that end a response: the generation config's, else the model config's.
 
@@ -73,13 +68,26 @@ def stop_token_ids(model_path: Path) -> tuple[int, ...]:
     except OSError:  # the folder has no generation_config.json
         stop = None
     if stop is None:
-        stop = getattr(AutoConfig.from_pretrained(model_path), "eos_token_id", None)
+        config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
+        stop = getattr(config, "eos_token_id", None)
     if stop is None:
         raise ValueError(
             f"{model_path} names no eos_token_id in generation_config.json or config.json: "
             "responses would never end; add it"
         )
     return (stop,) if isinstance(stop, int) else tuple(stop)
+
+
+def check_finite(folder: Path) -> None:
+    """Reads all tensors of a Hugging Face folder's safetensors files, one at a time.
+
+    Raises:
+        ValueError: one holds a number that is not finite.
+    """
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  # it is no dictionary
+                refuse_not_finite(folder, name, tensors.get_tensor(name))
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -11,8 +11,6 @@ from rl_core.types import Completion, GenerationRequest, SamplingSettings
 if TYPE_CHECKING:
     import torch
 
-    from rl_core.types import Meeting
-
 
 def in_order(finished: Iterable[tuple[int, Completion]]) -> list[Completion]:
     """Returns what an engine yielded, all of it, in the order of the requests."""
@@ -63,35 +61,11 @@ class RolloutEngine(Protocol):
         """
         ...
 
-    def join_broadcast(self, meeting: Meeting, rank: int) -> None:
-        """Joins the learner's broadcasts of weights, in place of those that it had joined before.
-
-        Args:
-            meeting: where, and what will be sent.
-            rank: of this engine's first process there.
-
-        Raises:
-            SyncBroken: somebody did not come.
-            ValueError: what will be sent is not all that the model has.
-        """
-        ...
-
-    def receive_weights(self) -> None:
-        """Replaces all weights in place by those that the learner broadcasts now.
-
-        Raises:
-            SyncBroken: somebody is lost. Some weights may be new, some old: all must come again.
-        """
-        ...
-
     def resize(self, max_num_seqs: int) -> None:
         """Generates so many responses at a time from now on, with the same weights.
 
         Also makes an engine whose `generate` ran out of memory sound again. Responses stay what
         they are, however many are generated beside them.
-
-        Raises:
-            WeightsLost: it was built again, and a broadcast has left it no copy to build it from.
         """
         ...
 

@@ -18,17 +18,17 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
-from rl_core.errors import SyncBroken, WeightsLost, first_line, is_out_of_memory
-from rl_core.models.weight_channel import WeightChannel
+from rl_core.errors import allocation_in_words, is_out_of_memory
+from rl_core.models.folder_check import check_model_folder
 from rl_core.rollout.model_files import (
-    check_complete,
+    check_finite,
     complete_weights,
     stop_token_ids,
     weight_shapes,
 )
 from rl_core.rollout.protocol import RolloutEngine
 from rl_core.system.process_env import hide_cuda_only_packages
-from rl_core.types import Completion, GenerationRequest, Meeting, SamplingSettings
+from rl_core.types import Completion, GenerationRequest, SamplingSettings
 
 hide_cuda_only_packages()
 
@@ -44,43 +44,10 @@ class WeightUpdates:
     """What vLLM mixes into its worker class: the receiving end of `VllmEngine`'s updates."""
 
     model_runner: Any
-    rank: int
-    """Among the processes of this engine."""
-    device: torch.device
-    weight_channel: WeightChannel | None = None
 
     def replace_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Loads `weights`, all of the model's, in place."""
-        self._load_in_place(iter(weights.items()))
-
-    def join_broadcast(self, meeting: Meeting, rank: int) -> str:
-        """Joins as `rank`, or so many later, and returns what went wrong: nothing, as a rule."""
-        self.weight_channel = None  # closes the last one
-        try:
-            self.weight_channel = WeightChannel(meeting, rank + self.rank, self.device)
-        except SyncBroken as error:
-            return str(error)
-        return ""
-
-    def receive_weights(self) -> str:
-        """Loads what is broadcast, in place, and returns what went wrong: nothing, as a rule."""
-        channel, said = self.weight_channel, ""
-        if channel is None:
-            return "vLLM was built again since it had joined the broadcast"
-
-        def arriving() -> Iterator[tuple[str, torch.Tensor]]:
-            nonlocal said
-            try:
-                # New tensors: vLLM keeps them until a layer has all of its own.
-                yield from channel.receive({})
-            except SyncBroken as error:  # vLLM must come to an end, or its layers have none
-                said = str(error)
-
-        self._load_in_place(arriving())
-        return said
-
-    def _load_in_place(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
-        self.model_runner.reload_weights(weights_iterator=weights)
+        self.model_runner.reload_weights(weights_iterator=iter(weights.items()))
         model = self.model_runner.get_model()
         if model.config.tie_word_embeddings:
             # The reload repacks every linear layer for the CPU's kernels but not a tied lm_head,
@@ -129,15 +96,17 @@ class VllmEngine(RolloutEngine):
                 "VLLM_ENABLE_V1_MULTIPROCESSING is not 0: start the process with the environment "
                 "of rl_core.system.process_env, or vLLM's own child processes outlive it"
             )
+        check_model_folder(model_path)
+        check_finite(model_path)
         self._shapes = weight_shapes(model_path)
         self._stop_token_ids = stop_token_ids(model_path)
         _inspect_in_process(model_path)
         self._on_gpu, self.sleeps, self._is_asleep = on_gpu, sleeps and on_gpu, False
         self._weights: Mapping[str, torch.Tensor] | None = None
-        self._keeps_none = False
         self._options: dict[str, Any] = {
             "model": str(model_path),
             "skip_tokenizer_init": not reads_text,
+            "trust_remote_code": False,
             "load_format": "safetensors",  # never a pickle, which could execute code
             "generation_config": "vllm",  # no sampling defaults hidden in the model folder
             "dtype": dtype,
@@ -219,28 +188,11 @@ class VllmEngine(RolloutEngine):
         """Replaces all weights in place; see `RolloutEngine.update_weights`."""
         self._wake_up()
         self.llm.collective_rpc("replace_weights", args=(complete_weights(weights, self._shapes),))
-        self._weights, self._keeps_none = weights, False
+        self._weights = weights
         if self.llm.llm_engine.has_unfinished_requests():
             self._has_stale_cache = True
         else:
             self._forget_prefixes()
-
-    def join_broadcast(self, meeting: Meeting, rank: int) -> None:
-        """Each of its processes joins by itself; see `RolloutEngine.join_broadcast`."""
-        check_complete(meeting.shapes, self._shapes)
-        self._raise_broken(self.llm.collective_rpc("join_broadcast", args=(meeting, rank)))
-
-    def receive_weights(self) -> None:
-        """Replaces all weights in place; see `RolloutEngine.receive_weights`."""
-        self._wake_up()
-        self._weights, self._keeps_none = None, True
-        said = self.llm.collective_rpc("receive_weights")
-        self._forget_prefixes()
-        self._raise_broken(said)
-
-    def _raise_broken(self, said: list[str]) -> None:
-        if any(said):
-            raise SyncBroken(max(said))
 
     def _forget_prefixes(self) -> None:
         if not self.llm.reset_prefix_cache():
@@ -273,12 +225,10 @@ class VllmEngine(RolloutEngine):
                 # A cache too small for one response is what too little memory has come to.
                 if not said and not is_out_of_memory(error):
                     raise
-                said = said or first_line(error)
+                said = said or allocation_in_words(error)
             gc.collect()
         else:
             raise MemoryError(said)
-        if self._keeps_none:
-            raise WeightsLost("vLLM was built again, with the weights of its folder")
         if self._weights is not None:
             self.update_weights(self._weights)
 
@@ -342,7 +292,8 @@ def _inspect_in_process(model_path: Path) -> None:
     """
     from transformers import AutoConfig
 
-    for architecture in AutoConfig.from_pretrained(model_path).architectures or ():
+    config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
+    for architecture in config.architectures or ():
         entry = ModelRegistry.models.get(architecture)
         if entry is not None and hasattr(entry, "module_name"):
             ModelRegistry.register_model(architecture, entry.load_model_cls())

@@ -12,11 +12,33 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from rl_core.runs.run_folder import RunFolder, utc_now
+from rl_core.config.run import RunConfig
+from rl_core.runs.metrics_log import utc_now
+from rl_core.runs.run_folder import RunFolder
+from rl_core.system.atomic import open_own
 
 _OWNER: Final = ".owner"
 _TRAINER: Final = ".trainer"
 _logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def started(config: RunConfig) -> Iterator[RunFolder]:
+    """Holds a run within the block, and notes its start once it is held.
+
+    A start that is refused so changes nothing of the run that goes on.
+
+    Args:
+        config: settings with a `run_id`.
+
+    Raises:
+        ValueError: another process is at work on the run, or its folder cannot be written.
+    """
+    assert config.run_id is not None, "choose_run has named it"
+    run = RunFolder.under(config.storage.root, config.run_id)
+    run.make()
+    with owned(run):
+        yield RunFolder.create(config)
 
 
 @contextmanager
@@ -27,8 +49,6 @@ def owned(run: RunFolder) -> Iterator[None]:
         ValueError: another process is at work on it.
     """
     with _held(run.path / _OWNER, wait_s=2.0):
-        if run.read().status != "running":  # closed as lost just before it was held
-            run.update(status="running", reason=None, finished_at=None)
         yield
 
 
@@ -57,7 +77,9 @@ def close_if_lost(run: RunFolder) -> None:
     with suppress(OSError, ValueError):
         if run.read().status != "running":
             return
-        with (run.path / _OWNER).open("r+") as owner:
+        if not (run.path / _OWNER).exists():
+            return
+        with os.fdopen(open_own(run.path / _OWNER, os.O_RDWR), "r+") as owner:
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if owner.read() == platform.node() and run.read().status == "running":
                 reason = "its process is gone (killed?)"
@@ -73,7 +95,7 @@ def close_if_lost(run: RunFolder) -> None:
 def _held(path: Path, *, wait_s: float) -> Iterator[None]:
     """Holds a file's lock, and notes the machine's name in it."""
     deadline = time.monotonic() + wait_s
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = open_own(path, os.O_RDWR)
     try:
         while True:
             try:

@@ -9,12 +9,14 @@ passed over (`rollout_files`), and files are exchanged only while nobody is `rea
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 
@@ -302,7 +304,18 @@ def _rollout_table(
                 for turn in rollout.completion.turns
             ]
             or None,
+            "value": _as_double(rollout.scored.value),
+            "truth": json.dumps(rollout.problem.ground_truth, sort_keys=True, ensure_ascii=False),
         }
         for i, rollout in enumerate(rollouts)
     ]
     return pa.Table.from_pylist(rows, schema=ROLLOUTS)
+
+
+def _as_double(value: str | None) -> float | None:
+    """Returns an answer's value, `18` or `7/2`, as a number; None where it has none or is huge."""
+    try:
+        number = float(Fraction(value)) if value is not None else math.nan
+    except (ValueError, ZeroDivisionError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None

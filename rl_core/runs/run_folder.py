@@ -8,25 +8,22 @@
     .reserve                  while the run goes on: see disk_reserve.py
     .owner, .trainer          locks of who is at work on it: see lock.py
 
-Local files come first. What leaves the machine (wandb) is in `rl_core/tracking/` and can
-neither stop nor slow a run.
+Local files come first; wandb (`rl_core/tracking/`) can neither stop nor slow a run.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import secrets
 import shutil
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict
 
 from rl_core.checkpoints.store import list_checkpoints
@@ -35,10 +32,11 @@ from rl_core.config.run import RunConfig
 from rl_core.evaluation.files import EvaluationFiles
 from rl_core.resources.cost import Spread, price_in_words
 from rl_core.resources.oom_recovery import Changes, in_words
-from rl_core.runs.rollout_log import RolloutLog, finite_or_none
-from rl_core.runs.settings_file import changed_settings, read_settings
+from rl_core.runs.metrics_log import MetricsLog, utc_now
+from rl_core.runs.rollout_log import RolloutLog
+from rl_core.runs.settings_file import changed_settings, read_settings, settings_as_yaml
 from rl_core.runs.validation_log import HeldOutLog
-from rl_core.system.atomic import append_line, locked, write_text_atomically
+from rl_core.system.atomic import locked, refuse_foreign, write_text_atomically
 from rl_core.system.disk_reserve import drop_reserve, hold_reserve, write_last_words
 from rl_core.system.log_file import log_to_file, redact
 from rl_core.system.versions import made_with
@@ -55,10 +53,8 @@ _NOTHING_TO_SAY: dict[str, Any] = {
 }
 _logger = logging.getLogger(__name__)
 
-
 IMPORTED: Final = "imported"
 """The preset of a run that was made of another system's log."""
-
 AFTER: Final = "continued after: "
 """Before the reason of a run that failed, in that of the attempt which a person made next."""
 
@@ -69,7 +65,7 @@ class Attempt(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     started_at: str
     reason: str
-    """`started`, `continued`, `AFTER` and why the run had failed, or why a retry was needed."""
+    """`started`, `continued`, `AFTER` and how the one before ended, or why a retry was needed."""
     from_step: int = 0
     """Of the checkpoint that it goes on from."""
     changes: Changes = {}
@@ -121,6 +117,12 @@ class RunRecord(BaseModel):
     """What that rests on, in words."""
     made_with: dict[str, str] = {}
     """Versions and machine of the latest attempt, see `rl_core.system.versions`."""
+    flow_run_id: str | None = None
+    """Prefect's name for the latest attempt."""
+    night: str | None = None
+    """When the night was to start that last worked on this run (ISO 8601); None of other runs."""
+    started_from: str | None = None
+    """Of a night: the model that it started from, and why, in one sentence."""
     attempts: tuple[Attempt, ...] = ()
 
 
@@ -151,18 +153,12 @@ class RunFolder:
             ValueError: the folder cannot be written, or what lies there is no run.
         """
         run = cls.under(config.storage.root, config.run_id or new_run_id())
-        try:
-            run.path.mkdir(parents=True, exist_ok=True)
+        run.make()
+        with run._writing():
             asked = run._write_settings(settings_as_yaml(config))
-        except OSError as error:
-            raise ValueError(
-                f"storage.root={config.storage.root} cannot be written ({error.strerror}): "
-                "choose another with storage.root=FOLDER"
-            ) from error
         if run.is_there():
             before = run.read()
-            failed = before.status == "failed" and before.reason
-            run.add_attempt(f"{AFTER}{before.reason}" if failed else "continued", asked=asked)
+            run.add_attempt(_why_again(before), asked=asked)
             run.update(preset=config.preset, status="running", **_NOTHING_TO_SAY)
         else:
             now = utc_now()
@@ -206,6 +202,12 @@ class RunFolder:
         """Says whether there is a run, or only its name."""
         return (self.path / "run.json").is_file()
 
+    def make(self) -> None:
+        """Makes the folder, unless it is there; a ValueError says why that cannot be."""
+        with self._writing():
+            self.path.mkdir(parents=True, exist_ok=True)
+            refuse_foreign(self.path)
+
     def free_gib(self) -> float:
         """Returns the free space of the run's disk, in GiB."""
         return shutil.disk_usage(self.path).free / 2**30
@@ -227,8 +229,13 @@ class RunFolder:
         file = self.path / "run.json"
         try:
             return RunRecord.model_validate_json(file.read_bytes())
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{file} is not the record of a run: {error}") from error
+        except OSError as error:
+            raise ValueError(f"{file} cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise ValueError(
+                f"{file} is no record of a run, or is cut short or damaged: restore it, or delete "
+                "the run's folder"
+            ) from error
 
     def update(self, **changes: object) -> RunRecord:
         """Changes fields of `run.json` in one step and returns the new record.
@@ -291,6 +298,16 @@ class RunFolder:
         """Appends to `log.txt` what is logged in the block."""
         return log_to_file(self.path / "log.txt")
 
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ValueError(
+                f"storage.root={self.root} cannot be written ({error.strerror or error}): "
+                "choose another with storage.root=FOLDER"
+            ) from error
+
     def _write_settings(self, text: str) -> str:
         """Writes `config.yaml`; other settings that the run's steps were done with are kept.
 
@@ -309,65 +326,11 @@ class RunFolder:
         write_last_words(self.path, lambda: write_text_atomically(self.path / "run.json", text))
 
 
-@dataclass(frozen=True)
-class MetricsLog:
-    """`metrics.jsonl`: one JSON object per step, readable while the run goes on."""
-
-    path: Path
-
-    def append(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Appends one line and flushes it to the disk; non-finite numbers become null.
-
-        A full disk costs the line and a warning, not the run.
-
-        Args:
-            step: training steps done.
-            metrics: by name; `epoch` among them, 0 where it is absent.
-        """
-        row = {
-            "step": step,
-            "epoch": int(metrics.get("epoch", 0)),
-            "time": utc_now(),
-            **{name: finite_or_none(value) for name, value in metrics.items() if name != "epoch"},
-        }
-        line = json.dumps(row, allow_nan=False).encode() + b"\n"
-        try:
-            write_last_words(self.path.parent, lambda: append_line(self.path, line))
-        except OSError as error:
-            _logger.warning("the metrics of step %d could not be written: %s", step, error)
-
-    def read(self) -> list[dict[str, Any]]:
-        """Returns the rows, without a line that a crash cut short."""
-        if not self.path.exists():
-            return []
-        rows = (_parse(line) for line in self.path.read_text(encoding="utf-8").splitlines())
-        return [row for row in rows if row is not None]
-
-    def last_step(self) -> int:
-        """Returns the last step that was logged, 0 before the first."""
-        return max((row["step"] for row in self.read()), default=0)
-
-    def values(self, name: str) -> list[float]:
-        """Returns a metric step by step, without the steps that lack it."""
-        return [row[name] for row in self.read() if row.get(name) is not None]
-
-    def cut_after(self, step: int) -> None:
-        """Moves the lines of later steps to `metrics_cut.jsonl`: they will be done again.
-
-        A line that a crash cut short is removed. A full disk costs the keeping and a warning.
-        """
-        if not self.path.exists():
-            return
-        kept, cut = list[str](), list[str]()
-        for row in self.read():
-            (kept if row["step"] <= step else cut).append(json.dumps(row) + "\n")
-        if cut:
-            try:
-                append_line(self.path.with_name("metrics_cut.jsonl"), "".join(cut).encode())
-            except OSError as error:
-                _logger.warning("%d lines of metrics could not be kept: %s", len(cut), error)
-        text = "".join(kept)
-        write_last_words(self.path.parent, lambda: write_text_atomically(self.path, text))
+def _why_again(before: RunRecord) -> str:
+    """Returns why a run is started once more: how it ended, without the advice that follows."""
+    if before.status == "interrupted" and before.reason:
+        return f"{AFTER}{before.reason.partition(';')[0]}"
+    return f"{AFTER}{before.reason}" if before.status == "failed" and before.reason else "continued"
 
 
 def new_run_id() -> str:
@@ -375,24 +338,5 @@ def new_run_id() -> str:
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.choice(_WORDS)}"
 
 
-def settings_as_yaml(config: RunConfig) -> str:
-    """Returns all settings, resolved, as YAML; they hold no secrets, URLs lose theirs."""
-    return redact(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
-
-
-def utc_now() -> str:
-    """Returns the time in ISO 8601, UTC, to the millisecond."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
 def _in_one_line(match: re.Match[str]) -> str:
     return " ".join(match[0].split()).replace("[ ", "[").replace(" ]", "]")
-
-
-def _parse(line: str) -> dict[str, Any] | None:
-    """Returns a line's object, None if it was cut short."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None

@@ -5,9 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
+
+from rl_core.config.run import RunConfig
+from rl_core.system.log_file import redact
+
+REMOVED: Final[Mapping[str, str]] = {
+    "model.attention": "attention is SDPA; no card had run FlexAttention",
+    "model.use_torch_compile": "layers are not compiled; no card had run it",
+    "model.use_liger": "layers are transformers' own; no card had run Liger's kernels",
+    "rollout.weight_sync": "engines get new weights through Ray's object store",
+}
+"""Settings of earlier versions, and what holds now. A stored run may still name them."""
 
 
 def read_settings(run_folder: Path) -> dict[str, Any]:
@@ -21,12 +32,22 @@ def read_settings(run_folder: Path) -> dict[str, Any]:
 
 
 def parse_settings(text: str) -> dict[str, Any]:
-    """Returns the settings in the text of a `config.yaml`, likewise."""
+    """Returns the settings in the text of a `config.yaml`, likewise, without the `REMOVED`."""
     try:
         settings = yaml.safe_load(text)
     except yaml.YAMLError:
         return {}
-    return settings if isinstance(settings, dict) else {}
+    if not isinstance(settings, dict):
+        return {}
+    for section, _, name in (key.partition(".") for key in REMOVED):
+        if isinstance(settings.get(section), dict):
+            settings[section].pop(name, None)
+    return settings
+
+
+def settings_as_yaml(config: RunConfig) -> str:
+    """Returns all settings, resolved, as YAML; they hold no secrets, URLs lose theirs."""
+    return redact(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
 
 
 def changed_settings(before: str, after: str) -> str:

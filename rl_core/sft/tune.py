@@ -18,7 +18,7 @@ import transformers
 
 from rl_core.config.run import RunConfig
 from rl_core.data.prompts import check_embedded, load_tokenizer
-from rl_core.errors import OutOfMemory, first_line, is_out_of_memory
+from rl_core.errors import OutOfMemory, allocation_in_words, is_out_of_memory
 from rl_core.models.loading import checkpoint_gradients, complete_weights, load_actor
 from rl_core.models.lora import add_adapters
 from rl_core.models.packing import allow_packing
@@ -182,7 +182,7 @@ class _Tuning:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                said = first_line(error)
+                said = allocation_in_words(error)
             self.fitting.model.zero_grad()
             gc.collect()
             if torch.cuda.is_available():

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rl_core.checkpoints.store import checkpoints_folder
-from rl_core.system.atomic import locked, write_text_atomically
+from rl_core.system.atomic import locked, open_no_link, write_text_atomically
 
 SHARED: Final = "shared"
 """The name under which data sets, models and evaluations are known; runs have their own."""
@@ -103,7 +103,8 @@ class Spool:
     def publishing(self, name: str) -> Iterator[bool]:
         """Yields whether no other process here publishes a run, which then holds for the block."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / f"{name}.lock").open("a") as lock:
+        lock_file = open_no_link(self.folder / f"{name}.lock", os.O_WRONLY)
+        with os.fdopen(lock_file, "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

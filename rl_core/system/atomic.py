@@ -10,16 +10,19 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 TEMPORARY_PREFIX = ".tmp-"
 TRASH_PREFIX = ".trash-"
-_FILE_MODE = 0o644
-_FOLDER_MODE = 0o755
+_FILE_MODE = 0o666
+_FOLDER_MODE = 0o777
+_UMASK = re.compile(r"^Umask:\t(\d+)$", re.MULTILINE)
 
 
 def write_text_atomically(path: Path, text: str) -> None:
@@ -41,7 +44,7 @@ def new_file(final: Path) -> Iterator[Path]:
     file stands. Parent folders are made.
 
     Args:
-        final: the file to make, readable by everybody (mode 0644).
+        final: the file to make; who may read it is by the umask.
     """
     temporary = _temporary_sibling(final)
     try:
@@ -144,9 +147,12 @@ def locked(folder: Path) -> Iterator[None]:
     made.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    descriptor = open_no_link(folder / ".lock", os.O_WRONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -202,9 +208,9 @@ def append_line(path: Path, line: bytes, *, durable: bool = True) -> None:
         durable: flushed to the disk before returning.
 
     Raises:
-        OSError: the disk is full or fails; the file is as it was.
+        OSError: the disk is full or fails, or the file is not ours; it is as it was.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, _FILE_MODE)
+    descriptor = open_own(path, os.O_WRONLY | os.O_APPEND)
     try:
         size = os.fstat(descriptor).st_size
         try:
@@ -217,6 +223,51 @@ def append_line(path: Path, line: bytes, *, durable: bool = True) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def open_no_link(path: Path, flags: int) -> int:
+    """Opens a file that is made if missing, and returns its descriptor.
+
+    Raises:
+        PermissionError: it is a link, which may lead to another file of ours, or no plain file.
+        OSError: as `os.open`.
+    """
+    flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, _FILE_MODE)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # ENXIO: a pipe or socket
+            raise _refused(path, "is a link or no plain file") from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _refused(path, "is a link or no plain file")
+    return descriptor
+
+
+def open_own(path: Path, flags: int) -> int:
+    """Opens a file that only we write, and returns its descriptor; see `open_no_link`.
+
+    Raises:
+        PermissionError: it is a link, or belongs neither to us nor to its folder's owner.
+    """
+    descriptor = open_no_link(path, flags)
+    owner = os.fstat(descriptor).st_uid
+    if owner not in (os.geteuid(), path.parent.stat().st_uid):
+        os.close(descriptor)
+        raise _refused(path, f"belongs to another user ({owner})")
+    return descriptor
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Does nothing where a folder is ours, and is no link of another user.
+
+    Raises:
+        PermissionError: it is another user's, who can change what we write there.
+    """
+    for path, info in ((folder, folder.lstat()), (folder.resolve(), folder.stat())):
+        if info.st_uid != os.geteuid() and info.st_uid != _owner_of_new_files(path.parent):
+            raise _refused(path, f"belongs to another user ({info.st_uid})")
 
 
 def is_disk_full(error: BaseException) -> bool:
@@ -250,14 +301,36 @@ def _temporary_sibling(final: Path) -> Path:
     return final.with_name(f"{TEMPORARY_PREFIX}{final.name}-{secrets.token_hex(4)}")
 
 
+def _refused(path: Path, what: str) -> PermissionError:
+    return PermissionError(f"{path} {what}: remove it, or choose another run_id or storage.root")
+
+
+def _owner_of_new_files(folder: Path) -> int:
+    """Returns whom new files in a folder belong to: some network disks do not say our own id."""
+    path = _temporary_sibling(folder / "owner")
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError:
+        return os.geteuid()
+    try:
+        return os.fstat(descriptor).st_uid
+    finally:
+        os.close(descriptor)
+        path.unlink()
+
+
 def _move_to_trash(folder: Path) -> Path:
     """Renames a folder to a hidden sibling and returns that path."""
     return folder.rename(folder.with_name(f"{TRASH_PREFIX}{folder.name}-{secrets.token_hex(4)}"))
 
 
 def _make_durable(path: Path, mode: int) -> None:
-    """Sets the mode (libraries that use temporary files leave 0600) and flushes to the disk."""
-    path.chmod(mode)
+    """Sets the mode (libraries that use temporary files leave 0600) and flushes to the disk.
+
+    The umask is read from the system: `os.umask` would have to change it, for all threads.
+    """
+    umask = _UMASK.search(Path("/proc/self/status").read_text(encoding="ascii", errors="replace"))
+    path.chmod(mode & ~(int(umask[1], 8) if umask else 0o022))
     _sync(path)
 
 

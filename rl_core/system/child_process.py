@@ -1,4 +1,4 @@
-"""A child process of ours, `python -m MODULE`, and the channel between it and its parent.
+"""A child process of ours, `python -P -m MODULE`, and the channel between it and its parent.
 
 A message is a line of JSON: what a child that runs a user's code sends is never unpickled. The
 channel is a socket of its own, for anybody may print on the standard streams. (A `Connection` of
@@ -16,10 +16,12 @@ import sys
 import threading
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from socket import SHUT_RDWR, socket, socketpair
 from typing import IO, Any
+
+from rl_core.system.process_env import Need, environment_of_child
 
 
 class Channel:
@@ -79,6 +81,7 @@ class Child(Channel):
         module: what it runs, which calls `channel_to_parent`.
         arguments: in its `sys.argv`, which everybody on the machine can read: no secrets.
         output: where it prints to.
+        needs: whose credentials it gets; by default it gets none of ours.
         environment: variables besides ours.
 
     Raises:
@@ -90,17 +93,18 @@ class Child(Channel):
         module: str,
         *arguments: object,
         output: IO[bytes] | int = subprocess.DEVNULL,
+        needs: Collection[Need] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
         ours, theirs = socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, *map(str, (*arguments, theirs.fileno()))],
+                [sys.executable, "-P", "-m", module, *map(str, (*arguments, theirs.fileno()))],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 pass_fds=[theirs.fileno()],
-                env=os.environ | dict(environment or {}),
+                env=environment_of_child(*needs) | dict(environment or {}),
                 start_new_session=True,
             )
         super().__init__(ours)

@@ -12,18 +12,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from rl_core.system.atomic import is_disk_full
+from rl_core.system.atomic import is_disk_full, open_own
 
 RESERVE: Final = ".reserve"
 RESERVE_BYTES: Final = 8 * 2**20
 
 
 def hold_reserve(run_folder: Path) -> bool:
-    """Takes the reserve where the disk has room for it, and says whether it is held."""
+    """Takes the reserve where the disk has room for it, and says whether it is held.
+
+    Raises:
+        PermissionError: it is a link or another user's file.
+    """
     path = run_folder / RESERVE
     was_released = path.exists()
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = open_own(path, os.O_RDWR)
         try:
             os.posix_fallocate(descriptor, 0, RESERVE_BYTES)
         except OSError:
@@ -31,6 +35,8 @@ def hold_reserve(run_folder: Path) -> bool:
             raise
         finally:
             os.close(descriptor)
+    except PermissionError:
+        raise
     except OSError:
         if not was_released:
             path.unlink(missing_ok=True)
@@ -78,9 +84,15 @@ def _release(path: Path) -> bool:
 
     The file stays, empty: it tells that the reserve is wanted back, and emptying takes no room.
     """
+    if not path.exists():
+        return False
     try:
-        had_blocks = path.stat().st_size > 0
-        os.truncate(path, 0)
+        descriptor = open_own(path, os.O_RDWR)
     except OSError:
         return False
+    try:
+        had_blocks = os.fstat(descriptor).st_size > 0
+        os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)
     return had_blocks

@@ -4,39 +4,24 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from rl_core.system.atomic import append_line
+from rl_core.system.atomic import append_line, is_disk_full, open_own
 from rl_core.system.disk_reserve import write_last_words
+from rl_core.system.printable import LINES, printable
+
+# Where logs are written it is looked for, too.
+from rl_core.system.redaction import redact as redact
 
 OUR_LOGGERS: Final = ("rl_core", "tasks", "flows")
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 """A logger, or the one that Prefect wraps for a flow or task run."""
 
 PREFECTS_RUN_LOGGERS: Final = ("prefect.flow_runs", "prefect.task_runs")
-_SECRET_VARIABLE = re.compile(r"((API|ACCESS|ACCOUNT)_KEY|TOKEN|SECRET|PASSWORD|AUTH_STRING)$")
-_URL_CREDENTIALS = re.compile(r"(?<=://)[^/\s@'\"]+@")
-_BLOT = "***"
-_MIN_SECRET_LENGTH = 8
-"""Shorter values (`test`, `1`) are no secrets, and blotting them out would garble the text."""
-
-
-def redact(text: str) -> str:
-    """Returns the text without credentials.
-
-    Blotted out are user and password of URLs, and the value of every environment variable whose
-    name ends like a secret's: WANDB_API_KEY, HF_TOKEN, PREFECT_API_KEY and their kin.
-    """
-    text = _URL_CREDENTIALS.sub(f"{_BLOT}@", text)
-    for name, value in os.environ.items():
-        if len(value) >= _MIN_SECRET_LENGTH and _SECRET_VARIABLE.search(name):
-            text = text.replace(value, _BLOT)
-    return text
 
 
 class RedactingFormatter(logging.Formatter):
@@ -52,8 +37,8 @@ class RedactingFormatter(logging.Formatter):
         super().__init__(layout, "%Y-%m-%dT%H:%M:%SZ")
 
     def format(self, record: logging.LogRecord) -> str:
-        """Returns the line (or lines, with a traceback) of one record."""
-        return redact(super().format(record))
+        """Returns the lines of one record (several with a traceback), which steer no terminal."""
+        return printable(redact(super().format(record)), keep=LINES)
 
 
 class _LineByLine(logging.Handler):
@@ -78,8 +63,17 @@ class _LineByLine(logging.Handler):
 
 @contextmanager
 def log_to_file(path: Path) -> Iterator[None]:
-    """Appends what our loggers and Prefect's run loggers say, from INFO up, to a file."""
+    """Appends what our loggers and Prefect's run loggers say, from INFO up, to a file.
+
+    Raises:
+        PermissionError: it is a link or another user's file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.close(open_own(path, os.O_WRONLY))
+    except OSError as error:
+        if not is_disk_full(error):  # which costs lines, see below
+            raise
     handler = _LineByLine(path)
     handler.setFormatter(RedactingFormatter())
     with listening(handler):

@@ -1,12 +1,18 @@
-"""Whether a server answers, within seconds: asked only about what the user wants to reach."""
+"""Whether a server answers, within seconds. Only servers that the user named are asked.
+
+And a socket for a server of our own, at one address.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
+from typing import Final
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 PROBE_TIMEOUT_S = 3.0
+LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -27,16 +33,32 @@ def hubs_are_off() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
+def spare_loopback() -> None:
+    """Keeps this process and its children from asking a proxy for this machine's own servers."""
+    for name in ("no_proxy", "NO_PROXY"):  # libraries read the one or the other
+        spared = os.environ.get(name) or os.environ.get(name.swapcase(), "")
+        hosts = [host.strip() for host in spared.split(",") if host.strip()]
+        if "*" not in hosts:
+            hosts += [host for host in LOOPBACK if host not in hosts]
+        os.environ[name] = ",".join(hosts)
+
+
+def listen_at(host: str) -> tuple[int, int]:
+    """Returns a free port at this address only, and the file descriptor that listens there."""
+    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+    listener = socket.create_server((host, 0), family=family)
+    return listener.getsockname()[1], listener.detach()
+
+
 def why_unreachable(url: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
     """Returns why nothing accepts a connection at `url`, or None: something does.
 
-    Through a proxy, if the environment names one, it is the proxy that is asked.
+    Through a proxy, if the environment names one for it, it is the proxy that is asked.
     """
     wanted = urlsplit(url)
-    proxy = os.environ.get(f"{wanted.scheme}_proxy") or os.environ.get(
-        f"{wanted.scheme.upper()}_PROXY"
-    )
-    asked = urlsplit(proxy) if proxy else wanted
+    host = f"{wanted.hostname}:{wanted.port or _PORTS.get(wanted.scheme, 443)}"
+    proxy = None if proxy_bypass(host) else getproxies().get(wanted.scheme)
+    asked = urlsplit(proxy if "//" in proxy else f"//{proxy}") if proxy else wanted
     port = asked.port or _PORTS.get(asked.scheme, 443)
     try:
         with socket.create_connection((asked.hostname or "", port), timeout=timeout_s):

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Final
 
-def printable(text: str) -> str:
-    """Returns `text` with every character that could steer a terminal spelled out in ASCII.
+LINES: Final = "\n\t"
+"""What stays in a text of several lines."""
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    r"""Returns `text` with every character that could steer a terminal spelled out in ASCII.
 
     Those are escape sequences, line breaks, control characters above 127 too, and the characters
     that turn the reading direction around.
+
+    Args:
+        text: what a model, a file or a log says.
+        keep: characters that stay: `LINES` where the text may have several.
     """
+    if text.isprintable():
+        return text
     return "".join(
         character
-        if character.isprintable()
+        if character.isprintable() or character in keep
         else character.encode("unicode_escape", "surrogatepass").decode()
         for character in text
     )

@@ -1,13 +1,20 @@
 """Environment of every process of a run: quiet libraries, no telemetry, bounded threads.
 
 Set before torch, vLLM, Ray or Prefect are imported: `apply_defaults` by whoever starts a run,
-`process_environment` by each Ray actor for itself.
+`process_environment` by each Ray actor for itself. Code that starts a process
+passes `environment_of_child`: no credentials but those that the process needs.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
+from collections.abc import Collection, Mapping
+from functools import cache
+from typing import Final, Literal
+
+from rl_core.system.network import spare_loopback
 
 _DEFAULTS = {
     "DO_NOT_TRACK": "1",
@@ -43,6 +50,87 @@ _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLO
 """Where torch looks for the settings of a card's memory, the first that is set."""
 
 
+Need = Literal["prefect", "ray", "wandb"]
+"""Who is asked by a child with a login. Hubs, object stores and webhooks are asked by us only."""
+_NEEDED: Final[dict[Need, re.Pattern[str]]] = {
+    "prefect": re.compile("PREFECT_"),
+    "ray": re.compile("RAY_"),
+    "wandb": re.compile("WANDB_|(?i:https?|all)_(?i:proxy)$"),
+}
+_SECRET: Final = (
+    r"((API|ACCESS|ACCOUNT|SECRET|SHARED|PRIVATE)_?KEYS?|(ACCESS|API|AUTH)_?TOKENS|TOKEN|SECRETS?"
+    r"|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|AUTH_STRING|CONNECTION_?STRING|CONN_?STR"
+    r"|WEBHOOK(_?UR[LI])?|HOOK_UR[LI]|BEARER|COOKIES?"
+    r"|(^|_)(PASS|PAT|AUTH|DSN|JWT|SAS|SIG)|_PWD|_(?<!PUBLIC_)KEYS?)(_?\d+)?"
+)
+"""What a secret's name ends with; the one list, for children and for `redact` alike."""
+_IS_SECRET: Final = re.compile(f"{_SECRET}$")
+_LEADS_TO_ONE: Final = re.compile(
+    rf"{_SECRET}(_|$)|(^|_)(KEYS?|CONNECTION)(_|$)"
+    # Of the clouds also what says where a credential is.
+    r"|^(AWS|AZURE|GOOGLE|GCLOUD|CLOUDSDK|GCS|S3|R2|ALIBABA|OSS|OCI|DIGITALOCEAN)_"
+    r"|^(PGPASSFILE|PGSERVICEFILE|KUBECONFIG|NETRC|SSH_AUTH_SOCK)$"
+)
+_LOGIN_IN_URL: Final = re.compile(r"://\S*@")
+_lent: dict[str, str] = {}
+
+
+@cache
+def is_secret_name(name: str) -> bool:
+    """Says whether a variable of this name holds a secret: HF_TOKEN, SMTP_PASS, WEBHOOK_URL."""
+    return _IS_SECRET.search(name.upper()) is not None
+
+
+def is_credential(name: str, value: str) -> bool:
+    """Says whether an environment variable holds a secret, or leads to one."""
+    return bool(_LEADS_TO_ONE.search(name.upper()) or _LOGIN_IN_URL.search(value))
+
+
+def environment_of_child(*needs: Need) -> dict[str, str]:
+    """Returns our environment for a process that we start, without credentials.
+
+    Args:
+        needs: whose credentials it gets nevertheless.
+    """
+    kept = [_NEEDED[need] for need in needs]
+    return {
+        **{
+            name: value
+            for name, value in all_variables().items()
+            if not is_credential(name, value) or any(group.match(name) for group in kept)
+        },
+        "PYTHONSAFEPATH": "1",  # no module of the working folder, for what it starts itself, too
+    }
+
+
+def all_variables() -> dict[str, str]:
+    """Returns this process's environment, and the credentials that it was lent."""
+    return {**_lent, **os.environ}
+
+
+def credentials_for(*needs: Need, names: Collection[str] = ()) -> dict[str, str]:
+    """Returns the credentials of these, for a child that only hands them on; see `borrow`.
+
+    Args:
+        needs: whose.
+        names: single variables besides.
+    """
+    kept = [_NEEDED[need] for need in needs]
+    return {
+        name: value
+        for name, value in all_variables().items()
+        if name in names or (is_credential(name, value) and any(g.match(name) for g in kept))
+    }
+
+
+def borrow(credentials: Mapping[str, str]) -> None:
+    """Keeps credentials for children of this process, out of its own environment.
+
+    What it starts otherwise, and who looks at its environment, does not see them.
+    """
+    _lent.update(credentials)
+
+
 def process_environment(
     *, num_threads: int, on_gpu: bool, offline: bool, sleeps: bool = False
 ) -> dict[str, str]:
@@ -72,6 +160,7 @@ def process_environment(
 
 def apply_defaults() -> None:
     """Sets the defaults in this process, without overriding what the user set."""
+    spare_loopback()
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
 

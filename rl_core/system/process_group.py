@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import signal
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,8 +27,9 @@ from rl_core.system.atomic import alone_in, reading
 PROCESS_GROUP: Final = "COUNTDOWN_TRAIN_PROCESS_GROUP"
 """Environment variable that holds a group's name, and the file in Ray's folder that does."""
 _PREFIX: Final = "rl-"
-_LONGEST_TEMP_ROOT: Final = 30
-"""Characters: Ray's sockets lie about 75 below it, and a unix socket's path may have 107."""
+_LONGEST_TEMP_ROOT: Final = 28
+"""Bytes: Ray's sockets lie up to 79 below it, and a unix socket's path may have 107."""
+_PRIVATE: Final = 0o700
 _DUMP: Final = signal.SIGUSR1
 _logger = logging.getLogger(__name__)
 
@@ -108,8 +110,8 @@ def _catches(pid: int, number: signal.Signals) -> bool:
 def session_folder() -> Iterator[Path]:
     """Yields an empty temporary folder with a short path, which outlives this process by no start.
 
-    Processes that start within the block carry the mark written into it, so that `sweep_sessions`
-    can find them.
+    No other user can enter it. Processes that start within the block carry the mark written into
+    it, so that `sweep_sessions` can find them.
     """
     sweep_sessions()
     before = os.environ.get(PROCESS_GROUP)
@@ -130,7 +132,7 @@ def sweep_sessions() -> None:
     """Removes the session folders of this user whose owners are dead, and kills what is left."""
     for folder in Path(_short_temp_root()).glob(f"{_PREFIX}*/"):
         with suppress(OSError):
-            if folder.stat().st_uid != os.getuid() or not (folder / PROCESS_GROUP).is_file():
+            if not _is_private(folder) or not (folder / PROCESS_GROUP).is_file():
                 continue
             with alone_in(folder, wait=False) as is_orphan:
                 if is_orphan:
@@ -138,7 +140,13 @@ def sweep_sessions() -> None:
                     shutil.rmtree(folder)
 
 
+def _is_private(folder: Path) -> bool:
+    """Says whether it is this user's, and no other user can have put a mark into it."""
+    found = folder.lstat()  # not what a link of somebody else's leads to
+    return found.st_uid == os.getuid() and found.st_mode == stat.S_IFDIR | _PRIVATE
+
+
 def _short_temp_root() -> str:
     """Returns the temp folder, or /tmp where its path leaves no room for Ray's sockets."""
     root = tempfile.gettempdir()
-    return root if len(root) <= _LONGEST_TEMP_ROOT else "/tmp"
+    return root if len(os.fsencode(root)) <= _LONGEST_TEMP_ROOT else "/tmp"

@@ -8,6 +8,7 @@ run's beginning with its end: means over its first and last steps, a quarter of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
 from rl_core.resources.oom_recovery import beyond_recovery, remedies
+from rl_core.runs.settings_file import leaves
 from rl_core.tracking.memory_growth import AVAILABLE_GIB, HOST_GIB, full_at, growths
 from rl_core.tracking.reward_rules import REWARD_RULES
 from rl_core.tracking.series import (
@@ -34,16 +36,41 @@ _ON_ONE_CARD = RunConfig.model_validate({"resources": {"learner_gpus": 0.5, "rol
 _MULTIPLIER = np.uint64(6_364_136_223_846_793_005)
 
 
-def diagnose(rows: Iterable[Mapping[str, Any]], config: RunConfig | None = None) -> list[Diagnosis]:
+def diagnose(
+    rows: Iterable[Mapping[str, Any]],
+    config: RunConfig | None = None,
+    *,
+    settings: Mapping[str, Any] | None = None,
+) -> list[Diagnosis]:
     """Returns what is wrong with a run, the gravest first; nothing where nothing stands out.
 
     Args:
         rows: the run's metrics, one mapping per step.
         config: its settings in force, where they are known: an advice then names those left.
+        settings: of its `config.yaml`, by section, where only these are known.
     """
     series = Series(rows)
+    known = dict(leaves(config.model_dump(mode="json") if config else settings or {}))
     found = [_nearly_full_card(series, config), *(rule(series) for rule in _RULES)]
-    return [one for one in found if one is not None]
+    return [_without_what_is_set(one, known) for one in found if one is not None]
+
+
+def _without_what_is_set(found: Diagnosis, settings: Mapping[str, Any]) -> Diagnosis:
+    """Leaves out of an advice each `key=value` that the run has already."""
+    parts = found.advice.split(", ")
+    left = [
+        part
+        for part in parts
+        if str(settings.get(part.partition("=")[0])).removesuffix(".0") != part.partition("=")[2]
+    ]
+    return replace(found, advice=", ".join(left or parts))
+
+
+def _is_getting_better(series: Series) -> bool:
+    """Says whether accuracy rises: what looks odd is then how this run learns."""
+    tests = series.values("val/accuracy")
+    gains = [series.gain("reward/accuracy") or 0.0, tests[-1] - tests[0] if tests else 0.0]
+    return max(gains) > 0.05
 
 
 def _nearly_full_card(series: Series, config: RunConfig | None) -> Diagnosis | None:
@@ -103,6 +130,8 @@ def _entropy_collapse(series: Series) -> Diagnosis | None:
     entropy = series.ends("actor/entropy_loss")
     if entropy is None or entropy[0] <= 0 or entropy[1] > 0.2 * entropy[0]:
         return None
+    if _is_getting_better(series):
+        return None
     return Diagnosis(
         "entropy_collapse",
         "the policy has become nearly certain: it explores no more",
@@ -144,7 +173,7 @@ def _useless_critic(series: Series) -> Diagnosis | None:
 
 def _never_clipped(series: Series) -> Diagnosis | None:
     clipped = series.values("actor/pg_clipfrac")
-    if len(clipped) < FEWEST_STEPS or any(clipped):
+    if len(clipped) < FEWEST_STEPS or any(clipped) or _is_getting_better(series):
         return None
     return Diagnosis(
         "never_clipped",
@@ -172,6 +201,8 @@ def _truncated(series: Series) -> Diagnosis | None:
     share = series.ends("response_length/clip_ratio")
     if share is None or share[1] <= 0.2:
         return None
+    if share[1] < share[0] and _is_getting_better(series):
+        return None  # it learns to be short
     return Diagnosis(
         "truncated",
         "many responses are cut off before their answer",

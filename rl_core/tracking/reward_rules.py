@@ -9,6 +9,9 @@ from rl_core.tracking.series import FEWEST_STEPS, STEPS_IN_A_ROW, Diagnosis, Ser
 FORMAT_SCORE = 0.1
 """What a well-formed wrong answer scores in Countdown (SPEC's and TinyZero's default)."""
 _SOME = 0.01
+_LOST_STEPS = 3
+_NOT_FINITE = "not_finite/"
+_MOST_NAMES = 4
 _NEARLY_ALL = 0.99
 
 
@@ -29,10 +32,20 @@ def _reward_fails(series: Series) -> Diagnosis | None:
     )
 
 
-def _reward_always_zero(series: Series) -> Diagnosis | None:
+def _reward_always_same(series: Series) -> Diagnosis | None:
     scores = series.values("critic/score/mean")
-    if len(scores) < FEWEST_STEPS or any(scores) or _share(series, "reward_error") > _NEARLY_ALL:
+    if len(scores) < FEWEST_STEPS or len(set(scores)) > 1:
         return None
+    if _share(series, "reward_error") > _NEARLY_ALL:
+        return None
+    if scores[0] != 0:
+        return Diagnosis(
+            "reward_always_same",
+            "every step has the same mean score, so there is nothing to learn from",
+            f"critic/score/mean is {scores[0]:g} in all {len(scores)} steps",
+            "read some responses (countdown-train sql samples_of_a_verdict): a rule that finds no "
+            "answer in them gives all the same score, and so does one that is met by all",
+        )
     return Diagnosis(
         "reward_always_zero",
         "no response has scored anything yet, so there is nothing to learn from",
@@ -88,5 +101,46 @@ def _share(series: Series, verdict: str) -> float:
     return fmean(shares.get(step, 0.0) for step in steps) if steps else 0.0
 
 
-REWARD_RULES = (_reward_fails, _reward_always_zero, _format_credit_only)
+def _score_lost(series: Series) -> Diagnosis | None:
+    """A score that was there and is gone: other rules look at means, in which it is still there."""
+    points = series.points("critic/score/mean")
+    if len(points) < FEWEST_STEPS:
+        return None
+    top_step, top = max(points, key=lambda point: point[1])
+    low = [value <= 0.1 * top for _, value in points]
+    if top < 0.02 or not all(low[-_LOST_STEPS:]):
+        return None
+    since = points[len(low) - low[::-1].index(False)][0]
+    return Diagnosis(
+        "score_lost",
+        f"the score fell to {points[-1][1]:.3g} at step {since} and stayed there",
+        f"critic/score/mean was {top:.3g} at step {top_step}",
+        "go on from a checkpoint before that step with a smaller actor.lr, actor.grad_clip=1 or a "
+        "larger algorithm.kl_coef",
+    )
+
+
+def _not_finite(series: Series) -> Diagnosis | None:
+    """Of an imported log: here a step whose loss is no number ends the run."""
+    firsts = {name: series.points(f"{_NOT_FINITE}{name}")[0] for name in series.ending(_NOT_FINITE)}
+    if not firsts:
+        return None
+    begins = min(step for step, _ in firsts.values())
+    names = [name for name, (step, _) in firsts.items() if step == begins]
+    return Diagnosis(
+        "not_finite",
+        f"values are not finite numbers from step {begins} on: what was learned after it is lost",
+        f"{', '.join(names[:_MOST_NAMES])} {'is' if len(names) == 1 else 'are'} nan or inf there",
+        "go on from a checkpoint before that step with a smaller actor.lr, actor.grad_clip=1 or "
+        "model.dtype=float32",
+    )
+
+
+REWARD_RULES = (
+    _not_finite,
+    _reward_fails,
+    _reward_always_same,
+    _score_lost,
+    _format_credit_only,
+)
 """The gravest first."""

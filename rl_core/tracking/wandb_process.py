@@ -173,7 +173,7 @@ def _go_offline(run_folder: Path, timeout_s: float, parent: _Parent, why: str) -
     """Begins again as a process that never heard of the failed start."""
     parent.tell(f"offline in this run, `countdown-train sync` uploads it later: {why}")
     _end_service()
-    program = [sys.executable, "-m", "rl_core.tracking.wandb_process"]
+    program = [sys.executable, "-P", "-m", "rl_core.tracking.wandb_process"]
     end = parent.channel.socket
     end.set_inheritable(True)
     arguments = map(str, (run_folder, "offline", timeout_s, end.fileno()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
 import subprocess
 import threading
@@ -19,7 +20,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rl_core.config.run import RunConfig
-from rl_core.runs.run_folder import MetricsLog
+from rl_core.runs.metrics_log import MetricsLog
+from rl_core.system.atomic import open_own
 from rl_core.system.child_process import Child, how_it_ended
 from rl_core.system.log_file import redact
 from rl_core.system.network import wandb_url
@@ -104,7 +106,7 @@ def _say_incomplete(run_folder: Path, why: str) -> None:
 
 
 @dataclass(frozen=True)
-class Upload:
+class UploadOutcome:
     """What became of uploading one run."""
 
     result: Literal["uploaded", "already", "failed"]
@@ -114,7 +116,7 @@ class Upload:
     """Why it failed, in one line; else the run's name at wandb."""
 
 
-def upload_run(run_folder: Path, timeout_s: float = UPLOAD_TIMEOUT_S) -> Upload:
+def upload_run(run_folder: Path, timeout_s: float = UPLOAD_TIMEOUT_S) -> UploadOutcome:
     """Sends wandb the steps of a run that it lacks.
 
     What the server once said that it has is remembered in `wandb/uploaded.json`, so that nobody is
@@ -124,21 +126,21 @@ def upload_run(run_folder: Path, timeout_s: float = UPLOAD_TIMEOUT_S) -> Upload:
         (row["step"] for row in MetricsLog(run_folder / "metrics.jsonl").read()), default=None
     )
     if last_step is None:
-        return Upload("already", 0, "no step was done")
+        return UploadOutcome("already", 0, "no step was done")
     run_id = wandb_run_id(run_folder)
     if (known := _uploaded(run_folder)) is not None and known["last_step"] >= last_step:
-        return Upload("already", 0, run_id)
+        return UploadOutcome("already", 0, run_id)
     try:
         child = _start(run_folder, "upload", timeout_s)
     except OSError as error:
-        return Upload("failed", 0, str(error))
+        return UploadOutcome("failed", 0, str(error))
     _end(child, timeout_s, exit_code=0)
     words = list(_words(child))
     child.close()
     known = _uploaded(run_folder)
     if child.process.returncode != 0 or known is None:
-        return Upload("failed", 0, words[-1] if words else "it took too long")
-    return Upload("uploaded", known["steps_sent"], known["wandb_run_id"])
+        return UploadOutcome("failed", 0, words[-1] if words else "it took too long")
+    return UploadOutcome("uploaded", known["steps_sent"], known["wandb_run_id"])
 
 
 def _uploaded(run_folder: Path) -> dict[str, Any] | None:
@@ -161,8 +163,9 @@ def _start(run_folder: Path, mode: str, timeout_s: float) -> Child:
     folder = run_folder / "wandb"
     folder.mkdir(exist_ok=True)
     arguments = (run_folder, mode, timeout_s - _MARGIN_S)
-    with (folder / f"output-{mode}.txt").open("wb") as output:
-        return Child("rl_core.tracking.wandb_process", *arguments, output=output)
+    said = open_own(folder / f"output-{mode}.txt", os.O_WRONLY | os.O_TRUNC)
+    with os.fdopen(said, "wb") as output:
+        return Child("rl_core.tracking.wandb_process", *arguments, output=output, needs=["wandb"])
 
 
 def _end(child: Child, timeout_s: float, exit_code: int) -> None:

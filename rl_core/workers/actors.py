@@ -13,7 +13,6 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +21,7 @@ import ray
 from rl_core.config.run import RunConfig
 from rl_core.errors import out_of_memory_as
 from rl_core.resources.memory_need import takes_turns
-from rl_core.system.atomic import is_disk_full
+from rl_core.system.atomic import is_disk_full, open_own
 from rl_core.system.log_file import RedactingFormatter
 from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages
 from rl_core.system.process_group import dump_stacks_on_request
@@ -33,8 +32,7 @@ from rl_core.types import (
     SamplingSettings,
     SnapshotBytes,
 )
-from rl_core.workers.node_files import Folder, NodeFile, Staging, here
-from rl_core.workers.turns import Turns
+from rl_core.workers.fair_lock import FairLock
 
 if TYPE_CHECKING:
     import torch
@@ -42,22 +40,17 @@ if TYPE_CHECKING:
 
     from rl_core.learner.learner import Learner
     from rl_core.learner.ranks import Ranks
-    from rl_core.models.weight_channel import WeightChannel
     from rl_core.rollout.adaptive_engine import AdaptiveEngine
     from rl_core.rollout.protocol import RolloutEngine
-    from rl_core.types import Meeting
 
 WRITING: Final = "writing"
-"""Ray's concurrency group, a thread of the actor, for what goes on beside its other calls.
-
-Methods are marked with it, not calls: Ray's client (`ray://`) has no option for a call.
-"""
+"""Ray's concurrency group, a thread of the actor, for what goes on beside its other calls."""
 _logger = logging.getLogger(__name__)
 PAD_ID = 0
 """Fills up the learner's rows; masked everywhere, so any token will do."""
 
 
-def prepare_process(environment: Mapping[str, str], log_file: Path | NodeFile) -> None:
+def prepare_process(environment: Mapping[str, str], log_file: Path) -> None:
     """Sets this process's environment and sends its output, and what we log, to `log_file`.
 
     The file descriptors are replaced, for C++ libraries and crash dumps write there. A disk without
@@ -69,7 +62,7 @@ def prepare_process(environment: Mapping[str, str], log_file: Path | NodeFile) -
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        log = os.open(here(log_file), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        log = open_own(log_file, os.O_WRONLY | os.O_APPEND)
     except OSError as error:
         if not is_disk_full(error):
             raise
@@ -112,15 +105,12 @@ class _Forgiving(io.BufferedIOBase):
 class LearnerActor:
     """The learner's process, or one of its ranks: then all are asked for the same, in one order."""
 
-    def __init__(self, environment: Mapping[str, str], log_file: Path | NodeFile) -> None:
+    def __init__(self, environment: Mapping[str, str], log_file: Path) -> None:
         prepare_process(environment, log_file)
         self._learner: Learner
         self._ranks: Ranks | None = None
         self._meeting: TCPStore
         self._gathered: Mapping[str, torch.Tensor] | None = None
-        self._staging = Staging()
-        self._channel_store: TCPStore
-        self._channel: WeightChannel | None = None
 
     def open_meeting(self, host: str, size: int) -> int:
         """Opens, in the first rank, where all will meet, and returns the port."""
@@ -141,19 +131,17 @@ class LearnerActor:
     def load(
         self,
         config: RunConfig,
-        model: Path | Folder,
-        resume_from: Path | Folder | None,
-        budgets_file: Path | NodeFile,
+        model_path: Path,
+        resume_from: Path | None,
+        budgets_file: Path,
     ) -> None:
         """Loads the models; apart from the constructor, so that errors arrive as what they are."""
-        model_path, budgets = here(model), here(budgets_file)
-        checkpoint = here(resume_from) if resume_from is not None else None
         with out_of_memory_as("load_learner"):
             from rl_core.learner.learner import Learner
             from rl_core.learner.ranks import ALONE
 
             ranks = self._ranks = self._ranks or ALONE
-            self._learner = Learner(config, model_path, checkpoint, budgets, ranks)
+            self._learner = Learner(config, model_path, resume_from, budgets_file, ranks)
             self._sent_dtype = config.model.dtype
             self._takes_turns = takes_turns(config)
             self._give_back()
@@ -202,34 +190,6 @@ class LearnerActor:
         if self._ranks.rank == 0:
             self._gathered = weights
 
-    def open_broadcast(self, host: str) -> tuple[int, dict[str, tuple[int, ...]]]:
-        """Opens, in the first rank, where engines will meet it.
-
-        Returns:
-            The port, and the shapes of what will be sent by name, in its order.
-        """
-        from rl_core.models.weight_channel import open_store
-
-        self._channel_store = open_store(host)
-        return self._channel_store.port, self._learner.weight_shapes()
-
-    def join_broadcast(self, meeting: Meeting) -> None:
-        """Waits, in the first rank, for the engines, in place of those met before."""
-        from rl_core.models.weight_channel import WeightChannel
-
-        self._channel = None
-        self._channel = WeightChannel(meeting, 0, self._learner.device)
-
-    def broadcast_weights(self) -> None:
-        """Sends all weights to the engines, one by one; later ranks gather them along."""
-        with self._in_phase("weights"):
-            weights = self._learner.each_weight()
-            if self._channel is None:
-                for _ in weights:
-                    pass
-            else:
-                self._channel.send(weights)
-
     @contextlib.contextmanager
     def _in_phase(self, phase: str) -> Iterator[None]:
         """Has errors arrive as what they are: memory that ran out, another rank that is gone."""
@@ -254,14 +214,10 @@ class LearnerActor:
             return self._learner.snapshot()
 
     @ray.method(concurrency_group=WRITING)  # type: ignore[untyped-decorator]  # Ray's
-    def write_snapshot(self, folder: Path, *, model_alone: bool) -> Folder | None:
-        """Writes the last snapshot's checkpoint, in a thread beside all the rest.
-
-        Into `folder`, or where that is not in sight into the one that is returned.
-        """
-        write = partial(self._learner.write_snapshot, model_alone=model_alone)
+    def write_snapshot(self, folder: Path, *, model_alone: bool) -> None:
+        """Writes the last snapshot's checkpoint into `folder`, in a thread beside all the rest."""
         with out_of_memory_as("save"):
-            return self._staging.write(folder, write)
+            self._learner.write_snapshot(folder, model_alone=model_alone)
 
 
 class RolloutActor:
@@ -271,30 +227,29 @@ class RolloutActor:
     tokens.
     """
 
-    def __init__(self, environment: Mapping[str, str], log_file: Path | NodeFile) -> None:
+    def __init__(self, environment: Mapping[str, str], log_file: Path) -> None:
         prepare_process(environment, log_file)
         self._engine: AdaptiveEngine
         self._ended: Iterator[list[tuple[int, Completion]]]
-        self._turns = Turns()
+        self._lock = FairLock()
 
     def load(
         self,
         config: RunConfig,
-        model: Path | Folder,
-        weights: Path | Folder | Mapping[str, torch.Tensor] | None,
-        budgets_file: Path | NodeFile,
+        model_path: Path,
+        weights: Path | Mapping[str, torch.Tensor] | None,
+        budgets_file: Path,
         policy_version: int = 0,
     ) -> None:
         """Builds the engine named by `rollout.engine`, from a folder that outlives the run.
 
         With the weights of that folder, or those of `set_weights`.
         """
-        model_path, budgets = here(model), here(budgets_file)
         with out_of_memory_as("load_engine"):
             from rl_core.rollout.adaptive_engine import AdaptiveEngine
 
             self._engine = AdaptiveEngine(
-                config, model_path, ENGINES[config.rollout.engine], budgets
+                config, model_path, ENGINES[config.rollout.engine], budgets_file
             )
         _logger.info(
             "%s in %s on %s, up to %d responses at a time",
@@ -312,7 +267,7 @@ class RolloutActor:
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings, phase: str
     ) -> None:
         """Takes requests to generate, in place of whatever was left of those before."""
-        with self._turns:
+        with self._lock:
             self._ended = self._engine.generate_by_token(requests, sampling, phase)
 
     def next_finished(self, limit: int) -> list[tuple[int, Completion]]:
@@ -322,7 +277,7 @@ class RolloutActor:
         """
         finished: list[tuple[int, Completion]] = []
         while len(finished) < limit:
-            with self._turns:
+            with self._lock:
                 ended = next(self._ended, None)
             if ended is None:
                 break
@@ -336,36 +291,26 @@ class RolloutActor:
 
     def end_step(self) -> dict[str, float]:
         """Returns what became of the engine's memory since this was asked last."""
-        with self._turns:
+        with self._lock:
             return self._engine.end_step()
 
     def set_policy_version(self, version: int) -> None:
         """Says how many updates made the weights that the engine holds."""
-        with self._turns:
+        with self._lock:
             self._engine.set_policy_version(version)
 
     def set_weights(
-        self, weights: Path | Folder | Mapping[str, torch.Tensor], policy_version: int = 0
+        self, weights: Path | Mapping[str, torch.Tensor], policy_version: int = 0
     ) -> None:
         """Replaces all weights by the learner's, or by those of a saved model's folder."""
         from rl_core.rollout.model_files import read_weights
 
         with out_of_memory_as("sync"):
-            if isinstance(weights, Path | Folder):
-                weights = read_weights(here(weights))
-            with self._turns:
+            if isinstance(weights, Path):
+                weights = read_weights(weights)
+            with self._lock:
                 self._engine.update_weights(weights)
                 self._engine.set_policy_version(policy_version)
-
-    def join_broadcast(self, meeting: Meeting, rank: int) -> None:
-        """Waits for learner and other engines, see `RolloutEngine.join_broadcast`."""
-        self._engine.join_broadcast(meeting, rank)
-
-    def receive_weights(self, policy_version: int) -> None:
-        """Replaces all weights by those that the learner broadcasts now."""
-        with out_of_memory_as("sync"), self._turns:
-            self._engine.receive_weights()
-            self._engine.set_policy_version(policy_version)
 
 
 def _vllm_engine(config: RunConfig, model_path: Path, max_num_seqs: int) -> RolloutEngine:

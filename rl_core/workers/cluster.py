@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import ray
@@ -37,19 +38,15 @@ from rl_core.types import Rollout, SnapshotBytes
 from rl_core.workers.actors import WRITING, LearnerActor, RolloutActor
 from rl_core.workers.engines import Engines
 from rl_core.workers.learner_ranks import LearnerRanks
-from rl_core.workers.node_files import Folder, Handover
-from rl_core.workers.node_logs import NodeLogs, logs_of_cluster
+from rl_core.workers.nodes import check_nodes, own_node
 from rl_core.workers.reservation import Reservation
 from rl_core.workers.session import ray_session
-from rl_core.workers.weight_sync import WeightBroadcast, is_wanted, own_address
 
 _LOG_LINES_SHOWN = 3
 _NODE_DIED = "its node has died"
 """How Ray says so of an actor."""
 _WARNING_OF_TORCH = "[W"
 """Of its C++: it names no cause, a host without a name for one."""
-_LAST_WORDS_S = 5.0
-"""How long a machine, which may be gone, is waited for when its worker has died."""
 
 
 class Workers:
@@ -62,7 +59,6 @@ class Workers:
         resume_from: Path | None,
         log_folder: Path,
         room: Reservation,
-        logs: NodeLogs | None,
         *,
         learner: bool,
         on_progress: Callable[[str], None],
@@ -70,25 +66,18 @@ class Workers:
         self._config = config
         self._log_folder = log_folder
         self._room = room
-        self._logs = logs
-        self._handover: Handover | None = None
-        if logs is not None and not logs.own_node:
-            self._handover = Handover(room.first_node())
         self._on_progress = on_progress
         budgets_file = (config.storage.root / BUDGETS_FILE).resolve()
-        budgets = budgets_file if logs is None else logs.beside(budgets_file)
-        model = self._sendable_model(model_path)
 
         def load(actor: Any, weights: Any, *policy_version: int) -> Any:
-            return actor.load.remote(config, model, weights, budgets, *policy_version)
+            return actor.load.remote(config, model_path, weights, budgets_file, *policy_version)
 
         self._load_actor = load
         self.engines = Engines(
             config.rollout.num_engines,
             spawn=lambda name: self._spawn(name, RolloutActor),
             load=load,
-            weights=self._sendable_model(resume_from) if resume_from else None,
-            sendable=self._sendable_model,
+            weights=resume_from,
             result=self._result,
             on_progress=on_progress,
             beside_learner=learner and shares_a_card(config),
@@ -97,10 +86,6 @@ class Workers:
         num_ranks = config.resources.learner_ranks if learner else 0
         ranks = [self._spawn(learner_name(rank), LearnerActor) for rank in range(num_ranks)]
         self._learner = LearnerRanks(ranks, self._result, on_progress) if learner else None
-        self.broadcast = None
-        """Where weights are sent to all engines at once."""
-        if self._learner is not None and is_wanted(config):
-            self.broadcast = WeightBroadcast(config, self._learner, self.engines, self._result)
 
     @classmethod
     @contextmanager
@@ -139,32 +124,34 @@ class Workers:
             raise ValueError(why)
         if learner and (why := why_no_shared_card(config)):
             raise ValueError(why)
-        with ray_session(config, model_path, log_folder, learner=learner) as temp_dir:
+        with (
+            ray_session(config, model_path, log_folder, learner=learner) as temp_dir,
+            _folder_of_logs(config, log_folder, temp_dir) as folder,
+        ):
             report("Ray is up")
             room = Reservation(config, learner=learner, report=report)
-            folder = (log_folder or temp_dir).resolve()
-            folder.mkdir(parents=True, exist_ok=True)
             model_path = model_path.resolve()
             resume_from = resume_from.resolve() if resume_from else None
-            with logs_of_cluster(config, folder, room) as logs:
-                workers = cls(
-                    config,
-                    model_path,
-                    resume_from,
-                    folder,
-                    room,
-                    logs,
-                    learner=learner,
-                    on_progress=on_progress,
-                )
-                with nullcontext() if resume_from is None else reading(resume_from):
-                    workers._load(config, resume_from, report)
-                if learner and config.model.load_in_4bit and resume_from is None:
-                    workers.sync_weights()  # engines have read weights that are not yet rounded
-                try:
-                    yield workers
-                finally:
-                    workers.engines.close()
+            if config.resources.ray_address is not None:
+                seen = [folder, model_path, *filter(None, [resume_from])]
+                check_nodes(room.nodes() - {own_node()}, seen)
+            workers = cls(
+                config,
+                model_path,
+                resume_from,
+                folder,
+                room,
+                learner=learner,
+                on_progress=on_progress,
+            )
+            with nullcontext() if resume_from is None else reading(resume_from):
+                workers._load(config, resume_from, report)
+            if learner and config.model.load_in_4bit and resume_from is None:
+                workers.sync_weights()  # engines have read weights that are not yet rounded
+            try:
+                yield workers
+            finally:
+                workers.engines.close()
 
     @property
     def learner(self) -> LearnerRanks:
@@ -185,8 +172,7 @@ class Workers:
             policy_version: how many updates made them.
         """
         self._on_progress("sync")
-        if self.broadcast is None or not self.broadcast(policy_version):
-            self.engines.set_weights(self.learner.weights(), policy_version)
+        self.engines.set_weights(self.learner.weights(), policy_version)
 
     def snapshot(self) -> SnapshotBytes:
         """Has the learner copy what a checkpoint holds, over the snapshot before."""
@@ -209,20 +195,7 @@ class Workers:
             sleeps=actor is RolloutActor and self._config.rollout.sleep,
         )
         remote = ray.remote(**place, max_restarts=0, concurrency_groups={WRITING: 1})(actor)
-        log = self._log_folder / f"{name}.log" if self._logs is None else self._logs.file(name)
-        return remote.remote(environment, log)
-
-    def _sendable(self, folder: Path) -> Path | Folder:
-        """Returns what to send in place of a folder: a path, where all processes see this disk."""
-        if self._logs is None:
-            return folder
-        found = Folder.of(folder, self._logs.own_node)
-        return found if self._handover is None else self._handover(found)
-
-    def _sendable_model(self, folder: Path) -> Path | Folder:
-        """Returns the same for an engine, which needs nothing beside the model."""
-        sent = self._sendable(folder)
-        return sent if isinstance(sent, Path) else sent.model_alone()
+        return remote.remote(environment, self._log_folder / f"{name}.log")
 
     def _load(
         self, config: RunConfig, resume_from: Path | None, report: Callable[[str], None]
@@ -237,12 +210,11 @@ class Workers:
             del engines[name]
         queues = loading_queues(self._cards(config, engines | learners))
         loading: dict[Future[Any], tuple[str, list[str]]] = {}
-        checkpoint = None if resume_from is None else self._sendable(resume_from)
 
         def load_first(queue: list[str]) -> None:
             name, *rest = queue
             if name in learners:
-                loaded = self._load_actor(learners[name], checkpoint).future()
+                loaded = self._load_actor(learners[name], resume_from).future()
             else:
                 loaded = self.engines.begin_load(name)
             loading[loaded] = name, rest
@@ -265,7 +237,7 @@ class Workers:
     def _hosts(self) -> list[str]:
         """Returns the address of each learner rank's machine."""
         asked = {
-            name: actor.__ray_call__.remote(own_address)
+            name: actor.__ray_call__.remote(_own_address)
             for name, actor in self.learner.actors.items()
         }
         return [self._result(name, host.future()) for name, host in asked.items()]
@@ -305,19 +277,36 @@ class Workers:
             if "running low on memory" in str(error):
                 raise OutOfMemory(name, "killed because the machine's memory ran low") from error
             raise WorkerDied(name, self._last_words(name, str(error))) from error
-        # Its head or its raylet is gone, and says so in many ways; Ray's client has one of its own.
+        # Its head or its raylet is gone, and says so in many ways.
         except (RayError, ConnectionError) as error:
             raise WorkerDied(name, f"Ray has lost it ({first_line(error)})") from error
 
     def _last_words(self, name: str, why: str) -> str:
-        if self._logs is not None:
-            self._logs.look(_LAST_WORDS_S)
         log = self._log_folder / f"{name}.log"
         lines = log.read_text(errors="replace").split("\n") if log.exists() else []
         telling = (line.strip() for line in lines if not line.startswith(_WARNING_OF_TORCH))
         said = [line for line in telling if line][-_LOG_LINES_SHOWN:]
         how = "machine is gone" if _NODE_DIED in why else "process is gone (killed?)"
         return f"its {how}; {log} ends with: {' | '.join(said) or '(nothing)'}"
+
+
+@contextmanager
+def _folder_of_logs(config: RunConfig, asked: Path | None, temp_dir: Path) -> Iterator[Path]:
+    """Yields the folder asked for, else a temporary one, which all of Ray's machines see."""
+    if asked is None and config.resources.ray_address is not None:
+        root = config.storage.root.resolve()
+        root.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".workers-", dir=root, ignore_cleanup_errors=True) as made:
+            yield Path(made)
+        return
+    folder = (asked or temp_dir).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    yield folder
+
+
+def _own_address(actor: object) -> str:
+    """Runs within an actor: the address of its machine."""
+    return str(ray.util.get_node_ip_address())
 
 
 def _own_cards(actor: object) -> set[tuple[str, str]]:

@@ -9,7 +9,6 @@ Not here: the learner (cluster.py), what runs in an engine's process (actors.py)
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 from collections import Counter
@@ -21,14 +20,13 @@ from typing import Any, Final, TypeAlias
 import ray
 from ray.exceptions import RayActorError
 
-from rl_core.errors import OutOfMemory, WeightsLost, WorkerDied
+from rl_core.errors import OutOfMemory, WorkerDied
 from rl_core.resources.placement import engine_name
 from rl_core.resources.token_budgets import log_out_of_memory, merge_metrics
 from rl_core.rollout.protocol import in_order
 from rl_core.system.atomic import reading
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
 from rl_core.workers.engine_process import EngineProcess, begin, shares, tell_when_loaded
-from rl_core.workers.node_files import Folder
 
 Result: TypeAlias = Callable[[str, Future[Any]], Any]
 """Waits for the result of a worker by its name, and turns Ray's errors into ours."""
@@ -46,7 +44,6 @@ class Engines:
         load: has it load the model, and weights unless they are None: a folder, or a reference;
             and know how many updates made them.
         weights: a folder whose weights the engines start with, None for the model's own.
-        sendable: turns a folder into what is sent to engines in its place.
         result: see `Result`.
         on_progress: hears the name of a phase when it begins or is a piece further.
         beside_learner: whether they compute on the learner's card, so that one that starts must be
@@ -61,23 +58,20 @@ class Engines:
         *,
         spawn: Callable[[str], Any],
         load: Callable[[Any, Any, int], Any],
-        weights: Path | Folder | None,
-        sendable: Callable[[Path], Path | Folder],
+        weights: Path | None,
         result: Result,
         on_progress: Callable[[str], None],
         beside_learner: bool,
         in_flight: bool = False,
     ) -> None:
         self._spawn, self._load, self._result = spawn, load, result
-        self._sendable = sendable
         self._on_progress = on_progress
         self._beside_learner, self._in_flight = beside_learner, in_flight
         # One thread streams while another has weights set: each sees engines replaced or not.
         self._lock = threading.RLock()
         self._is_closed = False
         self._policy_version = 0
-        # Ray keeps what is referred to: who starts again gets what the others hold. After a
-        # broadcast a function, which has the learner hand them over.
+        # Ray keeps what is referred to: who starts again gets what the others hold.
         self._weights: Any = weights
         self._died: list[str] = []
         self._deaths: Counter[str] = Counter()
@@ -153,8 +147,8 @@ class Engines:
             self._check_open()
             try:
                 return self._answer(engine, call) or ()
-            except (WorkerDied, WeightsLost) as loss:
-                self._mend_once(engine, loss)
+            except WorkerDied as death:
+                self._replace_once(engine, death)
                 if lost := [i for i, asked in unanswered.items() if asked is engine]:
                     others = ", ".join(ask(lost))
                     said = "%d responses that %s had not finished are asked of %s"
@@ -225,29 +219,11 @@ class Engines:
                 loaded, lambda actor: self._now(actor, "set_weights", weights, policy_version)
             )
 
-    def ready(self) -> dict[str, Any]:
-        """Returns Ray's handles of the engines that have loaded, by name."""
-        with self._lock:
-            return {engine.name: engine.actor for engine in self._loaded()}
-
-    def hold(self, weights: Callable[[], Any], policy_version: int) -> None:
-        """Hears that all engines that were ready have received new weights.
-
-        Args:
-            weights: returns a reference to them, for those that start now or later: asked at most
-                once.
-            policy_version: how many updates made them.
-        """
-        with self._lock:
-            self._weights, self._policy_version = functools.cache(weights), policy_version
-            for engine in self._engines:
-                engine.is_behind |= bool(engine.starting)
-
     def load_weights(self, folder: Path) -> None:
         """Gives every engine the weights of a saved model of the same architecture."""
         folder = folder.resolve()
         with reading(folder):
-            self.set_weights(self._sendable(folder))
+            self.set_weights(folder)
 
     def close(self) -> None:
         """Has another thread's stream end instead of starting engines of a Ray that is gone."""
@@ -321,16 +297,10 @@ class Engines:
                 raise WorkerDied(engine.name, f"it did not start again: {error}") from error
             engine.starting.pop(0)
 
-    def _mend_once(self, engine: EngineProcess, loss: WorkerDied | WeightsLost) -> None:
-        """Starts a new process in place of a dead one, where that has not been noticed before.
-
-        One that has lost its weights gets them again.
-        """
+    def _replace_once(self, engine: EngineProcess, death: WorkerDied) -> None:
+        """Replaces a dead process, unless an earlier call has."""
         if engine in self._engines:
-            if isinstance(loss, WorkerDied):
-                self._replace(engine, loss)
-            else:
-                self._give(engine)
+            self._replace(engine, death)
 
     def _replace(self, engine: EngineProcess, death: WorkerDied) -> EngineProcess:
         """Starts a new process in place of a dead one, with the weights that the others hold.
@@ -353,13 +323,9 @@ class Engines:
         tell_when_loaded(self._begin_load(successor), f"{name} has started again")
         return successor
 
-    def _current_weights(self) -> Any:
-        return self._weights() if callable(self._weights) else self._weights
-
     def _give(self, engine: EngineProcess) -> None:
         """Has an engine take the current weights before it answers anything further."""
-        engine.is_behind, weights = False, self._current_weights()
-        version = self._policy_version
+        engine.is_behind, weights, version = False, self._weights, self._policy_version
         if weights is None:  # those that it has loaded
             call = engine.actor.set_policy_version.remote(version)
         else:
@@ -367,7 +333,7 @@ class Engines:
         engine.starting.append(call.future())
 
     def _begin_load(self, engine: EngineProcess) -> Future[Any]:
-        loading = self._load(engine.actor, self._current_weights(), self._policy_version)
+        loading = self._load(engine.actor, self._weights, self._policy_version)
         loaded: Future[Any] = loading.future()
         engine.starting = [loaded]
         return loaded

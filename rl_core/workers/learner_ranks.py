@@ -17,7 +17,6 @@ from rl_core.errors import OutOfMemory, RankLost
 from rl_core.resources.placement import learner_name
 from rl_core.resources.token_budgets import merge_metrics
 from rl_core.types import Rollout, SnapshotBytes
-from rl_core.workers.node_files import Folder
 
 Result: TypeAlias = Callable[[str, Future[Any]], Any]
 """Waits for the result of a worker by its name, and turns Ray's errors into ours."""
@@ -93,14 +92,6 @@ class LearnerRanks:
             self._together(actor.gather_weights.remote() for actor in self._all)
         return self._first.weights.remote()
 
-    def broadcast_weights(self) -> None:
-        """Sends all weights to the engines that the first rank has met, which must receive them.
-
-        Raises:
-            SyncBroken: one of them is lost.
-        """
-        self._together(actor.broadcast_weights.remote() for actor in self._all)
-
     def snapshot(self) -> SnapshotBytes:
         """Has the learner copy what a checkpoint holds, over the snapshot before."""
         self._on_progress("save")
@@ -121,14 +112,8 @@ class LearnerRanks:
             write = actor.write_snapshot.remote(folder.resolve(), model_alone=model_alone)
             written.append(write.future())
         wait(written)  # also where one has failed: the folder is not to be tidied under the others
-        parts = zip(self.actors, written, strict=True)
-        staged: list[Folder | None] = [self._result(name, part) for name, part in parts]
-        for share in staged:
-            if share is not None:
-                try:
-                    share.bring(folder)
-                finally:
-                    share.drop()
+        for name, part in zip(self.actors, written, strict=True):
+            self._result(name, part)
 
     @property
     def _all(self) -> Sequence[Any]:

@@ -1,53 +1,125 @@
-"""Ray's token for a cluster that is joined: read from the environment, and a refusal in words.
+"""Who may give Ray commands: a private one takes them on loopback, with a token of its own.
 
 Who reaches a Ray may run programs on all its machines. Ray checks tokens where it was started with
-them; a cluster on other machines that does not is refused here, unless the user says otherwise.
+them. For a cluster that is joined the token is read from the environment; a cluster on other
+machines that checks none is refused here, unless the user says otherwise.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 from rl_core.system.network import PROBE_TIMEOUT_S
+from rl_core.system.process_env import environment_of_child
 
 RAY_CLUSTER_FILE: Final = Path(tempfile.gettempdir()) / "ray" / "ray_current_cluster"
 """Where `ray start` notes the address that ray_address=auto means."""
+_FOREIGN_NOTE: Final = (
+    "resources.ray_address=auto: {} is another user's: name the address, host:port, in "
+    "resources.ray_address"
+)
 _MODE: Final = "RAY_AUTH_MODE"
 _TOKEN: Final = "RAY_AUTH_TOKEN"
 _TOKEN_FILE: Final = "RAY_AUTH_TOKEN_PATH"
-_CALLS: Final = {
-    "": "/ray.rpc.NodeInfoGcsService/GetClusterId",
-    "ray": "/ray.rpc.RayletDriver/ClusterInfo",
+_PRIVATE: Final = {
+    _MODE: "token",
+    # Else Ray takes the machine's address for 127.0.0.1, and listens at every address.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
-"""By the address's scheme: what an empty message asks of Ray's head without changing anything."""
+_ZERO_COPY: Final = "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS"
+"""Read when Ray is imported: workers share tensors in memory; a driver would load torch for it."""
+_CALL: Final = "/ray.rpc.NodeInfoGcsService/GetClusterId"
+"""What an empty message asks of Ray's head without changing anything."""
 
 
 def address_of_auto() -> str | None:
-    """Returns what ray_address=auto means here, as Ray reads it; None: `ray start` was not here."""
-    noted = RAY_CLUSTER_FILE.read_text().strip() if RAY_CLUSTER_FILE.is_file() else None
-    return os.environ.get("RAY_ADDRESS") or noted
+    """Returns what ray_address=auto means here; None: this user has called no `ray start` here.
+
+    Ray itself would take the note of any user, and the address of any Ray that it sees running.
+
+    Raises:
+        ValueError: the note is another user's.
+    """
+    if named := os.environ.get("RAY_ADDRESS"):
+        return named
+    try:
+        note = os.open(RAY_CLUSTER_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    except OSError:  # a link, or not for us to read
+        raise ValueError(_FOREIGN_NOTE.format(RAY_CLUSTER_FILE)) from None
+    with os.fdopen(note) as file:
+        if os.fstat(note).st_uid != os.getuid():
+            raise ValueError(_FOREIGN_NOTE.format(RAY_CLUSTER_FILE))
+        return file.read().strip() or None
 
 
-def send_token(address: str, reread: Callable[[], None]) -> None:
-    """Has Ray's client send the environment's token, where the cluster wants one.
+@contextmanager
+def private() -> Iterator[None]:
+    """Has the Ray that starts within the block listen on loopback, and take a new token only.
+
+    The token is in no file, and in the environment of Ray's own processes only, which get no other
+    credentials: this process remembers it until `reread_settings`.
+    """
+    from ray._private import ray_constants  # preflight asks for a token without loading Ray
+
+    wanted = {_ZERO_COPY: "1"} | environment_of_child()
+    wanted |= {**_PRIVATE, _TOKEN: secrets.token_hex(32)}
+    before = {
+        name: os.environ.get(name)
+        for name in {*os.environ, *wanted}
+        if os.environ.get(name) != wanted.get(name)
+    }
+    is_cluster = ray_constants.ENABLE_RAY_CLUSTER
+    _set_variables({name: wanted.get(name) for name in before})
+    ray_constants.ENABLE_RAY_CLUSTER = False  # read when Ray was imported
+    reread_settings()
+    try:
+        yield
+    finally:
+        _set_variables(before)
+        ray_constants.ENABLE_RAY_CLUSTER = is_cluster
+
+
+def _set_variables(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def reread_settings() -> None:
+    """Makes Ray read its settings and its token again; it read them when it was imported.
+
+    Ray must not be connected.
+    """
+    import ray
+
+    ray._raylet.Config.initialize("")
+    ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def send_token(address: str) -> None:
+    """Makes Ray send the token of the environment to a cluster that asks for one.
 
     Args:
         address: `resources.ray_address`.
-        reread: makes Ray read its settings again: it has read them when it was imported.
 
     Raises:
         ValueError: as `mode_for`.
     """
     if (mode := mode_for(address)) is not None:
         os.environ[_MODE] = mode
-        reread()
+        reread_settings()
 
 
 def mode_for(address: str) -> str | None:
@@ -57,16 +129,23 @@ def mode_for(address: str) -> str | None:
         address: `resources.ray_address`. One that nothing answers at is for Ray to complain of.
 
     Raises:
-        ValueError: the cluster refuses our token or wants one; or it is on other machines and
-            takes commands from anybody.
+        ValueError: the cluster refuses our token or wants one; or it takes commands from anybody,
+            and is on other machines or was not named; or the address is of Ray's client; or see
+            `address_of_auto`.
     """
     found = address_of_auto() if address == "auto" else address
     if found is None:
         return None
+    if "//" in found:
+        means = "" if address == found else f", which means {found},"
+        raise ValueError(
+            f"resources.ray_address={address}{means} is for programs outside of the cluster, and a "
+            "run starts on one of its machines: give host:port there, or use `ray job submit`"
+        )
     mode, (token, source) = os.environ.get(_MODE, "").lower(), _token()
     is_open = _accepts(found, None)
     if is_open:
-        if mode != "disabled" and not _is_loopback(found):
+        if mode != "disabled" and (address == "auto" or not _is_loopback(found)):
             raise ValueError(
                 f"resources.ray_address={address}: this Ray takes commands from whoever reaches "
                 f"it: start it with {_MODE}=token and {_TOKEN}, or set {_MODE}=disabled here, too"
@@ -104,13 +183,12 @@ def _accepts(address: str, token: str | None) -> bool | None:
     """Says whether Ray's head serves who sends this token, or none; None: it did not answer."""
     import grpc  # not at the start of every command
 
-    wanted = urlsplit(address if "//" in address else f"//{address}")
     metadata: Sequence[tuple[str, str]] = (
         [] if token is None else [("authorization", f"Bearer {token}")]
     )
     no_proxy = [("grpc.enable_http_proxy", 0)]  # as Ray's own channels
-    with closing(grpc.insecure_channel(wanted.netloc, options=no_proxy)) as channel:
-        ask = channel.unary_unary(_CALLS.get(wanted.scheme, _CALLS[""]))
+    with closing(grpc.insecure_channel(address, options=no_proxy)) as channel:
+        ask = channel.unary_unary(_CALL)
         try:
             ask(b"", timeout=PROBE_TIMEOUT_S, metadata=metadata)
         except grpc.RpcError as error:
@@ -121,7 +199,7 @@ def _accepts(address: str, token: str | None) -> bool | None:
 
 
 def _is_loopback(address: str) -> bool:
-    host = urlsplit(address if "//" in address else f"//{address}").hostname or ""
+    host = urlsplit(f"//{address}").hostname or ""
     try:
         return ip_address(host).is_loopback
     except ValueError:

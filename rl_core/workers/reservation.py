@@ -22,7 +22,6 @@ from rl_core.resources.placement import (
     in_words,
     lacking,
     late_engines,
-    learner_name,
     shares_a_card,
     too_little,
 )
@@ -75,11 +74,6 @@ class Reservation:
             "num_gpus": bundle.get("GPU", 0),
             "scheduling_strategy": PlacementGroupSchedulingStrategy(group, index),
         }
-
-    def first_node(self) -> str:
-        """Returns Ray's id of the machine of the learner's first rank, else of an engine."""
-        index = next((i for i, name in enumerate(self._asked) if name == learner_name(0)), 0)
-        return str(placement_group_table(self._group)["bundles_to_node_id"][index])
 
     def nodes(self) -> set[str]:
         """Returns Ray's ids of the machines on which places are now."""

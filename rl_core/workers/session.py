@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -15,22 +13,20 @@ from typing import Any
 import psutil
 import ray
 from ray.exceptions import RayError
+from ray.job_config import JobConfig
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import RAY, WorkerDied
 from rl_core.resources.placement import asked_of_ray
 from rl_core.system.process_env import apply_defaults
 from rl_core.system.process_group import children_that_mention, session_folder
-from rl_core.workers.ray_auth import send_token
+from rl_core.workers.ray_auth import address_of_auto, private, reread_settings, send_token
 from rl_core.workers.ray_logs import why_not_started
 
-_logger = logging.getLogger(__name__)
-_ZERO_COPY = "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS"
-"""Read as Ray is imported: weights lie in shared memory once, whoever holds on to them."""
+_RAYS_FOLDER = "r"
+"""Within ours, which others cannot enter: Ray opens its own to everybody."""
 _OBJECT_STORE_BYTES = 200 * 2**20
 _EXIT_TIMEOUT_S = 5.0
-_CLIENT_TRIES = 5
-_NO_CLIENT_SERVER = ("Starting Ray client server failed", "Proxy failed to Connect to backend")
 _HEAD_TIMEOUT_S = 10
 """Ray ends this process, by its own `_exit`, when its head is gone for so long; 60 by default."""
 
@@ -44,11 +40,16 @@ def ray_session(
     On leaving, however that happens, Ray's processes and the folder are gone.
     """
     apply_defaults()
-    with session_folder() as temp_dir, _stopping_signals() as restore_handlers:
+    with session_folder() as folder, _stopping_signals() as restore_handlers:
+        temp_dir, address = folder / _RAYS_FOLDER, config.resources.ray_address
         try:
             try:
-                with _zero_copy_of_workers():
-                    _connect(_init_options(config, model_path, temp_dir, learner=learner))
+                if address is None:
+                    with private():
+                        ray.init(**_private_options(config, model_path, temp_dir, learner=learner))
+                else:
+                    send_token(address)
+                    ray.init(**options_of_cluster(address))
             except SystemExit:  # a SIGTERM while Ray starts, caught by Ray's own handler
                 restore_handlers()
                 signal.raise_signal(signal.SIGTERM)
@@ -61,40 +62,33 @@ def ray_session(
                 why = why_not_started(error, temp_dir, log_folder)
                 raise WorkerDied(RAY, f"it did not start ({why})") from error
             restore_handlers()
-            yield temp_dir
+            yield folder
         finally:
-            processes = children_that_mention(temp_dir)
+            processes = children_that_mention(folder)
             ray.shutdown()
+            reread_settings()
             # A worker notices a moment later that its raylet is gone; one deep in C++ may not.
             for process in psutil.wait_procs(processes, timeout=_EXIT_TIMEOUT_S)[1]:
                 process.kill()
 
 
-def _connect(options: dict[str, Any]) -> None:
-    """Calls `ray.init`; where Ray's client has found a dead server of its own, a few times.
+class _NotInWorkingFolder(JobConfig):  # type: ignore[misc]  # Ray has no types
+    """Ray's workers would look for every module in this process's working folder first."""
 
-    The proxy at the head forks that server beside its threads: on a busy machine two of five never
-    came up, each after 30 s.
-    """
-    for _ in range(_CLIENT_TRIES - 1):
-        try:
-            ray.init(**options)
-        except ConnectionError as error:
-            if not any(words in str(error) for words in _NO_CLIENT_SERVER):
-                raise
-            _logger.warning("the server of Ray's client did not start; trying again")
-        else:
-            return
-    ray.init(**options)
+    def _runtime_env_has_working_dir(self) -> bool:
+        return True  # then Ray adds neither that folder nor the script's
 
 
-def _init_options(
+def options_of_cluster(address: str) -> dict[str, Any]:
+    """Returns how to join a Ray that runs, from one of its machines."""
+    if address == "auto" and (address := address_of_auto() or "") == "":
+        raise ConnectionError("resources.ray_address=auto: `ray start` was not called here")
+    return {"address": address, "log_to_driver": False, "job_config": _NotInWorkingFolder()}
+
+
+def _private_options(
     config: RunConfig, model_path: Path, temp_dir: Path, *, learner: bool
 ) -> dict[str, Any]:
-    resources = config.resources
-    if resources.ray_address is not None:
-        send_token(resources.ray_address, reread=lambda: ray._raylet.Config.initialize(""))
-        return {"address": resources.ray_address, "log_to_driver": False}
     asked = asked_of_ray(config, learner=learner).values()
     weight_bytes = sum(file.stat().st_size for file in model_path.glob("*.safetensors"))
     return {
@@ -104,25 +98,13 @@ def _init_options(
         # Two versions of the weights in flight, each up to twice the file (bfloat16 on disk).
         "object_store_memory": _OBJECT_STORE_BYTES + 4 * weight_bytes,
         "include_dashboard": False,
+        "job_config": _NotInWorkingFolder(),
         "log_to_driver": False,
         "logging_level": "ERROR",
         "_temp_dir": str(temp_dir),
         "_system_config": {"gcs_rpc_server_reconnect_timeout_s": _HEAD_TIMEOUT_S},
         "_node_ip_address": "127.0.0.1",
     }
-
-
-@contextmanager
-def _zero_copy_of_workers() -> Iterator[None]:
-    """Has the workers of the Ray that starts share tensors; a driver would load torch for it."""
-    if _ZERO_COPY in os.environ:
-        yield
-        return
-    os.environ[_ZERO_COPY] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[_ZERO_COPY]
 
 
 @contextmanager

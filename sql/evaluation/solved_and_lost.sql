@@ -1,7 +1,7 @@
 -- one row per run and held-out problem kept at each test: when it was first solved, and lost again.
 -- Ask it what training taught on its way and then forgot; most often lost first.
 -- Example: countdown-train sql solved_and_lost --run latest -p change=lost
--- $change: str = any (any, or lost: at least once)
+-- $change: any|lost = any (lost: at least once)
 -- $limit: int = 20 (rows at most)
 with tests as (
     select

@@ -1,7 +1,7 @@
 -- one row per run, evaluated model and test problem that only one of base and trained model solved.
 -- Ask it what training taught, and what it made the model forget.
 -- Example: countdown-train sql won_and_lost --run latest
--- $change: str = both (won, lost or both)
+-- $change: won|lost|both = both
 -- $limit: int = 20 (rows at most)
 with greedy as (
     select

@@ -7,6 +7,7 @@ select
     max(value) filter (where metric = 'critic/score/mean') as score,
     max(value) filter (where metric = 'reward/accuracy') as accuracy,
     max(value) filter (where metric = 'val/accuracy') as test_accuracy,
+    max(value) filter (where metric = 'val/score') as test_score,
     max(value) filter (where metric = 'response_length/mean') as response_tokens,
     max(value) filter (where metric = 'response_length/clip_ratio') as cut_share,
     max(value) filter (where metric = 'critic/kl') as kl,

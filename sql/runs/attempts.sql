@@ -1,4 +1,4 @@
--- one row per start of a run: when, why (started, continued, or what a retry was needed for), and
+-- one row per start of a run: when, why (started, or what ended the attempt before), and
 -- what a person asked for otherwise than before.
 -- Ask it what went wrong in the night and how often.
 -- Example: countdown-train sql attempts --run latest

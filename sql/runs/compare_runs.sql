@@ -24,6 +24,7 @@ tests as (
     select
         run_id,
         max(accuracy) as best_test,
+        max(score) as best_test_score,
         -- of equals as the pointer best has it; step 0 has no checkpoint
         arg_max(step, [accuracy, (step > 0)::double, coalesce(score, '-infinity'::double), -step]) as best_at_step
     from tested
@@ -47,6 +48,7 @@ select
     runs.accuracy_before,
     runs.accuracy_after,
     tests.best_test,
+    tests.best_test_score,
     tests.best_at_step,
     times.train_hours,
     tokens.response_tokens

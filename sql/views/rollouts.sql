@@ -1,4 +1,5 @@
 -- one row per rollout: a response that training sampled, with its score and what became of it.
+-- `value` is the answer's number, `target` that of a Countdown puzzle, `truth` the whole truth as JSON.
 select
     run_id,
     step,
@@ -24,5 +25,8 @@ select
     ref_kl,
     generated_at,
     policy_runs,
-    turns
+    turns,
+    value,
+    truth,
+    try_cast(case when json_valid(truth) then truth ->> '$.target' end as double) as target
 from rollout_rows

@@ -1,4 +1,5 @@
--- one row per run: its run.json. A run that only just began has nulls.
+-- one row per run: its run.json. A run that only just began has nulls;
+-- one whose run.json is damaged is `unreadable`.
 select
     run_id,
     folder,
@@ -11,8 +12,9 @@ select
     record ->> 'status' as status,
     record ->> 'reason' as reason,
     record ->> 'champion' as champion,
+    try_cast(record ->> 'night' as timestamptz) as night,
+    record ->> 'started_from' as started_from,
     record -> 'timings_s' as timings_s,
     json_array_length(record, '$.attempts') as attempts,
     coalesce(from_json(record -> 'attempts', '["json"]'), []) as attempts_list
 from run_records
-where json_valid(record)

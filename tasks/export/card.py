@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from rl_core.evaluation.statistics import share
 from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.settings_file import read_settings
 from tasks.queries import sql
@@ -65,7 +66,7 @@ def _accuracy(model: NamedModel, run: RunFolder, root: Path) -> list[str]:
     shown = [row for row in rows if row["model"] in ("base", model.model)]
     heading = ["", "## Accuracy", ""]
     if not any(row["model"] == model.model for row in shown):
-        return [*heading, "It was not evaluated after training."]
+        return [*heading, _tested(model, run, root)]
     return [
         *heading,
         "Greedy, on problems that were not trained on; 95% (Wilson) intervals.",
@@ -78,6 +79,31 @@ def _accuracy(model: NamedModel, run: RunFolder, root: Path) -> list[str]:
             for row in shown
         ),
     ]
+
+
+def _tested(model: NamedModel, run: RunFolder, root: Path) -> str:
+    """Returns what the tests of training said of a step that was not evaluated after it."""
+    rows = sql.run_query(
+        "select accuracy from checkpoints where step = $step",
+        {"step": model.step},
+        root=root,
+        run=run.run_id,
+    )
+    settings = read_settings(run.path)
+    counts = (
+        settings.get("trainer", {}).get("test_problems"),
+        settings.get("data", {}).get("test_size"),
+    )
+    known = [count for count in counts if count]
+    accuracy = rows["accuracy"].drop_nulls().to_list()
+    if not accuracy or not known:
+        return f"It was not evaluated: `countdown-train evaluate {model.name}` does that."
+    problems = min(known)
+    said = share(round(accuracy[0] * problems), problems)
+    return (
+        f"Greedy, at its test during training: {said}, a 95% (Wilson) interval, on {problems} "
+        f"problems that were not trained on. `countdown-train evaluate {model.name}` asks all."
+    )
 
 
 def _without_places(settings: dict[str, Any]) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from rl_core.resources.cost import (
     time_and_price_range,
 )
 from rl_core.resources.memory_plan import ModelShape
-from rl_core.resources.roofline import Lengths, Machine
-from rl_core.resources.step_estimate import scaled_range, step_time_range
-from rl_core.runs.run_folder import IMPORTED, MetricsLog
+from rl_core.resources.roofline import Lengths, Machine, scaled_range, step_time_range
+from rl_core.runs.metrics_log import MetricsLog
+from rl_core.runs.run_folder import IMPORTED
 from rl_core.runs.settings_file import read_settings
 from tasks.queries.run_tables import find_runs
 

@@ -12,23 +12,30 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 from rl_core.config.run import RunConfig
-from rl_core.runs.run_folder import IMPORTED, RunFolder, RunRecord, settings_as_yaml
-from rl_core.runs.settings_file import leaves
+from rl_core.runs.run_folder import IMPORTED, RunFolder, RunRecord
+from rl_core.runs.settings_file import leaves, settings_as_yaml
 from rl_core.system.atomic import write_text_atomically
+from tasks.importers.failure_causes import COLOURS, PREFIX, find_failure
 
 _STEP = re.compile(r"(?:^|\s)step:(?P<step>\d+) - (?P<metrics>.+)$")
-_METRIC = re.compile(r"^(?P<name>[\w/.@=-]+):(?:np\.float\d+\()?(?P<value>[^()\s]+)\)?$")
-_PREFIX = re.compile(r"^\s*\(\w+ pid=\d+(?:, ip=[^)]*)?\) ?")
-"""Ray's, before each line of a worker."""
-_COLOURS = re.compile(r"\x1b?\[[0-9;]*m")  # without the escape where it was copied by hand
+_METRIC = re.compile(r"^(?P<name>[\w/.@=-]+):(?:np\.\w+\()?(?P<value>[^()\s]+)\)?$")
 _OURS: Final = {"actor/entropy": "actor/entropy_loss"}
 """Names that verl has changed since, by today's."""
 _MOST_LINES: Final = 2_000
 """Of a dictionary of settings: verl's has 130 to 400."""
-_TEST_SCORE: Final = "val/test_score/"
+_TEST_SCORE: Final = re.compile(r"val/test_score/.+|val-core/.+/(?:reward|score)/mean@\d+")
+"""verl's names of the mean score of a test, per data source."""
+_TEST_ACCURACY: Final = re.compile(r"val-core/.+/acc/mean@\d+")
+NOT_FINITE: Final = "not_finite/"
+"""Before the name of a metric, in the steps in which it is no finite number."""
+_OTHERS: Final = {
+    "TRL": re.compile(r"\{'loss': [^}]*'(?:reward|rewards/[^']+)': "),
+    "OpenRLHF": re.compile(r"Episode \[\d+/\d+\].*policy_loss=|\bpolicy_loss=.*\bact_lr="),
+}
 
 Row = dict[str, float]
 
@@ -41,10 +48,17 @@ def is_log(text: str) -> bool:
 def read_log(text: str) -> dict[int, Row]:
     """Returns the metrics by step; of a step that was done again, the last.
 
-    Colours, Ray's prefixes, other lines and what is cut short are left out, and so are values that
-    are no finite numbers. A test score, `val/test_score/NAME`, is `val/score` too.
+    Colours, Ray's prefixes, other lines and what is cut short are left out. A value that is no
+    finite number is left out as well, and `not_finite/NAME` is 1 in its place. The mean of the test
+    scores (`val/test_score/NAME`, `val-core/NAME/reward/mean@1`) is `val/score` too, that of
+    `val-core/NAME/acc/mean@1` `val/accuracy`.
     """
     return dict(_rows(text))
+
+
+def other_trainer(text: str) -> str | None:
+    """Returns whose log it is where it is TRL's or OpenRLHF's, which are not read."""
+    return next((name for name, pattern in _OTHERS.items() if pattern.search(text)), None)
 
 
 def logged_settings(text: str) -> dict[str, Any]:
@@ -53,11 +67,23 @@ def logged_settings(text: str) -> dict[str, Any]:
     verl prints them resolved, as a dictionary in Python's writing; empty where that is not there,
     or cut short.
     """
-    lines = [_PREFIX.sub("", _COLOURS.sub("", line)) for line in text.splitlines()]
+    lines = [COLOURS.sub("", line) for line in text.splitlines()]
     for start, line in enumerate(lines):
-        if line.startswith("{'") and (tree := _dictionary(lines[start:])) is not None:
+        writer = _writer(line)
+        if not line.removeprefix(writer).startswith("{'"):
+            continue
+        # Other processes' lines may stand between, and those of libraries, which begin with a word.
+        own = [other.removeprefix(writer) for other in lines[start:] if _writer(other) == writer]
+        within = [own[0], *(other for other in own[1:] if other[:1].isspace())]
+        if (tree := _dictionary(within)) is not None:
             return dict(leaves(tree))
     return {}
+
+
+def _writer(line: str) -> str:
+    """Returns the prefix that names the process that wrote a line; empty where there is none."""
+    found = PREFIX.match(line)
+    return found[0] if found else ""
 
 
 def _dictionary(lines: list[str]) -> dict[str, Any] | None:
@@ -75,28 +101,37 @@ def _dictionary(lines: list[str]) -> dict[str, Any] | None:
 
 def _rows(text: str) -> Iterator[tuple[int, Row]]:
     for line in text.splitlines():
-        match = _STEP.search(_COLOURS.sub("", line))
+        match = _STEP.search(COLOURS.sub("", line))
         if match is not None and (row := dict(_metrics(match["metrics"]))):
             yield int(match["step"]), row
 
 
 def _metrics(text: str) -> Iterator[tuple[str, float]]:
+    tests: dict[str, list[float]] = {"val/score": [], "val/accuracy": []}
     for item in text.split(" - "):
         match = _METRIC.match(item.strip())
         value = _number(match["value"]) if match is not None else None
-        if match is not None and value is not None:
-            name = _OURS.get(match["name"], match["name"])
-            yield name, value
-            if name.startswith(_TEST_SCORE):
-                yield "val/score", value
+        if match is None or value is None:
+            continue
+        name = _OURS.get(match["name"], match["name"])
+        if not math.isfinite(value):
+            yield f"{NOT_FINITE}{name}", 1.0
+            continue
+        yield name, value
+        if _TEST_SCORE.fullmatch(name):
+            tests["val/score"].append(value)
+        elif _TEST_ACCURACY.fullmatch(name):
+            tests["val/accuracy"].append(value)
+    for name, values in tests.items():
+        if values:
+            yield name, fmean(values)
 
 
 def _number(text: str) -> float | None:
     try:
-        value = float(text)
+        return float(text)
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
 
 
 def import_log(
@@ -122,14 +157,17 @@ def import_log(
     run = RunFolder.under(root, run_id)
     if run.path.exists():
         raise ValueError(f"a run {run_id} exists already: choose another name with run_id=NAME")
+    failure = find_failure(file.read_text(encoding="utf-8", errors="replace"))
     ended = datetime.fromtimestamp(file.stat().st_mtime, UTC)
     lines = _lines(rows, ended)
     record = RunRecord(
         run_id=run_id,
         preset=IMPORTED,
-        status="finished",
+        status="failed" if failure else "finished",
         steps=max(rows),
-        reason=f"imported from {file.name}",
+        reason=f"imported from {file.name}"
+        + (f": {failure.says}: {failure.line}" if failure else ""),
+        next_step=failure.remedy if failure else None,
         started_at=json.loads(lines[0])["time"],
         finished_at=json.loads(lines[-1])["time"],
     )

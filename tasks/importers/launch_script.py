@@ -11,16 +11,28 @@ from typing import Any, Final
 
 import yaml
 
-from tasks.importers.shell_script import Command, Script, Word, read_script
-from tasks.importers.verl_idle import meaning, plain_names
+from rl_core.system.printable import printable
+from rl_core.system.redaction import is_secret, is_secret_name
+from tasks.importers.shell_script import Command, Script, Word
 from tasks.importers.verl_rules import translate
-from tasks.importers.verl_settings import SAME, TOGETHER
-from tasks.importers.verl_values import Given, Settings, at, nested
+from tasks.importers.verl_table import (
+    NAMES,
+    PLAIN_NAMES,
+    Given,
+    Settings,
+    finding,
+    meaning,
+    nested,
+)
 from tasks.preflight_checks.finding import Finding
 
 _SETTING = re.compile(r"^\+{0,2}(?P<key>[A-Za-z_]\w*(?:\.[\w-]+)+)=(?P<value>.*)$", re.DOTALL)
 _INTERPOLATED = re.compile(r"\$\{([\w.]+)\}")
-_KNOWN: Final = (*SAME, *TOGETHER, *plain_names())
+_BROKEN = re.compile(r"^(?!\s*#).*\\[ \t]+$")
+_NO_ASSIGNMENT = re.compile(r"^\s*\$(\w+)=\S")
+_CONFIG_NAME = re.compile(r"^(?:--config-name|-cn)=?(?!ppo_\w*trainer)(.*)$")
+_OTHERS: Final = {"TRL": r"--num_generations|--max_completion_length", "OpenRLHF": r"openrlhf"}
+_OF_ANY_SHELL: Final = ("HOME", "PWD", "USER")
 
 
 @dataclass(frozen=True)
@@ -33,7 +45,7 @@ class Imported:
 
     def preset(self, source: str) -> str:
         """Returns the settings as the text of a preset file."""
-        head = f"# @package _global_\n# Made from {source} by countdown-train import.\n"
+        head = f"# @package _global_\n# Made from {printable(source)} by countdown-train import.\n"
         settings = dict(self.settings)
         env = settings.pop("env.name")
         choice = {"defaults": [{"override /env": env}]}
@@ -56,17 +68,22 @@ def import_script(
     Raises:
         ValueError: no command in it looks like a trainer's.
     """
-    variables, shell = variables or {}, shell or {}
-    script = read_script(text, {**shell, **variables})
-    command, stray = _training_command(script)
-    given, doubles = _settings(_words(script))
-    findings = [*_shell_findings(script, command, stray), *doubles]
-    findings += _variable_findings(script, given, variables)
-    findings += _inherited(text, script, variables, shell)
-    known = {key: one for key, one in given.items() if "$" not in one.value}
-    settings, more = translate(known, command.line)
-    findings += [*more, *_key_findings(given)]
-    return Imported(settings, sorted(findings, key=_line))
+    variables, shell = _without_secrets(variables or {}), _without_secrets(shell or {})
+    script = Script(text, {**shell, **variables})
+    command, words = _training_command(text, script)
+    given, doubles = _settings(words)
+    settings, of_settings = translate(given, command.words[0].line)
+    findings = [
+        *_line_findings(text, script, words),
+        *_command_findings(text, script, command),
+        *doubles,
+        *_variable_findings(script, given, variables),
+        *_inherited(text, given, script.from_outside, variables, shell),
+        *of_settings,
+        *_key_findings(given),
+    ]
+    findings.sort(key=lambda one: int(one.check.removeprefix("line ")))
+    return Imported(settings, findings)
 
 
 def import_settings(values: Mapping[str, Any]) -> Imported:
@@ -78,12 +95,12 @@ def import_settings(values: Mapping[str, Any]) -> Imported:
     return Imported(*translate(given, 1))
 
 
-def _line(finding: Finding) -> int:
-    return int(finding.check.removeprefix("line "))
+def _without_secrets(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if not is_secret(name, value)}
 
 
-def _training_command(script: Script) -> tuple[Command, list[Word]]:
-    """Returns the command that trains, and settings cut off from it: commands of their own."""
+def _training_command(text: str, script: Script) -> tuple[Command, list[Word]]:
+    """Returns the command that trains, and its words with those that were cut off from it."""
     named = [any("main_ppo" in word.text for word in command.words) for command in script.commands]
     # Text that is no script, and shows commands, has settings too: none of verl's, or ours.
     counts = [
@@ -91,102 +108,122 @@ def _training_command(script: Script) -> tuple[Command, list[Word]]:
         for command, is_named in zip(script.commands, named, strict=True)
     ]
     if not any(counts):
-        raise ValueError(
-            "no settings were found: a launch script has a command with some of verl's, like "
-            "data.train_batch_size=256"
-        )
-    chosen = named.index(True) if any(named) else counts.index(max(counts))
-    stray = [
-        word
-        for command in script.commands[chosen + 1 :]
-        if _is_setting(command.words[0])
-        for word in command.words
-    ]
-    return script.commands[chosen], stray
+        raise ValueError(_why_no_settings(text, script))
+    is_it = [is_named and count > 0 for is_named, count in zip(named, counts, strict=True)]
+    chosen = is_it.index(True) if any(is_it) else counts.index(max(counts))
+    first, *later = script.commands[chosen:]
+    cut_off = [command for command in later if _is_setting(command.words[0])]
+    return first, [word for command in (first, *cut_off) for word in command.words]
+
+
+def _why_no_settings(text: str, script: Script) -> str:
+    """Says what a text without a command that trains has instead."""
+    for whose, pattern in _OTHERS.items():
+        if re.search(pattern, text):
+            return (
+                f"this is a script of {whose}, which is not read: docs/coming-from.md has the "
+                "names of settings in TRL and verl beside ours"
+            )
+    for line, said in enumerate(text.split("\n"), start=1):
+        if "main_ppo" in said.partition("#")[0]:
+            return (
+                f"the command in line {line} stands in a text or in back-ticks, which are not "
+                "read: copy the command into a file of its own and import that"
+            )
+    for command in script.commands:
+        files = [word.text for word in command.words if word.text.endswith(".sh")]
+        if files:
+            known = {k: v for k, v in script.values.items() if not is_secret(k, v)}
+            given = " ".join(f"{key}={value}" for key, value in known.items())
+            return (
+                f"it starts {files[0]} in line {command.words[0].line}, which is not followed: "
+                f"countdown-train import {files[0]} {given}".rstrip()
+            )
+    return (
+        "no settings were found: a launch script has a command with some of verl's, like "
+        "data.train_batch_size=256"
+    )
 
 
 def _is_verls(command: Command) -> bool:
     """Says whether a setting is one that verl has, and the command none of ours."""
     keys = [match["key"] for word in command.words if (match := _SETTING.match(word.text))]
-    return Path(command.words[0].text).name != "countdown-train" and any(map(_is_known, keys))
-
-
-def _is_known(key: str) -> bool:
-    return _has_meaning(key) or meaning(key, "") is not None
+    is_known = any(key in NAMES or meaning(key, "") is not None for key in keys)
+    return is_known and Path(command.words[0].text).name != "countdown-train"
 
 
 def _is_setting(word: Word) -> bool:
     return _SETTING.match(word.text) is not None
 
 
-def _shell_findings(script: Script, command: Command, stray: list[Word]) -> Iterator[Finding]:
-    for line in script.broken_lines:
-        lost = sum(map(_is_setting, stray))
-        yield at(
-            line,
-            "ends in a backslash and a blank, so the command ends here"
-            + (f" and loses {lost} settings, from {stray[0].text!r} on" if lost else ""),
-            "delete the blank; the preset has all of them",
-        )
+def _line_findings(text: str, script: Script, words: list[Word]) -> Iterator[Finding]:
+    """What is said of lines that do not do what they look like."""
+    before = ""
+    for i, line in enumerate(text.split("\n"), start=1):
+        is_comment = i in script.comments and before.endswith("\\")
+        before = line
+        if assigned := _NO_ASSIGNMENT.match(line):
+            yield finding("assigns_nothing", i, name=assigned[1])
+        if not is_comment and not _BROKEN.match(line):
+            continue
+        lost = [word.text for word in words if word.line > i and _is_setting(word)]
+        loses = f" and loses {len(lost)} settings, from {lost[0]!r} on" if lost else ""
+        if lost or not is_comment:
+            yield finding("ends_at_a_comment" if is_comment else "ends_at_a_blank", i, loses=loses)
+
+
+def _command_findings(text: str, script: Script, command: Command) -> Iterator[Finding]:
+    """What is said of the command that trains, and of what it stands in."""
+    for word in command.words:
+        if (named := _CONFIG_NAME.match(word.text)) and named[1]:
+            yield finding("configuration", word.line, name=named[1])
+    if (around := command.around) is not None:
+        values = "NAME=VALUE for each name that it sets"
+        for call in script.commands:
+            if around.text.startswith(f"{call.words[0].text}()"):
+                values = " ".join(f"{i}={word.text}" for i, word in enumerate(call.words) if i)
+                values += f", as in line {call.words[0].line}"
+        yield finding("not_followed", around.line, text=around.text, values=values)
     all_piped = [c for c in script.commands if "tee" in c.piped_into]
-    if all_piped and not script.has_pipefail:
-        yield at(
-            all_piped[0].line,
-            "its exit code is tee's: a crash looks like success",
-            "set -o pipefail; here log.txt is written anyway and the run's state tells the truth",
-        )
+    if all_piped and not re.search(r"^\s*set\b.*\bpipefail\b", text, re.MULTILINE):
+        yield finding("exit_code_of_tee", all_piped[0].words[0].line)
 
 
 def _variable_findings(
     script: Script, given: Mapping[str, Given], variables: Mapping[str, str]
 ) -> Iterator[Finding]:
     """What is said of variables that the script wants from outside, one line for each."""
-    unset = dict(script.unset_variables)
-    for name, line in unset.items():
+    for name, line in script.unset.items():
         lost = [key for key, one in given.items() if _uses(one, name)]
         if lost:
-            yield at(
-                line,
-                f"${name} is not set in this script, so {', '.join(lost)} cannot be read",
-                f"give it: countdown-train import SCRIPT {name}=VALUE",
-                is_grave=any(map(_has_meaning, lost)),
-            )
+            say = "unset" if any(key in NAMES for key in lost) else "unset_without_a_meaning"
+            say = "secret" if is_secret_name(name) else say
+            yield finding(say, line, name=name, keys=", ".join(lost))
     for key, one in given.items():
-        if "$" in one.value and _has_meaning(key) and not any(_uses(one, name) for name in unset):
-            yield at(one.line, f"{key}={one.value} is known only when it runs", "left out")
+        is_named = any(_uses(one, name) for name in script.unset)
+        if "$" in one.value and key in NAMES and not is_named:
+            yield finding("known_when_it_runs", one.line, key=key, value=one.value)
     for name, value in variables.items():
         if name in script.assigned:
-            said = f"{name}={value} is given, and the script sets it itself"
-            yield at(script.assigned[name], said, "the script's value holds: change it there")
-        elif name not in dict(script.outer_variables):
+            yield finding("set_by_the_script", script.assigned[name], name=name, value=value)
+        elif name not in script.from_outside:
             nearest = difflib.get_close_matches(name, script.askable, n=1)
             hint = f"did you mean {nearest[0]}?" if nearest else "leave it out"
-            yield at(1, f"{name}={value} is given, and the script uses no such variable", hint)
+            yield finding("no_such_variable", 1, name=name, value=value, hint=hint)
 
 
 def _inherited(
-    text: str, script: Script, given: Mapping[str, str], shell: Mapping[str, str]
+    text: str,
+    given: Mapping[str, Given],
+    from_outside: Mapping[str, int],
+    variables: Mapping[str, str],
+    shell: Mapping[str, str],
 ) -> Iterator[Finding]:
     """Names the variables of this shell without which the script would ask for something else."""
-    for name, line in script.outer_variables:
-        others = {key: value for key, value in {**shell, **given}.items() if key != name}
-        if name not in (*given, *_OF_ANY_SHELL) and (
-            _settings(_words(read_script(text, others)))[0] != _settings(_words(script))[0]
-        ):
-            said = f"${name} is taken from this shell"
-            yield at(line, said, f"{name}=VALUE gives another", is_grave=False)
-
-
-_OF_ANY_SHELL: Final = ("HOME", "PWD", "USER")
-
-
-def _words(script: Script) -> list[Word]:
-    command, stray = _training_command(script)
-    return [*command.words, *stray]
-
-
-def _has_meaning(key: str) -> bool:
-    return key in SAME or key in TOGETHER
+    for name in sorted(from_outside.keys() - {*variables, *_OF_ANY_SHELL}):
+        others = {key: value for key, value in {**shell, **variables}.items() if key != name}
+        if _settings(_training_command(text, Script(text, others))[1])[0] != given:
+            yield finding("of_this_shell", from_outside[name], name=name)
 
 
 def _uses(one: Given, name: str) -> bool:
@@ -203,43 +240,31 @@ def _settings(words: list[Word]) -> tuple[dict[str, Given], list[Finding]]:
             continue
         key, value = match["key"], match["value"]
         if key in given:
-            before = given[key]
-            findings.append(
-                at(
-                    word.line,
-                    f"{key} is given twice, {before.value} in line {before.line} and {value} here",
-                    f"the last one wins: {value}",
-                )
-            )
+            facts = {"first": given[key].value, "first_line": given[key].line}
+            findings.append(finding("given_twice", word.line, key=key, value=value, **facts))
         given[key] = Given(value, word.line)
-    return {key: Given(_resolved(one, given), one.line) for key, one in given.items()}, findings
-
-
-def _resolved(one: Given, given: Mapping[str, Given]) -> str:
-    """Returns a value with other settings in it, `${data.train_batch_size}`, put in."""
-
-    def value_of(match: re.Match[str]) -> str:
-        return given[match[1]].value if match[1] in given else match[0]
-
-    return _INTERPOLATED.sub(value_of, one.value)
+    # A value may name another setting: ${data.train_batch_size}.
+    value_of = lambda match: given[match[1]].value if match[1] in given else match[0]  # noqa: E731
+    return {
+        key: Given(_INTERPOLATED.sub(value_of, one.value), one.line) for key, one in given.items()
+    }, findings
 
 
 def _key_findings(given: Mapping[str, Given]) -> Iterator[Finding]:
     """What is said of keys that do nothing, by the reason, and of those that nobody knows."""
     idle: dict[str, list[str]] = {}
     for key, one in given.items():
-        if _has_meaning(key):
+        if key in NAMES:
             continue
         found = meaning(key, one.value)
         if found is None:
-            nearest = difflib.get_close_matches(key, _KNOWN, n=1, cutoff=0.6)
+            nearest = difflib.get_close_matches(key, PLAIN_NAMES, n=1, cutoff=0.6)
             hint = f"did you mean {nearest[0]}?" if nearest else "left out of the preset"
-            yield at(one.line, f"{key} is no setting that verl is known to have", hint)
+            yield finding("no_setting_of_verl", one.line, key=key, hint=hint)
         elif found[1]:
-            yield at(one.line, f"{key}={one.value} has no equivalent here", found[0])
+            yield finding("no_equivalent", one.line, key=key, value=one.value, reason=found[0])
         else:
             idle.setdefault(found[0], []).append(key)
     for reason, keys in idle.items():
-        does = "does" if len(keys) == 1 else "do"
-        said = f"{', '.join(keys)} {does} nothing here"
-        yield at(given[keys[0]].line, said, reason, is_grave=False)
+        say = "does_nothing" if len(keys) == 1 else "do_nothing"
+        yield finding(say, given[keys[0]].line, keys=", ".join(keys), reason=reason)

@@ -1,131 +1,179 @@
-"""What a launch script names on its own machine: problems, model, reward function -> ours.
+"""What a launch script names on its own machine: problems, model, reward function, checkpoints.
 
 Data that is not on this machine is made or fetched anew, in the prompt that the model is used to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow.parquet as pq
 
-from rl_core.config.run import DataConfig
+from rl_core.config.run import DataConfig, RunConfig
 from rl_core.data.readers import find_files, is_hub_name, read_records
+from rl_core.data.sampling import steps_per_epoch, total_steps
 from rl_core.envs import DEFAULT_ENV, ENVS
 from rl_core.envs.record import LaunchScripts
 from rl_core.envs.user_rows import Record
-from tasks.importers.verl_values import Given, Settings, at
-from tasks.preflight_checks.finding import Finding
+from rl_core.resources.disk_plan import checkpoint_bytes
+from tasks.importers.verl_table import Asked, nested
+from tasks.preflight_checks.plans import model_shape
 
-_SPLITS: Final = {"data.train_files": "data.train_files", "data.val_files": "data.test_files"}
+_TRAIN: Final = "data.train_files"
+_MODEL: Final = "actor_rollout_ref.model.path"
+_REWARDS: Final = ("custom_reward_function.path", "reward.custom_reward_function.path")
 _FIELDS: Final = ("data_source", "prompt", "reward_model")
+_LARGE_BYTES: Final = 10**9
+"""Of a checkpoint: writing one takes seconds, so not after each step."""
+_AT_LEAST: Final = 3
+"""Checkpoints that the quota has room for: latest, best, and the one being written."""
+_ROUND_BYTES: Final = 10**10
+_BYTES_PER_PARAMETER: Final = 3 * 4
+"""The weight and both moments, in float32."""
 
 
-def problem_findings(given: Mapping[str, Given], settings: Settings) -> Iterator[Finding]:
-    """Chooses the env, its data files and its prompt, and says what is not here."""
-    files = {ours: _here(settings.pop(ours, None)) for ours in _SPLITS.values()}
-    here, missing = files["data.train_files"]
+def add_files(asked: Asked) -> None:
+    """Chooses model, env, data files, prompt and reward function, and says what is not here."""
+    _add_model(asked)
+    settings = asked.settings
+    rewards = [key for key in _REWARDS if isinstance(asked.plain(key), str)]
+    here, missing = _here(settings.pop(_TRAIN, ()))
+    tests, missing_tests = _here(settings.pop("data.test_files", ()))
     row = _first_row(here)
-    env = _env_of(row) if row else _env_by_name(given)
-    settings["env.name"] = env or DEFAULT_ENV
-    for theirs, ours in _SPLITS.items():
-        yield from _missing(given.get(theirs), files[ours][1], None if here else env)
+    env = _env_of(row) if row else _env_by_name(asked)
+    other_column = asked.plain("data.prompt_key") not in (None, "prompt")
+    settings["env.name"] = env or ("custom" if other_column else DEFAULT_ENV)
+    _say_missing(asked, _TRAIN, missing, None if here else env)
+    _say_missing(asked, "data.val_files", missing_tests, None if here else env)
     if here:
-        settings["data.train_files"] = here
-        if tests := files["data.test_files"][0]:
+        settings[_TRAIN] = here
+        if tests:
             settings["data.test_files"] = tests
     elif missing and env is None:
-        yield at(
-            given["data.train_files"].line,
-            "what problems these are cannot be told",
-            "the preset makes Countdown puzzles; env=gsm8k, or data.train_files=FILE, changes that",
-        )
+        asked.say("unknown_problems", _TRAIN)
     source = row.get("data_source")
     if here and env is None and source is not None:
-        settings["env.name"] = _env_of_truth(_truth(row))
-    if here and env is None and source is not None and not any(_reward_files(given)):
-        yield at(
-            given["data.train_files"].line,
-            f"{here[0]} holds data_source={source}, which no env here is made for",
-            f"the preset scores it as {settings['env.name']} does; env.reward=module:function "
-            "takes a rule of your own",
-        )
+        settings["env.name"] = _env_of_truth(row)
+        if not rewards:
+            facts = {"file": here[0], "source": source, "env": settings["env.name"]}
+            asked.say("problems_of_no_env", _TRAIN, **facts)
     if (scripts := ENVS[settings["env.name"]].launch_scripts) is not None:
-        settings |= scripts.settings(row, str(settings.get("model.path", "")).lower())
+        settings |= scripts.settings(row, settings.get("model.path", "").lower())
+    for key in rewards:
+        _add_reward(asked, key)
 
 
-def num_problems(given: Mapping[str, Given], settings: Settings) -> int | None:
-    """Returns how many problems there are to train on; None where only reading them would tell."""
-    most: int | None = settings.get("data.train_size")
-    if files := settings.get("data.train_files"):
-        paths = [Path(name).expanduser() for name in files]
-        if not all(path.suffix == ".parquet" and path.is_file() for path in paths):
-            return None
+def num_problems(asked: Asked) -> int | None:
+    """Returns how many problems there are to train on; None if only reading them would tell."""
+    most: int | None = asked.settings.get("data.train_size")
+    if files := asked.settings.get(_TRAIN):
+        paths = [path for path in map(_path_here, files) if path and path.suffix == ".parquet"]
         try:
             rows: int = sum(pq.read_metadata(path).num_rows for path in paths)
         except (OSError, ValueError):
             return None  # said of the file when it is read
-        return min(rows, most or rows)
-    if "data.train_files" in given and _env_by_name(given) is None:
+        return min(rows, most or rows) if len(paths) == len(files) else None
+    if _TRAIN in asked.given and _env_by_name(asked) is None:
         return None
-    if (source := ENVS[settings["env.name"]].source) is not None:
+    if (source := ENVS[asked.settings["env.name"]].source) is not None:
         return source.num_problems
     return most or int(DataConfig.model_fields["train_size"].default)
 
 
-def model_findings(given: Mapping[str, Given], settings: Settings, line: int) -> Iterator[Finding]:
-    """Takes a model from the hub where the folder that was downloaded is not on this machine."""
-    path = settings.get("model.path")
-    if path is None:
-        said = "actor_rollout_ref.model.path is not said"
-        yield at(line, said, "the preset trains a home-made model; model.path=NAME takes another")
-    if not isinstance(path, str) or is_hub_name(path) or Path(path).expanduser().exists():
+def weigh_checkpoints(asked: Asked) -> None:
+    """Says what all checkpoints take, which verl keeps, against the disk of this machine.
+
+    Gives them a quota that they fit into, and mends saving after each step.
+    """
+    settings, key = asked.settings, "trainer.save_freq"
+    every, problems = settings.get(key), num_problems(asked)
+    try:
+        config = RunConfig.model_validate(nested(settings))
+        size = _checkpoint_bytes(config)
+        if every is None or problems is None or size is None:
+            return
+        quota = -(-_AT_LEAST * size // _ROUND_BYTES) * _ROUND_BYTES
+        if _AT_LEAST * size > config.checkpoints.quota_bytes:
+            settings["checkpoints.quota_bytes"] = quota
+        num_saves = total_steps(config, problems) // every
+        per_epoch = steps_per_epoch(problems, config.data.train_batch_size)
+    except (ValueError, OSError, RuntimeError):  # of settings, or of a path that no disk can hold
+        return  # said of the preset as a whole
+    kept = asked.count("trainer.max_actor_ckpt_to_keep")
+    free = shutil.disk_usage(".").free
+    total = min(num_saves, kept or num_saves) * size
+    too_often = every == 1 and size > _LARGE_BYTES
+    if total <= free and not too_often:
         return
-    name = Path(path).name
-    line = given["actor_rollout_ref.model.path"].line
-    if name.startswith("Qwen") and is_hub_name(f"Qwen/{name}"):
-        settings["model.path"] = f"Qwen/{name}"
-        remedy = f"the preset takes Qwen/{name} from the hub; model.path=FOLDER names a copy"
-        yield at(line, f"{path} is not here", remedy, is_grave=False)
+    full = f": full in step {(free // size + 1) * every:,}" if total > free else ""
+    often, instead = "after each step" if every == 1 else f"every {every} steps", ""
+    if too_often:
+        settings[key] = min(per_epoch, RunConfig().trainer.save_freq)
+        instead = f"the preset has {key}={settings[key]}, and "
+    gb = {"gb": size / 1e9, "total_gb": total / 1e9, "free_gb": free / 1e9}
+    facts = {"often": often, "saves": num_saves, "kept": kept or "all", "full": full}
+    asked.say("checkpoints", key, **gb, **facts, instead=instead)
+
+
+def _checkpoint_bytes(config: RunConfig) -> int | None:
+    """Returns the bytes of a checkpoint: of a known shape, else by the size in the model's name."""
+    if config.model.path is None:
+        return None
+    if (shape := model_shape(config)) is not None:
+        return checkpoint_bytes(shape, config)
+    size = re.search(r"(?<![A-Za-z\d])(\d+(?:\.\d+)?)[bB](?![A-Za-z])", config.model.path)
+    models = 2 if config.algorithm.estimator == "gae" else 1
+    return round(float(size[1]) * 1e9) * _BYTES_PER_PARAMETER * models if size else None
+
+
+def _add_model(asked: Asked) -> None:
+    """Takes a model from the hub if the folder that was downloaded is not on this machine."""
+    path = asked.settings.get("model.path")
+    if path is None:
+        if asked.plain(_MODEL) is None and _MODEL not in asked.unread:
+            asked.say("no_model")
+        return
+    if is_hub_name(path) or _path_here(path):
+        return
+    hub_name = f"Qwen/{Path(path).name}"
+    if hub_name.startswith("Qwen/Qwen") and is_hub_name(hub_name):
+        asked.settings["model.path"] = hub_name
+        asked.say("model_of_the_hub", _MODEL, path=path, name=hub_name)
     else:
-        yield at(line, f"{path} is not here", "model.path=FOLDER, or OWNER/NAME of the hub")
+        asked.say("model_is_not_here", _MODEL, path=path)
 
 
-def reward_findings(given: Mapping[str, Given], settings: Settings) -> Iterator[Finding]:
+def _add_reward(asked: Asked, key: str) -> None:
     """A file and a function's name become module:function."""
-    for prefix, path in _reward_files(given):
-        file = Path(path.plain)
-        name = given.get(f"{prefix}.name", Given("compute_score", 0)).value
-        if not (file.stem.isidentifier() and name.isidentifier()):
-            yield at(path.line, f"{file} cannot be imported by its name", "rename it to NAME.py")
-            continue
-        settings["env.reward"] = f"{file.stem}:{name}"
-        yield at(
-            path.line,
-            f"{file} is the module {file.stem} here",
-            f"PYTHONPATH={file.parent} must be set where the run starts",
-            is_grave=False,
-        )
+    file, name = Path(asked.plain(key)), asked.plain(key.replace("path", "name"))
+    function = str(name or "compute_score")
+    if file.stem.isidentifier() and function.isidentifier():
+        asked.settings["env.reward"] = f"{file.stem}:{function}"
+        asked.say("reward_module", key, file=file, module=file.stem, folder=file.parent)
+    else:
+        asked.say("reward_without_a_module", key, file=file)
 
 
-def _reward_files(given: Mapping[str, Given]) -> Iterator[tuple[str, Given]]:
-    """Yields the section and the file of each reward function that a script names."""
-    for prefix in ("custom_reward_function", "reward.custom_reward_function"):
-        path = given.get(f"{prefix}.path")
-        if path is not None and isinstance(path.plain, str) and "$" not in path.value:
-            yield prefix, path
+def _path_here(name: str) -> Path | None:
+    """Returns the path of a file or folder that is on this machine."""
+    try:
+        path = Path(name).expanduser()
+        return path if path.exists() else None
+    except (OSError, ValueError, RuntimeError):  # too long a name, no such user
+        return None
 
 
-def _here(asked: Any) -> tuple[list[str], list[str]]:
+def _here(names: Sequence[str]) -> tuple[list[str], list[str]]:
     """Returns the names that are here, or on the hub, and those that are not."""
-    names = [str(name) for name in (asked if isinstance(asked, list) else [asked] if asked else [])]
-    here = [name for name in names if _is_here(name)]
+    here = [name for name in names if _is_found(name)]
     return here, [name for name in names if name not in here]
 
 
-def _is_here(name: str) -> bool:
+def _is_found(name: str) -> bool:
     try:
         find_files("", [name], "train", from_hub=False)
     except ValueError:
@@ -133,64 +181,55 @@ def _is_here(name: str) -> bool:
     return True
 
 
-def _missing(one: Given | None, missing: Sequence[str], env: str | None) -> Iterator[Finding]:
-    """Says what becomes of files that are not here: the env's are made, where nothing else is."""
+def _say_missing(asked: Asked, key: str, missing: Sequence[str], env: str | None) -> None:
+    """Says what becomes of files that are not here: the env's are made, others are left out."""
     named = [name for name in missing if _env_in(name) is not None]
-    made = {name: scripts.made for name, scripts in _launch_scripts()}
-    ours = [name for name in named or missing if env is not None and _env_in(name) in (env, None)]
+    made = [n for n in named or missing if env is not None and _env_in(n) in (env, None)]
+    scripts = ENVS[env].launch_scripts if env is not None else None
     for names, remedy in (
-        (ours, made.get(env or "", "")),
-        ([name for name in missing if name not in ours], "left out"),
+        (made, scripts.made if scripts else ""),
+        ([name for name in missing if name not in made], "left out"),
     ):
-        if one is not None and names:
-            said = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not here"
-            yield at(one.line, said, remedy, is_grave=False)
+        if names:
+            say = "file_is_not_here" if len(names) == 1 else "files_are_not_here"
+            asked.say(say, key, names=", ".join(names), remedy=remedy)
 
 
-def _env_by_name(given: Mapping[str, Given]) -> str | None:
+def _env_by_name(asked: Asked) -> str | None:
     """Returns what the names of files say, else those of the project, else of the experiment."""
-    for key in ("data.train_files", "trainer.project_name", "trainer.experiment_name"):
-        if key in given and (env := _env_in(given[key].value)):
-            return env
-    return None
-
-
-def _launch_scripts() -> list[tuple[str, LaunchScripts]]:
-    """Returns what each env is told by, the default one last: its peer's name is in any path."""
-    named = [(name, env.launch_scripts) for name, env in ENVS.items() if env.launch_scripts]
-    return sorted(named, key=lambda item: item[0] == DEFAULT_ENV)
+    keys = (_TRAIN, "trainer.project_name", "trainer.experiment_name")
+    return next(filter(None, (_env_in(str(asked.plain(key))) for key in keys)), None)
 
 
 def _env_in(name: str) -> str | None:
-    return next(
-        (env for env, its in _launch_scripts() if any(word in name.lower() for word in its.words)),
-        None,
-    )
+    return _env_whose(lambda its: any(word in name.lower() for word in its.words))
+
+
+def _env_whose(fits: Callable[[LaunchScripts], bool]) -> str | None:
+    """Returns the first env that fits, the default one last: its peer's name is in any path."""
+    named = [(name, env.launch_scripts) for name, env in ENVS.items() if env.launch_scripts]
+    named.sort(key=lambda item: item[0] == DEFAULT_ENV)
+    return next((name for name, its in named if fits(its)), None)
 
 
 def _first_row(files: Sequence[str]) -> Record:
-    """Returns the first row of files that are here; nothing where they cannot be read."""
-    paths = [Path(name).expanduser() for name in files]
+    """Returns the first row of files that are here; nothing if they cannot be read."""
     fields = (*_FIELDS, *(column for env in ENVS.values() for column in env.own_columns))
     try:
-        records = read_records(next(path for path in paths if path.is_file()), fields)
-        return next(records)[1]
+        return next(read_records(next(filter(None, map(_path_here, files))), fields))[1]
     except (StopIteration, OSError, ValueError):
         return {}
-
-
-def _truth(row: Record) -> Any:
-    reward_model = row.get("reward_model")
-    return reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
 
 
 def _env_of(row: Record) -> str | None:
     """Returns what a row says it is, else what its columns are."""
     source = row.get("data_source")
-    if isinstance(source, str):
-        return _env_in(source)
-    return next((env for env, its in _launch_scripts() if its.has_columns(row)), None)
+    is_named = isinstance(source, str)
+    return _env_in(str(source)) if is_named else _env_whose(lambda its: its.has_columns(row))
 
 
-def _env_of_truth(truth: Any) -> str:
-    return next((env for env, its in _launch_scripts() if its.has_truth(truth)), DEFAULT_ENV)
+def _env_of_truth(row: Record) -> str:
+    """Returns the env whose ground truths have the shape of a row's."""
+    reward: Any = row.get("reward_model")
+    truth = reward.get("ground_truth") if isinstance(reward, dict) else None
+    return _env_whose(lambda its: its.has_truth(truth)) or DEFAULT_ENV

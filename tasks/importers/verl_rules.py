@@ -1,62 +1,313 @@
-"""A script's settings -> ours: those with a name of ours, verl's defaults, then rule by rule."""
+"""verl's settings -> ours: those of the table, then those that need a rule."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
+from typing import Any, Final
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
-from rl_core.config.run import RunConfig
-from tasks.importers.verl_algorithm import algorithm_findings
-from tasks.importers.verl_costs import disk_findings
-from tasks.importers.verl_files import model_findings, problem_findings, reward_findings
-from tasks.importers.verl_loop import loop_findings
-from tasks.importers.verl_settings import DEFAULTS, SAME
-from tasks.importers.verl_values import Given, Settings, at, nested
+from rl_core.config.run import GROUP_ESTIMATORS, RunConfig
+from rl_core.data.sampling import steps_per_epoch
+from tasks.importers.verl_files import add_files, num_problems, weigh_checkpoints
+from tasks.importers.verl_table import (
+    NEAREST,
+    SAME,
+    TABLE,
+    VALUES,
+    Asked,
+    Given,
+    Settings,
+    is_number,
+)
 from tasks.preflight_checks.finding import Finding
+
+_ACTOR: Final = "actor_rollout_ref.actor."
+_ROLLOUT: Final = "actor_rollout_ref.rollout."
+_RESPONSES: Final = "actor_rollout_ref.rollout.n"
+_SMALLEST_GROUP: Final = 8
+"""Responses per prompt that a preset gets if the script's number makes no group."""
+_RESAMPLED_AT_MOST: Final = 10
+"""Rounds of dynamic sampling if verl has no limit."""
+_SCHEDULES: Final = ("lr_scheduler_type", "warmup_style", "lr_decay_style")
+_CHECKPOINTED: Final = (
+    "actor_rollout_ref.model.enable_gradient_checkpointing",
+    "actor_rollout_ref.actor.enable_gradient_checkpointing",
+    "critic.model.enable_gradient_checkpointing",
+)
 
 
 def translate(given: Mapping[str, Given], line: int) -> tuple[Settings, list[Finding]]:
-    """Returns a script's settings as ours, and what is said of them."""
-    same = {SAME[key]: one.plain for key, one in given.items() if key in SAME}
-    settings = {key: value for key, value in same.items() if not _is_none(key, value)}
-    findings = [
-        *_defaults(settings, line),
-        *model_findings(given, settings, line),
-        *problem_findings(given, settings),
-        *reward_findings(given, settings),
-        *algorithm_findings(given, settings, line),
-        *loop_findings(given, settings, line),
-    ]
-    findings += _out_of_range(given, settings)
-    return settings, [*findings, *disk_findings(given, settings)]
+    """Returns verl's settings as ours, and what is said of them.
+
+    Args:
+        given: the settings; a value with a `$` left in it cannot be read.
+        line: where their command begins.
+    """
+    unread = {key: one for key, one in given.items() if "$" in one.value}
+    asked = Asked({key: one for key, one in given.items() if key not in unread}, unread, line)
+    for rule in (
+        *(_same, _defaults, add_files, _unlisted),
+        *(_estimator, _group, _kl, _batches, _cards, _checkpointing),
+        *(_schedules, _optimizers, _loggers, weigh_checkpoints),
+    ):
+        rule(asked)
+    return asked.settings, asked.findings
 
 
-def _out_of_range(given: Mapping[str, Given], settings: Settings) -> Iterator[Finding]:
-    """Leaves out what our settings refuse by itself; how they go together is said at the start."""
-    try:
-        RunConfig.model_validate(nested(settings))
-    except ValidationError as error:
-        wrong = error.errors(include_url=False)
-    else:
+def _same(asked: Asked) -> None:
+    """Takes over what has the same meaning; how settings go together is said at a run's start."""
+    for key in filter(SAME.__contains__, asked.given):
+        ours, value, limit = SAME[key], asked.plain(key), TABLE["limits"].get(key)
+        field = _field(ours)
+        if limit and is_number(value) and not limit["at_least"] <= value <= limit["at_most"]:
+            asked.say(limit["says"], key, default=field.default)
+            value = limit["ours"]
+        if value is None or (value == -1 and ours != "rollout.top_k"):
+            continue
+        settings = ConfigDict(allow_inf_nan=False)
+        allowed = TypeAdapter[Any](field.rebuild_annotation(), config=settings)
+        try:
+            asked.settings[ours] = allowed.validate_python(value)
+        except ValidationError as error:
+            asked.say("out_of_range", key, ours=ours, why=error.errors()[0]["msg"].lower())
+
+
+def _field(ours: str) -> FieldInfo:
+    """Returns what the models say of one of our settings."""
+    section, _, name = ours.partition(".")
+    model: type[BaseModel] = type(getattr(RunConfig(), section))
+    return model.model_fields[name]
+
+
+def _defaults(asked: Asked) -> None:
+    """Takes verl's default for what a script leaves to verl, if ours is another."""
+    unread = {SAME.get(key) for key in asked.unread}
+    silent = {key: value for key, value in TABLE["defaults"].items() if key not in asked.settings}
+    asked.settings |= silent
+    if said := " ".join(f"{key}={value}" for key, value in silent.items() if key not in unread):
+        asked.say("verl_defaults", values=said)
+
+
+def _unlisted(asked: Asked) -> None:
+    """Takes over names that the table lists, and the nearest of any other."""
+    for key, row in TABLE["unlisted"].items():
+        value, ours = asked.plain(key), NEAREST[key]
+        if value is None:
+            continue
+        known = VALUES[ours]
+        nearest = next((name for name in known if str(value).startswith(name)), None)
+        asked.settings[ours] = known[nearest] if nearest else row["ours"]
+        if value != nearest:
+            taken = asked.settings[ours]
+            asked.say(row["says"], key, known=", ".join(known), ours=ours, taken=taken)
+
+
+def _estimator(asked: Asked) -> None:
+    """How rewards become advantages."""
+    key, ours = "algorithm.adv_estimator", "algorithm.estimator"
+    name, known = asked.plain(key), VALUES["algorithm.estimator"]
+    if name is None:
         return
-    for item in wrong:
-        ours = ".".join(part for part in item["loc"] if isinstance(part, str))
-        theirs = next((key for key in given if SAME.get(key) == ours), None)
-        if theirs is not None and settings.pop(ours, None) is not None:
-            said = f"{theirs}={given[theirs].value} is out of the range of {ours}"
-            yield at(given[theirs].line, said, f"{item['msg'].lower()}; left out")
+    if is_number(name):
+        asked.say("estimator_is_a_number", key)
+    elif name in [*known]:
+        asked.settings[ours] = known[name]
+    else:
+        asked.settings[ours] = taken = "grpo" if (asked.count(_RESPONSES) or 1) > 1 else "gae"
+        names = ", ".join(dict.fromkeys(known.values()))
+        asked.say("unknown_estimator", key, known=names, taken=taken)
+    undivided = asked.plain("algorithm.norm_adv_by_std_in_grpo") is False
+    if undivided and asked.settings.get(ours) == "grpo":
+        asked.settings[ours] = "dr_grpo"
 
 
-def _is_none(key: str, value: object) -> bool:
-    """Says whether a value is verl's word for none: null, or -1 but for top_k."""
-    return value is None or (value == -1 and key != "rollout.top_k")
+def _group(asked: Asked) -> None:
+    """How many responses are compared, wherever the script says so."""
+    ours = "algorithm.group_size"  # a name that scripts use although verl does not have it
+    name, theirs = asked.settings.get("algorithm.estimator"), asked.given.get(_RESPONSES)
+    size = asked.count(_RESPONSES) or asked.count(ours)
+    if size is not None:
+        asked.settings[ours] = size
+    if asked.plain(ours) is not None:
+        wins = f", which is {theirs.value} and wins" if theirs else ""
+        asked.say("group_size_of_ours", ours, wins=wins, size=size)
+    if name not in GROUP_ESTIMATORS:
+        return
+    if (size or 1) < 2:
+        asked.settings[ours] = _SMALLEST_GROUP
+        if _RESPONSES in asked.unread:
+            asked.say("group_of_unknown_size", _RESPONSES, name=name, size=_SMALLEST_GROUP)
+        else:
+            where = _RESPONSES if theirs else "algorithm.adv_estimator"
+            asked.say("group_of_one", where, name=name, size=_SMALLEST_GROUP)
+    if asked.is_true("algorithm.filter_groups.enable"):
+        batches = asked.count("algorithm.filter_groups.max_num_gen_batches")
+        asked.settings["algorithm.resample_rounds"] = (batches or _RESAMPLED_AT_MOST + 1) - 1
 
 
-def _defaults(settings: Settings, line: int) -> Iterator[Finding]:
-    """What a script leaves to verl has verl's value, where ours is another."""
-    filled = {key: value for key, value in DEFAULTS.items() if key not in settings}
-    settings |= filled
-    if filled:
-        said = " ".join(f"{key}={value}" for key, value in filled.items())
-        yield at(line, "what the script leaves to verl has verl's defaults", said, is_grave=False)
+def _kl(asked: Asked) -> None:
+    """How KL holds the policy: in the loss, in the reward or not at all, and its estimate."""
+    settings, key = asked.settings, "algorithm.kl_penalty"
+    in_loss = asked.is_true(_ACTOR + "use_kl_loss")
+    # That it is not in the loss leaves open whether it is in the reward.
+    if not in_loss and not any("kl_" in other for other in asked.given if _ACTOR not in other):
+        asked.say("no_kl")
+    kind = asked.plain(key)
+    if is_number(kind):
+        coef = settings.setdefault("algorithm.kl_coef", kind)
+        asked.say("kl_penalty_is_a_number", key, coef=coef)
+        kind = None
+    if in_loss:
+        settings["algorithm.kl_mode"] = "loss"
+        key = _ACTOR + "kl_loss_type"
+        kind = asked.plain(key) if key in asked.given else "low_var_kl"
+        if (coef := asked.number(_ACTOR + "kl_loss_coef")) is not None:
+            settings["algorithm.kl_coef"] = coef
+    elif "algorithm.use_kl_in_reward" in asked.given:
+        in_reward = asked.is_true("algorithm.use_kl_in_reward")
+        settings["algorithm.kl_mode"] = "reward" if in_reward else "none"
+    known = VALUES["algorithm.kl_estimator"]
+    estimator = known.get(str(kind).removesuffix("+"))
+    if kind is not None and estimator is None:
+        asked.say("unknown_kl", key, kind=kind, known=", ".join(known))
+    elif estimator is not None:
+        # k1 has no gradient as a loss (rl_core/config/run.py refuses it).
+        as_loss = settings.get("algorithm.kl_mode") == "loss"
+        settings["algorithm.kl_estimator"] = "k2" if as_loss and estimator == "k1" else estimator
+
+
+def _batches(asked: Asked) -> None:
+    """Clips, mini-batches that divide the batch, and micro-batches in tokens."""
+    settings = asked.settings
+    if (clip := asked.number(_ACTOR + "clip_ratio")) is not None:
+        settings.setdefault("actor.clip_eps_low", clip)
+        settings.setdefault("actor.clip_eps_high", clip)
+    batch, mini = settings["data.train_batch_size"], settings["actor.mini_batch_size"]
+    asked_for = [_ACTOR + "ppo_mini_batch_size", "data.train_batch_size"]
+    if key := next(filter(asked.given.__contains__, asked_for), None):
+        ours = next(size for size in range(min(batch, mini), 0, -1) if batch % size == 0)
+        settings["actor.mini_batch_size"] = ours
+        facts = {"mini": mini, "batch": batch, "factor": batch / mini, "ours": ours}
+        if mini != ours:
+            name = "mini_above_batch" if mini > batch else "mini_does_not_divide"
+            asked.say(name, key, **facts)
+    rows = asked.count(_ACTOR + "ppo_micro_batch_size_per_gpu")
+    rows = rows or asked.count(_ACTOR + "ppo_micro_batch_size")
+    if rows is not None:
+        tokens = rows * (settings["data.max_prompt_length"] + settings["data.max_response_length"])
+        if not asked.is_true(_ACTOR + "use_dynamic_bsz"):
+            settings["actor.micro_batch_tokens"] = tokens
+        settings.setdefault("actor.micro_batch_tokens", tokens)
+
+
+def _cards(asked: Asked) -> None:
+    """GPUs of learner and engines, and what waits in the machine's memory."""
+    settings, per_node = asked.settings, "trainer.n_gpus_per_node"
+    cards = (asked.count(per_node) or 1) * (asked.count("trainer.nnodes") or 1)
+    parallel = _ROLLOUT + "tensor_model_parallel_size"
+    parts = asked.count(parallel) or 1
+    if per_node not in asked.given:
+        why = "known" if per_node in asked.unread else "said, and verl's default is 8"
+        asked.say("unknown_cards", why=why)
+    elif parts > cards:
+        asked.say("too_few_cards", parallel, parts=parts, cards=cards)
+    settings["model.dtype"] = "bfloat16"
+    share = 1 if cards > 1 else 0.5
+    settings["resources.learner_gpus"] = settings["resources.rollout_gpus"] = share
+    if any(re.search(r"fsdp.*_offload$", key) and asked.is_true(key) for key in asked.given):
+        settings["resources.offload"] = True
+    if cards == 1:
+        if asked.is_true(_ROLLOUT + "free_cache_engine"):
+            settings["rollout.sleep"] = True
+    elif per_node in asked.given:
+        ranks = min(cards // 2, settings["actor.mini_batch_size"])
+        while parts > cards - ranks:
+            parts //= 2  # still divides the heads
+        engines = (cards - ranks) // parts
+        settings["rollout.num_engines"] = engines
+        generate = f"{cards - ranks} generate"
+        if ranks > 1:
+            settings["resources.learner_ranks"] = ranks
+        if parts > 1:
+            settings["rollout.tensor_parallel_size"] = parts
+            generate = f"{engines} engine{'s' * (engines > 1)} of {parts} cards generate"
+        learn = "one card learns" if ranks == 1 else f"{ranks} cards learn"
+        asked.say("cards", per_node, cards=cards, learn=learn, generate=generate)
+
+
+def _checkpointing(asked: Asked) -> None:
+    """Gradient checkpointing, which is one setting for actor and critic."""
+    keys = [key for key in _CHECKPOINTED if key in asked.given]
+    if not keys:
+        return
+    is_on = {asked.is_true(key) for key in keys}
+    asked.settings["model.gradient_checkpointing"] = any(is_on)
+    if len(is_on) > 1 or keys == [_CHECKPOINTED[-1]]:
+        asked.say("checkpointing_of_both", keys[-1], ours=str(any(is_on)).lower())
+
+
+def _schedules(asked: Asked) -> None:
+    """Warm-up and decay of the learning rates, which need the number of steps."""
+    settings, total = asked.settings, asked.settings.get("trainer.total_steps")
+    problems, batch = num_problems(asked), settings["data.train_batch_size"]
+    if total is None and problems is not None and batch <= problems:
+        total = settings["trainer.total_epochs"] * steps_per_epoch(problems, batch)
+    for part, optimizer in (("actor", _ACTOR + "optim."), ("critic", "critic.optim.")):
+        _warm_up(asked, part, optimizer, total)
+        keys = [optimizer + name for name in _SCHEDULES]
+        key = next((key for key in keys if asked.plain(key) is not None), None)
+        if key is None or asked.plain(key) == "constant":
+            continue
+        style = asked.plain(key)
+        if total is None:
+            asked.say("schedule_without_steps", key, part=part)
+        elif style not in [*VALUES["actor.lr_schedule"]]:
+            asked.say("unknown_schedule", key, part=part)
+        else:
+            settings[f"{part}.lr_schedule"] = style
+            settings["trainer.total_steps"] = total
+
+
+def _warm_up(asked: Asked, part: str, optimizer: str, total: int | None) -> None:
+    """Steps until the rate is reached: verl's number, else its share of all steps."""
+    steps = asked.count(optimizer + "lr_warmup_steps")
+    share = asked.number(optimizer + "lr_warmup_steps_ratio")
+    if steps is None and share is None:
+        return
+    key = optimizer + ("lr_warmup_steps" if steps else "lr_warmup_steps_ratio")
+    if part == "critic":
+        asked.say("warm_up_of_the_critic", key)
+    elif steps is not None:
+        asked.settings["actor.warmup_steps"] = steps
+    elif share is not None and total is not None:
+        asked.settings["actor.warmup_steps"] = int(share * total)
+        asked.say("warm_up_of_a_share", key, total=total, ours=int(share * total))
+    else:
+        asked.say("warm_up_of_unknown_steps", key)
+
+
+def _optimizers(asked: Asked) -> None:
+    """AdamW, in float32 or with 8 bits, whichever package verl takes it from."""
+    for key in (_ACTOR + "optim.optimizer", "critic.optim.optimizer"):
+        name = asked.plain(key)
+        ours = VALUES["actor.optimizer"].get(str(name))
+        if name is not None and ours is None:
+            asked.say("unknown_optimizer", key)
+        elif ours == "adamw_8bit" and asked.settings.get("resources.learner_ranks", 1) > 1:
+            asked.say("optimizer_of_one_process", key)
+        elif ours == "adamw_8bit":
+            asked.settings["actor.optimizer"] = ours
+
+
+def _loggers(asked: Asked) -> None:
+    key = "trainer.logger"
+    value, known = asked.plain(key), [*VALUES[key]]
+    if value is None:
+        return
+    names = value if isinstance(value, list) else [value]
+    asked.settings[key] = [name for name in names if name in known]
+    if others := ", ".join(str(name) for name in names if name not in known):
+        asked.say("unknown_loggers", key, names=others)

@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import contextvars
+import json
 import logging
+import math
 import re
+import textwrap
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any, Final, Literal, ParamSpec
+from typing import Any, Final, Literal
 from uuid import UUID
 
 from httpx import HTTPError
-from prefect import artifacts, get_client
-from prefect.client.schemas.actions import ArtifactUpdate
+from prefect import get_client
+from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    ArtifactFilterKey,
+)
 from prefect.exceptions import PrefectException
+from prefect.utilities.context import get_task_and_flow_run_ids
 
 from rl_core.errors import first_line
 from rl_core.system.printable import printable
+from rl_core.system.redaction import redact, redact_all
 
-ArtifactKind = Literal["progress", "image", "markdown"]
+ArtifactKind = Literal["progress", "markdown", "table"]
 
 ARTIFACT_INTERVAL_S = 2.0
 _INTERVALS_S: Final[Mapping[ArtifactKind, float]] = {
     "progress": ARTIFACT_INTERVAL_S,
-    "image": 30.0,
     "markdown": 30.0,
 }
 """Seconds between two updates of an artifact, at least."""
@@ -34,33 +42,85 @@ _LAST_UPDATE_S = 5.0
 """Seconds that the end of training waits for its last update."""
 _PUNCTUATION: Final = re.compile(r"[!-/:-@\[-`{-~]")
 _LOOK_ALIKES: Final = str.maketrans("<>", "\u2039\u203a")
-_P = ParamSpec("_P")
+_ROOM: Final = 88
+"""Characters of a table's row in a window of 1280 pixels, where Prefect's page wraps no cell."""
+_BETWEEN_COLUMNS: Final = 3
+_LONGEST_WORD: Final = 36
+"""Characters; a longer one is broken."""
+_STARTS_A_BLOCK: Final = re.compile(r"[-+*#>=~`]|\d+[.)]")
 _logger = logging.getLogger(__name__)
 
 
-def _unless_away(create: Callable[_P, object]) -> Callable[_P, None]:
-    """Returns `create`, but that it warns where the server is away."""
+def create_markdown_artifact(
+    markdown: str, *, key: str, description: str, is_first: bool = False
+) -> None:
+    """Shows a page, in place of an earlier one of this flow run and key.
 
-    @wraps(create)
-    def create_or_warn(*args: _P.args, **kwargs: _P.kwargs) -> None:
-        try:
-            create(*args, **kwargs)
-        except (HTTPError, PrefectException) as error:
-            _warn(str(kwargs.get("key")), error)
-
-    return create_or_warn
-
-
-create_image_artifact = _unless_away(artifacts.create_image_artifact)
-create_markdown_artifact = _unless_away(artifacts.create_markdown_artifact)
-create_table_artifact = _unless_away(artifacts.create_table_artifact)
+    Args:
+        markdown: the page.
+        key: its name in the UI.
+        description: the line above it.
+        is_first: it is of the flow run and of no task run, which the flow run's page lists first.
+    """
+    _put_unless_away("markdown", redact(markdown), key, redact(description), is_first)
 
 
-_CREATE: Final[Mapping[ArtifactKind, Callable[..., object]]] = {
-    "progress": artifacts.create_progress_artifact,
-    "image": artifacts.create_image_artifact,
-    "markdown": artifacts.create_markdown_artifact,
-}
+def create_table_artifact(rows: Sequence[Mapping[str, Any]], *, key: str, description: str) -> None:
+    """Shows a table, in place of an earlier one of this flow run and key."""
+    shown = fitted(redact_all(list(rows)))  # before a credential is wrapped
+    _put_unless_away("table", shown, key, redact(description))
+
+
+def fitted(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns a table with rounded numbers, lists in words, and cells as narrow as the page needs.
+
+    The widest columns are wrapped first.
+
+    Args:
+        rows: of any columns; the page shows those of the first row only, so each row gets all.
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    table = [{name: _in_a_cell(row.get(name)) for name in names} for row in rows]
+    widths = {
+        name: max(len(line) for row in table for line in f"{name}\n{row[name]}".split("\n"))
+        for name in names
+    }
+    least = {
+        name: max(len(word) for row in table for word in [*str(row[name]).split(), name])
+        for name in names
+    }
+    room = _ROOM - _BETWEEN_COLUMNS * len(names)
+    while sum(widths.values()) > room and (
+        wide := [name for name in names if widths[name] > min(least[name], _LONGEST_WORD)]
+    ):
+        widths[max(wide, key=lambda name: widths[name])] -= 1
+    return [
+        {
+            name: _wrapped(cell, widths[name]) if isinstance(cell, str) else cell
+            for name, cell in row.items()
+        }
+        for row in table
+    ]
+
+
+def _in_a_cell(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.4g}") if math.isfinite(value) else str(value)
+    if isinstance(value, list | tuple):
+        return ", ".join(str(_in_a_cell(one)) for one in value)
+    return value
+
+
+def _wrapped(cell: str, width: int) -> str:
+    lines = [
+        part
+        for line in cell.split("\n")
+        for part in (
+            textwrap.wrap(line, width, break_on_hyphens=False) if len(line) > width else [line]
+        )
+    ]
+    # A line that begins as a list or a heading would become one.
+    return "\n".join(f"\u200b{line}" if _STARTS_A_BLOCK.match(line) else line for line in lines)
 
 
 def beside(call: Callable[[], object]) -> None:
@@ -149,7 +209,7 @@ class LiveArtifacts:
         try:
             data = pending.make()
             if data is not None:
-                self._send(key, pending, data)
+                self._send(key, pending, redact_all(data))
         except (HTTPError, PrefectException) as error:
             _warn(key, error)
         except (OSError, ValueError) as error:
@@ -157,19 +217,56 @@ class LiveArtifacts:
         self._not_before[key] = time.monotonic() + _INTERVALS_S[pending.kind]
 
     def _send(self, key: str, pending: _Pending, data: Any) -> None:
-        if key not in self._made:
-            made = _CREATE[pending.kind](data, key=key, description=pending.description)
-            assert isinstance(made, UUID)
-            self._made[key] = made
-            return
-        # Prefect's own way to update would keep a copy of the data in an event, each time.
-        update = ArtifactUpdate(data=data, description=pending.description)
-        get_client(sync_client=True).request(
-            "PATCH",
-            "/artifacts/{id}",
-            path_params={"id": self._made[key]},
-            json=update.model_dump(mode="json", exclude_unset=True),
+        if key in self._made:
+            _update(self._made[key], data, pending.description)
+        else:
+            self._made[key] = _put(pending.kind, data, key, pending.description)
+
+
+def _put_unless_away(
+    kind: ArtifactKind, data: Any, key: str, description: str, is_first: bool = False
+) -> None:
+    try:
+        _put(kind, data, key, description, is_first)
+    except (HTTPError, PrefectException) as error:
+        _warn(key, error)
+
+
+def _put(kind: ArtifactKind, data: Any, key: str, description: str, is_first: bool = False) -> UUID:
+    """Creates an artifact, or updates that of an earlier attempt, so that a key is there once."""
+    client = get_client(sync_client=True)
+    task_run, flow_run = get_task_and_flow_run_ids()
+    data = json.dumps(data) if kind == "table" else data
+    if flow_run is not None:
+        own = ArtifactFilter(
+            flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run]),
+            key=ArtifactFilterKey(any_=[key]),
         )
+        for earlier in client.read_artifacts(artifact_filter=own):
+            _update(earlier.id, data, description)
+            return earlier.id
+    made = client.create_artifact(
+        ArtifactCreate(
+            type=kind,
+            key=key,
+            description=description,
+            data=data,
+            flow_run_id=flow_run,
+            task_run_id=None if is_first else task_run,
+        )
+    )
+    return made.id
+
+
+def _update(artifact: UUID, data: Any, description: str) -> None:
+    """Updates an artifact; Prefect's own way would keep a copy of the data in an event."""
+    update = ArtifactUpdate(data=data, description=description)
+    get_client(sync_client=True).request(
+        "PATCH",
+        "/artifacts/{id}",
+        path_params={"id": artifact},
+        json=update.model_dump(mode="json", exclude_unset=True),
+    )
 
 
 def _warn(key: str, error: Exception) -> None:

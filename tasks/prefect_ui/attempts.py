@@ -86,7 +86,14 @@ def attempt_name(parameters: dict[str, Any]) -> str:
     if len(attempts) < 2:
         return "train"
     last = attempts[-1]
-    return f"train attempt {len(attempts)}: {_difference(last)}, from step {last.from_step}"
+    why = last.reason.partition(":")[0]
+    after = ", continued" if why.startswith("continued") else f" after {why}"
+    changed = [name for name, (_, new) in last.changes.items() if new is True]
+    others = {name: change for name, change in last.changes.items() if name not in changed}
+    in_short = [name.rpartition(".")[2].replace("_", " ") for name in changed]
+    other = " ".join(filter(None, (", ".join(in_short), in_words(others), last.asked)))
+    number = f"train attempt {len(attempts)}{after}"
+    return f"{number}: {other or 'the same settings'}, from step {last.from_step}"
 
 
 def show_attempts(run: RunFolder, logger: Log) -> None:
@@ -108,7 +115,6 @@ def show_attempts(run: RunFolder, logger: Log) -> None:
         [
             {
                 "attempt": number,
-                "started": attempt.started_at[:19].replace("T", " "),
                 "from step": attempt.from_step,
                 "changed settings": attempt.changed,
                 "why": attempt.reason,  # last, for its length

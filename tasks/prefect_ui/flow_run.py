@@ -20,6 +20,7 @@ from rl_core.system.log_file import (
     RedactingFormatter,
     listening,
 )
+from rl_core.system.redaction import redacting_errors
 from tasks.prefect_ui.artifacts import beside
 
 _logger = logging.getLogger(__name__)
@@ -35,9 +36,9 @@ class _RunLog(APILogHandler):
 
 @contextmanager
 def logs_in_ui() -> Iterator[None]:
-    """Has the UI show what our loggers say within the block, from INFO up.
+    """Has the UI show what our loggers say within the block, from INFO up: all of a flow's body.
 
-    Credentials are blotted out of that and of what Prefect's own run loggers say.
+    Credentials are blotted out of that, of what Prefect's own run loggers say, and of errors.
     """
     message_alone = RedactingFormatter("%(message)s")
     handler = _RunLog(logging.INFO)
@@ -51,7 +52,7 @@ def logs_in_ui() -> Iterator[None]:
     for other, _ in prefects:
         other.setFormatter(message_alone)
     try:
-        with listening(handler, OUR_LOGGERS):
+        with listening(handler, OUR_LOGGERS), redacting_errors():
             yield
     finally:
         for other, formatter in prefects:

@@ -57,6 +57,11 @@ def learning_curve(rows: Sequence[Mapping[str, Any]], title: str) -> str | None:
     return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
 
 
+def as_picture(uri: str | None) -> str | None:
+    """Returns the picture as markdown: beneath an image artifact the page shows its URI in full."""
+    return None if uri is None else f"![accuracy, score, tokens and KL by step]({uri})\n"
+
+
 def _points(rows: Sequence[Mapping[str, Any]], metric: str) -> list[tuple[float, float]]:
     """Returns a metric by step, without what is no number."""
     return [

@@ -24,6 +24,7 @@ from prefect import task
 from prefect.logging import get_run_logger
 
 from rl_core.system.log_file import Log
+from rl_core.system.redaction import redacting_errors
 
 WEBHOOK_S: Final = 10.0
 """Seconds, all in all, that a webhook may take to answer."""
@@ -54,13 +55,23 @@ def notify(listeners: Listeners, message: Mapping[str, Any], log: Log) -> None:
         message: what JSON can hold, `event` among it.
         log: hears a warning where a listener was not reached.
     """
+    for who, refusal in deliver(listeners, message).items():
+        if refusal is None:
+            log.info("%s was told: %s", who, message["event"])
+        else:
+            log.warning("%s was not told of %s: %s", who, message["event"], refusal)
+
+
+def deliver(listeners: Listeners, message: Mapping[str, Any]) -> dict[str, str | None]:
+    """Tells all listeners; returns who was told, with None, or why he was not."""
     text = json.dumps(message)
     webhook, command = listeners.webhook, listeners.command
+    told: dict[str, str | None] = {}
     if webhook is not None:
-        said = _within(WEBHOOK_S, lambda: _post(webhook, text.encode()))
-        _log(log, message, "the webhook", said)
+        told["the webhook"] = _within(WEBHOOK_S, lambda: _post(webhook, text.encode()))
     if command:
-        _log(log, message, f"the command {command[0]}", _run(command, text))
+        told[f"the command {command[0]}"] = _run(command, text)
+    return told
 
 
 def warn_of_mistakes(listeners: Listeners, log: Log) -> None:
@@ -75,6 +86,7 @@ def warn_of_mistakes(listeners: Listeners, log: Log) -> None:
 
 
 @task(name="notify", task_run_name="tell webhook and command")
+@redacting_errors()
 def notify_task(listeners: Listeners, message: Mapping[str, Any]) -> None:
     """Notifies in a flow run."""
     notify(listeners, message, get_run_logger())
@@ -99,13 +111,6 @@ def webhook_url(webhook: str) -> str:
     if scheme not in ("http", "https"):
         raise ValueError("its URL must begin with https:// or http://")
     return url
-
-
-def _log(log: Log, message: Mapping[str, Any], who: str, refusal: str | None) -> None:
-    if refusal is None:
-        log.info("%s was told: %s", who, message["event"])
-    else:
-        log.warning("%s was not told of %s: %s", who, message["event"], refusal)
 
 
 def _within(limit_s: float, act: Callable[[], str | None]) -> str | None:
@@ -171,6 +176,8 @@ def _run(command: tuple[str, ...], text: str) -> str | None:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            # A script of the user's may import what lies beside it.
+            env={k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"},
             start_new_session=True,
             text=True,
         )

@@ -17,7 +17,7 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.system.log_file import Log
 from rl_core.tracking.diagnosis import diagnose
 from tasks.prefect_ui.artifacts import LiveArtifacts
-from tasks.prefect_ui.learning_curve import learning_curve
+from tasks.prefect_ui.learning_curve import as_picture, learning_curve
 from tasks.prefect_ui.samples import latest_samples
 
 LOG_INTERVAL_S = 30.0
@@ -45,7 +45,8 @@ class TrainingProgress:
     These are `training` (progress and time left), `learning-curve`, `samples` and `diagnosis`.
 
     Args:
-        logger: receives a line every `LOG_INTERVAL_S`, and each test result.
+        logger: receives a line per step, which log.txt keeps; terminal and Prefect's UI show one
+            every `LOG_INTERVAL_S`, and each test result.
         on_console: whether the terminal shows a bar, and the lines (which log.txt has in any case).
         budget: whose price is shown beside the time left.
         config: the settings in force, from which the diagnosis takes its advice; None if unknown.
@@ -110,9 +111,10 @@ class TrainingProgress:
         if self._bar is not None:
             self._bar.set_postfix_str(describe(metrics), refresh=False)
             self._bar.update(step - self._bar.n)
-        if now - self._logged_at >= LOG_INTERVAL_S or "val/accuracy" in metrics:
-            self._logger.info(text, extra={"to_console": self._on_console})
-            self._logged_at = now
+        is_due = now - self._logged_at >= LOG_INTERVAL_S or "val/accuracy" in metrics
+        shown = {"to_console": self._on_console and is_due, "send_to_api": is_due}
+        self._logger.info(text, extra=shown)  # log.txt has each step
+        self._logged_at = now if is_due else self._logged_at
         self._show(step, last_step, text)
 
     def _show(self, step: int, last_step: int, text: str) -> None:
@@ -124,8 +126,8 @@ class TrainingProgress:
         title = f"{self._run.run_id}: step {step} of {last_step}"
         self._artifacts.show(
             "learning-curve",
-            "image",
-            lambda: learning_curve(self._up_to(step), title),
+            "markdown",
+            lambda: as_picture(learning_curve(self._up_to(step), title)),
             f"As of step {step}.",
         )
         self._artifacts.show(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -22,6 +21,7 @@ from typing import Any, Final
 
 from rl_core.config.run import RunConfig
 from rl_core.resources.placement import card_tenants
+from rl_core.system.process_env import environment_of_child
 from rl_core.system.versions import version_of
 from tasks.preflight_checks.finding import Finding
 
@@ -227,12 +227,12 @@ def ask_python(program: str, **environment: str) -> Any:
     """Returns the JSON that a program of its own prints last, or None where it does not answer."""
     try:
         said = subprocess.run(
-            [sys.executable, "-c", program],
+            [sys.executable, "-P", "-c", program],
             capture_output=True,
             text=True,
             timeout=_PROBE_TIMEOUT_S,
             check=True,
-            env=os.environ | environment,
+            env=environment_of_child() | environment,
         )
         return json.loads(said.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from rl_core.config.run import RunConfig
 from rl_core.data.problem_count import count_problems
 from rl_core.resources.cost import MEASURED_FROM, Spending, Spread, time_and_price_range
-from rl_core.resources.roofline import Machine
-from rl_core.resources.step_estimate import sft_step_range
+from rl_core.resources.roofline import Machine, sft_step_range
 from rl_core.runs.run_folder import RunFolder
 from rl_core.sft.named_data import planned_sft_steps
 from tasks.hours.time_plan import TimePlan, estimates

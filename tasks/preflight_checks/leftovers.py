@@ -1,4 +1,4 @@
-"""Preflight's look at what others left: a Ray address, processes of a killed run, Prefect's place.
+"""Preflight's look at what others left: processes of a killed run, Prefect's server and disk.
 
 A run without resources.ray_address starts a Ray of its own on free ports: no other session and no
 port that is taken can disturb that. What a killed run leaves can still hold memory.
@@ -6,8 +6,8 @@ port that is taken can disturb that. What a killed run leaves can still hold mem
 
 from __future__ import annotations
 
-import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,12 +15,12 @@ from typing import Final
 
 import httpx
 import psutil
+from prefect import get_client
 from prefect.context import FlowRunContext
+from prefect.exceptions import PrefectException, PrefectHTTPStatusError
 from prefect.settings import get_current_settings
 
-from rl_core.config.run import RunConfig
 from rl_core.system.network import PROBE_TIMEOUT_S, why_unreachable
-from rl_core.workers.ray_auth import RAY_CLUSTER_FILE, address_of_auto
 from tasks.preflight_checks.finding import GIB, Finding
 
 _OUR_FOLDERS: Final = "/rl-"
@@ -33,41 +33,12 @@ _PREFECT_BYTES: Final = 200 * 2**20
 _NO_API: Final = "unset PREFECT_API_URL (prefect config unset PREFECT_API_URL) for a private one"
 
 
-def leftover_findings(config: RunConfig) -> Iterator[Finding]:
+def leftover_findings() -> Iterator[Finding]:
     """Yields what was found, and nothing about what is as it should be."""
-    yield from _ray_address(config)
     yield from _left_processes()
     if FlowRunContext.get() is None:  # else the server has just answered
         yield from _prefect_server()
     yield from _prefect_disk()
-
-
-def _ray_address(config: RunConfig) -> Iterator[Finding]:
-    wanted, variable = config.resources.ray_address, os.environ.get("RAY_ADDRESS")
-    if wanted is None and variable:
-        yield Finding(
-            "ray",
-            "ok",
-            f"RAY_ADDRESS={variable} is not used, the run starts a Ray of its own "
-            f"(resources.ray_address={variable} would use it)",
-        )
-    if wanted != "auto":
-        return
-    address = address_of_auto()
-    why = "ray start was not called here" if address is None else _why_no_ray(address)
-    if why is not None:
-        found = f", which means {address}," if address else ""
-        yield Finding(
-            "ray",
-            "fatal",
-            f"resources.ray_address=auto{found} finds no Ray ({why})",
-            "leave it out for a Ray of the run's own, or `ray start --head`"
-            + ("" if variable or address is None else f" after removing {RAY_CLUSTER_FILE}"),
-        )
-
-
-def _why_no_ray(address: str) -> str | None:
-    return why_unreachable(address if "//" in address else f"ray://{address}")
 
 
 def _left_processes() -> Iterator[Finding]:
@@ -121,6 +92,9 @@ def _prefect_server() -> Iterator[Finding]:
     elif (why := _why_no_prefect(url)) is not None:
         message = f"is no Prefect server ({why}): another program may have its port"
         remedy = "`prefect server start --port N`, and PREFECT_API_URL=http://127.0.0.1:N/api"
+    elif _refuses_login(url):
+        message = "refuses the login"
+        remedy = "PREFECT_API_AUTH_STRING=name:password as the server was started with"
     else:
         return
     yield Finding("prefect", "fatal", f"PREFECT_API_URL={url} {message}", f"{remedy}, or {_NO_API}")
@@ -134,8 +108,31 @@ def _why_no_prefect(url: str) -> str | None:
     return None if answer.status_code == httpx.codes.OK else f"HTTP {answer.status_code}"
 
 
+def _refuses_login(url: str) -> bool:
+    try:
+        with get_client(sync_client=True) as client:
+            client.request("GET", "/admin/version")
+    except PrefectHTTPStatusError as error:
+        return error.response.status_code == httpx.codes.UNAUTHORIZED
+    except (httpx.HTTPError, PrefectException):
+        return False  # what else is wrong, a run will say
+    return False
+
+
 def _prefect_disk() -> Iterator[Finding]:
     home = get_current_settings().home
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=home):
+            pass
+    except OSError as error:
+        yield Finding(
+            "prefect",
+            "fatal",
+            f"Prefect's folder {home} cannot be written ({error.strerror})",
+            "set PREFECT_HOME to a folder of yours",
+        )
+        return
     folder = next(path for path in (home, *home.parents) if path.exists())
     free = shutil.disk_usage(folder).free
     if free < _PREFECT_BYTES:

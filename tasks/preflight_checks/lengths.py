@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from rl_core.config.base_model import NUM_POSITIONS
 from rl_core.config.run import RunConfig
+from rl_core.data.gguf_source import local_folder
 from tasks.preflight_checks.finding import Finding
 
 _STRETCHED: Final = ("linear", "dynamic")
@@ -36,7 +36,7 @@ def _positions(config: RunConfig) -> int | None:
     if config.model.path is None:
         return NUM_POSITIONS
     try:
-        file = Path(config.model.path).expanduser() / "config.json"
+        file = local_folder(config.model.path, config.storage.root) / "config.json"
         settings: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None  # said of the model

@@ -7,13 +7,11 @@ from functools import lru_cache
 from typing import Final
 
 from rl_core.config.run import RunConfig
-from rl_core.resources.collectives import Links
 from rl_core.resources.roofline import Machine
 from rl_core.system.cards import CardFigures, cards_of, find_card, named_card
 from rl_core.system.versions import version_of
 from tasks.preflight_checks.device import ask_python, read_device
 
-_CARDS_PER_NODE: Final = 8
 PROBE: Final = """
 import json, time
 import numpy as np
@@ -50,15 +48,9 @@ def planned_machines(config: RunConfig) -> list[Machine]:
             learner_flops=config.resources.learner_ranks * card.flops(config.model.dtype),
             engine_flops=card.flops(config.model.dtype),
             bandwidth=1e9 * card.bandwidth_gb_s,
-            links=_links(card) if config.resources.learner_ranks > 1 else None,
         )
         for card in planned_cards(config)
     ]
-
-
-def _links(card: CardFigures) -> Links:
-    """What joins ranks, in machines of the usual size."""
-    return Links(_CARDS_PER_NODE, 1e9 * card.link_gb_s, 1e9 * card.network_gb_s)
 
 
 def planned_cards(config: RunConfig) -> list[CardFigures]:

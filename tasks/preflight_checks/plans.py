@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Final
 
 from rl_core.config.run import RunConfig
+from rl_core.data.gguf_source import local_folder
 from rl_core.resources.disk_plan import disk_plan
 from rl_core.resources.fits import cheapest_fit
 from rl_core.resources.known_shapes import known_shape
+from rl_core.resources.levers import typed, value_of
 from rl_core.resources.memory_need import (
     beside_cards,
     card_need,
@@ -31,7 +33,6 @@ from rl_core.resources.memory_plan import (
     resting_learner,
 )
 from rl_core.resources.placement import why_no_shared_card
-from rl_core.resources.rank_traffic import rank_traffic
 from rl_core.system.versions import version_of
 from rl_core.tracking.host_memory import memory_left, own_bytes
 from tasks.hours.time_plan import planned_steps
@@ -134,14 +135,8 @@ def machine_findings(config: RunConfig) -> Iterator[Finding]:
     elif need.total_gib <= (limit := _machine_gib()):
         yield Finding("memory", "ok", f"{said}, {limit:.1f} are free")
     else:
-        helpful = [
-            f"{name}=false"
-            for name, is_on in (
-                ("checkpoints.in_background", config.checkpoints.in_background),
-                ("resources.offload", config.resources.offload),
-            )
-            if is_on
-        ]
+        fill_it = ("checkpoints.in_background", "resources.offload")
+        helpful = [typed({name: False}) for name in fill_it if value_of(config, name)]
         remedy = " or ".join(helpful) or "take a machine with more memory"
         yield Finding("memory", "warning", f"{said}, {limit:.1f} are free", remedy)
 
@@ -152,7 +147,7 @@ def _machine_gib() -> float:
 
 
 def rank_findings(config: RunConfig) -> Iterator[Finding]:
-    """Of several learner ranks, what each holds and sends."""
+    """Of several learner ranks, what each holds."""
     shape, ranks = model_shape(config), config.resources.learner_ranks
     if shape is None or ranks == 1:
         return
@@ -162,15 +157,10 @@ def rank_findings(config: RunConfig) -> Iterator[Finding]:
     gib, resting_gib = (
         (phase.total_bytes - phase.parts.get("snapshot", 0)) / GIB for phase in (peak, rest)
     )
-    traffic = rank_traffic(shape, config, config.data.max_response_length)
     whole = (peak.parts["gathered"] + peak.parts.get("gradients", 0)) / GIB
-    sent = round(traffic.bytes_sent(ranks))
     message = (
         f"each of {ranks} holds {resting_gib:.2f} GiB at rest and {gib:.2f} at most ({peak.phase}, "
-        f"{whole:.2f} of it weights and gradient whole), and sends "
-        f"{_size(sent)} a step: {_size(traffic.gathered_bytes)} of weights "
-        f"are gathered for passes, {_size(traffic.scattered_bytes)} of gradients added up, "
-        f"{_size(traffic.handed_bytes)} of weights gathered for the engines"
+        f"{whole:.2f} of it weights and gradient whole)"
     )
     yield Finding("learner ranks", "ok", message)
 
@@ -248,7 +238,7 @@ def model_shape(config: RunConfig) -> ModelShape | None:
     path = config.model.path
     if path is None:
         return ModelShape.of_base_model(config.base_model)
-    folder = Path(path).expanduser()
+    folder = local_folder(path, config.storage.root)
     if not folder.is_dir() and (known := known_shape(path)) is not None:
         return known
     try:

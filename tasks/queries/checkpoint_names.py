@@ -41,7 +41,7 @@ def find_model(
     Args:
         name: `champion`; `RUN`, which is its latest checkpoint, `RUN/base`, `RUN/best`,
             `RUN/latest` or `RUN/step_000100`, each without `RUN/` of the run `run_id`; a model's
-            folder; a Hugging Face name; or `modelscope:OWNER/NAME`.
+            folder; or any other model as `model.path` names it.
         root: `storage.root`.
         run_id: a run, or `latest`.
         env: the family of problems whose champion is meant; by default the one promoted last.
@@ -102,7 +102,7 @@ def _resolve(name: str, root: Path) -> Path:
     from rl_core.data.prompts import resolve_model
 
     try:
-        return resolve_model(name)
+        return resolve_model(name, root)
     except ValueError as error:
         runs = [path.name for path in find_runs(root)]
         close = difflib.get_close_matches(name.partition("/")[0], runs, n=1, cutoff=0.5)

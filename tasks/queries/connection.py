@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,12 @@ from tasks.queries.saved_questions import Value
 
 if TYPE_CHECKING:
     import pyarrow.dataset as pads
+
+_NOT_TEXT = re.compile("[\ud800-\udfff]")
+"""What Python makes of an argument's bytes that are no UTF-8."""
+
+_FIRST_DAY, _LAST_DAY = (date.min - date(1970, 1, 1)).days, (date.max - date(1970, 1, 1)).days
+"""Of Python, counted from 1970 on."""
 
 
 @contextmanager
@@ -35,8 +42,10 @@ def connect(
         "autoload_known_extensions": False,
         "allow_community_extensions": False,
         "python_enable_replacements": False,
-        "temp_directory": str(Path(tempfile.gettempdir()) / f"countdown-train-sql-{os.getpid()}"),
     }
+    # Of a name that nobody can foresee, and readable by us only.
+    spill = tempfile.TemporaryDirectory(prefix="countdown-train-sql-", ignore_cleanup_errors=True)
+    config["temp_directory"] = spill.name
     connection = duckdb.connect(":memory:", config=config)
     try:
         connection.execute("set TimeZone = 'UTC'")
@@ -55,6 +64,7 @@ def connect(
         yield connection
     finally:
         connection.close()
+        spill.cleanup()
 
 
 def _register_files(
@@ -117,12 +127,37 @@ def select(
     Raises:
         ValueError: not one SELECT, or DuckDB refuses it.
     """
+    if _NOT_TEXT.search(sql):
+        raise ValueError("the SELECT holds bytes that are no UTF-8")
     try:
         statements = connection.extract_statements(sql)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
             raise ValueError(f"sql takes exactly one SELECT, and this is {kinds}: {sql.strip()}")
         relation = connection.sql(sql, params=dict(parameters) or None)
-        return pl.DataFrame(relation.to_arrow_table())
+        return _with_dates_of_python(pl.DataFrame(relation.to_arrow_table()))
     except duckdb.Error as error:
         raise ValueError(f"{_message(error)} (there are: {', '.join(tables)})") from error
+    except (pl.exceptions.PolarsError, pa.ArrowException) as error:
+        raise ValueError(
+            "a column of the answer has a type that cannot be shown, such as an interval or a "
+            "union: cast it to text, COLUMN::varchar"
+        ) from error
+
+
+def _with_dates_of_python(frame: pl.DataFrame) -> pl.DataFrame:
+    """Returns the rows; polars would panic where it has to write a year that Python does not have.
+
+    Raises:
+        ValueError: a date is infinite, or outside of the years 1 to 9999.
+    """
+    for column in frame.select(pl.selectors.date() | pl.selectors.datetime()):
+        unit = column.dtype.time_unit if isinstance(column.dtype, pl.Datetime) else None
+        per_day = 1 if unit is None else 86_400 * {"ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
+        days = column.to_physical() // per_day
+        if not days.is_between(_FIRST_DAY, _LAST_DAY).all():
+            raise ValueError(
+                f"column {column.name} holds a date outside of the years 1 to 9999: cast it to "
+                f'text, "{column.name}"::varchar'
+            )
+    return frame

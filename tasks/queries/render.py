@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 import polars as pl
+
+from rl_core.system.printable import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,6 +24,9 @@ _LONG_TEXT = 40
 """Cells up to this many characters are never shortened."""
 _MOST_RECORDS = 10
 """Up to this many rows with a text longer than a line are shown one below the other."""
+_FORMULA = r"^[=+\-@\t\r]"
+"""How a text begins that a spreadsheet would compute, and that may have it fetch an address."""
+_NUMBER = r"^[+-]?[0-9]+([.][0-9]*)?([eE][+-]?[0-9]+)?$"
 _LEAST_TEXT = 12
 """Columns of longer text are narrowed to this many characters at most."""
 
@@ -40,10 +46,16 @@ def render(
         ValueError: there is no such format.
     """
     if output_format == "table":
+        frame = frame.rename({name: printable(name) for name in frame.columns})
         return _table(frame, width, most_rows or max(1, frame.height))
     if output_format not in _RENDERERS:
         raise ValueError(f"--format {output_format}: choose one of {', '.join(FORMATS)}")
-    return _RENDERERS[output_format](frame)
+    try:
+        return _RENDERERS[output_format](frame)
+    except pl.exceptions.PanicException:  # a list or a struct with a date of no year of Python's
+        raise ValueError(
+            "a column of the answer holds what cannot be shown: cast it to text, COLUMN::varchar"
+        ) from None
 
 
 def render_queries(queries: Sequence[Query], *, width: int) -> str:
@@ -197,10 +209,7 @@ def _cell(value: object) -> str:
         return f"{value:%Y-%m-%d %H:%M:%S}"
     if isinstance(value, pl.Series):
         value = value.to_list()
-    text = str(value).replace("\n", "⏎")
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
+    return printable(str(value).replace("\n", "⏎"))
 
 
 def _count(frame: pl.DataFrame) -> str:
@@ -217,7 +226,14 @@ def _csv(frame: pl.DataFrame) -> bytes:
         pl.Series(name, [json.dumps(value, default=str) for value in frame[name].to_list()])
         for name in nested
     )
-    return flat.write_csv().encode()
+    safe = flat.with_columns(
+        pl.when(pl.col(pl.String).str.contains(_FORMULA) & ~pl.col(pl.String).str.contains(_NUMBER))
+        .then("'" + pl.col(pl.String))
+        .otherwise(pl.col(pl.String))
+        .name.keep()
+    )
+    heads = {name: f"'{name}" for name in safe.columns if re.match(_FORMULA, name)}
+    return safe.rename(heads).write_csv().encode()
 
 
 def _json(frame: pl.DataFrame) -> bytes:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
@@ -73,8 +75,8 @@ def find_runs(root: Path, run: str | None = None) -> list[Path]:
     found = [path for path in runs if path.name == run]
     if not found:
         close = difflib.get_close_matches(run, [path.name for path in runs], n=1, cutoff=0.3)
-        hint = f"did you mean {close[0]!r}?" if close else "`countdown-train runs` lists all"
-        raise ValueError(f"no run {run!r} in {folder}: {hint}")
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ValueError(f"no run {run!r} in {folder}{hint} (`countdown-train runs` lists them)")
     return found
 
 
@@ -115,11 +117,17 @@ def metric_lines(runs: Sequence[Path]) -> pa.Table:
 
 def run_records(runs: Sequence[Path]) -> pa.Table:
     """Returns one row per run: its run.json as text, `{}` where it is not there yet."""
-    rows = [
-        {"run_id": run.name, "folder": str(run), "record": _text(run / "run.json") or "{}"}
-        for run in runs
-    ]
+    rows = [{"run_id": run.name, "folder": str(run), "record": _record(run)} for run in runs]
     return pa.Table.from_pylist(rows, schema=_RUN_RECORDS)
+
+
+def _record(run: Path) -> str:
+    """A run's run.json; of one that was cut short or damaged only that it is so."""
+    text = _text(run / "run.json")
+    with suppress(ValueError):
+        if isinstance(json.loads(text or "{}"), dict):
+            return text or "{}"
+    return json.dumps({"status": "unreadable", "reason": "its run.json is cut short or damaged"})
 
 
 def checkpoint_records(runs: Sequence[Path]) -> pa.Table:
@@ -193,18 +201,17 @@ def dataset_records(root: Path) -> pa.Table:
 def bytes_by_kind(run: Path) -> dict[str, int]:
     """Returns where a run's disk went: bytes per top-level folder or file of it, largest first."""
     sizes: dict[str, int] = {}
-    for path in run.rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            kind = path.relative_to(run).parts[0]
-            sizes[kind] = sizes.get(kind, 0) + path.stat().st_size
+    for folder, _, names in os.walk(run):  # which passes over what is deleted meanwhile
+        for path in (Path(folder, name) for name in names):
+            with suppress(FileNotFoundError):
+                if stat.S_ISREG((found := path.lstat()).st_mode):
+                    kind = path.relative_to(run).parts[0]
+                    sizes[kind] = sizes.get(kind, 0) + found.st_size
     return dict(sorted(sizes.items(), key=lambda item: -item[1]))
 
 
 def _started_at(run: Path) -> str:
-    try:
-        return str(json.loads(_text(run / "run.json") or "{}").get("started_at") or "")
-    except json.JSONDecodeError:
-        return ""
+    return str(json.loads(_record(run)).get("started_at") or "")
 
 
 def _text(file: Path) -> str:

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 SQL_FOLDER = Path(__file__).resolve().parents[2] / "sql"
@@ -13,7 +14,7 @@ SQL_FOLDER = Path(__file__).resolve().parents[2] / "sql"
 Value = int | float | str | bool
 
 _HEADER_PARAMETER = re.compile(
-    r"^\$(?P<name>\w+): (?P<kind>int|float|str|bool) = (?P<default>\S+)(?:\s+\((?P<help>.*)\))?$"
+    r"^\$(?P<name>\w+): (?P<kind>\w+(\|\w+)*) = (?P<default>\S+)(?:\s+\((?P<help>.*)\))?$"
 )
 _EXAMPLE = "Example: "
 _KINDS: dict[str, type[Value]] = {"int": int, "float": float, "str": str, "bool": bool}
@@ -21,7 +22,10 @@ _KINDS: dict[str, type[Value]] = {"int": int, "float": float, "str": str, "bool"
 
 @dataclass(frozen=True)
 class Parameter:
-    """One `$name` of a saved query, declared in its header as `-- $name: kind = default (help)`."""
+    """One `$name` of a saved query, declared in its header as `-- $name: kind = default (help)`.
+
+    Its kind is int, float, str or bool, or one of several words: `won|lost|both`.
+    """
 
     name: str
     kind: str
@@ -71,14 +75,15 @@ class Query:
         }
 
 
-def list_queries() -> list[Query]:
+@cache
+def list_queries() -> tuple[Query, ...]:
     """Returns all saved queries, by topic and name."""
     files = [
         path
         for path in sorted(SQL_FOLDER.glob("*/*.sql"))
         if path.parent.name not in ("views", "checks")
     ]
-    return [_parse(path) for path in files]
+    return tuple(_parse(path) for path in files)
 
 
 def load_query(name: str) -> Query:
@@ -129,8 +134,13 @@ def _read_value(name: str, kind: str, text: Value) -> Value:
     try:
         if kind == "bool":
             return {"true": True, "false": False}[str(text).lower()]
+        if "|" in kind:
+            return {choice: choice for choice in kind.split("|")}[str(text)]
         return _KINDS[kind](text)
     except (KeyError, ValueError) as error:
+        if "|" in kind:
+            there = kind.replace("|", ", ")
+            raise ValueError(f"parameter {name}={text}: there are {there}") from error
         raise ValueError(f"parameter {name}={text} does not read as {kind}") from error
 
 

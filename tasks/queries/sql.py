@@ -8,9 +8,11 @@ which is faster where most of the text need not be read (benchmarks/sql.py).
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +43,14 @@ VIEWS = (
 )
 
 
+_VALUES: Mapping[str, tuple[str, str]] = {
+    "verdict": ("rollouts", "verdict"),
+    "metric": ("metrics", "metric"),
+    "settings": ("rescores", "changed"),
+}
+"""Parameters of saved questions that name a value of a column: its view and its name there."""
+
+
 def ask(
     name: str, arguments: Mapping[str, Value] | None = None, *, root: Path, run: str | None = None
 ) -> pl.DataFrame:
@@ -58,6 +68,32 @@ def ask(
     query = load_query(name)
     parameters = query.bind(arguments or {})
     return _answer(query.sql, parameters, root=root, run=run, is_ours=True)
+
+
+def values_there(
+    name: str, arguments: Mapping[str, Value], *, root: Path, run: str | None = None
+) -> str | None:
+    """Says which values there are where a saved question is asked for one that no row has.
+
+    Args:
+        name: of the question.
+        arguments: values of its parameters, as `ask` takes them.
+        root: `storage.root`.
+        run: a run id or `latest`; by default all runs.
+    """
+    default = {parameter.name: parameter.default for parameter in load_query(name).parameters}
+    for parameter, (view, column) in _VALUES.items():
+        value = arguments.get(parameter)
+        if value is None or value == default[parameter]:
+            continue
+        select = f"select {column} from {view} group by {column} order by count(*) desc, {column}"
+        there = list(map(str, run_query(select, root=root, run=run)[column].drop_nulls()))
+        if there and str(value) not in there:
+            near = difflib.get_close_matches(str(value), there, n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            known = f"there are: {', '.join(there)}"
+            return f"{parameter}={value}: no row of {view} has it{hint} ({known})"
+    return None
 
 
 def run_query(
@@ -104,7 +140,7 @@ def _answer(
             if name not in own
         }
         with connect(tables | _records(root, of), own) as connection:
-            _create_views(connection)
+            _create_views(connection, named if is_ours else VIEWS)
             return select(connection, sql, parameters, VIEWS)
 
 
@@ -126,10 +162,21 @@ def _records(root: Path, of: Mapping[str, Sequence[Path]]) -> dict[str, pa.Table
     }
 
 
-def _create_views(connection: duckdb.DuckDBPyConnection) -> None:
+def _create_views(connection: duckdb.DuckDBPyConnection, named: Collection[str] = VIEWS) -> None:
+    """Makes these views, and those that they look at."""
+    selects = {view: _read_view(view) for view in VIEWS}
+    needed = set(named)
+    for view in reversed(VIEWS):  # each looks at earlier ones only
+        if view in needed:
+            needed |= _named_views(selects[view])
     for view in VIEWS:
-        select = (SQL_FOLDER / "views" / f"{view}.sql").read_text(encoding="utf-8")
-        connection.execute(f"create view {view} as {select}")
+        if view in needed:
+            connection.execute(f"create view {view} as {selects[view]}")
+
+
+@cache
+def _read_view(view: str) -> str:
+    return (SQL_FOLDER / "views" / f"{view}.sql").read_text(encoding="utf-8")
 
 
 def export_catalog(root: Path, file: Path) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rl_core.envs.text_problems import question_in, text_of_truth
+from rl_core.envs.text_problems import question_in, shown_truth
 from rl_core.evaluation.files import PAGE
 from rl_core.evaluation.summary import EvaluationSummary, summarise
 from rl_core.system.atomic import is_disk_full, write_text_atomically
@@ -177,7 +177,7 @@ def _in_words(row: Row, asked: Mapping[int, Problem]) -> str:
     if isinstance(truth, Mapping) and truth.keys() >= {"numbers", "target"}:
         return f"{', '.join(map(str, truth['numbers']))} -> {truth['target']}"
     question = _cut(question_in(problem.messages[-1]["content"]), _LONGEST_QUESTION)
-    return f"{question} -> {_cut(text_of_truth(truth), _LONGEST_QUESTION)}"
+    return f"{question} -> {_cut(shown_truth(truth), _LONGEST_QUESTION)}"
 
 
 def _line(text: str) -> str:

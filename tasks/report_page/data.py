@@ -11,6 +11,7 @@ import polars as pl
 
 from rl_core.runs.resume import remarks
 from rl_core.runs.run_folder import RunFolder, RunRecord
+from rl_core.runs.settings_file import read_settings
 from rl_core.sft.named_data import CURVE_NAME
 from rl_core.tracking.diagnosis import diagnose
 from rl_core.tracking.series import Diagnosis
@@ -34,6 +35,7 @@ where
     or starts_with(metric, 'rollout/staleness_')
 order by step, metric
 """
+_NUM_TESTED = "select count(distinct prompt_index) from held_out"
 
 Row = dict[str, Any]
 
@@ -94,6 +96,10 @@ class ReportData:
     """Rows of `majority_vote` by model."""
     evaluation_verdicts: list[Row]
     best_checkpoint: Row | None
+    best_elsewhere: str | None
+    """Which step the numbers of the trained model are of, and why, where `best` is another."""
+    num_tested: int
+    """Problems that a test of training asks; 0 where no answers were kept."""
     checkpoint_remarks: list[str]
     """A sentence on each checkpoint that cannot be resumed from."""
     faults: list[Fault]
@@ -137,6 +143,8 @@ def gather(run: RunFolder) -> ReportData:
     settings = run.path / "config.yaml"
     seconds = _seconds(record, overview)
     best, worst = best_and_worst(run, from_step=from_step)
+    best_checkpoint = _last(ask("best_checkpoint").to_dicts())
+    tested = sql.run_query(_NUM_TESTED, root=run.root, run=run.run_id).item()
     return ReportData(
         record=record,
         settings=settings.read_text(encoding="utf-8") if settings.exists() else "",
@@ -144,14 +152,14 @@ def gather(run: RunFolder) -> ReportData:
         price=None if seconds is None else run.price_of(seconds),
         steps=steps_in_words(run),
         left=left_of(run) if record.status == "running" else None,
-        before=_accuracy(base) if models else overview["accuracy_before"],
-        after=_accuracy(_last(trained)) if models else overview["accuracy_after"],
+        before=_accuracy(base) if models else overview["val_before"],
+        after=_accuracy(_last(trained)) if models else overview["val_after"],
         num_problems=models[0]["problems"] if models else None,
         kept_evaluations=ask("kept_evaluations").to_dicts(),
         base=base,
         trained=trained[0] if trained else None,
         gain=_last([row for row in ask("gain_over_base").to_dicts() if row["model"] == newest]),
-        diagnoses=diagnose(run.metrics.read()),
+        diagnoses=diagnose(run.metrics.read(), settings=read_settings(run.path)),
         sft=_sft(run.path),
         curve=curve,
         verdicts=verdicts,
@@ -168,7 +176,9 @@ def gather(run: RunFolder) -> ReportData:
         ],
         majority={row["model"]: row for row in ask("majority_vote").to_dicts()},
         evaluation_verdicts=_of_models(ask("evaluation_verdicts"), shown_models),
-        best_checkpoint=_last(ask("best_checkpoint").to_dicts()),
+        best_checkpoint=best_checkpoint,
+        best_elsewhere=_best_elsewhere(record.run_id, _last(trained), best_checkpoint, tested),
+        num_tested=tested,
         checkpoint_remarks=remarks(run.path),
         faults=faults(run.path, record),
         warnings=warnings(run.path),
@@ -177,16 +187,37 @@ def gather(run: RunFolder) -> ReportData:
         worst=worst,
         samples=samples(run, from_step=from_step),
         stages=ask("time_by_stage").to_dicts(),
-        phases=ask("time_by_phase").to_dicts(),
+        phases=_with_start_up(ask("time_by_phase").to_dicts(), record.timings_s.get("train")),
         memory=ask("memory_by_phase").to_dicts(),
         disk=_largest(run_files.bytes_by_kind(run.path)),
         data_sets=_data_sets(run.root, record),
     )
 
 
+def _with_start_up(phases: list[Row], train_s: float | None) -> list[Row]:
+    """Returns the phases of the steps, and what else the stage took: Ray, engines, models."""
+    rest = (train_s or 0.0) - sum(row["total_s"] for row in phases)
+    if train_s is None or rest <= 0:
+        return phases
+    rows = [*phases, {"phase": "start-up and what no phase counts", "total_s": rest}]
+    return [{**row, "share": row["total_s"] / train_s} for row in rows]
+
+
 def _sft(run: Path) -> list[Row]:
     file = run / CURVE_NAME
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def _best_elsewhere(run_id: str, trained: Row | None, best: Row | None, tested: int) -> str | None:
+    if trained is None or best is None or trained["step"] == best["step"]:
+        return None
+    asked = f" on {tested} problems" if tested else ""
+    return (
+        f"The trained model is step {trained['step']}, the last: one chosen by its result would "
+        f"look better than it is. `best` is step {best['step']}, with a test accuracy of "
+        f"{best['accuracy']:.3f}{asked} during training; `countdown-train evaluate {run_id}/best` "
+        f"measures it on the same {trained['problems']} problems."
+    )
 
 
 def _accuracy(row: Row | None) -> float | None:

@@ -56,6 +56,9 @@ class Fault:
     what: str
     how: str
 
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}, {self.how}"
+
 
 @dataclass(frozen=True)
 class LoggedWarning:
@@ -70,15 +73,19 @@ class LoggedWarning:
 
 def faults(run: Path, record: RunRecord) -> list[Fault]:
     """Returns what the run's record, metrics, log and checkpoints say went wrong."""
-    attempts = list(enumerate(record.attempts, start=1))[1:]
     rows = RunFolder(run).metrics.read()
     return [
-        *(_attempt(number, attempt) for number, attempt in attempts),
+        *later_attempts(record),
         *_out_of_memory(rows),
         *_engine_restarts(rows),
         *_full_disk(warnings(run)),
         *(Fault("checkpoint", remark, "kept beside the sound ones") for remark in remarks(run)),
     ]
+
+
+def later_attempts(record: RunRecord) -> list[Fault]:
+    """Returns why the run was started again, each time, and what was other then."""
+    return [_attempt(number, one) for number, one in enumerate(record.attempts, start=1)][1:]
 
 
 def warnings(run: Path) -> list[LoggedWarning]:

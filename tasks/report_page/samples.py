@@ -14,6 +14,7 @@ from typing import Any
 
 import polars as pl
 
+from rl_core.envs.text_problems import shown_truth
 from rl_core.runs.run_folder import RunFolder
 from tasks.queries import sql
 
@@ -28,7 +29,7 @@ _MOST_TESTS = 5
 _EXTREMES = 2
 """Best samples, and as many of the worst."""
 _EXTREMES_QUERY = """
-select step, prompt_index, verdict, score, answer, response, prompt, advantage_mean
+select step, prompt_index, verdict, score, answer, response, prompt, truth, advantage_mean
 from rollouts
 where step >= $from_step
 order by {order}, hash(step, group_id, sample_index)
@@ -45,6 +46,8 @@ class Sample:
     step: int
     verdict: str
     score: float
+    problem: str
+    """Short, as in `Story`; empty where its row tells no truth."""
     prompt: str
     before: str
     answer: str
@@ -144,7 +147,7 @@ def _story(title: str, tests: Sequence[Row]) -> Story:
     shown = [tests[0], *changes[: _MOST_TESTS - 2], tests[-1]]
     return Story(
         title=title,
-        problem=_problem(tests[0]["ground_truth"]),
+        problem=problem_in_words(tests[0]["ground_truth"]),
         prompt=tests[0]["prompt"] or "",
         tests=[as_sample(row, longest=_LONGEST_ANSWER_IN_A_STORY) for row in shown],
         num_tests=len(tests),
@@ -152,7 +155,7 @@ def _story(title: str, tests: Sequence[Row]) -> Story:
     )
 
 
-def _problem(ground_truth: str | None) -> str:
+def problem_in_words(ground_truth: str | None) -> str:
     """Returns a problem's truth, a line of moderate length; empty where a row has none."""
     try:
         truth = json.loads(ground_truth or "")
@@ -160,8 +163,7 @@ def _problem(ground_truth: str | None) -> str:
         return ""
     with suppress(TypeError, KeyError):
         return f"{', '.join(map(str, truth['numbers']))} -> {truth['target']}"
-    text = truth if isinstance(truth, str) else json.dumps(truth, ensure_ascii=False)
-    line = " ".join(text.split())
+    line = " ".join(shown_truth(truth).split())
     short = line if len(line) <= _LONGEST_TRUTH else f"{line[:_LONGEST_TRUTH]}..."
     return f"the answer is {short}"
 
@@ -191,6 +193,7 @@ def as_sample(row: Row, *, longest: int = _LONGEST_SAMPLE) -> Sample:
         step=row["step"],
         verdict=row["verdict"],
         score=row["score"],
+        problem=problem_in_words(row.get("truth")),
         prompt=row["prompt"] or "",
         before=before,
         answer=answer,

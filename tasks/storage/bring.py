@@ -28,6 +28,7 @@ from rl_core.storage.lease import is_written_elsewhere
 from rl_core.storage.mirror import LAST_OF_DATA, LAST_OF_MODEL
 from rl_core.storage.object_store import Entry, ObjectStore
 from rl_core.storage.spool import Spool
+from rl_core.system.atomic import write_bytes_atomically
 from tasks.base_model import made_folder
 from tasks.queries.run_tables import find_runs
 
@@ -47,8 +48,7 @@ def bring_inputs(config: RunConfig, store: ObjectStore) -> list[str]:
     bring_files(store, root, "champions", lambda name: name.endswith(".json"))
     bring_files(store, root, "evaluations", lambda name: name.startswith("base-"))
     if not (root / BUDGETS_FILE).exists() and (found := store.read(BUDGETS_FILE)):
-        root.mkdir(parents=True, exist_ok=True)
-        (root / BUDGETS_FILE).write_bytes(found[0])
+        write_bytes_atomically(root / BUDGETS_FILE, found[0])
     return list(names)
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, Final, NoReturn
 
-from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages
+from rl_core.system.process_env import apply_defaults, borrow, hide_cuda_only_packages
 
 apply_defaults()
 hide_cuda_only_packages()
@@ -73,6 +73,7 @@ def main() -> NoReturn:
         signal.signal(number, _leave)
     dump_stacks_on_request()
     asked = parent.receive()
+    borrow(asked["lent"])
     watch = threading.Thread(
         target=_leave_with_parent, args=(parent, leaving_s(asked["grace_s"])), daemon=True
     )

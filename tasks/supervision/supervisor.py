@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from rl_core.errors import Stalled, WorkerDied
+from rl_core.system.atomic import open_own
 from rl_core.system.child_process import Child, how_it_ended, pack, unpack
 from rl_core.system.log_file import Log
+from rl_core.system.process_env import credentials_for
 from rl_core.system.process_group import (
     PROCESS_GROUP,
     dump_stacks,
@@ -21,6 +24,7 @@ from rl_core.system.process_group import (
     new_process_group,
     sweep_sessions,
 )
+from rl_core.system.redaction import redact_error
 from rl_core.system.signals import GRACE_S, StopSignals
 from tasks.supervision.worker_logs import TRAINER_LOGGER, worker_logs
 
@@ -47,6 +51,9 @@ def call_supervised(
     logger: Log,
     grace_s: float = GRACE_S,
     on_step: Callable[[int, int, dict[str, float]], None] = lambda step, last_step, metrics: None,
+    joins_ray: bool = False,
+    lends: Collection[str] = (),
+    logs_to_wandb: bool = False,
 ) -> _Result | None:
     """Returns `function(reporter, **arguments)`, called in a child process; None if it was stopped.
 
@@ -63,6 +70,9 @@ def call_supervised(
         logger: hears the workers' warnings and errors.
         grace_s: how long after SIGTERM the child works on.
         on_step: called with what the child tells by `Reporter.step`.
+        joins_ray: it gets the token of a Ray that is not its own.
+        lends: variables that it is lent besides, for a reward function.
+        logs_to_wandb: it is lent wandb's key, for the process of its own that needs it.
 
     Raises:
         WorkerDied: the child was killed.
@@ -74,14 +84,22 @@ def call_supervised(
     group = new_process_group()
     outcome: dict[str, Any] = {}
     with StopSignals(grace_s + _SHUTDOWN_S) as stop:
-        with log_file.open("ab") as log:
+        with os.fdopen(open_own(log_file, os.O_WRONLY | os.O_APPEND), "ab") as log:
             child = Child(
-                "tasks.supervision.child", name, output=log, environment={PROCESS_GROUP: group}
+                "tasks.supervision.child",
+                name,
+                output=log,
+                needs=["ray"] if joins_ray else [],
+                environment={PROCESS_GROUP: group},
             )
         try:
             with worker_logs(log_folder, logger):
                 with suppress(OSError):  # it died at once: the end of its messages says so
-                    child.send({"job": pack((function, dict(arguments))), "grace_s": grace_s})
+                    lent = credentials_for(names=lends)
+                    if logs_to_wandb:
+                        lent |= credentials_for("wandb")
+                    job = pack((function, dict(arguments)))
+                    child.send({"job": job, "grace_s": grace_s, "lent": lent})
                 for message in _messages(child, stop, stall_s, group, logger):
                     if not _tell(message, on_step, logger):
                         outcome = message
@@ -100,7 +118,9 @@ def call_supervised(
                 logger.warning("%s was stopped while it failed: %s", name, _how(code, log_file))
             return None
         if "error" in outcome:
-            raise unpack(outcome["error"])
+            error = unpack(outcome["error"])
+            redact_error(error)  # before Prefect keeps what it says as the state of the task run
+            raise error
         if "done" not in outcome:
             raise WorkerDied(name, _how(code, log_file))
         return cast("_Result", unpack(outcome["done"]))

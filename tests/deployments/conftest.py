@@ -22,8 +22,8 @@ def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefect]:
         prefect = Prefect(tmp_path_factory.mktemp("deployed"), settings)
         prefect.start_server()
         try:
-            noon, night = 'cron: "0 12 * * *"', 'cron: "0 1 * * *"'
-            prefect.deploy({night: 'cron: "* * * * *"', noon: 'cron: "0 12 29 2 *"'})
+            noon = 'cron: "0 12 * * *"'
+            prefect.deploy({noon: 'cron: "0 12 29 2 *"'}, at="* * * * *")
             yield prefect
         finally:
             prefect.stop_server()

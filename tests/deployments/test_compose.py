@@ -23,6 +23,7 @@ from tests.support.waiting import wait_for
 
 FILE = ROOT / "deployments" / "compose.yaml"
 PASSWORD = "a-password-that-nothing-may-tell"
+LOGIN = "countdown-train:a-login-that-nothing-may-tell"
 BIN = Path(sys.executable).parent
 
 
@@ -35,8 +36,10 @@ def test_ports_are_seen_from_this_machine_alone_unless_the_user_says_otherwise(
     services: dict[str, dict[str, Any]],
 ) -> None:
     ports = [port for service in services.values() for port in service.get("ports", ())]
-    assert len(ports) == 2  # Prefect's and TensorBoard's: neither the database's nor Ray's
-    assert all(port.startswith("${BIND:-127.0.0.1}:") for port in ports)
+    assert ports == [
+        "${BIND:-127.0.0.1}:${PREFECT_PORT:-4200}:4200",
+        "127.0.0.1:${TENSORBOARD_PORT:-6006}:6006",  # it has no login
+    ]  # neither the database's nor Ray's
     assert not [name for name, service in services.items() if "network_mode" in service]
 
 
@@ -46,6 +49,26 @@ def test_the_password_is_known_to_database_and_server_alone(
     told = [name for name, service in services.items() if "POSTGRES_PASSWORD" in str(service)]
     assert told == ["database", "server"]
     assert not [name for name, service in services.items() if "env_file" in service]
+
+
+def test_prefect_never_starts_without_a_login(services: dict[str, dict[str, Any]]) -> None:
+    server, worker = (services[name]["environment"] for name in ("server", "worker"))
+    login = server["PREFECT_SERVER_API_AUTH_STRING"]
+    assert login.startswith("${PREFECT_SERVER_API_AUTH_STRING:?")  # Compose refuses none, or empty
+    assert worker["PREFECT_API_AUTH_STRING"] == login
+    origin = server["PREFECT_SERVER_UI_API_URL"].removesuffix("/api")
+    assert server["PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"] == origin
+    assert server["PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED"] == "true"
+
+
+def test_no_container_gets_more_rights_than_its_user_has(
+    services: dict[str, dict[str, Any]],
+) -> None:
+    for name, service in services.items():
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert name == "database" or service["cap_drop"] == ["ALL"], name
+        assert "privileged" not in service
+        assert service.get("network_mode") is None
 
 
 def test_every_service_has_a_health_check(services: dict[str, dict[str, Any]]) -> None:
@@ -62,15 +85,18 @@ def test_the_first_start_makes_passwords_for_its_user_alone_and_keeps_them(tmp_p
     docker.chmod(0o755)
     env = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     secrets = tmp_path / "deployments" / ".env"
+    secrets.write_text("RAY_AUTH_TOKEN=" + 64 * "0")  # of an older version, without a line feed
     texts = []
     for words in (["up"], ["up", "GPU=1"]):
         subprocess.run(["make", *words], cwd=tmp_path, env=env, check=True, capture_output=True)
         texts.append(secrets.read_text())
     assert texts[0] == texts[1]
     found = dict(line.split("=") for line in texts[0].splitlines())
-    assert found.keys() == {"POSTGRES_PASSWORD", "RAY_AUTH_TOKEN"}
-    assert all(re.fullmatch("[0-9a-f]{64}", value) for value in found.values())
-    assert len(set(found.values())) == 2
+    assert found.pop("RAY_AUTH_TOKEN") == 64 * "0"
+    login = found.pop("PREFECT_SERVER_API_AUTH_STRING")
+    assert re.fullmatch("countdown-train:[0-9a-f]{64}", login)
+    assert re.fullmatch("[0-9a-f]{64}", found.pop("POSTGRES_PASSWORD"))
+    assert not found
     assert stat.S_IMODE(secrets.stat().st_mode) == 0o600
     plain, cuda = (tmp_path / "called").read_text().splitlines()
     assert plain == "compose --file deployments/compose.yaml up --build --detach --wait"
@@ -103,6 +129,7 @@ def test_server_and_worker_start_by_these_commands_and_get_healthy(
             "PREFECT_SERVER_DATABASE_PORT": str(database.port),
             "PREFECT_SERVER_DATABASE_NAME": database.path[1:],
             "PREFECT_SERVER_DATABASE_PASSWORD": PASSWORD,
+            "PREFECT_SERVER_API_AUTH_STRING": LOGIN,
             "PREFECT_SERVER_API_PORT": str(port),
             "PREFECT_SERVER_UI_API_URL": f"http://127.0.0.1:{port}/api",
         }
@@ -135,9 +162,11 @@ def test_server_and_worker_start_by_these_commands_and_get_healthy(
 
         try:
             start("server", where)
-            start("worker", {"PREFECT_API_URL": f"http://127.0.0.1:{port}/api"})
+            api = f"http://127.0.0.1:{port}/api"
+            start("worker", {"PREFECT_API_URL": api, "PREFECT_API_AUTH_STRING": LOGIN})
         finally:
             for process in reversed(started):
                 stop(process)
     for file in filter(Path.is_file, tmp_path.rglob("*")):
-        assert PASSWORD.encode() not in file.read_bytes(), file
+        for secret in (PASSWORD, LOGIN):
+            assert secret.encode() not in file.read_bytes(), file

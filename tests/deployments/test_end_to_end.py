@@ -7,20 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.harness import ROOT, WORKER, Prefect, as_parameter
+from tests.support.harness import WORKER, Prefect, as_parameter
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-
-
-def test_the_file_as_it_lies_says_every_night_at_one() -> None:
-    import yaml
-
-    settings = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text())
-    nightly = settings["deployments"][1]
-    assert nightly["name"] == "countdown-train-nightly"
-    (schedule,) = nightly["schedules"]
-    assert (schedule["cron"], schedule["timezone"]) == ("0 1 * * *", "Europe/Berlin")
 
 
 def test_the_nightly_schedule_makes_runs_within_a_minute(prefect: Prefect) -> None:

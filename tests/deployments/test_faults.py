@@ -28,6 +28,7 @@ NUM_STEPS = 40
 SAVE_FREQ = 3
 WITHIN_S = 45
 """Without a heartbeat a run is lost: Prefect knows none more often than every 30 s."""
+PROGRAM = [sys.executable, "-c", "from flows.cli.main import main; main()"]
 NIGHTLY, ON_DEMAND = "countdown-train-nightly", "countdown-train"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -54,14 +55,22 @@ class Place:
         """Trains without a server, to compare with; once."""
         if (self.folder / "undisturbed").exists():
             return
-        program = [sys.executable, "-c", "from flows.cli.main import main; main()"]
         subprocess.run(
-            [*program, "train", *self.settings("undisturbed")],
+            [*PROGRAM, "train", *self.settings("undisturbed")],
             cwd=ROOT,
             env=self.prefect.environment,
             stdout=subprocess.DEVNULL,
             check=True,
         )
+
+    def kill_a_run_of_the_command_line(self, root: str) -> None:
+        """Has no worker and no deployment: only its server can notice."""
+        command = [*PROGRAM, "run", *self.settings(root)]
+        environment = {**self.prefect.environment, "http_proxy": "http://127.0.0.1:9"}
+        run = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+        self.wait_for_steps(root, 2)
+        run.kill()
+        run.wait()
 
     def start_worker(self) -> None:
         self.worker = self.prefect.start(*WORKER)
@@ -138,7 +147,7 @@ def test_a_night_that_is_not_over_refuses_the_next_in_words(place: Place) -> Non
     wait_for(lambda: second.is_in("Refused"))
     names, messages = zip(*second.states(), strict=True)
     assert names == ("Scheduled", "Cancelled", "Refused")
-    assert "the run before is not over" in messages[-1]
+    assert f"Refused: {place.night.name}, running since" in messages[-1]
     assert "ENQUEUE" in messages[-1]
 
 
@@ -161,6 +170,7 @@ def test_nobody_is_left_to_say_that_worker_and_flow_run_were_killed(place: Place
     assert place.night.is_in("Running")
     wait_for(lambda: not place.night.processes(), limit_s=60)
     place.worker.wait()
+    place.kill_a_run_of_the_command_line("alone")
     place.run_undisturbed()
     place.start_worker()
 
@@ -181,8 +191,9 @@ def test_cancelling_in_the_ui_saves_the_last_step_and_stops_everything(
     record = place.run("cancelled").read()
     last_step = place.steps("cancelled")[-1]
     assert (record.status, record.steps) == ("interrupted", last_step)
-    assert record.reason is not None
-    assert "resumes" in record.reason
+    resumes = f"Retry in the UI, or run_id={record.run_id}, goes on from there"
+    assert record.reason == f"cancelled; saved at step {last_step}; {resumes}"
+    assert not any("Crash detected" in line for line in run.logs())
     checkpoint = latest(place.run("cancelled").path)
     assert checkpoint is not None
     assert checkpoint.step == last_step
@@ -194,6 +205,10 @@ def test_a_lost_night_is_crashed_and_retried_equals_an_undisturbed_one(
     place: Place, survived: Ledger
 ) -> None:
     place.retry_the_crashed()
+    alone = place.run("alone").read().flow_run_id
+    wait_for(
+        lambda: place.prefect.request("GET", f"/flow_runs/{alone}")["state"]["name"] == "Crashed"
+    )
     wait_for(lambda: place.night.is_in("Completed", "Failed"))
     assert place.night.is_in("Completed"), place.prefect.logs()
     messages = [message for name, message in place.night.states() if name == "Crashed"]

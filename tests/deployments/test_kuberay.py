@@ -88,3 +88,26 @@ def test_cluster_and_job_fit_each_other_and_the_pinned_ray(
     cpus = int(head["containers"][0]["resources"]["limits"]["cpu"])
     threads = config.rollout.num_engines * config.resources.rollout_threads
     assert cpus >= config.resources.learner_threads + threads
+
+
+def test_no_pod_gets_more_rights_and_no_stranger_reaches_ray(
+    objects: dict[str, dict[str, Any]],
+) -> None:
+    cluster, job = objects["RayCluster"], objects["RayJob"]["spec"]["submitterPodTemplate"]
+    groups = [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
+    for pod in [*(group["template"]["spec"] for group in groups), job["spec"]]:
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        for container in pod["containers"]:
+            rights = container["securityContext"]
+            assert rights["allowPrivilegeEscalation"] is False
+            assert rights["capabilities"] == {"drop": ["ALL"]}
+    policy = objects["NetworkPolicy"]["spec"]
+    own = {"matchLabels": {"ray.io/cluster": cluster["metadata"]["name"]}}
+    assert policy["podSelector"] == own
+    assert policy["policyTypes"] == ["Ingress"]
+    among_each_other, to_the_head = policy["ingress"]
+    assert among_each_other == {"from": [{"podSelector": own}]}
+    assert to_the_head["ports"] == [{"protocol": "TCP", "port": 8265}]
+    assert {"podSelector": {"matchLabels": job["metadata"]["labels"]}} in to_the_head["from"]
+    assert all("podSelector" in source for source in to_the_head["from"])

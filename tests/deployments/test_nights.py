@@ -132,7 +132,7 @@ def test_retrying_a_failed_night_does_only_what_failed(place: Place) -> None:
     assert (record.status, record.steps) == ("finished", 3)
     assert record.accuracy_after is not None
     assert (run.path / "report.html").is_file()
-    assert len(place.hook.told) == 1  # nothing was promoted
+    assert [told["event"] for told in place.hook.told] == ["failed", "finished"]
 
 
 def test_any_checkpoint_is_evaluated_from_a_form(place: Place) -> None:
@@ -147,8 +147,8 @@ def test_any_checkpoint_is_evaluated_from_a_form(place: Place) -> None:
     wait_for(lambda: evaluation.is_in(*_DONE))
     assert evaluation.is_in("Completed"), place.prefect.logs()
     table = place.artifact(evaluation, "evaluation")
-    models = [row["model"] for row in json.loads(table["data"])]
-    assert models == [f"{name}/step_000003", f"{name}/base"]
+    columns = list(json.loads(table["data"])[0])
+    assert columns == ["measure", f"{name}/step_000003", f"{name}/base"]
     assert f"{name}/step_000003 against {name}/base: cannot tell" in table["description"]
 
 
@@ -187,6 +187,10 @@ def test_a_killed_night_is_told_of_by_the_worker_and_goes_on_from_the_same_champ
     (told,) = place.hook.told
     assert (told["event"], told["run_id"]) == ("failed", run.run_id)
     assert told["champion"] == f"{place.first.run_id}/step_000003"
+    assert "killed by SIGKILL (often by the kernel for want of memory)" in told["reason"]
+    assert re.search(r"Retry goes on from step \d+", told["next_step"])
+    assert f"what to do next: {told['next_step']}" in told["text"]
+    assert night.id in told["flow_run"]
     wait_for(lambda: not night.processes(), limit_s=60)
 
     wait_for(lambda: night.is_in("Crashed"))

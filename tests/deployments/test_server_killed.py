@@ -38,7 +38,7 @@ def on_postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefect]
         prefect = Prefect(tmp_path_factory.mktemp("postgresql"), settings)
         prefect.start_server()
         try:
-            prefect.deploy({})
+            prefect.deploy()
             yield prefect
         finally:
             prefect.stop_server()

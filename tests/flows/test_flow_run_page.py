@@ -22,10 +22,14 @@ from prefect.client.schemas.filters import (
     LogFilter,
     LogFilterFlowRunId,
 )
+from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from flows.countdown_train import countdown_train
+from flows.evaluate import evaluate
+from flows.nightly import nightly
+from flows.prune import prune
 from rl_core.runs.run_folder import RunFolder
 from tasks.prefect_ui.artifacts import LiveArtifacts
 from tasks.prefect_ui.flow_run import logs_in_ui
@@ -33,7 +37,10 @@ from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_harness")]
 
-CHAIN = ("generate", "base_model", "validate", "train", "prune", "evaluate", "promote", "report")
+CHAIN = (
+    *("preflight", "generate", "base_model", "validate", "train"),
+    *("prune", "evaluate", "promote", "report"),
+)
 SECRET = "secret-of-a-wandb"
 
 
@@ -151,21 +158,19 @@ def test_every_artifact_has_a_description_and_training_was_shown_live(
         **dict.fromkeys(("preflight", "validation", "checkpoints", "evaluation"), "table"),
         "answers": "markdown",
         "training": "progress",
-        "learning-curve": "image",
-        **dict.fromkeys(("samples", "report"), "markdown"),
+        **dict.fromkeys(("learning-curve", "samples", "report"), "markdown"),
     }
     assert {key: described[key][0] for key in kinds} == kinds
     assert [key for key, (_, description) in described.items() if not description] == []
     assert page.artifact("training").data == 100.0
     assert page.artifact("training").description.startswith("step 5/5 · ")
-    # One while training, kept up to date, and one of the report: no picture of each step.
-    curves = [a for a in page.artifacts() if a.key == "learning-curve"]
-    assert len(curves) == 2
-    for curve in curves:
-        kind, _, svg = curve.data.partition(";base64,")
+    assert len(page.artifacts()) == len(described), "each is there once"
+    assert page.artifact("learning-curve").description == "As of step 5."
+    for key in ("learning-curve", "report"):
+        kind, _, svg = page.artifact(key).data.partition("](")[2].partition(";base64,")
         assert kind == "data:image/svg+xml"
-        assert f"{run.run_id}: " in base64.b64decode(svg).decode()
-    assert "As of step 5." in {curve.description for curve in curves}
+        assert f"{run.run_id}: " in base64.b64decode(svg.partition(")")[0]).decode()
+    assert [a.key for a in page.artifacts() if a.task_run_id is None] == ["report"]
     (samples,) = [a for a in page.artifacts() if a.key == "samples"]
     assert samples.data.startswith("Of step 5:\n")
     assert "\n### " in samples.data
@@ -182,7 +187,7 @@ def test_tables_show_verdicts_first_and_the_report_is_linked(
     validation = page.table("validation")
     assert list(validation[0])[:2] == ["status", "check"]
     assert page.artifact("validation").description.startswith("All 18 checks passed. ")
-    assert {row["model"] for row in page.table("evaluation")} == {"base", "step_000005"}
+    assert list(page.table("evaluation")[0]) == ["measure", "base", "step_000005"]
     report = run.path / "report.html"
     assert f"[{report}](file://{report})" in page.artifact("report").data
 
@@ -222,6 +227,56 @@ def test_secrets_stay_out_of_the_log_whoever_says_them(monkeypatch: pytest.Monke
         assert not any(SECRET in log.message for log in page.logs())
 
 
+LEAKY = f"""
+raise RuntimeError("GET https://me:{SECRET}@hub.example/x with {SECRET} gave 403")
+"""
+
+
+def test_no_page_of_a_failed_run_shows_the_secret_that_its_error_quotes(
+    tmp_path: Path, tiny_overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ATTACK: a module that fails with a login and a token in its error, in the first stage."""
+    (tmp_path / "leaky.py").write_text(LEAKY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    seen: list[State] = []
+
+    def note(flow: Any, run: Any, state: Any) -> None:
+        seen.append(state)
+
+    words = (*tiny_overrides, f"storage.root={tmp_path}", "env.reward=leaky:score")
+    with pytest.raises(Exception, match="GET https://") as caught:
+        countdown_train.with_options(on_failure=[note])(overrides=words)
+    (state,) = seen
+    assert state.state_details.flow_run_id is not None
+    with get_client(sync_client=True) as client:
+        page = Page(state.state_details.flow_run_id, client)
+        failed = page.wait_for("why it failed", "gave 403").message
+        this = FlowRunFilter(id=FlowRunFilterId(any_=[page.id]))
+
+        def states() -> list[str]:
+            runs = client.read_task_runs(flow_run_filter=this)
+            return [str(run.state.message) for run in runs if run.state and run.state.is_failed()]
+
+        wait_for(states, 30)
+        own = client.read_flow_run(page.id).state
+        table = str(page.artifact("preflight").data).replace("\\n", " ")  # as cells wrap it
+        shown = [failed, str(caught.value), str(own), table]
+        for text in [*shown, *states()]:
+            assert "https://***@hub.example/x with *** gave 403" in text
+        everything = [*states(), *shown, *(log.message for log in page.logs())]
+        everything += [str(artifact.model_dump()) for artifact in page.artifacts()]
+        assert not any(SECRET in text for text in everything)
+
+
+@pytest.mark.parametrize("one", [countdown_train, nightly, evaluate, prune], ids=lambda f: f.name)
+def test_no_flow_lets_an_error_out_with_a_secret(one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    state = one(overrides=(f"run_id='{SECRET}/x'",), return_state=True)
+    assert state.is_failed()
+    assert "run_id=***/x: must match" in str(state.message)
+
+
 def test_a_live_artifact_is_one_that_changes() -> None:
     seen: list[UUID] = []
 
@@ -233,6 +288,9 @@ def test_a_live_artifact_is_one_that_changes() -> None:
         live.show("moving", "markdown", lambda: "second", "2")
         live.show("moving", "markdown", lambda: "third", "3")
         live.close()
+        next_attempt = LiveArtifacts()
+        next_attempt.show("moving", "markdown", lambda: "fourth", "4")
+        next_attempt.close()
 
     @flow
     def shows() -> None:
@@ -243,6 +301,6 @@ def test_a_live_artifact_is_one_that_changes() -> None:
         page = Page(UUID(int=0), client)
         shows()
         (artifact,) = page.artifacts()
-    assert (artifact.data, artifact.description) == ("third", "3")
+    assert (artifact.data, artifact.description) == ("fourth", "4")
     assert artifact.task_run_id is not None
     assert seen == []

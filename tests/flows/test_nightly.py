@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import platform
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.system.atomic import alone_in
 from tasks.generate import generate_dataset
 from tasks.prefect_ui.notify import Listeners, notify, webhook_url
+from tasks.preflight_checks.finding import PreflightError
 from tests.support.champions import crown
 from tests.support.listeners import Hook, hook
 
@@ -33,9 +35,10 @@ class Pipeline:
         self.configs: list[RunConfig] = []
         self.start_was_held = False
 
-    def __call__(self, config: RunConfig) -> RunFolder:
+    def __call__(self, config: RunConfig, **record: str) -> RunFolder:
         self.configs.append(config)
         run = RunFolder.create(config)
+        run.update(**record)
         if config.model.path != str(self._model):
             with alone_in(Path(str(config.model.path)), wait=False) as alone:
                 self.start_was_held = not alone
@@ -44,6 +47,7 @@ class Pipeline:
             raise self.error
         data = generate_dataset(config)
         run.update(data=str(data), steps=3, accuracy_before=0.25, accuracy_after=0.75)
+        run.update(status="finished", timings_s={"train": 90.0}, champion="not promoted: no gain")
         save_checkpoint(
             run.path, 3, lambda to: shutil.copytree(self._model, to, dirs_exist_ok=True), 0.75
         )
@@ -56,20 +60,26 @@ class Pipeline:
 class Place:
     def __init__(self, root: Path, model: Path, pipeline: Pipeline, told_to: Hook) -> None:
         self.root, self.pipeline, self._hook = root, pipeline, told_to
+        self._model = model
         self._overrides = (
             f"storage.root={root}",
-            f"model.path={model}",
             "data.train_size=8",
             "data.test_size=8",
             "data.train_batch_size=4",
             "actor.mini_batch_size=4",
         )
 
-    def night(self, *overrides: str, **parameters: Any) -> dict[str, Any]:
+    def night(
+        self, *overrides: str, model: Path | None = None, **parameters: Any
+    ) -> dict[str, Any]:
         self._hook.told.clear()
-        asked = (*self._overrides, *overrides)
+        asked = (f"model.path={model or self._model}", *self._overrides, *overrides)
         record: dict[str, Any] = nightly(overrides=asked, webhook=self._hook.url, **parameters)
         return record
+
+    def newest(self) -> RunFolder:
+        """Returns the run that was made last."""
+        return max(RunFolder.all_under(self.root), key=lambda run: run.read().started_at)
 
     @property
     def told(self) -> list[dict[str, Any]]:
@@ -92,7 +102,16 @@ def test_nights_go_on_from_the_champion_and_tell_of_each_promotion(
     first = place.night()
     (told,) = place.told
     name = f"{first['run_id']}/step_000003"
-    assert told["text"] == f"{first['run_id']} promoted: {told['reason']}"
+    assert told["text"].splitlines()[:3] == [
+        f"{first['run_id']} promoted: {told['reason']}",
+        "accuracy 0.250 -> 0.750",
+        f"3 steps in 1.5 min on {platform.node()}",
+    ]
+    assert told["text"].splitlines()[-2:] == [
+        f"flow run: {told['flow_run']}",
+        f"report: {told['report']} on {platform.node()}",
+    ]
+    assert first["started_from"].startswith("afresh: no champion of countdown in")
     assert told["reason"].startswith("better than its base model (p = 0.0078")
     assert (
         told
@@ -111,13 +130,20 @@ def test_nights_go_on_from_the_champion_and_tell_of_each_promotion(
     )
 
     place.pipeline.promotes = False
-    place.night()
-    assert place.told == []  # the champion is another's
+    second = place.night()
+    (told,) = place.told  # the champion is another's
+    assert (told["event"], told["reason"]) == ("finished", "not promoted: no gain")
+    assert told["started_from"].startswith(f"the champion {name}, accuracy 1.000, instead of model")
+    assert f", started from the champion {name}" in told["text"]
+    place.night(events=["failed", "promoted"])
+    assert place.told == []
+    assert second["night"] < place.newest().read().night
     afresh = place.night(start_from="afresh")
     assert afresh["run_id"] not in (first["run_id"], None)
     champion = place.root / "runs" / first["run_id"] / "checkpoints" / "step_000003"
     starts = [config.model.path for config in place.pipeline.configs]
-    assert starts == [str(tiny_model_path), str(champion), str(tiny_model_path)]
+    assert starts == [str(tiny_model_path), str(champion), str(champion), str(tiny_model_path)]
+    assert [config.seed for config in place.pipeline.configs] == [0, 1, 2, 3]
     assert place.pipeline.start_was_held
 
 
@@ -137,6 +163,30 @@ def test_a_failure_is_told_of_and_stays_a_failure(place: Place) -> None:
     (told,) = place.told
     assert (told["event"], told["run_id"]) == ("failed", None)
     assert "did you mean actor.lr?" in told["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_harness")
+def test_a_night_that_starts_afresh_against_its_setting_warns(place: Place) -> None:
+    first = place.night()
+    shutil.rmtree(place.root / "runs" / first["run_id"] / "checkpoints")
+    second = place.night()
+    (told,) = place.told
+    why = f"afresh: the champion {first['run_id']}/step_000003 is gone from the disk"
+    assert second["started_from"].startswith(why)
+    (warning,) = [line for line in told["text"].splitlines() if line.startswith("warning")]
+    assert warning.startswith(f"warning: it started {why}")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_harness")
+def test_a_model_path_that_is_not_there_is_refused_with_a_champion_too(
+    place: Place, tmp_path: Path
+) -> None:
+    place.night()
+    with pytest.raises(PreflightError, match="there is no such folder"):
+        place.night(model=tmp_path / "nothing")
+    assert [told["event"] for told in place.told] == ["failed"]
 
 
 def test_the_form_explains_every_parameter() -> None:

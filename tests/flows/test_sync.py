@@ -42,7 +42,7 @@ def test_what_names_no_run_is_bad_input(tmp_path: Path, capsys: pytest.CaptureFi
     assert "no run in" in capsys.readouterr().err
     a_run(tmp_path, "one", "console")
     assert run_command(["sync", root, "run_id=oen"]) == 2
-    assert "did you mean 'one'?" in capsys.readouterr().err
+    assert "did you mean one?" in capsys.readouterr().err
     assert run_command(["sync", root, "all"]) == 2
     assert "has wandb in trainer.logger: run_id=RUN uploads any" in capsys.readouterr().err
     assert run_command(["sync", root, "all", "run_id=one"]) == 2

@@ -64,6 +64,31 @@ def test_any_librarys_out_of_memory_becomes_ours_with_its_phase(fail) -> None:  
     assert "\n" not in caught.value.detail
 
 
+@pytest.mark.parametrize(
+    ("said", "detail"),
+    [
+        (
+            "CUDA out of memory. Tried to allocate 2.32 GiB. GPU 0 has a total capacity of 23.99 "
+            "GiB of which 1.20 GiB is free. Including non-PyTorch memory, this process has 22.70 "
+            "GiB memory in use. If reserved but unallocated memory is large try setting "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.",
+            "tried to allocate 2.32 GiB: 1.20 GiB of the card's 23.99 GiB were free",
+        ),
+        (
+            "[enforce fail at alloc_cpu.cpp:119] err == 0. DefaultCPUAllocator: can't allocate "
+            "memory: you tried to allocate 576460752303423488 bytes. Error code 12 (Cannot "
+            "allocate memory)",
+            "tried to allocate 576460752303423488 bytes",
+        ),
+    ],
+)
+def test_what_an_allocator_says_becomes_one_sentence(said: str, detail: str) -> None:
+    with pytest.raises(OutOfMemory) as caught, out_of_memory_as("update"):
+        raise torch.OutOfMemoryError(said)
+    assert caught.value.detail == detail
+    assert str(caught.value.__cause__) == said, "nothing is lost"
+
+
 def test_the_innermost_phase_is_kept() -> None:
     with (
         pytest.raises(OutOfMemory) as caught,

@@ -21,7 +21,7 @@ from rl_core.checkpoints.background_save import BackgroundSave
 from rl_core.checkpoints.store import latest, list_checkpoints
 from rl_core.config.run import RunConfig
 from rl_core.data.prompts import encode_prompt, load_tokenizer
-from rl_core.data.sampling import batch_indices
+from rl_core.data.sampling import Place, ProblemOrder
 from rl_core.rewards.scoring import start_rewards
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.signals import StopSignals
@@ -174,9 +174,14 @@ def rollouts(run: RunFolder) -> pl.DataFrame:
     return frame.drop("run_id", "generated_at").sort("step", "group_id", "sample_index")
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, tiny_model_path):
+    """A run that nothing disturbed: read only."""
+    return train_until(settings(tmp_path_factory.mktemp("out"), "whole", "hf"), tiny_model_path)
+
+
 @pytest.mark.slow
-def test_a_run_stopped_and_resumed_equals_an_undisturbed_one(tmp_path, tiny_model_path):
-    whole = train_until(settings(tmp_path, "whole", "hf"), tiny_model_path)
+def test_a_run_stopped_and_resumed_equals_an_undisturbed_one(tmp_path, tiny_model_path, whole):
     halves = settings(tmp_path, "halves", "hf")
     train_until(halves, tiny_model_path, stop_after=3)
     resumed = train_until(halves, tiny_model_path)
@@ -219,7 +224,7 @@ class StoppedError(Exception):
 @pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_a_stop_while_responses_are_written_saves_at_once_and_resumes_exactly(
-    tmp_path, tiny_model_path, monkeypatch, staleness
+    tmp_path, tiny_model_path, monkeypatch, request, staleness
 ):
     def stop(number: int, frame: object) -> None:
         raise StoppedError
@@ -245,7 +250,7 @@ def test_a_stop_while_responses_are_written_saves_at_once_and_resumes_exactly(
     steps = [row["step"] for row in comparable(resumed)]
     assert steps == list(range(STEPS + 1))
     if not staleness:  # what was begun ahead is begun anew, with newer weights
-        whole = train_until(settings(tmp_path, "whole", "hf"), tiny_model_path)
+        whole = request.getfixturevalue("whole")
         assert comparable(resumed) == comparable(whole)
         assert rollouts(resumed).equals(rollouts(whole))
 
@@ -326,10 +331,8 @@ def test_weights_that_come_in_mid_response_make_no_token_staler_than_it_may_be(
     changed = rollouts(run).filter(pl.col("policy_runs").list.len() > 1)
     assert set(changed["step"]) == {3}, "no response of step 3 saw an update, or another's did"
     problems = rollouts(run).group_by("step").agg(pl.col("prompt_index")).sort("step")
-    expected = [
-        batch_indices(seed=config.seed, step=step, num_problems=10, batch_size=8)
-        for step in range(1, 6)
-    ]
+    order = ProblemOrder(Place(config.seed, num_problems=10), batch_size=8)
+    expected = [order.choose(step) for step in range(1, 6)]
     assert problems["prompt_index"].to_list() == expected
 
 

@@ -221,6 +221,28 @@ def a_row_less(train: Rows, _: Rows) -> None:
     train.pop()
 
 
+def other_answers(train: Rows, test: Rows) -> None:
+    train[0]["reward_model"]["ground_truth"] = "100"
+    train[1]["data_source"] = "number_questions/median"
+    test[0]["prompt"][0]["content"] = "Which of these numbers is the largest: 3?"
+
+
+def a_list_of_the_test_split_turned_round(train: Rows, test: Rows) -> None:
+    asked, _, numbers = test[0]["prompt"][0]["content"].partition(": ")
+    listed, end, rest = numbers.partition("?")
+    turned = ", ".join(reversed(listed.split(", ")))
+    train[0]["prompt"][0]["content"] = f"{asked}: {turned}{end}{rest}"
+    train[0] |= {name: test[0][name] for name in ("reward_model", "data_source")}
+
+
+NUMBER_QUESTIONS_BREAKS: list[tuple[Break | None, dict[str, int]]] = [
+    (None, {}),
+    (other_answers, {"number_questions_truth": 3}),
+    (a_list_of_the_test_split_turned_round, {"number_questions_splits": 1}),
+    (a_row_less, {"row_count": 1}),
+]
+
+
 REASONING_GYM_BREAKS: list[tuple[Break | None, dict[str, int]]] = [
     (None, {}),
     (one_of_the_wrong_task, {"reasoning_gym_truth": 3}),

@@ -16,6 +16,8 @@ _PATIENCE_S = 120
 _LIGHT = """localStorage.setItem("color-scheme", '"light"')"""
 """Prefect's UI is dark unless it was told otherwise, whatever the browser prefers."""
 
+_LOGGED_IN = """localStorage.setItem("prefect-password", btoa("%s"))"""
+
 
 @dataclass
 class Pages:
@@ -40,8 +42,16 @@ class Pages:
 
 
 @contextmanager
-def open_browser(width: int = 1280, height: int = 900) -> Iterator[Pages]:
-    """Yields a window, light, without any of the machine's own settings."""
+def open_browser(
+    width: int = 1280, height: int = 900, *, logged_in: Prefect | None = None
+) -> Iterator[Pages]:
+    """Yields a window, light, without any of the machine's own settings.
+
+    Args:
+        width: in pixels.
+        height: in pixels.
+        logged_in: a server that this browser was told the login of before.
+    """
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     assert chromium, "these tests need Chromium: apt-get install chromium"
     arguments = [
@@ -59,6 +69,8 @@ def open_browser(width: int = 1280, height: int = 900) -> Iterator[Pages]:
         )
         context.set_default_timeout(_PATIENCE_S * 1000)
         context.add_init_script(_LIGHT)
+        if logged_in is not None:
+            context.add_init_script(_LOGGED_IN % logged_in.login)
         pages = Pages(context.new_page())
 
         def note_request(request: Request) -> None:

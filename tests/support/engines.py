@@ -13,7 +13,6 @@ import torch
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.rollout.protocol import RolloutEngine, in_order
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
-from tests.support.broadcasts import met, plain_weights
 
 GREEDY = SamplingSettings(max_tokens=24, temperature=0.0)
 PROMPT_LENGTHS = (1, 7, 32, 33, 128, 129, 300)
@@ -87,11 +86,3 @@ def assert_greedy_as(model: Any, engine: RolloutEngine) -> None:
         np.testing.assert_allclose(
             completion.logprobs, logprobs_of(model, prompt, completion.response_ids), atol=1e-3
         )
-
-
-def broadcast(engine: RolloutEngine, model: Any, num_parts: int = 1) -> None:
-    weights = plain_weights(model)
-    with met(engine, weights, num_parts) as sender:
-        sent = sender.send(weights.items())
-        engine.receive_weights()
-        sent.result()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -13,11 +14,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
 import psutil
 
+from tests.support.prefect_api import Api
 from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).parent.parent.parent
@@ -38,6 +41,7 @@ class Prefect:
         self.url = f"http://127.0.0.1:{self.port}"
         self.api = f"{self.url}/api"
         self.folder = folder
+        self._api = Api(self.api, folder / "prefect")
         self.environment = {
             **os.environ,
             "PREFECT_HOME": str(folder / "prefect"),
@@ -93,11 +97,23 @@ class Prefect:
         finally:
             stop(process)
 
-    def deploy(self, replacements: Mapping[str, str]) -> None:
-        """Makes the work pool and all deployments, from the file with each text replaced once."""
-        file = edited(ROOT / "deployments" / "prefect.yaml", self.folder, replacements)
-        self.command("work-pool", "create", "countdown", "--type", "process")
-        self.command("--no-prompt", "deploy", "--prefect-file", str(file), "--all")
+    def deploy(self, replacements: Mapping[str, str] = {}, **night: object) -> str:
+        """Makes the work pool and all deployments, or brings them up to date.
+
+        Args:
+            replacements: a text each of the deployments' file, and what stands there instead.
+            night: lines of the night's own file.
+
+        Returns:
+            What the command printed.
+        """
+        own = self.folder / "night.yaml"
+        own.write_text(json.dumps(night))
+        texts = {"{{ $PWD }}/deployments/night.yaml": str(own), **replacements}
+        file = edited(ROOT / "deployments" / "prefect.yaml", self.folder, texts)
+        make = ("work-pool", "create", "countdown", "--type", "process", "--overwrite")
+        self.command(*make)
+        return self.command("--no-prompt", "deploy", "--prefect-file", str(file), "--all")
 
     def is_up(self) -> bool:
         try:
@@ -108,12 +124,18 @@ class Prefect:
     def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """Returns what the API answers; like Prefect's client it asks again while it is busy."""
         for attempt in range(_ATTEMPTS):
-            answer = httpx.request(method, f"{self.api}{path}", json=body, timeout=LIMIT_S)
+            answer = self._api.send(method, path, body)
             if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
                 break
             time.sleep(attempt)
         answer.raise_for_status()
         return answer.json() if answer.content else None
+
+    @property
+    def login(self) -> str:
+        login = self._api.login()
+        assert login is not None
+        return login
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         return self.request("POST", path, body)
@@ -287,3 +309,13 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 def as_parameter(overrides: list[str]) -> str:
     """Returns the overrides as `prefect deployment run --param` takes them."""
     return f"overrides={json.dumps(overrides)}"
+
+
+def benchmark(name: str) -> ModuleType:
+    """Returns a script of benchmarks/, which is no package, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

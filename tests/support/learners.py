@@ -27,7 +27,8 @@ def all_weights(learner: Learner) -> dict[str, Tensor]:
 
 def assert_bitwise_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     assert one.keys() == other.keys()
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+    differing = [name for name in one if not torch.equal(one[name], other[name])]
+    assert {x: float((one[x] - other[x]).abs().max()) for x in differing} == {}
 
 
 def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], atol: float) -> None:

@@ -27,7 +27,7 @@ mount --bind "$2/ray" /tmp/ray
 mount -t tmpfs -o size=2g none /dev/shm
 exec sleep infinity
 """
-_RAY_PORT, _CLIENT_PORT = 6379, 10001
+_RAY_PORT = 6379
 
 
 class Machine:
@@ -177,13 +177,13 @@ def machines(folder: Path, number: int) -> Iterator[list[Machine]]:
 
 @contextmanager
 def ray_machines(
-    folder: Path, num_cpus: Sequence[int | None]
+    folder: Path, num_cpus: Sequence[int]
 ) -> Iterator[tuple[list[Machine], dict[str, str]]]:
     """Yields machines with a Ray on them, its head on the first, and the environment of its users.
 
     Args:
         folder: see `machines`.
-        num_cpus: of each machine, as Ray counts them; None for one without Ray.
+        num_cpus: of each machine, as Ray counts them.
     """
     with machines(folder, len(num_cpus)) as found:
         environment = environment_of_ray(
@@ -196,14 +196,12 @@ def ray_machines(
             RAY_ENABLE_ZERO_COPY_TORCH_TENSORS="0",
         )
         for machine, cpus in zip(found, num_cpus, strict=True):
-            if cpus is not None:
-                machine.start_ray(environment, found[0], cpus)
+            machine.start_ray(environment, found[0], cpus)
         yield found, environment
 
 
-def ray_address(machines: Sequence[Machine], *, of_client: bool = False) -> str:
-    host = machines[0].address
-    return f"ray://{host}:{_CLIENT_PORT}" if of_client else f"{host}:{_RAY_PORT}"
+def ray_address(machines: Sequence[Machine]) -> str:
+    return f"{machines[0].address}:{_RAY_PORT}"
 
 
 def _ip(*words: str) -> None:

@@ -16,6 +16,8 @@ from rl_core.learner.learner import Learner
 _EMBEDDINGS = ("Embedding", "VocabParallelEmbedding")
 """Of the tokens, which a pass looks up once: transformers' and vLLM's."""
 MESSAGE = "CUDA out of memory. Tried to allocate 4.64 GiB. GPU 0 has a total capacity of 23.99 GiB"
+SAID = "tried to allocate 4.64 GiB"
+"""What our errors say of it."""
 
 
 def last_norm(learner: Learner, phase: str) -> nn.Module:

@@ -34,7 +34,7 @@ def main() -> None:
         prefect = Prefect(Path(folder), {"TMPDIR": folder})
         prefect.start_server()
         try:
-            prefect.deploy({})
+            prefect.deploy()
             # What takes the memory away sees one thread of a learner.
             settings = ["resources.learner_threads=1"]
             run = FlowRun(prefect, "countdown-train", settings, hungry_after(_STEPS))
@@ -49,7 +49,7 @@ def main() -> None:
 def take_pictures(prefect: Prefect, flow_run_id: str) -> None:
     """Writes `flow_run.png` and `report.png`."""
     IMAGES.mkdir(exist_ok=True)
-    with open_browser(_WIDTH_PX) as pages:
+    with open_browser(_WIDTH_PX, logged_in=prefect) as pages:
         pages.show_flow_run(prefect, flow_run_id, "artifacts")
         pages.page.get_by_text("report", exact=True).first.wait_for()
         _save(pages.page, "flow_run", _TIME_LINE_PX)

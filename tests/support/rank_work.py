@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,21 +12,17 @@ import pytest
 import torch
 import torch._dynamo
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rl_core.batch import TrainBatch
-from rl_core.config import run
 from rl_core.config.run import RunConfig
 from rl_core.learner import learner as learner_module
 from rl_core.learner.learner import Learner
 from rl_core.learner.optimizer import ModelOptimizer
 from rl_core.learner.ranks import Ranks
-from rl_core.models import decoder, fast_linear, loading
-from rl_core.models.kernels import compile_layers
 from rl_core.models.sharding import ShardedModel, cut_as, whole_tensor
 from tests.support.learners import without_timings
 from tests.support.memory_faults import out_of_memory
@@ -81,24 +76,6 @@ def learn(
     return results
 
 
-def learn_compiled(
-    ranks: Ranks, config: RunConfig, model: Path, batch: TrainBatch, *, is_compiled: bool
-) -> list[dict[str, float]]:
-    """The metrics of two steps by layers that are compiled as a card's are, up to the kernels."""
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch, torch._dynamo.config.patch(disable=False):
-        patch.setattr(decoder, "supports", lambda backbone: False)
-        patch.setattr(fast_linear, "prefers_onednn", lambda: False)
-        patch.setattr(run, "check_kernels", lambda *_, **__: None)
-        patch.setattr(loading, "compile_layers", partial(compile_layers, backend="aot_eager"))
-        chosen = config.model.model_copy(update={"use_torch_compile": is_compiled})
-        wanted = with_ranks(config.model_copy(update={"model": chosen}), ranks)
-        learner = Learner(wanted, model, ranks=ranks)
-        metrics = [without_timings(learner.learn(batch)[0]) for _ in range(2)]
-    assert bool(counters["stats"]["unique_graphs"]) == is_compiled
-    return metrics
-
-
 def offloading(place: torch.device, config: RunConfig, model: Path, ranks: Ranks) -> Learner:
     """A learner on the CPU that offloads to a place, if its settings want that, as a card does."""
     with pytest.MonkeyPatch.context() as patch:
@@ -122,12 +99,9 @@ def places_of_moments(
 
 
 def check_one_by_one(learner: Learner, weights: dict[str, Tensor]) -> None:
-    """What a broadcast sends is what would be handed over at once, in the order announced."""
-    shapes = learner.weight_shapes()
-    assert list(shapes) == list(weights)
+    """Tensor by tensor the weights are what they are at once, in the same order."""
     for (name, tensor), expected in zip(learner.each_weight(), weights, strict=True):
         assert name == expected
-        assert tuple(tensor.shape) == shapes[name]
         assert torch.equal(tensor, weights[name]), name
 
 

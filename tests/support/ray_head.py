@@ -41,8 +41,8 @@ def environment_of_ray(home: Path, **settings: str) -> dict[str, str]:
 
 
 @contextmanager
-def ray_head(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yields two addresses of a head, host:port and ray://host:port; stops it in the end."""
+def ray_head(environment: Mapping[str, str]) -> Iterator[str]:
+    """Yields a head's address, host:port; stops it in the end."""
     port, client_port, agent_port = free_ports(3)
     # Short, for Ray's sockets.
     with tempfile.TemporaryDirectory(prefix="rh-", ignore_cleanup_errors=True) as folder:
@@ -60,7 +60,7 @@ def ray_head(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         try:
             wait_for(lambda: "Ray runtime started" in log.read_text() or head.poll() is not None)
             assert head.poll() is None, log.read_text()
-            yield f"127.0.0.1:{port}", f"ray://127.0.0.1:{client_port}"
+            yield f"127.0.0.1:{port}"
         finally:
             head.terminate()
             try:

@@ -16,26 +16,11 @@ from typing import Final
 from flows.settings.explain import Setting, all_settings
 from flows.settings.keys import ENVS
 from rl_core.config.run import RunConfig
-from tasks.importers.verl_idle import IDLE, LACKING
-from tasks.importers.verl_settings import (
-    AGGREGATIONS,
-    DEFAULTS,
-    ESTIMATORS,
-    KL_ESTIMATORS,
-    POLICY_LOSSES,
-    SAME,
-    TOGETHER,
-)
+from tasks.importers.verl_table import NEAREST, SAME, TABLE, VALUES
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
 _WIDTH: Final = 110
 _CODE: Final = re.compile(r"`[^`]*`")
-_VALUES: Final = {
-    "algorithm.estimator": ESTIMATORS,
-    "algorithm.kl_estimator": KL_ESTIMATORS,
-    "actor.policy_loss": POLICY_LOSSES,
-    "actor.loss_aggregation": dict(zip(AGGREGATIONS, AGGREGATIONS, strict=True)),
-}
 _SETTINGS: Final = """\
 # Settings
 
@@ -52,7 +37,7 @@ What is wrong is said in one line with the nearest valid key, before anything st
 _VERL: Final = """\
 # verl's and TinyZero's settings, key by key
 
-<!-- written by `python -m tests.support.reference_pages` from tasks/importers/verl_*.py -->
+<!-- written by `python -m tests.support.reference_pages` from tasks/importers/verl.yaml -->
 
 What `import` makes of each key; [coming-from.md](coming-from.md) tells the rest.
 `countdown-train explain actor_rollout_ref.actor.optim.lr` answers for a key of verl's, too.
@@ -74,7 +59,7 @@ def settings_page() -> str:
 
 def verl_page() -> str:
     """Returns verl's keys: those of ours, those that others decide with, and those without."""
-    defaults = ", ".join(f"`{key}={value}`" for key, value in DEFAULTS.items())
+    defaults = ", ".join(f"`{key}={value}`" for key, value in TABLE["defaults"].items())
     left = _wrapped(f"It gets verl's default where ours is another: {defaults}.")
     return "\n".join(
         [
@@ -83,17 +68,17 @@ def verl_page() -> str:
             "`null` and `-1` leave our setting at its default.\n",
             *_table(SAME),
             "\n## The nearest, where other keys decide as well\n",
-            *_table(TOGETHER),
+            *_table(NEAREST),
             "\n## Values\n",
             *_values(),
             "\n## What a script leaves to verl\n",
             *left,
             "\n## What there is not, and what to do instead\n",
             "Asking for one of these is a warning of `import`.\n",
-            *_reasons(LACKING),
+            *_reasons(TABLE["otherwise"] | TABLE["lacking"]),
             "\n## What does nothing here\n",
             "These are left out, whatever their value.\n",
-            *_reasons(IDLE),
+            *_reasons(TABLE["idle"]),
             "",
         ]
     )
@@ -134,7 +119,7 @@ def _table(names: Mapping[str, str]) -> Iterator[str]:
 
 
 def _values() -> Iterator[str]:
-    for ours, values in _VALUES.items():
+    for ours, values in VALUES.items():
         yield "\n".join(_wrapped(f"- `{ours}`: {_pairs(values)}"))
 
 

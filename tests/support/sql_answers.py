@@ -91,11 +91,14 @@ ANSWERS: dict[str, tuple[dict[str, Any], list[str], list[tuple[Any, ...]]]] = {
     ),
     "throughput_by_step": (
         {},
-        ["run_id", "step", "tokens_per_s", "step_s", "gen_s", "update_actor_s", "testing_s"],
         [
-            (A, 1, 100.0, 3.0, 1.0, None, None),
-            (A, 2, 200.0, None, 2.0, 1.0, None),
-            (A, 3, None, 6.0, 3.0, 2.0, None),
+            *("run_id", "step", "tokens_per_s", "step_s", "gen_s", "old_log_prob_s", "ref_s"),
+            *("values_s", "update_actor_s", "testing_s", "other_s"),
+        ],
+        [
+            (A, 1, 100.0, 3.0, 1.0, None, None, None, None, None, 2.0),
+            (A, 2, 200.0, None, 2.0, None, None, None, 1.0, None, None),
+            (A, 3, None, 6.0, 3.0, None, None, None, 2.0, None, 1.0),
         ],
     ),
     "time_by_phase": (
@@ -164,8 +167,8 @@ ANSWERS: dict[str, tuple[dict[str, Any], list[str], list[tuple[Any, ...]]]] = {
     "gain_over_base": (
         {},
         ["model", "problems", "won", "lost", "gain", "gain_low", "gain_high", "p_value"],
-        [  # (won - lost -+ 1.96 sqrt(won + lost - (won - lost)^2 / n)) / n; 2 * (1 + 3) / 2^3
-            ("step_000003", 4, 2, 1, 0.25, -0.56257, 1.06257, 1.0)
+        [  # 2 of 3 wins: 0.0943 to 0.9916 (Clopper, Pearson); 3 * (2 x - 1) / 4; 2 * (1 + 3) / 2^3
+            ("step_000003", 4, 2, 1, 0.25, -0.60855, 0.73739, 1.0)
         ],
     ),
     "compare_models": ({}, ["run_id", "model", "other_run_id", "other_model"], []),
@@ -205,10 +208,13 @@ ANSWERS: dict[str, tuple[dict[str, Any], list[str], list[tuple[Any, ...]]]] = {
     ),
     "runs_overview": (
         {},
-        ["run_id", "status", "steps", "accuracy_before", "accuracy_after", "minutes"],
         [
-            (B, "running", 1, 0.125, 0.125, 0.5),
-            (A, "finished", 3, 0.25, 0.5, 10.5),
+            *("run_id", "status", "steps", "accuracy_before", "accuracy_after"),
+            *("val_before", "val_after", "minutes"),
+        ],
+        [  # of beta nothing was evaluated: its test in training is no evaluation
+            (B, "running", 1, None, None, 0.125, 0.125, 0.5),
+            (A, "finished", 3, 0.25, 0.5, 0.25, 0.5, 10.5),
         ],
     ),
     "best_checkpoint": (
@@ -363,6 +369,35 @@ ANSWERS: dict[str, tuple[dict[str, Any], list[str], list[tuple[Any, ...]]]] = {
         ],
     ),
     "attempts": ({}, ["run_id", "number", "reason"], [(A, 1, "started")]),
+    "nights": (
+        {},
+        [
+            *("run_id", "status", "started_from", "accuracy_before", "before_low", "before_high"),
+            *(
+                "accuracy_after",
+                "after_low",
+                "after_high",
+                "promoted",
+                "why",
+                "minutes",
+                "attempts",
+            ),
+        ],
+        [  # Wilson's interval of 1 of 4, and of 2 of 4; 60 + 180 + 60 s
+            (
+                *(A, "finished", "afresh: no champion of countdown yet", 0.25, 0.0456, 0.6994),
+                *(0.5, 0.15, 0.85, True, "promoted: better than its base model (p = 0.01)", 5.0, 1),
+            )
+        ],
+    ),
+    "still_failing": (
+        {},
+        ["run_id", "model", "prompt_index", "wrong", "asked", "verdict", "answer", "prompt"],
+        [
+            (A, "step_000003", 1, 1, 1, "wrong_value", "1 + 1", "test prompt 1"),
+            (A, "step_000003", 3, 1, 1, "wrong_value", "1 + 1", "test prompt 3"),
+        ],
+    ),
     "checkpoints_on_disk": (
         {},
         ["run_id", "step", "accuracy", "total_bytes", "resumable", "is_latest", "is_best"],

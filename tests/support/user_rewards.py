@@ -89,8 +89,69 @@ def misbehave(
     return _BEHAVIOURS.get(solution_str, lambda: 1.0)()
 
 
+def environment_of(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
+) -> Any:
+    """Reads a process's environment: its own, or that of the pid in the response."""
+    if not solution_str:
+        return {"score": 1, "pred": "\n".join(f"{k}={v}" for k, v in os.environ.items())[-900:]}
+    return {"score": 1, "pred": Path(f"/proc/{solution_str}/environ").read_text()[-900:]}
+
+
+def says_whether_it_read(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
+) -> Any:
+    """The number in a response, None where there is none."""
+    number = solution_str if solution_str.isdigit() else None
+    return {"score": float(number == ground_truth), "pred": number}
+
+
 def slow(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> Any:
     """Writes which process works, and goes on for ever."""
     Path(solution_str).write_text(str(os.getpid()))
     while True:
         pass
+
+
+async def awaited(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
+) -> float:
+    """What nobody awaits."""
+    return 1.0
+
+
+class _Awaited:
+    async def __call__(self, **arguments: Any) -> float:
+        return 1.0
+
+
+awaited_instance = _Awaited()
+
+
+def of_a_batch(
+    data_sources: Any, solution_strs: Any, ground_truths: Any, extra_infos: Any = None
+) -> list[float]:
+    """verl's signature for many responses at once."""
+    return [1.0 for _ in solution_strs]
+
+
+def of_trl(prompts: Any, completions: Any, **columns: Any) -> list[float]:
+    """TRL's signature."""
+    return [1.0 for _ in completions]
+
+
+def of_too_few(solution_str: str, ground_truth: Any) -> float:
+    """It takes two of the four arguments."""
+    return 1.0
+
+
+def of_another_truth(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
+) -> float:
+    """It expects an object as the truth."""
+    return float(ground_truth["city"] in solution_str)
+
+
+def awaits_inside(**arguments: Any) -> Any:
+    """An async call that no signature shows."""
+    return awaited(**arguments)

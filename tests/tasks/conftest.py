@@ -227,6 +227,8 @@ def _write_alpha(run: Path) -> None:
         "accuracy_before": 0.25,
         "accuracy_after": 0.5,
         "champion": "promoted: better than its base model (p = 0.01)",
+        "night": "2026-11-20T20:00:00+00:00",
+        "started_from": "afresh: no champion of countdown yet",
         "reason": None,
         "started_at": "2026-11-20T20:00:00.000+00:00",
         "finished_at": "2026-11-20T20:10:30.000+00:00",

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flows.settings.compose import compose
+from rl_core.config.run import RunConfig
 from rl_core.data.prompts import encode_prompt, load_tokenizer
+from rl_core.envs import env_of
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.types import GenerationRequest, SamplingSettings
 from tasks.ask import ask_model, question_of, read_question
@@ -26,6 +31,43 @@ def test_a_puzzle_is_numbers_and_the_target(text: str) -> None:
 def test_what_is_no_puzzle_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="write numbers and, last, the target, as '3 14 7 = 35'"):
         read_question(compose(), text)
+
+
+def test_a_number_and_a_question_that_are_too_long_are_refused(tiny_model_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"9\.\.\. has 5000 digits: at most 18"):
+        read_question(compose(), "3 14 7 = " + "9" * 5_000)
+    long = read_question(compose(), "3 " * 500 + "= 5")
+    with pytest.raises(ValueError, match=r"tokens, and .* reads at most 1,024: ask a shorter one"):
+        list(ask_model(compose(), tiny_model_path, [long], samples=None))
+
+
+@given(
+    st.one_of(st.text(st.characters(exclude_categories=())), st.text("0123 4,=[]٣")),
+    st.one_of(st.none(), st.text("0123456789.,$#x\ud800")),
+    st.sampled_from(["countdown", "gsm8k", "custom", "reasoning_gym"]),
+)
+def test_any_question_is_read_or_refused_in_words(
+    tiny_model_path: Path, text: str, answer: str | None, env: str
+) -> None:
+    config = _config(env)
+    try:
+        question = read_question(config, text, answer)
+    except ValueError:
+        return
+    encode_prompt(question.problem.messages, _tokenizer(tiny_model_path), chat_template=False)
+    if question.is_scored:
+        truth = question.problem.ground_truth
+        env_of(config.env).score(config.env, f"<answer>{text}</answer>", truth)
+
+
+@cache
+def _config(env: str) -> RunConfig:
+    return compose(
+        [f"env={env}", *(["env.task=decimal_arithmetic"] if env.endswith("gym") else [])]
+    )
+
+
+_tokenizer = cache(lambda folder: load_tokenizer(str(folder)))
 
 
 def test_a_word_problem_is_scored_where_its_answer_is_known() -> None:

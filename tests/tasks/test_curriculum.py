@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from flows.cli.main import run_command
-from rl_core.data.sampling import batch_indices
+from rl_core.data.sampling import Place, ProblemOrder
 from rl_core.runs.run_folder import RunFolder
 
 
@@ -52,9 +52,6 @@ def test_a_stopped_run_goes_on_with_its_curriculum(
     assert passed_over_too == passed_over
     assert len(passed_over) == 6
     assert max(passed_over) > 0
-    shuffled = [
-        i
-        for step in range(1, 7)
-        for i in batch_indices(seed=0, step=step, num_problems=12, batch_size=4)
-    ]
+    order = ProblemOrder(Place(seed=0, num_problems=12), batch_size=4)
+    shuffled = [i for step in range(1, 7) for i in order.choose(step)]
     assert whole["prompt_index"].to_list()[::2] != shuffled

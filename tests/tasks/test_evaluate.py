@@ -151,9 +151,10 @@ def test_both_models_are_scored_on_disk_and_in_the_runs_record(
     assert [r["verdict"] for r in trained if r["mode"] == "sampled"] == ["correct", "no_answer"] * 4
 
     low, high = wilson_interval(1, 4)
-    assert summary_table([before, after])[0] == {
-        "model": "base",
-        "problems": 4,
+    table = summary_table([before, after])
+    assert [list(row) for row in table] == [["measure", "base", "step_000007"]] * len(table)
+    assert {row["measure"]: row["base"] for row in table} == {
+        "problems": "4",
         "accuracy": f"0.250 ({low:.3f} to {high:.3f})",
         "strict": f"0.250 ({low:.3f} to {high:.3f})",
         "lenient": f"0.250 ({low:.3f} to {high:.3f})",
@@ -163,7 +164,7 @@ def test_both_models_are_scored_on_disk_and_in_the_runs_record(
         "pass@2": f"0.250 ({before.pass_at_k[2].low:.3f} to {before.pass_at_k[2].high:.3f})",
         "maj@1": f"0.125 ({before.pass_at_k[1].low:.3f} to {before.pass_at_k[1].high:.3f})",
         "maj@2": f"0.250 ({before.pass_at_k[2].low:.3f} to {before.pass_at_k[2].high:.3f})",
-        "tokens": f"{(len('<answer>1 + 2 + 3</answer>') + 3 * len('<answer>1 + 1</answer>')) / 4}",
+        "tokens": before.response_tokens.as_text(1),
     }
     groups = group_table([before, after])
     assert [(row["problems"], row["number"]) for row in groups] == [

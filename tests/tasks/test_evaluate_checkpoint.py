@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flows.cli.main import run_command
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.config.run import RunConfig
 from rl_core.evaluation.rows import read_rows
 from rl_core.runs.run_folder import RunFolder
+from tasks import evaluate_checkpoint
 from tasks.evaluate_checkpoint import evaluate_models
 from tasks.evaluator import Evaluator
 from tasks.queries.checkpoint_names import find_model
@@ -80,3 +84,34 @@ def test_the_same_checkpoint_gives_the_same_rows_and_is_as_good_as_itself(
     file.unlink()
     assert evaluate_models(fewer, data, folder).files == (file,)
     assert file.read_bytes() == first
+
+
+def test_prune_leaves_the_checkpoint_that_is_evaluated_and_takes_it_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ATTACK: a prune that begins when the engines do."""
+    config = settings(tmp_path)
+    run = RunFolder.create(config)
+    for step in (1, 2, 3):
+        save_checkpoint(run.path, step, lambda folder: (folder / "weights").touch(), 0.5)
+    words = ["prune", "run_id=r", "checkpoints.keep_last=0", "checkpoints.quota_bytes=1"]
+    words.append(f"storage.root={tmp_path}")
+
+    @contextmanager
+    def pruning(*_: object, **__: object) -> Iterator[None]:
+        assert run_command(words) == 0
+        raise KeyError
+        yield
+
+    monkeypatch.setattr(evaluate_checkpoint.Workers, "start", pruning)
+    model = find_model("r/step_000002", tmp_path)
+    with pytest.raises(KeyError):
+        evaluate_models(config, write_data(tmp_path / "data", 2), model)
+    assert "being read by another process" in capsys.readouterr().out
+    assert (run.path / "checkpoints" / "step_000002" / "weights").exists()
+    assert run_command(words) == 0
+    capsys.readouterr()
+    again = ["evaluate", "checkpoint=r/step_000002", f"storage.root={tmp_path}"]
+    assert run_command(again) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "no checkpoint 'step_000002' (there are: step_000001, step_000003)" in said

@@ -13,10 +13,12 @@ from rl_core.config.operations import StorageConfig
 from rl_core.config.run import ModelConfig, ResourcesConfig, RunConfig
 from rl_core.envs.countdown import CountdownConfig
 from rl_core.resources.known_shapes import known_shape
+from rl_core.resources.memory_plan import ModelShape
 from tasks import preflight as module
 from tasks.preflight import preflight, refuse_fatal
 from tasks.preflight_checks import device as preflight_device
 from tasks.preflight_checks.finding import Finding, PreflightError
+from tasks.preflight_checks.plans import model_shape
 
 
 def small(root: Path, **changes: Any) -> RunConfig:
@@ -86,6 +88,22 @@ def test_a_folder_without_weights_is_fatal_and_one_with_them_is_fine(
         refuse_fatal(findings)
     fine = preflight(small(tmp_path, model=ModelConfig(path=str(tiny_model_path))))
     assert level(fine, "model") == "ok"
+
+
+def test_a_package_and_a_gguf_file_are_looked_for_before_anything_loads(
+    tmp_path: Path, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(tiny_model_path, tmp_path / "site" / "holds_a_model")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    fine = small(tmp_path, model=ModelConfig(path="package:holds_a_model"))
+    assert level(preflight(fine), "model") == "ok"
+    assert model_shape(fine) == ModelShape.from_folder(tiny_model_path)
+    for path, words in (
+        ("package:not_there", r"the package not_there is not installed"),
+        ("none.gguf", r"model\.path=none\.gguf: there is no such file"),
+    ):
+        with pytest.raises(PreflightError, match=words):
+            refuse_fatal(preflight(small(tmp_path, model=ModelConfig(path=path))))
 
 
 def test_a_hub_name_needs_the_hub_or_its_cache(
@@ -210,16 +228,9 @@ def test_a_stop_that_leaves_no_time_for_a_save_is_told(tmp_path: Path) -> None:
 
 
 def test_wandb_and_a_cluster_are_asked_only_where_the_settings_want_them(tmp_path: Path) -> None:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen()
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        reachable = small(tmp_path, resources=ResourcesConfig(ray_address=address))
-        assert "ray" not in [finding.check for finding in preflight(reachable)]
-        by_client = small(tmp_path, resources=ResourcesConfig(ray_address=f"ray://{address}"))
-        assert "ray" not in [finding.check for finding in preflight(by_client)]
-    gone = preflight(reachable)
-    assert level(gone, "ray") == "fatal"
+    assert "ray" not in [finding.check for finding in preflight(small(tmp_path))]
+    gone = small(tmp_path, resources=ResourcesConfig(ray_address="127.0.0.1:9"))
+    assert level(preflight(gone), "ray") == "fatal"
 
 
 def test_an_unreachable_wandb_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

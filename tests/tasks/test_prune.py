@@ -41,19 +41,25 @@ def test_a_row_per_checkpoint_says_what_was_done_and_why(
     assert rows == dry
     assert [(r["what"], r["decision"], r["why"], r["bytes"], r["accuracy"]) for r in rows] == [
         ("step_000040", "kept", "latest", 1_000, 0.2),
-        ("step_000030", "kept", "number 1 of the newest 1, within the quota", 1_000, None),
+        (
+            "step_000030",
+            "kept",
+            "one of the newest 1 beside latest and best",
+            1_000,
+            None,
+        ),
         ("step_000020", "deleted", "older than the newest 1 beside latest and best", 1_000, 0.1),
         ("step_000010", "kept", "best", 1_000, 0.5),
     ]
     assert [c.step for c in list_checkpoints(run.path)] == [10, 30, 40]
-    assert "1 of 4 checkpoints deleted, 0.000 GB" in caplog.text
+    assert "1 of 4 checkpoints deleted, " in caplog.text
 
 
 def test_latest_and_best_stay_above_any_quota(tmp_path: Path) -> None:
     run = run_with_checkpoints(tmp_path, {10: 0.5, 20: 0.1, 30: 0.2})
     rows = prune_run(settings(tmp_path, keep_last=5, quota_bytes=1), run)
     assert [row["decision"] for row in rows] == ["kept", "deleted", "kept"]
-    assert rows[1]["why"] == "over the quota of 1e-09 GB"
+    assert rows[1]["why"] == "over the quota of 1 B"
 
 
 def test_a_run_without_checkpoints_has_no_rows(tmp_path: Path) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from flows.settings.compose import compose
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.config.run import RunConfig
+from rl_core.resources.memory_plan import ModelShape
 from rl_core.runs.run_folder import RunFolder
+from tasks.base_model import base_model
 from tasks.generate import generate_dataset
-from tasks.start import champion_of, champion_to_train
+from tasks.start import champion_of, champion_to_train, next_seed
 from tests.support.champions import crown
 
 
@@ -36,9 +40,10 @@ def make_champion(config: RunConfig, model: Path) -> Path:
 
 
 def test_before_there_is_a_champion_nothing_is_made(tmp_path: Path, tiny_model_path: Path) -> None:
-    folder, why = champion_to_train(settings(tmp_path, tiny_model_path))
-    assert folder is None
-    assert why.startswith("no champion of countdown in")
+    start = champion_to_train(settings(tmp_path, tiny_model_path))
+    assert start.folder is None
+    assert start.is_as_asked
+    assert start.why.startswith("no champion of countdown in")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -47,43 +52,115 @@ def test_the_champion_of_the_same_problems_is_gone_on_from(
 ) -> None:
     config = settings(tmp_path, tiny_model_path)
     checkpoint = make_champion(config, tiny_model_path)
-    assert champion_to_train(config) == (
-        checkpoint,
-        "the champion alpha/step_000005, accuracy 1.000",
+    start = champion_to_train(config)
+    assert start.folder == checkpoint
+    assert start.sentence == (
+        f"the champion alpha/step_000005, accuracy 1.000, instead of model.path={tiny_model_path}"
     )
     champion = champion_of(config, generate_dataset(config))
     assert champion is not None
     assert champion.current.run_id == "alpha"
 
 
+@pytest.mark.parametrize("preset", ["quickstart", "gsm8k-toy"])
+def test_a_vocabulary_below_the_most_that_a_preset_allows_is_the_size_it_asks_for(
+    tmp_path: Path, preset: str
+) -> None:
+    """The shipped presets ask for more tokens than their tokenizers find."""
+    config = compose(
+        [
+            f"preset={preset}",
+            f"storage.root={tmp_path}",
+            "data.train_size=256",
+            "data.test_size=16",
+            "base_model.steps=1",
+        ]
+    )
+    made = base_model(config, generate_dataset(config))
+    asked = config.base_model.vocab_size
+    assert ModelShape.from_folder(made).vocab_size < asked
+    checkpoint = make_champion(config, made)
+    assert champion_to_train(config).folder == checkpoint
+    shutil.rmtree(made)  # another machine may not have it
+    assert champion_to_train(config).folder == checkpoint
+    smaller = config.base_model.model_copy(update={"vocab_size": asked // 2})
+    start = champion_to_train(config.model_copy(update={"base_model": smaller}))
+    assert start.folder is None
+    assert f"vocab_size {ModelShape.from_folder(checkpoint).vocab_size} instead of" in start.why
+
+
 def test_a_champion_of_other_problems_may_have_been_trained_on_these(
     tmp_path: Path, tiny_model_path: Path
 ) -> None:
     make_champion(settings(tmp_path, tiny_model_path), tiny_model_path)
-    folder, why = champion_to_train(settings(tmp_path, tiny_model_path, seed=1))
-    assert folder is None
-    assert "no champion of these problems" in why
+    start = champion_to_train(settings(tmp_path, tiny_model_path, seed=1))
+    assert start.folder is None
+    assert not start.is_as_asked
+    assert "no champion of these test problems" in start.why
 
 
 def test_a_champion_of_another_size_is_not_taken(tmp_path: Path, tiny_model_path: Path) -> None:
     config = settings(tmp_path, tiny_model_path)
     make_champion(config, tiny_model_path)
     home_made = config.model_copy(update={"model": config.model.model_copy(update={"path": None})})
-    folder, why = champion_to_train(home_made)
-    assert folder is None
-    assert "is not of the size" in why
+    start = champion_to_train(home_made)
+    assert start.folder is None
+    assert not start.is_as_asked
+    assert "is not of the size" in start.why
+    assert "hidden_size 64 instead of 128" in start.why
 
 
-@pytest.mark.parametrize("what", ["gone", "another"])
-def test_a_champion_that_is_not_there_any_more_is_not_taken(
-    tmp_path: Path, tiny_model_path: Path, what: str
+def _gone(checkpoint: Path) -> None:
+    shutil.rmtree(checkpoint)
+
+
+def _another(checkpoint: Path) -> None:
+    shutil.rmtree(checkpoint)
+    save_checkpoint(checkpoint.parents[1], 5, lambda folder: (folder / "x").touch(), 1.0)
+
+
+def _no_champion(checkpoint: Path) -> None:
+    for file in (checkpoint.parents[3] / "champions").glob("*.json"):
+        file.write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (_gone, "the champion alpha/step_000005 is gone from the disk"),
+        (_another, "is no longer the checkpoint that was promoted: its files changed"),
+        (_no_champion, "does not name a champion: delete it"),
+    ],
+)
+def test_a_champion_that_cannot_be_used_any_more_is_not_taken_and_says_why(
+    tmp_path: Path, tiny_model_path: Path, harm: Callable[[Path], None], words: str
 ) -> None:
     config = settings(tmp_path, tiny_model_path)
-    checkpoint = make_champion(config, tiny_model_path)
-    shutil.rmtree(checkpoint)
-    if what == "another":
-        save_checkpoint(tmp_path / "runs" / "alpha", 5, lambda folder: (folder / "x").touch(), 1.0)
-    assert champion_to_train(config) == (
-        None,
-        "the champion alpha/step_000005 is gone from the disk",
-    )
+    harm(make_champion(config, tiny_model_path))
+    start = champion_to_train(config)
+    assert start.folder is None
+    assert not start.is_as_asked
+    assert words in start.sentence
+
+
+@pytest.mark.parametrize(
+    ("nights", "seed"),
+    [
+        ([], 7),
+        ([(7, "finished"), (8, "failed")], 9),
+        ([(7, "finished"), (8, "interrupted")], 8),  # which the next night may continue
+        ([(3, "finished")], 7),
+    ],
+)
+def test_each_night_has_a_seed_of_its_own(
+    tmp_path: Path, tiny_model_path: Path, nights: list[tuple[int, str]], seed: int
+) -> None:
+    config = settings(tmp_path, tiny_model_path).model_copy(update={"seed": 7})
+    by_hand = RunFolder.create(config.model_copy(update={"run_id": "by-hand", "seed": 99}))
+    by_hand.update(status="finished")
+    (tmp_path / "runs" / "damaged").mkdir()
+    (tmp_path / "runs" / "damaged" / "run.json").write_text("{")
+    for number, (before, status) in enumerate(nights):
+        run = RunFolder.create(config.model_copy(update={"run_id": f"n{number}", "seed": before}))
+        run.update(status=status, night="2026-11-25T01:00:00+00:00")
+    assert next_seed(config) == seed

@@ -23,6 +23,7 @@ from rl_core.envs import gsm8k
 from rl_core.envs.countdown import CountdownConfig, Template
 from rl_core.envs.custom import CustomConfig
 from rl_core.envs.gsm8k import Gsm8kConfig
+from rl_core.envs.number_questions import NumberQuestionsConfig
 from rl_core.envs.reasoning_gym import ReasoningGymConfig
 from tasks.queries.saved_questions import SQL_FOLDER
 from tasks.validate import (
@@ -36,6 +37,7 @@ from tests.support.broken_rows import (
     COUNTDOWN_BREAKS,
     CUSTOM_BREAKS,
     GSM8K_BREAKS,
+    NUMBER_QUESTIONS_BREAKS,
     REASONING_GYM_BREAKS,
     Break,
     Rows,
@@ -47,6 +49,7 @@ COUNTDOWN = RunConfig(
     data=DataConfig(train_size=256, test_size=12),
 )
 GCD = RunConfig(env=ReasoningGymConfig(task=("gcd",)), data=DataConfig(train_size=256, test_size=3))
+NUMBERS = RunConfig(env=NumberQuestionsConfig(), data=DataConfig(train_size=300, test_size=9))
 GSM8K_QUESTIONS = {"train": ["Nine twice?", "Rent?"], "test": ["Half?"]}
 
 
@@ -78,7 +81,9 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, pa.Ta
     write_dataset(COUNTDOWN.env, COUNTDOWN.data, folder / "countdown")
     write_dataset(Gsm8kConfig(source=str(folder)), DataConfig(), folder / "gsm8k")
     write_dataset(CustomConfig(), own_questions(folder), folder / "custom")
-    return {env: both_splits(folder / env) for env in ("countdown", "gsm8k", "custom")}
+    write_dataset(NUMBERS.env, NUMBERS.data, folder / "number_questions")
+    envs = ("countdown", "gsm8k", "custom", "number_questions")
+    return {env: both_splits(folder / env) for env in envs}
 
 
 def ten_tokens(prompts: Sequence[object]) -> list[int]:
@@ -142,6 +147,13 @@ def test_checks_of_generated_questions(
     assert failing(GCD, both_splits(tmp_path), tmp_path, break_rows) == expected
 
 
+@pytest.mark.parametrize(("break_rows", "expected"), NUMBER_QUESTIONS_BREAKS, ids=name_of)
+def test_checks_of_questions_about_numbers(
+    sound: dict[str, Any], tmp_path: Path, break_rows: Break | None, expected: dict[str, int]
+) -> None:
+    assert failing(NUMBERS, sound["number_questions"], tmp_path, break_rows) == expected
+
+
 def test_a_function_may_judge_any_truth(sound: dict[str, Any], tmp_path: Path) -> None:
     def objects(train: Rows, _: Rows) -> None:
         train[0]["reward_model"] = {"style": "json", "ground_truth": '["Paris", "Lyon"]'}
@@ -202,9 +214,10 @@ def test_gsm8k_columns_are_checked(sound: dict[str, Any], tmp_path: Path) -> Non
 def test_every_check_has_a_table_that_fails_it() -> None:
     files = {path.stem for path in (SQL_FOLDER / "checks").rglob("*.sql")}
     breaks = COUNTDOWN_BREAKS + GSM8K_BREAKS + CUSTOM_BREAKS + REASONING_GYM_BREAKS
+    breaks += NUMBER_QUESTIONS_BREAKS
     seen = set[str]().union(*(names for _, names in breaks))
     assert files == seen | {"countdown_columns", "text_columns"}
-    envs = (COUNTDOWN.env, Gsm8kConfig(), CustomConfig(), GCD.env)
+    envs = (COUNTDOWN.env, Gsm8kConfig(), CustomConfig(), GCD.env, NUMBERS.env)
     run = {path.stem for env in envs for path in check_files(env)}
     assert run == files, "no file is left out"
 

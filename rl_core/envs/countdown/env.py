@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 _PUZZLE: Final = re.compile(r"[\s\d,;\[\](){}=:>→-]*")
 _FEWEST_NUMBERS: Final = 2
+_MOST_DIGITS: Final = 18
+"""Of a number of a person's puzzle: what fits a column of whole numbers."""
 
 
 def _score(env: CountdownConfig, response: str, truth: Mapping[str, Any]) -> ScoredText:
@@ -101,7 +103,10 @@ def _prompt_of_numbers(env: CountdownConfig, numbers: Sequence[int], target: int
 
 def _read_question(env: CountdownConfig, text: str, answer: str | None) -> Question:
     """Reads numbers and, last, the target: `3 14 7 = 35`."""
-    numbers = [int(word) for word in re.findall(r"\d+", text)]
+    words = re.findall(r"\d+", text)
+    if longest := max((word for word in words if len(word) > _MOST_DIGITS), default=None, key=len):
+        raise ValueError(f"{longest[:20]}... has {len(longest)} digits: at most {_MOST_DIGITS}")
+    numbers = [int(word) for word in words]
     if not _PUZZLE.fullmatch(text) or len(numbers) <= _FEWEST_NUMBERS:
         raise ValueError(
             f"{text!r} is no puzzle: write numbers and, last, the target, as '3 14 7 = 35' "
@@ -190,7 +195,7 @@ COUNTDOWN: Final = Env(
     score=_score,
     generate=_generate,
     answers=Answers(stop=(CALL_CLOSE,), answer=_answer),
-    own_columns=("nums", "target"),
+    own_columns=("nums", "numbers", "target"),
     read_row=read_row,
     with_solutions=with_solutions,
     user_table=user_table,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -18,6 +20,7 @@ from rl_core.envs.user_rows import (
     struct_of,
 )
 
+_LONGEST_NUMBER = 20
 NUM_OPERANDS = range(2, 7)
 NUMBERS = range(1, 1_000)
 TARGETS = range(1, 10**18)
@@ -31,16 +34,19 @@ def read_row(env: CountdownConfig, record: Record) -> OwnProblem:
         ValueError: something is missing, of a wrong type or outside what the solver takes; the
             message names the value, the limit and a remedy.
     """
-    truth = struct_of(record, "reward_model").get("ground_truth")
+    truth = _from_text(struct_of(record, "reward_model").get("ground_truth"))
     stated: list[tuple[Any, Any]] = []
-    if record.get("nums") is not None or record.get("target") is not None:
-        stated.append((record.get("nums"), record.get("target")))
+    own = record.get("nums") if record.get("nums") is not None else record.get("numbers")
+    if own is not None or record.get("target") is not None:
+        stated.append((_whole(own), _whole(record.get("target"))))
     if truth is not None:
         if not isinstance(truth, dict):
             raise ValueError(f"ground_truth={shown(truth)} must be {{target, numbers}}")
-        stated.append((truth.get("numbers"), truth.get("target")))
+        stated.append((_whole(truth.get("numbers")), _whole(truth.get("target"))))
     if not stated:
-        raise ValueError("it has neither nums and target nor reward_model.ground_truth: add them")
+        raise ValueError(
+            "it has neither nums (or numbers) and target nor reward_model.ground_truth: add them"
+        )
     numbers, target = stated[0]
     _check_numbers(numbers)
     if type(target) is not int or target not in TARGETS:
@@ -88,6 +94,26 @@ def user_table(split: str, problems: Sequence[OwnProblem]) -> Any:
     columns["nums"] = [truth["numbers"] for truth in truths if isinstance(truth, dict)]
     columns["target"] = [truth["target"] for truth in truths if isinstance(truth, dict)]
     return pa.Table.from_pydict(columns, schema=COUNTDOWN_DATASET)
+
+
+def _from_text(value: Any) -> Any:
+    """Returns a list or an object that a file holds as JSON text; anything else as it is."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        with suppress(ValueError, RecursionError):
+            return json.loads(value)
+    return value
+
+
+def _whole(value: Any) -> Any:
+    """Returns 40.0 and "40" as 40, also in lists and in lists that are text; all else as it is."""
+    value = _from_text(value)
+    if isinstance(value, list):
+        return [_whole(item) if not isinstance(item, list) else item for item in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str) and value.strip().isdecimal() and len(value) < _LONGEST_NUMBER:
+        return int(value)
+    return value
 
 
 def _check_numbers(numbers: Any) -> None:

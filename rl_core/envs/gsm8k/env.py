@@ -99,6 +99,7 @@ GSM8K: Final = Env(
     title="GSM8K",
     data_source=DATA_SOURCE,
     answer_from=("strict", "lenient"),
+    answer_mark="####",
     score=_score,
     generate=_generate,
     source=Source(

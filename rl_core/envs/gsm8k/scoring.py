@@ -23,7 +23,13 @@ AnswerFrom: TypeAlias = Literal["strict", "lenient"]
 _SIGN = r"(?:(?<![\w).])-\$?|\$-?)?"
 _NUMBER = _SIGN + r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\w)\.\d+)"
 _LENIENT = re.compile(f"({_NUMBER})", re.ASCII)
-_STRICT = re.compile(rf"####\s*\+?({_NUMBER})", re.ASCII)
+_STRICT = re.compile(rf"####\s*\+?({_NUMBER})([^\n#<]*)", re.ASCII)
+# What makes another number of it, behind the number: 1/2, 10^2, 5e3, 12:30, 18 or 19, 2 and a half,
+# 3 million. Not the square or cube of a unit: 18 m^2.
+_UNIT_POWER = re.compile(r"((?<=[^\W\d_][^\W\d_])|(?<=[^\W\d_ex]))\^?[23²³](?!\w)", re.IGNORECASE)
+_OTHER_NUMBER = re.compile(
+    r"\s*(or|and|to|plus|minus|times|hundred|thousand|million|billion)\b", re.IGNORECASE
+)
 _PLAIN = re.compile(r"-?(?:\d+(?:\.\d+)?|\.\d+)", re.ASCII)
 
 
@@ -54,7 +60,8 @@ def score_response(
     Args:
         response: what the model wrote after the prompt; any text.
         truth: the right number, as text.
-        answer_from: `strict` takes the last number after `####`, `lenient` the last number.
+        answer_from: `strict` takes the last number after `####`, behind which only a unit or
+            punctuation may follow on the line; `lenient` takes the last number.
         format_score: score of a number that is wrong.
         full_score: score of the right number.
 
@@ -69,10 +76,13 @@ def score_response(
     expected = _value(truth)
     if expected is None:
         raise ValueError(f"ground truth {truth!r} is not a number")
-    answer = _last(_STRICT if answer_from == "strict" else _LENIENT, response)
-    if answer is None:
+    found = _last(_STRICT if answer_from == "strict" else _LENIENT, response)
+    if found is None:
         return ScoredText(0.0, "no_answer", None)
+    answer = found[1]
     number = _value(answer)
+    if answer_from == "strict" and _goes_on(found[2]):
+        answer, number = f"{answer}{found[2]}".strip()[:MAX_NUMBER_LENGTH], None
     value = None if number is None else str(number)
     if number == expected:
         return ScoredText(full_score, "correct", answer, value)
@@ -84,9 +94,16 @@ def is_number(text: object) -> bool:
     return isinstance(text, str) and _value(text) is not None
 
 
-def _last(pattern: re.Pattern[str], text: str) -> str | None:
+def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     matches = deque(pattern.finditer(text), maxlen=1)
-    return matches[0].group(1) if matches else None
+    return matches[0] if matches else None
+
+
+def _goes_on(rest: str) -> bool:
+    """Says whether more of a number stands behind it on its line."""
+    if _OTHER_NUMBER.match(rest):
+        return True
+    return any(character.isnumeric() for character in _UNIT_POWER.sub("", rest))
 
 
 def _value(number: str) -> Fraction | None:

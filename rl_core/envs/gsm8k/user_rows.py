@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from rl_core.envs.gsm8k.prompts import DATA_SOURCE, Template, render_messages
 from rl_core.envs.gsm8k.scoring import extract_truth, score_response
@@ -20,6 +21,8 @@ from rl_core.envs.user_rows import (
 )
 from rl_core.types import Message
 
+_NUMBER: Final = re.compile(r"\s*\$?[-+]?[\d,]*\.?\d+\s*")
+
 
 def read_row(env: Gsm8kConfig, record: Record) -> OwnProblem:
     """Returns the word problem of one row.
@@ -30,8 +33,11 @@ def read_row(env: Gsm8kConfig, record: Record) -> OwnProblem:
     """
     extra = struct_of(record, "extra_info")
     question = text_of(record, extra, "question")
-    answer = text_of(record, extra, "answer") or text_of(extra, {}, "solution")
-    truth = struct_of(record, "reward_model").get("ground_truth")
+    answer = text_of(_as_texts(record, "answer"), _as_texts(extra, "answer"), "answer")
+    answer = answer or text_of(extra, {}, "solution")
+    if answer is not None and _NUMBER.fullmatch(answer):
+        answer = f"#### {answer.strip()}"  # a plain number, as many files have it
+    truth = _as_texts(struct_of(record, "reward_model"), "ground_truth").get("ground_truth")
     if truth is not None and not isinstance(truth, str):
         raise ValueError(f"ground_truth={shown(truth)} must be a number as text, such as '18'")
     if truth is None and answer is None:
@@ -55,6 +61,15 @@ def read_row(env: Gsm8kConfig, record: Record) -> OwnProblem:
         truth=number,
         solution=answer,
     )
+
+
+def _as_texts(record: Record, name: str) -> Record:
+    """Returns a row with a number of that name as text: 4 and 4.0 are `4`."""
+    value = record.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return record
+    is_whole = isinstance(value, float) and value.is_integer()
+    return record | {name: str(int(value) if is_whole else value)}
 
 
 def read_source_row(record: Record) -> tuple[str, str]:

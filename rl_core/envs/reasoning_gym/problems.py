@@ -2,28 +2,40 @@
 
 Data path stage 1. A task is a function of a seed and an index: the test split has the first
 questions, the train split those behind them, whatever is asked before left out. A question counts
-only if the package's scorer gives the package's own answer full marks, both read from the file.
+only if its scorer gives the package's own answer full marks, both read from the file.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+import os
+import pickle
 import random
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any, Final
 
 from rl_core.envs.reasoning_gym.settings import DATA_SOURCE, INSTALL, ReasoningGymConfig
-from rl_core.envs.reasoning_gym.typed_json import from_json, to_json
+from rl_core.envs.reasoning_gym.typed_json import to_json, with_enums
 from rl_core.envs.text_problems import prompt_key, render_messages, text_table
 from rl_core.envs.user_rows import OwnProblem
+from rl_core.system.process_env import environment_of_child
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_DRAW_FROM_SETS: Final = frozenset(
+    {"codeio", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note"}
+    | {"word_ladder"}
+)
+"""Tasks that walk through sets of texts, whose order is another in each process."""
+_SAME_SETS: Final = {"PYTHONHASHSEED": "0"}
 _TRIED_AT_LEAST = 50
 _TRIED_PER_ROW = 10
 """A task that gives no new question in so many tries per row has too few."""
@@ -40,6 +52,8 @@ def make_tables(
     """
     if find_spec("reasoning_gym") is None:
         raise ValueError(INSTALL)
+    if not _DRAW_FROM_SETS.isdisjoint(env.weights) and not _SAME_SETS.items() <= os.environ.items():
+        return _make_elsewhere(env=env, train_size=train_size, test_size=test_size, seed=seed)
     rows: dict[str, list[OwnProblem]] = {"test": [], "train": []}
     for name, counts in _rows_per_task(env.weights, test_size, train_size).items():
         dataset, config = open_task(name, env, seed=seed, num_rows=sum(counts))
@@ -58,6 +72,32 @@ def make_tables(
         split: text_table(split, rows[split], [problem.data_source for problem in rows[split]])
         for split in ("train", "test")
     }
+
+
+def _make_elsewhere(**asked: Any) -> dict[str, pa.Table]:
+    """Calls `make_tables` in a process in which sets have one order always."""
+    with TemporaryFile() as answer:  # tasks may print
+        subprocess.run(
+            [sys.executable, "-P", "-m", __name__, str(answer.fileno())],
+            input=pickle.dumps(asked),
+            stdout=subprocess.DEVNULL,
+            pass_fds=[answer.fileno()],
+            env=environment_of_child() | _SAME_SETS,
+            check=True,
+        )
+        answer.seek(0)
+        made: dict[str, pa.Table] | ValueError = pickle.load(answer)
+    if isinstance(made, ValueError):
+        raise made
+    return made
+
+
+def check_tasks(env: ReasoningGymConfig) -> None:
+    """Raises ValueError where the package is missing, or a task or a setting of it is not known."""
+    if find_spec("reasoning_gym") is None:
+        raise ValueError(INSTALL)
+    for name in env.weights:
+        open_task(name, env, seed=0, num_rows=1)
 
 
 def open_task(
@@ -90,7 +130,8 @@ def open_task(
     tries = _TRIED_AT_LEAST + _TRIED_PER_ROW * num_rows
     own_seed = random.Random(f"{seed}/{name}").getrandbits(31)
     try:
-        return create_dataset(name, **{**config, "seed": own_seed, "size": tries}), config
+        settings = with_enums(config, DATASETS[name][1])
+        return create_dataset(name, **{**settings, "seed": own_seed, "size": tries}), config
     except (TypeError, AssertionError, ValueError) as error:
         raise ValueError(
             f"env.config of {name}, {json.dumps(config)}, is refused by reasoning-gym: {error}"
@@ -113,6 +154,8 @@ def _problems(
     Raises:
         ValueError: the task's answers are not known to the package itself.
     """
+    from rl_core.envs.reasoning_gym.own_scorers import score_answer  # loads sympy
+
     seen: set[tuple[str, ...]] = set()
     for index in range(dataset.size):
         if index == _TRIED_AT_LEAST and not seen:
@@ -128,7 +171,7 @@ def _problems(
         key = prompt_key(prompt)
         if truth is None or key in seen or not entry["question"].strip():
             continue
-        if dataset.score_answer(truth["answer"], from_json(truth)) != 1:
+        if score_answer(dataset, truth["answer"], truth) != 1:
             continue
         seen.add(key)
         yield OwnProblem(
@@ -166,3 +209,22 @@ def _shares(weights: list[float], size: int) -> list[int]:
     for i in by_remainder[: size - sum(counts)]:
         counts[i] += 1
     return counts
+
+
+def _answer_parent() -> None:
+    """Makes what `_make_elsewhere` asks for."""
+    import numpy as np
+
+    random.seed(0)  # codeio runs programs that draw numbers without a seed
+    np.random.seed(0)  # theirs is this one
+    made: dict[str, pa.Table] | ValueError
+    try:
+        made = make_tables(**pickle.load(sys.stdin.buffer))
+    except ValueError as error:
+        made = error
+    with open(int(sys.argv[1]), "wb") as answer:  # noqa: PTH123  # a descriptor
+        pickle.dump(made, answer)
+
+
+if __name__ == "__main__":
+    _answer_parent()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from enum import Enum
+from typing import Any, Final, get_args, get_type_hints
 
 _TUPLE: Final = "__tuple__"
 _ITEMS: Final = "__items__"
@@ -33,3 +34,21 @@ def from_json(value: Any) -> Any:
     if _ITEMS in value:
         return {from_json(key): from_json(item) for key, item in value[_ITEMS]}
     return {key: from_json(item) for key, item in value.items()}
+
+
+def with_enums(config: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """Returns settings with members of enums in place of their texts, as the fields of `kind` say.
+
+    Raises:
+        ValueError: a text that is no member.
+    """
+    hints = get_type_hints(kind)
+    return {name: _member(value, hints.get(name)) for name, value in config.items()}
+
+
+def _member(value: Any, hint: Any) -> Any:
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint(value)
+    if isinstance(value, list) and get_args(hint):
+        return [_member(item, get_args(hint)[0]) for item in value]
+    return value

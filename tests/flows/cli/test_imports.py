@@ -32,6 +32,23 @@ def test_a_script_becomes_a_preset_that_runs_take(
     assert "exists already" in capsys.readouterr().err
 
 
+def test_what_verl_does_unasked_is_taken_over_and_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    script, preset = tmp_path / "train.sh", tmp_path / "mine.yaml"
+    script.write_text(
+        "python3 -m verl.trainer.main_ppo data.train_batch_size=256 "
+        "critic.optim.weight_decay=0.1 trainer.logger=['wandb']\n"
+    )
+    assert run_command(["import", str(script), f"output={preset}"]) == 0
+    printed = capsys.readouterr().out
+    assert "note       actor.weight_decay 0.01, verl's own where a script says nothing" in printed
+    assert "note       wandb logs offline here" in printed
+    config = compose([f"preset={preset}"])
+    assert (config.actor.weight_decay, config.critic.weight_decay) == (0.01, 0.1)
+    assert compose(["preset=tinyzero-3b"]).actor.weight_decay == 0.01
+
+
 def test_a_script_full_of_mistakes_still_gives_a_preset_that_composes(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -4,17 +4,20 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import flows
-from flows.cli.commands import parse
+from flows.cli.commands import COMMANDS, GROUPS, parse
 from flows.cli.main import run_command
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
+from rl_core.types import Completion, Problem, Rollout, ScoredText
 
 PROGRAM = [sys.executable, "-c", "from flows.cli.main import main; main()"]
 
@@ -59,6 +62,20 @@ def test_a_data_set_for_a_gpu_is_made_where_none_is(
     assert sorted(path.name for path in Path(folder).iterdir()) == ["test.parquet", "train.parquet"]
 
 
+def test_validate_checks_rows_where_the_model_cannot_be_had(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """As for `preset=tinyzero-3b` on a laptop; HF_HUB_OFFLINE is set in tests."""
+    sizes = ["data.train_size=256", "data.test_size=16"]
+    words = ["preset=tinyzero-3b", "model.path=no-such/model", *sizes, f"storage.root={tmp_path}"]
+    assert run_command(["validate", *words]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert "checks passed, and prompts were not measured: model.path=no-such/model is not" in last
+    (train,) = tmp_path.glob("data/*/train.parquet")
+    train.write_bytes(train.read_bytes()[:-100])
+    assert run_command(["validate", *words]) != 0
+
+
 def test_validate_shows_prompt_lengths_and_what_limit_would_do(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_overrides: list[str]
 ) -> None:
@@ -78,23 +95,216 @@ def test_validate_shows_prompt_lengths_and_what_limit_would_do(
 
 
 def test_what_is_no_command_ends_with_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["nope"], [], ["sql", "--format", "xml"], ["run", "--fast"]):
+    for arguments in (["nope"], ["-x"], ["sql", "--format", "xml"], ["run", "--fast"]):
         with pytest.raises(SystemExit) as stopped:
             run_command(arguments)
         assert stopped.value.code == 2
         assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_names_every_command(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["rnu"], "unknown command 'rnu'; did you mean run?"),
+        (["evalute", "alpha"], "did you mean evaluate?"),
+        (["runs", "--hepl"], "unknown option --hepl; did you mean --help?"),
+        (["sql", "learning_curve", "--fromat=csv"], "did you mean --format?"),
+        (["--vresion"], "did you mean --version?"),
+    ],
+)
+def test_what_is_mistyped_names_the_nearest(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
     with pytest.raises(SystemExit) as stopped:
-        run_command([flag])
+        run_command(arguments)
+    assert stopped.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["-h"], ["--help"], ["help"], []])
+def test_help_lists_every_command_in_groups(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run_command(words)
     assert stopped.value.code == 0
     printed = capsys.readouterr().out
-    for command in ("run", "generate", "validate", "train", "prune", "evaluate", "report"):
-        assert f"\n    {command}" in printed
-    for command in ("preflight", "config", "runs", "sql", "data", "ask", "explain", "completion"):
-        assert f"\n    {command}" in printed
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
+    assert len(GROUPS) == 4
+    for title, names in GROUPS.items():
+        assert f"\n{title}:\n    {names[0]}" in printed
+        assert all(f"\n    {name} " in printed for name in names)
+
+
+def test_the_version_and_a_commands_own_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run_command(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == f"countdown-train {version('countdown-train')}\n"
+    with pytest.raises(SystemExit):
+        run_command(["help", "sql"])
+    assert capsys.readouterr().out.startswith("usage: countdown-train sql ")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["seed = 5"], ["seed", "=", "5"], ["seed=", "5"], ["seed", "=5"], ["seed =5"]],
+)
+def test_blanks_may_stand_around_an_equals_sign(words: list[str]) -> None:
+    assert parse(["config", *words, "preset=gsm8k-toy"])["words"] == ["seed=5", "preset=gsm8k-toy"]
+
+
+def test_an_equals_sign_in_a_question_is_left_alone() -> None:
+    words = ["latest", "3 14 7 = 35", "x = 5", "data.max_response_length = 64"]
+    asked = ["latest", "3 14 7 = 35", "x = 5", "data.max_response_length=64"]
+    assert parse(["ask", *words])["words"] == asked
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["evaluate", "alpha"], "run alpha did not get as far as"),
+        (["evaluate", "alpha/best"], "alpha has no checkpoint 'best'"),
+        (["data", "head", "alpha"], "run alpha did not get as far as a data set"),
+        (["data", "head", "latest"], "run beta did not get as far as a data set"),
+        (["evaluate", "run_id=latest"], "run beta did not get as far as"),
+        (["prune", "alpah"], "did you mean alpha? (`countdown-train runs` lists them)"),
+        (["sync", "alpah"], "did you mean alpha?"),
+        (["runs", "alpah"], "did you mean alpha?"),
+        (["sql", "learning_curve", "alpah"], "did you mean alpha?"),
+        (["sql", "learning_curve", "alpha", "--run", "beta"], "sql takes one RUN, not alpha and"),
+    ],
+)
+def test_a_run_may_stand_alone_in_each_command_that_reads_one(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    a_run(tmp_path, "alpha")
+    a_run(tmp_path, "beta")
+    assert words in fails(capsys, *arguments, f"storage.root={tmp_path}")
+
+
+def test_runs_sql_and_prune_take_a_run(
+    capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path
+) -> None:
+    root = f"storage.root={tmp_path}"
+    for run_id in ("alpha", "beta"):
+        a_run(tmp_path, run_id).metrics.append(1, {"reward/accuracy": 0.5})
+
+    def printed(*arguments: str) -> str:
+        assert run_command([*arguments, root]) == 0
+        return capsysbinary.readouterr().out.decode()
+
+    for words in (["runs"], ["sql", "learning_curve"], ["sql", "-q", "select run_id from metrics"]):
+        assert "alpha" in printed(*words, "alpha")
+        assert "beta" not in printed(*words, "run_id=alpha")
+        assert "alpha" not in printed(*words, "latest")
+    assert "(no rows)" in printed("prune", "alpha", "dry_run=true")
+
+
+def test_a_run_whose_record_is_cut_short_is_listed_as_unreadable(
+    capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path
+) -> None:
+    root = f"storage.root={tmp_path}"
+    a_run(tmp_path, "alpha")
+    record = a_run(tmp_path, "beta").path / "run.json"
+    for damaged in (record.read_text()[:150], "[]", "\0" * 40):
+        record.write_text(damaged)
+        assert run_command(["runs", root]) == 0
+        printed = capsysbinary.readouterr().out.decode()
+        assert "unreadable" in printed
+        assert "running" in printed
+    assert run_command(["report", "beta", root]) == 2
+    (line,) = capsysbinary.readouterr().err.decode().splitlines()
+    assert line.endswith("is cut short or damaged: restore it, or delete the run's folder")
+
+
+def test_a_value_that_no_row_has_names_those_that_are_there(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run = a_run(tmp_path, "alpha")
+    run.metrics.append(1, {"critic/kl": 0.1})
+    problem = Problem(5, "countdown", ({"role": "user", "content": "?"},), {}, 1)
+    logprobs = np.array([-0.1], dtype=np.float32)
+    completion = Completion(np.arange(1), logprobs, "stop")
+    scored = ScoredText(0.1, "wrong_value", "1 + 2")
+    rollout = Rollout(problem, 0, 0, "?", (1, 2), completion, "1 + 2", scored)
+    run.rollouts.write(1, 1, [rollout], {})
+    root = f"storage.root={tmp_path}"
+    verdict = "samples_of_a_verdict"
+
+    def said_of(*words: str) -> str:
+        assert run_command(["sql", *words, root]) == 0
+        return capsys.readouterr().err
+
+    said = said_of(verdict, "-p", "verdict=wrong_valeu")
+    assert "verdict=wrong_valeu: no row of rollouts has it; did you mean wrong_value?" in said
+    assert "there are: wrong_value" in said
+    assert "critic/kl" in said_of("metric_over_time", "-p", "metric=kl")
+    assert "there are won, lost, both" in fails(
+        capsys, "sql", "won_and_lost", "-p", "change=wno", root
+    )
+
+
+@pytest.mark.parametrize("command", ["preflight", "run", "generate"])
+def test_settings_that_cannot_be_met_end_with_2_and_no_name_of_an_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    task = ["env=reasoning_gym", "env.task=[lettr_counting]", "model.path=/nope"]
+    assert run_command([command, *task, f"storage.root={tmp_path}"]) == 2
+    printed = capsys.readouterr()
+    assert "no task of reasoning-gym; did you mean letter_counting?" in printed.out + printed.err
+    assert "ValueError" not in printed.out + printed.err
+    if command == "generate":
+        assert run_command([command, "data.train_size=20000", f"storage.root={tmp_path}"]) == 2
+        assert capsys.readouterr().err.startswith(
+            "countdown-train: data.train_size + data.test_size = 20512 puzzles asked, but only 1"
+        )
+
+
+def test_a_card_that_is_planned_for_need_not_be_here(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    on_gpu = ["resources.learner_gpus=1", "resources.rollout_gpus=1", "rollout.num_engines=1"]
+    words = ["preflight", "resources.card=H100", *on_gpu, f"storage.root={tmp_path}"]
+    assert run_command(words) == 0
+    printed = capsys.readouterr().out
+    assert "planned for resources.card=H100 only" in printed
+    assert "roofline of H100" in printed
+
+
+def test_an_ascii_terminal_ends_no_command(tmp_path: Path) -> None:
+    run = a_run(tmp_path, "alpha")
+    for step in (1, 2, 3):
+        run.metrics.append(step, {"reward/accuracy": step / 10})
+    for words, shown in (
+        (["watch", "alpha"], b"_=#"),
+        (["sql", "-q", "select 'é' as letter"], b"letter"),
+    ):
+        done = subprocess.run(
+            [*PROGRAM, *words, f"storage.root={tmp_path}"],
+            capture_output=True,
+            env={**os.environ, "PYTHONIOENCODING": "ascii"},
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.decode("ascii")
+        assert shown in done.stdout
+        assert done.stderr == b""
+
+
+def test_a_folder_of_prefect_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*PROGRAM, "run", f"storage.root={tmp_path}"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PREFECT_HOME": "/dev/null/x"},
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "countdown-train: Prefect's folder /dev/null/x cannot be written (Not a directory): "
+        "set PREFECT_HOME to a folder of yours\n"
+    )
 
 
 def test_config_prints_the_resolved_settings(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
+from prefect.settings import PREFECT_HOME, temporary_settings
 
+from flows.cli import serve
+from flows.errors import RunFailedError
 from tests.flows.test_run import PROGRAM, Place
 from tests.support.harness import LIMIT_S, FlowRun, Prefect
 from tests.support.waiting import wait_for
@@ -63,7 +68,7 @@ class Served(Prefect):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, tiny_overrides: list[str]) -> Served:
-    return Served(tmp_path_factory.mktemp("served"), [*tiny_overrides, "trainer.total_steps=50"])
+    return Served(tmp_path_factory.mktemp("served"), [*tiny_overrides, "trainer.total_steps=200"])
 
 
 def ready(served: Served) -> subprocess.Popen[str]:
@@ -78,37 +83,137 @@ def ready(served: Served) -> subprocess.Popen[str]:
     return process
 
 
+def begun(served: Served, process: subprocess.Popen[str]) -> FlowRun:
+    """Returns a run of the deployment that trains."""
+    run = FlowRun(served, "countdown-train", served.place.arguments[1:])
+    before = len(served.place.steps())
+    wait_for(lambda: len(served.place.steps()) > max(before, 2), process=process)
+    return run
+
+
+def change_in_the_ui(served: Served) -> None:
+    """Has the night train another preset, and switches its schedule off."""
+    night = served.deployment("countdown-train-nightly")
+    parameters = {**night["parameters"], "preset": "overnight-cpu"}
+    served.request("PATCH", f"/deployments/{night['id']}", {"parameters": parameters})
+    (schedule,) = night["schedules"]
+    path = f"/deployments/{night['id']}/schedules/{schedule['id']}"
+    served.request("PATCH", path, {"active": False})
+
+
 def test_it_serves_and_ctrl_c_stops_all_of_it(served: Served) -> None:
     process = ready(served)
+    said = [process.stdout.readline() for _ in range(6)] if process.stdout else []
+    hints = [line.partition("from another terminal: ")[2] for line in said]
+    looks = "".join(hints).replace(" run ", " inspect ")
+    pasted = subprocess.run(
+        looks,
+        shell=True,
+        cwd="/",
+        env={"PATH": "/bin:/usr/bin", "DO_NOT_TRACK": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert "'flows.countdown_train.countdown_train'" in pasted.stdout, pasted.stderr
     second = served.serve()
-    _, said = second.communicate(timeout=LIMIT_S)
+    _, refused = second.communicate(timeout=LIMIT_S)
     assert second.returncode == 2
-    (line,) = said.splitlines()
+    (line,) = refused.splitlines()
     assert line.startswith(f"countdown-train: port {served.port} of 127.0.0.1 is not free")
+    change_in_the_ui(served)
+    run = begun(served, process)
     os.killpg(process.pid, signal.SIGINT)
     code, out, err = served.ends(process)
+    out = "".join([*said, out])
     assert (code, err) == (0, "")
+    record = served.place.record()
+    assert record["status"] == "interrupted"
+    assert record["reason"].startswith("stopped by SIGTERM; ")
+    assert record["flow_run_id"] == run.id
+    assert (
+        f"run {record['run_id']} interrupted: " in (served.place.folder() / "log.txt").read_text()
+    )
     assert f"server       http://127.0.0.1:{served.port}\n" in out
+    assert f"paste `cat {served.home}/countdown-train.login`\n" in out
+    assert served.login not in out  # which somebody may keep as a log
+    assert re.search(r"\nnight        trains with preset=quickstart next at \S+ 01:00 \(", out)
+    assert "`at: null` in deployments/night.yaml switches it off" in out
+    assert "\nnote" not in out
 
 
-def test_a_second_start_finds_all_as_it_was_and_a_death_ends_it_with_its_runs(
+def child(process: subprocess.Popen[str], name: str) -> psutil.Process:
+    """Returns the one process of `prefect NAME start`."""
+    children = psutil.Process(process.pid).children()
+    (found,) = [child for child in children if name in child.cmdline()]
+    return found
+
+
+def test_a_second_start_finds_all_as_it_was_the_server_comes_back_and_a_worker_ends_it(
     served: Served,
 ) -> None:
     process = ready(served)
     automations = served.post("/automations/filter", {})
     assert sorted(each["name"] for each in automations) == [
         "countdown-train lost",
-        "countdown-train refused",
     ]
     assert len(served.post("/deployments/filter", {})) == 4
 
-    FlowRun(served, "countdown-train", served.place.arguments[1:])
-    wait_for(lambda: list(served.place.root.glob("runs/*/log.txt")))
-    (worker,) = (
-        child for child in psutil.Process(process.pid).children() if "worker" in child.cmdline()
+    run = begun(served, process)
+    killed = datetime.now(UTC)
+    child(process, "server").kill()
+    wait_for(lambda: served.is_ready(killed), process=process)
+    assert run.is_in("Running")
+
+    child(process, "worker").kill()
+    code, out, err = served.ends(process)
+    was = '"overnight-cpu" on the server and is now "quickstart"'
+    assert (
+        f"note         countdown-train-nightly: preset was {was}, as the night's file says" in out
     )
-    worker.kill()
-    code, _, err = served.ends(process)
+    assert "night        none: its schedule is switched off in the UI" in out
+    assert "the server ended (killed by SIGKILL), see " in out
     assert code == 1
     assert err.startswith("countdown-train: the worker ended (killed by SIGKILL), see ")
-    assert served.place.record()["status"] == "interrupted"
+    record = served.place.record()
+    assert record["status"] == "interrupted"
+    assert record["reason"].startswith("stopped by SIGTERM; ")
+
+
+def test_a_full_log_is_cut_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "_LOG_BYTES", 10)
+    log = tmp_path / "server.log"
+    with log.open("ab", buffering=0) as writer:
+        for line in (b"the first line\n", b"short\n", b"the third line\n"):
+            writer.write(line)
+            serve._cut(log)
+    assert log.read_text() == ""
+    assert (tmp_path / "server.log.1").read_text() == "short\nthe third line\n"
+
+
+def test_a_server_that_ends_again_and_again_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(serve, "_PREFECT", (sys.executable, "-c", "raise SystemExit('broken')"))
+    monkeypatch.setattr(serve, "_POLL_S", 0.05)
+    monkeypatch.setattr(serve, "_STOPS", ())
+    with temporary_settings({PREFECT_HOME: tmp_path}), serve._Processes() as processes:
+        processes.start("server")
+        with pytest.raises(RunFailedError) as caught:
+            processes.watch(lambda: processes.start("server"))
+    said = capsys.readouterr().out.splitlines()
+    assert len([line for line in said if "it is started again" in line]) == 3
+    assert "the server is not started again: 3 restarts in 10 minutes" in said
+    assert str(caught.value).startswith("the server ended (exit code 1), see ")
+    assert str(caught.value).endswith("broken | broken | broken")
+
+
+def test_restarts_that_are_long_ago_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(serve.time, "monotonic", lambda: now[0])
+    restarts: list[float] = []
+    for now[0] in (0.0, 1.0, 602.0, 700.0, 701.0):
+        assert serve._again(restarts)
+    now[0] = 1_200.0
+    assert not serve._again(restarts)
+    now[0] = 1_203.0
+    assert serve._again(restarts)

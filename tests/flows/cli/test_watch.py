@@ -46,11 +46,23 @@ def write_rollout(run: RunFolder, response: str) -> None:
         "verdict": "no_answer",
         "score": 0.0,
         "response": response,
+        "truth": json.dumps({"numbers": [3, 14, 7], "target": 35}),
         "generated_at": datetime(2026, 11, 21, tzinfo=UTC),
     }
     file = run.path / "rollouts" / "step_000010.parquet"
     file.parent.mkdir(exist_ok=True)
     pq.write_table(pa.Table.from_pylist([row], schema=ROLLOUTS), file)
+
+
+def test_the_end_shows_what_the_evaluation_came_to(run: RunFolder) -> None:
+    def shown() -> str:
+        with (console := Console(width=1_000)).capture() as captured:
+            console.print(view(run))
+        return captured.get()
+
+    assert "evaluated" not in shown()
+    run.update(status="finished", accuracy_before=0.25, accuracy_after=0.5)
+    assert "evaluated: accuracy 0.250 before, 0.500 after" in shown()
 
 
 def test_a_curve_as_bars_by_hand() -> None:
@@ -71,6 +83,11 @@ def test_one_look_shows_progress_curves_memory_samples_and_what_is_wrong(
     assert "gen 1.25" in said
     assert "no response has scored anything yet" in said
     assert "step 10: no_answer, 0" in said
+    assert "3, 14, 7 -> 35" in said
+    assert "attempt" not in said
+    run.add_attempt("continued after: out of memory in update_actor")
+    assert run_command(["watch", "one", f"storage.root={tmp_path}"]) == 0
+    assert "attempt 2, continued after: out of memory in update_actor" in capsys.readouterr().out
     assert "\x1b[2J" not in said
     assert "[bold]bold[/bold]" in said  # a model's text is no markup
 

@@ -1,14 +1,23 @@
 from __future__ import annotations
 
 import importlib.metadata
+import logging
+import subprocess
+import sys
+from pathlib import Path
 
 import anyio
 import pytest
 from prefect import flow
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.exceptions import ObjectNotFound
+from prefect.plugins import HookContext
+from prefect.settings import PREFECT_HOME, temporary_settings
 
+from flows.prefect_patches.login import login_file
 from flows.prefect_patches.plugin import accept_bare_names, setup_environment
+
+CONTEXT = HookContext(prefect_version="3", api_url=None, logger_factory=logging.getLogger)
 
 
 def test_the_entry_point_is_installed() -> None:
@@ -21,7 +30,7 @@ def test_the_entry_point_is_installed() -> None:
     [
         (["/bin/prefect", "deployment", "run", "x"], True),
         (["/bin/prefect", "--profile", "p", "deployment", "inspect", "x"], True),
-        (["/bin/prefect", "server", "start"], False),
+        (["/bin/prefect", "worker", "start"], False),
         (["/x/countdown-train", "deployment"], False),
     ],
 )
@@ -31,8 +40,33 @@ def test_only_the_deployment_command_is_changed(
     before = PrefectClient.read_deployment_by_name
     monkeypatch.setattr(PrefectClient, "read_deployment_by_name", before)
     monkeypatch.setattr("sys.argv", command)
-    setup_environment(ctx=None)  # type: ignore[arg-type]  # the context is not looked at
+    setup_environment(ctx=CONTEXT)
     assert (PrefectClient.read_deployment_by_name is not before) == is_changed
+
+
+def test_no_server_starts_without_a_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Prefect goes on without a plugin that fails, unless that leaves by SystemExit."""
+    login_file(tmp_path).symlink_to("/dev/null")
+    monkeypatch.setattr("sys.argv", ["/bin/prefect", "--profile", "p", "server", "start"])
+    with temporary_settings({PREFECT_HOME: tmp_path}), pytest.raises(SystemExit) as refused:
+        setup_environment(ctx=CONTEXT)
+    assert str(refused.value).startswith("no server without a login: ")
+
+
+def test_a_server_numbers_artifacts_by_time_as_its_page_sorts_them() -> None:
+    """In a process of its own, for nothing takes that back."""
+    numbers = """
+from flows.prefect_patches.plugin import list_newest_artifacts_first
+list_newest_artifacts_first()
+from prefect.server.schemas.core import Artifact
+import time
+made = []
+for _ in range(20):
+    made.append(str(Artifact(key="report").id))
+    time.sleep(0.002)  # they are numbered by milliseconds
+assert made == sorted(made), made
+"""
+    subprocess.run([sys.executable, "-c", numbers], check=True)
 
 
 @pytest.mark.slow

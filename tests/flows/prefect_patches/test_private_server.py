@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -13,13 +15,65 @@ from flows.prefect_patches.private_server import start_private_server
 server = start_private_server()
 server.connect()
 """
+ATTACK = """
+import httpx, os
+api = os.environ["PREFECT_API_URL"]
+login = tuple(os.environ["PREFECT_API_AUTH_STRING"].split(":"))
+for auth in (None, ("countdown-train", "guess"), login):
+    made = httpx.post(f"{api}/flows/", json={"name": "x"}, auth=auth, headers={"Origin": "http://x"})
+    assert "access-control-allow-origin" not in made.headers
+    print(made.status_code)
+told = open(f"/proc/{server._process.pid}/cmdline").read()
+assert login[1] not in told
+"""
+
+
+def environment_of(home: Path) -> dict[str, str]:
+    own = {k: v for k, v in os.environ.items() if k != "PREFECT_API_URL"}
+    return {**own, "PREFECT_HOME": str(home), "http_proxy": "http://127.0.0.1:9"}
+
+
+@pytest.mark.slow
+def test_only_its_run_can_use_it(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"{START}\n{ATTACK}"],
+        env=environment_of(tmp_path / "prefect"),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout.split() == ["401", "401", "201"], done.stderr
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_start_says_why_and_what_to_do(tmp_path: Path) -> None:
+    newer, file = tmp_path / "newer", tmp_path / "file"
+    newer.mkdir()
+    file.touch()
+    with closing(sqlite3.connect(newer / "prefect.db")) as database:
+        database.execute("create table alembic_version (version_num varchar(32) not null)")
+        database.execute("insert into alembic_version values ('of_a_newer_prefect')")
+        database.commit()
+    said = {"of_a_newer_prefect": newer, "Not a directory": file / "home"}
+    for why, home in said.items():
+        done = subprocess.run(
+            [sys.executable, "-c", START],
+            env=environment_of(home),
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        *_, reason, remedy = done.stderr.splitlines()
+        assert "the private Prefect server did not start: " in reason
+        assert why in reason
+        assert str(home) in remedy
+        assert "PREFECT_HOME=FOLDER" in remedy
 
 
 @pytest.mark.slow
 def test_the_first_two_runs_on_a_machine_may_start_at_once(tmp_path: Path) -> None:
     """Each starts a server, and the first server of a PREFECT_HOME makes its database."""
-    environment = {k: v for k, v in os.environ.items() if k != "PREFECT_API_URL"}
-    environment["PREFECT_HOME"] = str(tmp_path / "prefect")
+    environment = environment_of(tmp_path / "prefect")
     runs = [
         subprocess.Popen([sys.executable, "-c", START], env=environment, stderr=subprocess.PIPE)
         for _ in range(2)
@@ -30,8 +84,7 @@ def test_the_first_two_runs_on_a_machine_may_start_at_once(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_server_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
-    environment = {k: v for k, v in os.environ.items() if k != "PREFECT_API_URL"}
-    environment["PREFECT_HOME"] = str(tmp_path / "prefect")
+    environment = environment_of(tmp_path / "prefect")
     wait = "print(server._process.pid, flush=True); input()"
     run = subprocess.Popen(
         [sys.executable, "-c", START + wait],

@@ -51,8 +51,8 @@ def new_run(root: Path, *, checkpoint: int | None = 400) -> RunFolder:
         ),
         (
             Stalled("gen: no progress for 600 s"),
-            "see in {run}/log.txt where every thread stood (a phase that is only slow wants a "
-            "larger watchdog.stall_s); {again} {outcome}",
+            "see in {run}/workers/*.log where every thread stood (a phase that is only slow "
+            "needs a larger watchdog.stall_s); {again} {outcome}",
         ),
         (
             ValueError("actor.lr=-1"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,15 @@ from typing import Any
 import pytest
 from prefect.exceptions import TerminationSignal
 
-from flows.errors import BadInputError
+from flows import countdown_train
+from flows.cli import stages
+from flows.errors import BadInputError, RunFailedError
 from flows.runs.run_record import choose_run, recorded
+from flows.settings.compose import compose
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
+from rl_core.runs.lock import started
 from rl_core.runs.run_folder import RunFolder
 from tasks.importers.console_log import import_log
 
@@ -50,6 +55,19 @@ def test_a_failure_is_recorded_with_its_reason_and_its_traceback(tmp_path: Path)
     assert "Traceback" in log
     assert "raise error" in log
     assert error.__notes__ == [f"log: {run.path / 'log.txt'}"]
+
+
+def test_a_failure_that_quotes_a_secret_passes_it_on_to_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SMTP_PASS", "hunter2hunter2")
+    signed = "https://b.s3/k?X-Amz-Signature=abcdef0123"
+    error = RuntimeError(f"hunter2hunter2 was refused at {signed} and redis://:p/7qw@h")
+    run = leave(settings(tmp_path), "a", error)
+    written = "".join(file.read_text() for file in run.path.glob("*.*") if file.name != ".reserve")
+    for secret in ("hunter2", "abcdef0123", "p/7qw"):
+        assert secret not in written
+        assert secret not in str(error)  # which is what Prefect makes the run's state of
 
 
 @pytest.mark.parametrize(
@@ -94,7 +112,33 @@ def test_the_stages_of_a_continued_run_add_up(tmp_path: Path) -> None:
     run.update(timings_s={"train": 100.0})
     again = leave(settings(tmp_path), "a", None).read()
     assert 100 <= again.timings_s["train"] < 105
-    assert [attempt.reason for attempt in again.attempts] == ["started", "continued"]
+    why = "continued after: stopped by Ctrl-C"
+    assert [attempt.reason for attempt in again.attempts] == ["started", why]
+
+
+def start_by_a_flow(config: RunConfig) -> None:
+    """As `run`, `nightly`, a deployment and Retry in the UI do."""
+    with pytest.raises(ValueError, match="another process is at work on run a: wait for it"):
+        countdown_train.run_pipeline(config)
+
+
+def start_by_train(config: RunConfig) -> None:
+    with pytest.raises(RunFailedError, match="another process is at work on run a: wait for it"):
+        stages.train([f"storage.root={config.storage.root}", "run_id=a", "seed=9"])
+
+
+@pytest.mark.parametrize("start", [start_by_a_flow, start_by_train])
+def test_no_second_start_changes_what_a_run_that_goes_on_says_of_itself(
+    start: Callable[[RunConfig], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(countdown_train, "tag_flow_run", lambda config: None)
+    monkeypatch.setattr(countdown_train, "Chain", lambda: lambda task, config: None)
+    monkeypatch.setattr(stages, "_ready", lambda overrides, look: compose(overrides))
+    with started(settings(tmp_path, run_id="a")) as run:
+        before = {file.name: file.read_bytes() for file in run.path.iterdir()}
+        start(settings(tmp_path, run_id="a", seed=9))
+        assert {file.name: file.read_bytes() for file in run.path.iterdir()} == before
+    assert len(run.read().attempts) == 1
 
 
 def test_a_given_run_id_stands(tmp_path: Path) -> None:

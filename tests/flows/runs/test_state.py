@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from uuid import UUID
 
 import pytest
 from prefect import flow, get_client, task
-from prefect.client.schemas.objects import State, StateDetails
+from prefect.client.schemas.objects import State, StateDetails, StateType
 from prefect.exceptions import Abort, Pause
 from prefect.flow_engine import run_flow
 from prefect.runtime import flow_run
-from prefect.states import Cancelling, Crashed, Suspended
+from prefect.states import Cancelling, Crashed, Running, Suspended
 
 from flows.runs import state as flow_run_state
-from flows.runs.state import heeding_the_server, is_suspended
+from flows.runs.state import heeding_the_server, is_suspended, take_over
+from rl_core.runs.run_folder import RunFolder
+from tests.rl_core.runs.test_run_folder import config_in
 from tests.support.waiting import wait_for
 
 LIMIT_S = 60
@@ -132,3 +135,32 @@ def test_what_ends_while_the_server_is_away_waits_to_tell_it(
     works()
     assert next(away, None) is None
     assert caplog.text.count("waiting to tell it") == 1
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_run_that_goes_on_closes_the_flow_run_that_died(tmp_path: Path, is_there: bool) -> None:
+    run = RunFolder.create(config_in(tmp_path))
+
+    @flow
+    def dies() -> UUID:
+        take_over(run)
+        return UUID(flow_run.get_id())
+
+    @flow
+    def goes_on() -> UUID:
+        take_over(run)
+        take_over(run)  # a retry of the same flow run
+        return UUID(flow_run.get_id())
+
+    dead = dies()
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(dead, Running(), force=True)  # as SIGKILL leaves it
+        if not is_there:
+            client.delete_flow_run(dead)
+    lives = goes_on()
+    assert run.read().flow_run_id == str(lives)
+    assert state_of(lives).type is StateType.COMPLETED
+    if is_there:
+        closed = state_of(dead)
+        assert closed.type is StateType.CRASHED
+        assert f"went on with run {run.run_id}" in str(closed.message)

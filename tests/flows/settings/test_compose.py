@@ -211,6 +211,10 @@ def test_yaml_holds_every_setting_and_reads_back_equal() -> None:
     ("overrides", "words"),
     [
         (["lr=abc"], ["unknown setting 'lr'", "did you mean actor.lr?"]),
+        (
+            ["model.use_liger=true"],
+            ["model.use_liger is no longer a setting", "transformers' own"],
+        ),
         (["data.trainbatchsize=3"], ["'data.trainbatchsize'", "data.train_batch_size"]),
         (["preset=nope"], ["unknown preset 'nope'", "quickstart"]),
         (["preset=tinyzero-3b-instrukt"], ["did you mean tinyzero-3b-instruct?"]),
@@ -311,6 +315,47 @@ def test_files_are_one_name_or_a_list() -> None:
     assert compose(["data.train_files=a.jsonl"], base=config).data.train_files == ("a.jsonl",)
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "${oc.env:HF_TOKEN}",
+        "a/${oc.env:HF_TOKEN,none}/b",
+        "${oc.${trainer.wandb_project}:HF_TOKEN}",
+        "${oc.decode:${oc.env:HF_TOKEN}}",
+        "\\${oc.env:HF_TOKEN}",
+        "${hydra:runtime.cwd}",
+        "${now:%Y}",
+    ],
+)
+def test_no_setting_reads_the_environment(
+    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of a preset file, nor of another's run, nor as it is typed."""
+    monkeypatch.setenv("HF_TOKEN", "hf_stolen_stolen")
+    file = tmp_path / "given.yaml"
+
+    for settings in (
+        {"trainer": {"wandb_project": value}},
+        {"data": {"train_files": ["a", value]}},
+        {"defaults": [value], "seed": 1},
+    ):
+        file.write_text(yaml.safe_dump(settings))
+        with pytest.raises(SettingsError, match="nothing of the environment") as caught:
+            compose([f"preset={file}"])
+        assert "stolen" not in str(caught.value)
+    base = RunConfig.model_validate({"trainer": {"wandb_project": value}})
+    with pytest.raises(SettingsError, match="nothing of the environment"):
+        compose(["seed=2"], base=base)
+    with pytest.raises(SettingsError, match=r"nothing of the environment|cannot be read"):
+        compose([f"trainer.wandb_project='{value}'"])
+
+
+def test_a_setting_may_be_that_of_another(tmp_path: Path) -> None:
+    file = tmp_path / "given.yaml"
+    file.write_text("seed: 7\ntrainer:\n  wandb_project: run-${seed}:a\n")
+    assert compose([f"preset={file}"]).trainer.wandb_project == "run-7:a"
+
+
 def test_composing_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     compose(["seed=1"])
@@ -352,3 +397,9 @@ def test_what_is_no_store_is_refused_without_the_credentials_in_it(url: str) -> 
     with pytest.raises(SettingsError, match="must be s3://BUCKET/PREFIX") as refused:
         compose([f"storage.url={url}"])
     assert "word" not in str(refused.value)
+
+
+def test_two_settings_in_one_item_are_told_apart() -> None:
+    with pytest.raises(SettingsError, match="holds several settings: one setting per item"):
+        compose(["trainer.total_steps=8 seed=1"])
+    assert str(compose(["storage.root='/a b=c'"]).storage.root) == "/a b=c"

@@ -74,6 +74,24 @@ def test_a_setting_is_found_by_verls_name_and_a_group_by_its_own() -> None:
         find_settings("lr")
 
 
+def test_a_word_lists_the_settings_that_contain_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["explain", "lora"]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert listed == ["model.lora_rank", "model.lora_alpha", "sft.lora_rank"]
+    assert run_command(["explain", "lroa"]) == 2
+
+
+def test_with_a_preset_one_setting_is_explained_with_its_value(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_command(["explain", "env.prompt_template", "preset=gsm8k-toy"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("  allowed ") == 1
+    assert 'here      "think" with preset=gsm8k-toy\n' in printed
+    assert run_command(["explain", "env.source", "preset=quickstart"]) == 2
+    assert "belongs to env=gsm8k" in capsys.readouterr().err
+
+
 def test_readers_are_modules_that_read_it_not_those_that_name_it() -> None:
     assert readers("actor.lr") == ["rl_core/learner/optimizer.py"]
     assert "rl_core/tracking/diagnosis.py" not in readers("algorithm.kl_coef")  # advice in a text
@@ -121,7 +139,7 @@ def test_what_is_not_allowed_is_explained_and_ends_with_2(
     assert printed.err == "countdown-train: actor.lr=0: must be above 0.0\n"
     assert run_command(["explain", "algorithm.estimator=grpo"]) == 2
     assert "algorithm.group_size=1 must be at least 2" in capsys.readouterr().err
-    assert "did you mean actor.lr?" in fails(capsys, "explain", "lr")
+    assert "did you mean sft.lr?" in fails(capsys, "explain", "lrr")
     assert "explain takes a KEY" in fails(capsys, "explain")
 
 

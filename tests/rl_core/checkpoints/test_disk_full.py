@@ -22,6 +22,7 @@ import transformers
 
 from rl_core.batch import TrainBatch
 from rl_core.checkpoints.background_save import BackgroundSave
+from rl_core.checkpoints.retention import gigabytes
 from rl_core.checkpoints.store import latest, list_checkpoints
 from rl_core.config.operations import CheckpointsConfig
 from rl_core.config.run import RunConfig
@@ -220,7 +221,7 @@ def test_training_goes_on_with_the_same_numbers_and_the_next_save_tries_again(
     assert without_timings(metrics) == trained.metrics_of_step_three
     assert said is not None
     assert said.startswith("step 3 was not saved ([Errno 28] No space left on device")
-    needed = f"a checkpoint takes {whole / 1e9:.3g} GB, {PAGE / 1e9:.3g} GB are free"
+    needed = f"a checkpoint takes {gigabytes(whole)}, {gigabytes(PAGE)} are free"
     assert f"{needed}, a resume would go on from step 2. Delete other runs" in said
     assert said in caplog.text
     assert saves.trouble is None

@@ -53,8 +53,8 @@ def test_pruning_says_why() -> None:
     )
     assert [(d.checkpoint.step, d.keep, d.reason) for d in decisions] == [
         (7, True, "latest"),
-        (6, True, "number 1 of the newest 3, within the quota"),
-        (5, True, "number 2 of the newest 3, within the quota"),
+        (6, True, "one of the newest 3 beside latest and best"),
+        (5, True, "one of the newest 3 beside latest and best"),
         (4, False, "over the quota of 4.5 GB"),
         (3, False, "over the quota of 4.5 GB"),
         (2, True, "best"),
@@ -65,7 +65,7 @@ def test_pruning_says_why() -> None:
     )
     assert [(d.checkpoint.step, d.reason) for d in decisions if d.keep] == [
         (7, "latest and best"),
-        (6, "number 1 of the newest 1, within the quota"),
+        (6, "one of the newest 1 beside latest and best"),
     ]
     assert {d.reason for d in decisions if not d.keep} == {
         "older than the newest 1 beside latest and best"
@@ -151,7 +151,7 @@ def test_room_is_made_for_the_free_disk_before_the_save(
     assert caplog.text == ""
     make_room(small_disk, 1_900_000, keep_last=9, quota_bytes=10**12)
     assert steps(small_disk) == [2, 5]
-    assert "the next checkpoint takes about 0.0019 GB but" in caplog.text
+    assert "the next checkpoint takes about 1.9 MB but" in caplog.text
 
 
 def test_a_prune_waits_for_a_save_in_another_process(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_every_so_many_steps_stay_behind_the_newest_and_within_the_quota() -> No
     assert [(d.checkpoint.step, d.reason) for d in decisions if d.checkpoint.step % 300 == 0] == [
         (900, "latest and best"),
         (600, "of every 300 steps, within the quota"),
-        (300, "the disk has room for 2.5e-08 GB of checkpoints"),
+        (300, "the disk has room for 25 B of checkpoints"),
     ]
 
 
@@ -228,7 +228,7 @@ def test_what_is_protected_stays_and_counts_whatever_the_quota() -> None:
     )
     assert [(d.checkpoint.step, d.keep, d.reason) for d in decisions] == [
         (4, True, "latest"),
-        (3, False, "over the quota of 3e-08 GB"),
+        (3, False, "over the quota of 30 B"),
         (2, True, "best and champion"),
         (1, True, "being read"),
     ]

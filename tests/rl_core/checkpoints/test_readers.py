@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from rl_core.checkpoints import pruning
-from rl_core.checkpoints.manifest import find_damage
+from rl_core.checkpoints.manifest import Manifest, find_damage, read_manifest
 from rl_core.checkpoints.pruning import prune
 from rl_core.checkpoints.retention import PruningDecision, plan_pruning
 from rl_core.checkpoints.store import reading_latest, save_checkpoint
@@ -106,3 +107,20 @@ def test_latest_is_held_while_it_is_read_and_pruned_after(tmp_path: Path) -> Non
         assert find_damage(checkpoint.path) is None
     prune(tmp_path, keep_last=0, quota_bytes=1)
     assert steps(tmp_path) == [2]
+
+
+def test_a_checkpoint_that_is_pruned_while_it_is_listed_ends_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = save_checkpoint(tmp_path, 5, lambda folder: (folder / "weights").touch(), 0.5)
+    look = Path.stat
+
+    def look_and_prune(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        found = look(path, follow_symlinks=follow_symlinks)
+        if path.name == "weights":
+            path.unlink()
+        return found
+
+    monkeypatch.setattr(Path, "stat", look_and_prune)
+    assert isinstance(read_manifest(saved), Manifest)
+    assert read_manifest(saved) == "weights is missing"

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rl_core.data.readers import digest_of, file_digest, find_files, is_hub_name, read_records
+from rl_core.data.readers import (
+    count_rows,
+    digest_of,
+    file_digest,
+    find_files,
+    is_hub_name,
+    read_records,
+)
 from tests.support.own_data import put_in_cache, write_rows
 
 SETTING = "data.train_files"
@@ -21,6 +31,26 @@ def test_every_kind_of_file_gives_the_same_records(tmp_path: Path, name: str) ->
     file = write_rows(tmp_path / name, ROWS)
     assert find_files(SETTING, [str(file)], "train") == [file]
     assert list(read_records(file, ("nums", "target"))) == [(1, ROWS[0]), (2, ROWS[1])]
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+def test_a_json_file_may_be_one_list(tmp_path: Path, name: str) -> None:
+    opener = gzip.open if name.endswith(".gz") else open
+    file = tmp_path / name
+    for text in (json.dumps(ROWS), json.dumps(ROWS, indent=4), "\n" * 99 + json.dumps(ROWS)):
+        with opener(file, "wt") as stream:
+            stream.write(text)
+        assert list(read_records(file, ("nums", "target"))) == [(1, ROWS[0]), (2, ROWS[1])]
+        assert count_rows(file) == 2
+    for text, words in (
+        ("[1, 2]", "row 1 is a int, every row must be a JSON object"),
+        ('[{"a": 1},\n{"a": ]', "the list in it is not JSON (Expecting value at line 2)"),
+        ("[" * 100_000, "the list in it is not JSON"),
+    ):
+        with opener(file, "wt") as stream:
+            stream.write(text)
+        with pytest.raises(ValueError, match=re.escape(words)):
+            list(read_records(file, ("nums",)))
 
 
 def test_json_rows_are_counted_as_lines(tmp_path: Path) -> None:

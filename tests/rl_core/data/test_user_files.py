@@ -57,6 +57,44 @@ def facts(folder: Path) -> Row:
     return stored
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"numbers": [3, 14, 7], "target": 35},
+        {"nums": [3.0, 14.0, 7.0], "target": 35.0},
+        {"nums": "[3, 14, 7]", "target": "35"},
+        {"nums": ["3", "14", "7"], "target": 35},
+        {"reward_model": {"ground_truth": {"numbers": [3.0, 14.0, 7.0], "target": 35.0}}},
+        {"reward_model": {"ground_truth": '{"numbers": [3, 14, 7], "target": 35}'}},
+    ],
+)
+@pytest.mark.parametrize("ending", ["jsonl", "json", "parquet"])
+def test_countdown_rows_are_read_as_people_have_them(tmp_path: Path, row: Row, ending: str) -> None:
+    other = {"nums": [1, 2], "target": 3}
+    rows = [other | {name: None for name in row if name not in other} | row] * 2
+    rows = [{k: v for k, v in one.items() if k in row} for one in rows]
+    file = tmp_path / f"a.{ending}"
+    if ending == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    else:
+        write_lines(file, rows) if ending == "jsonl" else file.write_text(
+            json.dumps(rows, indent=4)
+        )
+    more = write_lines(tmp_path / "more.jsonl", plain([([1, 2], 3)]))
+    data = DataConfig(train_files=(str(file),), test_files=(more,))
+    (read,) = made(ENV, data, tmp_path / "out")["train"]
+    assert (read["nums"], read["target"]) == ([3, 14, 7], 35)
+
+
+@pytest.mark.parametrize("answer", ["4", " 4 ", 4, 4.0, "$4", "1,004", "#### 4"])
+def test_gsm8k_answers_may_be_plain_numbers(tmp_path: Path, answer: str | float) -> None:
+    rows = [{"question": f"{i}?", "answer": answer} for i in range(2)]
+    data = DataConfig(train_files=(write_lines(tmp_path / "a.jsonl", rows),), test_size=1)
+    read = made(Gsm8kConfig(), data, tmp_path / "out")["test"][0]
+    truth = read["reward_model"]["ground_truth"]
+    assert truth.lstrip("$") == ("1004" if answer == "1,004" else "4")
+
+
 def test_numbers_and_targets_become_whole_rows(tmp_path: Path) -> None:
     train = write_lines(tmp_path / "train.jsonl", plain(SOLVABLE[:4]))
     test = write_lines(tmp_path / "test.jsonl", plain(SOLVABLE[4:]))
@@ -199,10 +237,9 @@ def test_foreign_prompts_are_kept_and_said(
         ({"nums": [0, 5, 8], "target": 40}, "nums=[0, 5, 8] holds 0, the solver takes whole num"),
         ({"nums": [1000, 5], "target": 5}, "holds 1000, the solver takes whole numbers from 1 to"),
         ({"nums": [2.5, 5], "target": 5}, "holds 2.5, the solver takes whole numbers"),
-        ({"nums": [2.0, 5], "target": 7}, "holds 2.0"),
         ({"nums": [True, 5], "target": 6}, "holds True"),
         ({"nums": [None, 5], "target": 6}, "holds None"),
-        ({"nums": ["2", 5], "target": 6}, "holds '2'"),
+        ({"nums": ["two", 5], "target": 7}, "holds 'two'"),
         ({"nums": [[2], 5], "target": 6}, "holds [2]"),
         ({"nums": [7], "target": 7}, "holds 1 numbers, the solver takes 2 to 6: leave the row out"),
         ({"nums": [1] * 7, "target": 7}, "holds 7 numbers"),
@@ -212,7 +249,10 @@ def test_foreign_prompts_are_kept_and_said(
         ({"nums": [1, 2], "target": 3.5}, "target=3.5 must be a whole number"),
         ({"nums": [1, 2], "target": 0}, "target=0 must be a whole number from 1 to"),
         ({"nums": [1, 2], "target": 10**30}, "must be a whole number"),
-        ({"question": "Nine twice?"}, "neither nums and target nor reward_model.ground_truth"),
+        (
+            {"question": "Nine twice?"},
+            "neither nums (or numbers) and target nor reward_model.ground_truth",
+        ),
         ({"reward_model": "rule"}, "reward_model='rule' must be an object"),
         ({"reward_model": {"ground_truth": "18"}}, "ground_truth='18' must be {target, numbers}"),
         (
@@ -241,9 +281,9 @@ def test_rows_that_cannot_be_used_name_file_row_value_and_limit(
 
 
 def test_parquet_of_wrong_types_is_refused_too(tmp_path: Path) -> None:
-    columns = {"nums": [[44.0, 19.0, 35.0]] * 3, "target": [98, 97, 96]}
+    columns = {"nums": [[44.5, 19.0, 35.0]] * 3, "target": [98, 97, 96]}
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=r"a\.parquet: row 1: .*holds 44\.0, the solver takes"):
+    with pytest.raises(ValueError, match=r"a\.parquet: row 1: .*holds 44\.5, the solver takes"):
         made(ENV, DataConfig(train_files=(f"{tmp_path}/a.parquet",)), tmp_path / "out")
 
 
@@ -380,7 +420,7 @@ def test_hub_data_sets_become_rows_by_their_names(hub_cache: Path, tmp_path: Pat
         ({"question": "One?"}, "neither `answer` nor reward_model.ground_truth"),
         ({"answer": "#### 1"}, "neither `question` nor `prompt`"),
         (
-            {"question": "One?", "reward_model": {"ground_truth": 1}},
+            {"question": "One?", "reward_model": {"ground_truth": [1]}},
             "a number as text, such as '18'",
         ),
         ({"question": "One?", "reward_model": {"ground_truth": "many"}}, "must end with '####"),

@@ -49,8 +49,9 @@ def test_gsm8k_options_come_from_the_settings() -> None:
     [
         "envs.countdown",
         "envs.gsm8k",
-        "envs.custom.env",
+        "envs.custom",
         "envs.reasoning_gym.env",
+        "envs.number_questions",
         "envs.countdown.puzzles",
         "envs.countdown.solving.solver",
         "envs.gsm8k.word_problems",

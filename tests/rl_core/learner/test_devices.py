@@ -17,10 +17,9 @@ import torch
 from rl_core.batch import TrainBatch
 from rl_core.config.run import RunConfig
 from rl_core.learner.learner import Learner
-from rl_core.models import decoder, loading
+from rl_core.models import decoder
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.types import GenerationRequest, SamplingSettings
-from tests.support.flex import allow_on_a_cpu
 from tests.support.learners import without_timings
 
 KL_IN_LOSS = {"estimator": "grpo", "group_size": 2, "kl_mode": "loss", "kl_estimator": "k3"}
@@ -108,32 +107,6 @@ def test_a_step_says_on_which_device_its_tensors_are(
     with no_default_device():
         metrics, _ = resumed.learn(batches[1])
     assert without_timings(metrics) == without_timings(expected)
-
-
-@pytest.mark.usefixtures("as_on_a_card")
-def test_a_step_by_flex_attention_says_so_too_and_is_that_of_sdpa(
-    tiny_model_path: Path,
-    make_batch: Callable[..., TrainBatch],
-    settings: Callable[..., RunConfig],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    allow_on_a_cpu(monkeypatch)
-    monkeypatch.setattr(loading, "require_triton", lambda setting, instead: None)
-    plain = settings(
-        algorithm={"group_size": 4},
-        model={"gradient_checkpointing": True},
-        resources={"learner_threads": 1},
-    )
-    # Of a CPU's settings it is refused.
-    asked = plain.model.model_copy(update={"attention": "flex"})
-    flex = plain.model_copy(update={"model": asked})
-    batch = with_turns(make_batch(0, group_size=4))
-    expected, _ = Learner(plain, tiny_model_path).learn(batch)
-    learner = Learner(flex, tiny_model_path)
-    with no_default_device():
-        metrics, _ = learner.learn(batch)
-    found, wanted = without_timings(metrics), without_timings(expected)
-    assert found == pytest.approx(wanted, rel=1e-3, abs=1e-5)
 
 
 @pytest.mark.usefixtures("as_on_a_card")

@@ -27,7 +27,7 @@ from rl_core.resources.token_budgets import BUDGETS_FILE
 from rl_core.system.threads import MicroBatchThreads
 from tests.support.chaos import Ledger
 from tests.support.learners import all_weights, assert_bitwise_equal, assert_close, without_timings
-from tests.support.memory_faults import MESSAGE, out_of_memory
+from tests.support.memory_faults import MESSAGE, SAID, out_of_memory
 
 MakeBatch = Callable[..., TrainBatch]
 MakeSettings = Callable[..., RunConfig]
@@ -202,7 +202,7 @@ def test_a_single_row_that_does_not_fit_ends_the_step_and_names_phase_size_and_k
     ):
         learner.learn(batch)
     assert caught.value.phase == phase
-    assert caught.value.detail.startswith(MESSAGE)
+    assert caught.value.detail.startswith(SAID)
     assert "single row" in caught.value.detail
     assert ("gradient_checkpointing=true" in caught.value.detail) is (phase in UPDATES)
     assert "resources.learner_threads=1" in caught.value.detail

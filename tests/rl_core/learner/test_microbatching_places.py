@@ -21,10 +21,6 @@ Sections = dict[str, dict[str, Any]]
     ("lever", "words"),
     [
         ({"model": {"gradient_checkpointing": True}}, "gradient_checkpointing"),
-        (
-            {"model": {"use_torch_compile": True}, "resources": {"learner_gpus": 1}},
-            "use_torch_compile",
-        ),
         ({"model": {"lora_rank": 8, "load_in_4bit": True}}, "lora_rank 8; load_in_4bit"),
         ({"actor": {"optimizer": "adamw_8bit"}}, "optimizer adamw_8bit"),
         ({"resources": {"offload": True}}, "offload"),

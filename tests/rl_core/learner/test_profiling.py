@@ -11,6 +11,10 @@ from rl_core.learner.profiling import measured, peak_flops, training_flops
 from rl_core.resources.memory_plan import ModelShape
 
 CPU = torch.device("cpu")
+SHAPE = ModelShape(
+    hidden_size=128, intermediate_size=256, num_layers=3, num_heads=4, num_kv_heads=2,
+    head_size=32, vocab_size=512, tied=True, attention_bias=False,
+)  # fmt: skip
 
 
 def test_a_phase_is_measured_in_seconds_and_in_the_memory_it_touched() -> None:
@@ -47,6 +51,20 @@ def test_flops_are_those_that_torch_counts() -> None:
     headless = training_flops(shape, none, responses, has_head=False)
     assert ours - headless == 3 * 2 * 512 * 128 * 2 * length
     assert training_flops(shape, responses, none, has_head=True) == headless
+
+
+def test_a_prompt_that_a_group_shares_counts_once() -> None:
+    prompts, responses = torch.tensor([5, 5, 7]), torch.tensor([3, 2, 4])
+    own = torch.tensor([True, False, True])
+
+    def flops(prompts: list[int], responses: list[int], **more: torch.Tensor) -> float:
+        lengths = torch.tensor(prompts), torch.tensor(responses)
+        return training_flops(SHAPE, *lengths, has_head=True, **more)
+
+    shared = training_flops(SHAPE, prompts, responses, own_prompt=own, has_head=True)
+    # The second row's prompt as a row of its own is what was not computed.
+    assert shared == pytest.approx(flops([5, 5, 7], [3, 2, 4]) - flops([5], [0]))
+    assert flops([5], [3], own_prompt=torch.tensor([True])) == flops([5], [3])
 
 
 def test_the_peak_is_a_rate_that_this_machine_can_have() -> None:

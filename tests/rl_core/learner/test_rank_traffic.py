@@ -1,4 +1,4 @@
-"""What two real ranks send each other in a step, against what the plan counts."""
+"""What two real ranks send each other in a step, against what is counted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from rl_core.batch import TrainBatch
 from rl_core.config.run import RunConfig
 from rl_core.resources.memory_plan import ModelShape
-from rl_core.resources.rank_traffic import rank_traffic
+from tests.support.harness import benchmark
 from tests.support.rank_processes import on_ranks
 from tests.support.rank_work import count_bytes
 
@@ -33,10 +33,10 @@ def test_a_steps_collectives_move_the_bytes_that_are_counted(
     longest = int(batch.response_lengths.max())
     for moved in on_ranks(2, count_bytes, configs, tiny_model_path, [batch] * len(configs)):
         for config, (step, handed) in zip(configs, moved, strict=True):
-            counted = rank_traffic(shape, config, longest)
+            counted = benchmark("cluster_model").rank_traffic(shape, config, longest)
             # FSDP pads what it cannot cut evenly.
-            assert step["gathered"] == pytest.approx(counted.gathered_bytes, rel=0.01)
-            assert step["scattered"] == pytest.approx(counted.scattered_bytes, rel=0.01)
-            assert handed["gathered"] == pytest.approx(counted.handed_bytes, rel=0.02)
+            assert step["gathered"] == pytest.approx(counted.gathered[0], rel=0.01)
+            assert step["scattered"] == pytest.approx(counted.scattered[0], rel=0.01)
+            assert handed["gathered"] == pytest.approx(counted.handed[0], rel=0.02)
             # Metrics, norms, and which weights have a gradient.
-            assert 0 <= step["summed"] - counted.summed_bytes < 2_000
+            assert 0 <= step["summed"] - counted.summed[0] < 2_000

@@ -6,17 +6,18 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rl_core.batch import TrainBatch
 from rl_core.config.run import RunConfig
-from rl_core.learner.ranks import ALONE
+from rl_core.learner.ranks import ALONE, enter_meeting, open_meeting
 from tests.support.chaos import Ledger
 from tests.support.learners import assert_bitwise_equal, without_timings
 from tests.support.rank_processes import on_ranks
-from tests.support.rank_work import divide, go_on, learn, learn_compiled, places_of_moments
+from tests.support.rank_work import divide, go_on, learn, places_of_moments
 
 MakeBatch = Callable[..., TrainBatch]
 MakeSettings = Callable[..., RunConfig]
@@ -135,20 +136,6 @@ def test_ranks_learn_what_one_process_learns(
 
 
 @pytest.mark.slow
-def test_ranks_compile_their_layers(
-    tiny_model_path: Path, settings: MakeSettings, make_batch: MakeBatch
-) -> None:
-    in_turns = {"learner_threads": 1}  # what is traced in another thread is not compiled
-    config = settings(actor={"lr": 1e-5}, critic={"lr": 1e-5}, resources=in_turns)
-    of_one = learn_compiled(ALONE, config, tiny_model_path, make_batch(), is_compiled=False)
-    for of_rank in on_ranks(
-        2, learn_compiled, config, tiny_model_path, make_batch(), is_compiled=True
-    ):
-        for actual, expected in zip(of_rank, of_one, strict=True):
-            assert comparable(actual) == pytest.approx(comparable(expected), rel=1e-4, abs=1e-5)
-
-
-@pytest.mark.slow
 def test_each_ranks_moments_rest_elsewhere(
     tiny_model_path: Path, settings: MakeSettings, make_batch: MakeBatch
 ) -> None:
@@ -228,3 +215,16 @@ def test_memory_that_runs_out_on_one_rank_is_its_own_matter(
         for one, other in zip(metrics, expected, strict=True):
             assert comparable(one) == pytest.approx(comparable(other), rel=1e-6, abs=1e-6)
     survived("OOM", "update_actor of one of two ranks", rows_lost=0)
+
+
+def test_ranks_meet_at_one_address_only() -> None:
+    store = open_meeting("127.0.0.1", 2)
+    listening = {
+        socket.laddr.ip
+        for socket in psutil.Process().net_connections("inet")
+        if socket.laddr.port == store.port and socket.status == psutil.CONN_LISTEN
+    }
+    assert listening == {"127.0.0.1"}
+    other = enter_meeting("127.0.0.1", store.port, 2)
+    other.set("asked", "heard")
+    assert store.get("asked") == b"heard"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rl_core.batch import TrainBatch, collate
-from rl_core.models import loading, packing, shared_prefix
+from rl_core.models import decoder, fast_linear, loading, packing, shared_prefix
 from rl_core.models.forward import forward_pass
 
 CPU = torch.device("cpu")
@@ -140,3 +141,44 @@ def test_checkpointed_groups_keep_their_prompt_once(
         logprobs.append(outputs.logprobs)
     torch.testing.assert_close(*logprobs, atol=0.05 if dtype == torch.bfloat16 else 1e-5, rtol=0)
     assert kept_bytes[1] < kept_bytes[0] / 2
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("group_size", [1, 4])
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_sdpa_is_handed_no_mask_on_a_card(
+    make_batch: Callable[..., TrainBatch],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    group_size: int,
+    checkpointed: bool,
+) -> None:
+    """Ragged rows, prompts shared or not, checkpointed or not: a mask would cost flash kernels."""
+    handed: list[tuple[object, object]] = []
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+
+    def note(*tensors: Tensor, attn_mask: object, is_causal: object, **settings: Any) -> Tensor:
+        handed.append((attn_mask, is_causal))
+        return sdpa(*tensors, attn_mask=attn_mask, is_causal=is_causal, **settings)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", note)
+    monkeypatch.setattr(shared_prefix, "_on_card", lambda batch: True)
+    monkeypatch.setattr(decoder, "supports", lambda backbone: False)
+    monkeypatch.setattr(fast_linear, "prefers_onednn", lambda: False)
+    config, model_class = KINDS[kind]
+    model = model_class(
+        config(
+            vocab_size=VOCAB, hidden_size=12, intermediate_size=8, num_hidden_layers=2, head_dim=16,
+            num_attention_heads=3, num_key_value_heads=1, attn_implementation="sdpa",
+            pad_token_id=None, bos_token_id=None, eos_token_id=None,
+        )
+    ).eval()  # fmt: skip
+    packing.allow_packing(model)
+    if checkpointed:
+        loading.checkpoint_gradients(model)
+    batch = make_batch(group_size=group_size)
+    batch = replace(batch, input_ids=batch.input_ids % VOCAB)
+    out = forward_pass(batch, actor=model, with_entropy=True, compute_dtype=torch.float32)
+    out.logprobs.sum().backward()
+    assert len(handed) >= 2
+    assert set(handed) == {(None, True)}

@@ -165,6 +165,12 @@ def test_cards_of_their_own_lend_each_other_nothing() -> None:
     ]
 
 
+def test_a_process_killed_for_the_machines_memory_asks_nothing_of_a_card() -> None:
+    saved = "model.gradient_checkpointing=true"
+    assert saved in climb(config(), "learner")
+    assert saved not in climb(config(resources={"learner_gpus": 1, "rollout_gpus": 1}), "learner")
+
+
 def test_an_engine_that_cannot_sleep_is_not_asked_to() -> None:
     overlapping = config(resources=SHARED_CARD, rollout={"staleness": 1})
     assert "rollout.sleep=true" not in climb(overlapping, "update_actor")

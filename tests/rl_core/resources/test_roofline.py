@@ -17,12 +17,11 @@ from rl_core.resources.roofline import (
     decoding_steps,
     expected_longest,
     forward_flops,
-    step_time,
-)
-from rl_core.resources.step_estimate import (
+    fullest_rank,
     guess_lengths,
     scaled_range,
     sft_step_range,
+    step_time,
     step_time_range,
 )
 from rl_core.system.cards import named_card
@@ -195,7 +194,7 @@ def test_the_learner_computes_what_its_settings_ask_for() -> None:
 def test_offloaded_moments_cross_the_link_twice_per_update(updates: int, ranks: int) -> None:
     machine, lengths = Machine("by hand", True, 1e3, 1e3, 1e18), Lengths(2, 3, 3)
 
-    def launches(offload: bool) -> float:
+    def learn(offload: bool) -> float:
         resources = {"learner_gpus": 1, "learner_ranks": ranks, "offload": offload}
         sections = {
             "data": {"train_batch_size": 4},
@@ -203,10 +202,10 @@ def test_offloaded_moments_cross_the_link_twice_per_update(updates: int, ranks: 
             "algorithm": {"estimator": "reinforce_plus_plus"},
             "resources": resources,
         }
-        return step_time(TINY, config(**sections), machine, lengths, PERFECT).launches
+        return step_time(TINY, config(**sections), machine, lengths, PERFECT).learn
 
     there_and_back = 2 * updates * 8 * TINY.num_parameters / ranks / 3e9
-    assert launches(True) - launches(False) == pytest.approx(there_and_back, rel=1e-6)
+    assert learn(True) - learn(False) == pytest.approx(there_and_back, rel=1e-6)
 
 
 def test_responses_beyond_those_that_run_at_a_time_wait() -> None:
@@ -282,3 +281,56 @@ def test_a_step_of_sft_is_three_passes_over_its_batch_and_adapters_save_one() ->
     assert seconds(8, lora_rank=2) == pytest.approx(2 * forward * per_flop, rel=1e-3)
     again = seconds(8, gradient_checkpointing=True)
     assert again == pytest.approx(4 * forward * per_flop, rel=1e-3)
+
+
+def test_a_step_on_two_ranks_and_two_engines_by_hand() -> None:
+    """1,000 bytes and 1,000 operations a second; 4 prompts of 2 tokens, 3 tokens of response."""
+    settings = config(
+        data={"train_batch_size": 4},
+        actor={"mini_batch_size": 4, "micro_batch_tokens": 8_192},
+        algorithm={"estimator": "reinforce_plus_plus", "kl_mode": "none"},
+        rollout={"num_engines": 2, "max_num_seqs": 2, "staleness": 1},
+        resources={"learner_ranks": 2, "learner_gpus": 1, "rollout_gpus": 1},
+    )
+    lengths = Lengths(2, 3, 3)
+    step = step_time(TINY, settings, Machine("by hand", True, 2 * 1e3, 1e18, 1e3), lengths, PERFECT)
+    weights = TINY.num_parameters
+    # Two rows on each engine: three decoding steps read the weights, 6 tokens 3.5 keys and values.
+    read = 3 * 2 * weights + 2 * 2 * 2 * 2 * (2 * 3 * 3.5)
+    assert step.generate == pytest.approx(read / 1e3)
+    # One update of three passes, whose own log-probs are the old ones; AdamW, a half on each rank.
+    passes = 3 * forward_flops(TINY, 4, lengths, num_prompts=4, has_head=True) / 2e3
+    adam = 7 * 4 * weights / 1e3 / 2
+    assert step.learn == pytest.approx(passes * fullest_rank(settings, lengths) + adam)
+    assert step.sync == pytest.approx(2 * 2 * weights / 3e9)
+    assert step.ahead == 1
+    assert step.total == pytest.approx(max(step.generate, step.learn) + step.sync)
+
+
+def test_the_fullest_rank_has_whole_groups_and_perhaps_the_longest() -> None:
+    def fullest(ranks: int, lengths: Lengths, size: int = 1) -> float:
+        group = {"estimator": "grpo", "group_size": size} if size > 1 else {}
+        resources = {"learner_ranks": ranks, "learner_gpus": 1 if ranks > 1 else 0}
+        actor = {"mini_batch_size": 8}
+        return fullest_rank(config(algorithm=group, actor=actor, resources=resources), lengths)
+
+    even = Lengths(10, 10, 10)
+    assert fullest(1, even) == fullest(4, even) == fullest(8, even) == 1.0
+    assert fullest(3, even) == pytest.approx(3 / (8 / 3))  # one of three has three of eight
+    # A group alone on each rank: the longest of 8 responses, of 20 tokens where the mean is 10.
+    assert fullest(8, Lengths(10, 10, 20)) == pytest.approx(30 / 20)
+    # Beside a shorter one it is no longer the fullest.
+    assert fullest(2, Lengths(10, 10, 20)) == 1.0
+    assert fullest(8, Lengths(10, 10, 500), size=64) < fullest(8, Lengths(10, 10, 500))
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 4])
+def test_several_steps_ahead_wait_for_their_longest_together(ahead: int) -> None:
+    rollout = {"staleness": ahead, "max_num_seqs": 4_096}
+    settings = config(rollout=rollout, resources={"learner_gpus": 1, "rollout_gpus": 1})
+    machine, lengths = Machine("by hand", True, 1e18, 1e18, 1e9), Lengths(128, 256, 1_024)
+    one = 1_024 * 2 * TINY.num_parameters / 1e9
+    # Keys and values are read as often: 16 bytes of the prompt and of half of the response.
+    cache = 16 * 32 * 256 * (128 + 256 / 2) / 1e9
+    generate = step_time(TINY, settings, machine, lengths, PERFECT).generate
+    assert generate - cache == pytest.approx(one / max(ahead, 1))

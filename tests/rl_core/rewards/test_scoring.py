@@ -88,6 +88,70 @@ def test_a_mapping_says_what_is_correct_and_what_was_read() -> None:
     assert {s.verdict for s in wrong} == {"incorrect"}
 
 
+def test_a_function_may_say_that_there_was_no_answer() -> None:
+    with start_rewards(env("says_whether_it_read")) as rewards:
+        scored = scores(rewards, "42", "7", "I do not know")
+    assert [s.verdict for s in scored] == ["correct", "incorrect", "no_answer"]
+
+
+SECRETS = {
+    name: f"value-of-{name}"
+    for name in (
+        *("HF_TOKEN", "WANDB_API_KEY", "AWS_PROFILE", "AWS_SECRET_ACCESS_KEY", "AZURE_CLIENT_ID"),
+        *("GOOGLE_APPLICATION_CREDENTIALS", "PREFECT_API_KEY", "PREFECT_SERVER_API_AUTH_STRING"),
+        *("RAY_AUTH_TOKEN", "PGPASSWORD", "MYSQL_PWD", "SLACK_WEBHOOK_URL", "SENTRY_DSN"),
+        *("PGPASSFILE", "KUBECONFIG", "SSH_AUTH_SOCK", "GITHUB_PAT", "SMTP_PASS", "OPENAI_KEY"),
+        *("MONGO_CONNECTION_STRING", "DB_PASSWORD", "REDIS_PASSWORD", "NETRC"),
+    )
+} | {"DATABASE_URL": "postgresql://me:secret@host/db", "PREFECT_API_URL": "http://a:b@host/api"}
+
+
+def test_it_inherits_no_credential_but_those_it_is_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MY_CHOICE", "kept")
+    for lent in ((), ("OPENAI_KEY",)):
+        with start_rewards(env("environment_of", reward_env=lent)) as rewards:
+            (said,) = scores(rewards, "")
+        assert said.answer is not None
+        assert "MY_CHOICE=kept" in said.answer
+        assert {name for name in SECRETS if f"{name}=" in said.answer} == {*lent}
+
+
+def _is_landlocked() -> bool:
+    code = "from rl_core.system.isolation import stay_among_own as s; raise SystemExit(not s())"
+    return subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_it_cannot_read_the_environment_of_those_who_started_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    others = psutil.Process().parents() if _is_landlocked() else []
+    pids = [str(process.pid) for process in (psutil.Process(), *others)]
+    with start_rewards(env("environment_of")) as rewards:
+        said = scores(rewards, *pids)
+    readable = [pid for pid, one in zip(pids, said, strict=True) if one.verdict != "reward_error"]
+    assert readable == []
+    assert "PermissionError" in caplog.text
+
+
+def test_a_module_of_the_working_folder_shadows_none_that_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("psutil", "json", "own_rewards"):
+        (tmp_path / f"{name}.py").write_text(
+            "from pathlib import Path\n"
+            f"Path({str(tmp_path / 'seen')!r}).open('a').write({name!r})\n"
+            "import psutil\n"
+            "def score(**arguments): return len(psutil.pids()) > 0\n"
+        )
+    with start_rewards(Gsm8kConfig(reward="own_rewards:score")) as rewards:
+        assert [one.verdict for one in scores(rewards, "")] == ["correct"]
+    assert (tmp_path / "seen").read_text() == "own_rewards"
+
+
 def test_whatever_a_function_does_costs_its_own_response_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -166,6 +230,40 @@ def test_a_function_that_cannot_be_loaded_is_refused_in_one_line(name: str, why:
     assert why in message
     assert "\n" not in message
     assert name.partition(":")[0] not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("awaited", "ValueError: it is async, which nobody awaits"),
+        ("awaited_instance", "ValueError: it is async, which nobody awaits"),
+        ("of_a_batch", "it has verl's signature for a batch, and cannot be called for one"),
+        ("of_trl", "it has TRL's signature for a batch, and cannot be called for one response"),
+        ("of_too_few", "cannot be called for one response (got an unexpected keyword argument"),
+    ],
+)
+def test_a_function_that_can_never_score_is_refused_with_the_right_signature(
+    name: str, why: str
+) -> None:
+    message = refusal(env(name))
+    assert message is not None
+    assert why in message
+    assert "write def NAME(data_source, solution_str, ground_truth, extra_info=None)" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("of_another_truth", "it says TypeError: string indices must be integers"),
+        ("awaits_inside", "it says TypeError: returned coroutine, not a number"),
+    ],
+)
+def test_a_function_is_tried_before_the_start(name: str, why: str) -> None:
+    assert refusal(env(name)) is None
+    message = refusal(env(name), [PROBLEM, PROBLEM])
+    assert message is not None
+    assert why in message
+    assert refusal(env("same_text"), [PROBLEM, PROBLEM]) is None
 
 
 def test_a_function_that_can_be_loaded_is_not_refused() -> None:

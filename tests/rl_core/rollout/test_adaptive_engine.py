@@ -21,7 +21,7 @@ from rl_core.rollout.protocol import in_order
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
 from rl_core.workers.actors import ENGINES
 from tests.support.chaos import Ledger
-from tests.support.memory_faults import MESSAGE, engine_out_of_memory
+from tests.support.memory_faults import SAID, engine_out_of_memory
 
 SAMPLED, GREEDY = (SamplingSettings(24, temperature) for temperature in (1.0, 0.0))
 REQUESTS = [GenerationRequest(tuple(range(5 + i, 25 + 2 * i)), seed=i) for i in range(20)]
@@ -134,7 +134,7 @@ def test_below_a_single_response_the_phase_and_what_was_asked_for_are_named(
     ):
         list(engine.generate(REQUESTS, GREEDY, "evaluate"))
     assert (caught.value.phase, len(failed)) == ("evaluate", 4)  # 8, 4, 2, 1
-    assert MESSAGE in caught.value.detail
+    assert SAID in caught.value.detail
     survived("OOM", "a single response")
 
 
@@ -153,7 +153,7 @@ def test_the_next_run_starts_with_what_fitted_and_grows_back(
     with engine_out_of_memory({7}):
         list(engine.generate(REQUESTS, SAMPLED, "gen"))
     # At once, with what was asked for; and at the step's end.
-    assert caplog.messages == [f"out of memory in gen: 8 -> 4 responses at a time: {MESSAGE}"]
+    assert caplog.messages == [f"out of memory in gen: 8 -> 4 responses at a time: {SAID}"]
     caplog.clear()
     log_out_of_memory(3, engine.end_step())
     assert caplog.messages == [

@@ -9,7 +9,7 @@ import pytest
 
 from rl_core.config.run import RunConfig
 from rl_core.rewards.scoring import start_rewards
-from rl_core.rollout.collector import Collected, Stream, collect
+from rl_core.rollout.collector import Collected, Stream, build_requests, collect
 from rl_core.types import Completion, GenerationRequest, Problem, PromptedProblem, SamplingSettings
 
 TEXTS = {1: "<answer>1 + 2</answer>", 2: "<answer>2 + 1 + 1</answer>", 3: "no idea"}
@@ -46,7 +46,12 @@ class ScriptedEngine:
         return list(enumerate(completions))[::-1]  # the last one ends first
 
 
-def run(engine: Stream, chosen: list[int], **algorithm: Any) -> Collected:
+def run(
+    engine: Stream,
+    chosen: list[int],
+    problems: Sequence[PromptedProblem] = PROBLEMS,
+    **algorithm: Any,
+) -> Collected:
     config = RunConfig.model_validate(
         {
             "algorithm": {"estimator": "grpo", "group_size": 2, "kl_mode": "none"} | algorithm,
@@ -56,7 +61,7 @@ def run(engine: Stream, chosen: list[int], **algorithm: Any) -> Collected:
     with start_rewards(config.env) as rewards:
         return collect(
             config,
-            PROBLEMS,
+            problems,
             chosen,
             7,
             stream=engine,
@@ -65,6 +70,22 @@ def run(engine: Stream, chosen: list[int], **algorithm: Any) -> Collected:
             rewards=rewards,
             clock=lambda phase: nullcontext(),
         )
+
+
+def test_each_sample_has_a_seed_of_its_own_whatever_stands_beside_it() -> None:
+    asked = build_requests(PROBLEMS[:3], group_size=4, seed=5, step=7)
+    assert len({request.seed for request in asked}) == 12
+    assert build_requests(PROBLEMS[1:2], group_size=4, seed=5, step=7) == asked[4:8]
+    later = build_requests(PROBLEMS[:3], group_size=4, seed=5, step=8)
+    assert not {request.seed for request in asked} & {request.seed for request in later}
+
+
+def test_an_answer_is_scored_against_its_own_problem() -> None:
+    four = Problem(0, "countdown", (), {"target": 4, "numbers": [2, 1, 1]}, 1)
+    problems = [PromptedProblem(four, "p0", (0,)), problem(1)]
+    engine = ScriptedEngine({0: [WRONG] * 2, 1: [CORRECT] * 2})  # "wrong" is 4
+    verdicts = [rollout.scored.verdict for rollout in run(engine, [0, 1], problems).rollouts]
+    assert verdicts == ["correct"] * 4
 
 
 def test_without_resampling_the_batch_is_what_was_asked() -> None:

@@ -1,8 +1,8 @@
-"""New weights for both engines: whole, broken off, partial, and in the middle of a response."""
+"""New weights for both engines: whole, partial, and in the middle of a response."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +10,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rl_core.errors import SyncBroken, WeightsLost
 from rl_core.rollout.protocol import RolloutEngine
-from tests.support.broadcasts import meeting_at, met, plain_weights
 from tests.support.engines import (
     ENGINES,
     ask,
     assert_greedy_as,
-    broadcast,
     make_vllm,
     perturb,
     prompts,
 )
-
-_SILENT_S = 15
-"""A thread that dies leaves its connections open."""
 
 
 def test_greedy_tokens_are_those_of_transformers_after_each_weight_update(
@@ -50,42 +44,6 @@ def test_an_update_of_the_tied_embeddings_reaches_the_output_layer(
     engine.update_weights(weights)
     assert_greedy_as(reference, engine)
     assert before != [tuple(c.response_ids) for c in ask(engine, prompts())]
-
-
-def test_a_broadcast_is_an_update_and_one_that_breaks_off_is_mended_by_the_next(
-    engine: RolloutEngine, reference: Any
-) -> None:
-    perturb(reference, 6)  # the tied embeddings too
-    broadcast(engine, reference)
-    assert_greedy_as(reference, engine)
-    perturb(reference, 7)
-    weights = plain_weights(reference)
-
-    def until_it_dies() -> Iterator[tuple[str, torch.Tensor]]:
-        for i, named in enumerate(weights.items()):
-            if i == len(weights) // 2:  # within a layer
-                raise SystemExit
-            yield named
-
-    with met(engine, weights, timeout_s=_SILENT_S) as sender:
-        sent = sender.send(until_it_dies())
-        with pytest.raises(SyncBroken):
-            engine.receive_weights()
-        assert isinstance(sent.exception(), SystemExit)
-    broadcast(engine, reference)
-    assert_greedy_as(reference, engine)
-    perturb(reference, 8)
-    engine.update_weights(reference.state_dict())
-    assert_greedy_as(reference, engine)
-
-
-def test_a_broadcast_of_less_than_all_is_refused_before_anybody_meets(
-    engine: RolloutEngine, reference: Any
-) -> None:
-    weights = plain_weights(reference)
-    del weights["model.norm.weight"]
-    with pytest.raises(ValueError, match=r"1 of 26 tensors missing: model\.norm"):
-        engine.join_broadcast(meeting_at(1, weights), 1)
 
 
 @pytest.mark.parametrize("name", list(ENGINES))
@@ -122,18 +80,12 @@ def test_a_partial_or_foreign_update_is_refused_and_changes_nothing(
     assert_greedy_as(reference, engine)
 
 
-def test_a_vllm_engine_built_again_after_a_broadcast_says_that_it_wants_weights(
+def test_a_vllm_engine_built_again_keeps_the_last_weights(
     tiny_model_path: Path, reference: Any
 ) -> None:
     engine = make_vllm(tiny_model_path)
     perturb(reference, 9)
-    broadcast(engine, reference)
-    with pytest.raises(WeightsLost):
-        engine.resize(32)
-    with pytest.raises(SyncBroken, match="built again"):
-        engine.receive_weights()
     engine.update_weights(reference.state_dict())
-    assert_greedy_as(reference, engine)
-    engine.resize(16)  # with a copy of those
+    engine.resize(16)
     assert_greedy_as(reference, engine)
     engine.close()

@@ -9,7 +9,7 @@ import pytest
 
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
-from rl_core.runs.lock import close_lost_runs, owned, training
+from rl_core.runs.lock import close_lost_runs, owned, started, training
 from rl_core.runs.run_folder import RunFolder
 
 HOLDER = """
@@ -65,9 +65,29 @@ def test_a_run_that_is_taken_up_while_it_is_closed_as_lost_says_running(tmp_path
         pass
     close_lost_runs(tmp_path)
     assert run.read().status == "interrupted"
-    with owned(run):
+    config = RunConfig(run_id="a", storage=StorageConfig(root=tmp_path))
+    with started(config):
+        close_lost_runs(tmp_path)
         assert run.read().status == "running"
         assert run.read().reason is None
+
+
+def test_a_refused_second_start_changes_nothing_of_the_run_that_goes_on(tmp_path: Path) -> None:
+    run = new_run(tmp_path, "a")
+    before = {path.name: path.read_bytes() for path in run.path.iterdir() if path.is_file()}
+    other = RunConfig(run_id="a", seed=9, storage=StorageConfig(root=tmp_path))
+    with hold(run) as holder:
+        try:
+            with pytest.raises(ValueError, match="another process is at work"), started(other):
+                pass
+            after = {path.name: path.read_bytes() for path in run.path.iterdir() if path.is_file()}
+        finally:
+            holder.kill()
+    assert after.pop(".owner")
+    assert after == before
+    with started(other):  # once it is free, its settings are today's
+        assert "seed: 9" in (run.path / "config.yaml").read_text()
+    assert len(run.read().attempts) == 2
 
 
 def test_runs_that_cannot_be_judged_or_are_over_stay_as_they_are(tmp_path: Path) -> None:

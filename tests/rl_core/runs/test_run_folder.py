@@ -17,8 +17,9 @@ import yaml
 
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import ModelConfig, RunConfig
+from rl_core.runs.metrics_log import MetricsLog
 from rl_core.runs.rollout_log import RolloutLog
-from rl_core.runs.run_folder import MetricsLog, RunFolder, new_run_id
+from rl_core.runs.run_folder import RunFolder, new_run_id
 from rl_core.schema import ROLLOUTS
 from rl_core.types import Completion, Problem, Rollout, ScoredText
 from tests.support.faults import leave_free, mounted_small_disk, run_and_kill_at_event
@@ -95,6 +96,9 @@ def test_a_new_run_has_a_record_and_its_settings(tmp_path: Path) -> None:
         "own_settings": {},
         "planned_step_s": None,
         "planned_from": None,
+        "flow_run_id": None,
+        "night": None,
+        "started_from": None,
         "attempts": [
             {
                 "started_at": started_at,
@@ -112,13 +116,15 @@ def test_a_new_run_has_a_record_and_its_settings(tmp_path: Path) -> None:
 
 def test_a_continued_run_keeps_its_record_and_counts_the_attempt(tmp_path: Path) -> None:
     run = RunFolder.create(config_in(tmp_path))
-    run.update(status="interrupted", reason="SIGTERM", steps=7, accuracy_before=0.25)
+    said = "stopped by SIGTERM; the same command, or run_id=r, resumes"
+    run.update(status="interrupted", reason=said, steps=7, accuracy_before=0.25)
     first = run.read()
     record = RunFolder.create(config_in(tmp_path, seed=9)).read()
     assert (record.status, record.reason, record.finished_at) == ("running", None, None)
     assert (record.steps, record.accuracy_before) == (7, 0.25)
     assert record.started_at == first.started_at
-    assert [attempt.reason for attempt in record.attempts] == ["started", "continued"]
+    why = "continued after: stopped by SIGTERM"
+    assert [attempt.reason for attempt in record.attempts] == ["started", why]
     assert yaml.safe_load((run.path / "config.yaml").read_text())["seed"] == 9
 
 
@@ -209,7 +215,7 @@ def test_a_root_that_cannot_be_written_is_one_line_with_a_remedy(tmp_path: Path)
 
 
 def test_a_folder_without_a_record_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"run\.json is not the record of a run"):
+    with pytest.raises(ValueError, match=r"run\.json cannot be read"):
         RunFolder(tmp_path).read()
 
 
@@ -318,6 +324,8 @@ def test_rollout_rows_hold_what_was_generated_and_learned(tmp_path: Path) -> Non
             {"policy_version": 11, "tokens": 1},
         ],
         "turns": None,
+        "value": None,
+        "truth": '{"numbers": [1, 2], "target": 3}',
     }
     assert (second["prompt_index"], second["group_id"], second["sample_index"]) == (41, 1, 1)
     assert (second["reward"], second["ref_kl"]) == (0.5, None)

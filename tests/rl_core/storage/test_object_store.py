@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import os
+import re
+import threading
+import traceback
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -100,3 +104,53 @@ def test_what_keeps_a_store_from_being_used_is_said_with_its_remedy(
     assert found is not None
     assert "\n" not in found[0]
     assert "AWS_ENDPOINT_URL" in found[1]
+
+
+class _Echo(BaseHTTPRequestHandler):
+    """Refuses everything, and repeats what it was told, signature and key in an address too."""
+
+    def do_GET(self) -> None:
+        told = (
+            f"{self.headers} https://host/x?X-Amz-Signature={self.headers['authorization'][-64:]}"
+        )
+        body = self.body.format(told=told).encode()
+        self.send_response(self.status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_PUT = do_POST = do_HEAD = do_DELETE = do_GET  # noqa: N815  # http.server's names
+    body, status = "", 403
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize("status", [400, 403, 404])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "<Error><Code>SignatureDoesNotMatch</Code><Message>{told}</Message></Error>",
+        "{told}",
+        "<Error><Code>{told}</Code></Error>",
+        "<html>https://me:testing-secret-key@host/ {told}",
+    ],
+)
+def test_a_store_that_repeats_our_credentials_is_not_quoted(
+    body: str, status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """ATTACK: a server, or a proxy before it, that puts what it was sent into its refusal."""
+    handler = type("_Own", (_Echo,), {"body": body, "status": status})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for name, value in s3.environment(server.server_address[1]).items():
+            monkeypatch.setenv(name, value)
+        found = why_unusable(s3.URL)
+        with pytest.raises((StoreError, FileNotFoundError)) as caught:
+            ObjectStore(s3.URL).list("")
+        server.shutdown()
+    assert found is not None
+    assert str(status) in found[0] or "there is no such bucket" in found[0]
+    said = f"{found[0]} {''.join(traceback.format_exception(caught.value))} {caplog.text}"
+    assert s3.KEYS["AWS_SECRET_ACCESS_KEY"] not in said
+    assert s3.KEYS["AWS_ACCESS_KEY_ID"] not in said
+    assert re.search("[0-9a-f]{64}", said) is None  # a signature

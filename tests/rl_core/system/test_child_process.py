@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from rl_core.system.child_process import Channel, Child, how_it_ended
+from tests.support.traps import SECRETS, WANDB_KEY, secrets_of, set_traps, sprung
 from tests.support.waiting import wait_for
 
 CHILD = """
@@ -47,10 +49,15 @@ if say == "start":
 @pytest.fixture
 def child(tmp_path: Path) -> Iterator[Child]:
     (tmp_path / "some_child.py").write_text(CHILD)
+    traps = set_traps(tmp_path / "cwd")
     with pytest.MonkeyPatch.context() as patch, (tmp_path / "output").open("wb") as output:
-        patch.chdir(tmp_path)
-        started = Child("some_child", "an argument", 3, output=output)
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
+        patch.setenv("HF_TOKEN", SECRETS["HF_TOKEN"])
+        patch.setenv(WANDB_KEY, SECRETS[WANDB_KEY])
+        patch.chdir(traps)
+        started = Child("some_child", "an argument", 3, output=output, needs=["wandb"])
     yield started
+    assert sprung(traps) == ""
     started.kill()
     started.kill()  # harmless
     started.close()
@@ -63,6 +70,14 @@ def ends() -> Iterator[tuple[Channel, socket.socket]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         yield Channel(ours), theirs
+
+
+def test_it_sees_no_secret_that_it_does_not_need(child: Child) -> None:
+    child.send({"do": "echo"})
+    child.send({})
+    child.receive(60)  # it runs its own program by now
+    (seen,) = secrets_of([psutil.Process(child.process.pid)]).values()
+    assert seen == {WANDB_KEY}
 
 
 def test_messages_arrive_whole_whatever_the_child_prints(child: Child) -> None:

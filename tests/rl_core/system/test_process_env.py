@@ -7,7 +7,103 @@ from pathlib import Path
 
 import pytest
 
-from rl_core.system.process_env import apply_defaults, process_environment
+from rl_core.system import process_env
+from rl_core.system.log_file import redact
+from rl_core.system.process_env import (
+    apply_defaults,
+    borrow,
+    credentials_for,
+    environment_of_child,
+    is_credential,
+    process_environment,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, "x") for name in ("HF_TOKEN", "WANDB_API_KEY", "OPENAI_APIKEY", "PGPASSWORD")),
+        *((name, "x") for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AZURE_STORAGE_SAS_KEY")),
+        *((name, "x") for name in ("PREFECT_API_AUTH_STRING", "RAY_AUTH_TOKEN_PATH", "GH_PAT")),
+        *((name, "x") for name in ("SMTP_PASS", "MY_SECRETS", "SENTRY_DSN", "SLACK_WEBHOOK_URL")),
+        ("STORAGE_CONNECTION_STRING", "AccountName=x"),
+        ("GOOGLE_APPLICATION_CREDENTIALS", "/home/me/key.json"),
+        ("PREFECT_SERVER_DATABASE_CONNECTION_URL", "sqlite:///x"),
+        ("DATABASE", "postgresql://me:pass/word@host/db"),
+        ("https_proxy", "http://me:word@proxy:3128"),
+        ("wandb_api_key", "x"),
+    ],
+)
+def test_what_looks_like_a_secret_reaches_no_child(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert is_credential(name, value)
+    assert name not in environment_of_child()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PATH", "/bin:/usr/bin"),
+        ("TOKENIZERS_PARALLELISM", "false"),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", "1"),
+        ("NCCL_IB_PKEY", "1"),
+        ("VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE", "9"),
+        ("HF_ENDPOINT", "http://mirror:80"),
+        ("https_proxy", "http://proxy:3128"),
+        ("PREFECT_API_URL", "http://127.0.0.1:4200/api"),
+        ("KEYBOARD", "us"),
+        ("XDG_RUNTIME_DIR", "/run/user/0"),
+        ("COMPASS", "north"),
+        ("AUTHOR", "me@example.org"),
+    ],
+)
+def test_what_a_process_needs_for_its_work_stays(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert environment_of_child()[name] == value
+
+
+@pytest.mark.parametrize("name", ["API_KEYS", "MYSQL_PWD", "CI_JOB_JWT", "SESSION_COOKIES"])
+def test_a_log_and_a_child_know_the_same_secrets(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "of-many-letters-1")
+    assert name not in environment_of_child()
+    assert redact("said: of-many-letters-1") == "said: ***"
+
+
+def test_a_child_gets_the_credentials_that_it_needs_and_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process_env, "_lent", {})
+    secrets = {"WANDB_API_KEY": "w", "RAY_AUTH_TOKEN": "r", "PREFECT_API_KEY": "p", "HF_TOKEN": "h"}
+    secrets["HTTPS_PROXY"] = "http://me:word@proxy:3128"
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+
+    def given(*needs: process_env.Need) -> set[str]:
+        return environment_of_child(*needs).keys() & secrets.keys()
+
+    assert given() == set()
+    assert given("wandb") == {"WANDB_API_KEY", "HTTPS_PROXY"}
+    assert given("ray") == {"RAY_AUTH_TOKEN"}
+    assert given("prefect", "ray") == {"PREFECT_API_KEY", "RAY_AUTH_TOKEN"}
+    assert environment_of_child()["PYTHONSAFEPATH"] == "1"
+
+    lent = credentials_for("wandb")
+    assert lent == {"WANDB_API_KEY": "w", "HTTPS_PROXY": secrets["HTTPS_PROXY"]}
+    for name in secrets:  # as in a child that needs none itself
+        monkeypatch.delenv(name)
+    borrow(lent)
+    assert "WANDB_API_KEY" not in os.environ
+    assert given() == set()
+    assert given("wandb") == {"WANDB_API_KEY", "HTTPS_PROXY"}
+    assert redact("said: 0123456789") == "said: 0123456789"
+    borrow({"WANDB_API_KEY": "0123456789"})
+    assert redact("said: 0123456789") == "said: ***"
 
 
 def test_a_cpu_process_compiles_nothing_and_keeps_its_number_of_threads() -> None:
@@ -77,7 +173,7 @@ def test_threads_reach_torch_and_the_driver_side_loads_none_of_it() -> None:
 _WHO_TAKES_THEM = {
     "command line": "import flows.cli.main; flows.cli.main.apply_defaults()",
     "watched child": "import tasks.supervision.child",
-    "actor": "import rl_core.workers.actors as a; a.prepare_process({}, Path(os.devnull))",
+    "actor": "import rl_core.workers.actors as a; a.prepare_process({}, Path('log.txt'))",
     "flow under a worker": "import flows.countdown_train",
     "evaluation under a worker": "import flows.evaluate",
 }
@@ -85,7 +181,9 @@ _WHO_TAKES_THEM = {
 
 @pytest.mark.parametrize("user", [None, "200"], ids=["default", "a user's own"])
 @pytest.mark.parametrize("who", _WHO_TAKES_THEM)
-def test_every_kind_of_process_bounds_the_caches_before_torch(who: str, user: str | None) -> None:
+def test_every_kind_of_process_bounds_the_caches_before_torch(
+    who: str, user: str | None, tmp_path: Path
+) -> None:
     bounds = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
     program = (
         "import os, sys\n"
@@ -103,6 +201,7 @@ def test_every_kind_of_process_bounds_the_caches_before_torch(who: str, user: st
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
+        cwd=tmp_path,
         env={n: v for n, v in os.environ.items() if n not in bounds}
         | {"PYTHONPATH": str(Path.cwd())}
         | ({} if user is None else dict.fromkeys(bounds, user)),
@@ -111,3 +210,10 @@ def test_every_kind_of_process_bounds_the_caches_before_torch(who: str, user: st
         check=False,
     )
     assert done.stdout == ("64 16" if user is None else "200 200"), done.stderr
+
+
+def test_single_variables_may_be_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_KEY", "a secret")
+    monkeypatch.setenv("HF_TOKEN", "another")
+    lent = process_env.credentials_for(names=("OPENAI_KEY", "NOT_SET"))
+    assert lent == {"OPENAI_KEY": "a secret"}

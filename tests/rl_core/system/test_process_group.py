@@ -115,6 +115,79 @@ def test_what_a_killed_owner_left_is_swept_and_nothing_else(temp_root: Path) -> 
     assert list(temp_root.iterdir()) == [foreign]
 
 
+INTRUDER = """
+    import os, sys
+    from pathlib import Path
+
+    folder, group = Path(sys.argv[1]), sys.argv[2]
+    os.setgid(65534)
+    os.setuid(65534)
+    done = []
+    for attack in (
+        lambda: os.listdir(folder),
+        lambda: (folder / "r" / "sockets").rename(folder / "r" / "away"),
+        lambda: (folder / "r" / "mine").write_text(""),
+        lambda: (folder / "COUNTDOWN_TRAIN_PROCESS_GROUP").unlink(),
+        lambda: (folder / "COUNTDOWN_TRAIN_PROCESS_GROUP").write_text(group),
+        lambda: folder.rename(folder.with_name("rl-away")),
+    ):
+        try:
+            attack()
+        except PermissionError:
+            continue
+        done.append("got in")
+    # What anybody may do in a folder such as /tmp: have others take a mark for one of theirs.
+    own = folder.with_name("rl-own")
+    own.mkdir(0o700)
+    (own / "COUNTDOWN_TRAIN_PROCESS_GROUP").write_text(group)
+    folder.with_name("rl-link").symlink_to(folder.with_name("rl-open"))
+    (folder.with_name("rl-open") / "COUNTDOWN_TRAIN_PROCESS_GROUP").unlink()
+    (folder.with_name("rl-open") / "COUNTDOWN_TRAIN_PROCESS_GROUP").write_text(group)
+    print(done)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
+def test_another_user_neither_enters_nor_has_a_run_killed_by_its_mark(temp_root: Path) -> None:
+    temp_root.chmod(0o1777)  # as /tmp
+    group = new_process_group()
+    with (
+        start("import time; time.sleep(1000)", **{PROCESS_GROUP: group}) as victim,
+        session_folder() as folder,
+    ):
+        (folder / "r" / "sockets").mkdir(parents=True)
+        for opened in (folder / "r", folder / "r" / "sockets"):
+            opened.chmod(0o777)  # as Ray does
+        # One of ours that anybody can write in, whose owner is gone.
+        (stale := temp_root / "rl-open").mkdir()
+        (stale / PROCESS_GROUP).write_text("nobody's")
+        stale.chmod(0o777)
+        intruder = [sys.executable, "-c", textwrap.dedent(INTRUDER), str(folder), group]
+        done = subprocess.run(intruder, capture_output=True, text=True, check=False)
+        assert done.stdout == "[]\n", done.stderr
+        assert (stale / PROCESS_GROUP).read_text() == group
+        sweep_sessions()
+        assert victim.poll() is None
+        assert (folder / PROCESS_GROUP).read_text() == os.environ[PROCESS_GROUP]
+        end_process_group(group)
+
+
+@pytest.mark.parametrize("length", [28, 29, 90])
+def test_rays_sockets_have_room_below_any_temporary_folder(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as parent:
+        root = Path(parent, "é" * 3 + "x" * (length - len(parent) - 7))
+        assert len(os.fsencode(root)) == length
+        root.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(root))
+        with session_folder() as folder:
+            assert (folder.parent == root) is (length == 28)
+            session = folder / "r" / "session_2026-11-25_15-48-33_841914_4194304"
+            # What the path of a unix socket may have.
+            assert len(os.fsencode(session / "sockets" / "plasma_store")) <= 107
+
+
 def test_a_family_ends_though_it_goes_on_to_fork() -> None:
     group = new_process_group()
     breeder = """

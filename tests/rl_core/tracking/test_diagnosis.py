@@ -105,6 +105,28 @@ def test_each_rule(
     assert rule not in rules(steps(**sound))
 
 
+@pytest.mark.parametrize(
+    "odd", [{"entropy": (0.5, 0.01)}, {"clipped": (0, 0)}, {"cut": (0.9, 0.4)}], ids=str
+)
+def test_what_is_odd_is_no_warning_while_accuracy_rises(odd: dict[str, Sequence[float]]) -> None:
+    assert rules(steps(**odd, accuracy=(0.07, 0.7))) == []
+    assert len(rules(steps(**odd, accuracy=(0.3, 0.3)))) == 1
+    tested = [row | {"val/accuracy": row["step"] / 100} for row in steps(**odd)]
+    assert rules(tested) == []
+
+
+def test_an_advice_leaves_out_what_is_set() -> None:
+    rows = steps(entropy=(0.5, 0.01))
+    (unknown,) = diagnose(rows)
+    assert unknown.advice.startswith("actor.clip_eps_high=0.28, ")
+    config = RunConfig.model_validate({"actor": {"clip_eps_high": 0.28}})
+    for found in (
+        diagnose(rows, config),
+        diagnose(rows, settings=config.model_dump(mode="json")),
+    ):
+        assert found[0].advice == "a larger actor.entropy_coef, a smaller actor.lr"
+
+
 def test_a_reward_function_that_fails_is_told_at_once() -> None:
     failing: Rows = [{"step": 1, "critic/score/mean": 0.0, "reward/verdict/reward_error": 1.0}]
     (found,) = diagnose(failing)

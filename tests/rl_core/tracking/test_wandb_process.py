@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rl_core.runs.run_folder import MetricsLog
+from rl_core.runs.metrics_log import MetricsLog
 from rl_core.tracking.wandb_process import NewRows
 
 

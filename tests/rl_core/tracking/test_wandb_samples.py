@@ -12,7 +12,7 @@ from rl_core.config.run import RunConfig, TrainerConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking import wandb_tracker
 from rl_core.tracking.tensorboard_tracker import TensorBoardTracker
-from rl_core.tracking.wandb_tracker import Upload, upload_run, wandb_tracking
+from rl_core.tracking.wandb_tracker import UploadOutcome, upload_run, wandb_tracking
 from rl_core.types import Rollout
 from tests.rl_core.conftest import MakeRollout
 from tests.rl_core.tracking.test_tensorboard_tracker import curves
@@ -70,7 +70,7 @@ def test_each_test_sends_a_table_of_samples_once_also_after_a_resume(
     assert not (run.path / "wandb" / "staging").exists()
     with FakeWandb() as other:  # as `sync` does after an offline run
         monkeypatch.setenv("WANDB_BASE_URL", other.url)
-        assert upload_run(run.path) == Upload("uploaded", 5, "my-run")
+        assert upload_run(run.path) == UploadOutcome("uploaded", 5, "my-run")
         assert sampled(other) == {1: [[1, *cells]] * 2, 4: [[4, *cells]]}
 
 

@@ -22,7 +22,7 @@ from rl_core.config.run import RunConfig, TrainerConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking import wandb_tracker
 from rl_core.tracking.wandb_run_id import wandb_run_id
-from rl_core.tracking.wandb_tracker import Upload, upload_run, wandb_tracking
+from rl_core.tracking.wandb_tracker import UploadOutcome, upload_run, wandb_tracking
 from tests.support.chaos import Ledger
 from tests.support.fake_wandb import API_KEY, FakeWandb, black_hole, closed_port
 from tests.support.waiting import wait_for
@@ -122,16 +122,50 @@ def test_a_resumed_runs_curve_goes_on_and_has_each_step_once(
             raise KeyError
         assert scores_by_step(server) == expected(0, 20)
         assert server.exit_codes == {"my-run": 1}
-        assert upload_run(run.path) == Upload("already", 0, "my-run")
+        assert upload_run(run.path) == UploadOutcome("already", 0, "my-run")
 
         do_steps(run, 21, 22)
-        assert upload_run(run.path) == Upload("uploaded", 2, "my-run")
+        assert upload_run(run.path) == UploadOutcome("uploaded", 2, "my-run")
         assert scores_by_step(server) == expected(0, 22)
         assert [path for path in server.paths if "otel" in path] == []  # no telemetry
     assert beside_us() == []
     assert caplog.messages == []
     assert files_with("my-run", run.path)
     assert files_with(API_KEY, run.path) == []
+
+
+@pytest.mark.slow
+def test_no_other_user_and_no_reader_of_command_lines_gets_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ATTACK: sockets, command lines and files of wandb's processes, while they are online."""
+    config, run = a_run(tmp_path)
+    monkeypatch.setattr(wandb_tracker, "FINISH_TIMEOUT_S", float(LIMIT_S))
+    with FakeWandb() as server, run.log_to_file():
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        with wandb_tracking(config, run.path):
+            do_steps(run, 0, 3)
+            wait_for(lambda: "my-run" in server.lines, LIMIT_S)
+            family = beside_us()
+            assert {process.name() for process in family} >= {SERVICE}
+            for process in family:
+                assert API_KEY not in " ".join(process.cmdline())
+                for one in process.net_connections("inet"):
+                    assert one.status != psutil.CONN_LISTEN or one.laddr.ip == "127.0.0.1"
+                for one in process.net_connections("unix"):
+                    assert not _is_open_to_others(str(one.laddr)), one
+            assert files_with(API_KEY, run.path) == []
+
+
+def _is_open_to_others(socket: str) -> bool:
+    """Says whether another user may connect: that needs the right to write to a socket's file."""
+    if socket.startswith(("@", "\0")):
+        return True  # it has no file
+    file = Path(socket)
+    if not file.is_absolute() or not file.exists():
+        return False
+    others = [bool(folder.stat().st_mode & 0o001) for folder in file.parents]
+    return all(others) and bool(file.stat().st_mode & 0o002)
 
 
 def _seconds(time_text: str) -> float:
@@ -156,7 +190,7 @@ def test_offline_each_start_leaves_one_file_with_all_steps(
     assert caplog.messages == []
     with FakeWandb() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        assert upload_run(run.path) == Upload("uploaded", 20, "my-run")
+        assert upload_run(run.path) == UploadOutcome("uploaded", 20, "my-run")
         assert scores_by_step(server) == expected(1, 20)
     (mark,) = run.path.glob("wandb/offline-run-*/*.synced")
     assert mark.name == "run-my-run.wandb.synced"
@@ -291,7 +325,7 @@ def test_an_upload_says_in_one_line_why_it_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, run = a_run(tmp_path)
-    assert upload_run(run.path) == Upload("already", 0, "no step was done")
+    assert upload_run(run.path) == UploadOutcome("already", 0, "no step was done")
     do_steps(run, 1, 2)
     with FakeWandb() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,7 @@ from rl_core.config.run import (
 from rl_core.errors import OutOfMemory, WorkerDied
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.rollout.protocol import in_order
+from rl_core.system.process_group import PROCESS_GROUP
 from rl_core.types import (
     Completion,
     GenerationRequest,
@@ -44,11 +46,14 @@ from rl_core.types import (
 )
 from rl_core.workers import cluster as workers_module
 from rl_core.workers.cluster import Workers
+from rl_core.workers.ray_auth import _accepts
 from tests.support.faulty_actors import FaultyRolloutActor
+from tests.support.traps import addresses
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 
+OF_THE_SHELL = "a-token-of-another-cluster-" + "x" * 16
 ZERO_COPY = "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS"
 GREEDY = SamplingSettings(max_tokens=12, temperature=0.0)
 REQUESTS = [GenerationRequest(tuple(range(5 + i, 25 + 3 * i)), seed=i) for i in range(7)]
@@ -103,6 +108,10 @@ def workers(
     class_mocker: pytest.MonkeyPatch,
 ) -> Iterator[Workers]:
     class_mocker.setattr(workers_module, "RolloutActor", FaultyRolloutActor)
+    # A shell that is used for another cluster, and in whose home Ray would keep a token.
+    class_mocker.setenv("RAY_AUTH_MODE", "disabled")
+    class_mocker.setenv("RAY_AUTH_TOKEN", OF_THE_SHELL)
+    class_mocker.setenv("HOME", str(tmp_path_factory.mktemp("home")))
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
     logs = tmp_path_factory.mktemp("logs")
     heard: list[str] = []
@@ -119,6 +128,12 @@ def workers(
         assert signal.getsignal(signal.SIGINT) == before[signal.SIGINT]
         yield started
     assert {n: signal.getsignal(n) for n in before} == before
+
+
+def _session_folders() -> list[Path]:
+    """Returns those of this process: its mark is in them."""
+    marked = Path(tempfile.gettempdir()).glob(f"rl-*/{PROCESS_GROUP}")
+    return [mark.parent for mark in marked if mark.read_text() == os.environ[PROCESS_GROUP]]
 
 
 def tokens(completions: list[Completion]) -> list[list[int]]:
@@ -209,6 +224,20 @@ class TestOneSession:
             writing.result(timeout=60)
         (folder / "config.json").unlink()
         (folder / "config.json").write_text(model_config)
+
+    def test_nobody_else_reaches_its_ray(self, workers: Workers) -> None:
+        family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        assert {"gcs_server", "raylet", "ray::LearnerActor"} <= {p.name() for p in family}
+        assert set().union(*addresses(family).values()) == {"127.0.0.1"}, addresses(family)
+        head = ray.get_runtime_context().gcs_address
+        (learner,) = (p for p in family if "LearnerActor" in p.name())
+        token = learner.environ()["RAY_AUTH_TOKEN"]
+        accepted = [_accepts(head, sent) for sent in (None, OF_THE_SHELL, token)]
+        assert accepted == [False, False, True]
+        (folder,) = _session_folders()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        for file in (*folder.rglob("*"), *Path.home().rglob("*"), *workers._log_folder.rglob("*")):
+            assert not file.is_file() or token.encode() not in file.read_bytes(), file
 
     def test_an_actors_value_error_arrives_as_it_is(self, workers: Workers, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"holds no \*\.safetensors") as caught:

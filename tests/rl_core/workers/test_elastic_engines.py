@@ -1,4 +1,4 @@
-"""Engines that join late and lose their machine: real Ray nodes, all of this machine."""
+"""Engines that are killed, join late and lose their machine: real Ray nodes of this machine."""
 
 from __future__ import annotations
 
@@ -9,17 +9,60 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import ray
 from ray.cluster_utils import Cluster
 
 from rl_core.config.run import RunConfig
-from rl_core.types import Rollout
+from rl_core.rollout.hf_engine import HfEngine
+from rl_core.rollout.protocol import in_order
+from rl_core.types import GenerationRequest, Rollout, SamplingSettings
+from rl_core.workers import cluster as workers_module
 from rl_core.workers.cluster import Workers
-from tests.rl_core.workers.test_weight_sync import Session
 from tests.support.chaos import Ledger
+from tests.support.faulty_actors import FaultyRolloutActor
 from tests.support.harness import ROOT
 from tests.support.waiting import wait_for
 
 NODE = {"object_store_memory": 100_000_000}
+GREEDY = SamplingSettings(max_tokens=12, temperature=0.0)
+REQUESTS = [GenerationRequest(tuple(range(5 + i, 25 + 3 * i)), seed=i) for i in range(4)]
+
+
+class Session:
+    """Workers that learn, and what the engines must answer."""
+
+    def __init__(self, workers: Workers, rollouts: list[Rollout], folder: Path) -> None:
+        self.workers, self._rollouts, self._folder = workers, rollouts, folder
+        self.step = 0
+        self._last: list[list[int]] = []
+
+    def learn_and_sync(self) -> None:
+        self.step += 1
+        self.workers.learn(self._rollouts, self.step)
+        self.workers.sync_weights()
+        folder = self._folder / str(self.step)
+        self.workers.snapshot()
+        self.workers.write_snapshot(folder, model_alone=True)
+        engine = HfEngine(folder, dtype="float32", max_num_seqs=8, on_gpu=False)
+        answers = in_order(engine.generate(REQUESTS, GREEDY))
+        expected = [answer.response_ids.tolist() for answer in answers]
+        assert expected != self._last, "weights that change no response would prove nothing"
+        self._last = expected
+
+    def check_answers(self) -> None:
+        answers = in_order(self.workers.engines.stream(REQUESTS, GREEDY))
+        assert [answer.response_ids.tolist() for answer in answers] == self._last
+
+    def check_each(self) -> None:
+        """Each engine by itself has the last weights."""
+        self.check_answers()  # one that is new is given them when it is looked for
+        for name, actor in self.workers.engines.actors.items():
+            ray.get(actor.begin.remote(REQUESTS, GREEDY, "gen"))
+            answers = in_order(ray.get(actor.next_finished.remote(len(REQUESTS))))
+            assert [answer.response_ids.tolist() for answer in answers] == self._last, name
+
+    def kill(self, name: str) -> None:
+        ray.kill(self.workers.engines.actors[name])
 
 
 @contextmanager
@@ -61,40 +104,39 @@ def come_and_go(
         with Workers.start(config, model_path, log_folder=folder / "logs") as workers:
             session = Session(workers, rollouts, folder)
 
-            def until_both_answer() -> None:
-                """The one that is new is given weights when it is next looked for."""
-                wait_for(lambda: len(workers.engines.ready()) == 2)
-                session.check_answers()
-
-            def steps_alone() -> bool:
+            def is_missed() -> bool:
+                """A step; says whether Ray has noticed the loss of the machine."""
                 session.learn_and_sync()
                 session.check_answers()
-                return session.receivers() == {"engine_0"}
+                return said.times("engine_1 died") > 0
 
             def started_again() -> bool:
                 session.check_answers()  # who is asked for notices that it died again
                 return said.times("engine_1 has started again, in") > 0
 
-            assert steps_alone()
+            session.learn_and_sync()
+            session.check_answers()
+            assert said.times("engine_1 joins") == 0
 
             machine = nodes.add_node(num_cpus=1, **NODE)
             wait_for(lambda: said.times("engine_1 joins, in") == 1)
-            until_both_answer()
+            session.check_each()
             session.learn_and_sync()
-            assert session.receivers() == {"engine_0", "engine_1"}
+            session.check_each()
 
             nodes.remove_node(machine, allow_graceful=False)
             session.check_answers()
-            wait_for(steps_alone, poll_s=1.0)  # Ray notices a lost machine after a while
+            wait_for(is_missed, poll_s=1.0)
             # Twice where it had not yet, and started the engine anew on the lost machine too.
             assert workers.engines.end_step()["rollout/engine_restarts"] >= 1
+            session.learn_and_sync()
+            session.check_answers()
 
             nodes.add_node(num_cpus=1, **NODE)
             wait_for(started_again, poll_s=1.0)
-            until_both_answer()
+            session.check_each()
             session.learn_and_sync()
-            assert session.receivers() == {"engine_0", "engine_1"}
-            session.check_answers()
+            session.check_each()
 
 
 @pytest.mark.slow
@@ -114,12 +156,7 @@ def test_engines_come_and_go_with_their_machines(
     config = settings(
         data={"max_prompt_length": 64, "max_response_length": 64},
         actor={"lr": 1e-2},
-        rollout={
-            "engine": "hf",
-            "num_engines": 2,
-            "min_engines": 1,
-            "weight_sync": "broadcast",
-        },
+        rollout={"engine": "hf", "num_engines": 2, "min_engines": 1},
         resources={"learner_threads": 1},
     )
     arguments = (config.model_dump(mode="json"), tiny_model_path, random_rollouts(8), tmp_path)
@@ -131,3 +168,55 @@ def test_engines_come_and_go_with_their_machines(
         process.kill()
     assert process.exitcode == 0  # else its traceback is in what was written to standard error
     survived("machine lost", "of one of two engines, for two steps")
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+@pytest.mark.timeout(900)
+def test_new_weights_reach_all_engines_and_outlive_each_of_them(
+    tiny_model_path: Path,
+    tmp_path: Path,
+    settings: Callable[..., RunConfig],
+    random_rollouts: Callable[..., list[Rollout]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    survived: Ledger,
+) -> None:
+    monkeypatch.setattr(workers_module, "RolloutActor", FaultyRolloutActor)
+    caplog.set_level(logging.WARNING, "rl_core.workers")
+    config = settings(
+        data={"max_prompt_length": 64, "max_response_length": 64},
+        actor={"lr": 1e-2},
+        rollout={"engine": "hf", "num_engines": 2},
+        resources={"learner_threads": 1, "learner_ranks": 2},
+    )
+
+    def said(words: str) -> int:
+        return sum(words in record.getMessage() for record in caplog.records)
+
+    with Workers.start(config, tiny_model_path, log_folder=tmp_path / "logs") as workers:
+        session = Session(workers, random_rollouts(8), tmp_path)
+        for _ in range(2):
+            session.learn_and_sync()
+            session.check_each()
+        assert workers.engines.end_step()["rollout/engine_restarts"] == 0
+
+        session.kill("engine_0")  # while idle: found when weights come
+        session.learn_and_sync()
+        session.check_answers()
+        wait_for(lambda: said("has started again, in") == 1)
+        session.check_each()
+        workers.engines.end_step()
+
+        ray.get(workers.engines.actors["engine_1"].die_at_weights.remote())
+        session.learn_and_sync()
+        session.check_answers()
+        wait_for(lambda: said("has started again, in") == 2)
+        session.check_each()
+        workers.engines.end_step()
+
+        for name in ("engine_0", "engine_1"):  # nobody has the weights but Ray's object store
+            session.kill(name)
+        session.check_answers()
+        assert workers.engines.end_step()["rollout/engine_restarts"] == 2
+    survived("SIGKILL", "an engine as weights come, idle, all at once")

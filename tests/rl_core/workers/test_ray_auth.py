@@ -15,9 +15,13 @@ from typing import Any
 
 import grpc
 import pytest
+from ray._raylet import AuthenticationMode, get_authentication_mode
 
+from rl_core.config.run import ResourcesConfig, RunConfig
 from rl_core.workers import ray_auth
-from rl_core.workers.ray_auth import mode_for, send_token
+from rl_core.workers.ray_auth import mode_for, private, reread_settings, send_token
+from rl_core.workers.session import ray_session
+from tasks.preflight import preflight
 from tests.support.harness import LIMIT_S, ROOT
 from tests.support.ray_head import environment_of_ray, ray_head
 
@@ -87,15 +91,17 @@ def test_a_token_is_sent_wherever_it_stands(
 ) -> None:
     given(tmp_path, monkeypatch)
     with guarded_by(TOKEN) as port:
-        for address in (f"127.0.0.1:{port}", f"{ELSEWHERE}:{port}", f"ray://127.0.0.1:{port}"):
+        for address in (f"127.0.0.1:{port}", f"{ELSEWHERE}:{port}"):
             assert mode_for(address) == "token"
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
         assert mode_for("auto") == "token"
-        reread: list[str] = []
-        send_token("auto", reread=lambda: reread.append(os.environ["RAY_AUTH_MODE"]))
-        assert reread == ["token"]
-        monkeypatch.setenv("RAY_AUTH_MODE", "token")
-        assert mode_for("auto") is None  # as the environment says
+        try:
+            send_token("auto")
+            assert get_authentication_mode() is AuthenticationMode.TOKEN
+            assert mode_for("auto") is None  # as the environment says
+        finally:
+            monkeypatch.delenv("RAY_AUTH_MODE")
+            reread_settings()
 
 
 @pytest.mark.parametrize(
@@ -132,6 +138,86 @@ def test_a_ray_without_a_token_is_joined_on_loopback_or_where_the_user_says_so(
         assert mode_for(f"{ELSEWHERE}:{port}") is None
 
 
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_rays_client_is_refused_for_a_job_in_the_cluster(
+    by_variable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = "auto" if by_variable else "ray://127.0.0.1:10001"
+    monkeypatch.setenv("RAY_ADDRESS", "ray://127.0.0.1:10001")
+    config = RunConfig(resources=ResourcesConfig(ray_address=address))
+    with (
+        pytest.raises(ValueError, match=r"use `ray job submit`$"),
+        ray_session(config, tmp_path, None, learner=True),
+    ):
+        pass
+    (ray,) = [finding for finding in preflight(config) if finding.check == "ray"]
+    assert ray.level == "fatal"
+    assert "ray://127.0.0.1:10001" in ray.message
+    assert "ray job submit" in ray.remedy
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root makes another user's file")
+@pytest.mark.parametrize("link", [False, True])
+def test_another_users_note_is_not_taken_for_ours(tmp_path: Path, link: bool) -> None:
+    note = tmp_path / "ray_current_cluster"
+    with guarded_by(ANYBODY) as port:
+        (tmp_path / "own").write_text(f"127.0.0.1:{port}")
+        if link:
+            note.symlink_to(tmp_path / "own")
+        else:
+            note.write_text(f"127.0.0.1:{port}")
+            os.chown(note, 65534, 65534)
+        said = "ray_current_cluster is another user's: name the address"
+        with pytest.raises(ValueError, match=said):
+            mode_for("auto")
+        config = RunConfig(resources=ResourcesConfig(ray_address="auto"))
+        with (
+            pytest.raises(ValueError, match=said),
+            ray_session(config, tmp_path, None, learner=True),
+        ):
+            pass
+        (ray,) = [finding for finding in preflight(config) if finding.check == "ray"]
+        assert ray.level == "fatal"
+        assert said.partition(":")[0] in ray.message
+
+
+def test_what_was_not_named_is_joined_with_a_token_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with guarded_by(ANYBODY) as port:
+        (tmp_path / "ray_current_cluster").write_text(f"127.0.0.1:{port}")
+        with pytest.raises(ValueError, match="=auto: this Ray takes commands from whoever reaches"):
+            mode_for("auto")
+        monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+        assert mode_for("auto") is None
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    by_variable(tmp_path, monkeypatch)
+    with guarded_by(TOKEN) as port:
+        (tmp_path / "ray_current_cluster").write_text(f"127.0.0.1:{port}")
+        assert mode_for("auto") == "token"
+
+
+def test_the_shell_neither_opens_nor_learns_of_a_private_ray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_variable(tmp_path, monkeypatch)
+    by_named_file(tmp_path, monkeypatch)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    before, tokens = dict(os.environ), set()
+    try:
+        for _ in range(2):
+            with private():
+                assert get_authentication_mode() is AuthenticationMode.TOKEN
+                assert "RAY_AUTH_TOKEN_PATH" not in os.environ
+                tokens.add(os.environ["RAY_AUTH_TOKEN"])
+            assert dict(os.environ) == before
+        assert len(tokens - {TOKEN}) == 2
+        assert {len(token) for token in tokens} == {64}
+    finally:
+        reread_settings()
+    assert get_authentication_mode() is AuthenticationMode.DISABLED
+
+
 def test_where_nothing_answers_it_is_for_ray_to_complain(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mode_for("auto") is None
     assert mode_for("127.0.0.1:9") is None
@@ -164,7 +250,7 @@ def test_a_real_ray_serves_who_has_its_token_and_says_who_has_not(
     tmp_path: Path, tiny_model_path: Path
 ) -> None:
     settings = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
-    with ray_head(environment_of_ray(tmp_path, **settings)) as (address, client_address):
+    with ray_head(environment_of_ray(tmp_path, **settings)) as address:
 
         def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
             own = environment_of_ray(tmp_path, **variables)
@@ -176,9 +262,8 @@ def test_a_real_ray_serves_who_has_its_token_and_says_who_has_not(
             words = (sys.executable, "-c", GENERATES, at, str(tiny_model_path), str(tmp_path))
             return run(*words, **variables)
 
-        for right in (address, client_address):
-            done = generate(right, RAY_AUTH_TOKEN=TOKEN)
-            assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
+        done = generate(address, RAY_AUTH_TOKEN=TOKEN)
+        assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
         wrong = generate(address, RAY_AUTH_TOKEN=OTHER)
         refusal = "this Ray refuses the token of RAY_AUTH_TOKEN"
         assert wrong.stderr.splitlines()[-1].startswith(
@@ -186,12 +271,12 @@ def test_a_real_ray_serves_who_has_its_token_and_says_who_has_not(
         )
         told = run(
             *(COMMAND, "run", f"storage.root={tmp_path / 'outputs'}"),
-            f"resources.ray_address={client_address}",
+            f"resources.ray_address={address}",
             RAY_AUTH_TOKEN=OTHER,
         )
         assert told.returncode == 2, told.stderr
         assert told.stderr.count("\n") == 1
-        assert f"resources.ray_address={client_address}: {refusal}" in told.stderr
+        assert f"resources.ray_address={address}: {refusal}" in told.stderr
     for file in filter(Path.is_file, tmp_path.rglob("*")):
         assert TOKEN.encode() not in file.read_bytes(), file
         assert OTHER.encode() not in file.read_bytes(), file

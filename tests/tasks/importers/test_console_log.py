@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_core.tracking.diagnosis import diagnose
-from tasks.importers.console_log import import_log, is_log, logged_settings, read_log
+from tasks.importers.console_log import (
+    import_log,
+    is_log,
+    logged_settings,
+    other_trainer,
+    read_log,
+)
 from tasks.queries.sql import ask
 from tasks.report import write_report
 from tests.support.launch_scripts import PRINTED
@@ -30,6 +36,70 @@ def test_steps_are_read_as_verl_prints_them() -> None:
         2: {"critic/kl": 0.002, "critic/score/mean": 0.05, "actor/entropy_loss": 0.7},
         3: {"critic/score/mean": 0.06, "timing_s/step": 8.5},
     }
+
+
+def test_a_test_of_todays_verl_and_any_numpy_number_are_read() -> None:
+    log = (
+        "(TaskRunner pid=9) step:5 - val-core/a/reward/mean@1:np.float64(0.5) - "
+        "val-core/b/reward/mean@1:0.25 - val-core/b/acc/mean@1:np.float32(0.75) - "
+        "val-core/b/reward/best@4/mean:0.9 - val-aux/num_turns/max:np.int32(2) - n:np.int64(-3)\n"
+    )
+    (row,) = read_log(log).values()
+    assert (row["val/score"], row["val/accuracy"]) == (0.375, 0.75)
+    assert (row["val-aux/num_turns/max"], row["n"]) == (2.0, -3.0)
+
+
+def test_values_that_are_no_numbers_are_told_with_the_step_where_they_begin(tmp_path: Path) -> None:
+    file = tmp_path / "nan.log"
+    file.write_text(
+        "".join(
+            f"step:{i} - actor/grad_norm:{'nan' if i > 6 else 0.2} - actor/pg_loss:"
+            f"{'-inf' if i > 7 else 0.1} - critic/score/mean:{0.0 if i > 7 else 0.3 + i / 100}\n"
+            for i in range(1, 13)
+        )
+    )
+    run = import_log(file, root=tmp_path, run_id="nan")
+    found = {one.rule: str(one) for one in diagnose(run.metrics.read())}
+    assert "from step 7 on" in found["not_finite"]
+    assert "(actor/grad_norm is nan or inf there)" in found["not_finite"]
+    assert "the score fell to 0 at step 8 and stayed there" in found["score_lost"]
+
+
+@pytest.mark.parametrize("score", [-1.0, 1.0, 0.5])
+def test_a_score_that_never_changes_is_a_finding(tmp_path: Path, score: float) -> None:
+    file = tmp_path / "same.log"
+    file.write_text("".join(f"step:{i} - critic/score/mean:{score}\n" for i in range(1, 13)))
+    run = import_log(file, root=tmp_path, run_id="same")
+    (found,) = diagnose(run.metrics.read())
+    assert found.rule == "reward_always_same"
+    assert f"critic/score/mean is {score:g} in all 12 steps" in found.evidence
+
+
+def test_settings_are_read_although_other_lines_stand_within() -> None:
+    lines = PRINTED.splitlines()
+    start = next(i for i, line in enumerate(lines) if "{'" in line)
+    for foreign in (
+        "(WorkerDict pid=8) Loading checkpoint shards: 100%",
+        "INFO 11-25 10:00:00 [worker.py:1] loading",
+        "(raylet) Spilled 1 MiB",
+    ):
+        broken = [*lines[: start + 2], foreign, *lines[start + 2 :]]
+        assert logged_settings("\n".join(broken)) == logged_settings(PRINTED), foreign
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        (
+            "TRL",
+            "{'loss': 0.01, 'grad_norm': 1.2, 'rewards/acc': 0.4, 'reward': 0.5, 'epoch': 0.1}",
+        ),
+        ("OpenRLHF", "Train epoch [1/1]: 50%|##| 4/8 [00:01<00:01, policy_loss=0.01, act_lr=1e-6]"),
+        (None, "step:1 - critic/score/mean:0.1"),
+    ],
+)
+def test_logs_of_other_trainers_are_known(name: str | None, line: str) -> None:
+    assert other_trainer(f"some line\n{line}\n") == name
 
 
 @given(st.text(max_size=300))

@@ -4,9 +4,17 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given
 
 from tasks.importers.launch_script import Imported, import_script
-from tests.support.launch_scripts import ARRAYS, FROM_OUTSIDE, GSM8K, PLANTED, SOUND
+from tests.support.launch_scripts import (
+    ARRAYS,
+    FROM_OUTSIDE,
+    GSM8K,
+    PLANTED,
+    SOUND,
+    shell_texts,
+)
 
 
 def said(imported: Imported, line: int) -> list[str]:
@@ -258,6 +266,36 @@ def test_what_is_out_of_range_and_what_is_lacking_is_said_and_left_out() -> None
     assert "actor.lr" not in imported.settings
 
 
+UNKNOWN = "data.train_files=x trainer.experiment_name=x"
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("{actor}.policy_loss.loss_mode=gpg", "loss_mode=gpg is not known here: vanilla, gspo"),
+        ("actor_rollout_ref.rollout.top_p=0.9", "top_p=0.9 samples from fewer tokens"),
+        ("algorithm.kl_penalty=abs", "KL estimate abs is not known here: kl, k1"),
+        ("{actor}.optim.warmup_style=exp", "actor: the schedule exp is not known here"),
+        (f"{UNKNOWN} {{actor}}.optim.warmup_style=linear", "without a known number of steps"),
+        (f"{UNKNOWN} {{actor}}.optim.lr_warmup_steps_ratio=0.1", "0.1 of an unknown number"),
+        ("critic.optim.lr_warmup_steps=5", "the critic's rate starts in full"),
+        ("{actor}.optim.optimizer=Lion", "optim.optimizer=Lion is not known here: now AdamW"),
+        (
+            "trainer.n_gpus_per_node=8 {actor}.optim.optimizer=AdamW8bit",
+            "AdamW8bit works in one learner process here",
+        ),
+        ("custom_reward_function.path=my-score.py", "my-score.py cannot be imported by its name"),
+        ("data.train_batch_size=$(nproc)", "data.train_batch_size=$(nproc) is known only when it"),
+        ("trainer.save_freq=-1", "verl keeps nothing of the run: here every 100 steps"),
+        ("data.train_files=['a/gsm8k.json','b/gsm8k.json']", "b/gsm8k.json are not here"),
+        ("data.seed=1 data.shuffle=True", "data.seed, data.shuffle do nothing here"),
+    ],
+)
+def test_each_sentence_of_the_table_has_its_facts(setting: str, words: str) -> None:
+    written = setting.format(actor="actor_rollout_ref.actor")
+    assert found(import_script(f"{GSM8K.rstrip()} \\\n    {written}\n"), words)
+
+
 def test_data_that_is_here_is_used(tmp_path: Path) -> None:
     file = tmp_path / "train.parquet"
     file.touch()
@@ -281,3 +319,112 @@ def test_an_instruction_model_gets_its_prompt() -> None:
 def test_a_file_without_settings_of_verl_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no settings were found"):
         import_script(f"{text}\n")
+
+
+TRAIN = "python3 -m verl.trainer.main_ppo"
+LOOP = f"""LENS=(256 512)
+for i in "${{!LENS[@]}}"; do
+  {TRAIN} data.train_batch_size=8 data.max_response_length=${{LENS[$i]}}
+done
+"""
+FUNCTION = f"""train() {{
+  {TRAIN} algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=$1 data.train_batch_size=$2
+}}
+train 8 64
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            f"{TRAIN} a.b=1 \\\n  # c.d=2 \\\n  e.f=3\n",
+            "the command ends here and loses 1 settings",
+        ),
+        (f"{TRAIN} a.b=1 \\\n  x.y= # later\n  e.f=3\n", "loses 1 settings, from 'e.f=3' on"),
+        (f"$HOME=/srv\n{TRAIN} data.seed=1\n", "$HOME=... assigns nothing"),
+        (f"{TRAIN} --config-name=my_grpo data.seed=1\n", "the configuration my_grpo is not read"),
+        (LOOP, """'for i in "${!LENS[@]}"; do' is not followed"""),
+        (LOOP, "give it: countdown-train import SCRIPT i=VALUE"),
+        (FUNCTION, "countdown-train import SCRIPT 1=8 2=64, as in line 4"),
+        (FUNCTION, "how many responses grpo compares is not known"),
+        (f"{TRAIN} data.train_files=x data.prompt_key=problem\n", "from the column `prompt`"),
+        (
+            f"{TRAIN} +data.apply_chat_template_kwargs.enable_thinking=False\n",
+            "enable_thinking=False has no equivalent here",
+        ),
+    ],
+)
+def test_what_is_not_read_is_said_by_its_name(text: str, words: str) -> None:
+    assert found(import_script(text), words)
+
+
+def test_what_is_given_for_a_loop_and_a_function_is_taken() -> None:
+    assert import_script(LOOP, {"i": "1"}).settings["data.max_response_length"] == 512
+    settings = import_script(FUNCTION, {"1": "8", "2": "64"}).settings
+    assert (settings["algorithm.group_size"], settings["data.train_batch_size"]) == (8, 64)
+    assert "$L is not set" not in str(import_script(f"A='a.b=1 c.d=2'\n{TRAIN} $A\n").findings)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f'cd x\nssh node "{TRAIN} data.seed=1"\n', "the command in line 2 stands in a text"),
+        (f"`{TRAIN} data.seed=1`\n", "the command in line 1 stands in a text or in back-ticks"),
+        (
+            "export N_GPUS=2 HF_TOKEN=hf_abcdefghijkl\nbash ./train.sh\n",
+            r"it starts ./train.sh in line 2, .* countdown-train import ./train.sh N_GPUS=2$",
+        ),
+        ("accelerate launch grpo.py --num_generations 8\n", "a script of TRL, which is not read"),
+        ("python3 -m openrlhf.cli.train_ppo_ray --pretrain x\n", "a script of OpenRLHF"),
+    ],
+)
+def test_a_script_without_a_command_that_trains_is_refused_by_what_it_has(
+    text: str, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        import_script(text)
+
+
+def test_words_of_a_variable_without_quotes_are_split() -> None:
+    settings = import_script(f"A='data.train_batch_size=8 data.seed=1'\n{TRAIN} $A\n").settings
+    assert settings["data.train_batch_size"] == 8
+
+
+def test_a_secret_of_the_shell_never_becomes_a_setting() -> None:
+    script = (
+        "export WANDB_API_KEY=0123456789abcdef\nALIAS=$AWS_SECRET_ACCESS_KEY\n"
+        "python3 -m verl.trainer.main_ppo data.train_batch_size=8 "
+        "trainer.project_name=$AWS_SECRET_ACCESS_KEY trainer.experiment_name=$WANDB_API_KEY "
+        "actor_rollout_ref.model.path=${HF_TOKEN:-a/b} data.max_prompt_length=$ALIAS\n"
+    )
+    secrets = {"AWS_SECRET_ACCESS_KEY": "stolen+stolen", "HF_TOKEN": "hf_stolen_stolen"}
+    for answers, shell in (({}, secrets), (secrets, {})):
+        imported = import_script(script, answers, shell)
+        said = imported.preset("x.sh") + "\n".join(map(str, imported.findings))
+        assert "stolen" not in said
+        assert "0123456789abcdef" not in said
+        assert imported.settings["model.path"] == "a/b"  # its own default
+        assert found(imported, "$AWS_SECRET_ACCESS_KEY looks like a secret and is not read")
+
+
+@pytest.mark.parametrize(
+    "value", ["~nobody-of-that-name/model", "!!bool x", "0x_", "2024-13-45", "[" * 3_000, "&a [*a]"]
+)
+def test_a_value_that_is_no_number_or_path_of_anything_is_a_text(value: str) -> None:
+    script = f"python3 -m verl.trainer.main_ppo data.train_batch_size=64 x.y='{value}' "
+    script += f"actor_rollout_ref.model.path='{value}'"
+    imported = import_script(script)
+    assert imported.settings["model.path"] == value
+    assert yaml.safe_load(imported.preset("x"))["model"]["path"] == value
+
+
+@given(shell_texts, shell_texts)
+def test_any_text_is_imported_or_refused_in_words(before: str, words: str) -> None:
+    text = f"{before}\npython3 -m verl.trainer.main_ppo data.train_batch_size=64 {words}"
+    try:
+        imported = import_script(text, {"A": "x"})
+    except ValueError:
+        pass
+    else:
+        yaml.safe_load(imported.preset("any"))

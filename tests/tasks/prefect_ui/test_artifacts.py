@@ -7,9 +7,7 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from tasks.prefect_ui import artifacts
-from tasks.prefect_ui.artifacts import LiveArtifacts, create_table_artifact
-
-pytestmark = pytest.mark.filterwarnings("ignore:Artifact creation outside")
+from tasks.prefect_ui.artifacts import LiveArtifacts, create_table_artifact, fitted
 
 
 def test_a_server_that_is_away_costs_the_artifact_and_a_warning(
@@ -19,7 +17,7 @@ def test_a_server_that_is_away_costs_the_artifact_and_a_warning(
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/api"
         with temporary_settings({PREFECT_API_URL: url}):
-            create_table_artifact([{"a": 1}], key="numbers")
+            create_table_artifact([{"a": 1}], key="numbers", description="some")
             live = LiveArtifacts()
             live.show("training", "progress", lambda: 50.0, "half")
             live.close()
@@ -51,10 +49,30 @@ def test_what_cannot_be_made_costs_itself_and_is_made_in_no_step_of_training(
         raise ValueError("no picture today\nmore of it")
 
     live = LiveArtifacts()
-    live.show("learning-curve", "image", fail, "")
+    live.show("learning-curve", "markdown", fail, "")
     live.show("samples", "markdown", lambda: made.append(threading.current_thread().name), "")
     live.close()
     (warning,) = [record.getMessage() for record in caplog.records]
     assert warning == "the artifact learning-curve could not be made: no picture today"
     assert made != []
     assert made != [threading.current_thread().name]
+
+
+def test_a_table_fits_a_window_of_1280_pixels_and_has_rounded_numbers_and_no_lists() -> None:
+    long = "a 12 GiB card holds 4 of 8 responses at a time: - set rollout.sleep=true " * 3
+    rows = [
+        {"level": "warning", "found": long, "what to do": "x" * 200, "seconds": 1.23456789},
+        {"level": "ok", "found": "first\n second", "first rows": [3, 0.125999], "seconds": 7},
+    ]
+    table = fitted(rows)
+    assert [list(row) for row in table] == [[*rows[0], "first rows"]] * 2
+    assert (table[0]["seconds"], table[1]["seconds"]) == (1.235, 7)
+    assert (table[0]["first rows"], table[1]["first rows"]) == (None, "3, 0.126")
+    assert table[1]["found"] == "first\n second"
+    lines = {name: str(cell).split("\n") for name, cell in table[0].items()}
+    assert sum(max(map(len, column)) for column in lines.values()) <= 75
+    assert " ".join(lines["found"]).replace("\u200b", "") == long.strip()
+    assert "".join(lines["what to do"]) == "x" * 200
+    assert not any(line.startswith("- ") for line in lines["found"]), "it would be a list"
+    short = [{"check": "disk", "found": "7 GiB free"}]
+    assert fitted(short) == short

@@ -23,8 +23,17 @@ def test_a_later_start_is_named_by_what_is_other(
 
     assert attempt_name({"run": run_with(0)}) == "train"
     run = run_with(seed)
-    assert attempt_name({"run": run}) == f"train attempt 2: {changed}, from step 0"
+    assert attempt_name({"run": run}) == f"train attempt 2, continued: {changed}, from step 0"
     show_attempts(run, logging.getLogger("attempts"))
     assert caplog.messages == [f"attempt 2, from step 0 with {changed}: continued"]
     run.add_attempt("out of memory in gen", {"rollout.kv_cache_mib": (128, 64)})
-    assert attempt_name({"run": run}) == "train attempt 3: rollout.kv_cache_mib=64, from step 0"
+    name = "train attempt 3 after out of memory in gen: rollout.kv_cache_mib=64, from step 0"
+    assert attempt_name({"run": run}) == name
+    run.add_attempt(
+        "out of memory in update_critic: tried to allocate 2.3 GiB",
+        {"model.gradient_checkpointing": (False, True), "rollout.kv_cache_mib": (64, 32)},
+    )
+    assert attempt_name({"run": run}) == (
+        "train attempt 4 after out of memory in update_critic: "
+        "gradient checkpointing rollout.kv_cache_mib=32, from step 0"
+    )

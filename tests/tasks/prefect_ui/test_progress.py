@@ -29,7 +29,7 @@ def test_a_step_is_described_in_one_line():
     )
 
 
-def test_tests_are_logged_with_step_and_time_left_but_not_every_step(caplog):
+def test_the_ui_shows_tests_with_step_and_time_left_but_not_every_step(caplog):
     caplog.set_level(logging.INFO)
     budget = BudgetConfig(price_per_hour=3600.0, currency="$")
     logger = logging.getLogger("progress")
@@ -37,11 +37,12 @@ def test_tests_are_logged_with_step_and_time_left_but_not_every_step(caplog):
         progress.on_step(0, 4, {"val/accuracy": 0.5})
         progress.on_step(1, 4, METRICS)
         progress.on_step(2, 4, METRICS | {"val/accuracy": 0.625})
-    assert [record.message.split(" · ")[:2] for record in caplog.records] == [
+    shown = [record for record in caplog.records if record.send_to_api]
+    assert [record.message.split(" · ")[:2] for record in shown] == [
         ["step 0/4", "test 0.500"],
         ["step 2/4", "accuracy 0.250"],
     ]
-    assert caplog.records[1].message.endswith(" · 20 s, 20.0 $ left")
+    assert shown[1].message.endswith(" · 20 s, 20.0 $ left")
 
 
 def test_what_is_left_is_estimated_before_the_fifth_step_and_measured_from_then_on(caplog):
@@ -116,13 +117,17 @@ def test_without_console_the_terminal_shows_warnings_and_log_txt_has_the_steps(
         progress_on_stdout(links=False),
         TrainingProgress(logger, on_console=on_console, budget=BudgetConfig()) as progress,
     ):
-        progress.on_step(1, 2, METRICS)
+        progress.on_step(1, 3, METRICS)
+        progress.on_step(2, 3, METRICS)
         logger.warning("something is odd")
-    assert "step 1/2 · accuracy 0.250" in (tmp_path / "log.txt").read_text()
+    logged = (tmp_path / "log.txt").read_text()
+    assert "step 1/3 · accuracy 0.250" in logged
+    assert "step 2/3 · accuracy 0.250" in logged
     shown = capsys.readouterr().out
+    assert "step 2/3" not in shown  # the bar has it
     assert "something is odd" in shown
-    assert ("step 1/2" in shown) is on_console
-    assert ("1/2" in terminal.getvalue()) is on_console
+    assert ("step 1/3" in shown) is on_console
+    assert ("1/3" in terminal.getvalue()) is on_console
 
 
 def test_a_step_that_is_remembered_takes_no_names_of_its_own():

@@ -14,9 +14,6 @@ import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
 from flows.cli.main import run_command
-from rl_core.config.run import ResourcesConfig, RunConfig
-from rl_core.workers import ray_auth
-from tasks.preflight_checks import leftovers as module
 from tasks.preflight_checks.finding import Finding
 from tasks.preflight_checks.leftovers import left_processes, leftover_findings
 from tests.support.faults import leave_free, mounted_small_disk
@@ -27,17 +24,18 @@ PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
 NOBODY = "http://127.0.0.1:9/api"
 
 
-def found(config: RunConfig | None = None) -> list[Finding]:
-    return list(leftover_findings(config or RunConfig()))
+def found() -> list[Finding]:
+    return list(leftover_findings())
 
 
 @contextmanager
-def answering(status: int) -> Iterator[str]:
+def answering(status: int, beside_health: int | None = None) -> Iterator[str]:
     """A server that answers everything with a status; yields its URL as Prefect's API."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(status)
+            is_probe = beside_health is None or self.path.endswith("/health")
+            self.send_response(status if is_probe else beside_health)
             self.end_headers()
 
         def log_message(self, *args: object) -> None:
@@ -52,39 +50,9 @@ def answering(status: int) -> Iterator[str]:
         server.server_close()
 
 
-def test_nothing_is_said_where_nothing_was_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+def test_nothing_is_said_where_nothing_was_left() -> None:
     with temporary_settings(restore_defaults={PREFECT_API_URL}):
         assert [finding for finding in found() if finding.check != "leftovers"] == []
-
-
-def test_a_ray_address_of_the_environment_is_named_and_not_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
-    (ray,) = (finding for finding in found() if finding.check == "ray")
-    assert ray.level == "ok"
-    assert "RAY_ADDRESS=127.0.0.1:9 is not used, the run starts a Ray of its own" in ray.message
-
-
-def test_an_automatic_address_that_leads_nowhere_is_fatal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    for reader in (module, ray_auth):
-        monkeypatch.setattr(reader, "RAY_CLUSTER_FILE", tmp_path / "ray_current_cluster")
-    auto = RunConfig(resources=ResourcesConfig(ray_address="auto"))
-    (none,) = (finding for finding in found(auto) if finding.check == "ray")
-    assert none.level == "fatal"
-    assert "finds no Ray (ray start was not called here)" in none.message
-    (tmp_path / "ray_current_cluster").write_text("127.0.0.1:9\n")
-    (stale,) = (finding for finding in found(auto) if finding.check == "ray")
-    assert stale.level == "fatal"
-    assert "which means 127.0.0.1:9, finds no Ray (127.0.0.1:9: " in stale.message
-    assert f"after removing {tmp_path / 'ray_current_cluster'}" in stale.remedy
-    with answering(200) as url:
-        (tmp_path / "ray_current_cluster").write_text(url.removeprefix("http://")[: -len("/api")])
-        assert [finding for finding in found(auto) if finding.check == "ray"] == []
 
 
 def test_what_answers_at_prefects_address_is_asked_what_it_is() -> None:
@@ -95,6 +63,10 @@ def test_what_answers_at_prefects_address_is_asked_what_it_is() -> None:
     assert prefect.level == "fatal"
     words = "is no Prefect server (HTTP 404): another program may have its port"
     assert f"PREFECT_API_URL={url} {words}" in prefect.message
+    with answering(200, beside_health=401) as url, temporary_settings({PREFECT_API_URL: url}):
+        (prefect,) = (finding for finding in found() if finding.check == "prefect")
+    assert prefect.message == f"PREFECT_API_URL={url} refuses the login"
+    assert "PREFECT_API_AUTH_STRING=name:password" in prefect.remedy
 
 
 def test_a_server_that_is_gone_stops_a_run_but_no_command_that_needs_none(

@@ -196,7 +196,7 @@ def test_a_card_of_its_own_holds_learner_or_engine(tmp_path: Path) -> None:
 RANKS = ["resources.learner_gpus=1", "resources.rollout_gpus=1"]
 
 
-def test_ranks_are_told_what_each_holds_and_sends(tmp_path: Path) -> None:
+def test_ranks_are_told_what_each_holds(tmp_path: Path) -> None:
     preset = [f"storage.root={tmp_path}", "preset=tinyzero-0.5b-24gb", *RANKS]
     assert list(rank_findings(compose(preset))) == []
     (found,) = rank_findings(compose([*preset, "resources.learner_ranks=4"]))
@@ -204,10 +204,6 @@ def test_ranks_are_told_what_each_holds_and_sends(tmp_path: Path) -> None:
     actor, critic = 494_032_768, 494_032_768 + 897
     rest = 4 * (3 * (actor + critic) + actor) / 4
     assert f"each of 4 holds {rest / 2**30:.2f} GiB at rest and " in found.message
-    # Two updates of both; before them log-probs, reference and values.
-    updated = 2 * (actor + critic)
-    assert f"{4 * updated / 1e9:.1f} GB of gradients" in found.message
-    assert f"{4 * (2 * actor + critic + updated) / 1e9:.1f} GB of weights are" in found.message
 
 
 def test_more_ranks_make_room_where_cards_can_be_added(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def test_a_folder_is_a_model_of_no_run(root: Path, tiny_model_path: Path) -> Non
         ("alhpa/best", r"checkpoint=alhpa/best .* \(did you mean the run 'alpha'\?\)"),
         ("/no/such/folder", "checkpoint=/no/such/folder is no folder and no cached hub model"),
         ("{root}", "is a folder without config.json"),
+        ("none.gguf", r"checkpoint=none\.gguf: there is no such file"),
         ("step_000099", "beta has no checkpoint 'step_000099'"),
     ],
 )

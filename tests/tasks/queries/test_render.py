@@ -115,3 +115,36 @@ def test_list_of_queries_names_each_with_its_parameters() -> None:
 
 def test_no_row_and_no_column_are_a_count_alone() -> None:
     assert render(pl.DataFrame([]), "table", width=80) == b"(no rows)\n"
+
+
+def test_no_text_becomes_a_formula_of_a_spreadsheet() -> None:
+    """Texts that a model wrote; numbers stay what they are."""
+    texts = [
+        "=1+1",
+        "+cmd|' /C calc'!A0",
+        "-2+3",
+        "@SUM(A1)",
+        "\t=1",
+        "-2.5e3",
+        "+7",
+        "plain",
+        None,
+    ]
+    frame = pl.DataFrame({"=head": texts, "number": [-1.5 * i for i in range(len(texts))]})
+    rows = list(csv.reader(io.StringIO(render(frame, "csv", width=80).decode())))
+    assert rows[0] == ["'=head", "number"]
+    assert [row[0] for row in rows[1:]] == [
+        *(
+            "'=1+1",
+            "'+cmd|' /C calc'!A0",
+            "'-2+3",
+            "'@SUM(A1)",
+            "'\t=1",
+            "-2.5e3",
+            "+7",
+            "plain",
+            "",
+        ),
+    ]
+    assert [float(row[1]) for row in rows[1:]] == frame["number"].to_list()
+    assert json.loads(render(frame, "json", width=80))[0]["=head"] == "=1+1"

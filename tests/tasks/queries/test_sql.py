@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import shlex
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flows.cli.main import run_command
 from rl_core.checkpoints.store import save_checkpoint
@@ -17,7 +20,13 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.schema import EVALUATION, ROLLOUTS
 from rl_core.types import Completion, Problem, Rollout, ScoredText
 from tasks.queries import saved_questions, sql
+from tasks.queries.render import render
 from tests.support.sql_answers import ANSWERS, A, B
+
+
+@pytest.fixture(scope="module")
+def empty_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("no_runs")
 
 
 def rounded(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
@@ -71,7 +80,7 @@ def test_one_run_by_name_or_latest(shared_runs: Path) -> None:
     assert runs("latest") == [B]
     counted = sql.run_query("select count(*) from rollouts", root=shared_runs, run="latest")
     assert counted.item() == 1
-    with pytest.raises(ValueError, match=r"no run 'alhpa' in .*: did you mean 'alpha'\?"):
+    with pytest.raises(ValueError, match=r"no run 'alhpa' in .*; did you mean alpha\?"):
         runs("alhpa")
 
 
@@ -103,7 +112,7 @@ def test_without_any_run_all_views_are_empty_with_their_columns(tmp_path: Path) 
         assert frame.is_empty()
         return frame.columns
 
-    assert columns("rollouts") == ROLLOUTS.names
+    assert columns("rollouts") == [*ROLLOUTS.names, "target"]
     assert columns("evaluations") == EVALUATION.names
     assert set(columns("held_out")) < set(EVALUATION.names)
     assert columns("metrics") == ["run_id", "step", "epoch", "logged_at", "metric", "value"]
@@ -118,6 +127,17 @@ def test_unknown_names_suggest_the_nearest(shared_runs: Path) -> None:
         sql.ask("longest_responses", {"limt": "3"}, root=shared_runs)
     with pytest.raises(ValueError, match="parameter limit=many does not read as int"):
         sql.ask("longest_responses", {"limit": "many"}, root=shared_runs)
+
+
+def test_by_default_the_most_frequent_mistake_is_shown(shared_runs: Path) -> None:
+    rows = sql.ask("samples_of_a_verdict", root=shared_runs, run="alpha")
+    counts = sql.run_query(
+        "select verdict, count(*) as n from rollouts where verdict <> 'correct' group by verdict",
+        root=shared_runs,
+        run="alpha",
+    )
+    most = max(counts.rows(), key=lambda row: (row[1], row[0]))
+    assert set(rows["verdict"]) == {most[0]}
 
 
 def test_parameters_are_values_never_sql(shared_runs: Path) -> None:
@@ -159,6 +179,96 @@ def test_only_a_select_over_the_views_is_answered(
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    "statement", ["select '1 day'::interval", "select 1::union(a int)", "select '\udcff'"]
+)
+def test_what_cannot_be_shown_is_refused_in_words(
+    statement: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["sql", "-q", statement, f"storage.root={tmp_path}"]) == 2
+    said = capfd.readouterr().err
+    assert "cast it to text, COLUMN::varchar" in said or "no UTF-8" in said
+
+
+_PIECES = [
+    *[
+        "select ",
+        "from ",
+        "rollouts ",
+        "metrics ",
+        ",",
+        "(",
+        ")",
+        "[",
+        "]",
+        "{",
+        "}",
+        "'",
+        '"',
+        "*",
+    ],
+    *[
+        "1",
+        "99999999999999999999",
+        "1e999",
+        "null",
+        "'nan'::double",
+        "$a",
+        "$1",
+        "?",
+        "::",
+        "blob ",
+    ],
+    *["interval ", "map ", "union ", "enum ", "hugeint ", "decimal(38,10) ", "json ", "order by "],
+    *[
+        "limit ",
+        "group by all ",
+        "values ",
+        "describe ",
+        "summarize ",
+        "pivot ",
+        "x -> x",
+        ";",
+        "--",
+    ],
+    *[
+        "range(3)",
+        "unnest",
+        "\x00",
+        "\ud800",
+        "\U0001f600",
+        "/*",
+        "*/",
+        "copy ",
+        "error('x')",
+        "date ",
+    ],
+    *["read_csv('/etc/passwd')", "query_table", "cast(", " as ", "'infinity'::timestamp", "now()"],
+    *["[1,2]", "{'a':1}", "map{'a':1}", "'x'::blob", "'1 day'::interval", "with t as (", "bit "],
+]
+
+
+@pytest.mark.parametrize("value", ["'infinity'::timestamp", "'-infinity'::date"])
+def test_a_date_that_python_does_not_have_is_refused_in_words(empty_root: Path, value: str) -> None:
+    with pytest.raises(ValueError, match=r"column x .* cast it to text, \"x\"::varchar"):
+        sql.run_query(f"select {value} as x", root=empty_root)
+    shown = sql.run_query(f"select ({value})::varchar as x, null::date as y", root=empty_root)
+    assert b"infinity" in render(shown, "json", width=120)
+    last = sql.run_query("select '9999-12-31 23:59:59'::timestamp as x", root=empty_root)
+    assert b"9999-12-31" in render(last, "json", width=120)
+    nested = sql.run_query(f"select [{value}] as x", root=empty_root)
+    with pytest.raises(ValueError, match="cast it to text"):
+        render(nested, "json", width=120)
+
+
+@settings(max_examples=20)  # each opens a database
+@given(st.lists(st.one_of(st.sampled_from(_PIECES), st.text(max_size=3)), max_size=8).map(" ".join))
+def test_any_select_is_answered_or_refused_in_words(empty_root: Path, text: str) -> None:
+    for statement in (text, f"select {text}"):
+        with contextlib.suppress(ValueError):
+            render(sql.run_query(statement, root=empty_root), "json", width=120)
+
+
 def test_a_name_given_as_a_value_reads_its_view_too(shared_runs: Path) -> None:
     by_value = "select count(*) from query_table('roll' || 'outs')"
     assert sql.run_query(by_value, root=shared_runs).item() == 13
@@ -170,13 +280,43 @@ def test_files_of_older_versions_and_odd_folders_answer(tmp_path: Path) -> None:
         folder = root / "runs" / run / "rollouts"
         folder.mkdir(parents=True)
         row = {"run_id": run, "step": 1, "verdict": "correct", "response_tokens": 3, "epoch": 0}
-        table = pa.Table.from_pylist([row], schema=ROLLOUTS).select(["run_id", *columns][-25:])
+        table = pa.Table.from_pylist([row], schema=ROLLOUTS).select(
+            list(dict.fromkeys(["run_id", *columns]))
+        )
         pq.write_table(table, folder / "step_000001.parquet")
     both = [("new", 0, 1, 3), ("old", None, 1, 3)]
     spent = sql.ask("tokens_spent", root=root)
     assert spent.select("run_id", "epoch", "rollouts", "response_tokens").rows() == both
     (old,) = sql.ask("tokens_spent", root=root, run="old").rows(named=True)
     assert (old["epoch"], old["rollouts"], old["tokens_per_correct"]) == (None, 1, 3.0)
+
+
+def test_how_far_off_wrong_answers_are_can_be_asked(tmp_path: Path) -> None:
+    log = RunFolder.create(RunConfig(run_id="alpha", storage=StorageConfig(root=tmp_path))).rollouts
+    problem = Problem(5, "countdown", (), {"target": 35, "numbers": [3, 14, 7]}, 1)
+    for step, value in enumerate(("77/2", "29", None, "9" * 400), start=1):
+        completion = Completion(np.arange(1), np.zeros(1, np.float32), "stop")
+        scored = ScoredText(0.1, "wrong_value", "x", value)
+        log.write(step, 0, [Rollout(problem, 0, 0, "?", (1,), completion, "x", scored)], {})
+    asked = (
+        "select least(abs(value - target) // 5 * 5, 100) as off, count(*) from rollouts "
+        "where verdict = 'wrong_value' and value is not null group by off order by off"
+    )
+    assert sql.run_query(asked, root=tmp_path).rows() == [(3.5, 1), (6.0, 1)]
+    truths = sql.run_query("select distinct truth, target from rollouts", root=tmp_path)
+    assert truths.rows() == [('{"numbers": [3, 14, 7], "target": 35}', 35.0)]
+
+
+def test_rollouts_of_before_value_and_truth_still_answer(tmp_path: Path) -> None:
+    names = [name for name in ROLLOUTS.names if name not in ("value", "truth")]
+    folder = tmp_path / "runs" / "old" / "rollouts"
+    folder.mkdir(parents=True)
+    row = {"run_id": "old", "step": 1, "verdict": "wrong_value", "response": "x"}
+    table = pa.Table.from_pylist([row], schema=ROLLOUTS).select(names)
+    pq.write_table(table, folder / "step_000001.parquet")
+    select = "select verdict, value, truth, target from rollouts"
+    assert sql.run_query(select, root=tmp_path).rows() == [("wrong_value", None, None, None)]
+    assert sql.ask("samples_of_a_verdict", root=tmp_path)["response"].to_list() == ["x"]
 
 
 def test_a_saved_question_writes_nothing_and_opens_no_other_file(

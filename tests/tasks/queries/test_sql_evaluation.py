@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rl_core.evaluation.statistics import mcnemar_p
 from rl_core.evaluation.summary import compare, summarise
 from rl_core.schema import EVALUATION
 from tasks.queries import sql
+from tasks.queries.saved_questions import SQL_FOLDER
 
 
 def test_evaluation_in_sql_agrees_with_the_evaluation_itself(shared_runs: Path) -> None:
@@ -34,6 +38,31 @@ def test_evaluation_in_sql_agrees_with_the_evaluation_itself(shared_runs: Path) 
     )
     votes = sql.ask("majority_vote", root=shared_runs).row(0, named=True)
     assert votes["majority_accuracy"] == pytest.approx(expected.majority_at_k[4].value)
+
+
+def test_the_interval_of_a_gain_leaves_out_0_exactly_where_its_p_value_is_below_5_percent() -> None:
+    """Of 40 problems, all numbers of wins and losses up to 12."""
+    evaluations: list[dict[str, Any]] = []
+    for won, lost in itertools.product(range(13), repeat=2):
+        for problem in range(40):
+            both = {"run_id": f"{won} {lost}", "prompt_index": problem, "mode": "greedy"}
+            base = "correct" if won <= problem < won + lost else "wrong"
+            trained = "correct" if problem < won else "wrong"
+            evaluations += [{**both, "model": "base", "verdict": base}]
+            evaluations += [{**both, "model": "step_000001", "verdict": trained}]
+    connection = duckdb.connect()
+    connection.register("evaluations", pa.Table.from_pylist(evaluations))
+    question = (SQL_FOLDER / "evaluation" / "gain_over_base.sql").read_text(encoding="utf-8")
+    rows = connection.sql(question).pl().to_dicts()
+    assert len(rows) == 13**2
+    for row in rows:
+        assert row["p_value"] == pytest.approx(mcnemar_p(row["won"], row["lost"]))
+        assert (row["p_value"] < 0.05) == (row["gain_low"] > 0 or row["gain_high"] < 0), row
+        assert row["gain_low"] <= row["gain"] <= row["gain_high"]
+    (one,) = [row for row in rows if (row["won"], row["lost"]) == (7, 1)]
+    low, high = 0.4734903, 0.9968403  # of R's binom.test(7, 8)
+    assert one["gain_low"] == pytest.approx(8 * (2 * low - 1) / 40, abs=1e-6)
+    assert one["gain_high"] == pytest.approx(8 * (2 * high - 1) / 40, abs=1e-6)
 
 
 @pytest.mark.parametrize(

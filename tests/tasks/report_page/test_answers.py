@@ -146,3 +146,10 @@ def test_the_page_does_nothing_in_a_real_browser(tmp_path: Path) -> None:
     assert "<title>r/step_000025 · countdown-train</title>" in dom
     assert "Wrong: 3 of 3" in text_of(dom)
     assert (console, urls) == ("", set())
+
+
+def test_of_a_reasoning_gym_row_question_and_answer_are_shown() -> None:
+    truth = {"task": "gcd", "config": {}, "question": "gcd of 8, 12?", "answer": "4", "metadata": 1}
+    asked = tuple(render_messages("chat", "gcd of 8, 12?"))
+    one = choose_answers(rows()[:1], [Problem(0, "reasoning_gym/gcd", asked, truth, 0)], most=1)
+    assert one.right[0].problem == "gcd of 8, 12? -> 4"

@@ -108,7 +108,8 @@ def test_problems_are_followed_from_test_to_test(two_runs: Path) -> None:
         ("never right", "3, 7 -> 9", [(0, none), (10, wrong), (40, wrong)], 0, 5),
     ]
     page = write_report(run).html.read_text()
-    assert "at 20: &lt;answer&gt;<mark>1 + 20</mark>&lt;/answer&gt;" in page
+    assert 'at 20: &lt;answer&gt;<mark class="right">1 + 20</mark>&lt;/answer&gt;' in page
+    assert 'at 40: &lt;answer&gt;<mark class="wrong">4 + 40</mark>&lt;/answer&gt;' in page
     assert "&lt;b&gt;problem 1&lt;/b&gt;" in page
     assert "3 of 5 tests right" in page
 

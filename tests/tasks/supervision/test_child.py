@@ -16,7 +16,9 @@ from rl_core.errors import OutOfMemory
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.child_process import Channel, unpack
 from tasks.supervision.child import Reporter
+from tasks.supervision.supervisor import call_supervised
 from tasks.train import train_supervised
+from tests.support.traps import SECRETS, WANDB_KEY, set_traps, sprung, what_is_seen
 
 
 class UnpicklableError(RuntimeError):
@@ -92,3 +94,23 @@ def test_what_the_trainer_refuses_is_refused_here(
     told = [record for record in caplog.records if record.name == "tasks.supervision.child"]
     assert "Traceback" in told[-1].getMessage()
     assert "Traceback" in (run.path / "workers" / "trainer.log").read_text()
+
+
+@pytest.mark.parametrize("logs_to_wandb", [False, True])
+def test_a_watched_process_has_no_secrets_and_lends_wandbs_to_the_one_that_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logs_to_wandb: bool
+) -> None:
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(traps := set_traps(tmp_path / "cwd"))
+    seen = call_supervised(
+        what_is_seen,
+        {},
+        name="spy",
+        log_folder=tmp_path,
+        stall_s=120,
+        logger=logging.getLogger("test"),
+        logs_to_wandb=logs_to_wandb,
+    )
+    assert seen == (set(), {WANDB_KEY} if logs_to_wandb else set())
+    assert sprung(traps) == ""

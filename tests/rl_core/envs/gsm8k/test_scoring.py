@@ -68,14 +68,40 @@ def test_eighteen_as_people_write_it(written: str) -> None:
         ("-0", "0", True),
         ("1,800 dollars", "1800", True),
         ("1,800.50", "1800.5", True),
-        ("12,34", "12", True),
-        ("1,2345", "1", True),
-        ("1234,567", "1234", True),
-        ("1,800,00", "1800", True),
+        ("12,34", "12", False),
+        ("1,2345", "1", False),
+        ("1234,567", "1234", False),
+        ("1,800,00", "1800", False),
         ("50%", "0.5", False),
         ("1/2", "0.5", False),
         ("18 19", "19", False),
-        ("18-19", "18", True),
+        ("18-19", "18", False),
+        ("1/2", "1", False),
+        ("2 1/2", "2", False),
+        ("2½", "2", False),
+        ("2 and a half", "2", False),
+        ("10^2", "10", False),
+        ("10²", "10", False),
+        ("10**2", "10", False),
+        ("5e3", "5", False),
+        ("5x3", "5", False),
+        ("3 million", "3", False),
+        ("7.5.3", "7.5", False),
+        ("12:30", "12", False),
+        ("5 - 3", "5", False),
+        ("3*6=18", "18", False),
+        ("18 = 18", "18", False),
+        ("18 or 19", "18", False),
+        ("18 or nineteen", "18", False),
+        ("18, 19, 20", "18", False),
+        ("18 to 20", "18", False),
+        ("18 m^2", "18", True),
+        ("18 square feet", "18", True),
+        ("18 km2.", "18", True),
+        ("18m³", "18", True),
+        ("18 cats and dogs", "18", True),
+        ("18 " + "m" * 100_000, "18", True),
+        ("18 " + "m^" * 50_000, "18", True),
         ("-$5", "-5", True),
         ("$-5", "-5", True),
         ("5", "-5", False),
@@ -109,7 +135,7 @@ def test_numbers(written: str, truth: str, right: bool) -> None:
         ("####- 18", None, "18"),
         ("#### (18)", None, "18"),
         ("#### x = 18", None, "18"),
-        ("#### 18 = 18 = 19", "18", "19"),
+        ("#### 18 = 18 = 19", "18 = 18 = 19", "19"),
         ("9+9=<<9+9=18>>18", None, "18"),
         ("#### $$18", None, "$18"),
         ("\uff0318 #### 18", "18", "18"),
@@ -286,7 +312,11 @@ def last_number(text: str, mode: str) -> str | None:
 def test_the_last_number_is_the_one_that_a_slow_reader_finds(text: str) -> None:
     for mode in ("strict", "lenient"):
         scored = score_response(text, "1", answer_from=mode)  # type: ignore[arg-type]  # a str
-        assert scored.answer == last_number(text, mode)
+        number, answer = last_number(text, mode), scored.answer
+        if mode == "strict" and scored.value is None and number is not None:  # it goes on
+            assert answer is not None
+            answer = answer[: len(number)]
+        assert answer == number
 
 
 @given(

@@ -39,6 +39,21 @@ except ValueError as error:
     print(error)
 """
 
+EVERY_TASK = """
+import hashlib, warnings
+warnings.simplefilter("ignore", SyntaxWarning)
+from reasoning_gym.factory import DATASETS
+from rl_core.envs.reasoning_gym import ReasoningGymConfig
+from rl_core.envs.reasoning_gym.problems import _DRAW_FROM_SETS, _truth, make_tables, open_task
+for task in sorted({*DATASETS} - {"composite"} - _DRAW_FROM_SETS):
+    dataset, config = open_task(task, ReasoningGymConfig(), seed=3, num_rows=3)
+    rows = [_truth(task, config, dataset[index]) for index in range(3)]
+    print(task, hashlib.md5(repr(rows).encode()).hexdigest())
+env = ReasoningGymConfig(task=tuple(sorted(_DRAW_FROM_SETS)))
+for split, rows in make_tables(env, train_size=18, test_size=6, seed=3).items():
+    print(split, hashlib.md5(repr(rows.to_pylist()).encode()).hexdigest())
+"""
+
 
 def made(folder: Path, *, train: int = 30, test: int = 9, **env: Any) -> dict[str, list[Problem]]:
     data = DataConfig(train_size=train, test_size=test, seed=env.pop("seed", 0))
@@ -60,6 +75,22 @@ def test_tasks_are_mixed_by_weight_and_no_question_is_in_both_splits(tmp_path: P
     assert made(tmp_path / "other", task="gcd:2, leg_counting:1", seed=1) != splits
 
 
+@pytest.mark.slow
+def test_a_seed_gives_the_same_questions_in_each_process() -> None:
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", EVERY_TASK],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for hash_seed in ("1", "2")
+    ]
+    one, other = (process.communicate()[0].splitlines() for process in processes)
+    assert len(one) > 90
+    assert one == other
+
+
 def test_its_own_scorer_judges_in_a_process_with_limits(tmp_path: Path) -> None:
     env = ReasoningGymConfig(task=("gcd",))
     problem = made(tmp_path / "made", task="gcd")["train"][0]
@@ -68,8 +99,8 @@ def test_its_own_scorer_judges_in_a_process_with_limits(tmp_path: Path) -> None:
         for said, verdict in (
             (f"so <answer> {right} </answer>", "correct"),
             (f"<answer>{right}0</answer>", "incorrect"),
-            ("<answer></answer>", "incorrect"),
-            (f"{right}", "incorrect"),
+            ("<answer></answer>", "no_answer"),
+            (f"{right}", "no_answer"),
         ):
             assert rewards.submit(said, problem).result().verdict == verdict
 
@@ -93,11 +124,32 @@ def test_levels_and_single_settings_change_the_questions(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
+    ("task", "config"),
+    [
+        ("word_sorting", {"transformation": "uppercase"}),
+        ("aiw", {"task_types": ["siblings"], "task_type_weights": [1.0]}),
+    ],
+)
+def test_a_setting_that_is_one_of_several_words_is_taken_and_scored(
+    tmp_path: Path, task: str, config: dict[str, Any]
+) -> None:
+    for row in made(tmp_path, task=task, config={task: config})["train"][:3]:
+        answer = f"<answer>{row.ground_truth['answer']}</answer>"
+        assert compute_score("", answer, row.ground_truth)["acc"]
+        assert task != "word_sorting" or row.ground_truth["answer"].isupper()
+
+
+@pytest.mark.parametrize(
     ("env", "said"),
     [
         ({"task": "leg_countin"}, "is no task of reasoning-gym; did you mean leg_counting?"),
         ({"task": "rubiks_cube"}, "the package has no answer of its own"),
+        ({"task": "ransom_note,rubiks_cube"}, "the package has no answer of its own"),
         ({"task": "arc_agi", "config": {"arc_agi": {"no": 1}}}, "is refused by reasoning-gym"),
+        (
+            {"task": "word_sorting", "config": {"word_sorting": {"transformation": "uper"}}},
+            "'uper' is not a valid TextTransformation",
+        ),
         ({"task": "gcd", "config": {"gcd": {"max_value": 2, "min_value": 1}}}, "are wanted: lower"),
     ],
 )
@@ -202,7 +254,7 @@ def test_it_trains_and_is_evaluated_by_task(tmp_path: Path, tiny_overrides: list
     assert done.returncode == 0, done.stdout + done.stderr
     run = tmp_path / "runs" / "one"
     rollouts = pl.read_parquet(run / "rollouts" / "*.parquet")
-    assert set(rollouts["verdict"]) <= {"correct", "incorrect"}
+    assert set(rollouts["verdict"]) <= {"correct", "incorrect", "no_answer"}
     evaluated = pl.read_parquet(run / "eval" / "*.parquet")
     assert set(evaluated["data_source"]) == {"reasoning_gym/gcd", "reasoning_gym/leg_counting"}
     assert "Accuracy by task" in (run / "report.html").read_text()

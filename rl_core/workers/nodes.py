@@ -1,0 +1,148 @@
+"""Whether Ray's machines have the driver's program and see its folders: else an error says so.
+
+A model, a checkpoint or a log reaches another machine only by a folder that both see.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any, Final
+
+import ray
+from ray.exceptions import RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rl_core.system.versions import version_of
+from rl_core.workers.ray_auth import send_token
+from rl_core.workers.session import options_of_cluster
+
+_PACKAGES: Final = ("torch", "transformers", "vllm")
+_SOURCES: Final = Path(__file__).parents[1]
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Software:
+    """What a machine would compute with."""
+
+    sources: str
+    """A digest of rl_core's source files: it also tells two states of one checkout apart."""
+    packages: dict[str, str]
+    """Versions without what says for which device: a machine without cards has another build."""
+    folder: str
+    """Where rl_core lies."""
+
+
+def software() -> Software:
+    """Returns this process's."""
+    digest = hashlib.sha256()
+    for file in sorted(_SOURCES.rglob("*.py")):
+        digest.update(file.relative_to(_SOURCES).as_posix().encode() + b"\0" + file.read_bytes())
+    found = {name: version_of(name) or version_of(f"{name}-cpu") for name in _PACKAGES}
+    packages = {name: number.partition("+")[0] for name, number in found.items() if number}
+    return Software(digest.hexdigest()[:12], packages, str(_SOURCES))
+
+
+def compare(own: Software, theirs: Software, machine: str) -> list[str]:
+    """Returns in words which packages another machine has otherwise than this one.
+
+    Raises:
+        ValueError: it has another version of this project.
+    """
+    if theirs.sources != own.sources:
+        raise ValueError(
+            f"{machine} has another rl_core ({theirs.sources}, in {theirs.folder}) than this one "
+            f"({own.sources}): install the same version on all machines"
+        )
+    return [
+        f"{machine} has {name} {theirs.packages.get(name)}, this one {number}: results may differ"
+        for name, number in own.packages.items()
+        if theirs.packages.get(name) != number
+    ]
+
+
+def own_node() -> str:
+    """Returns Ray's id of this machine."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def check_nodes(nodes: Iterable[str], folders: Iterable[Path]) -> None:
+    """Asks other machines; other packages than here are logged as a warning.
+
+    Args:
+        nodes: Ray's ids of them.
+        folders: that they must see, of this run. One with a model is known by its config.json.
+
+    Raises:
+        ValueError: one has another version of this project, or none, or does not see a folder.
+    """
+    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    own = software()
+    with _marked(folders) as marks:
+        asked = {
+            node: _look.options(scheduling_strategy=_on_node(node)).remote(marks) for node in nodes
+        }
+        for node, answer in asked.items():
+            machine = f"Ray's machine {addresses.get(node, node)}"
+            try:
+                theirs, unseen = answer.future().result()
+            except RayTaskError as error:
+                why = str(error.cause).strip().splitlines()[-1]  # below the other's traceback
+                raise ValueError(
+                    f"{machine} cannot load rl_core ({why}): install there what is installed here, "
+                    "and start its Ray from that environment"
+                ) from error
+            for said in compare(own, theirs, machine):
+                _logger.warning("%s", said)
+            if unseen:
+                raise ValueError(
+                    f"{machine} does not see {unseen[0].parent} of this one: put storage.root, "
+                    "model.path and HF_HOME into a folder that all machines mount at the same path"
+                )
+
+
+@contextmanager
+def _marked(folders: Iterable[Path]) -> Iterator[dict[Path, int]]:
+    """Yields a file of each folder with its size: who sees it sees the folder."""
+    with ExitStack() as stack:
+        marks = [folder / "config.json" for folder in folders]
+        for i, mark in enumerate(marks):
+            if not mark.is_file():
+                made = stack.enter_context(NamedTemporaryFile(prefix=".seen-", dir=mark.parent))
+                marks[i] = Path(made.name)
+        yield {mark: mark.stat().st_size for mark in marks}
+
+
+def _on_node(node: str) -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(node, soft=False)
+
+
+def _look_around(marks: dict[Path, int]) -> tuple[Software, list[Path]]:
+    """Runs on another machine; returns what it has, and the marks that it does not see."""
+    unseen = [x for x, size in marks.items() if not x.is_file() or x.stat().st_size != size]
+    return software(), unseen
+
+
+_look: Any = ray.remote(num_cpus=0)(_look_around)
+
+
+def main() -> None:
+    """Prints in a line what is wrong with a cluster's machines: nothing, as a rule.
+
+    For preflight, in a process of its own: one that has joined a Ray remembers its token.
+    """
+    address, *folders = sys.argv[1:]
+    try:
+        send_token(address)
+        ray.init(**options_of_cluster(address), logging_level="ERROR")
+        nodes = {x["NodeID"] for x in ray.nodes() if x["Alive"] and x["Resources"].get("CPU")}
+        check_nodes(nodes - {own_node()}, map(Path, folders))
+    except ValueError as error:
+        sys.stdout.write(f"{error}\n")

@@ -1,0 +1,48 @@
+-- one row per test problem that the model evaluated last gets wrong: how often that was so over all evaluations.
+-- Ask it what no night has taught yet; `asked` and `wrong` count the trained models of all runs, each evaluated once.
+-- Example: countdown-train sql still_failing
+-- $limit: int = 20 (rows at most)
+with trained as (
+    select
+        evaluations.*,
+        coalesce(runs.finished_at, runs.started_at) as evaluated_at
+    from evaluations
+    inner join runs on evaluations.run_id = runs.run_id
+    where evaluations.mode = 'greedy' and evaluations.model != 'base'
+),
+
+newest as (
+    select
+        run_id,
+        model
+    from trained
+    order by evaluated_at desc, step desc, run_id asc
+    limit 1
+),
+
+counts as (
+    select
+        prompt,
+        ground_truth,
+        count(*) as asked,
+        count(*) filter (where verdict != 'correct') as wrong
+    from trained
+    group by prompt, ground_truth
+)
+
+select
+    trained.run_id,
+    trained.model,
+    trained.prompt_index,
+    counts.wrong,
+    counts.asked,
+    trained.verdict,
+    trained.answer,
+    trained.num_solutions,
+    trained.prompt
+from trained
+inner join newest on trained.run_id = newest.run_id and trained.model = newest.model
+inner join counts on trained.prompt = counts.prompt and trained.ground_truth = counts.ground_truth
+where trained.verdict != 'correct'
+order by counts.wrong / counts.asked desc, counts.asked desc, trained.prompt_index asc
+limit $limit

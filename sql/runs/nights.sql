@@ -1,0 +1,64 @@
+-- one row per night, the newest first: model it started from, accuracy before and after with 95% intervals, promoted.
+-- Ask it how the nights went: whether each was worth its time, and why its model was not promoted.
+-- Example: countdown-train sql nights
+with greedy as (
+    select
+        run_id,
+        model,
+        any_value(step) as step,
+        count(*) as problems,
+        count(*) filter (where verdict = 'correct') / count(*) as accuracy
+    from evaluations
+    where mode = 'greedy'
+    group by run_id, model
+),
+
+margins as (
+    select
+        *,
+        (accuracy + 1.959964 ** 2 / (2 * problems)) / (1 + 1.959964 ** 2 / problems) as centre,
+        1.959964 * sqrt(accuracy * (1 - accuracy) / problems + 1.959964 ** 2 / (4 * problems ** 2))
+        / (1 + 1.959964 ** 2 / problems) as margin
+    from greedy
+),
+
+intervals as (
+    select
+        run_id,
+        model = 'base' as is_base,
+        arg_max(centre - margin, step) as low,
+        arg_max(centre + margin, step) as high
+    from margins
+    group by run_id, model = 'base'
+),
+
+stages as (
+    select
+        runs.run_id,
+        sum(try_cast(entries.value as double)) / 60 as minutes
+    from runs
+    cross join json_each(runs.timings_s) as entries
+    group by runs.run_id
+)
+
+select
+    runs.night as due,
+    runs.run_id,
+    runs.status,
+    runs.started_from,
+    runs.accuracy_before,
+    base.low as before_low,
+    base.high as before_high,
+    runs.accuracy_after,
+    trained.low as after_low,
+    trained.high as after_high,
+    coalesce(starts_with(runs.champion, 'promoted'), false) as promoted,
+    if(runs.status = 'finished', runs.champion, runs.reason) as why,
+    stages.minutes,
+    runs.attempts
+from runs
+left join intervals as base on runs.run_id = base.run_id and base.is_base
+left join intervals as trained on runs.run_id = trained.run_id and not trained.is_base
+left join stages on runs.run_id = stages.run_id
+where runs.night is not null
+order by runs.night desc, runs.run_id asc

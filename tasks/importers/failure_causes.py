@@ -1,0 +1,127 @@
+"""What the text of a failure means, for logs that are imported and for runs that ended.
+
+`failures.yaml` lists the causes, without errors that we raise ourselves:
+`flows/runs/failure_report.py` knows those by their type.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from rl_core.system.printable import printable
+from tasks.importers.verl_table import read_table
+
+_LONGEST: Final = 300
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failure as a log tells it, and what to do about it."""
+
+    says: str
+    line: str
+    """Of the log, cut where it is very long."""
+    remedy: str
+
+
+@dataclass(frozen=True)
+class _Cause:
+    pattern: re.Pattern[str]
+    says: str
+    remedy: str
+
+
+_CAUSES: Final = [
+    _Cause(re.compile("|".join(row["patterns"])), row["says"], row["remedy"])
+    for row in read_table("failures.yaml")
+]
+_ERROR: Final = re.compile(r"^\s*(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Exit))\b:? ?(.*)$")
+_TRACEBACK: Final = "Traceback (most recent call last)"
+PREFIX: Final = re.compile(r"^\s*\(\w+ pid=\d+(?:, ip=[^)]*)?\) ?")
+"""Ray's, before each line of a worker."""
+COLOURS: Final = re.compile(r"\x1b?\[[0-9;]*m")  # without the escape if it was copied by hand
+_GIB: Final = re.compile(r"[Tt]ried to allocate ([\d.]+ [KMGT]i?B)")
+_PHASES: Final = {
+    "update_actor": r"update_(actor|policy)",
+    "update_critic": r"update_critic",
+    "old_log_prob": r"compute_(old_)?log_prob",
+    "ref": r"compute_ref_log_prob",
+    "values": r"compute_values",
+    "gen": r"generate_sequences|\bvllm\b|rollout",
+}
+
+
+def remedy_of(text: str) -> str | None:
+    """Returns what to do about an error's text, where its cause is a known one."""
+    found = (cause.remedy for cause in _CAUSES if cause.pattern.search(text))
+    return next(found, None)
+
+
+def is_of_a_program(text: str) -> bool:
+    """Says whether a text is what a program printed: a traceback, or lines of Ray's workers."""
+    return _TRACEBACK in text or any(
+        PREFIX.match(line) is not None for line in _plain(text).splitlines()
+    )
+
+
+def find_failure(text: str) -> Failure | None:
+    """Returns what ended a program, as the end of its log tells it; None where it tells nothing.
+
+    Of several known causes the first that stands in the last part with an error counts: what
+    follows it are its consequences. Without one it is the last line that names an error.
+
+    Args:
+        text: a log or a traceback.
+    """
+    lines = [PREFIX.sub("", line) for line in _plain(text).splitlines()]
+    begins = _where_it_ends(lines)
+    if begins is None:
+        return None
+    for line in lines[begins:]:
+        for cause in _CAUSES:
+            if cause.pattern.search(line):
+                return Failure(_in_detail(cause, line, lines[begins:]), _cut(line), cause.remedy)
+    named = [line for line in lines[begins:] if _ERROR.match(line)]
+    if not named:
+        return None
+    return Failure(
+        "the program ended with an error", _cut(named[-1]), "the traceback above it says where"
+    )
+
+
+def _plain(text: str) -> str:
+    return COLOURS.sub("", text)
+
+
+def _where_it_ends(lines: list[str]) -> int | None:
+    """Returns the line behind the last step, if an error stands there; without a step, the first.
+
+    A run that went on after an error has logged more steps.
+    """
+    steps = [i for i, line in enumerate(lines) if re.match(r"\s*step:\d+ - ", line)]
+    begins = steps[-1] + 1 if steps else 0
+    after = lines[begins:]
+    is_error = any(
+        _TRACEBACK in line or _ERROR.match(line) or any(c.pattern.search(line) for c in _CAUSES)
+        for line in after
+    )
+    return begins if is_error else None
+
+
+def _in_detail(cause: _Cause, line: str, lines: list[str]) -> str:
+    """Returns what a cause says, of memory with the bytes and the phase, where the log has them."""
+    if "memory is full" not in cause.says:
+        return cause.says
+    asked = _GIB.search(line)
+    frames = [other for other in lines if other.lstrip().startswith("File ")]
+    said = " ".join(frames)
+    phase = next((name for name, pattern in _PHASES.items() if re.search(pattern, said)), None)
+    during = f" during {phase}" if phase else ""
+    return f"{cause.says}{during}{f', {asked[1]} more were asked for' if asked else ''}"
+
+
+def _cut(line: str) -> str:
+    text = printable(" ".join(line.split()))
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -1,0 +1,143 @@
+"""What verl's settings mean here (the tables of `verl.yaml`), and which of them a script sets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import yaml
+
+from tasks.preflight_checks.finding import Finding
+
+Settings = dict[str, Any]
+"""Our dotted keys and their values."""
+
+
+def read_table(name: str) -> Any:
+    """Returns what a YAML file beside this one holds; the C loader is 40 times as fast."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load(Path(__file__).with_name(name).read_text(encoding="utf-8"), loader)
+
+
+TABLE: Final[dict[str, Any]] = read_table("verl.yaml")
+SAME: Final[dict[str, str]] = TABLE["same"]
+"""verl's key -> ours, with the same meaning."""
+NEAREST: Final[dict[str, str]] = TABLE["nearest"]
+"""verl's key -> the nearest of ours: `verl_rules.py` decides."""
+NAMES: Final = SAME | NEAREST
+VALUES: Final[dict[str, dict[str, str]]] = TABLE["values"]
+"""Ours -> verl's value -> our value."""
+_PATTERNS: Final = [
+    (pattern, reason, table)
+    for table in ("otherwise", "lacking", "idle")
+    for reason, patterns in TABLE[table].items()
+    for pattern in patterns.split()
+]
+PLAIN_NAMES: Final = (*NAMES, *(pattern for pattern, _, _ in _PATTERNS if "*" not in pattern))
+"""All names that are spelled out: one of them is suggested in place of a misspelt one."""
+
+
+def meaning(key: str, value: str) -> tuple[str, bool] | None:
+    """Returns why a setting of verl's does nothing here, and whether it asks for what we lack.
+
+    Args:
+        key: verl's.
+        value: as it is written; False, null and the like ask for nothing.
+
+    Returns:
+        None if verl is not known to have such a setting.
+    """
+    is_off = value.strip(" '\"").lower() in TABLE["asks_for_nothing"]
+    for pattern, reason, table in _PATTERNS:
+        if fnmatchcase(key, pattern):
+            return reason, table == "otherwise" or (table == "lacking" and not is_off)
+    return None
+
+
+@dataclass(frozen=True)
+class Given:
+    """The value of one of verl's settings, and where it stands."""
+
+    value: str
+    line: int
+    """Counted from 1."""
+
+    @property
+    def plain(self) -> Any:
+        """The value as Hydra reads it: number, boolean, null, list, else the text."""
+        if re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", self.value):
+            return float(self.value)  # for YAML, 1e-6 has no point and is a text
+        if {"&", "!"} & {*self.value}:
+            return self.value  # YAML's anchors and tags, which Hydra does not have
+        try:
+            value = yaml.safe_load(self.value)
+        except (yaml.YAMLError, ValueError, RecursionError):
+            return self.value
+        if value == "None":  # as Python prints it
+            return None
+        is_plain = isinstance(value, bool | int | float | str | list) or value is None
+        return value if is_plain else self.value
+
+
+@dataclass
+class Asked:
+    """A script's settings; the rules add ours and their findings."""
+
+    given: Mapping[str, Given]
+    unread: Mapping[str, Given]
+    """Given as well, with values that only running the script would tell."""
+    line: int
+    """Where the command begins."""
+    settings: Settings = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    def say(self, sentence: str, key: str = "", /, **facts: Any) -> None:
+        """Adds what `verl.yaml` says of one of verl's settings, or of the whole command."""
+        one = self.given.get(key) or self.unread.get(key) or Given("", self.line)
+        self.findings.append(finding(sentence, one.line, key=key, **({"value": one.value} | facts)))
+
+    def plain(self, key: str) -> Any:
+        """Returns the value of one of verl's settings; None if it is null or not given."""
+        return self.given[key].plain if key in self.given else None
+
+    def number(self, key: str) -> int | float | None:
+        """Returns a number above 0, else None (verl writes -1 for none)."""
+        value = self.plain(key)
+        return value if is_number(value) and value > 0 else None
+
+    def count(self, key: str) -> int | None:
+        """Returns a whole number above 0, else None."""
+        value = self.number(key)
+        return value if isinstance(value, int) else None
+
+    def is_true(self, key: str) -> bool:
+        """Says whether a setting is given and true."""
+        return self.plain(key) is True
+
+
+def is_number(value: object) -> bool:
+    """Says whether a value is a number (true and false are none)."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def finding(sentence: str, line: int, /, **facts: Any) -> Finding:
+    """Returns what `verl.yaml` says of a line of the script; mistakes are warnings."""
+    level: Literal["warning", "ok"] = "warning" if sentence in TABLE["mistakes"] else "ok"
+    message, remedy = TABLE["mistakes"].get(sentence) or TABLE["notes"][sentence]
+    return Finding(f"line {line}", level, message.format(**facts), remedy.format(**facts))
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns dotted keys as sections within sections."""
+    sections: dict[str, Any] = {}
+    for key, value in settings.items():
+        *path, last = key.split(".")
+        section = sections
+        for part in path:
+            section = section.setdefault(part, {})
+        section[last] = value
+    return sections

@@ -1,0 +1,104 @@
+"""Who gets into a Prefect server of ours: its account and whoever was told the login, no page."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import expect
+
+from tests.support.browser import open_browser
+from tests.support.harness import Prefect
+
+DEPLOYMENT = {
+    "name": "evil",
+    "entrypoint": "x.py:f",
+    "work_pool_name": "countdown",
+    "pull_steps": [{"prefect.deployments.steps.run_shell_script": {"script": "id"}}],
+}
+POLLS = 60
+_PATIENCE_MS = 120_000
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+def answer(prefect: Prefect, path: str, **request: Any) -> httpx.Response:
+    return httpx.post(prefect.api + path, timeout=120, trust_env=False, **request)
+
+
+def test_nobody_makes_a_deployment_without_the_login(prefect: Prefect) -> None:
+    deployment = prefect.deployment("countdown-train")
+    body = {**DEPLOYMENT, "flow_id": deployment["flow_id"]}
+    token = httpx.get(f"{prefect.api}/csrf-token", params={"client": "x"}, trust_env=False)
+    assert token.status_code == 401
+    made_up = {"Prefect-Csrf-Client": "x", "Prefect-Csrf-Token": "x"}
+    for auth in (None, ("countdown-train", "guess"), ("", "")):
+        for headers in ({}, made_up, {"Host": "rebound.example"}):
+            refused = answer(prefect, "/deployments/", json=body, auth=auth, headers=headers)
+            assert refused.status_code in (401, 403), (auth, headers)
+        read = httpx.get(f"{prefect.api}/deployments/{deployment['id']}", auth=auth)
+        assert read.status_code == 401
+    assert len(prefect.post("/deployments/filter", {})) == 4
+
+
+def test_a_page_that_makes_the_browser_send_the_login_along_changes_nothing(
+    prefect: Prefect,
+) -> None:
+    """A form and `fetch` without a content type are sent without asking the server first."""
+    login = httpx.BasicAuth(*prefect.login.split(":", 1))
+    evil = {"Origin": "http://evil.example"}
+    for simple in ({}, {"Content-Type": "text/plain"}):
+        refused = answer(prefect, "/deployments/", content=b"{}", auth=login, headers=evil | simple)
+        assert refused.status_code == 403
+    asked = httpx.options(
+        f"{prefect.api}/deployments/",
+        headers={**evil, "Access-Control-Request-Method": "POST"},
+        trust_env=False,
+    )
+    assert asked.status_code == 400
+    token = httpx.get(
+        f"{prefect.api}/csrf-token",
+        params={"client": "x"},
+        auth=login,
+        headers=evil,
+        trust_env=False,
+    )
+    for said in (asked, token):
+        assert "access-control-allow-origin" not in said.headers  # no page may read it
+
+
+def test_a_probe_needs_no_login(prefect: Prefect) -> None:
+    assert httpx.get(f"{prefect.api}/health", trust_env=False).json() is True
+
+
+def test_the_page_asks_once(prefect: Prefect) -> None:
+    with open_browser() as pages:
+        page = pages.page
+        page.goto(f"{prefect.url}/deployments")
+        page.wait_for_url("**/login**")
+        field = page.locator("input[type=password]")
+        field.fill("countdown-train:wrong")
+        page.get_by_role("button", name=re.compile("login|log in|sign in", re.IGNORECASE)).click()
+        expect(page.get_by_text("Authentication failed").first).to_be_visible(timeout=_PATIENCE_MS)
+        field.fill(prefect.login)
+        page.get_by_role("button", name=re.compile("login|log in|sign in", re.IGNORECASE)).click()
+        listed = page.get_by_text("countdown-train-nightly").first
+        page.goto(f"{prefect.url}/deployments")
+        expect(listed).to_be_visible(timeout=_PATIENCE_MS)
+        page.reload()
+        expect(listed).to_be_visible(timeout=_PATIENCE_MS)
+        assert pages.elsewhere == []
+
+
+def test_many_polls_of_workers_never_find_the_database_locked(prefect: Prefect) -> None:
+    def poll(_: int) -> None:
+        prefect.post("/work_pools/countdown/get_scheduled_flow_runs", {})
+
+    with ThreadPoolExecutor(8) as workers:
+        list(workers.map(poll, range(POLLS)))
+    log = Path(prefect.folder / "server.log").read_text()
+    assert "database is locked" not in log

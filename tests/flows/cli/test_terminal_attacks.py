@@ -1,0 +1,91 @@
+"""ATTACKS on the terminal: what a model, a file or a log says is shown, and steers nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pty
+import subprocess
+import sys
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rl_core.config.operations import StorageConfig
+from rl_core.config.run import RunConfig
+from rl_core.runs.run_folder import RunFolder
+from rl_core.schema import ROLLOUTS
+
+ATTACK = "\x1b]52;c;ZXZpbA==\x07 \x9b2J \x7f \u202egnp.exe \x1b[8mhidden \u2066x"
+STEERING = ("\x1b]", "\x07", "\x9b", "\x7f", "\u202e", "\u2066", "\x1b[8m")
+COMMANDS = """
+import json, sys
+from flows.cli.main import run_command
+for words in json.loads(sys.argv[1]):
+    run_command(words)
+"""
+
+
+def on_a_terminal(commands: list[list[str]], folder: Path) -> str:
+    """Returns what commands write to a terminal."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", COMMANDS, json.dumps(commands)],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(Path.cwd()), "TERM": "xterm", "COLUMNS": "300"},
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+    ):
+        os.close(theirs)
+        said = b""
+        with suppress(OSError):  # the other end is closed
+            while part := os.read(ours, 65_536):
+                said += part
+    os.close(ours)
+    return said.decode(errors="replace")
+
+
+def test_no_command_passes_on_what_would_steer_a_terminal(tmp_path: Path) -> None:
+    run = RunFolder.create(RunConfig(run_id="r", storage=StorageConfig(root=tmp_path)))
+    run.metrics.append(1, {"critic/score/mean": 0.5, f"memory/peak_gib/{ATTACK}": 1.0})
+    row = {"run_id": "r", "step": 1, "group_id": 0, "sample_index": 0, "verdict": ATTACK}
+    row |= {"score": 0.0, "response": ATTACK, "generated_at": datetime(2026, 11, 21, tzinfo=UTC)}
+    run.rollouts.folder.mkdir()
+    pq.write_table(
+        pa.Table.from_pylist([row], schema=ROLLOUTS), run.rollouts.folder / "step_000001.parquet"
+    )
+    with run.log_to_file():
+        logging.getLogger("rl_core").warning("a model said %s", ATTACK)
+    run.update(status="failed", reason=f"RuntimeError: {ATTACK}")
+    assert not any(sign in (run.path / "log.txt").read_text() for sign in STEERING)
+    script = tmp_path / "script.sh"
+    script.write_text(
+        "python3 -m verl.trainer.main_ppo data.train_batch_size=8 "
+        f"'actor_rollout_ref.actor.strange={ATTACK}' 'data.{ATTACK}=1' $'x'\n"
+    )
+    (tmp_path / "preset.yaml").write_text(json.dumps({"seed": ATTACK, ATTACK: 1}))
+    root = f"storage.root={tmp_path}"
+    question = "select response, verdict from rollouts"
+    said = on_a_terminal(
+        [
+            ["watch", "r", root],
+            ["sql", "-q", question, root],
+            ["sql", "-q", question, root, "--format", "csv"],
+            ["sql", "-q", question, root, "--format", "json"],
+            ["runs", root],
+            ["report", "r", root],
+            ["import", str(script), "output=made.yaml"],
+            ["config", "preset=preset.yaml"],
+            ["config", f"trainer.wandb_project='{ATTACK}'"],
+            ["config", f"{ATTACK}=1"],
+            ["evaluate", f"checkpoint={ATTACK}", root],
+        ],
+        tmp_path,
+    )
+    assert said.count("\\x1b]52") >= 8, said
+    assert [sign for sign in STEERING if sign in said] == []

@@ -1,0 +1,68 @@
+"""What is told of a night that was killed, or that could not start from the champion."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from prefect.client.schemas.objects import FlowRun
+
+from flows.nights.messages import Night, killed, message
+from rl_core.checkpoints.store import save_checkpoint
+from rl_core.config.run import RunConfig
+from rl_core.runs.run_folder import RunFolder
+from tasks.start import Start
+
+EXITED = "Flow run process exited with non-zero status code {}."
+DUE = datetime(2026, 11, 25, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def night(tmp_path: Path) -> Night:
+    config = RunConfig.model_validate({"storage": {"root": tmp_path}, "run_id": "calm-fox"})
+    RunFolder.create(config)
+    return Night(FlowRun(flow_id=uuid4(), expected_start_time=DUE), config)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (-9, "its process was killed by SIGKILL (often by the kernel for want of memory)"),
+        (-11, "its process ended: killed by SIGSEGV"),
+        (3, "its process ended: exit code 3"),
+    ],
+)
+def test_a_killed_process_is_told_of_in_words_with_the_step_to_go_on_from(
+    night: Night, code: int, words: str
+) -> None:
+    assert killed(night, EXITED.format(code)) == (words, "Retry starts it again")
+    assert night.run is not None
+    save_checkpoint(night.run.path, 4, lambda folder: (folder / "x").touch(), None)
+    reason, following = killed(night, EXITED.format(code))
+    assert (reason, following) == (words, "Retry goes on from step 4")
+    record = night.run.read()
+    assert (record.status, record.reason) == ("interrupted", words)
+    told = message("failed", night, reason)
+    assert told["next_step"] == "Retry goes on from step 4"
+    lines = told["text"].splitlines()
+    assert lines[0] == f"calm-fox failed: {words}"
+    assert "what to do next: Retry goes on from step 4" in lines
+
+
+def test_without_a_run_the_night_is_named_by_its_hour(night: Night) -> None:
+    refused = message("refused", Night(night.flow_run), "wise-owl is not over")
+    assert refused["run_id"] is None
+    assert refused["text"].splitlines()[0] == (
+        "the night of 2026-11-25T01:00:00+00:00 refused: wise-owl is not over"
+    )
+
+
+def test_a_start_against_the_setting_is_a_warning(night: Night) -> None:
+    start = Start(folder=None, why="the champion a/step_000001 is gone", is_as_asked=False)
+    told = message("finished", Night(night.flow_run, night.config, start), "not promoted")
+    assert "warning: it started afresh: the champion a/step_000001 is gone" in told["text"]
+    no_champion_yet = start.model_copy(update={"is_as_asked": True})
+    told = message("finished", Night(night.flow_run, night.config, no_champion_yet), "no")
+    assert "warning" not in told["text"]

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from prefect.settings import PREFECT_HOME, Settings, get_current_settings, temporary_settings
+
+from flows.prefect_patches.login import login_file, login_for, own_login, server_environment
+from tests.support.ray_head import free_ports
+
+URL = "http://127.0.0.1:{}/api"
+NOBODY = 65534
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Iterator[Settings]:
+    with temporary_settings({PREFECT_HOME: tmp_path}):
+        yield get_current_settings()
+
+
+@contextmanager
+def listening_as(user: int) -> Iterator[int]:
+    """A port of loopback that a process of this user opened."""
+    mine = os.geteuid()
+    os.seteuid(user)
+    try:
+        server = socket.create_server(("127.0.0.1", 0))
+    finally:
+        os.seteuid(mine)
+    with server:
+        yield server.getsockname()[1]
+
+
+def test_many_first_starts_make_one_login_that_only_its_user_can_read(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with ThreadPoolExecutor(16) as threads:
+        logins = set(threads.map(own_login, [home] * 64))
+    (login,) = logins
+    name, _, password = login.partition(":")
+    assert name == "countdown-train"
+    assert len(password) >= 43  # 32 bytes
+    assert stat.S_IMODE(login_file(home).stat().st_mode) == 0o600
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    assert own_login(tmp_path / "another") != login
+
+
+def test_a_login_that_others_wrote_or_can_read_is_refused(tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.write_text("known:to-all\n")
+    file = login_file(tmp_path)
+    file.symlink_to(foreign)
+    with pytest.raises(ValueError, match="cannot be read"):
+        own_login(tmp_path)
+    file.unlink()
+    file.write_text("known:to-all\n")
+    file.chmod(0o644)
+    with pytest.raises(ValueError, match="readable by you only"):
+        own_login(tmp_path)
+
+
+def test_the_login_is_given_to_this_machines_servers_only(settings: Settings) -> None:
+    (port,) = free_ports(1)
+    assert login_for(URL.format(port), settings) is None  # there is none yet
+    login = own_login(settings.home)
+    for host in ("127.0.0.1", "localhost", "[::1]"):
+        assert login_for(f"http://{host}:{port}/api", settings) == login
+    for elsewhere in (None, "https://api.prefect.cloud/api", f"http://10.0.0.1:{port}/api"):
+        assert login_for(elsewhere, settings) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_users_server_on_the_port_is_not_told_the_login(settings: Settings) -> None:
+    login = own_login(settings.home)
+    with listening_as(os.geteuid()) as port:
+        assert login_for(URL.format(port), settings) == login
+    with listening_as(NOBODY) as port:
+        assert login_for(URL.format(port), settings) is None
+
+
+def test_what_the_user_set_for_a_server_stands(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = server_environment(settings)
+    assert mine.pop("PREFECT_SERVER_API_AUTH_STRING") == own_login(settings.home)
+    origins = mine.pop("PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS").split(",")
+    assert {origin.rpartition(":")[0] for origin in origins} == {
+        "http://127.0.0.1",
+        "http://localhost",
+        "http://[::1]",
+    }
+    assert mine == {"PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED": "true"}
+    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "me:mine")
+    monkeypatch.setenv("PREFECT_SERVER_CORS_ALLOWED_ORIGINS", "https://pages")
+    monkeypatch.setenv("PREFECT_SERVER_CSRF_PROTECTION_ENABLED", "false")
+    assert server_environment(Settings()) == {}

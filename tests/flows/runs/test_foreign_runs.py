@@ -1,0 +1,174 @@
+"""ATTACKS by the folder of somebody else's run: its settings may not have code imported."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flows.cli.main import run_command
+from flows.prune import _settings
+from flows.runs.lookup import existing_run
+from flows.runs.run_record import choose_run
+from flows.settings.compose import compose
+from rl_core.config.operations import StorageConfig
+from rl_core.config.run import RunConfig
+from rl_core.data.dataset import dataset_folder, write_dataset
+from rl_core.envs import ENVS
+from rl_core.runs.run_folder import RunFolder
+from tests.support.echo.env import ECHO
+
+MODULE = """
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+from tests.support.echo.env import ECHO, EchoConfig
+Path(__file__).with_name("imported").touch()
+
+class TrapConfig(EchoConfig):
+    name: Literal["trap_env:ENV"] = "trap_env:ENV"
+
+ENV = replace(ECHO, settings=TrapConfig)
+"""
+
+
+@pytest.fixture
+def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run that names a module as its env, and the file which that makes when it is imported."""
+    (tmp_path / "trap_env.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = RunFolder.create(RunConfig(run_id="r", storage=StorageConfig(root=tmp_path)))
+    run.metrics.append(1, {"critic/score/mean": 0.5})
+    run.update(status="interrupted", steps=1)
+    settings = yaml.safe_load((run.path / "config.yaml").read_text())
+    settings["env"]["name"] = "trap_env:ENV"
+    (run.path / "config.yaml").write_text(yaml.safe_dump(settings))
+    return tmp_path / "imported"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["evaluate", "run_id=r"],
+        ["evaluate", "checkpoint=r"],
+        ["prune", "run_id=r"],
+        ["rescore", "r", "env.full_score=2"],
+        ["ask", "r", "1"],
+        ["report", "r"],
+        ["watch", "r"],
+        ["runs"],
+        ["export", "r"],
+        ["sync", "run_id=r"],
+    ],
+)
+def test_no_command_imports_what_a_runs_folder_names(
+    words: list[str], imported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run_command([*words, f"storage.root={imported.parent}"])
+    assert not imported.exists()
+    said = capsys.readouterr().err
+    if words[0] in ("evaluate", "prune", "rescore") and "checkpoint=r" not in words:
+        assert code == 2
+        assert "add env=trap_env:ENV to the command if you trust it" in said
+
+
+def test_a_new_run_and_the_nightly_pruning_pass_it_over(imported: Path) -> None:
+    config = RunConfig(storage=StorageConfig(root=imported.parent))
+    assert choose_run(config, "new").run_id == "new"
+    left = _settings(RunFolder.under(imported.parent, "r"), (), None)
+    assert isinstance(left, str)
+    assert "names code" in left
+    assert not imported.exists()
+
+
+def test_it_is_imported_where_the_command_names_it(imported: Path) -> None:
+    run = RunFolder.under(imported.parent, "r")
+    settings = yaml.safe_load((run.path / "config.yaml").read_text())
+    settings["env"] = ECHO.settings().model_dump(mode="json") | {"name": "trap_env:ENV"}
+    try:
+        (run.path / "config.yaml").write_text(yaml.safe_dump(settings))
+        where = ["run_id=r", f"storage.root={imported.parent}"]
+        config, _ = existing_run([*where, "env=trap_env:ENV", "env.num_letters=5"])
+        assert config.env.name == "trap_env:ENV"
+        assert imported.exists()
+    finally:
+        ENVS.pop("trap_env:ENV", None)
+        sys.modules.pop("trap_env", None)
+
+
+REWARD = """
+from pathlib import Path
+Path(__file__).with_name("called").touch()
+
+def score(data_source, solution_str, ground_truth, extra_info=None):
+    return 1.0
+"""
+
+
+@pytest.fixture
+def scored(tmp_path: Path, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run that names a reward in the working folder; the file which that makes when loaded."""
+    (tmp_path / "trap_reward.py").write_text(REWARD)
+    monkeypatch.chdir(tmp_path)
+    config = compose(
+        [
+            f"storage.root={tmp_path}",
+            "run_id=r",
+            "data.train_size=8",
+            "data.test_size=2",
+            "data.train_batch_size=2",
+            "actor.mini_batch_size=2",
+            "data.max_response_length=8",
+            "env.reward=trap_reward:score",
+            "env.reward_env=[HF_TOKEN]",
+            "resources.ray_address=127.0.0.1:9",
+        ]
+    )
+    data = dataset_folder(config)
+    write_dataset(config.env, config.data, data)
+    run = RunFolder.create(config)
+    run.metrics.append(1, {"critic/score/mean": 0.5})
+    run.update(status="interrupted", steps=1, data=str(data), model=str(tiny_model_path))
+    return tmp_path / "called"
+
+
+NAMED = ["env.reward=trap_reward:score", "env.reward_env=[HF_TOKEN]"]
+CLUSTER = "resources.ray_address=127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("words", "to_add"),
+    [
+        (["ask", "r/base", "problems=1"], NAMED),
+        (["ask", "r/base", "problems=1", NAMED[0]], NAMED[1:]),
+        (["rescore", "r", "env.full_score=2"], NAMED),
+        (["evaluate", "run_id=r"], [*NAMED, CLUSTER]),
+        (["evaluate", "r/base"], [*NAMED, CLUSTER]),
+        (["evaluate", "run_id=r", *NAMED], [CLUSTER]),
+        (["evaluate", "checkpoint=r/base", "env.reward=null"], [CLUSTER]),
+    ],
+)
+def test_no_command_calls_what_a_runs_folder_names(
+    words: list[str], to_add: list[str], scored: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command([*words, f"storage.root={scored.parent}"]) == 2
+    said = capsys.readouterr().err
+    assert f"add {' '.join(to_add)} to the command if you trust it" in said
+    assert not scored.exists()
+
+
+@pytest.mark.parametrize("words", [["prune", "run_id=r"], ["report", "r"], ["runs"]])
+def test_commands_that_score_nothing_need_no_word(words: list[str], scored: Path) -> None:
+    assert run_command([*words, f"storage.root={scored.parent}"]) == 0
+    assert not scored.exists()
+
+
+def test_a_reward_is_called_where_the_command_names_it(
+    scored: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = f"storage.root={scored.parent}"
+    assert run_command(["ask", "r/base", "problems=1", where, *NAMED]) == 0
+    assert capsys.readouterr().out.endswith("1 of 1 correct\n")
+    assert scored.exists()

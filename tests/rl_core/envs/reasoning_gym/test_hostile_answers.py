@@ -1,0 +1,170 @@
+"""Answers written to be executed, to change a scorer, or to cost the night: they score nothing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rl_core.envs.reasoning_gym import ReasoningGymConfig
+from rl_core.rewards.scoring import Rewards, start_rewards
+from rl_core.types import Problem
+from tests.support.hostile_answers import COSTLY, attacks
+
+pytest.importorskip("reasoning_gym", reason="make env leaves it out without a C compiler")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", SyntaxWarning)
+    from reasoning_gym.factory import DATASETS, has_curriculum
+
+from rl_core.envs.reasoning_gym.problems import _truth, open_task
+from rl_core.envs.reasoning_gym.scoring import compute_score
+from rl_core.envs.reasoning_gym.typed_json import from_json
+
+WITHOUT_ANSWERS = ("boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour")
+EXECUTED = (
+    *("string_insertion", "spiral_matrix", "binary_matrix", "n_queens", "countdown", "puzzle24"),
+    *("simple_integration", "intermediate_integration", "polynomial_multiplication"),
+)
+"""By the package's own scorers."""
+ENV = ReasoningGymConfig(reward_timeout_s=300)  # of a busy machine: CPU seconds are the limit
+
+
+def truths(task: str, count: int = 1) -> list[dict[str, Any]]:
+    dataset, config = open_task(task, ENV, seed=3, num_rows=count)
+    found = [_truth(task, config, dataset[index]) for index in range(count)]
+    return [{**truth, "answer": truth["answer"] or "?"} for truth in found]
+
+
+def verdicts(rewards: Rewards, truth: dict[str, Any], answers: list[str]) -> list[str]:
+    problem = Problem(0, "reasoning_gym", (), truth, 0)
+    texts = [f"<answer>{answer}</answer>" for answer in answers]
+    return [scored.result().verdict for scored in [rewards.submit(t, problem) for t in texts]]
+
+
+@pytest.fixture(scope="module")
+def rewards() -> Iterator[Rewards]:
+    with start_rewards(ENV) as started:
+        yield started
+
+
+def check(rewards: Rewards, task: str, folder: Path, costly: tuple[str, ...]) -> None:
+    """Has a worker score all of it: no effect, no `reward_error`, no restart, nothing correct."""
+    target = folder / "made"
+    (truth,) = truths(task)
+    workers = psutil.Process().children()
+    assert set(verdicts(rewards, truth, [*attacks(target), *costly])) == {"incorrect"}
+    assert verdicts(rewards, truth, ["nonsense"]) == ["incorrect"]
+    if task not in WITHOUT_ANSWERS:
+        assert verdicts(rewards, truth, [truth["answer"]]) == ["correct"]
+    assert psutil.Process().children() == workers
+    assert all(worker.children(recursive=True) == [] for worker in workers)
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("task", EXECUTED)
+def test_what_the_packages_scorers_would_run_is_not_run(
+    rewards: Rewards, task: str, tmp_path: Path
+) -> None:
+    check(rewards, task, tmp_path, ())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", sorted({*DATASETS} - {"composite"}))
+def test_no_task_runs_or_waits_for_what_a_model_wrote(
+    rewards: Rewards, task: str, tmp_path: Path
+) -> None:
+    check(rewards, task, tmp_path, COSTLY)
+
+
+@pytest.mark.parametrize("task", EXECUTED)
+def test_right_answers_score_as_in_the_package(task: str) -> None:
+    dataset, _ = open_task(task, ENV, seed=3, num_rows=3)
+    for truth in truths(task, 3):
+        answer = truth["answer"]
+        assert dataset.score_answer(answer, from_json(truth)) == 1.0
+        assert compute_score("", f"<answer>{answer}</answer>", truth)["score"] == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", sorted({*DATASETS} - {"composite", *WITHOUT_ANSWERS}))
+@pytest.mark.parametrize("level", [None, 1])
+def test_every_tasks_own_answer_has_full_marks(task: str, level: int | None) -> None:
+    env = ReasoningGymConfig(difficulty=level)
+    if level is not None and not has_curriculum(task):
+        pytest.skip("it has no levels")
+    if level is not None and task in ("knight_swap", "modulo_grid"):
+        with pytest.raises(ValueError, match="is refused by reasoning-gym"):  # its own level 1
+            open_task(task, env, seed=5, num_rows=3)
+        return
+    dataset, config = open_task(task, env, seed=5, num_rows=3)
+    for index in range(3):
+        truth = _truth(task, config, dataset[index])
+        if truth is not None and truth["answer"].strip():
+            said = compute_score("", f"<answer>{truth['answer']}</answer>", truth)
+            assert said["score"] == dataset.score_answer(truth["answer"], from_json(truth))
+
+
+def truth_of(of: str, answer: str, /, **metadata: Any) -> dict[str, Any]:
+    return {"task": of, "config": {}, "question": "", "answer": answer, "metadata": metadata}
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer", "score"),
+    [
+        (truth_of("binary_matrix", "0 1\n1 0"), "[[0, 1], [1, 0]]", 0.1),
+        (truth_of("spiral_matrix", "1 2 3"), "[1, 2, 3]", 0.1),
+        (truth_of("string_insertion", "ABC"), "['A', 'B', 'C']", 0.1),
+        (truth_of("n_queens", "Q _", valid_answers=["Q _"]), "[['Q', '_']]", 0.5),
+        (truth_of("countdown", "", numbers=[3, 14, 7], target=35), "7 * 3 + 14", 1.0),
+        (truth_of("countdown", "", numbers=[3, 14, 7], target=35), "7 * 3", 0.05),
+        (truth_of("countdown", "", numbers=[3, 14, 7], target=35), "seven", 0.01),
+        (truth_of("puzzle24", "", numbers=[4, 6, 1, 1]), "4 * 6 * 1 * 1", 1.0),
+        (truth_of("puzzle24", "", numbers=[4, 6, 1, 1]), "8 * 3 * 1 * 1", 0.01),
+        (
+            truth_of("simple_integration", "x**2 + C", variable="x", integrand="2*x"),
+            "C + 2*x**2/2",
+            1.0,
+        ),
+        (truth_of("simple_integration", "", variable="x", integrand="2*x"), "x**3", 0.0),
+        (truth_of("simple_integration", "", variable="x", integrand="2*x"), "Integral(2*x, x)", 0),
+        (truth_of("polynomial_multiplication", "2*x**2 - x"), "-x + 2*x**2", 1.0),
+        (truth_of("bitwise_arithmetic", "-0x1f", problem="-(0x1f)"), "-31", 1.0),
+        (truth_of("number_sorting", "['1.5', '2']", direction="ascending"), "[1.5, 2]", 1.0),
+        (truth_of("number_sorting", "['1.5', '2']", direction="ascending"), "[2, 1.5]", 0.0),
+    ],
+)
+def test_answers_are_read_as_before(truth: dict[str, Any], answer: str, score: float) -> None:
+    said = compute_score("", f"<answer>{answer}</answer>", truth)
+    assert said == {"score": score, "acc": score == 1, "pred": answer}
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer"),
+    [
+        (truth_of("complex_arithmetic", "2.0 - 14.0i", result=[2.0, -14.0]), "nan"),
+        (truth_of("complex_arithmetic", "2.0 - 14.0i", result=[2.0, -14.0]), "NaN + nani"),
+        (truth_of("number_sorting", "['1.5', '2']", direction="ascending"), "[NaN, NaN]"),
+        (truth_of("game_of_life_halting", "False"), "anything"),
+        (truth_of("game_of_life_halting", "False"), "True"),
+        (truth_of("calendar_arithmetic", "-3", task="count_days"), "100"),
+    ],
+)
+def test_answers_that_full_marks_were_given_for_nothing(truth: dict[str, Any], answer: str) -> None:
+    said = compute_score("", f"<answer>{answer}</answer>", truth)
+    assert (said["score"], said["acc"]) == (0.0, False)
+
+
+def test_a_data_file_runs_nothing_either(tmp_path: Path) -> None:
+    for run in attacks(tmp_path / "made"):
+        for truth in (
+            truth_of("number_sorting", run, direction="ascending"),
+            truth_of("bitwise_arithmetic", "0x1", problem=run),
+            truth_of("simple_integration", "x", variable="x", integrand=run),
+            truth_of("polynomial_multiplication", run),
+        ):
+            assert compute_score("", "<answer>[1]</answer>", truth)["score"] == 0.0
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,158 @@
+"""Rows of a user's own: any shape that says what is asked and what is right, and word for word."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl_core.config.run import DataConfig
+from rl_core.data.dataset import read_problems, write_dataset
+from rl_core.envs import env_of
+from rl_core.envs.custom import CustomConfig, read_row
+from rl_core.rewards.scoring import start_rewards
+from rl_core.types import Problem, ScoredText
+
+ASKED = [{"role": "user", "content": "Capital of France?"}]
+
+
+def score(response: str, truth: Any, **settings: Any) -> ScoredText:
+    env = CustomConfig(**settings)
+    return env_of(env).score(env, response, truth)
+
+
+@pytest.mark.parametrize(
+    ("row", "truth", "content"),
+    [
+        ({"prompt": "Capital of France?", "answer": "Paris"}, "Paris", "Capital of France?"),
+        ({"prompt": ASKED, "ground_truth": ["Paris"]}, ["Paris"], "Capital of France?"),
+        (
+            {"prompt": ASKED, "reward_model": {"style": "rule", "ground_truth": "Paris"}},
+            "Paris",
+            "Capital of France?",
+        ),
+        ({"prompt": ASKED, "ground_truth": 0}, 0, "Capital of France?"),
+        (
+            {"question": "Capital of France?", "answer": {"city": "Paris"}},
+            {"city": "Paris"},
+            "Capital of France?\nShow your work in <think> </think> tags. And return the final "
+            "answer in <answer> </answer> tags.",
+        ),
+    ],
+)
+def test_a_row_says_what_is_asked_and_what_is_right(
+    row: dict[str, Any], truth: Any, content: str
+) -> None:
+    problem = read_row(CustomConfig(), row)
+    assert (problem.truth, problem.template) == (truth, "chat")
+    assert problem.prompt == [{"role": "user", "content": content}]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"answer": "Paris"}, "neither `question` nor `prompt`"),
+        ({"question": " ", "answer": "Paris"}, "neither `question` nor `prompt`"),
+        ({"question": 3, "answer": "Paris"}, "question=3 must be a text"),
+        ({"prompt": ["Capital?"], "answer": "Paris"}, "must be a list of {role, content}"),
+        ({"prompt": " ", "answer": "Paris"}, "asks nothing"),
+        ({"prompt": "Capital?"}, "none of `answer`, `ground_truth` and reward_model.ground_truth"),
+        ({"prompt": "Capital?", "answer": ""}, "answer='' is blank: write what is right"),
+        ({"prompt": "Capital?", "ground_truth": " \n"}, "ground_truth=' \\n' is blank"),
+        ({"prompt": "Capital?", "answer": float("nan")}, "nan is no value of JSON"),
+    ],
+)
+def test_what_is_missing_is_named(row: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
+        read_row(CustomConfig(), row)
+    assert said in str(caught.value)
+
+
+def test_a_conversation_wants_chat_tags() -> None:
+    row = {"prompt": [{"role": "system", "content": "Be brief."}, *ASKED], "answer": "Paris"}
+    assert len(read_row(CustomConfig(), row).prompt) == 2
+    with pytest.raises(ValueError, match=r"use env\.prompt_template=chat"):
+        read_row(CustomConfig(prompt_template="base"), row)
+
+
+TRUTHS = ["Paris", "42", "", 42, 1.5, True, {"city": "Paris", "also": [1, None]}, ["a", ["b"]]]
+
+
+def test_truths_of_any_shape_come_back_as_they_were(tmp_path: Path) -> None:
+    truths = [truth for truth in TRUTHS if truth != ""]
+    rows = [{"prompt": f"Question {i}?", "answer": truth} for i, truth in enumerate(truths)]
+    rows += [{"prompt": "Question  0?", "answer": "again"}]
+    rows += [{"prompt": "Last?", "answer": "last", "data_source": "mine/last"}]
+    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    files = (str(tmp_path / "mine.jsonl"),)
+    env = CustomConfig()
+    write_dataset(env, DataConfig(train_files=files, test_size=1), tmp_path / "made")
+    train = read_problems(tmp_path / "made" / "train.parquet")
+    assert [problem.ground_truth for problem in train] == truths  # and no question twice
+    assert {problem.data_source for problem in train} == {"custom"}
+    (test,) = read_problems(tmp_path / "made" / "test.parquet")
+    assert (test.data_source, test.ground_truth) == ("mine/last", "last")
+
+
+def test_answers_are_compared_word_for_word() -> None:
+    right = ("Paris", " paris\n", "PARIS.", "\uff30\uff21\uff32\uff29\uff33", "Par\u0069s")
+    for text in right:
+        assert score(f"so <answer>{text}</answer>", "Paris").verdict == "correct"
+    assert score("<answer>New   York</answer>", "new york").score == 1.0
+    assert score("<answer>Lyon</answer>", "Paris", format_score=0.1) == ScoredText(
+        0.1, "wrong_value", "Lyon", "lyon"
+    )
+    assert score("Paris", "Paris") == ScoredText(0.0, "no_answer", None)
+    assert score("<answer> </answer>", "Paris").verdict == "no_answer"
+    assert score("<answer>42</answer>", 42).verdict == "correct"
+    assert score("<answer>true</answer>", truth=True).verdict == "correct"
+    last = "<answer>Paris</answer>\nor so"
+    assert score(last, "Paris", answer_from="last_line").verdict == "no_answer"
+    assert score(last, "Paris").verdict == "correct"
+    assert score(f"<answer>{'a' * 1_001}</answer>", "a" * 1_001).verdict == "wrong_value"
+
+
+@given(st.text(), st.one_of(st.text(), st.integers(), st.lists(st.text())))
+def test_any_text_has_a_score(response: str, truth: Any) -> None:
+    assert score(response, truth).score in (0.0, 1.0)
+
+
+@pytest.mark.parametrize("template", ["chat", "base"])
+def test_a_problem_is_shown_without_the_words_of_its_template(template: str) -> None:
+    env = CustomConfig.model_validate({"prompt_template": template})
+    for row in ({"question": "Capital of 日本?"}, {"prompt": "Capital of 日本?"}):
+        asked = read_row(env, row | {"answer": "東京"}).prompt
+        problem = Problem(0, "custom", tuple(asked), "東京", 0)
+        assert env_of(env).show(problem) == "Capital of 日本? (the answer is 東京)"
+
+
+def test_a_function_gets_the_truth_as_it_was() -> None:
+    env = CustomConfig(reward="tests.support.user_rewards:is_capital")
+    problem = Problem(0, "custom", (), {"city": "Paris", "also": ["Paname"]}, 0)
+    with start_rewards(env) as rewards:
+        for said, verdict in (("Paris", "correct"), ("Paname", "correct"), ("Rome", "incorrect")):
+            assert rewards.submit(said, problem).result().verdict == verdict
+
+
+def test_a_function_gets_the_rows_own_extra_info(tmp_path: Path) -> None:
+    """As of verl: the same function reads the same fields, whatever shape they have."""
+    rows = [
+        {"prompt": f"Question {i}?", "answer": "x", "extra_info": {"index": 70 + i, "also": ["é"]}}
+        for i in range(2)
+    ]
+    rows.insert(0, {"prompt": "Without?", "answer": "x"})
+    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    env = CustomConfig(reward="tests.support.user_rewards:as_mapping")
+    data = DataConfig(train_files=(str(tmp_path / "mine.jsonl"),), test_size=1)
+    write_dataset(env, data, tmp_path / "made")
+    without, own = read_problems(tmp_path / "made" / "train.parquet")
+    with start_rewards(env) as rewards:
+        asked = [rewards.submit("right", problem).result().answer for problem in (without, own)]
+    assert asked[0] is not None
+    assert "'extra_info': {'index': 0, 'num_solutions': 0}" in asked[0]
+    assert asked[1] is not None
+    assert "'extra_info': {'index': 70, 'num_solutions': 0, 'also': ['é']}" in asked[1]

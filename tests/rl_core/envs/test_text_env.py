@@ -1,0 +1,115 @@
+"""An env of one class: what it leaves out is filled in, and what it yields twice is asked once."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from pydantic import Field
+
+from rl_core.config.run import DataConfig
+from rl_core.data.dataset import read_problems, write_dataset
+from rl_core.envs import ENVS, env_of, find_env
+from rl_core.envs.record import EnvTurn
+from rl_core.envs.text_env import TextEnv, TextProblem
+from rl_core.types import Problem, ScoredText
+
+
+class Sums(TextEnv):
+    """Sums of two digits."""
+
+    largest: int = Field(9, ge=1)
+    """Of the numbers that are added."""
+
+    def problems(self, rng: random.Random) -> Iterator[TextProblem]:
+        while True:
+            a, b = rng.randint(0, self.largest), rng.randint(0, self.largest)
+            yield TextProblem(f"What is {a} + {b}?", {"sum": a + b}, kind="even" if a else "")
+
+    def score(self, response: str, truth: Any) -> ScoredText:
+        said = response.strip() or None
+        return self.scored(said, right=said == str(truth["sum"]))
+
+
+class Guess(Sums):
+    """Answers until the sum is said."""
+
+    name: Literal["guess"] = "guess"
+
+    def reply(self, response: str, truth: Any) -> EnvTurn | None:
+        return None if response.endswith(str(truth["sum"])) else EnvTurn(" no, ")
+
+
+def made(env: TextEnv, folder: Path, train: int, test: int, seed: int = 0) -> list[list[Problem]]:
+    ENVS.setdefault(env.name, type(env).record())
+    write_dataset(env, DataConfig(train_size=train, test_size=test, seed=seed), folder)
+    return [read_problems(folder / f"{split}.parquet") for split in ("train", "test")]
+
+
+def test_a_class_is_named_as_it_is_found_and_a_name_of_its_own_is_kept() -> None:
+    assert Sums().name == Sums.record().name == f"{__name__}:Sums"
+    assert Guess().name == "guess"
+    assert Sums.record().title == "Sums of two digits"
+
+
+def test_every_prompt_is_asked_once_over_both_splits_and_the_seed_chooses(tmp_path: Path) -> None:
+    train, test = made(Sums(), tmp_path / "a", 80, 20)
+    asked = {problem.messages[0]["content"] for problem in (*train, *test)}
+    assert asked == {f"What is {a} + {b}?" for a, b in itertools.product(range(10), repeat=2)}
+    for problem in (*train, *test):
+        a, b = (int(word.strip("?")) for word in problem.messages[0]["content"].split()[2::2])
+        assert problem.ground_truth == {"sum": a + b}
+        assert problem.data_source == (f"{__name__}:Sums/even" if a else f"{__name__}:Sums")
+    assert made(Sums(), tmp_path / "b", 80, 20) == [train, test]
+    assert made(Sums(), tmp_path / "c", 80, 20, seed=1) != [train, test]
+
+
+def test_too_few_different_prompts_are_said(tmp_path: Path) -> None:
+    said = "has 100 different prompts: data.train_size=90 and data.test_size=11 ask for 101"
+    with pytest.raises(ValueError, match=said):
+        made(Sums(), tmp_path, 90, 11)
+    assert not any(tmp_path.iterdir())
+
+
+def test_an_answer_is_right_wrong_or_none() -> None:
+    env = Sums(format_score=0.1, full_score=2.0)
+    assert env.score("7", {"sum": 7}) == ScoredText(2.0, "correct", "7", "7")
+    assert env.score("8", {"sum": 7}) == ScoredText(0.1, "wrong_value", "8", "8")
+    assert env.score(" ", {"sum": 7}) == ScoredText(0.0, "no_answer", None)
+
+
+def test_a_class_replies_only_if_it_says_how() -> None:
+    made_of_guess = Guess.record().answers
+    assert Sums.record().answers is None
+    assert made_of_guess is not None
+    assert made_of_guess.answer(Guess(), {"sum": 7}, "6") == EnvTurn(" no, ")
+    assert made_of_guess.answer(Guess(), {"sum": 7}, "6 no, 7") is None
+
+
+def test_a_question_is_scored_if_its_answer_is_told() -> None:
+    record = Sums.record()
+    asked = record.read_question(Sums(), "What is 1 + 1?", None)
+    assert (asked.shown, asked.is_scored) == ("What is 1 + 1?", False)
+    assert record.read_question(Sums(), "What is 1 + 1?", "2").problem.ground_truth == "2"
+
+
+class Half(TextEnv):
+    """Scores, and asks nothing."""
+
+    def score(self, response: str, truth: Any) -> ScoredText:
+        return self.scored(response, right=True)
+
+
+def test_a_class_that_lacks_a_method_is_refused_by_its_name() -> None:
+    with pytest.raises(ValueError, match="Half has no method `problems`"):
+        find_env(f"{__name__}:Half")
+
+
+def test_it_takes_no_rows_of_a_users(tmp_path: Path) -> None:
+    made(Sums(), tmp_path, 8, 2)
+    with pytest.raises(ValueError, match="makes its own problems: env=custom takes rows of yours"):
+        env_of(Sums()).read_row(Sums(), {"question": "?"})

@@ -1,0 +1,277 @@
+"""Secrets by the names of their variables and by their own form, and what only looks like them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import traceback
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from rl_core.errors import OutOfMemory, WorkerDied
+from rl_core.system.process_env import is_credential
+from rl_core.system.redaction import (
+    is_secret,
+    is_secret_name,
+    redact,
+    redact_all,
+    redact_error,
+    redacting_errors,
+)
+
+SECRET = "aV3ry/Long+Secret=="
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HF_TOKEN",
+        "WANDB_API_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "AZURE_STORAGE_KEY",
+        "AZURE_STORAGE_CONNECTION_STRING",
+        "AZURE_STORAGE_SAS_TOKEN",
+        "SLACK_WEBHOOK_URL",
+        "WEBHOOK_URL",
+        "DISCORD_WEBHOOK",
+        "SMTP_PASS",
+        "PGPASSWORD",
+        "DB_PASSWD",
+        "MYSQL_PWD",
+        "GITHUB_PAT",
+        "SSH_PASSPHRASE",
+        "SENTRY_DSN",
+        "API_KEYS",
+        "OPENAI_API_KEY_2",
+        "hf_token",
+        "PREFECT_API_AUTH_STRING",
+        "PREFECT_SERVER_API_AUTH_STRING",
+        "RAY_AUTH_TOKEN",
+        "APIKEY",
+        "CI_JOB_JWT",
+        "GITLAB_PRIVATE_KEY",
+        "ENCRYPTION_KEY",
+        "CLIENT_SECRET",
+        "PASSWORD",
+        "TOKEN",
+        "PGPASS",
+        "BASIC_AUTH",
+    ],
+)
+def test_a_secret_is_told_by_the_name_of_its_variable(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_one_word = name == "PGPASS"  # `PASS` counts as a word of its own only: COMPASS, BYPASS
+    assert is_secret_name(name) != is_one_word
+    assert is_credential(name, SECRET) != is_one_word  # no child gets it either
+    monkeypatch.setenv(name, SECRET)
+    shown = redact(
+        f"{SECRET} was refused; {json.dumps({'k': SECRET})}; ?t=aV3ry%2FLong%2BSecret%3D%3D"
+    )
+    assert ("aV3ry" in shown) == is_one_word
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "MONKEY",
+        "monkey",
+        "KEY_PADDING",
+        "key_padding_mask",
+        "tokenizer",
+        "TOKENIZERS_PARALLELISM",
+        "MAX_TOKENS",
+        "max_response_length",
+        "NUM_TOKENS",
+        "MY_TOKEN_COUNT",
+        "PATH",
+        "PWD",
+        "OLDPWD",
+        "COMPASS",
+        "BYPASS",
+        "SSH_AUTH_SOCK",
+        "RAY_AUTH_MODE",
+        "KEYBOARD",
+        "PASSES",
+        "PUBLIC_KEY",
+        "SSH_PUBLIC_KEY",
+        "DESIGN",
+        "DESIG",
+        "TURKEY",
+    ],
+)
+def test_what_only_looks_like_a_secrets_name_stays(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not is_secret_name(name)
+    monkeypatch.setenv(name, "1234567890ab")
+    assert redact("1234567890ab") == "1234567890ab"
+
+
+def test_a_word_or_a_file_is_no_secret() -> None:
+    assert not is_secret("PROMPT_KEY", "question")
+    assert not is_secret("GOOGLE_APPLICATION_CREDENTIALS", __file__)
+    assert is_secret("WANDB_API_KEY", "a-secret-of-many-letters")
+    assert is_secret("AWS_SECRET_ACCESS_KEY", "/a/no+file/of/this/machine")
+    assert is_secret("TOKEN", "/" + "a" * 5_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://me:p/a/ss@db:5432/x", "postgresql://***@db:5432/x"),
+        ("redis://:p/w@h/0 s3://b/k", "redis://***@h/0 s3://b/k"),
+        ("a://u:p@h,b://v:q@i", "a://***@h,b://***@i"),
+        (
+            "GET https://b.s3.amazonaws.com/k?X-Amz-Credential=AKIA1%2Fus&X-Amz-Signature=ab12&x=1",
+            "GET https://b.s3.amazonaws.com/k?X-Amz-Credential=***&X-Amz-Signature=***&x=1",
+        ),
+        ("https://a.blob/c?sv=2024&sig=ab%2Bc%3D&se=1", "https://a.blob/c?sv=2024&sig=***&se=1"),
+        (
+            "DefaultEndpointsProtocol=https;AccountName=a;AccountKey=ab+c==;EndpointSuffix=x",
+            "DefaultEndpointsProtocol=https;AccountName=a;AccountKey=***;EndpointSuffix=x",
+        ),
+        ("Server=h;Password=hunter2;Db=x", "Server=h;Password=***;Db=x"),
+        ("{'Authorization': 'Bearer abc.def'}", "{'Authorization': 'Bearer ***'}"),
+        ("bearer abcdefgh12345678zz", "bearer ***"),
+        ("token hf_abcdefghijklmnopqrst!", "token ***!"),
+        ("https://hooks.slack.com/services/T0/B0/xyz", "https://hooks.slack.com/***"),
+        ("https://discord.com/api/webhooks/1/abc", "https://discord.com/api/webhooks/***"),
+        ("export SMTP_PASS=hunter2hunter2", "export SMTP_PASS=***"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nab\n-----END RSA PRIVATE KEY----- x", "*** x"),
+    ],
+)
+def test_a_secret_is_told_by_its_form(text: str, shown: str) -> None:
+    assert redact(text) == shown
+    quoted = json.dumps({"reason": f'"{text}"', "next": "step"})
+    assert json.loads(redact(quoted))["next"] == "step"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "monkey=banana key_padding_mask=None max_tokens=1024 tokenizer=Qwen eos_token=<|im_end|>",
+        "data.max_response_length=1024 RAY_AUTH_MODE=token PATH=/usr/local/bin:/usr/bin",
+        "http://127.0.0.1:4200/runs/a@b http://[::1]:8265/x@y https://github.com/a/b@v1.0",
+        "s3://bucket/key@2x.png hf://datasets/me/x@main ?next=1&tokens=5&monkey=2",
+        "the bearer of internationalization; authorization failed; basic authentication",
+        "score: 1.0 in 12 tokens of <answer> (1 + 2) * 3 </answer>",
+    ],
+)
+def test_other_text_stays_as_it_is(text: str) -> None:
+    assert redact(text) == text
+
+
+def test_the_password_of_a_url_in_the_environment_is_blotted_out_alone_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DATABASE", "postgresql://me:hunter2hunter2@db/x")
+    assert redact("login with hunter2hunter2 failed") == "login with *** failed"
+
+
+def test_a_key_of_several_lines_is_found_where_it_stands_in_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MY_SECRET", 'first line\nsecond "line"')
+    assert redact('ValueError: first line second "line"') == "ValueError: ***"
+    assert json.loads(redact(json.dumps(['x first line\nsecond "line"']))) == ["x ***"]
+
+
+@pytest.mark.parametrize(
+    "text", ["://a:" * 30_000, "?" * 100_000, "-eyJ" * 30_000, "&token" * 20_000, "A_" * 60_000]
+)
+def test_long_hostile_text_is_read_in_linear_time(text: str) -> None:
+    redact(text)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(f"login with {SECRET} failed", 3),
+        OSError(13, f"denied to {SECRET}", f"/mnt/{SECRET}"),
+        OutOfMemory("update_actor", f"at {SECRET}"),
+        WorkerDied("learner", f"said {SECRET}"),
+        KeyError(SECRET),
+    ],
+)
+def test_an_error_says_no_secret_nor_does_what_led_to_it(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+
+    def fail() -> None:
+        try:
+            raise ValueError(f"Bearer {SECRET}")
+        except ValueError as cause:
+            error.add_note(f"seen with {SECRET}")
+            raise error from cause
+
+    with pytest.raises(type(error)) as caught:
+        fail()
+    assert SECRET in "".join(traceback.format_exception(caught.value))
+    redact_error(caught.value)
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+    assert SECRET not in str(pickle.loads(pickle.dumps(caught.value)))
+    assert "***" in str(caught.value)
+    assert isinstance(caught.value, type(error))
+
+
+def _invalid() -> Exception:
+    try:
+        TypeAdapter(int).validate_python(SECRET)
+    except ValueError as error:
+        return error
+    raise AssertionError
+
+
+class _Worded(Exception):  # noqa: N818  # a library's, which words itself late
+    def __str__(self) -> str:
+        return f"refused {SECRET}"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (subprocess.CalledProcessError(1, ["curl", "-H", SECRET]), subprocess.CalledProcessError),
+        (RuntimeError({"headers": [("x", SECRET)]}), RuntimeError),
+        (ExceptionGroup("two", [ValueError(SECRET), OSError(SECRET)]), ExceptionGroup),
+        # These cannot be changed where they stand.
+        (ExceptionGroup(SECRET, [ValueError(SECRET)]), RuntimeError),
+        (ValueError(SECRET.encode()), ValueError),
+        (_invalid(), ValueError),
+        (_Worded(), RuntimeError),
+        (RuntimeError("nothing"), RuntimeError),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
+def test_no_error_leaves_with_a_secret(
+    error: Exception, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+
+    @redacting_errors()
+    def outer() -> None:
+        inner()
+
+    @redacting_errors()
+    def inner() -> None:
+        raise error
+
+    with pytest.raises(kind) as caught:
+        outer()
+    shown = "".join(traceback.format_exception(caught.value))
+    assert SECRET not in shown + repr(caught.value)
+    assert ("***" in shown) != ("nothing" in shown)
+
+
+def test_what_ends_well_returns_what_it_returns() -> None:
+    assert redacting_errors()(lambda: 3)() == 3
+
+
+def test_texts_are_redacted_wherever_a_table_holds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    rows: list[Any] = [{"found": f"at {SECRET}", "n": 1, "more": (SECRET, None)}]
+    assert redact_all(rows) == [{"found": "at ***", "n": 1, "more": ("***", None)}]

@@ -1,0 +1,86 @@
+"""A machine with another version of the project, or without the folders of a run, is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rl_core.workers.nodes import _look_around, _marked, compare, software
+from tests.support.harness import LIMIT_S, ROOT
+from tests.support.ray_head import environment_of_ray, ray_head
+
+
+def test_equal_machines_have_nothing_to_say() -> None:
+    own = software()
+    assert own == software()
+    assert own.packages.keys() == {"torch", "transformers", "vllm"}
+    assert compare(own, own, "x") == []
+
+
+def test_other_packages_are_told_and_other_builds_of_the_same_are_not() -> None:
+    own = replace(software(), packages={"torch": "2.13.0", "vllm": "0.32.0"})
+    assert "+" not in software().packages["torch"]
+    assert compare(own, replace(own, packages={"torch": "2.12.0"}), "machine 10.0.0.2") == [
+        "machine 10.0.0.2 has torch 2.12.0, this one 2.13.0: results may differ",
+        "machine 10.0.0.2 has vllm None, this one 0.32.0: results may differ",
+    ]
+
+
+def test_another_version_of_the_project_is_refused_in_a_line() -> None:
+    own = software()
+    other = replace(own, sources="0123456789ab", folder="/opt/old/rl_core")
+    line = (
+        rf"machine 10\.0\.0\.2 has another rl_core \(0123456789ab, in /opt/old/rl_core\) than this "
+        rf"one \({own.sources}\): install the same version on all machines"
+    )
+    with pytest.raises(ValueError, match=line):
+        compare(own, other, "machine 10.0.0.2")
+
+
+def test_a_folder_is_known_by_a_file_that_only_it_has(
+    tmp_path: Path, tiny_model_path: Path
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    with _marked([run, tiny_model_path]) as marks:
+        assert _look_around(marks) == (software(), [])
+        (mark,) = run.iterdir()
+        hidden = mark.rename(tmp_path / "hidden")
+        assert _look_around(marks)[1] == [mark]
+        hidden.rename(mark)
+        model = tiny_model_path / "config.json"
+        assert _look_around(marks | {model: marks[model] + 1})[1] == [model]
+    assert list(run.iterdir()) == []
+
+
+CHECKS = """
+import sys
+import ray
+from rl_core.workers.nodes import check_nodes
+
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+check_nodes([node["NodeID"] for node in ray.nodes()], [])
+"""
+
+
+@pytest.mark.slow
+def test_a_machine_that_cannot_load_the_project_is_named(tmp_path: Path) -> None:
+    broken = tmp_path / "node" / "rl_core"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('not for this Python')")
+    with ray_head(environment_of_ray(tmp_path, PYTHONPATH=str(broken.parent))) as address:
+        done = subprocess.run(
+            [sys.executable, "-c", CHECKS, address],
+            env=environment_of_ray(tmp_path, PYTHONPATH=str(ROOT)),
+            cwd=tmp_path,  # Ray's workers look for modules there first
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith("ValueError: Ray's machine 127.0.0.1 cannot load rl_core ("), done.stderr
+    assert "not for this Python" in said

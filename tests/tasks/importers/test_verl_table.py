@@ -1,0 +1,63 @@
+"""Every setting of verl and TinyZero is known by name; one that is misspelt is not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tasks.importers.verl_table import NAMES, PLAIN_NAMES, TABLE, meaning
+from tests.support.seeded_faults import ROOT
+
+NAMES_FILE = Path(__file__).with_name("verl_setting_names.txt")
+
+
+def is_known(key: str) -> bool:
+    return key in NAMES or meaning(key, "True") is not None
+
+
+def test_no_setting_of_any_default_tree_is_unknown() -> None:
+    """The names of TinyZero's tree, of verl 0.9.1's, and of all versions before it."""
+    names = [name for name in NAMES_FILE.read_text().splitlines() if not name.startswith("#")]
+    assert len(names) > 1_000
+    assert [name for name in names if not is_known(name)] == []
+
+
+def test_what_the_tables_name_exists() -> None:
+    """In some version of verl, or in what users were seen to write."""
+    names = set(NAMES_FILE.read_text().splitlines())
+    assert [name for name in PLAIN_NAMES if name not in names] == []
+
+
+def test_every_sentence_is_said() -> None:
+    room = (file.read_text() for file in (ROOT / "tasks" / "importers").glob("*.py"))
+    words = set(re.findall(r'"([a-z_]+)"', "".join(room)))
+    words |= {row["says"] for table in ("limits", "unlisted") for row in TABLE[table].values()}
+    sentences = TABLE["mistakes"] | TABLE["notes"]
+    assert [name for name in sentences if name not in words] == []
+    assert len(sentences) == len(TABLE["mistakes"]) + len(TABLE["notes"])
+
+
+def test_a_letter_left_out_of_a_setting_with_a_meaning_is_noticed() -> None:
+    unnoticed = []
+    for key in NAMES:
+        wrong = key[:-2] + key[-1] if len(key.rpartition(".")[2]) > 2 else f"{key}x"
+        if is_known(wrong) and not key.endswith("_offload"):  # of sharding, all idle beside it
+            unnoticed.append(wrong)
+    assert unnoticed == []
+
+
+def test_a_setting_asks_for_what_is_lacking_only_where_it_is_on() -> None:
+    for off in ("False", "null", "'False'", "0", "[]", "disabled"):
+        assert meaning("reward_model.enable", off) == meaning("reward_model.enable", "False")
+    reason, is_lacking = meaning("reward_model.enable", "True") or ("", False)
+    assert is_lacking
+    assert "env.reward=package.module:function" in reason
+    assert meaning("reward_model.enable", "False") == (reason, False)
+    for name in ("reward_kwargs.overlong_buffer_cfg", "overlong_buffer"):  # DAPO, early and later
+        reason, is_lacking = meaning(f"reward_model.{name}.enable", "True") or ("", False)
+        assert reason.startswith("no penalty grows with the length")
+        assert is_lacking
+    assert meaning("actor_rollout_ref.actor.shuffle", "True") == (
+        "mini-batches are cut in the order of the step's rollouts",
+        False,
+    )

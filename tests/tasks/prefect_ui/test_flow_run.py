@@ -1,0 +1,48 @@
+"""No error of any stage brings a secret to Prefect, which shows it to all who see the run."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from typing import Any
+
+import pytest
+from prefect import Task
+from prefect.logging import disable_run_logger
+
+import tasks
+
+SECRET = "a-secret-of-the-hub"
+
+
+class Leaky:
+    """Whatever is done with it ends with an error that quotes a login and a token."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(f"GET https://me:{SECRET}@hub.example gave 403 for {SECRET}")
+
+    __str__ = __iter__ = __fspath__ = __len__ = lambda self: self.anything
+
+
+def all_tasks() -> dict[str, Task[..., Any]]:
+    return {
+        name: value
+        for module in pkgutil.walk_packages(tasks.__path__, "tasks.")
+        for name, value in vars(importlib.import_module(module.name)).items()
+        if isinstance(value, Task)
+    }
+
+
+def test_no_task_lets_an_error_out_with_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    found = all_tasks()
+    assert len(found) >= 12
+    for name, task in found.items():
+        needed = inspect.signature(task.fn).parameters.values()
+        given = [Leaky() for one in needed if one.default is inspect.Parameter.empty]
+        with disable_run_logger(), pytest.raises(Exception, match=r"hub\.example") as caught:
+            task.fn(*given)
+        for text in (str(caught.value), repr(caught.value)):
+            assert SECRET not in text, name
+            assert "https://***@hub.example gave 403 for ***" in text, name
