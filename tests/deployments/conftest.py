@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,16 +16,27 @@ _SETTINGS = {
 
 
 @pytest.fixture(scope="session")
-def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefect]:
-    """A server with all deployments, the nightly one due every minute and the others not."""
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The PREFECT_HOME of a server with all deployments; only the nightly one is due soon."""
+    prefect = Prefect(tmp_path_factory.mktemp("deployed"), _SETTINGS)
+    prefect.start_server()
+    try:
+        noon = 'cron: "0 12 * * *"'
+        prefect.deploy({noon: 'cron: "0 12 29 2 *"'}, at="* * * * *")
+    finally:
+        prefect.stop_server()
+    return prefect.folder / "prefect"
+
+
+@pytest.fixture(scope="module")
+def prefect(deployed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefect]:
+    """A server of the file's own: which files ran before it on its worker is chance."""
     # Short, for Ray's sockets; what a killed run leaves in its temporary folder goes with it.
     with tempfile.TemporaryDirectory(prefix="pf-", ignore_cleanup_errors=True) as temp_dir:
-        settings = {**_SETTINGS, "TMPDIR": temp_dir}
-        prefect = Prefect(tmp_path_factory.mktemp("deployed"), settings)
+        prefect = Prefect(tmp_path_factory.mktemp("server"), {**_SETTINGS, "TMPDIR": temp_dir})
+        shutil.copytree(deployed, prefect.folder / "prefect")
         prefect.start_server()
         try:
-            noon = 'cron: "0 12 * * *"'
-            prefect.deploy({noon: 'cron: "0 12 29 2 *"'}, at="* * * * *")
             yield prefect
         finally:
             prefect.stop_server()

@@ -1,4 +1,4 @@
-"""The commands of docs/operations.md on a real server and worker, on a free loopback port."""
+"""The commands of docs/operations.md on a real server and worker."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 def place(
     request: pytest.FixtureRequest, database: str, prefect: Prefect, tiny_overrides: list[str]
 ) -> Iterator[Place]:
-    """A server with automations and a worker; runs lie beside those of the session's server."""
+    """A server with automations and a worker; the runs of both databases lie in one folder."""
     server = prefect if database == "sqlite" else request.getfixturevalue("on_postgresql")
     place = Place(server, prefect.folder, short_run(tiny_overrides))
     try:

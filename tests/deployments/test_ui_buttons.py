@@ -1,6 +1,6 @@
 """Buttons of Prefect's UI on one run in mid-training: each ends in a state that is true, in words.
 
-In the order of a restless evening, on the session's server.
+In the order of a restless evening.
 """
 
 from __future__ import annotations

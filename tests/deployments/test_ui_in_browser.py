@@ -1,7 +1,4 @@
-"""What a person sees of a deployment's run that ran out of memory: Prefect's pages, in Chromium.
-
-The last file on the session's server, for it stops the nightly schedule.
-"""
+"""What a person sees of a deployment's run that ran out of memory: Prefect's pages, in Chromium."""
 
 from __future__ import annotations
 

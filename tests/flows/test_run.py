@@ -27,7 +27,8 @@ from tests.support.waiting import wait_for
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = [str(Path(sys.executable).with_name("countdown-train"))]
 LIMIT_S = 600
-NUM_STEPS = 15
+NUM_STEPS = 60
+"""Of 0.3 s each: a stop may take some seconds, and two must fall into one run."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -62,11 +62,14 @@ def sprung(folder: Path) -> str:
 
 
 def secrets_of(processes: Iterable[psutil.Process]) -> dict[str, set[str]]:
-    """Returns, by what a process runs, which of the planted secrets it can see."""
+    """Returns, by what a process runs, which of the planted secrets it can see.
+
+    An actor's name is without the method that Ray shows while it runs.
+    """
     seen: dict[str, set[str]] = {}
     for process in processes:
         try:
-            name, words = process.name(), process.cmdline()
+            name, words = process.name().partition(".")[0], process.cmdline()
             found = {key for key, value in process.environ().items() if SECRETS.get(key) == value}
         except (psutil.Error, OSError):  # it has ended
             continue
