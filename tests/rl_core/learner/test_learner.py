@@ -15,7 +15,6 @@ from rl_core.config.run import RunConfig
 from rl_core.learner.experience import assemble
 from rl_core.learner.learner import STATE_FOLDER, Learner
 from rl_core.learner.state import read_state
-from rl_core.models import decoder
 from rl_core.models.forward import forward_pass
 from rl_core.types import Rollout
 from tests.support.learners import all_weights, assert_bitwise_equal, without_timings
@@ -235,10 +234,7 @@ def test_gradient_checkpointing_of_actor_and_critic_changes_no_bit(
     tiny_model_path: Path,
     make_batch: MakeBatch,
     settings: MakeSettings,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Without checkpointing this model would take the decoder of ours, and round otherwise.
-    monkeypatch.setattr(decoder, "supports", lambda backbone: False)
     weights = []
     for checkpointed in (False, True):
         config = settings(model={"gradient_checkpointing": checkpointed})
