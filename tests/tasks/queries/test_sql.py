@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +23,8 @@ from rl_core.schema import EVALUATION, ROLLOUTS
 from rl_core.types import Completion, Problem, Rollout, ScoredText
 from tasks.queries import saved_questions, sql
 from tasks.queries.render import render
-from tests.support.sql_answers import ANSWERS, A, B
+
+ANSWERS = yaml.safe_load((Path(__file__).parent / "answers.yaml").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +32,15 @@ def empty_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("no_runs")
 
 
-def rounded(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    return [tuple(round(x, 4) if isinstance(x, float) else x for x in row) for row in rows]
+def rounded(rows: Iterable[Iterable[Any]]) -> list[list[Any]]:
+    return [[round(x, 4) if isinstance(x, float) else x for x in row] for row in rows]
 
 
 @pytest.mark.parametrize("name", sorted(query.name for query in saved_questions.list_queries()))
 def test_saved_question_gives_the_hand_computed_answer(name: str, tested_runs: Path) -> None:
-    arguments, columns, rows = ANSWERS[name]
-    answer = sql.ask(name, arguments, root=tested_runs).select(columns)
-    assert rounded(answer.rows()) == rounded(rows)
+    expected = ANSWERS[name]
+    answer = sql.ask(name, expected.get("ask", {}), root=tested_runs).select(expected["columns"])
+    assert rounded(answer.rows()) == rounded(expected["rows"])
 
 
 @pytest.mark.parametrize("query", saved_questions.list_queries(), ids=lambda query: query.name)
@@ -61,23 +64,18 @@ def test_the_example_of_each_question_answers(
 
 def test_there_are_the_questions_that_the_diary_asked() -> None:
     assert {query.name for query in saved_questions.list_queries()} == set(ANSWERS)
-    assert {query.topic for query in saved_questions.list_queries()} == {
-        "rollouts",
-        "metrics",
-        "evaluation",
-        "runs",
-    }
+    topics = {query.topic for query in saved_questions.list_queries()}
+    assert topics == {"rollouts", "metrics", "evaluation", "runs"}
 
 
 def test_one_run_by_name_or_latest(shared_runs: Path) -> None:
     def runs(run: str | None) -> list[str]:
-        return sql.run_query("select run_id from runs", root=shared_runs, run=run)[
-            "run_id"
-        ].to_list()
+        found = sql.run_query("select run_id from runs", root=shared_runs, run=run)
+        return found["run_id"].to_list()
 
-    assert runs(None) == [A, B]
-    assert runs("alpha") == [A]
-    assert runs("latest") == [B]
+    assert runs(None) == ["alpha", "beta"]
+    assert runs("alpha") == ["alpha"]
+    assert runs("latest") == ["beta"]
     counted = sql.run_query("select count(*) from rollouts", root=shared_runs, run="latest")
     assert counted.item() == 1
     with pytest.raises(ValueError, match=r"no run 'alhpa' in .*; did you mean alpha\?"):
@@ -191,60 +189,14 @@ def test_what_cannot_be_shown_is_refused_in_words(
 
 
 _PIECES = [
-    *[
-        "select ",
-        "from ",
-        "rollouts ",
-        "metrics ",
-        ",",
-        "(",
-        ")",
-        "[",
-        "]",
-        "{",
-        "}",
-        "'",
-        '"',
-        "*",
-    ],
-    *[
-        "1",
-        "99999999999999999999",
-        "1e999",
-        "null",
-        "'nan'::double",
-        "$a",
-        "$1",
-        "?",
-        "::",
-        "blob ",
-    ],
-    *["interval ", "map ", "union ", "enum ", "hugeint ", "decimal(38,10) ", "json ", "order by "],
-    *[
-        "limit ",
-        "group by all ",
-        "values ",
-        "describe ",
-        "summarize ",
-        "pivot ",
-        "x -> x",
-        ";",
-        "--",
-    ],
-    *[
-        "range(3)",
-        "unnest",
-        "\x00",
-        "\ud800",
-        "\U0001f600",
-        "/*",
-        "*/",
-        "copy ",
-        "error('x')",
-        "date ",
-    ],
-    *["read_csv('/etc/passwd')", "query_table", "cast(", " as ", "'infinity'::timestamp", "now()"],
-    *["[1,2]", "{'a':1}", "map{'a':1}", "'x'::blob", "'1 day'::interval", "with t as (", "bit "],
+    *["select ", "from ", "rollouts ", "metrics ", ",", "(", ")", "[", "]", "{", "}", "'", '"'],
+    *["*", "1", "99999999999999999999", "1e999", "null", "'nan'::double", "$a", "$1", "?", "::"],
+    *["blob ", "interval ", "map ", "union ", "enum ", "hugeint ", "json ", "decimal(38,10) "],
+    *["order by ", "limit ", "group by all ", "values ", "describe ", "summarize ", "pivot "],
+    *["x -> x", ";", "--", "range(3)", "unnest", "\x00", "\ud800", "\U0001f600", "/*", "*/"],
+    *["copy ", "error('x')", "date ", "read_csv('/etc/passwd')", "query_table", "cast(", " as "],
+    *["'infinity'::timestamp", "now()", "[1,2]", "{'a':1}", "map{'a':1}", "'x'::blob"],
+    *["'1 day'::interval", "with t as (", "bit "],
 ]
 
 
@@ -357,12 +309,7 @@ def test_reads_what_a_run_really_writes_while_it_writes(tmp_path: Path) -> None:
     run = RunFolder.create(RunConfig(run_id="live", storage=StorageConfig(root=tmp_path)))
     metrics = run.path / "metrics.jsonl"
     for step in (1, 2):
-        run.rollouts.write(
-            step,
-            0,
-            [rollout("correct", 0), rollout("no_answer", step)],
-            {},
-        )
+        run.rollouts.write(step, 0, [rollout("correct", 0), rollout("no_answer", step)], {})
         run.held_out.write(step, [rollout("correct", 0), rollout("no_answer", 1)])
         run.metrics.append(step, {"reward/accuracy": 0.5, "critic/kl": float("nan")})
         metrics.write_text(metrics.read_text() + '{"step": 3, "rew')
@@ -393,5 +340,5 @@ def test_of_equal_tests_the_higher_score_is_the_best_as_the_pointer_has_it(
     metrics.cut_after(1)  # and half a line that is being written
     for step, score in ((2, 0.3), (4, last_score)):
         metrics.append(step, {"val/accuracy": 0.125, "val/score": score})  # as before training
-    (row,) = (r for r in sql.ask("compare_runs", root=two_runs).to_dicts() if r["run_id"] == B)
+    (row,) = (r for r in sql.ask("compare_runs", root=two_runs).to_dicts() if r["run_id"] == "beta")
     assert (row["best_test"], row["best_at_step"]) == (0.125, best)
