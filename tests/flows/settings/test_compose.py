@@ -207,92 +207,13 @@ def test_yaml_holds_every_setting_and_reads_back_equal() -> None:
     assert RunConfig.model_validate(yaml.safe_load(to_yaml(config))) == config
 
 
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["lr=abc"], ["unknown setting 'lr'", "did you mean actor.lr?"]),
-        (
-            ["model.use_liger=true"],
-            ["model.use_liger is no longer a setting", "transformers' own"],
-        ),
-        (["data.trainbatchsize=3"], ["'data.trainbatchsize'", "data.train_batch_size"]),
-        (["preset=nope"], ["unknown preset 'nope'", "quickstart"]),
-        (["preset=tinyzero-3b-instrukt"], ["did you mean tinyzero-3b-instruct?"]),
-        (["env=gsm8"], ["unknown env 'gsm8'", "did you mean gsm8k?"]),
-        (
-            ["env=gsm8k", "env.min_operands=3"],
-            ["unknown setting 'env.min_operands'", "it belongs to env=countdown"],
-        ),
-        (["preset=gsm8k-toy", "env.max_number=9"], ["under env=gsm8k", "env=countdown"]),
-        (["env.source=toy"], ["under env=countdown", "it belongs to env=gsm8k"]),
-        (["env=gsm8k", "env.prompt_template=base"], ["must be 'chat' or 'think'"]),
-        (["presets=tinyzero-3b"], ["did you mean preset?"]),
-        (["env.name=gsm8k"], ["env=NAME"]),
-        (["seed=abc"], ["seed=abc", "whole number"]),
-        (["seed=1.5"], ["seed=1.5", "whole number"]),
-        (["actor.lr=fast"], ["actor.lr=fast", "a number"]),
-        (["actor.lr=nan"], ["actor.lr=nan", "finite"]),
-        (["algorithm.outcome_gate=maybe"], ["algorithm.outcome_gate=maybe", "true or false"]),
-        (["data.train_size=0"], ["data.train_size=0", "at least 1"]),
-        (["data.test_files=a.jsonl"], ["data.test_files=['a.jsonl']", "wants data.train_files"]),
-        (["data.train_files=7"], ["data.train_files=7", "must be a list, [a,b]"]),
-        (["rollout.temperature=3"], ["rollout.temperature=3", "at most 2"]),
-        (["actor.lr=0"], ["actor.lr=0", "above 0"]),
-        (["rollout.gpu_memory_utilization=1"], ["must be below 1"]),
-        (["env.min_operands=9"], ["env.min_operands=9", "at most 6"]),
-        (["env.min_operands=6"], ["env.min_operands=6", "env.max_operands=3"]),
-        (["algorithm.estimator=grpp"], ["algorithm.estimator=grpp", "did you mean grpo?"]),
-        (["algorithm.estimator=grpo"], ["algorithm.group_size=1", "at least 2"]),
-        (["preset=gsm8k-toy", "data.train_size=31"], ["train_batch_size=64", "train_size=31"]),
-        (["actor.mini_batch_size=100"], ["actor.mini_batch_size=100", "0.56"]),
-        (["data.train_batch_size=32"], ["mini_batch_size=128", "train_batch_size=32", "0.25"]),
-        (["rollout.top_p=0.9"], ["rollout.top_p=0.9", "renormalises", "use 1.0"]),
-        (["rollout.top_k=50"], ["rollout.top_k=50", "renormalises", "use -1"]),
-        (["rollout.staleness=1", "actor.importance_cap=null"], ["importance_cap=null", "a number"]),
-        (["rollout.sleep=true"], ["rollout.sleep=true", "resources.rollout_gpus above 0"]),
-        (
-            ["rollout.tensor_parallel_size=2", "rollout.engine=hf"],
-            ["tensor_parallel_size=2", "rollout.engine=vllm"],
-        ),
-        (
-            ["rollout.tensor_parallel_size=2", "resources.rollout_gpus=0.5"],
-            ["rollout_gpus=0.5", "must be 1"],
-        ),
-        (["preset=gsm8k-grpo-7b", "critic.share_trunk=true"], ["share_trunk=true", "grpo", "gae"]),
-        (
-            ["preset=gsm8k-toy", "resources.learner_ranks=500"],
-            ["learner_ranks=500", "actor.mini_batch_size=", "at most"],
-        ),
-        (
-            ["resources.learner_ranks=2", "resources.learner_gpus=0.5"],
-            ["learner_gpus=0.5", "a card for each rank", "learner_ranks=2"],
-        ),
-        (["model.lora_rank=-1"], ["model.lora_rank=-1", "at least 0"]),
-        (
-            ["preset=tinyzero-3b", "critic.lr_schedule=cosine"],
-            ["critic.lr_schedule=cosine", "trainer.total_steps"],
-        ),
-        (["critic.warmup_steps=25"], ["critic.warmup_steps=25", "total_steps=25", "at most 24"]),
-        (["env.full_score=0.1"], ["env.format_score=0.1", "below env.full_score=0.1"]),
-        (["algorithm.resample_rounds=2"], ["algorithm.resample_rounds=2", "gae"]),
-        (["run_id=a/b"], ["run_id=a/b", "match"]),
-        (["storage=here"], ["'storage' is a group"]),
-        (["storage.root=null"], ["storage.root=None", "path"]),
-        (["trainer.logger=wandb"], ["trainer.logger=wandb", "[a,b]"]),
-        (["foo"], ["'foo' is not KEY=VALUE"]),
-        (["=1"], ["'=1' is not KEY=VALUE"]),
-        (["seed="], ["'seed=' is not KEY=VALUE"]),
-        (["+new=1"], ["'+new=1'", "plain KEY=VALUE"]),
-        (["seed=1,2"], ["'seed=1,2'", "several values"]),
-        (["seed=1", "seed=2"], ["seed is given twice"]),
-        (["storage.root=a(b"], ["'storage.root=a(b'", "quotes"]),
-        (["storage.root=${nothing}"], ["nothing"]),
-        (["storage.root=???"], ["root"]),
-    ],
-)
-def test_every_mistake_is_one_line_that_helps(overrides: list[str], words: list[str]) -> None:
+MISTAKES = yaml.safe_load((Path(__file__).parent / "mistakes.yaml").read_text())
+
+
+@pytest.mark.parametrize(("overrides", "words"), MISTAKES.items(), ids=MISTAKES)
+def test_every_mistake_is_one_line_that_helps(overrides: str, words: list[str]) -> None:
     with pytest.raises(SettingsError) as caught:
-        compose(overrides)
+        compose(overrides.split())
     message = str(caught.value)
     assert "\n" not in message
     assert [word for word in words if word not in message] == []

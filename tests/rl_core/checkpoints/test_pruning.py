@@ -5,7 +5,9 @@ import logging
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -46,12 +48,15 @@ def test_a_prune_killed_at_any_system_event_leaves_only_whole_checkpoints(small_
     assert event_number > 20
 
 
+def planned(steps: Iterable[int], size: int, **rules: Any) -> list[tuple[int, bool, str]]:
+    """Which checkpoints of one size stay by these rules, newest first, and why."""
+    decisions = plan_pruning([some_checkpoint(step, size) for step in steps], **rules)
+    return [(d.checkpoint.step, d.keep, d.reason) for d in decisions]
+
+
 def test_pruning_says_why() -> None:
-    checkpoints = [some_checkpoint(step, 1_000_000_000) for step in range(1, 8)]
-    decisions = plan_pruning(
-        checkpoints, latest_step=7, best_step=2, keep_last=3, quota_bytes=4_500_000_000
-    )
-    assert [(d.checkpoint.step, d.keep, d.reason) for d in decisions] == [
+    rules = {"latest_step": 7, "best_step": 2, "keep_last": 3, "quota_bytes": 4_500_000_000}
+    assert planned(range(1, 8), 10**9, **rules) == [
         (7, True, "latest"),
         (6, True, "one of the newest 3 beside latest and best"),
         (5, True, "one of the newest 3 beside latest and best"),
@@ -60,16 +65,12 @@ def test_pruning_says_why() -> None:
         (2, True, "best"),
         (1, False, "over the quota of 4.5 GB"),
     ]
-    decisions = plan_pruning(
-        checkpoints, latest_step=7, best_step=7, keep_last=1, quota_bytes=10**12
-    )
-    assert [(d.checkpoint.step, d.reason) for d in decisions if d.keep] == [
-        (7, "latest and best"),
-        (6, "one of the newest 1 beside latest and best"),
+    rules = {"latest_step": 7, "best_step": 7, "keep_last": 1, "quota_bytes": 10**12}
+    assert planned(range(1, 8), 10**9, **rules) == [
+        (7, True, "latest and best"),
+        (6, True, "one of the newest 1 beside latest and best"),
+        *((n, False, "older than the newest 1 beside latest and best") for n in (5, 4, 3, 2, 1)),
     ]
-    assert {d.reason for d in decisions if not d.keep} == {
-        "older than the newest 1 beside latest and best"
-    }
 
 
 @given(
@@ -111,14 +112,9 @@ def test_a_dry_run_decides_the_same_and_deletes_nothing(tmp_path: Path) -> None:
     assert steps(tmp_path) == [1, 2, 3, 4, 5]
     assert prune(tmp_path, keep_last=1, quota_bytes=10**9) == dry
     assert steps(tmp_path) == [1, 4, 5]
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [
-        ".lock",
-        "best",
-        "latest",
-        "step_000001",
-        "step_000004",
-        "step_000005",
-    ]
+    left = [f"step_00000{step}" for step in (1, 4, 5)]
+    there = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert there == [".lock", "best", "latest", *left]
 
 
 def test_room_counts_the_coming_checkpoint_within_the_quota(tmp_path: Path) -> None:
@@ -181,52 +177,30 @@ prune(Path({str(tmp_path)!r}), keep_last=0, quota_bytes=1)
 
 
 def test_every_so_many_steps_stay_behind_the_newest_and_within_the_quota() -> None:
-    checkpoints = [some_checkpoint(step, 10) for step in range(100, 1_000, 100)]
+    steps = range(100, 1_000, 100)
+    every = {"latest_step": 900, "keep_every": 300}
 
-    def kept(quota_bytes: int, disk_bytes: int | None = None) -> list[int]:
-        decisions = plan_pruning(
-            checkpoints,
-            latest_step=900,
-            best_step=700,
-            keep_last=1,
-            quota_bytes=quota_bytes,
-            keep_every=300,
-            disk_bytes=disk_bytes,
-        )
-        return [d.checkpoint.step for d in decisions if d.keep]
+    def kept(quota_bytes: int, **disk: int) -> list[int]:
+        rules = every | {"best_step": 700, "keep_last": 1, "quota_bytes": quota_bytes} | disk
+        return [step for step, keep, _ in planned(steps, 10, **rules) if keep]
 
     assert kept(1_000) == [900, 800, 700, 600, 300]
     assert kept(49) == [900, 800, 700, 600]
     assert kept(39) == [900, 800, 700]
     assert kept(1) == [900, 700]
     assert kept(1_000, disk_bytes=49) == [900, 800, 700, 600]
-    decisions = plan_pruning(
-        checkpoints,
-        latest_step=900,
-        best_step=900,
-        keep_last=0,
-        quota_bytes=1_000,
-        keep_every=300,
-        disk_bytes=25,
-    )
-    assert [(d.checkpoint.step, d.reason) for d in decisions if d.checkpoint.step % 300 == 0] == [
-        (900, "latest and best"),
-        (600, "of every 300 steps, within the quota"),
-        (300, "the disk has room for 25 B of checkpoints"),
+    rules = every | {"best_step": 900, "keep_last": 0, "quota_bytes": 1_000, "disk_bytes": 25}
+    assert [row for row in planned(steps, 10, **rules) if row[0] % 300 == 0] == [
+        (900, True, "latest and best"),
+        (600, True, "of every 300 steps, within the quota"),
+        (300, False, "the disk has room for 25 B of checkpoints"),
     ]
 
 
 def test_what_is_protected_stays_and_counts_whatever_the_quota() -> None:
-    checkpoints = [some_checkpoint(step, 10) for step in (1, 2, 3, 4)]
-    decisions = plan_pruning(
-        checkpoints,
-        latest_step=4,
-        best_step=2,
-        keep_last=5,
-        quota_bytes=30,
-        protected={1: "being read", 2: "champion"},
-    )
-    assert [(d.checkpoint.step, d.keep, d.reason) for d in decisions] == [
+    protected = {1: "being read", 2: "champion"}
+    rules = {"latest_step": 4, "best_step": 2, "keep_last": 5, "quota_bytes": 30}
+    assert planned((1, 2, 3, 4), 10, **rules, protected=protected) == [
         (4, True, "latest"),
         (3, False, "over the quota of 30 B"),
         (2, True, "best and champion"),

@@ -36,38 +36,28 @@ def test_the_manifest_lists_every_file_with_size_and_checksum(tmp_path: Path) ->
         "resumable": True,
         "total_bytes": 12,
         "files": [
-            {
-                "path": "model.bin",
-                "bytes": 2,
-                "crc32": "078a19d7",
-            },
-            {
-                "path": "trainer/state.bin",
-                "bytes": 10,
-                "crc32": "4c11cdf0",
-            },
+            {"path": "model.bin", "bytes": 2, "crc32": "078a19d7"},
+            {"path": "trainer/state.bin", "bytes": 10, "crc32": "4c11cdf0"},
         ],
     }
 
 
-def test_a_reward_of_degrees_that_calls_nothing_correct_has_a_best_too(tmp_path: Path) -> None:
-    tested = {10: (0.0, None), 20: (0.0, 0.2), 30: (0.0, 0.5), 40: (0.0, 0.5), 50: (0.1, 0.3)}
-    expected_best = {10: 10, 20: 20, 30: 30, 40: 30, 50: 50}
-    for step, (accuracy, score) in tested.items():
+@pytest.mark.parametrize(
+    "tested",
+    [  # accuracy, score, and which step is the best then
+        [(None, None, 1), (0.3, None, 2), (0.3, None, 2), (None, None, 2), (0.31, None, 5)],
+        [(0.0, None, 1), (0.0, 0.2, 2), (0.0, 0.5, 3), (0.0, 0.5, 3), (0.1, 0.3, 5)],
+    ],
+    ids=["a strictly higher accuracy", "a score where nothing is correct"],
+)
+def test_best_moves_only_to_a_better_one(
+    tmp_path: Path, tested: list[tuple[float | None, float | None, int]]
+) -> None:
+    for step, (accuracy, score, expected) in enumerate(tested, start=1):
         save_checkpoint(tmp_path, step, writer(), accuracy, score=score)
-        assert pointers(tmp_path) == (f"step_{step:06d}", f"step_{expected_best[step]:06d}")
-
-
-def test_best_moves_only_to_a_strictly_higher_accuracy(tmp_path: Path) -> None:
-    expected_best = {10: 10, 20: 20, 30: 20, 40: 20, 50: 50}
-    accuracies = {10: None, 20: 0.3, 30: 0.3, 40: None, 50: 0.31}
-    for step, accuracy in accuracies.items():
-        save_checkpoint(tmp_path, step, writer(), accuracy)
-        assert pointers(tmp_path) == (f"step_{step:06d}", f"step_{expected_best[step]:06d}")
-        found = best(tmp_path)
-        assert found is not None
-        assert found.step == expected_best[step]
-    assert steps(tmp_path) == [10, 20, 30, 40, 50]
+        assert pointers(tmp_path) == (f"step_{step:06d}", f"step_{expected:06d}")
+        assert best(tmp_path).step == expected
+    assert steps(tmp_path) == [1, 2, 3, 4, 5]
 
 
 def test_best_loads_as_a_model_as_it_lies(tmp_path: Path, tiny_model_path: Path) -> None:
@@ -101,49 +91,28 @@ def test_nothing_is_there_before_the_first_save(tmp_path: Path) -> None:
     assert not (tmp_path / "checkpoints").exists()
 
 
-def flip_a_byte(folder: Path) -> str:
-    file = folder / "trainer" / "state.bin"
-    file.write_bytes(b"v" + file.read_bytes()[1:])
-    return "trainer/state.bin has other content than was saved"
-
-
-def cut_a_file(folder: Path) -> str:
-    (folder / "model.bin").write_bytes(b"w" * 5)
-    return "model.bin has 5 bytes instead of 990"
-
-
-def lose_a_file(folder: Path) -> str:
-    (folder / "model.bin").unlink()
-    return "model.bin is missing"
-
-
-def lose_the_manifest(folder: Path) -> str:
-    (folder / "checkpoint.json").unlink()
-    return "checkpoint.json cannot be read: No such file or directory"
-
-
-def garble_the_manifest(folder: Path) -> str:
-    (folder / "checkpoint.json").write_text('{"step": 2')
-    return "checkpoint.json is not a manifest"
-
-
 @pytest.mark.parametrize(
-    "damage", [flip_a_byte, cut_a_file, lose_a_file, lose_the_manifest, garble_the_manifest]
+    ("file", "content", "words"),
+    [
+        ("trainer/state.bin", b"v" + b"w" * 9, "has other content than was saved"),
+        ("model.bin", b"w" * 5, "has 5 bytes instead of 990"),
+        ("model.bin", None, "is missing"),
+        ("checkpoint.json", None, "cannot be read: No such file or directory"),
+        ("checkpoint.json", b'{"step": 2', "is not a manifest"),
+    ],
 )
 def test_a_damaged_newest_is_skipped_in_words_and_never_costs_a_sound_one(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str, content: bytes | None, words: str
 ) -> None:
     save_checkpoint(tmp_path, 1, writer(), 0.5)
     save_checkpoint(tmp_path, 2, writer(), 0.4)
-    words = damage(save_checkpoint(tmp_path, 3, writer(), 0.3))
-    found = latest(tmp_path)
-    assert found is not None
-    assert found.step == 2
-    assert f"checkpoint step_000003 is damaged ({words}): using the one before it" in caplog.text
+    damaged = save_checkpoint(tmp_path, 3, writer(), 0.3) / file
+    damaged.unlink() if content is None else damaged.write_bytes(content)
+    assert latest(tmp_path).step == 2
+    said = f"checkpoint step_000003 is damaged ({file} {words}): using the one before it"
+    assert said in caplog.text
     prune(tmp_path, keep_last=0, quota_bytes=1)
-    found = latest(tmp_path)
-    assert found is not None
-    assert found.step == 2
+    assert latest(tmp_path).step == 2
     assert 1 in steps(tmp_path)
 
 

@@ -28,15 +28,10 @@ PROBLEMS = "5eed" * 16
 
 
 def rows(num_solved: int, *, num_problems: int = 30) -> list[dict[str, Any]]:
+    verdicts = ["correct"] * num_solved + ["wrong_value"] * (num_problems - num_solved)
     return [
-        {
-            "mode": "greedy",
-            "prompt_index": i,
-            "prompt": f"p{i}",
-            "ground_truth": "t",
-            "verdict": "correct" if i < num_solved else "wrong_value",
-        }
-        for i in range(num_problems)
+        {"mode": "greedy", "prompt_index": i, "prompt": f"p{i}", "ground_truth": "t", "verdict": v}
+        for i, v in enumerate(verdicts)
     ]
 
 
@@ -180,13 +175,8 @@ def test_a_champion_is_never_pruned_and_a_former_one_is(tmp_path: Path) -> None:
     challenge(tmp_path, two, 30, champion_solved=20)
     prune(run, keep_last=0, quota_bytes=1)
     assert [c.step for c in list_checkpoints(run)] == [2, 4]
-    assert [d.reason for d in prune(two_run(tmp_path), keep_last=0, quota_bytes=1)] == [
-        "latest and best and champion"
-    ]
-
-
-def two_run(root: Path) -> Path:
-    return root / "runs" / "two"
+    (only,) = prune(tmp_path / "runs" / "two", keep_last=0, quota_bytes=1)
+    assert only.reason == "latest and best and champion"
 
 
 def test_where_the_champion_is_not_known_nothing_is_deleted(

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
@@ -22,13 +21,7 @@ from rl_core.runs.rollout_log import RolloutLog
 from rl_core.runs.run_folder import RunFolder, new_run_id
 from rl_core.schema import ROLLOUTS
 from rl_core.types import Completion, Problem, Rollout, ScoredText
-from tests.support.faults import leave_free, mounted_small_disk, run_and_kill_at_event
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    with mounted_small_disk(tmp_path) as folder:
-        yield folder
+from tests.support.faults import leave_free, run_and_kill_at_event
 
 
 def config_in(root: Path, **changes: Any) -> RunConfig:
@@ -48,10 +41,7 @@ def rollout(
         prompt_text="make 3",
         prompt_ids=(5, 6, 7),
         completion=Completion(
-            np.arange(len(logprobs)),
-            np.array(logprobs, dtype=np.float32),
-            "length",
-            policy_starts,
+            np.arange(len(logprobs)), np.float32(logprobs), "length", policy_starts
         ),
         response_text="<answer>1 + 2</answer>",
         scored=ScoredText(1.0, "correct", "1 + 2"),
@@ -76,38 +66,21 @@ def test_a_new_run_has_a_record_and_its_settings(tmp_path: Path) -> None:
     started_at, made_with = record.pop("started_at"), record.pop("made_with")
     assert made_with["torch"] == version("torch")
     assert datetime.fromisoformat(started_at).utcoffset() == timedelta(0)
+    first = {"started_at": started_at, "reason": "started"}
     assert record == {
         "run_id": "my-run",
         "preset": "quickstart",
         "status": "running",
         "steps": 0,
-        "accuracy_before": None,
-        "accuracy_after": None,
-        "champion": None,
-        "reason": None,
-        "next_step": None,
+        **dict.fromkeys(["accuracy_before", "accuracy_after", "champion", "reason", "next_step"]),
+        **dict.fromkeys(["finished_at", "model", "data", "planned_step_s", "planned_from"]),
+        **dict.fromkeys(["flow_run_id", "night", "started_from"]),
         "last_metrics": {},
         "memory_gib": {},
         "host_peak_gib": {},
-        "finished_at": None,
-        "model": None,
-        "data": None,
         "timings_s": {},
         "own_settings": {},
-        "planned_step_s": None,
-        "planned_from": None,
-        "flow_run_id": None,
-        "night": None,
-        "started_from": None,
-        "attempts": [
-            {
-                "started_at": started_at,
-                "reason": "started",
-                "from_step": 0,
-                "changes": {},
-                "asked": "",
-            }
-        ],
+        "attempts": [first | {"from_step": 0, "changes": {}, "asked": ""}],
     }
     settings = yaml.safe_load((run.path / "config.yaml").read_text())
     assert RunConfig.model_validate(settings) == config_in(tmp_path, seed=3)
@@ -138,14 +111,9 @@ def test_settings_that_a_run_was_continued_with_do_not_hide_those_before(tmp_pat
     run = RunFolder.create(config_in(tmp_path))
     for seed in (0, 9, 9, 3):
         RunFolder.create(config_in(tmp_path, seed=seed))
-    kept = {
-        path.name: yaml.safe_load(path.read_text())["seed"] for path in run.path.glob("config*")
-    }
-    assert kept == {
-        "config.yaml": 3,
-        "config_before_attempt_3.yaml": 0,
-        "config_before_attempt_5.yaml": 9,
-    }
+    seeds = {f.name: yaml.safe_load(f.read_text())["seed"] for f in run.path.glob("config*")}
+    before = {"config_before_attempt_3.yaml": 0, "config_before_attempt_5.yaml": 9}
+    assert seeds == {"config.yaml": 3} | before
     asked = [attempt.asked for attempt in run.read().attempts]
     assert asked == ["", "", "seed=9", "", "seed=3"]
 
@@ -319,10 +287,7 @@ def test_rollout_rows_hold_what_was_generated_and_learned(tmp_path: Path) -> Non
         "logprob_sum": -0.75,
         "logprob_gap_mean": None,
         "ref_kl": 0.125,
-        "policy_runs": [
-            {"policy_version": 10, "tokens": 1},
-            {"policy_version": 11, "tokens": 1},
-        ],
+        "policy_runs": [{"policy_version": version, "tokens": 1} for version in (10, 11)],
         "turns": None,
         "value": None,
         "truth": '{"numbers": [1, 2], "target": 3}',

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import traceback
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from rl_core.storage.object_store import Conflict, ObjectStore, StoreError, why_unusable
 from tests.support import s3
+from tests.support.http_server import Handler, serving
 
 
 def test_what_is_put_comes_back_in_parts_too(store: ObjectStore, tmp_path: Path) -> None:
@@ -106,23 +106,15 @@ def test_what_keeps_a_store_from_being_used_is_said_with_its_remedy(
     assert "AWS_ENDPOINT_URL" in found[1]
 
 
-class _Echo(BaseHTTPRequestHandler):
+class _Echo(Handler):
     """Refuses everything, and repeats what it was told, signature and key in an address too."""
 
-    def do_GET(self) -> None:
-        told = (
-            f"{self.headers} https://host/x?X-Amz-Signature={self.headers['authorization'][-64:]}"
-        )
-        body = self.body.format(told=told).encode()
-        self.send_response(self.status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+    says, status = "", 403
 
-    do_PUT = do_POST = do_HEAD = do_DELETE = do_GET  # noqa: N815  # http.server's names
-    body, status = "", 403
-
-    def log_message(self, *_: object) -> None: ...
+    def respond(self) -> None:
+        signature = self.headers["authorization"][-64:]
+        told = f"{self.headers} https://host/x?X-Amz-Signature={signature}"
+        self.answer(self.status, self.says.format(told=told).encode())
 
 
 @pytest.mark.parametrize("status", [400, 403, 404])
@@ -139,15 +131,12 @@ def test_a_store_that_repeats_our_credentials_is_not_quoted(
     body: str, status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """ATTACK: a server, or a proxy before it, that puts what it was sent into its refusal."""
-    handler = type("_Own", (_Echo,), {"body": body, "status": status})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        for name, value in s3.environment(server.server_address[1]).items():
+    with serving(type("_Own", (_Echo,), {"says": body, "status": status})) as url:
+        for name, value in s3.environment(urlsplit(url).port).items():
             monkeypatch.setenv(name, value)
         found = why_unusable(s3.URL)
         with pytest.raises((StoreError, FileNotFoundError)) as caught:
             ObjectStore(s3.URL).list("")
-        server.shutdown()
     assert found is not None
     assert str(status) in found[0] or "there is no such bucket" in found[0]
     said = f"{found[0]} {''.join(traceback.format_exception(caught.value))} {caplog.text}"

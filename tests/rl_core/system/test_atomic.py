@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,13 +15,7 @@ from rl_core.system.atomic import (
     write_bytes_atomically,
     write_text_atomically,
 )
-from tests.support.faults import leave_free, mounted_small_disk, run_and_kill_at_event
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    with mounted_small_disk(tmp_path) as folder:
-        yield folder
+from tests.support.faults import leave_free, run_and_kill_at_event
 
 
 def names(folder: Path) -> list[str]:

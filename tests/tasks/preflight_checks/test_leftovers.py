@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import http.server
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +15,7 @@ from flows.cli.main import run_command
 from tasks.preflight_checks.finding import Finding
 from tasks.preflight_checks.leftovers import left_processes, leftover_findings
 from tests.support.faults import leave_free, mounted_small_disk
+from tests.support.http_server import Handler, serving
 
 PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
 """Of <sys/prctl.h>."""
@@ -32,22 +31,13 @@ def found() -> list[Finding]:
 def answering(status: int, beside_health: int | None = None) -> Iterator[str]:
     """A server that answers everything with a status; yields its URL as Prefect's API."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    class Answering(Handler):
+        def respond(self) -> None:
             is_probe = beside_health is None or self.path.endswith("/health")
-            self.send_response(status if is_probe else beside_health)
-            self.end_headers()
+            self.answer(status if is_probe else beside_health)
 
-        def log_message(self, *args: object) -> None:
-            pass
-
-    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/api"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serving(Answering) as url:
+        yield f"{url}/api"
 
 
 def test_nothing_is_said_where_nothing_was_left() -> None:
