@@ -33,3 +33,33 @@ def pointers(run: Path) -> tuple[str, str]:
 def hidden(run: Path) -> list[str]:
     folder = run / "checkpoints"
     return sorted(p.name for p in folder.iterdir() if p.name.startswith((".tmp-", ".trash-")))
+
+
+def flip_a_byte(folder: Path) -> str:
+    file = folder / "trainer" / "state.bin"
+    file.write_bytes(b"v" + file.read_bytes()[1:])
+    return "trainer/state.bin has other content than was saved"
+
+
+def cut_a_file(folder: Path) -> str:
+    (folder / "model.bin").write_bytes(b"w" * 5)
+    return "model.bin has 5 bytes instead of 990"
+
+
+def lose_a_file(folder: Path) -> str:
+    (folder / "model.bin").unlink()
+    return "model.bin is missing"
+
+
+def lose_the_manifest(folder: Path) -> str:
+    (folder / "checkpoint.json").unlink()
+    return "checkpoint.json cannot be read: No such file or directory"
+
+
+def garble_the_manifest(folder: Path) -> str:
+    (folder / "checkpoint.json").write_text('{"step": 2')
+    return "checkpoint.json is not a manifest"
+
+
+DAMAGES = [flip_a_byte, cut_a_file, lose_a_file, lose_the_manifest, garble_the_manifest]
+"""Each damages a checkpoint, and returns what is said of it."""

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence
@@ -116,16 +114,14 @@ class KnowingEngines:
         return completions
 
 
-def test_a_token_without_a_row_in_the_model_is_named(tmp_path: Path, tiny_model_path: Path) -> None:
+def test_a_token_without_a_row_in_the_model_is_named(tmp_path, tiny_model_path):
     model = add_a_token(tiny_model_path, tmp_path / "model", "Use")
     evaluator = Evaluator(settings(tmp_path / "out"), write_data(tmp_path / "data"))
     with pytest.raises(ValueError, match=r"'Use', which prompts hold, is token"):
         evaluator.ask(KnowingEngines(tiny_model_path), "base", model)
 
 
-def test_both_models_are_scored_on_disk_and_in_the_runs_record(
-    tmp_path: Path, tiny_model_path: Path
-) -> None:
+def test_both_models_are_scored_on_disk_and_in_the_runs_record(tmp_path, tiny_model_path):
     data = write_data(tmp_path / "data")
     config = settings(tmp_path / "out")
     run = finished_run(config, tiny_model_path)
@@ -178,9 +174,7 @@ def test_both_models_are_scored_on_disk_and_in_the_runs_record(
     assert [row["step_000007"][:5] for row in groups] == ["1.000"] * 5
 
 
-def test_a_model_is_asked_once_per_model_data_and_settings(
-    tmp_path: Path, tiny_model_path: Path
-) -> None:
+def test_a_model_is_asked_once_per_model_data_and_settings(tmp_path, tiny_model_path):
     data = write_data(tmp_path / "data")
     model_path = tmp_path / "model"
     shutil.copytree(tiny_model_path, model_path)
@@ -204,9 +198,7 @@ def test_a_model_is_asked_once_per_model_data_and_settings(
     assert calls() == 0
 
 
-def test_fewer_problems_and_no_checkpoint(
-    tmp_path: Path, tiny_model_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_fewer_problems_and_no_checkpoint(tmp_path, tiny_model_path, caplog):
     data = write_data(tmp_path / "data")
     config = settings(tmp_path / "out", evaluation={"samples_per_problem": 1, "max_problems": 2})
     run = RunFolder.create(config)
@@ -220,8 +212,8 @@ def test_fewer_problems_and_no_checkpoint(
 
 
 def test_a_checkpoint_stays_from_when_it_is_chosen_until_its_rows_are_there(
-    tmp_path: Path, tiny_model_path: Path
-) -> None:
+    tmp_path, tiny_model_path
+):
     """A newer one is saved and all others pruned just before and just after it is loaded."""
     config = settings(tmp_path / "out")
     run = finished_run(config, tiny_model_path)
@@ -246,9 +238,7 @@ def test_a_checkpoint_stays_from_when_it_is_chosen_until_its_rows_are_there(
     assert [path.name for path in (run.path / "checkpoints").glob("step_*")] == ["step_000009"]
 
 
-def test_a_damaged_checkpoint_is_not_evaluated_under_any_name(
-    tmp_path: Path, tiny_model_path: Path
-) -> None:
+def test_a_damaged_checkpoint_is_not_evaluated_under_any_name(tmp_path, tiny_model_path):
     config = settings(tmp_path / "out")
     run = finished_run(config, tiny_model_path)
     data = write_data(tmp_path / "data")
@@ -295,8 +285,8 @@ def test_a_real_engine_answers_with_the_base_then_with_the_checkpoint(
 
 
 def test_answers_that_another_version_of_the_users_reward_judged_stay(
-    tmp_path: Path, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, tiny_model_path, monkeypatch
+):
     """The function has the same name, so only its source tells the two evaluations apart."""
     monkeypatch.chdir(tmp_path)
     reward = tmp_path / "own_reward_of_this_test.py"

@@ -1,7 +1,5 @@
 """A run's checkpoint against the champion, from evaluation to pointer, with knowing engines."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence
@@ -100,9 +98,7 @@ def place(tmp_path: Path, tiny_model_path: Path) -> Place:
     return Place(tmp_path, tiny_model_path)
 
 
-def test_night_after_night_only_the_better_run_is_promoted(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_night_after_night_only_the_better_run_is_promoted(place, caplog):
     caplog.set_level("INFO")
     loaded, outcome = place.ends(place.trained("mon", 4))
     assert (loaded, outcome[:45]) == (
@@ -137,7 +133,7 @@ def test_night_after_night_only_the_better_run_is_promoted(
         find_model("champion", place.root, env="gsm8k")
 
 
-def test_the_champion_is_asked_anew_where_the_settings_are_others(place: Place) -> None:
+def test_the_champion_is_asked_anew_where_the_settings_are_others(place):
     place.ends(place.trained("mon", 8))
     loaded, outcome = place.ends(place.trained("tue", 12), samples_per_problem=2)
     assert loaded == ["tue/step_000007", "mon/step_000007"]
@@ -161,9 +157,7 @@ def test_the_champion_is_asked_anew_where_the_settings_are_others(place: Place) 
         ),
     ],
 )
-def test_a_champion_that_these_engines_cannot_run_stays(
-    place: Place, caplog: pytest.LogCaptureFixture, spoil, words: str
-) -> None:
+def test_a_champion_that_these_engines_cannot_run_stays(place, caplog, spoil, words):
     run = place.trained("mon", 8)
     place.ends(run)
     (champion,) = all_champions(place.root)
@@ -190,7 +184,7 @@ def test_a_champion_that_these_engines_cannot_run_stays(
     assert place.champion() == "mon/step_000007"
 
 
-def test_a_champion_that_is_gone_is_reported_and_replaced(place: Place) -> None:
+def test_a_champion_that_is_gone_is_reported_and_replaced(place):
     place.ends(place.trained("mon", 8))
     shutil.rmtree(place.root / "runs" / "mon")
     with pytest.raises(ValueError, match="the champion mon/step_000007 is gone from"):
@@ -200,7 +194,7 @@ def test_a_champion_that_is_gone_is_reported_and_replaced(place: Place) -> None:
     assert outcome.endswith("; the champion mon/step_000007 is gone from the disk")
 
 
-def test_the_table_shows_who_reigned(place: Place) -> None:
+def test_the_table_shows_who_reigned(place):
     for name, skill in (("mon", 8), ("tue", 12)):
         run = place.trained(name, skill)
         place.ends(run)

@@ -1,9 +1,6 @@
 """The model that a night starts from, with real champions of real checkpoints."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,7 +36,7 @@ def make_champion(config: RunConfig, model: Path) -> Path:
     return crown(config, run, generate_dataset(config))
 
 
-def test_before_there_is_a_champion_nothing_is_made(tmp_path: Path, tiny_model_path: Path) -> None:
+def test_before_there_is_a_champion_nothing_is_made(tmp_path, tiny_model_path):
     start = champion_to_train(settings(tmp_path, tiny_model_path))
     assert start.folder is None
     assert start.is_as_asked
@@ -47,9 +44,7 @@ def test_before_there_is_a_champion_nothing_is_made(tmp_path: Path, tiny_model_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_champion_of_the_same_problems_is_gone_on_from(
-    tmp_path: Path, tiny_model_path: Path
-) -> None:
+def test_the_champion_of_the_same_problems_is_gone_on_from(tmp_path, tiny_model_path):
     config = settings(tmp_path, tiny_model_path)
     checkpoint = make_champion(config, tiny_model_path)
     start = champion_to_train(config)
@@ -58,14 +53,11 @@ def test_the_champion_of_the_same_problems_is_gone_on_from(
         f"the champion alpha/step_000005, accuracy 1.000, instead of model.path={tiny_model_path}"
     )
     champion = champion_of(config, generate_dataset(config))
-    assert champion is not None
     assert champion.current.run_id == "alpha"
 
 
 @pytest.mark.parametrize("preset", ["quickstart", "gsm8k-toy"])
-def test_a_vocabulary_below_the_most_that_a_preset_allows_is_the_size_it_asks_for(
-    tmp_path: Path, preset: str
-) -> None:
+def test_a_vocabulary_below_the_most_that_a_preset_allows_is_the_size_it_asks_for(tmp_path, preset):
     """The shipped presets ask for more tokens than their tokenizers find."""
     config = compose(
         [
@@ -89,9 +81,7 @@ def test_a_vocabulary_below_the_most_that_a_preset_allows_is_the_size_it_asks_fo
     assert f"vocab_size {ModelShape.from_folder(checkpoint).vocab_size} instead of" in start.why
 
 
-def test_a_champion_of_other_problems_may_have_been_trained_on_these(
-    tmp_path: Path, tiny_model_path: Path
-) -> None:
+def test_a_champion_of_other_problems_may_have_been_trained_on_these(tmp_path, tiny_model_path):
     make_champion(settings(tmp_path, tiny_model_path), tiny_model_path)
     start = champion_to_train(settings(tmp_path, tiny_model_path, seed=1))
     assert start.folder is None
@@ -99,7 +89,7 @@ def test_a_champion_of_other_problems_may_have_been_trained_on_these(
     assert "no champion of these test problems" in start.why
 
 
-def test_a_champion_of_another_size_is_not_taken(tmp_path: Path, tiny_model_path: Path) -> None:
+def test_a_champion_of_another_size_is_not_taken(tmp_path, tiny_model_path):
     config = settings(tmp_path, tiny_model_path)
     make_champion(config, tiny_model_path)
     home_made = config.model_copy(update={"model": config.model.model_copy(update={"path": None})})
@@ -133,8 +123,8 @@ def _no_champion(checkpoint: Path) -> None:
     ],
 )
 def test_a_champion_that_cannot_be_used_any_more_is_not_taken_and_says_why(
-    tmp_path: Path, tiny_model_path: Path, harm: Callable[[Path], None], words: str
-) -> None:
+    tmp_path, tiny_model_path, harm, words
+):
     config = settings(tmp_path, tiny_model_path)
     harm(make_champion(config, tiny_model_path))
     start = champion_to_train(config)

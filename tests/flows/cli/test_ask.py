@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from flows.cli.main import run_command
@@ -13,9 +9,7 @@ from tests.flows.cli.test_main import fails
 SHORT = ["data.max_response_length=8", "resources.learner_threads=1"]
 
 
-def test_a_model_is_asked_a_puzzle(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_model_path: Path
-) -> None:
+def test_a_model_is_asked_a_puzzle(capsys, tmp_path, tiny_model_path):
     words = ["ask", str(tiny_model_path), "3 14 7 = 35", *SHORT, f"storage.root={tmp_path}"]
     assert run_command(words) == 0
     first, *_, last = capsys.readouterr().out.splitlines()
@@ -24,9 +18,7 @@ def test_a_model_is_asked_a_puzzle(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_runs_model_is_asked_its_runs_problems(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_model_path: Path
-) -> None:
+def test_a_runs_model_is_asked_its_runs_problems(capsys, tmp_path, tiny_model_path):
     root = f"storage.root={tmp_path}"
     config = compose([root, "run_id=mine", "data.train_size=256", "data.test_size=16", *SHORT])
     data = dataset_folder(config)
@@ -55,11 +47,7 @@ def test_a_runs_model_is_asked_its_runs_problems(
     ],
 )
 def test_a_question_that_cannot_be_asked_ends_with_2(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    tiny_model_path: Path,
-    words: list[str],
-    said: str,
-) -> None:
+    capsys, tmp_path, tiny_model_path, words, said
+):
     asked = [word.format(model=tiny_model_path) for word in words]
     assert said in fails(capsys, "ask", *asked, f"storage.root={tmp_path}")

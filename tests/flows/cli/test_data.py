@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -31,9 +29,7 @@ def answer(capsysbinary: pytest.CaptureFixture[bytes], *words: str) -> str:
     return capsysbinary.readouterr().out.decode()
 
 
-def test_head_shows_the_first_rows_of_the_settings_own_data(
-    capsysbinary: pytest.CaptureFixture[bytes], root: Path
-) -> None:
+def test_head_shows_the_first_rows_of_the_settings_own_data(capsysbinary, root):
     printed = answer(capsysbinary, "head", "2", *settings(root))
     assert "train.parquet: 256 rows, " in printed.splitlines()[0]
     assert printed.endswith("(2 rows)\n")
@@ -41,18 +37,14 @@ def test_head_shows_the_first_rows_of_the_settings_own_data(
     assert answer(capsysbinary, "head", *settings(root)).endswith("(5 rows)\n")
 
 
-def test_head_takes_a_split_a_run_and_a_format(
-    capsysbinary: pytest.CaptureFixture[bytes], root: Path
-) -> None:
+def test_head_takes_a_split_a_run_and_a_format(capsysbinary, root):
     words = ["head", "3", f"storage.root={root}", "run_id=mine", "split=test", "--format", "json"]
     rows = json.loads(answer(capsysbinary, *words))
     assert [row["extra_info"]["split"] for row in rows] == ["test"] * 3
     assert rows[0]["prompt"][0]["role"] == "user"
 
 
-def test_columns_and_lengths_of_any_file(
-    capsysbinary: pytest.CaptureFixture[bytes], root: Path
-) -> None:
+def test_columns_and_lengths_of_any_file(capsysbinary, root):
     folder = dataset_folder(compose(settings(root)))
     printed = answer(capsysbinary, "columns", str(folder / "test.parquet"))
     assert "reward_model  struct<style: string, ground_truth: struct<target: int64, " in printed
@@ -66,9 +58,7 @@ def test_columns_and_lengths_of_any_file(
     )
 
 
-def test_lengths_are_told_in_the_tokens_of_the_model(
-    capsysbinary: pytest.CaptureFixture[bytes], root: Path, tiny_model_path: Path
-) -> None:
+def test_lengths_are_told_in_the_tokens_of_the_model(capsysbinary, root, tiny_model_path):
     """The tiny model's tokens are bytes, and a prompt is ASCII."""
     words = ["lengths", *settings(root), "split=test", f"model.path={tiny_model_path}"]
     characters, tokens = json.loads(answer(capsysbinary, *words, "--format", "json"))
@@ -91,7 +81,5 @@ def test_lengths_are_told_in_the_tokens_of_the_model(
         (["head", "run_id=nobody"], "no run 'nobody'"),
     ],
 )
-def test_a_look_at_nothing_ends_with_2(
-    capsys: pytest.CaptureFixture[str], root: Path, words: list[str], said: str
-) -> None:
+def test_a_look_at_nothing_ends_with_2(capsys, root, words, said):
     assert said in fails(capsys, "data", *words, *(settings(root) if words else []))

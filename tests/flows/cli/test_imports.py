@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -16,9 +14,7 @@ UNNAMED = "step:1 - critic/score/mean:0.036 - timing_s/step:8.990\n"
 """A log that does not say what it is of."""
 
 
-def test_a_script_becomes_a_preset_that_runs_take(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_script_becomes_a_preset_that_runs_take(capsys, tmp_path):
     script, preset = tmp_path / "train.sh", tmp_path / "mine.yaml"
     script.write_text(SOUND)
     assert run_command(["import", str(script), f"output={preset}"]) == 0
@@ -32,9 +28,7 @@ def test_a_script_becomes_a_preset_that_runs_take(
     assert "exists already" in capsys.readouterr().err
 
 
-def test_what_verl_does_unasked_is_taken_over_and_said(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_what_verl_does_unasked_is_taken_over_and_said(capsys, tmp_path):
     script, preset = tmp_path / "train.sh", tmp_path / "mine.yaml"
     script.write_text(
         "python3 -m verl.trainer.main_ppo data.train_batch_size=256 "
@@ -49,9 +43,7 @@ def test_what_verl_does_unasked_is_taken_over_and_said(
     assert compose(["preset=tinyzero-3b"]).actor.weight_decay == 0.01
 
 
-def test_a_script_full_of_mistakes_still_gives_a_preset_that_composes(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_script_full_of_mistakes_still_gives_a_preset_that_composes(capsys, tmp_path):
     script, preset = tmp_path / "planted.sh", tmp_path / "planted.yaml"
     script.write_text(PLANTED)
     assert run_command(["import", str(script), f"output={preset}"]) == 0
@@ -85,8 +77,8 @@ def verl_gsm8k(file: Path, num_rows: int, first: int) -> None:
 
 
 def test_a_gsm8k_script_and_verls_files_pass_the_stages_before_training(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_model_path: Path
-) -> None:
+    capsys, tmp_path, tiny_model_path
+):
     verl_gsm8k(tmp_path / "gsm8k" / "train.parquet", 300, 0)
     verl_gsm8k(tmp_path / "gsm8k" / "test.parquet", 20, 1_000)
     model = shutil.copytree(tiny_model_path, tmp_path / "Qwen-tiny")
@@ -112,9 +104,7 @@ def test_a_gsm8k_script_and_verls_files_pass_the_stages_before_training(
     assert written[9]["reward_model"]["ground_truth"] == "18"
 
 
-def test_variables_are_given_behind_the_script(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_are_given_behind_the_script(capsys, tmp_path, monkeypatch):
     for name in ("BASE_MODEL", "DATA_DIR", "N_GPUS", "EXPERIMENT_NAME"):
         monkeypatch.delenv(name, raising=False)
     script, preset = tmp_path / "train.sh", tmp_path / "mine.yaml"
@@ -133,9 +123,7 @@ def test_variables_are_given_behind_the_script(
         assert words in capsys.readouterr().err
 
 
-def test_a_log_becomes_a_run_and_its_diagnosis_is_said(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_log_becomes_a_run_and_its_diagnosis_is_said(capsys, tmp_path):
     log = tmp_path / "night.log"
     log.write_text(
         "".join(f"step:{i} - critic/score/mean:0.000 - timing_s/step:1.0\n" for i in range(1, 20))
@@ -164,13 +152,7 @@ def test_a_log_becomes_a_run_and_its_diagnosis_is_said(
     ],
     ids=["printed in it", "not known", "given"],
 )
-def test_preflight_counts_an_imported_log_of_the_same_shape(
-    log: str,
-    given: list[str],
-    counted: bool,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_preflight_counts_an_imported_log_of_the_same_shape(log, given, counted, tmp_path, capsys):
     file = tmp_path / "verl_demo.log"
     file.write_text(log)
     root = f"storage.root={tmp_path}"
@@ -184,14 +166,12 @@ def test_preflight_counts_an_imported_log_of_the_same_shape(
 
 
 @pytest.mark.parametrize("words", [[], ["a", "b"], ["no-such-file.sh"]])
-def test_what_cannot_be_imported_ends_with_2(
-    capsys: pytest.CaptureFixture[str], words: list[str]
-) -> None:
+def test_what_cannot_be_imported_ends_with_2(capsys, words):
     assert run_command(["import", *words]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_a_preset_file_with_a_mistake_is_one_line_with_the_nearest_key(tmp_path: Path) -> None:
+def test_a_preset_file_with_a_mistake_is_one_line_with_the_nearest_key(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("data:\n  train_bath_size: 32\n")
     with pytest.raises(SettingsError, match=r"train_bath_size'; did you mean data.train_batch_s"):

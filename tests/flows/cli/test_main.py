@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -37,9 +35,7 @@ def a_run(root: Path, run_id: str) -> RunFolder:
 
 
 @pytest.mark.parametrize("command", ["run", "generate", "validate", "train"])
-def test_bad_settings_end_with_2_before_anything_starts(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
-) -> None:
+def test_bad_settings_end_with_2_before_anything_starts(capsys, tmp_path, command):
     root = f"storage.root={tmp_path}"
     (tmp_path / "file").touch()
     assert "unknown preset 'nope'" in fails(capsys, command, "preset=nope")
@@ -52,9 +48,7 @@ def test_bad_settings_end_with_2_before_anything_starts(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
 
-def test_a_data_set_for_a_gpu_is_made_where_none_is(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_data_set_for_a_gpu_is_made_where_none_is(capsys, tmp_path):
     settings = ["preset=tinyzero-0.5b-24gb", "data.train_size=256", "data.test_size=16"]
     assert run_command(["generate", *settings, f"storage.root={tmp_path}"]) == 0
     rows, folder = capsys.readouterr().out.splitlines()[-2:]
@@ -62,9 +56,7 @@ def test_a_data_set_for_a_gpu_is_made_where_none_is(
     assert sorted(path.name for path in Path(folder).iterdir()) == ["test.parquet", "train.parquet"]
 
 
-def test_validate_checks_rows_where_the_model_cannot_be_had(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_validate_checks_rows_where_the_model_cannot_be_had(capsys, tmp_path):
     """As for `preset=tinyzero-3b` on a laptop; HF_HUB_OFFLINE is set in tests."""
     sizes = ["data.train_size=256", "data.test_size=16"]
     words = ["preset=tinyzero-3b", "model.path=no-such/model", *sizes, f"storage.root={tmp_path}"]
@@ -76,9 +68,7 @@ def test_validate_checks_rows_where_the_model_cannot_be_had(
     assert run_command(["validate", *words]) != 0
 
 
-def test_validate_shows_prompt_lengths_and_what_limit_would_do(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_overrides: list[str]
-) -> None:
+def test_validate_shows_prompt_lengths_and_what_limit_would_do(capsys, tmp_path, tiny_overrides):
     arguments = ["validate", f"storage.root={tmp_path}", *tiny_overrides]
     assert run_command(arguments) == 0
     printed = capsys.readouterr().out
@@ -94,7 +84,7 @@ def test_validate_shows_prompt_lengths_and_what_limit_would_do(
     assert "all 80 prompts are rejected by data.max_prompt_length=128" in said
 
 
-def test_what_is_no_command_ends_with_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_command_ends_with_2_and_one_line(capsys):
     for arguments in (["nope"], ["-x"], ["sql", "--format", "xml"], ["run", "--fast"]):
         with pytest.raises(SystemExit) as stopped:
             run_command(arguments)
@@ -112,9 +102,7 @@ def test_what_is_no_command_ends_with_2_and_one_line(capsys: pytest.CaptureFixtu
         (["--vresion"], "did you mean --version?"),
     ],
 )
-def test_what_is_mistyped_names_the_nearest(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
-) -> None:
+def test_what_is_mistyped_names_the_nearest(capsys, arguments, said):
     with pytest.raises(SystemExit) as stopped:
         run_command(arguments)
     assert stopped.value.code == 2
@@ -122,9 +110,7 @@ def test_what_is_mistyped_names_the_nearest(
 
 
 @pytest.mark.parametrize("words", [["-h"], ["--help"], ["help"], []])
-def test_help_lists_every_command_in_groups(
-    capsys: pytest.CaptureFixture[str], words: list[str]
-) -> None:
+def test_help_lists_every_command_in_groups(capsys, words):
     with pytest.raises(SystemExit) as stopped:
         run_command(words)
     assert stopped.value.code == 0
@@ -136,7 +122,7 @@ def test_help_lists_every_command_in_groups(
         assert all(f"\n    {name} " in printed for name in names)
 
 
-def test_the_version_and_a_commands_own_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_and_a_commands_own_help(capsys):
     with pytest.raises(SystemExit) as stopped:
         run_command(["--version"])
     assert stopped.value.code == 0
@@ -147,14 +133,13 @@ def test_the_version_and_a_commands_own_help(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    "words",
-    [["seed = 5"], ["seed", "=", "5"], ["seed=", "5"], ["seed", "=5"], ["seed =5"]],
+    "words", [["seed = 5"], ["seed", "=", "5"], ["seed=", "5"], ["seed", "=5"], ["seed =5"]]
 )
-def test_blanks_may_stand_around_an_equals_sign(words: list[str]) -> None:
+def test_blanks_may_stand_around_an_equals_sign(words):
     assert parse(["config", *words, "preset=gsm8k-toy"])["words"] == ["seed=5", "preset=gsm8k-toy"]
 
 
-def test_an_equals_sign_in_a_question_is_left_alone() -> None:
+def test_an_equals_sign_in_a_question_is_left_alone():
     words = ["latest", "3 14 7 = 35", "x = 5", "data.max_response_length = 64"]
     asked = ["latest", "3 14 7 = 35", "x = 5", "data.max_response_length=64"]
     assert parse(["ask", *words])["words"] == asked
@@ -175,17 +160,13 @@ def test_an_equals_sign_in_a_question_is_left_alone() -> None:
         (["sql", "learning_curve", "alpha", "--run", "beta"], "sql takes one RUN, not alpha and"),
     ],
 )
-def test_a_run_may_stand_alone_in_each_command_that_reads_one(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], words: str
-) -> None:
+def test_a_run_may_stand_alone_in_each_command_that_reads_one(capsys, tmp_path, arguments, words):
     a_run(tmp_path, "alpha")
     a_run(tmp_path, "beta")
     assert words in fails(capsys, *arguments, f"storage.root={tmp_path}")
 
 
-def test_runs_sql_and_prune_take_a_run(
-    capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path
-) -> None:
+def test_runs_sql_and_prune_take_a_run(capsysbinary, tmp_path):
     root = f"storage.root={tmp_path}"
     for run_id in ("alpha", "beta"):
         a_run(tmp_path, run_id).metrics.append(1, {"reward/accuracy": 0.5})
@@ -201,9 +182,7 @@ def test_runs_sql_and_prune_take_a_run(
     assert "(no rows)" in printed("prune", "alpha", "dry_run=true")
 
 
-def test_a_run_whose_record_is_cut_short_is_listed_as_unreadable(
-    capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path
-) -> None:
+def test_a_run_whose_record_is_cut_short_is_listed_as_unreadable(capsysbinary, tmp_path):
     root = f"storage.root={tmp_path}"
     a_run(tmp_path, "alpha")
     record = a_run(tmp_path, "beta").path / "run.json"
@@ -218,9 +197,7 @@ def test_a_run_whose_record_is_cut_short_is_listed_as_unreadable(
     assert line.endswith("is cut short or damaged: restore it, or delete the run's folder")
 
 
-def test_a_value_that_no_row_has_names_those_that_are_there(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_value_that_no_row_has_names_those_that_are_there(capsys, tmp_path):
     run = a_run(tmp_path, "alpha")
     run.metrics.append(1, {"critic/kl": 0.1})
     problem = Problem(5, "countdown", ({"role": "user", "content": "?"},), {}, 1)
@@ -246,9 +223,7 @@ def test_a_value_that_no_row_has_names_those_that_are_there(
 
 
 @pytest.mark.parametrize("command", ["preflight", "run", "generate"])
-def test_settings_that_cannot_be_met_end_with_2_and_no_name_of_an_error(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
-) -> None:
+def test_settings_that_cannot_be_met_end_with_2_and_no_name_of_an_error(capsys, tmp_path, command):
     task = ["env=reasoning_gym", "env.task=[lettr_counting]", "model.path=/nope"]
     assert run_command([command, *task, f"storage.root={tmp_path}"]) == 2
     printed = capsys.readouterr()
@@ -261,9 +236,7 @@ def test_settings_that_cannot_be_met_end_with_2_and_no_name_of_an_error(
         )
 
 
-def test_a_card_that_is_planned_for_need_not_be_here(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_card_that_is_planned_for_need_not_be_here(capsys, tmp_path):
     on_gpu = ["resources.learner_gpus=1", "resources.rollout_gpus=1", "rollout.num_engines=1"]
     words = ["preflight", "resources.card=H100", *on_gpu, f"storage.root={tmp_path}"]
     assert run_command(words) == 0
@@ -272,7 +245,7 @@ def test_a_card_that_is_planned_for_need_not_be_here(
     assert "roofline of H100" in printed
 
 
-def test_an_ascii_terminal_ends_no_command(tmp_path: Path) -> None:
+def test_an_ascii_terminal_ends_no_command(tmp_path):
     run = a_run(tmp_path, "alpha")
     for step in (1, 2, 3):
         run.metrics.append(step, {"reward/accuracy": step / 10})
@@ -292,7 +265,7 @@ def test_an_ascii_terminal_ends_no_command(tmp_path: Path) -> None:
         assert done.stderr == b""
 
 
-def test_a_folder_of_prefect_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_of_prefect_that_cannot_be_written_is_one_line(tmp_path):
     done = subprocess.run(
         [*PROGRAM, "run", f"storage.root={tmp_path}"],
         capture_output=True,
@@ -307,7 +280,7 @@ def test_a_folder_of_prefect_that_cannot_be_written_is_one_line(tmp_path: Path) 
     )
 
 
-def test_config_prints_the_resolved_settings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_prints_the_resolved_settings(capsys):
     import yaml
 
     assert run_command(["config", "preset=tinyzero-3b", "seed=5"]) == 0
@@ -319,9 +292,7 @@ def test_config_prints_the_resolved_settings(capsys: pytest.CaptureFixture[str])
     )
 
 
-def test_preflight_ends_with_2_where_a_run_would_not_start(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_preflight_ends_with_2_where_a_run_would_not_start(capsys, tmp_path):
     root = f"storage.root={tmp_path}"
     assert run_command(["preflight", root]) == 0
     assert "disk" in capsys.readouterr().out
@@ -331,16 +302,14 @@ def test_preflight_ends_with_2_where_a_run_would_not_start(
     assert len(printed.err.splitlines()) == 1
 
 
-def test_preflight_speaks_json_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_preflight_speaks_json_too(capsys, tmp_path):
     assert run_command(["preflight", "--json", f"storage.root={tmp_path}"]) == 0
     findings = json.loads(capsys.readouterr().out)
     assert {finding["level"] for finding in findings} == {"ok"}
     assert "memory" in [finding["check"] for finding in findings]
 
 
-def test_runs_lists_what_is_there(
-    capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path
-) -> None:
+def test_runs_lists_what_is_there(capsysbinary, tmp_path):
     assert run_command(["runs", f"storage.root={tmp_path}"]) == 0
     assert b"no rows" in capsysbinary.readouterr().out
     a_run(tmp_path, "alpha").update(status="finished", steps=7)
@@ -350,9 +319,7 @@ def test_runs_lists_what_is_there(
     assert "finished" in printed
 
 
-def test_sql_answers_in_each_format(
-    capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path
-) -> None:
+def test_sql_answers_in_each_format(capsysbinary, tmp_path):
     run = a_run(tmp_path, "alpha")
     for step in (1, 2, 3):
         run.metrics.append(step, {"reward/accuracy": step / 10})
@@ -370,9 +337,7 @@ def test_sql_answers_in_each_format(
     assert answer("parquet")[:4] == b"PAR1"
 
 
-def test_sql_runs_a_saved_question_with_parameters(
-    capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path
-) -> None:
+def test_sql_runs_a_saved_question_with_parameters(capsysbinary, tmp_path):
     root = f"storage.root={tmp_path}"
     a_run(tmp_path, "alpha")
     assert run_command(["sql", "longest_responses", "--run", "latest", "-p", "limit=3", root]) == 0
@@ -400,17 +365,13 @@ def test_sql_runs_a_saved_question_with_parameters(
         (["evaluate"], "no run in"),
     ],
 )
-def test_questions_about_nothing_end_with_2(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], words: str
-) -> None:
+def test_questions_about_nothing_end_with_2(capsys, tmp_path, arguments, words):
     if "nobody" in " ".join(arguments):
         a_run(tmp_path, "alpha")
     assert words in fails(capsys, *arguments, f"storage.root={tmp_path}")
 
 
-def test_prune_and_report_take_the_latest_run_under_its_own_settings(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_prune_and_report_take_the_latest_run_under_its_own_settings(capsys, tmp_path):
     a_run(tmp_path, "alpha")
     root = f"storage.root={tmp_path}"
     assert run_command(["prune", root, "checkpoints.keep_last=0"]) == 0
@@ -420,9 +381,7 @@ def test_prune_and_report_take_the_latest_run_under_its_own_settings(
     assert "preset cannot change" in fails(capsys, "prune", root, "preset=tinyzero-3b")
 
 
-def test_a_dry_prune_shows_what_it_would_delete(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_dry_prune_shows_what_it_would_delete(capsys, tmp_path):
     a_run(tmp_path, "alpha")
     run = tmp_path / "runs" / "alpha"
     for step in (1, 2, 3):
@@ -443,7 +402,7 @@ def test_a_dry_prune_shows_what_it_would_delete(
     assert "dry_run=yes must be true or false" in fails(capsys, *words, "dry_run=yes")
 
 
-def test_the_installed_program_ends_with_2_within_seconds(tmp_path: Path) -> None:
+def test_the_installed_program_ends_with_2_within_seconds(tmp_path):
     done = subprocess.run(
         [*PROGRAM, "run", "lr=abc"], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
@@ -453,7 +412,7 @@ def test_the_installed_program_ends_with_2_within_seconds(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_reader_that_leaves_early_is_no_error() -> None:
+def test_a_reader_that_leaves_early_is_no_error():
     root = Path(flows.__file__).parent.parent
     environment = {**os.environ, "PYTHONPATH": str(root)}
     program = " ".join(("'" + PROGRAM[0] + "'", "-c", "'" + PROGRAM[2] + "'"))
@@ -467,7 +426,7 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     assert done.stderr == ""
 
 
-def test_sqls_help_names_every_view(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sqls_help_names_every_view(capsys):
     with pytest.raises(SystemExit):
         parse(["sql", "--help"])
     words = capsys.readouterr().out.replace(",", " ").replace(".", " ").split()

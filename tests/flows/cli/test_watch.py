@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -22,16 +20,11 @@ HOSTILE = "\x1b[2Jgone\n[bold]bold[/bold]"
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    settings = {
-        "run_id": "one",
-        "storage": {"root": tmp_path},
-        "trainer": {"total_steps": 20},
-    }
+    settings = {"run_id": "one", "storage": {"root": tmp_path}, "trainer": {"total_steps": 20}}
     run = RunFolder.create(RunConfig.model_validate(settings))
     for step in range(1, 11):
         run.metrics.append(
-            step,
-            {"critic/score/mean": 0.0, "timing_s/step": 60.0, "memory/peak_gib/gen": 1.25},
+            step, {"critic/score/mean": 0.0, "timing_s/step": 60.0, "memory/peak_gib/gen": 1.25}
         )
     write_rollout(run, HOSTILE)
     return run
@@ -54,7 +47,7 @@ def write_rollout(run: RunFolder, response: str) -> None:
     pq.write_table(pa.Table.from_pylist([row], schema=ROLLOUTS), file)
 
 
-def test_the_end_shows_what_the_evaluation_came_to(run: RunFolder) -> None:
+def test_the_end_shows_what_the_evaluation_came_to(run):
     def shown() -> str:
         with (console := Console(width=1_000)).capture() as captured:
             console.print(view(run))
@@ -65,7 +58,7 @@ def test_the_end_shows_what_the_evaluation_came_to(run: RunFolder) -> None:
     assert "evaluated: accuracy 0.250 before, 0.500 after" in shown()
 
 
-def test_a_curve_as_bars_by_hand() -> None:
+def test_a_curve_as_bars_by_hand():
     assert spark([]) == ""
     assert spark([3.0, 3.0]) == "▁▁"
     assert spark([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
@@ -73,9 +66,7 @@ def test_a_curve_as_bars_by_hand() -> None:
     assert spark([0, 1, 7], width=2) == "▁█"  # means of (0) and (1, 7)
 
 
-def test_one_look_shows_progress_curves_memory_samples_and_what_is_wrong(
-    capsys: pytest.CaptureFixture[str], run: RunFolder, tmp_path: Path
-) -> None:
+def test_one_look_shows_progress_curves_memory_samples_and_what_is_wrong(capsys, run, tmp_path):
     assert run_command(["watch", "one", f"storage.root={tmp_path}"]) == 0
     said = capsys.readouterr().out
     assert "step 10 of 20, 10 min left" in said
@@ -92,9 +83,7 @@ def test_one_look_shows_progress_curves_memory_samples_and_what_is_wrong(
     assert "[bold]bold[/bold]" in said  # a model's text is no markup
 
 
-def test_before_the_first_step_the_log_tells_what_the_run_does(
-    capsys: pytest.CaptureFixture[str], run: RunFolder, tmp_path: Path
-) -> None:
+def test_before_the_first_step_the_log_tells_what_the_run_does(capsys, run, tmp_path):
     (run.path / "metrics.jsonl").unlink()
     (run.path / "log.txt").write_text("one\n12:00 warm start 3/900 \x1b[2J\n")
     assert run_command(["watch", "one", f"storage.root={tmp_path}"]) == 0
@@ -104,7 +93,7 @@ def test_before_the_first_step_the_log_tells_what_the_run_does(
     assert "step 0 of 20" in said
 
 
-def test_only_the_end_of_a_long_response_is_shown(run: RunFolder) -> None:
+def test_only_the_end_of_a_long_response_is_shown(run):
     def shown(response: str) -> str:
         write_rollout(run, response)
         with (console := Console(width=1_000)).capture() as captured:
@@ -115,12 +104,7 @@ def test_only_the_end_of_a_long_response_is_shown(run: RunFolder) -> None:
     assert f"│ … {'b' * 400} " in shown("a" * 300 + "b" * 400)
 
 
-def test_ctrl_c_leaves_a_watch_without_a_word(
-    capsys: pytest.CaptureFixture[str],
-    run: RunFolder,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ctrl_c_leaves_a_watch_without_a_word(capsys, run, tmp_path, monkeypatch):
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
@@ -132,12 +116,7 @@ def test_ctrl_c_leaves_a_watch_without_a_word(
     assert said.err == ""
 
 
-def test_a_run_that_is_over_ends_the_watch_in_a_terminal_too(
-    capsys: pytest.CaptureFixture[str],
-    run: RunFolder,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_that_is_over_ends_the_watch_in_a_terminal_too(capsys, run, tmp_path, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     run.update(status="finished", reason=None)
     assert run_command(["watch", f"storage.root={tmp_path}"]) == 0
@@ -145,11 +124,8 @@ def test_a_run_that_is_over_ends_the_watch_in_a_terminal_too(
 
 
 def test_a_run_that_is_killed_while_it_is_watched_ends_the_watch(
-    capsys: pytest.CaptureFixture[str],
-    run: RunFolder,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    capsys, run, tmp_path, monkeypatch
+):
     with ExitStack() as process:
         process.enter_context(owned(run))
         looks = iter([lambda: None, process.close])  # its lock goes as with a SIGKILL
@@ -164,9 +140,7 @@ def test_a_run_that_is_killed_while_it_is_watched_ends_the_watch(
 @pytest.mark.parametrize(
     "command", [["watch", "one"], ["report", "one"], ["compare", "one", "one"]]
 )
-def test_a_run_that_was_killed_before_is_not_said_to_run(
-    command: list[str], capsys: pytest.CaptureFixture[str], run: RunFolder, tmp_path: Path
-) -> None:
+def test_a_run_that_was_killed_before_is_not_said_to_run(command, capsys, run, tmp_path):
     with owned(run):
         pass
     is_refused = command[0] == "compare"  # one run is no comparison
@@ -174,9 +148,7 @@ def test_a_run_that_was_killed_before_is_not_said_to_run(
     assert run.read().status == "interrupted"
 
 
-def test_a_run_that_has_only_begun_is_shown(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_run_that_has_only_begun_is_shown(capsys, tmp_path):
     folder = tmp_path / "runs" / "new"
     folder.mkdir(parents=True)
     record = {"run_id": "new", "preset": "quickstart", "started_at": "2026-11-21T00:00:00"}
@@ -185,14 +157,12 @@ def test_a_run_that_has_only_begun_is_shown(
     assert "step 0" in capsys.readouterr().out
 
 
-def test_unknown_runs_end_with_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_unknown_runs_end_with_2(capsys, tmp_path):
     assert run_command(["watch", "nope", f"storage.root={tmp_path}"]) == 2
     assert run_command(["watch", "a", "b"]) == 2
 
 
-def test_memory_that_grows_is_named_with_the_step_at_which_none_is_left(
-    capsys: pytest.CaptureFixture[str], run: RunFolder, tmp_path: Path
-) -> None:
+def test_memory_that_grows_is_named_with_the_step_at_which_none_is_left(capsys, run, tmp_path):
     for step in range(11, 51):
         held = {"memory/host_gib/learner": 0.5 + 0.04 * step, "memory/host_gib/trainer": 0.25}
         run.metrics.append(step, held | {"memory/host_available_gib": 20 - 0.04 * step})

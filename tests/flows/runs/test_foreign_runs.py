@@ -1,7 +1,5 @@
 """ATTACKS by the folder of somebody else's run: its settings may not have code imported."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -63,9 +61,7 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ["sync", "run_id=r"],
     ],
 )
-def test_no_command_imports_what_a_runs_folder_names(
-    words: list[str], imported: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_command_imports_what_a_runs_folder_names(words, imported, capsys):
     code = run_command([*words, f"storage.root={imported.parent}"])
     assert not imported.exists()
     said = capsys.readouterr().err
@@ -74,7 +70,7 @@ def test_no_command_imports_what_a_runs_folder_names(
         assert "add env=trap_env:ENV to the command if you trust it" in said
 
 
-def test_a_new_run_and_the_nightly_pruning_pass_it_over(imported: Path) -> None:
+def test_a_new_run_and_the_nightly_pruning_pass_it_over(imported):
     config = RunConfig(storage=StorageConfig(root=imported.parent))
     assert choose_run(config, "new").run_id == "new"
     left = _settings(RunFolder.under(imported.parent, "r"), (), None)
@@ -83,7 +79,7 @@ def test_a_new_run_and_the_nightly_pruning_pass_it_over(imported: Path) -> None:
     assert not imported.exists()
 
 
-def test_it_is_imported_where_the_command_names_it(imported: Path) -> None:
+def test_it_is_imported_where_the_command_names_it(imported):
     run = RunFolder.under(imported.parent, "r")
     settings = yaml.safe_load((run.path / "config.yaml").read_text())
     settings["env"] = ECHO.settings().model_dump(mode="json") | {"name": "trap_env:ENV"}
@@ -150,9 +146,7 @@ CLUSTER = "resources.ray_address=127.0.0.1:9"
         (["evaluate", "checkpoint=r/base", "env.reward=null"], [CLUSTER]),
     ],
 )
-def test_no_command_calls_what_a_runs_folder_names(
-    words: list[str], to_add: list[str], scored: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_command_calls_what_a_runs_folder_names(words, to_add, scored, capsys):
     assert run_command([*words, f"storage.root={scored.parent}"]) == 2
     said = capsys.readouterr().err
     assert f"add {' '.join(to_add)} to the command if you trust it" in said
@@ -160,14 +154,12 @@ def test_no_command_calls_what_a_runs_folder_names(
 
 
 @pytest.mark.parametrize("words", [["prune", "run_id=r"], ["report", "r"], ["runs"]])
-def test_commands_that_score_nothing_need_no_word(words: list[str], scored: Path) -> None:
+def test_commands_that_score_nothing_need_no_word(words, scored):
     assert run_command([*words, f"storage.root={scored.parent}"]) == 0
     assert not scored.exists()
 
 
-def test_a_reward_is_called_where_the_command_names_it(
-    scored: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_reward_is_called_where_the_command_names_it(scored, capsys):
     where = f"storage.root={scored.parent}"
     assert run_command(["ask", "r/base", "problems=1", where, *NAMED]) == 0
     assert capsys.readouterr().out.endswith("1 of 1 correct\n")

@@ -1,10 +1,7 @@
 """AdamW with moments of 8 bits, against float32, its plan, and a stop in the middle."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -65,7 +62,7 @@ def advance(model: nn.Linear, optimizer: ModelOptimizer, steps: range) -> list[f
     return losses
 
 
-def test_the_first_step_is_adamws_and_forty_stay_within_a_tenth_of_what_was_learned() -> None:
+def test_the_first_step_is_adamws_and_forty_stay_within_a_tenth_of_what_was_learned():
     (exact, adamw), (model, optimizer) = make("adamw"), make()
     start = model.weight.detach().clone()
     advance(exact, adamw, range(1))
@@ -80,7 +77,7 @@ def test_the_first_step_is_adamws_and_forty_stay_within_a_tenth_of_what_was_lear
 
 
 @pytest.mark.parametrize("offload_to", [None, torch.device("cpu", 0)])
-def test_a_restored_optimizer_continues_bit_for_bit(offload_to: torch.device | None) -> None:
+def test_a_restored_optimizer_continues_bit_for_bit(offload_to):
     model, optimizer = make()
     advance(model, optimizer, range(5))
     saved = {name: x.clone() for name, x in optimizer.state_tensors("actor").items()}
@@ -95,7 +92,7 @@ def test_a_restored_optimizer_continues_bit_for_bit(offload_to: torch.device | N
     assert_bitwise_equal(optimizer.state_tensors(""), resumed.state_tensors(""))
 
 
-def test_moments_are_announced_as_they_come() -> None:
+def test_moments_are_announced_as_they_come():
     model, optimizer = make()
     announced = optimizer.moments_to_come("actor")
     advance(model, optimizer, range(1))
@@ -107,8 +104,8 @@ def test_moments_are_announced_as_they_come() -> None:
 
 
 def test_a_learner_resumes_bit_for_bit_and_only_with_the_same_moments(
-    tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+    tiny_model_path, tmp_path, make_batch, settings
+):
     config = settings(actor=EIGHT_BITS)
     learner = Learner(config, tiny_model_path)
     learner.reserve_snapshot()
@@ -126,7 +123,7 @@ def test_a_learner_resumes_bit_for_bit_and_only_with_the_same_moments(
         plain.load_state(tmp_path / "trainer")
 
 
-def test_moments_take_what_is_planned(settings: MakeSettings) -> None:
+def test_moments_take_what_is_planned(settings):
     shape = {"hidden_size": 256, "intermediate_size": 1_024, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
     described = transformers.Qwen2Config(**shape, **heads, vocab_size=2_000)
@@ -143,7 +140,7 @@ def test_moments_take_what_is_planned(settings: MakeSettings) -> None:
     assert plan[0].parts["optimizer"] == pytest.approx(measured, rel=0.02)
 
 
-def test_moments_and_checkpoints_are_planned_in_bytes(tiny_model_path: Path) -> None:
+def test_moments_and_checkpoints_are_planned_in_bytes(tiny_model_path):
     plain = RunConfig.model_validate({"algorithm": {"estimator": "grpo", "group_size": 2}})
     rounded = plain.model_copy(update={"actor": plain.actor.model_copy(update=EIGHT_BITS)})
     assert moment_bytes(1_000, plain) == 8_000
@@ -177,7 +174,7 @@ def test_ranks_step_as_one_process_and_their_moments_resume_at_another_number() 
     assert_bitwise_equal(again, calm)
 
 
-def test_a_missing_package_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_refused_in_a_line(monkeypatch):
     monkeypatch.setattr(bitsandbytes, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"^actor\.optimizer=adamw_8bit wants the package bitsand"):
         make()

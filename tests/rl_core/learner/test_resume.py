@@ -1,10 +1,6 @@
 """Saving and resuming: exact, and one clear line where it cannot be."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -45,13 +41,8 @@ MakeSettings = Callable[..., RunConfig]
     ],
 )
 def test_saving_and_resuming_equals_no_stop_bit_for_bit(
-    tiny_model_path: Path,
-    tmp_path: Path,
-    make_batch: MakeBatch,
-    name: str,
-    sections: dict[str, dict[str, Any]],
-    settings: MakeSettings,
-) -> None:
+    tiny_model_path, tmp_path, make_batch, name, sections, settings
+):
     config = settings(**sections)
     group_size = config.algorithm.group_size
     learner = Learner(config, tiny_model_path)
@@ -72,8 +63,8 @@ def test_saving_and_resuming_equals_no_stop_bit_for_bit(
 
 
 def test_settings_that_change_with_a_resume_are_in_force(
-    tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+    tiny_model_path, tmp_path, make_batch, settings
+):
     learner = Learner(settings(actor={"lr": 1e-3, "warmup_steps": 4}), tiny_model_path)
     learner.learn(make_batch(0))
     learner.save(tmp_path)
@@ -91,8 +82,8 @@ def test_settings_that_change_with_a_resume_are_in_force(
 
 
 def test_a_checkpoint_is_a_model_folder_and_holds_no_pickle(
-    tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+    tiny_model_path, tmp_path, make_batch, settings
+):
     learner = Learner(settings(), tiny_model_path)
     learner.learn(make_batch())
     learner.save(tmp_path)
@@ -103,9 +94,7 @@ def test_a_checkpoint_is_a_model_folder_and_holds_no_pickle(
     assert suffixes <= {".json", ".safetensors", ".jinja", ".txt"}
 
 
-def test_what_cannot_be_resumed_is_one_clear_line(
-    tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+def test_what_cannot_be_resumed_is_one_clear_line(tiny_model_path, tmp_path, make_batch, settings):
     critic_free = settings(algorithm={"estimator": "grpo", "group_size": 2})
     learner = Learner(critic_free, tiny_model_path)
     learner.save(tmp_path)

@@ -1,10 +1,7 @@
 """The fused decoder against transformers' own, in float64, one row at a time."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,9 +84,7 @@ def by_rows(model: transformers.PreTrainedModel, batch: TrainBatch, weights: Ten
 
 @settings(max_examples=40, derandomize=True)
 @given(data=st.data())
-def test_loss_and_every_gradient_are_transformers(
-    make_rollout: Callable[..., Any], data: st.DataObject
-) -> None:
+def test_loss_and_every_gradient_are_transformers(make_rollout, data):
     model, batch = data.draw(models()), data.draw(batches(make_rollout))
     assert decoder.supports(model.get_decoder())
     weights = torch.randn(batch.response_mask.shape, generator=torch.Generator().manual_seed(0))
@@ -118,9 +113,7 @@ def test_loss_and_every_gradient_are_transformers(
         assert error < max(allowed, 3 * (usual.grad - truth.grad).norm()), name
 
 
-def test_real_tokens_alone_are_computed_and_a_groups_prompt_once(
-    tiny_model_path: Path, make_batch: Callable[..., TrainBatch]
-) -> None:
+def test_real_tokens_alone_are_computed_and_a_groups_prompt_once(tiny_model_path, make_batch):
     backbone = loading.load_actor(tiny_model_path, CPU).get_decoder()
     batch = make_batch(group_size=4)
     num_tokens = 0
@@ -138,12 +131,7 @@ def test_real_tokens_alone_are_computed_and_a_groups_prompt_once(
 
 
 @pytest.mark.parametrize("kind", ["adapters", "bfloat16", "checkpointed", "window", "float64"])
-def test_what_it_does_not_know_goes_the_usual_way(
-    tiny_model_path: Path,
-    make_batch: Callable[..., TrainBatch],
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-) -> None:
+def test_what_it_does_not_know_goes_the_usual_way(tiny_model_path, make_batch, monkeypatch, kind):
     model = loading.load_actor(tiny_model_path, CPU)
     assert decoder.supports(model.get_decoder())
     if kind == "adapters":

@@ -1,7 +1,5 @@
 """The memory plan against published sizes, against the diary, and against measured peaks."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -42,11 +40,11 @@ ADAPTERS = 24 * 8 * (2 * 1_792 + 2 * 1_024 + 3 * 5_760)
 @pytest.mark.parametrize(
     ("config", "num_parameters"), [(QWEN_05B, 494_032_768), (QWEN_7B, 7_615_616_512)]
 )
-def test_parameters_are_as_published(config: dict[str, Any], num_parameters: int) -> None:
+def test_parameters_are_as_published(config, num_parameters):
     assert ModelShape.from_config(config).num_parameters == num_parameters
 
 
-def test_activations_of_one_layer_by_hand() -> None:
+def test_activations_of_one_layer_by_hand():
     # Counted with torch.autograd.graph.saved_tensors_hooks on such a model: 6,424 bytes per token.
     shape = ModelShape(64, 256, 1, 4, 2, 16, 100, tied=True, attention_bias=True)
     plain = shape.activation_bytes(10, dtype="float32", checkpointed=False)
@@ -59,12 +57,12 @@ def test_activations_of_one_layer_by_hand() -> None:
     assert kept == 10 * 64 * 4 + plain
 
 
-def test_a_config_of_another_kind_is_refused() -> None:
+def test_a_config_of_another_kind_is_refused():
     with pytest.raises(ValueError, match="num_attention_heads"):
         ModelShape.from_config({"model_type": "mamba", "hidden_size": 64})
 
 
-def test_a_micro_batch_holds_its_budget_or_the_longest_row_or_all_there_is() -> None:
+def test_a_micro_batch_holds_its_budget_or_the_longest_row_or_all_there_is():
     def tokens(budget: int, size: int) -> int:
         lengths = {"max_prompt_length": 100, "max_response_length": 400}
         actor = {"micro_batch_tokens": budget, "mini_batch_size": size}
@@ -87,16 +85,14 @@ def test_a_micro_batch_holds_its_budget_or_the_longest_row_or_all_there_is() -> 
         ({"algorithm": {"kl_mode": "none"}}, 2 * ALL + HEAD, 0),
     ],
 )
-def test_the_optimizer_holds_what_learns_and_weights_are_held_once(
-    sections: dict[str, dict[str, Any]], learning: int, frozen: int
-) -> None:
+def test_the_optimizer_holds_what_learns_and_weights_are_held_once(sections, learning, frozen):
     config = RunConfig.model_validate(sections)
     first = memory_plan(ModelShape.from_config(QWEN_05B), config)[0]
     assert first.parts["weights"] == 4 * (learning + frozen)
     assert first.parts["optimizer"] == 8 * learning
 
 
-def test_ranks_divide_what_rests_and_gather_what_computes() -> None:
+def test_ranks_divide_what_rests_and_gather_what_computes():
     """Of 2 ranks; the reference is cut as well, and beside adapters nothing that stands still."""
     learning = 2 * ALL + HEAD
     config = RunConfig.model_validate({"resources": {"learner_ranks": 2}})
@@ -122,9 +118,7 @@ def test_ranks_divide_what_rests_and_gather_what_computes() -> None:
         ({}, 1, 24),
     ],
 )
-def test_rows_of_a_group_read_their_shared_prompt_again(
-    model: dict[str, Any], gpus: int, layers: int
-) -> None:
+def test_rows_of_a_group_read_their_shared_prompt_again(model, gpus, layers):
     """Of 4 responses of 50 tokens to a prompt of 200: 1,000 tokens in rows of 400 computed."""
 
     def plan(size: int) -> PhaseMemory:
@@ -262,10 +256,7 @@ def test_measured_peaks_fit_into_the_plan_and_fill_half_of_it(
                 "max_prompt_length": prompt,
                 "max_response_length": response,
             },
-            "actor": {
-                "mini_batch_size": rows // 2,
-                "micro_batch_tokens": 4 * (prompt + response),
-            },
+            "actor": {"mini_batch_size": rows // 2, "micro_batch_tokens": 4 * (prompt + response)},
             "algorithm": {
                 "estimator": estimator,
                 "group_size": group_size,
@@ -330,7 +321,7 @@ def offload_plan(offload: bool, num_ranks: int = 1, **sections: Any) -> dict[str
     return phases | {"rest": resting_learner(shape, config)}
 
 
-def test_what_is_offloaded_is_planned_only_where_it_is_used() -> None:
+def test_what_is_offloaded_is_planned_only_where_it_is_used():
     there, away = offload_plan(False), offload_plan(True)
     # Actor and reference for log-probs; the update is without the reference and both moments.
     assert away["log_probs"].parts["weights"] == 2 * BYTES_05B
@@ -341,7 +332,7 @@ def test_what_is_offloaded_is_planned_only_where_it_is_used() -> None:
     assert short["update_actor"].total_bytes == 4 * BYTES_05B
 
 
-def test_each_rank_offloads_its_share() -> None:
+def test_each_rank_offloads_its_share():
     """A reference that is gathered comes from the machine's memory, so it is there once, whole."""
     there, away = (offload_plan(offload, num_ranks=4) for offload in (False, True))
     assert there["rest"].total_bytes == BYTES_05B  # a fourth each: actor, reference, two moments
@@ -355,7 +346,7 @@ def test_each_rank_offloads_its_share() -> None:
     assert "optimizer" not in short.parts
 
 
-def test_a_model_is_split_between_whole_heads() -> None:
+def test_a_model_is_split_between_whole_heads():
     shape = ModelShape.from_config(QWEN_05B)
     assert [n for n in range(1, 15) if why_not_split(shape, n) is None] == [1, 2, 14]
     assert why_not_split(shape, 4) == (
@@ -364,7 +355,7 @@ def test_a_model_is_split_between_whole_heads() -> None:
     )
 
 
-def test_transformers_read_all_that_was_said_in_further_turns() -> None:
+def test_transformers_read_all_that_was_said_in_further_turns():
     shape = ModelShape.from_config(QWEN_05B)
 
     def activations(max_turns: int) -> int:

@@ -1,7 +1,5 @@
 """The retry ladder: it helps where memory was missing, leaves the result alone, and ends."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -73,19 +71,19 @@ def climb(
     share=st.floats(0.01, 0.99),
 )
 def test_every_ladder_ends_and_each_step_moves_one_way_through_valid_settings(
-    phase: str,
-    shape: ModelShape | None,
-    learner_gpus: float,
-    rollout_gpus: float,
-    gpu_memory_gib: float | None,
-    engine: str,
-    staleness: int,
-    num_engines: int,
-    learner_threads: int,
-    kv_cache_mib: int,
-    max_num_seqs: int,
-    share: float,
-) -> None:
+    phase,
+    shape,
+    learner_gpus,
+    rollout_gpus,
+    gpu_memory_gib,
+    engine,
+    staleness,
+    num_engines,
+    learner_threads,
+    kv_cache_mib,
+    max_num_seqs,
+    share,
+):
     asked = config(
         rollout={
             "engine": engine,
@@ -121,7 +119,7 @@ def test_every_ladder_ends_and_each_step_moves_one_way_through_valid_settings(
     assert recovery_steps_left(settings, OutOfMemory(phase, "x"), shape) == []
 
 
-def test_an_update_on_a_cpu_keeps_less_then_computes_less_at_a_time_then_shares_better() -> None:
+def test_an_update_on_a_cpu_keeps_less_then_computes_less_at_a_time_then_shares_better():
     assert climb(config(rollout={"max_num_seqs": 16}), "update_actor") == [
         "model.gradient_checkpointing=true",
         "resources.learner_threads=1",
@@ -132,7 +130,7 @@ def test_an_update_on_a_cpu_keeps_less_then_computes_less_at_a_time_then_shares_
     ]
 
 
-def test_an_update_on_a_shared_card_takes_the_engines_memory() -> None:
+def test_an_update_on_a_shared_card_takes_the_engines_memory():
     resources = {**SHARED_CARD, "gpu_memory_gib": 24}
     model = {"dtype": "bfloat16"}
     # 0.92 GiB of weights, 15 MiB of KV cache for 1,280 tokens and 1.5 GiB: 0.101 of the card.
@@ -145,12 +143,12 @@ def test_an_update_on_a_shared_card_takes_the_engines_memory() -> None:
     ]
 
 
-def test_passes_without_gradients_gain_nothing_from_checkpointing() -> None:
+def test_passes_without_gradients_gain_nothing_from_checkpointing():
     for phase in ("ref", "old_log_prob", "values"):
         assert "model.gradient_checkpointing=true" not in climb(config(), phase)
 
 
-def test_cards_of_their_own_lend_each_other_nothing() -> None:
+def test_cards_of_their_own_lend_each_other_nothing():
     apart = config(resources={"learner_gpus": 1, "rollout_gpus": 1})
     assert climb(apart, "update_actor") == [
         "model.gradient_checkpointing=true",
@@ -165,25 +163,25 @@ def test_cards_of_their_own_lend_each_other_nothing() -> None:
     ]
 
 
-def test_a_process_killed_for_the_machines_memory_asks_nothing_of_a_card() -> None:
+def test_a_process_killed_for_the_machines_memory_asks_nothing_of_a_card():
     saved = "model.gradient_checkpointing=true"
     assert saved in climb(config(), "learner")
     assert saved not in climb(config(resources={"learner_gpus": 1, "rollout_gpus": 1}), "learner")
 
 
-def test_an_engine_that_cannot_sleep_is_not_asked_to() -> None:
+def test_an_engine_that_cannot_sleep_is_not_asked_to():
     overlapping = config(resources=SHARED_CARD, rollout={"staleness": 1})
     assert "rollout.sleep=true" not in climb(overlapping, "update_actor")
 
 
-def test_an_engine_whose_share_is_too_small_gets_no_smaller_one() -> None:
+def test_an_engine_whose_share_is_too_small_gets_no_smaller_one():
     said = "No available memory for the cache blocks. Try increasing gpu_memory_utilization"
     taken = climb(config(resources=SHARED_CARD), "load_engine", detail=said)
     assert taken[0] == "rollout.max_num_seqs=128"
     assert not any("utilization" in words for words in taken)
 
 
-def test_a_cache_keeps_room_for_the_longest_sequences() -> None:
+def test_a_cache_keeps_room_for_the_longest_sequences():
     # 24 layers, 2 KV heads of 64, float32: 24 KiB a token; twice 1,280 of them are 60 MiB.
     assert [w for w in climb(config(), "gen", QWEN_05B) if "kv_cache" in w] == [
         "rollout.kv_cache_mib=64 rollout.max_num_seqs=128",
@@ -192,20 +190,20 @@ def test_a_cache_keeps_room_for_the_longest_sequences() -> None:
     assert not any("kv_cache" in words for words in climb(config(), "gen", None))
 
 
-def test_engines_are_fewer_where_they_share_the_machines_memory() -> None:
+def test_engines_are_fewer_where_they_share_the_machines_memory():
     many = {"num_engines": 4, "engine": "hf", "max_num_seqs": 8}
     assert climb(config(rollout=many), "gen") == ["rollout.num_engines=2", "rollout.num_engines=1"]
     assert climb(config(rollout=many, resources={"rollout_gpus": 1}), "gen") == []
 
 
-def test_no_more_responses_are_asked_for_than_there_are() -> None:
+def test_no_more_responses_are_asked_for_than_there_are():
     few = config(
         data={"train_batch_size": 32}, actor={"mini_batch_size": 32}, rollout={"engine": "hf"}
     )
     assert climb(few, "gen") == ["rollout.max_num_seqs=16", "rollout.max_num_seqs=8"]
 
 
-def test_a_setting_that_a_person_chose_anew_is_left_alone() -> None:
+def test_a_setting_that_a_person_chose_anew_is_left_alone():
     taken: list[Changes] = [
         {"rollout.kv_cache_mib": (128, 64)},
         {"rollout.kv_cache_mib": (64, 32)},
@@ -233,5 +231,5 @@ def test_a_setting_that_a_person_chose_anew_is_left_alone() -> None:
         ),
     ],
 )
-def test_changes_read_like_what_one_types(changes: Changes, words: str) -> None:
+def test_changes_read_like_what_one_types(changes, words):
     assert in_words(changes) == words

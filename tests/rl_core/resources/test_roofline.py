@@ -1,7 +1,5 @@
 """Seconds of a step before there is one: by hand, and against steps that others have timed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -53,7 +51,7 @@ def config(**changes: object) -> RunConfig:
     return RunConfig.model_validate(given | changes)
 
 
-def test_the_first_diary_within_a_factor_of_two() -> None:
+def test_the_first_diary_within_a_factor_of_two():
     """8.99 s on an RTX 4090: 32 prompts of 143 tokens, 181 response tokens, PPO with a critic."""
     shape = known_shape("Qwen/Qwen2.5-0.5B")
     assert shape is not None
@@ -73,8 +71,8 @@ def test_the_first_diary_within_a_factor_of_two() -> None:
     ids=["Llama 3.1 8B, 16 H100s", "Qwen3 32B, 32 H100s"],
 )
 def test_published_steps_of_another_program_within_a_factor_of_two(
-    shape: ModelShape, num_cards: int, prompts: int, response: int, published_s: float
-) -> None:
+    shape, num_cards, prompts, response, published_s
+):
     """NeMo RL 0.4, GRPO on policy, 2,048 rollouts of 1,060 and 3,206 tokens, 4 updates.
 
     Source: github.com/NVIDIA-NeMo/RL, docs/about/performance-summary.md. Here the share of one
@@ -100,7 +98,7 @@ def test_published_steps_of_another_program_within_a_factor_of_two(
     assert step.low < published_s < step.high
 
 
-def test_operations_are_those_that_utilisation_counts() -> None:
+def test_operations_are_those_that_utilisation_counts():
     """`phases.training_flops` is checked against torch's own counter."""
     lengths = Lengths(5, 7, 7)
     prompts, responses = torch.tensor([5] * 3), torch.tensor([7] * 3)
@@ -115,7 +113,7 @@ def test_operations_are_those_that_utilisation_counts() -> None:
     assert forward_flops(TINY, 3, lengths, num_prompts=3, has_head=False) - grouped == spared
 
 
-def test_further_turns_by_hand() -> None:
+def test_further_turns_by_hand():
     """Two rows in 4 turns of 3 tokens in all, after prompts of 2: each is read again 3 times."""
     slow_units = Machine("by hand", True, 1e18, 1e3, 1e18)
     slow_memory = Machine("by hand", True, 1e18, 1e18, 1e3)
@@ -146,7 +144,7 @@ def test_further_turns_by_hand() -> None:
     assert waited == pytest.approx((expected_longest(3, 2, 99) - 3) * weights / 1e3)
 
 
-def test_generation_by_hand() -> None:
+def test_generation_by_hand():
     """Two rows of 3 tokens after prompts of 2, in bfloat16, on a device of 1 kB/s."""
     settings = config(
         data={"train_batch_size": 2}, actor={"mini_batch_size": 2}, algorithm={"kl_mode": "none"}
@@ -168,7 +166,7 @@ def test_generation_by_hand() -> None:
     )
 
 
-def test_the_learner_computes_what_its_settings_ask_for() -> None:
+def test_the_learner_computes_what_its_settings_ask_for():
     machine, lengths = Machine("by hand", True, 1e3, 1e18, 1e18), Lengths(2, 3, 3)
 
     def learn(**changes: object) -> float:
@@ -191,7 +189,7 @@ def test_the_learner_computes_what_its_settings_ask_for() -> None:
 
 
 @pytest.mark.parametrize(("updates", "ranks"), [(1, 1), (2, 1), (2, 2)])
-def test_offloaded_moments_cross_the_link_twice_per_update(updates: int, ranks: int) -> None:
+def test_offloaded_moments_cross_the_link_twice_per_update(updates, ranks):
     machine, lengths = Machine("by hand", True, 1e3, 1e3, 1e18), Lengths(2, 3, 3)
 
     def learn(offload: bool) -> float:
@@ -208,20 +206,20 @@ def test_offloaded_moments_cross_the_link_twice_per_update(updates: int, ranks: 
     assert learn(True) - learn(False) == pytest.approx(there_and_back, rel=1e-6)
 
 
-def test_responses_beyond_those_that_run_at_a_time_wait() -> None:
+def test_responses_beyond_those_that_run_at_a_time_wait():
     lengths = Lengths(10, 50, 200)
     assert decoding_steps(64, lengths, 64) == 200
     assert decoding_steps(192, lengths, 64) == 200 + 128 * 50 / 64
 
 
-def test_the_longest_of_many_is_cut_at_the_limit() -> None:
+def test_the_longest_of_many_is_cut_at_the_limit():
     draws = torch.distributions.Exponential(1 / 50.0).sample((4_000, 32)).amax(dim=1).mean()
     assert expected_longest(50, 32, 1_024) == pytest.approx(float(draws), rel=0.05)
     assert expected_longest(50, 32, 128) == 128
     assert expected_longest(50, 1, 1_024) == 50
 
 
-def test_bounds_hold_short_and_full_responses() -> None:
+def test_bounds_hold_short_and_full_responses():
     named = {"path": "Qwen/Qwen2.5-0.5B"}
     short, usual, full = guess_lengths(config(model=named, data={"train_batch_size": 32}))
     assert (short.response, usual.response, full.response) == (128, 256, 1_024)
@@ -229,12 +227,12 @@ def test_bounds_hold_short_and_full_responses() -> None:
     assert [x.response for x in guess_lengths(config(model=named, data=small))] == [64, 128, 128]
 
 
-def test_a_home_made_model_is_expected_to_fill_a_third_of_what_it_may_write() -> None:
+def test_a_home_made_model_is_expected_to_fill_a_third_of_what_it_may_write():
     quickstart = guess_lengths(config(data={"max_response_length": 129}))
     assert [x.response for x in quickstart] == pytest.approx([21.5, 43, 129])
 
 
-def test_another_runs_step_tells_the_share_that_is_reached() -> None:
+def test_another_runs_step_tells_the_share_that_is_reached():
     shape, machine, seen = known_shape("Qwen/Qwen2.5-0.5B"), on("RTX 4090"), Lengths(143, 181, 735)
     assert shape is not None
     done, larger = config(), config(data={"train_batch_size": 64})
@@ -249,7 +247,7 @@ def test_another_runs_step_tells_the_share_that_is_reached() -> None:
     assert (twice.low, twice.high) == pytest.approx((twice.typical / 1.5, twice.typical * 1.5))
 
 
-def test_more_work_never_takes_less() -> None:
+def test_more_work_never_takes_less():
     shape, machine = known_shape("Qwen/Qwen2.5-0.5B"), on("RTX 4090")
     assert shape is not None
     base = step_time_range(shape, config(), machine).typical
@@ -266,7 +264,7 @@ def test_more_work_never_takes_less() -> None:
     assert two.total == pytest.approx(two.generate + two.learn + two.sync + two.other)
 
 
-def test_a_step_of_sft_is_three_passes_over_its_batch_and_adapters_save_one() -> None:
+def test_a_step_of_sft_is_three_passes_over_its_batch_and_adapters_save_one():
     machine = Machine("by hand", True, 1e3, 1e18, 1e18)
 
     def seconds(batch_size: int, **model: object) -> float:
@@ -283,7 +281,7 @@ def test_a_step_of_sft_is_three_passes_over_its_batch_and_adapters_save_one() ->
     assert again == pytest.approx(4 * forward * per_flop, rel=1e-3)
 
 
-def test_a_step_on_two_ranks_and_two_engines_by_hand() -> None:
+def test_a_step_on_two_ranks_and_two_engines_by_hand():
     """1,000 bytes and 1,000 operations a second; 4 prompts of 2 tokens, 3 tokens of response."""
     settings = config(
         data={"train_batch_size": 4},
@@ -307,7 +305,7 @@ def test_a_step_on_two_ranks_and_two_engines_by_hand() -> None:
     assert step.total == pytest.approx(max(step.generate, step.learn) + step.sync)
 
 
-def test_the_fullest_rank_has_whole_groups_and_perhaps_the_longest() -> None:
+def test_the_fullest_rank_has_whole_groups_and_perhaps_the_longest():
     def fullest(ranks: int, lengths: Lengths, size: int = 1) -> float:
         group = {"estimator": "grpo", "group_size": size} if size > 1 else {}
         resources = {"learner_ranks": ranks, "learner_gpus": 1 if ranks > 1 else 0}
@@ -325,7 +323,7 @@ def test_the_fullest_rank_has_whole_groups_and_perhaps_the_longest() -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 4])
-def test_several_steps_ahead_wait_for_their_longest_together(ahead: int) -> None:
+def test_several_steps_ahead_wait_for_their_longest_together(ahead):
     rollout = {"staleness": ahead, "max_num_seqs": 4_096}
     settings = config(rollout=rollout, resources={"learner_gpus": 1, "rollout_gpus": 1})
     machine, lengths = Machine("by hand", True, 1e18, 1e18, 1e9), Lengths(128, 256, 1_024)

@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -24,9 +20,7 @@ def generated(engine: HfEngine, prompt_of_row: tuple[int, ...]) -> list[Completi
 
 
 @pytest.mark.parametrize("prompt_of_row", [(0, 0), (1, 2), (2, 0, 1, 0, 1, 1)])
-def test_the_decoder_samples_what_transformers_would(
-    tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch, prompt_of_row: tuple[int, ...]
-) -> None:
+def test_the_decoder_samples_what_transformers_would(tiny_model_path, monkeypatch, prompt_of_row):
     engine = HfEngine(tiny_model_path, dtype="float32", max_num_seqs=8, on_gpu=False)
     actual = generated(engine, prompt_of_row)
     monkeypatch.setattr(decoder, "supports", lambda backbone: False)
@@ -35,7 +29,7 @@ def test_the_decoder_samples_what_transformers_would(
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
 
 
-def test_new_weights_replace_the_joined_copies(tiny_model_path: Path) -> None:
+def test_new_weights_replace_the_joined_copies(tiny_model_path):
     engine = HfEngine(tiny_model_path, dtype="float32", max_num_seqs=8, on_gpu=False)
     before = generated(engine, (0, 1))
     new = load_file(tiny_model_path / "model.safetensors")
@@ -45,7 +39,7 @@ def test_new_weights_replace_the_joined_copies(tiny_model_path: Path) -> None:
     assert before[1].response_ids.tolist() != after[1].response_ids.tolist()
 
 
-def test_responses_that_leave_take_nothing_along(tiny_model_path: Path) -> None:
+def test_responses_that_leave_take_nothing_along(tiny_model_path):
     loaded = AutoModelForCausalLM.from_pretrained(tiny_model_path, dtype=torch.float32)
     model, token = FusedModel(loaded.eval()), torch.tensor([9, 8])
     with torch.inference_mode():

@@ -1,7 +1,5 @@
 """Hours and price before the start: from a run of the same shape, else by a roofline."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -60,7 +58,7 @@ def estimated(found: Finding) -> dict[str, Any]:
     return dict(figures)
 
 
-def test_without_a_run_of_this_shape_the_cpu_is_measured(tmp_path: Path) -> None:
+def test_without_a_run_of_this_shape_the_cpu_is_measured(tmp_path):
     ran(config(tmp_path, data={"train_batch_size": 64}), "other", [None, 1.0])
     assert measured_before(config(tmp_path)) is None
     found = time_finding(config(tmp_path))
@@ -77,7 +75,7 @@ def test_without_a_run_of_this_shape_the_cpu_is_measured(tmp_path: Path) -> None
     assert figures["price_per_run"]["low"] == pytest.approx(step["low"] * 20_480 / 3_600 * 2.18)
 
 
-def test_the_first_diary_is_planned_for_its_card(tmp_path: Path) -> None:
+def test_the_first_diary_is_planned_for_its_card(tmp_path):
     """25.5 h and 55.7 per epoch were worked out by hand afterwards."""
     found = time_finding(config(tmp_path, **ON_A_CARD))
     assert "(a roofline of RTX 4090)" in found.message
@@ -87,7 +85,7 @@ def test_the_first_diary_is_planned_for_its_card(tmp_path: Path) -> None:
     assert figures["hours_per_epoch"]["low"] < 25.5 < figures["hours_per_epoch"]["high"]
 
 
-def test_a_card_of_which_only_the_memory_is_said_is_one_of_several(tmp_path: Path) -> None:
+def test_a_card_of_which_only_the_memory_is_said_is_one_of_several(tmp_path):
     resources = {"learner_gpus": 0.5, "rollout_gpus": 0.5, "gpu_memory_gib": 24}
     found = time_finding(config(tmp_path, **(ON_A_CARD | {"resources": resources})))
     sources = [figures["source"] for figures in found.figures["estimates"]]
@@ -100,7 +98,7 @@ def test_a_card_of_which_only_the_memory_is_said_is_one_of_several(tmp_path: Pat
     assert "the rates of the device are not known" in unknown.message
 
 
-def test_lengths_that_were_seen_take_the_place_of_guesses(tmp_path: Path) -> None:
+def test_lengths_that_were_seen_take_the_place_of_guesses(tmp_path):
     settings = config(tmp_path, **ON_A_CARD)
     assert lengths_seen(settings) is None
     before = estimated(time_finding(settings))["seconds_per_step"]
@@ -121,9 +119,7 @@ def test_lengths_that_were_seen_take_the_place_of_guesses(tmp_path: Path) -> Non
     assert 0.5 < after["typical"] / 8.99 < 2
 
 
-def test_turns_that_were_seen_are_planned_with_and_those_of_other_settings_are_not(
-    tmp_path: Path,
-) -> None:
+def test_turns_that_were_seen_are_planned_with_and_those_of_other_settings_are_not(tmp_path):
     turns = {"env": {"name": "countdown", "max_operands": 3, "max_turns": 8}}
     settings = config(tmp_path, **ON_A_CARD, **turns)
     guessed = estimated(time_finding(settings))["seconds_per_step"]
@@ -137,7 +133,7 @@ def test_turns_that_were_seen_are_planned_with_and_those_of_other_settings_are_n
     assert lengths_seen(one_turn) is None
 
 
-def test_a_run_of_another_shape_on_this_device_scales_the_roofline(tmp_path: Path) -> None:
+def test_a_run_of_another_shape_on_this_device_scales_the_roofline(tmp_path):
     settings = config(tmp_path, **ON_A_CARD)
     larger = {"run_id": "larger", "data": {"train_batch_size": 64, "max_response_length": 512}}
     run = RunFolder.create(config(tmp_path, **ON_A_CARD, **larger))
@@ -156,7 +152,7 @@ def test_a_run_of_another_shape_on_this_device_scales_the_roofline(tmp_path: Pat
     assert estimated(time_finding(elsewhere))["scaled_by"] is None
 
 
-def test_an_imported_log_counts_as_a_run_of_its_shape(tmp_path: Path) -> None:
+def test_an_imported_log_counts_as_a_run_of_its_shape(tmp_path):
     log = tmp_path / "verl_demo.log"
     log.write_text("".join(f"step:{i} - timing_s/step:8.976\n" for i in range(1, 171)))
     settings = config(tmp_path, **ON_A_CARD)
@@ -182,9 +178,7 @@ def test_an_imported_log_counts_as_a_run_of_its_shape(tmp_path: Path) -> None:
         ({"data": {"train_size": 20_000}}, "20,000", 78),
     ],
 )
-def test_an_epoch_has_the_problems_of_its_env(
-    tmp_path: Path, changes: dict[str, Any], said: str, steps: int
-) -> None:
+def test_an_epoch_has_the_problems_of_its_env(tmp_path, changes, said, steps):
     settings = RunConfig.model_validate(
         {"storage": {"root": tmp_path}, "env": {"name": "countdown", "max_operands": 3}, **changes}
     )
@@ -193,7 +187,7 @@ def test_an_epoch_has_the_problems_of_its_env(
     assert estimated(found)["steps_in_epoch"] == steps
 
 
-def test_an_epoch_has_ones_own_problems(tmp_path: Path) -> None:
+def test_an_epoch_has_ones_own_problems(tmp_path):
     rows = [{"nums": [1, 2, n], "target": 3 + n} for n in range(10, 15)]
     for name, chosen in (("train", rows), ("test", rows[:1])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in chosen))
@@ -223,7 +217,7 @@ def test_an_epoch_has_ones_own_problems(tmp_path: Path) -> None:
             refuse_fatal(findings)
 
 
-def test_the_diary_comes_out_before_the_start(tmp_path: Path) -> None:
+def test_the_diary_comes_out_before_the_start(tmp_path):
     per_step = 25.43 * 60 / 170
     # A step with a test and a save takes longer, and step 0 is a test alone.
     ran(config(tmp_path), "before", [99.0, per_step, per_step, 60.0, per_step, per_step])
@@ -234,12 +228,12 @@ def test_the_diary_comes_out_before_the_start(tmp_path: Path) -> None:
     assert "measured in run before" in found.message
 
 
-def test_learning_rates_and_seeds_do_not_change_the_shape(tmp_path: Path) -> None:
+def test_learning_rates_and_seeds_do_not_change_the_shape(tmp_path):
     ran(config(tmp_path, seed=3, actor={"mini_batch_size": 32, "lr": 1e-5}), "a", [None, 2.0])
     assert measured_before(config(tmp_path)) == measured("a", 2.0)
 
 
-def test_the_last_run_counts_and_broken_ones_are_passed_over(tmp_path: Path) -> None:
+def test_the_last_run_counts_and_broken_ones_are_passed_over(tmp_path):
     ran(config(tmp_path), "a", [None, 2.0])
     ran(config(tmp_path), "b", [None, 3.0])
     ran(config(tmp_path), "c", [None])
@@ -248,7 +242,7 @@ def test_the_last_run_counts_and_broken_ones_are_passed_over(tmp_path: Path) -> 
     assert measured_before(config(tmp_path)) == measured("b", 3.0)
 
 
-def test_a_budget_that_ends_training_early_is_a_warning(tmp_path: Path) -> None:
+def test_a_budget_that_ends_training_early_is_a_warning(tmp_path):
     ran(config(tmp_path), "a", [None, 3.6])  # 20,480 steps are 20.48 h
     budget = {"max_hours": 20.4}
     found = time_finding(config(tmp_path, budget=budget))

@@ -1,14 +1,10 @@
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import psutil
-import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
 from flows.cli.main import run_command
@@ -40,12 +36,12 @@ def answering(status: int, beside_health: int | None = None) -> Iterator[str]:
         yield f"{url}/api"
 
 
-def test_nothing_is_said_where_nothing_was_left() -> None:
+def test_nothing_is_said_where_nothing_was_left():
     with temporary_settings(restore_defaults={PREFECT_API_URL}):
         assert [finding for finding in found() if finding.check != "leftovers"] == []
 
 
-def test_what_answers_at_prefects_address_is_asked_what_it_is() -> None:
+def test_what_answers_at_prefects_address_is_asked_what_it_is():
     with answering(200) as url, temporary_settings({PREFECT_API_URL: url}):
         assert [finding for finding in found() if finding.check == "prefect"] == []
     with answering(404) as url, temporary_settings({PREFECT_API_URL: url}):
@@ -59,9 +55,7 @@ def test_what_answers_at_prefects_address_is_asked_what_it_is() -> None:
     assert "PREFECT_API_AUTH_STRING=name:password" in prefect.remedy
 
 
-def test_a_server_that_is_gone_stops_a_run_but_no_command_that_needs_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_is_gone_stops_a_run_but_no_command_that_needs_none(tmp_path, capsys):
     settings = [f"storage.root={tmp_path}", "data.train_size=256", "data.test_size=16"]
     with temporary_settings({PREFECT_API_URL: NOBODY}):
         assert run_command(["run", *settings]) == 2
@@ -71,7 +65,7 @@ def test_a_server_that_is_gone_stops_a_run_but_no_command_that_needs_none(
         assert run_command(["generate", *settings]) == 0
 
 
-def test_a_disk_on_which_prefect_has_no_room_is_a_warning(tmp_path: Path) -> None:
+def test_a_disk_on_which_prefect_has_no_room_is_a_warning(tmp_path):
     with mounted_small_disk(tmp_path) as disk:
         leave_free(disk, 4096)
         home = disk / "not" / "there" / "yet"
@@ -81,9 +75,7 @@ def test_a_disk_on_which_prefect_has_no_room_is_a_warning(tmp_path: Path) -> Non
     assert f"Prefect keeps its records in {home}, where 0 MiB are free" in prefect.message
 
 
-def test_daemons_without_a_driver_are_named_and_those_of_a_living_run_are_not(
-    tmp_path: Path,
-) -> None:
+def test_daemons_without_a_driver_are_named_and_those_of_a_living_run_are_not(tmp_path):
     """`sleep` under a daemon's name, first with its driver, then adopted by what is none."""
     daemon = tmp_path / "rl-session" / "raylet"
     daemon.parent.mkdir()
@@ -110,7 +102,6 @@ input()
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert adopter.stdout is not None
     left_behind = psutil.Process(int(adopter.stdout.readline()))
     driver = left_behind.parent()
     assert driver is not None

@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +7,7 @@ from flows.cli.main import run_command
 from tasks.report_page.compare import compare_runs
 
 
-def test_two_runs_beside_one_another(shared_runs: Path) -> None:
+def test_two_runs_beside_one_another(shared_runs):
     comparison = compare_runs(shared_runs, ["beta", "alpha"])
     assert comparison.run_ids == ["beta", "alpha"]
     assert comparison.overview["run_id"].to_list() == ["alpha", "beta"]  # the better one first
@@ -19,9 +16,7 @@ def test_two_runs_beside_one_another(shared_runs: Path) -> None:
     assert comparison.paired.is_empty()
 
 
-def test_the_command_prints_tables_and_writes_one_page_without_network(
-    capsys: pytest.CaptureFixture[str], two_runs: Path
-) -> None:
+def test_the_command_prints_tables_and_writes_one_page_without_network(capsys, two_runs):
     root = f"storage.root={two_runs}"
     assert run_command(["compare", "alpha", "beta", root]) == 0
     said = capsys.readouterr().out
@@ -35,17 +30,13 @@ def test_the_command_prints_tables_and_writes_one_page_without_network(
 
 
 @pytest.mark.parametrize("names", [[], ["alpha"], ["alpha", "alpha"], ["alpha", "gamma"]])
-def test_what_cannot_be_compared_ends_with_2(
-    capsys: pytest.CaptureFixture[str], two_runs: Path, names: list[str]
-) -> None:
+def test_what_cannot_be_compared_ends_with_2(capsys, two_runs, names):
     assert run_command(["compare", *names, f"storage.root={two_runs}"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert not (two_runs / "compare.html").exists()
 
 
-def test_a_page_of_other_runs_and_any_other_file_stay(
-    capsys: pytest.CaptureFixture[str], two_runs: Path
-) -> None:
+def test_a_page_of_other_runs_and_any_other_file_stay(capsys, two_runs):
     root, page = f"storage.root={two_runs}", two_runs / "compare.html"
     shutil.copytree(two_runs / "runs" / "alpha", two_runs / "runs" / "gamma")
     assert run_command(["compare", "alpha", "beta", root]) == 0
