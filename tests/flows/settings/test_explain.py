@@ -3,11 +3,9 @@ from typing import get_args
 import pytest
 import yaml
 
-from flows.cli.main import run_command
 from flows.settings.compose import PresetName, SettingsError, compose
 from flows.settings.explain import all_settings, find_settings, in_words, readers, yaml_with_words
 from flows.settings.keys import ENVS, known_keys
-from tests.flows.cli.test_main import fails
 
 PRESETS = get_args(PresetName)
 
@@ -71,20 +69,22 @@ def test_a_setting_is_found_by_verls_name_and_a_group_by_its_own():
         find_settings("lr")
 
 
-def test_a_word_lists_the_settings_that_contain_it(capsys):
-    assert run_command(["explain", "lora"]) == 0
-    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+@pytest.fixture
+def explain(cli):
+    return lambda *words, code=0: cli("explain", *words, code=code, root=None)
+
+
+def test_a_word_lists_the_settings_that_contain_it(explain):
+    listed = [line.split()[0] for line in explain("lora").out.splitlines()]
     assert listed == ["model.lora_rank", "model.lora_alpha", "sft.lora_rank"]
-    assert run_command(["explain", "lroa"]) == 2
+    explain("lroa", code=2)
 
 
-def test_with_a_preset_one_setting_is_explained_with_its_value(capsys):
-    assert run_command(["explain", "env.prompt_template", "preset=gsm8k-toy"]) == 0
-    printed = capsys.readouterr().out
+def test_with_a_preset_one_setting_is_explained_with_its_value(explain):
+    printed = explain("env.prompt_template", "preset=gsm8k-toy").out
     assert printed.count("  allowed ") == 1
     assert 'here      "think" with preset=gsm8k-toy\n' in printed
-    assert run_command(["explain", "env.source", "preset=quickstart"]) == 2
-    assert "belongs to env=gsm8k" in capsys.readouterr().err
+    assert "belongs to env=gsm8k" in explain("env.source", "preset=quickstart", code=2).err
 
 
 def test_readers_are_modules_that_read_it_not_those_that_name_it():
@@ -118,24 +118,21 @@ def test_the_explained_settings_are_a_preset_file(tmp_path, overrides):
         (["critic"], "critic.value_clip\n"),
     ],
 )
-def test_explain_on_the_command_line(capsys, words, said):
-    assert run_command(["explain", *words]) == 0
-    assert said in capsys.readouterr().out
+def test_explain_on_the_command_line(explain, words, said):
+    assert said in explain(*words).out
 
 
-def test_what_is_not_allowed_is_explained_and_ends_with_2(capsys):
-    assert run_command(["explain", "actor.lr=0"]) == 2
-    printed = capsys.readouterr()
+def test_what_is_not_allowed_is_explained_and_ends_with_2(explain, fails):
+    printed = explain("actor.lr=0", code=2)
     assert "a number above 0" in printed.out
     assert printed.err == "countdown-train: actor.lr=0: must be above 0.0\n"
-    assert run_command(["explain", "algorithm.estimator=grpo"]) == 2
-    assert "algorithm.group_size=1 must be at least 2" in capsys.readouterr().err
-    assert "did you mean sft.lr?" in fails(capsys, "explain", "lrr")
-    assert "explain takes a KEY" in fails(capsys, "explain")
+    said = explain("algorithm.estimator=grpo", code=2).err
+    assert "algorithm.group_size=1 must be at least 2" in said
+    assert "did you mean sft.lr?" in fails("explain", "lrr", root=None)
+    assert "explain takes a KEY" in fails("explain", root=None)
 
 
-def test_config_explains_all_settings(capsys):
-    assert run_command(["config", "--explain", "seed=5"]) == 0
-    printed = capsys.readouterr().out
+def test_config_explains_all_settings(cli):
+    printed = cli("config", "--explain", "seed=5").out
     assert "\nseed: 5\n" in printed
     assert "  # Learning rate of the policy (AdamW), after the warm-up.\n" in printed

@@ -55,47 +55,22 @@ def test_before_any_update_the_ratio_is_1_and_the_reference_is_the_policy(
 
 def test_metrics_have_verls_names(tiny_model_path, make_batch, settings):
     metrics, _ = Learner(settings(), tiny_model_path).learn(make_batch())
-    actor = {
-        "actor/entropy_loss",
-        "actor/pg_loss",
-        "actor/pg_clipfrac",
-        "actor/ppo_kl",
-        "actor/grad_norm",
-        "actor/lr",
-    }
-    critic = {
-        "critic/kl",
-        "critic/kl_coeff",
-        "critic/vf_loss",
-        "critic/vf_clipfrac",
-        "critic/vpred_mean",
-        "critic/grad_norm",
-        "critic/lr",
-        "critic/vf_explained_var",
-    }
-    spread = {
-        f"{x}/{y}"
-        for x in (
-            *(f"critic/{z}" for z in ("score", "rewards", "advantages", "returns", "values")),
-            "response_length",
-            "prompt_length",
-            "global_seqlen",
-        )
-        for y in ("mean", "max", "min")
-    }
+    actor = ("entropy_loss", "pg_loss", "pg_clipfrac", "ppo_kl", "grad_norm", "lr")
+    critic = ("kl", "kl_coeff", "vf_loss", "vf_clipfrac", "vpred_mean", "grad_norm", "lr")
+    learned = {f"actor/{x}" for x in actor} | {f"critic/{x}" for x in critic}
+    learned |= {"critic/vf_explained_var"}
+    measured = [f"critic/{x}" for x in ("score", "rewards", "advantages", "returns", "values")]
+    measured += ["response_length", "prompt_length", "global_seqlen"]
+    spread = {f"{x}/{y}" for x in measured for y in ("mean", "max", "min")}
     others = {"response_length/clip_ratio", "prompt_length/clip_ratio"}
     others |= {f"global_seqlen/{x}" for x in ("minmax_diff", "balanced_min", "balanced_max")}
     others |= {"rollout/logprob_gap_mean", "rollout/logprob_gap_max"}
     phases = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
     costs = {f"{what}/{phase}" for what in ("timing_s", "memory/peak_gib") for phase in phases}
     costs |= {"mfu/actor", "mfu/critic"}
-    costs |= {
-        f"memory/{what}/{phase}"
-        for what in ("budget_tokens", "oom")
-        for phase in phases
-        if phase != "adv"
-    }
-    assert set(metrics) == actor | critic | spread | others | costs
+    repeated = set(phases) - {"adv"}
+    costs |= {f"memory/{what}/{x}" for what in ("budget_tokens", "oom") for x in repeated}
+    assert set(metrics) == learned | spread | others | costs
     assert all(np.isfinite(x) for x in metrics.values())
     assert metrics["actor/lr"] == 1e-3
 
@@ -163,10 +138,9 @@ def test_positive_advantages_raise_the_log_prob_and_negative_ones_lower_it(
     experience.advantages.copy_(torch.where(batch.response_mask, signs, 0.0))
 
     def sums() -> Tensor:
+        actor = learner.models.actor
         with torch.no_grad():
-            logprobs = forward_pass(
-                batch, actor=learner.models.actor, compute_dtype=torch.float32
-            ).logprobs
+            logprobs = forward_pass(batch, actor=actor, compute_dtype=torch.float32).logprobs
         return masked_sum(logprobs, batch.response_mask, dim=-1)
 
     before = sums()
