@@ -59,15 +59,8 @@ def test_the_champion_of_the_same_problems_is_gone_on_from(tmp_path, tiny_model_
 @pytest.mark.parametrize("preset", ["quickstart", "gsm8k-toy"])
 def test_a_vocabulary_below_the_most_that_a_preset_allows_is_the_size_it_asks_for(tmp_path, preset):
     """The shipped presets ask for more tokens than their tokenizers find."""
-    config = compose(
-        [
-            f"preset={preset}",
-            f"storage.root={tmp_path}",
-            "data.train_size=256",
-            "data.test_size=16",
-            "base_model.steps=1",
-        ]
-    )
+    small = ["data.train_size=256", "data.test_size=16", "base_model.steps=1"]
+    config = compose([f"preset={preset}", f"storage.root={tmp_path}", *small])
     made = base_model(config, generate_dataset(config))
     asked = config.base_model.vocab_size
     assert ModelShape.from_folder(made).vocab_size < asked
@@ -100,10 +93,6 @@ def test_a_champion_of_another_size_is_not_taken(tmp_path, tiny_model_path):
     assert "hidden_size 64 instead of 128" in start.why
 
 
-def _gone(checkpoint: Path) -> None:
-    shutil.rmtree(checkpoint)
-
-
 def _another(checkpoint: Path) -> None:
     shutil.rmtree(checkpoint)
     save_checkpoint(checkpoint.parents[1], 5, lambda folder: (folder / "x").touch(), 1.0)
@@ -117,7 +106,7 @@ def _no_champion(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
-        (_gone, "the champion alpha/step_000005 is gone from the disk"),
+        (shutil.rmtree, "the champion alpha/step_000005 is gone from the disk"),
         (_another, "is no longer the checkpoint that was promoted: its files changed"),
         (_no_champion, "does not name a champion: delete it"),
     ],
@@ -142,9 +131,7 @@ def test_a_champion_that_cannot_be_used_any_more_is_not_taken_and_says_why(
         ([(3, "finished")], 7),
     ],
 )
-def test_each_night_has_a_seed_of_its_own(
-    tmp_path: Path, tiny_model_path: Path, nights: list[tuple[int, str]], seed: int
-) -> None:
+def test_each_night_has_a_seed_of_its_own(tmp_path, tiny_model_path, nights, seed):
     config = settings(tmp_path, tiny_model_path).model_copy(update={"seed": 7})
     by_hand = RunFolder.create(config.model_copy(update={"run_id": "by-hand", "seed": 99}))
     by_hand.update(status="finished")

@@ -31,15 +31,7 @@ from tasks.validate import (
     validate_dataset,
     validate_task,
 )
-from tests.support.broken_rows import (
-    COUNTDOWN_BREAKS,
-    CUSTOM_BREAKS,
-    GSM8K_BREAKS,
-    NUMBER_QUESTIONS_BREAKS,
-    REASONING_GYM_BREAKS,
-    Break,
-    Rows,
-)
+from tests.support.broken_rows import BREAKS, Break, Rows
 from tests.support.prefect_server import temporary_prefect_server
 
 COUNTDOWN = RunConfig(
@@ -109,37 +101,29 @@ def failed_checks(config: RunConfig, folder: Path) -> dict[str, int]:
     return {check["check"]: check["rows"] for check in checks if check["status"] == "failed"}
 
 
-def name_of(value: object) -> str | None:
-    return getattr(value, "__name__", "sound" if value is None else "")
+CONFIGS = {
+    "countdown": COUNTDOWN,
+    "gsm8k": RunConfig(env=Gsm8kConfig()),
+    "custom": RunConfig(env=CustomConfig()),
+    "number_questions": NUMBERS,
+    "reasoning_gym": GCD,
+}
 
 
-@pytest.mark.parametrize(("break_rows", "expected"), COUNTDOWN_BREAKS, ids=name_of)
-def test_countdown_checks(sound, tmp_path, break_rows, expected):
-    assert failing(COUNTDOWN, sound["countdown"], tmp_path, break_rows) == expected
-
-
-@pytest.mark.parametrize(("break_rows", "expected"), GSM8K_BREAKS, ids=name_of)
-def test_gsm8k_checks(sound, tmp_path, break_rows, expected):
-    config = RunConfig(env=Gsm8kConfig())
-    assert failing(config, sound["gsm8k"], tmp_path, break_rows) == expected
-
-
-@pytest.mark.parametrize(("break_rows", "expected"), CUSTOM_BREAKS, ids=name_of)
-def test_checks_of_own_questions(sound, tmp_path, break_rows, expected):
-    config = RunConfig(env=CustomConfig(), data=own_questions(tmp_path))
-    assert failing(config, sound["custom"], tmp_path, break_rows) == expected
-
-
-@pytest.mark.parametrize(("break_rows", "expected"), REASONING_GYM_BREAKS, ids=name_of)
-def test_checks_of_generated_questions(tmp_path, break_rows, expected):
-    pytest.importorskip("reasoning_gym", reason="make env leaves it out without a C compiler")
-    write_dataset(GCD.env, GCD.data, tmp_path)
-    assert failing(GCD, both_splits(tmp_path), tmp_path, break_rows) == expected
-
-
-@pytest.mark.parametrize(("break_rows", "expected"), NUMBER_QUESTIONS_BREAKS, ids=name_of)
-def test_checks_of_questions_about_numbers(sound, tmp_path, break_rows, expected):
-    assert failing(NUMBERS, sound["number_questions"], tmp_path, break_rows) == expected
+@pytest.mark.parametrize(
+    ("env", "break_rows", "expected"),
+    [*((env, None, {}) for env in CONFIGS), *BREAKS],
+    ids=lambda value: getattr(value, "__name__", "sound" if value is None else str(value)[:20]),
+)
+def test_each_check_finds_the_rows_that_break_it(sound, tmp_path, env, break_rows, expected):
+    config = CONFIGS[env]
+    if env == "custom":
+        config = config.model_copy(update={"data": own_questions(tmp_path)})
+    if env == "reasoning_gym":
+        pytest.importorskip("reasoning_gym", reason="make env leaves it out without a C compiler")
+        write_dataset(GCD.env, GCD.data, tmp_path)
+        sound = {env: both_splits(tmp_path)}
+    assert failing(config, sound[env], tmp_path, break_rows) == expected
 
 
 def test_a_function_may_judge_any_truth(sound, tmp_path):
@@ -199,12 +183,9 @@ def test_gsm8k_columns_are_checked(sound, tmp_path):
 
 def test_every_check_has_a_table_that_fails_it():
     files = {path.stem for path in (SQL_FOLDER / "checks").rglob("*.sql")}
-    breaks = COUNTDOWN_BREAKS + GSM8K_BREAKS + CUSTOM_BREAKS + REASONING_GYM_BREAKS
-    breaks += NUMBER_QUESTIONS_BREAKS
-    seen = set[str]().union(*(names for _, names in breaks))
+    seen = set[str]().union(*(names for _, _, names in BREAKS))
     assert files == seen | {"countdown_columns", "text_columns"}
-    envs = (COUNTDOWN.env, Gsm8kConfig(), CustomConfig(), GCD.env, NUMBERS.env)
-    run = {path.stem for env in envs for path in check_files(env)}
+    run = {path.stem for config in CONFIGS.values() for path in check_files(config.env)}
     assert run == files, "no file is left out"
 
 

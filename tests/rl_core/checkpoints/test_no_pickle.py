@@ -19,15 +19,8 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.workers.actors import ENGINES
 
 PICKLED = (
-    "pytorch_model.bin",
-    "adapter_model.bin",
-    "model.pt",
-    "training_args.bin",
-    "optimizer.pt",
-    "scheduler.pt",
-    "rng_state.pth",
-    "trainer/learner.pt",
-    "trainer/learner.pkl",
+    *("pytorch_model.bin", "adapter_model.bin", "model.pt", "training_args.bin", "optimizer.pt"),
+    *("scheduler.pt", "rng_state.pth", "trainer/learner.pt", "trainer/learner.pkl"),
 )
 
 

@@ -22,15 +22,9 @@ from tests.support import model_shapes
 QWEN_05B = ModelShape.from_config(model_shapes.QWEN_05B)
 TINY = ModelShape.of_base_model(BaseModelConfig())
 HARMLESS = {
-    "model.gradient_checkpointing",
-    "resources.learner_threads",
-    "resources.offload",
-    "checkpoints.in_background",
-    "rollout.sleep",
-    "rollout.gpu_memory_utilization",
-    "rollout.kv_cache_mib",
-    "rollout.max_num_seqs",
-    "rollout.num_engines",
+    *("model.gradient_checkpointing", "resources.learner_threads", "resources.offload"),
+    *("checkpoints.in_background", "rollout.sleep", "rollout.gpu_memory_utilization"),
+    *("rollout.kv_cache_mib", "rollout.max_num_seqs", "rollout.num_engines"),
 }
 SWITCHED_ON = ("model.gradient_checkpointing", "rollout.sleep", "resources.offload")
 PHASES = (
@@ -56,50 +50,31 @@ def climb(
     return taken
 
 
-@given(
-    phase=st.sampled_from(PHASES),
-    shape=st.sampled_from([None, TINY, QWEN_05B]),
-    learner_gpus=st.sampled_from([0.0, 0.5, 1.0]),
-    rollout_gpus=st.sampled_from([0.0, 0.5, 1.0]),
-    gpu_memory_gib=st.sampled_from([None, 24.0, 1.0]),
-    engine=st.sampled_from(["vllm", "hf"]),
-    staleness=st.sampled_from([0, 1]),
-    num_engines=st.integers(1, 8),
-    learner_threads=st.integers(1, 64),
-    kv_cache_mib=st.integers(16, 10**9),
-    max_num_seqs=st.integers(1, 10_000),
-    share=st.floats(0.01, 0.99),
+ROLLOUTS = st.fixed_dictionaries(
+    {
+        "engine": st.sampled_from(["vllm", "hf"]),
+        "staleness": st.sampled_from([0, 1]),
+        "num_engines": st.integers(1, 8),
+        "kv_cache_mib": st.integers(16, 10**9),
+        "max_num_seqs": st.integers(1, 10_000),
+        "gpu_memory_utilization": st.floats(0.01, 0.99),
+    }
 )
+RESOURCES = st.fixed_dictionaries(
+    {
+        "learner_gpus": st.sampled_from([0.0, 0.5, 1.0]),
+        "rollout_gpus": st.sampled_from([0.0, 0.5, 1.0]),
+        "gpu_memory_gib": st.sampled_from([None, 24.0, 1.0]),
+        "learner_threads": st.integers(1, 64),
+    }
+)
+
+
+@given(st.sampled_from(PHASES), st.sampled_from([None, TINY, QWEN_05B]), ROLLOUTS, RESOURCES)
 def test_every_ladder_ends_and_each_step_moves_one_way_through_valid_settings(
-    phase,
-    shape,
-    learner_gpus,
-    rollout_gpus,
-    gpu_memory_gib,
-    engine,
-    staleness,
-    num_engines,
-    learner_threads,
-    kv_cache_mib,
-    max_num_seqs,
-    share,
+    phase, shape, rollout, resources
 ):
-    asked = config(
-        rollout={
-            "engine": engine,
-            "staleness": staleness,
-            "num_engines": num_engines,
-            "kv_cache_mib": kv_cache_mib,
-            "max_num_seqs": max_num_seqs,
-            "gpu_memory_utilization": share,
-        },
-        resources={
-            "learner_gpus": learner_gpus,
-            "rollout_gpus": rollout_gpus,
-            "gpu_memory_gib": gpu_memory_gib,
-            "learner_threads": learner_threads,
-        },
-    )
+    asked = config(rollout=rollout, resources=resources)
     settings, taken = asked, list[Changes]()
     while (step := next_recovery_step(settings, OutOfMemory(phase, "x"), shape)) is not None:
         assert step
@@ -150,17 +125,13 @@ def test_passes_without_gradients_gain_nothing_from_checkpointing():
 
 def test_cards_of_their_own_lend_each_other_nothing():
     apart = config(resources={"learner_gpus": 1, "rollout_gpus": 1})
-    assert climb(apart, "update_actor") == [
-        "model.gradient_checkpointing=true",
-        "resources.offload=true",
-    ]
+    saved = "model.gradient_checkpointing=true"
+    assert climb(apart, "update_actor") == [saved, "resources.offload=true"]
     assert climb(apart, "ref") == ["resources.offload=true"]
     ranks = config(resources={"learner_gpus": 1, "rollout_gpus": 1, "learner_ranks": 2})
     assert climb(ranks, "ref") == ["resources.offload=true"]
-    assert climb(apart, "gen") == [
-        "rollout.gpu_memory_utilization=0.2",
-        "rollout.gpu_memory_utilization=0.1",
-    ]
+    shares = [f"rollout.gpu_memory_utilization={share}" for share in (0.2, 0.1)]
+    assert climb(apart, "gen") == shares
 
 
 def test_a_process_killed_for_the_machines_memory_asks_nothing_of_a_card():
@@ -197,9 +168,8 @@ def test_engines_are_fewer_where_they_share_the_machines_memory():
 
 
 def test_no_more_responses_are_asked_for_than_there_are():
-    few = config(
-        data={"train_batch_size": 32}, actor={"mini_batch_size": 32}, rollout={"engine": "hf"}
-    )
+    batch = {"data": {"train_batch_size": 32}, "actor": {"mini_batch_size": 32}}
+    few = config(**batch, rollout={"engine": "hf"})
     assert climb(few, "gen") == ["rollout.max_num_seqs=16", "rollout.max_num_seqs=8"]
 
 
@@ -223,12 +193,10 @@ def test_a_setting_that_a_person_chose_anew_is_left_alone():
         ({"rollout.gpu_memory_utilization": (0.4, 0.2)}, "rollout.gpu_memory_utilization=0.2"),
         ({"rollout.sleep": (False, True)}, "rollout.sleep=true"),
         (
-            {
-                "checkpoints.in_background": (True, False),
-                "rollout.kv_cache_mib": (2 * 10**9, 10**9),
-            },
-            "checkpoints.in_background=false rollout.kv_cache_mib=1000000000",
+            {"checkpoints.in_background": (True, False), "rollout.kv_cache_mib": (200, 100)},
+            "checkpoints.in_background=false rollout.kv_cache_mib=100",
         ),
+        ({"rollout.kv_cache_mib": (2 * 10**9, 10**9)}, "rollout.kv_cache_mib=1000000000"),
     ],
 )
 def test_changes_read_like_what_one_types(changes, words):

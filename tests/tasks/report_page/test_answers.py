@@ -26,22 +26,11 @@ def asked(num_problems: int) -> list[Problem]:
 
 
 def row(i: int, verdict: str, response: str, answer: str | None) -> dict[str, Any]:
-    return {
-        "mode": "greedy",
-        "prompt_index": i,
-        "data_source": "countdown",
-        "prompt": f"prompt {i}",
-        "num_solutions": 1,
-        "num_operands": 3,
-        "ground_truth": "{}",
-        "verdict": verdict,
-        "verdict_strict": verdict,
-        "verdict_lenient": verdict,
-        "response": response,
-        "answer": answer,
-        "score": 0.0,
-        "response_tokens": 7 + i,
-    }
+    problem = {"prompt_index": i, "data_source": "countdown", "prompt": f"prompt {i}"}
+    problem |= {"num_solutions": 1, "num_operands": 3, "ground_truth": "{}"}
+    verdicts = dict.fromkeys(("verdict", "verdict_strict", "verdict_lenient"), verdict)
+    said = {"response": response, "answer": answer, "score": 0.0, "response_tokens": 7 + i}
+    return {"mode": "greedy"} | problem | verdicts | said
 
 
 def rows(*, answer: str | None = None) -> list[dict[str, Any]]:
@@ -51,9 +40,8 @@ def rows(*, answer: str | None = None) -> list[dict[str, Any]]:
         own = answer or (None if verdict == "no_answer" else f"{i} + {i}")
         response = f"first\nthen <answer>{own}</answer>" if own else "first\nthen nothing"
         made.append(row(i, verdict, response, own))
-    return label_rows(
-        made, run_id="r", model="step_000025", step=25, evaluation="7-problems-x", num_problems=7
-    )
+    of = {"run_id": "r", "model": "step_000025", "step": 25, "evaluation": "7-problems-x"}
+    return label_rows(made, **of, num_problems=7)
 
 
 def chosen(*, most: int = 3, answer: str | None = None) -> Answers:

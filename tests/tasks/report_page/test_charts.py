@@ -123,20 +123,14 @@ def test_a_stack_sums_up_what_is_small(alpha_data):
 
 
 def test_a_run_whose_rollouts_were_ahead_shows_how_stale_its_tokens_were(alpha_data):
+    measured = [(1, "mean", 0.0), (1, "max", 0.0), (2, "mean", 1.5), (2, "max", 2.0)]
     rows = [
         {"step": step, "metric": f"rollout/staleness_{which}", "value": value}
-        for step, which, value in [
-            (1, "mean", 0.0),
-            (1, "max", 0.0),
-            (2, "mean", 1.5),
-            (2, "max", 2.0),
-        ]
+        for step, which, value in measured
     ]
     drawn = resource_charts(replace(alpha_data, timeline=pl.DataFrame(rows)))
-    assert drawn["Staleness of tokens"].says == [
-        "step 1: mean 0 · max 0",
-        "step 2: mean 1.5 · max 2",
-    ]
+    said = ["step 1: mean 0 · max 0", "step 2: mean 1.5 · max 2"]
+    assert drawn["Staleness of tokens"].says == said
 
 
 def test_runs_are_overlaid_with_what_each_reached():
