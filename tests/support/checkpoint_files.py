@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,17 @@ def writer(*, size: int = 1_000, fill: bytes = b"w") -> Callable[[Path], None]:
         (folder / "model.bin").write_bytes(fill * (size - 10))
         (folder / "trainer").mkdir()
         (folder / "trainer" / "state.bin").write_bytes(fill * 10)
+
+    return write
+
+
+def copying(model: Path, change: Callable[[Path], object] | None = None) -> Callable[[Path], None]:
+    """Fills a checkpoint with the files of a model's folder, and may change them."""
+
+    def write(folder: Path) -> None:
+        shutil.copytree(model, folder, dirs_exist_ok=True)
+        if change is not None:
+            change(folder)
 
     return write
 

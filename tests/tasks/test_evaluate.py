@@ -1,59 +1,36 @@
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from rl_core.checkpoints.pruning import prune
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.config.run import RunConfig
 from rl_core.data.prompts import load_tokenizer
-from rl_core.envs.countdown.table import COUNTDOWN_DATASET
 from rl_core.evaluation.rows import read_rows
 from rl_core.evaluation.statistics import wilson_interval
 from rl_core.runs.run_folder import RunFolder
-from rl_core.types import Completion, GenerationRequest, SamplingSettings
 from tasks.evaluate import evaluate_run, evaluate_with, group_table, summary_table
 from tasks.evaluate_checkpoint import evaluate_models
 from tasks.evaluator import Evaluator
 from tasks.queries.checkpoint_names import find_model
 from tests.conftest import build_tiny_model
 from tests.support.added_tokens import add_a_token
+from tests.support.checkpoint_files import copying
+from tests.support.held_out import AnsweringEngines, write_puzzles
 
 PROBLEMS = [
-    ([1, 2, 3], 6, "1 + 2 + 3", 1),
-    ([2, 3, 4], 14, "2 + 3 * 4", 2),
-    ([5, 6, 7], 18, "5 + 6 + 7", 3),
-    ([9, 8, 1], 17, "9 * 1 + 8", 5),
+    ("Use [1, 2, 3] to make 6.\n<think>", [1, 2, 3], 6, "1 + 2 + 3", 1),
+    ("Use [2, 3, 4] to make 14.\n<think>", [2, 3, 4], 14, "2 + 3 * 4", 2),
+    ("Use [5, 6, 7] to make 18.\n<think>", [5, 6, 7], 18, "5 + 6 + 7", 3),
+    ("Use [9, 8, 1] to make 17.\n<think>", [9, 8, 1], 17, "9 * 1 + 8", 5),
 ]
 
 
 def write_data(folder: Path) -> Path:
-    folder.mkdir()
-    rows = [
-        {
-            "nums": nums,
-            "target": target,
-            "data_source": "countdown",
-            "prompt": [{"role": "user", "content": f"Use {nums} to make {target}.\n<think>"}],
-            "ability": "math",
-            "reward_model": {"style": "rule", "ground_truth": {"target": target, "numbers": nums}},
-            "extra_info": {
-                "split": "test",
-                "index": index,
-                "num_solutions": num_solutions,
-                "solution": solution,
-            },
-        }
-        for index, (nums, target, solution, num_solutions) in enumerate(PROBLEMS)
-    ]
-    pq.write_table(pa.Table.from_pylist(rows, COUNTDOWN_DATASET), folder / "test.parquet")
-    return folder
+    return write_puzzles(folder, PROBLEMS)
 
 
 def settings(root: Path, **changes: Any) -> RunConfig:
@@ -71,47 +48,27 @@ def settings(root: Path, **changes: Any) -> RunConfig:
 
 def finished_run(config: RunConfig, checkpoint: Path) -> RunFolder:
     run = RunFolder.create(config)
-
-    def write(folder: Path) -> None:
-        shutil.copytree(checkpoint, folder, dirs_exist_ok=True)
-
-    save_checkpoint(run.path, 7, write, 0.5)
+    save_checkpoint(run.path, 7, copying(checkpoint), 0.5)
     return run
 
 
-class KnowingEngines:
+class KnowingEngines(AnsweringEngines):
     """Engines whose base model solves the first problem alone, and whose checkpoint solves all.
 
     Sampled, either model gives every second sample without an answer.
     """
 
-    def __init__(self, model_path: Path) -> None:
-        self._tokenizer = load_tokenizer(str(model_path))
-        self.num_known = 1
-        self.calls = 0
-        self.loaded: list[str] = []
+    num_known = 1
 
     def load_weights(self, folder: Path) -> None:
         self.loaded.append(folder.name)
         self.num_known = len(PROBLEMS)
 
-    def generate(
-        self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
-    ) -> list[Completion]:
-        self.calls += 1
-        completions = []
-        for i, request in enumerate(requests):
-            prompt = self._tokenizer.decode(request.prompt_ids)
-            known = {
-                f"Use {nums} to make {target}.\n<think>": solution
-                for nums, target, solution, _ in PROBLEMS[: self.num_known]
-            }
-            text = f"<answer>{known.get(str(prompt), '1 + 1')}</answer>"
-            if sampling.temperature > 0 and i % 2:
-                text = "I do not know"
-            ids = self._tokenizer.encode(text, add_special_tokens=False)
-            completions.append(Completion(np.array(ids), np.zeros(len(ids), np.float32), "stop"))
-        return completions
+    def answer(self, prompt: str, position: int, *, sampled: bool) -> str:
+        if sampled and position % 2:
+            return "I do not know"
+        known = {problem[0]: problem[3] for problem in PROBLEMS[: self.num_known]}
+        return f"<answer>{known.get(prompt, '1 + 1')}</answer>"
 
 
 def test_a_token_without_a_row_in_the_model_is_named(tmp_path, tiny_model_path):

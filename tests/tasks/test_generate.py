@@ -120,7 +120,6 @@ def start_generating(root: Path, fatal_event: int = 0) -> subprocess.Popen[str]:
     """Generates in a process that SIGKILLs itself at an event (an open, mkdir, rename), if any."""
     command = [sys.executable, "-c", GENERATE, str(root), str(fatal_event)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
-    assert process.stdout is not None
     assert process.stdout.readline() == "starting\n"
     return process
 

@@ -14,6 +14,7 @@ from tasks.base_model import base_model
 from tasks.generate import generate_dataset
 from tasks.start import champion_of, champion_to_train, next_seed
 from tests.support.champions import crown
+from tests.support.checkpoint_files import copying
 
 
 def settings(root: Path, model: Path, **data: object) -> RunConfig:
@@ -30,9 +31,7 @@ def settings(root: Path, model: Path, **data: object) -> RunConfig:
 def make_champion(config: RunConfig, model: Path) -> Path:
     """Makes a copy of a model the champion of these settings' problems."""
     run = RunFolder.create(config.model_copy(update={"run_id": "alpha"}))
-    save_checkpoint(
-        run.path, 5, lambda folder: shutil.copytree(model, folder, dirs_exist_ok=True), 1.0
-    )
+    save_checkpoint(run.path, 5, copying(model), 1.0)
     return crown(config, run, generate_dataset(config))
 
 

@@ -187,7 +187,6 @@ def test_an_extreme_ratio_stays_finite(kind):
     old, advantages = torch.tensor([[-400.0, 0.0]]), torch.tensor([[-1.0, -1.0]])
     result = loss_of(kind, logprobs, old, advantages, mask)
     assert torch.isfinite(result.loss)
-    assert logprobs.grad is not None
     assert torch.isfinite(logprobs.grad).all()
 
 

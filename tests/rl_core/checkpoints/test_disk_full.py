@@ -85,7 +85,6 @@ def save(run: Path, source: Any, step: int, accuracy: float | None = None, **kep
 
 def check_resume(run: Path, trained: Trained, step: int) -> None:
     found = latest(run)
-    assert found is not None
     assert found.step == step
     resumed = trained.resume(found.path)
     assert_bitwise_equal(all_weights(resumed), all_weights(trained.learner))

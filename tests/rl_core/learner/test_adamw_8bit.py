@@ -1,14 +1,12 @@
 """AdamW with moments of 8 bits, against float32, its plan, and a stop in the middle."""
 
 import json
-from collections.abc import Callable
 
 import pytest
 import torch
 import transformers
 from torch import Tensor, nn
 
-from rl_core.batch import TrainBatch
 from rl_core.config.run import OptimizerName, RunConfig
 from rl_core.learner.learner import Learner
 from rl_core.learner.optimizer import ModelOptimizer, make_optimizers
@@ -17,12 +15,10 @@ from rl_core.models import bitsandbytes
 from rl_core.models.loading import Models
 from rl_core.resources.disk_plan import checkpoint_bytes
 from rl_core.resources.memory_plan import ModelShape, memory_plan, moment_bytes
-from tests.support.learners import all_weights, assert_bitwise_equal, without_timings
+from tests.support.learners import assert_bitwise_equal
 from tests.support.rank_processes import on_ranks
 from tests.support.rank_work import CUT_SHAPES, go_on_with_8bit, step_8bit
 
-MakeBatch = Callable[..., TrainBatch]
-MakeSettings = Callable[..., RunConfig]
 EIGHT_BITS = {"optimizer": "adamw_8bit"}
 LR = 0.01
 
@@ -103,21 +99,12 @@ def test_moments_are_announced_as_they_come():
     assert looks(announced) == looks(optimizer.state_tensors("actor"))
 
 
-def test_a_learner_resumes_bit_for_bit_and_only_with_the_same_moments(
+def test_a_learner_resumes_only_with_the_same_moments(
     tiny_model_path, tmp_path, make_batch, settings
 ):
-    config = settings(actor=EIGHT_BITS)
-    learner = Learner(config, tiny_model_path)
-    learner.reserve_snapshot()
-    for step in range(2):
-        learner.learn(make_batch(step))
+    learner = Learner(settings(actor=EIGHT_BITS), tiny_model_path)
+    learner.learn(make_batch())
     learner.save(tmp_path)
-    resumed = Learner(config, tiny_model_path, resume_from=tmp_path)
-    assert_bitwise_equal(all_weights(learner), all_weights(resumed))
-    expected, _ = learner.learn(make_batch(2))
-    actual, _ = resumed.learn(make_batch(2))
-    assert without_timings(actual) == without_timings(expected)
-    assert_bitwise_equal(all_weights(learner), all_weights(resumed))
     plain = Learner(settings(), tiny_model_path)
     with pytest.raises(ValueError, match=r'with actor\.optimizer="adamw_8bit", so .*="adamw" cann'):
         plain.load_state(tmp_path / "trainer")

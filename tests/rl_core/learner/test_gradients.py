@@ -12,7 +12,7 @@ from rl_core.config.run import RunConfig
 from rl_core.learner.experience import Experience
 from rl_core.learner.learner import STATE_FOLDER, Learner
 from rl_core.learner.state import read_state
-from tests.support.learners import slow_actor_gradient, slow_critic_gradient
+from tests.support.learners import slow_actor_gradient, slow_critic_gradient, with_distances
 
 MakeBatch = Callable[..., TrainBatch]
 MakeSettings = Callable[..., RunConfig]
@@ -34,7 +34,6 @@ def experience_of(learner: Learner, batch: TrainBatch) -> Experience:
 
 def accumulated(learner: Learner, experience: Experience, which: str) -> Tensor:
     model = learner.models.actor if which == "actor" else learner.models.critic
-    assert model is not None
     model.zero_grad()
     learner.microbatching.run(
         "update",
@@ -98,14 +97,7 @@ def test_each_mini_batch_moves_along_the_gradient_of_its_own_loss(
     )
     learner = Learner(config, tiny_model_path)
     experience, _ = learner.make_experience(make_batch())
-    # As after some updates: ratios near 1 and beyond the clip, a reference and a gap of their own.
-    mask, generator = experience.batch.response_mask, torch.Generator().manual_seed(0)
-    old, ref, gap = torch.randn((3, *mask.shape), generator=generator) * 0.2
-    experience.old_logprobs.add_(torch.where(mask, old, 0.0))
-    experience.ref_logprobs.add_(torch.where(mask, ref, 0.0))
-    experience.batch.rollout_logprobs.copy_(
-        torch.where(mask, experience.old_logprobs + 3 * gap, 0.0)
-    )
+    experience = with_distances(experience)  # ratios near 1 and beyond the clip
     halves = [[0, 1, 2, 3], [4, 5, 6, 7]]
     actor = [slow_actor_gradient(tiny_model_path, experience, rows) for rows in halves]
     critic = [slow_critic_gradient(learner, experience, rows) for rows in halves]

@@ -1,5 +1,3 @@
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
@@ -7,17 +5,13 @@ from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rl_core.algos.masking import masked_sum
-from rl_core.batch import TrainBatch, collate
-from rl_core.config.run import RunConfig
+from rl_core.batch import collate
 from rl_core.learner.experience import assemble
 from rl_core.learner.learner import STATE_FOLDER, Learner
 from rl_core.learner.state import read_state
 from rl_core.models import decoder
 from rl_core.models.forward import forward_pass
 from tests.support.learners import all_weights, assert_bitwise_equal, without_timings
-
-MakeBatch = Callable[..., TrainBatch]
-MakeSettings = Callable[..., RunConfig]
 
 
 def test_what_fills_up_the_rows_changes_nothing(tiny_model_path, make_batch, settings):

@@ -1,17 +1,10 @@
 """What a run has learned of its memory is for runs whose memory depends on the same."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rl_core.config.run import RunConfig
 from rl_core.learner.microbatching import memory_place
-
-MakeSettings = Callable[..., RunConfig]
-Sections = dict[str, dict[str, Any]]
 
 
 @pytest.mark.parametrize(

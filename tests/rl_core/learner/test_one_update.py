@@ -1,6 +1,5 @@
 """One update per step: its own forward passes serve as those before it, bit for bit."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,14 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_core.batch import TrainBatch
 from rl_core.config.run import RunConfig
 from rl_core.learner.learner import Learner
 from rl_core.models.forward import forward_pass
 from tests.support.learners import all_weights, assert_bitwise_equal, without_timings
-
-MakeBatch = Callable[..., TrainBatch]
-MakeSettings = Callable[..., RunConfig]
 
 
 @pytest.mark.parametrize("kl_mode", ["loss", "none"])

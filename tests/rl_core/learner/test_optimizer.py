@@ -1,37 +1,20 @@
 import json
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from rl_core.config.run import LrSchedule
 from rl_core.learner.optimizer import ModelOptimizer
 
 
-def make(
-    *,
-    lr: float = 0.1,
-    schedule: LrSchedule = "constant",
-    warmup_steps: int = 0,
-    num_steps: int = 100,
-    grad_clip: float = 100.0,
-    weight_decay: float = 0.0,
-    offload_to: torch.device | None = None,
-) -> tuple[nn.Linear, ModelOptimizer]:
+def make(**changes: Any) -> tuple[nn.Linear, ModelOptimizer]:
     model = nn.Linear(2, 1, bias=False)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[1.0, -2.0]]))
-    optimizer = ModelOptimizer(
-        model,
-        lr=lr,
-        schedule=schedule,
-        warmup_steps=warmup_steps,
-        num_steps=num_steps,
-        weight_decay=weight_decay,
-        grad_clip=grad_clip,
-        offload_to=offload_to,
-    )
-    return model, optimizer
+    settings = {"lr": 0.1, "schedule": "constant", "warmup_steps": 0, "num_steps": 100}
+    settings |= {"grad_clip": 100.0, "weight_decay": 0.0}
+    return model, ModelOptimizer(model, **(settings | changes))
 
 
 def set_grad(model: nn.Linear, values: list[float]) -> None:
@@ -145,14 +128,8 @@ def test_moments_are_beside_the_weights_only_while_these_move():
     set_grad(model, [3.0, -4.0])
     optimizer.step(optimizer.clip())
 
-    def places() -> set[str]:
-        return {
-            tensor.device.type
-            for name, tensor in optimizer.state_tensors("actor").items()
-            if not name.endswith(".step")
-        }
-
-    assert places() == {"meta"}
+    tensors = optimizer.state_tensors("actor").items()
+    assert {x.device.type for name, x in tensors if not name.endswith(".step")} == {"meta"}
 
 
 def test_adamw_is_one_kernel():

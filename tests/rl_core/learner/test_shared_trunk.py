@@ -1,33 +1,25 @@
 """A critic that is a value head on the actor's trunk: one pass, one loss, no second backbone."""
 
-from collections.abc import Callable
-
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from rl_core.batch import TrainBatch, collate
-from rl_core.config.run import RunConfig
-from rl_core.learner.experience import Experience
+from rl_core.batch import collate
 from rl_core.learner.learner import Learner
 from rl_core.learner.state import read_state
 from tests.support.learners import (
     all_weights,
-    assert_bitwise_equal,
+    check_that_a_resume_is_exact,
     slow_actor_gradient,
     slow_critic_gradient,
-    without_timings,
+    with_distances,
 )
 
-MakeBatch = Callable[..., TrainBatch]
-MakeSettings = Callable[..., RunConfig]
 SHARED = {"share_trunk": True, "lr": 1e-3}
 
 
 def random_head(learner: Learner) -> None:
     """A head that is not 0, so that the value loss reaches the trunk."""
-    assert learner.models.critic is not None
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for weight in learner.models.critic.head.parameters():
@@ -35,7 +27,6 @@ def random_head(learner: Learner) -> None:
 
 
 def trunk_and_head(learner: Learner) -> dict[str, Tensor]:
-    assert learner.models.critic is not None
     return all_weights(learner) | {
         f"head.{name}": x.clone() for name, x in learner.models.critic.head.state_dict().items()
     }
@@ -107,21 +98,6 @@ def test_the_joint_gradient_is_the_sum_of_both(
     joint = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
     expected = torch.cat([policy + value[:-65], value[-65:]])
     torch.testing.assert_close(joint, expected, atol=1e-5, rtol=1e-3)
-
-
-def with_distances(experience: Experience) -> Experience:
-    """As after some updates: ratios, values and a reference that moved, a gap to the engine."""
-    mask, generator = experience.batch.response_mask, torch.Generator().manual_seed(0)
-    old, ref, gap, values = torch.randn((4, *mask.shape), generator=generator) * 0.2
-    experience.old_logprobs.add_(torch.where(mask, old, 0.0))
-    assert experience.ref_logprobs is not None
-    assert experience.values is not None
-    experience.ref_logprobs.add_(torch.where(mask, ref, 0.0))
-    experience.values.add_(torch.where(mask, 3 * values, 0.0))
-    experience.batch.rollout_logprobs.copy_(
-        torch.where(mask, experience.old_logprobs + 3 * gap, 0.0)
-    )
-    return experience
 
 
 def test_the_actors_rate_moves_the_trunk_and_the_critics_the_head(
@@ -212,21 +188,9 @@ def test_saving_and_resuming_equals_no_stop_bit_for_bit(
     tiny_model_path, tmp_path, make_batch, settings, sections
 ):
     config = settings(**sections)
-    learner = Learner(config, tiny_model_path)
-    for step in range(2):
-        learner.learn(make_batch(step))
-    learner.save(tmp_path)
+    check_that_a_resume_is_exact(config, tiny_model_path, tmp_path, make_batch, trunk_and_head)
     tensors, _ = read_state(tmp_path / "trainer")
     assert tensors["critic_weights.weight"].shape == (1, 64)
-    torch.manual_seed(123)  # whatever happened in between
-    resumed = Learner(config, tiny_model_path, resume_from=tmp_path)
-    assert_bitwise_equal(trunk_and_head(learner), trunk_and_head(resumed))
-    for step in range(2, 4):
-        expected, expected_columns = learner.learn(make_batch(step))
-        actual, columns = resumed.learn(make_batch(step))
-        assert without_timings(actual) == without_timings(expected)
-        np.testing.assert_array_equal(list(columns.values()), list(expected_columns.values()))
-    assert_bitwise_equal(trunk_and_head(learner), trunk_and_head(resumed))
 
 
 def test_a_critic_of_its_own_and_a_shared_trunk_do_not_resume_each_other(

@@ -10,15 +10,13 @@ import torch
 from torch import Tensor
 
 from rl_core.batch import TrainBatch, collate
-from rl_core.config.run import AlgorithmConfig, RunConfig
+from rl_core.config.run import AlgorithmConfig
 from rl_core.learner.experience import Experience, assemble
 from rl_core.learner.learner import Learner
 from rl_core.learner.metrics import rollout_columns
 from rl_core.types import Rollout, Turn
 from tests.support.learners import slow_actor_gradient, slow_critic_gradient
 
-MakeBatch = Callable[..., TrainBatch]
-MakeSettings = Callable[..., RunConfig]
 SAMPLED = [[1, 1, 0, 0, 1, 1], [1, 1, 1, 0, 0, 0]]
 VALUES = torch.tensor([[0.5, 0.2, 9.0, 9.0, 0.4, 0.1], [0.3, 0.6, 0.9, 0.0, 0.0, 0.0]])
 
@@ -73,7 +71,6 @@ def test_a_turn_is_paid_where_it_ends_and_the_env_pays_no_kl(batch):
 @pytest.mark.parametrize(("gamma", "gae_lambda"), [(1.0, 1.0), (0.9, 0.8)])
 def test_advantages_are_those_of_the_response_without_the_envs_words(batch, gamma, gae_lambda):
     experience = experience_of(batch, gamma=gamma, gae_lambda=gae_lambda)
-    assert experience.returns is not None
     own = torch.tensor([0, 1, 4, 5])
     rewards, values = experience.token_rewards[0, own].tolist(), VALUES[0, own].tolist()
     advantage, expected = 0.0, []

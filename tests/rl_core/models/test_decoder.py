@@ -1,8 +1,6 @@
 """The fused decoder against transformers' own, in float64, one row at a time."""
 
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -11,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rl_core.batch import TrainBatch, collate
+from rl_core.batch import TrainBatch
 from rl_core.models import decoder, loading
 from rl_core.models.forward import forward_pass
 from rl_core.models.lora import add_adapters
+from tests.rl_core.models.test_packing import batches
 
 CPU = torch.device("cpu")
 VOCAB = 48
@@ -38,9 +37,7 @@ def models(draw: st.DrawFn) -> transformers.PreTrainedModel:
         "tie_word_embeddings": draw(st.booleans()),
         "initializer_range": 0.3,
         "rms_norm_eps": draw(st.sampled_from([1e-6, 1e-2])),
-        "pad_token_id": None,
-        "bos_token_id": None,
-        "eos_token_id": None,
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id")),
     }
     if kind == "llama":
         shape |= {"attention_bias": draw(st.booleans()), "mlp_bias": draw(st.booleans())}
@@ -51,18 +48,6 @@ def models(draw: st.DrawFn) -> transformers.PreTrainedModel:
             if "norm" in name or name.endswith(".bias"):  # as training leaves them, not as made
                 weight.add_(0.3 * torch.randn(weight.shape))
     return model
-
-
-@st.composite
-def batches(draw: st.DrawFn, make_rollout: Callable[..., Any]) -> TrainBatch:
-    tokens = st.integers(0, VOCAB - 1)
-    rollouts = []
-    for group in range(draw(st.integers(1, 4))):
-        prompt = draw(st.lists(tokens, min_size=1, max_size=9))
-        for _ in range(draw(st.integers(1, 4))):
-            response = draw(st.lists(tokens, min_size=1, max_size=9))
-            rollouts.append(make_rollout(prompt, response, group_id=group))
-    return collate(draw(st.permutations(rollouts)), pad_id=draw(tokens))
 
 
 def tempered(logits: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """Weights in 4 bits beside adapters: what they round, what learns, and who gets what."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import torch
 import transformers
 from torch import nn
 
-from rl_core.batch import TrainBatch
 from rl_core.config.run import RunConfig
 from rl_core.learner.learner import Learner
 from rl_core.models import bitsandbytes, loading
@@ -18,8 +16,6 @@ from rl_core.models.lora import add_adapters, merged_state
 from rl_core.resources.memory_plan import ModelShape, frozen_bytes, memory_plan
 from tests.support.learners import all_weights, assert_bitwise_equal, without_timings
 
-MakeBatch = Callable[..., TrainBatch]
-MakeSettings = Callable[..., RunConfig]
 CPU = torch.device("cpu")
 QLORA = {"lora_rank": 4, "load_in_4bit": True}
 NF4 = torch.tensor(
@@ -110,7 +106,6 @@ def test_a_learner_moves_adapters_alone_and_resumes_bit_for_bit(
     )
     learner = Learner(config, tiny_model_path)
     actor, critic = learner.models.actor, learner.models.critic
-    assert critic is not None
     before = {name: x.clone() for name, x in actor.state_dict().items()}
     for step in range(2):
         learner.learn(make_batch(step))

@@ -116,7 +116,6 @@ def test_rollouts_of_several_turns_take_what_was_planned_for_their_lengths(tmp_p
     assert shape is not None
     rollouts = asking_rollouts(512)
     file = RolloutLog(tmp_path, "run").write(1, 0, rollouts, {})
-    assert file is not None
     lengths = [len(rollout.completion.response_ids) for rollout in rollouts]
     turns = [len(rollout.completion.turns) // 2 + 1 for rollout in rollouts]
     assert max(turns) > 4

@@ -93,7 +93,6 @@ def on_cards(draw: st.DrawFn) -> RunConfig:
 @given(on_cards())
 def test_what_is_proposed_fits_is_valid_and_no_part_of_it_can_be_spared(config):
     card = config.resources.gpu_memory_gib
-    assert card is not None
     found = propose(config, card)
     # Planned again from the settings that the proposal's text stands for.
     again = changed(config, dict(found.changes))
@@ -111,7 +110,6 @@ def test_what_is_proposed_fits_is_valid_and_no_part_of_it_can_be_spared(config):
 @given(on_cards())
 def test_no_cheaper_set_of_a_few_levers_would_fit(config):
     card = config.resources.gpu_memory_gib
-    assert card is not None
     usable = [lever for lever in FEW if lever.steps(config, QWEN)]
     planned: dict[int, tuple[dict[str, Any], float]] = {}
     for pulled in itertools.product([0, 1], repeat=len(usable)):

@@ -213,7 +213,6 @@ def test_sft_has_a_moment_of_its_own_before_training():
     assert rest == list(card_need(QWEN, plain, 24).moments)
     # All weights learn in float32, though training has adapters and moments of 8 bits.
     phase = sft_memory(QWEN, tuned)
-    assert phase is not None
     numbers = QWEN.num_parameters
     assert phase.parts["weights"] == phase.parts["gradients"] == 4 * numbers
     assert phase.parts["optimizer"] == 8 * numbers

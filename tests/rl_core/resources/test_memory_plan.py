@@ -21,7 +21,6 @@ from rl_core.resources.memory_plan import (
 )
 from tests.support.model_shapes import QWEN_05B
 
-GIB = 2**30
 QWEN_7B = QWEN_05B | {
     "hidden_size": 3584,
     "intermediate_size": 18_944,

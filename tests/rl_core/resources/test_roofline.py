@@ -41,6 +41,10 @@ def on(card: str) -> Machine:
     return Machine(figures.name, True, flops, flops, 1e9 * figures.bandwidth_gb_s)
 
 
+def by_hand(learner: float = 1e18, engine: float = 1e18, bandwidth: float = 1e18) -> Machine:
+    return Machine("by hand", True, learner, engine, bandwidth)
+
+
 def config(**changes: object) -> RunConfig:
     given: dict[str, object] = {
         "model": {"dtype": "bfloat16"},
@@ -85,13 +89,8 @@ def test_published_steps_of_another_program_within_a_factor_of_two(
         actor={"mini_batch_size": prompts // 4, "micro_batch_tokens": 4_096},
     )
     card = on("H100")
-    cards = Machine(
-        "H100s",
-        True,
-        num_cards * card.learner_flops,
-        num_cards * card.engine_flops,
-        num_cards * card.bandwidth,
-    )
+    rates = (card.learner_flops, card.engine_flops, card.bandwidth)
+    cards = Machine("H100s", True, *(num_cards * rate for rate in rates))
     seen = Lengths(130, response, expected_longest(response, 32 * prompts, 3_584))
     step = step_time_range(shape, share, cards, seen)
     assert 0.5 < step.typical / published_s < 2
@@ -115,8 +114,8 @@ def test_operations_are_those_that_utilisation_counts():
 
 def test_further_turns_by_hand():
     """Two rows in 4 turns of 3 tokens in all, after prompts of 2: each is read again 3 times."""
-    slow_units = Machine("by hand", True, 1e18, 1e3, 1e18)
-    slow_memory = Machine("by hand", True, 1e18, 1e18, 1e3)
+    slow_units = by_hand(engine=1e3)
+    slow_memory = by_hand(bandwidth=1e3)
 
     def generate(machine: Machine, lengths: Lengths, engine: str) -> float:
         settings = config(
@@ -149,7 +148,7 @@ def test_generation_by_hand():
     settings = config(
         data={"train_batch_size": 2}, actor={"mini_batch_size": 2}, algorithm={"kl_mode": "none"}
     )
-    slow_memory = Machine("by hand", True, 1e18, 1e18, 1e3)
+    slow_memory = by_hand(bandwidth=1e3)
     lengths = Lengths(2, 3, 3)
     parameters = 10 * 4 + 2 * TINY_LAYER + 4
     # Three decoding steps read all weights. A token's key and value: 2 layers x 2 x 2 numbers;
@@ -158,16 +157,15 @@ def test_generation_by_hand():
     step = step_time(TINY, settings, slow_memory, lengths, PERFECT)
     assert step.generate == pytest.approx((weights + cache) / 1e3)
     # The device's arithmetic bounds it instead: 6 tokens through layers and head, 4 of prompts.
-    slow_units = Machine("by hand", True, 1e18, 1e3, 1e18)
+    slow_units = by_hand(engine=1e3)
     flops = 2 * 6 * (2 * TINY_LAYER + 10 * 4)
     prefill = 2 * 4 * 2 * TINY_LAYER + 2 * 2 * 4 * 2 * 2**2
-    assert step_time(TINY, settings, slow_units, lengths, PERFECT).generate == pytest.approx(
-        (flops + prefill) / 1e3
-    )
+    generate = step_time(TINY, settings, slow_units, lengths, PERFECT).generate
+    assert generate == pytest.approx((flops + prefill) / 1e3)
 
 
 def test_the_learner_computes_what_its_settings_ask_for():
-    machine, lengths = Machine("by hand", True, 1e3, 1e18, 1e18), Lengths(2, 3, 3)
+    machine, lengths = by_hand(learner=1e3), Lengths(2, 3, 3)
 
     def learn(**changes: object) -> float:
         one = {"data": {"train_batch_size": 2}, "actor": {"mini_batch_size": 2}}
@@ -190,17 +188,16 @@ def test_the_learner_computes_what_its_settings_ask_for():
 
 @pytest.mark.parametrize(("updates", "ranks"), [(1, 1), (2, 1), (2, 2)])
 def test_offloaded_moments_cross_the_link_twice_per_update(updates, ranks):
-    machine, lengths = Machine("by hand", True, 1e3, 1e3, 1e18), Lengths(2, 3, 3)
+    machine, lengths = by_hand(learner=1e3, engine=1e3), Lengths(2, 3, 3)
 
     def learn(offload: bool) -> float:
-        resources = {"learner_gpus": 1, "learner_ranks": ranks, "offload": offload}
-        sections = {
-            "data": {"train_batch_size": 4},
-            "actor": {"mini_batch_size": 4 // updates},
-            "algorithm": {"estimator": "reinforce_plus_plus"},
-            "resources": resources,
-        }
-        return step_time(TINY, config(**sections), machine, lengths, PERFECT).learn
+        settings = config(
+            data={"train_batch_size": 4},
+            actor={"mini_batch_size": 4 // updates},
+            algorithm={"estimator": "reinforce_plus_plus"},
+            resources={"learner_gpus": 1, "learner_ranks": ranks, "offload": offload},
+        )
+        return step_time(TINY, settings, machine, lengths, PERFECT).learn
 
     there_and_back = 2 * updates * 8 * TINY.num_parameters / ranks / 3e9
     assert learn(True) - learn(False) == pytest.approx(there_and_back, rel=1e-6)
@@ -238,9 +235,8 @@ def test_another_runs_step_tells_the_share_that_is_reached():
     done, larger = config(), config(data={"train_batch_size": 64})
     # The same step again is the same, on whatever device it is thought to be.
     for card in (machine, on("T4")):
-        assert scaled_range(shape, done, card, seen, (done, seen, 8.99)).typical == pytest.approx(
-            8.99
-        )
+        again = scaled_range(shape, done, card, seen, (done, seen, 8.99))
+        assert again.typical == pytest.approx(8.99)
     alike = step_time_range(shape, done, machine, seen).typical
     twice = scaled_range(shape, larger, machine, seen, (done, seen, 2 * alike))
     assert twice.typical == pytest.approx(2 * step_time_range(shape, larger, machine, seen).typical)
@@ -265,7 +261,7 @@ def test_more_work_never_takes_less():
 
 
 def test_a_step_of_sft_is_three_passes_over_its_batch_and_adapters_save_one():
-    machine = Machine("by hand", True, 1e3, 1e18, 1e18)
+    machine = by_hand(learner=1e3)
 
     def seconds(batch_size: int, **model: object) -> float:
         sft = {"data": "traces", "batch_size": batch_size}
@@ -291,7 +287,7 @@ def test_a_step_on_two_ranks_and_two_engines_by_hand():
         resources={"learner_ranks": 2, "learner_gpus": 1, "rollout_gpus": 1},
     )
     lengths = Lengths(2, 3, 3)
-    step = step_time(TINY, settings, Machine("by hand", True, 2 * 1e3, 1e18, 1e3), lengths, PERFECT)
+    step = step_time(TINY, settings, by_hand(learner=2e3, bandwidth=1e3), lengths, PERFECT)
     weights = TINY.num_parameters
     # Two rows on each engine: three decoding steps read the weights, 6 tokens 3.5 keys and values.
     read = 3 * 2 * weights + 2 * 2 * 2 * 2 * (2 * 3 * 3.5)
@@ -326,7 +322,7 @@ def test_the_fullest_rank_has_whole_groups_and_perhaps_the_longest():
 def test_several_steps_ahead_wait_for_their_longest_together(ahead):
     rollout = {"staleness": ahead, "max_num_seqs": 4_096}
     settings = config(rollout=rollout, resources={"learner_gpus": 1, "rollout_gpus": 1})
-    machine, lengths = Machine("by hand", True, 1e18, 1e18, 1e9), Lengths(128, 256, 1_024)
+    machine, lengths = by_hand(bandwidth=1e9), Lengths(128, 256, 1_024)
     one = 1_024 * 2 * TINY.num_parameters / 1e9
     # Keys and values are read as often: 16 bytes of the prompt and of half of the response.
     cache = 16 * 32 * 256 * (128 + 256 / 2) / 1e9

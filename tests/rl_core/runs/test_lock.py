@@ -32,7 +32,6 @@ def hold(run: RunFolder) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
     return holder
 

@@ -32,8 +32,6 @@ from tests.support.checkpoint_files import (
     writer,
 )
 
-Damage = Callable[[Path], str]
-
 
 def cut_the_weights(folder: Path) -> str:
     file = folder / "model.safetensors"

@@ -31,7 +31,6 @@ from tests.support import s3
 from tests.support.waiting import wait_for
 
 QUICK = Timing(beat_s=0.3, patience_s=3.0)
-Roots = tuple[Path, Path]
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +71,12 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def upload(store: ObjectStore, root: Path) -> Upload:
     return Upload(store, Spool(root, store.url), "r", "runs/r")
+
+
+def visit(root: Path, run_id: str) -> None:
+    """What a start of a run sends and brings, and nothing else."""
+    with mirrored(storage(root), run_id, timing=QUICK):
+        pass
 
 
 def a_run(root: Path) -> RunFolder:
@@ -143,8 +148,7 @@ def test_a_folder_that_was_removed_by_hand_is_brought_back_not_lost(store, roots
     spool.write("r", spool.read("r").model_copy(update={"is_pending": True}))
     before = keys(store)
     shutil.rmtree(run.path)
-    with mirrored(storage(roots[0]), "another", timing=QUICK):
-        pass
+    visit(roots[0], "another")
     assert keys(store) == before
     with mirrored(storage(roots[0]), "r", timing=QUICK):
         assert set(files_of(run.path)) == before
@@ -225,7 +229,6 @@ def latest_elsewhere(url: str, root: Path) -> int:
     download_run(store, Spool(root, url), "r", lambda path: True, listing_of(store, "r"))
     run = RunFolder.under(root, "r")
     found = latest(run.path)
-    assert found is not None
     assert find_damage(found.path) is None
     assert max(row["step"] for row in run.metrics.read()) >= found.step
     return found.step
@@ -261,8 +264,7 @@ def test_what_a_store_that_is_gone_did_not_take_is_told_and_sent_by_the_next_sta
     assert "the next command with this storage.root sends them" in said[0]
     proxy.fault = "none"
     assert not any(key.startswith("checkpoints") for key in keys(ObjectStore(s3.URL)))
-    with mirrored(storage(roots[0]), "another", timing=QUICK):
-        pass
+    visit(roots[0], "another")
     assert keys(ObjectStore(s3.URL)) == set(files_of(run.path))
 
 
@@ -278,10 +280,8 @@ def test_what_was_never_sent_is_set_aside_where_others_went_on(proxy, roots, mon
     with at_work(there) as other:
         save(other, 3)
     with mirrored(storage(here), "r", timing=QUICK):
-        assert {c.name for c in checkpoints_folder(run.path).glob("step_*")} == {
-            "step_000001",
-            "step_000003",
-        }
+        there = {c.name for c in checkpoints_folder(run.path).glob("step_*")}
+        assert there == {"step_000001", "step_000003"}
     (aside,) = (here / "superseded").iterdir()
     assert find_damage(checkpoints_folder(aside) / "step_000002") is None
 

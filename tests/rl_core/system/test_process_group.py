@@ -57,7 +57,6 @@ def start(code: str, **environment: str) -> subprocess.Popen[str]:
 
 
 def said(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
@@ -79,7 +78,6 @@ def test_the_stacks_of_all_threads_are_dumped_even_of_a_stopped_process():
             assert said(dumper) == "ready"
             dumper.send_signal(signal.SIGSTOP)
             dump_stacks(group)
-            assert dumper.stderr is not None
             text = ""
             while not all(part in text for part in ("threading.py", "waits_for_ever", "Current")):
                 text += dumper.stderr.readline()

@@ -16,18 +16,11 @@ Rows = list[dict[str, Any]]
 
 def steps(num_steps: int = 40, **series: Sequence[float]) -> Rows:
     """Rows of so many steps; a series of two values is a straight line between them."""
+    lines = {_NAMES[key]: np.linspace(x[0], x[-1], num_steps) for key, x in series.items()}
     return [
-        {"step": i + 1}
-        | {
-            _name(key): values[0] + (values[-1] - values[0]) * i / (num_steps - 1)
-            for key, values in series.items()
-        }
+        {"step": i + 1} | {name: float(line[i]) for name, line in lines.items()}
         for i in range(num_steps)
     ]
-
-
-def _name(key: str) -> str:
-    return _NAMES[key]
 
 
 _NAMES = {
@@ -190,28 +183,21 @@ def near_the_limit(**left: float) -> Rows:
     return [{"step": 1, "memory/card_gib": 24.0} | phases]
 
 
+CHECKPOINTED = {"model": {"gradient_checkpointing": True}}
+BESIDE = {"rollout": {"staleness": 1}}
+SMALL, HF = {"staleness": 1, "gpu_memory_utilization": 0.1}, {"staleness": 1, "engine": "hf"}
+
+
 @pytest.mark.parametrize(
     ("sections", "left", "advice"),
     [
         # A twentieth of 24 GiB is 1.2.
         ({}, {"update_actor": 1.19}, "model.gradient_checkpointing=true"),
         ({}, {"update_actor": 9, "ref": 1.19, "values": 1.21}, "rollout.sleep=true"),
-        ({"model": {"gradient_checkpointing": True}}, {"update_critic": 0}, "rollout.sleep=true"),
-        (
-            {"model": {"gradient_checkpointing": True}, "rollout": {"staleness": 1}},
-            {"update_actor": -0.5},
-            "rollout.gpu_memory_utilization=0.2",
-        ),
-        (
-            {"rollout": {"staleness": 1, "gpu_memory_utilization": 0.1}},
-            {"ref": 0.3},
-            "resources.offload=true",
-        ),
-        (
-            {"resources": {"offload": True}, "rollout": {"staleness": 1, "engine": "hf"}},
-            {"ref": 0.3},
-            "rollout.max_num_seqs=128",
-        ),
+        (CHECKPOINTED, {"update_critic": 0}, "rollout.sleep=true"),
+        (CHECKPOINTED | BESIDE, {"update_actor": -0.5}, "rollout.gpu_memory_utilization=0.2"),
+        ({"rollout": SMALL}, {"ref": 0.3}, "resources.offload=true"),
+        ({"resources": {"offload": True}, "rollout": HF}, {"ref": 0.3}, "rollout.max_num_seqs=128"),
     ],
 )
 def test_a_card_with_less_than_a_twentieth_left_has_its_next_lever_named(sections, left, advice):
@@ -290,7 +276,7 @@ def test_memory_that_grows_is_named_with_the_step_at_which_none_is_left():
 
 def test_memory_that_stands_still_is_not_named():
     assert not diagnose(_held(200, mib_per_step=0.1))
-    without = [
-        {k: v for k, v in row.items() if "available" not in k} for row in _held(40, mib_per_step=40)
-    ]
-    assert not diagnose(without)  # another trainer's log: nobody knows what is left
+    rows = _held(40, mib_per_step=40)
+    for row in rows:
+        del row["memory/host_available_gib"]
+    assert not diagnose(rows)  # another trainer's log: nobody knows what is left

@@ -42,8 +42,6 @@ def holding(*arguments: object) -> Iterator[None]:
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    assert child.stdin is not None
-    assert child.stderr is not None
     try:
         assert child.stderr.read(5) == b"ready"
         yield

@@ -34,7 +34,6 @@ def save(run: Path, step: int) -> Path:
         saves.snapshot()
         saves.write(step, None)
     checkpoint = latest(run)  # verified: the manifest knows the name's file
-    assert checkpoint is not None
     assert checkpoint.step == step
     return checkpoint.path
 

@@ -53,6 +53,9 @@ ON_A_CARD: dict[str, Any] = {
 }
 
 
+SEEN = {"prompt_length/mean": 143.0, "response_length/mean": 181.0, "response_length/max": 800.0}
+
+
 def estimated(found: Finding) -> dict[str, Any]:
     (figures,) = found.figures["estimates"]
     return dict(figures)
@@ -102,15 +105,9 @@ def test_lengths_that_were_seen_take_the_place_of_guesses(tmp_path):
     settings = config(tmp_path, **ON_A_CARD)
     assert lengths_seen(settings) is None
     before = estimated(time_finding(settings))["seconds_per_step"]
-    other = settings.model_copy(
-        update={
-            "run_id": "other",
-            "data": settings.data.model_copy(update={"train_batch_size": 64}),
-        }
-    )
-    run = RunFolder.create(other)
-    row = {"prompt_length/mean": 143.0, "response_length/mean": 181.0, "response_length/max": 800.0}
-    run.metrics.append(1, row)
+    other = {"run_id": "other", "data": {"train_batch_size": 64}}
+    run = RunFolder.create(config(tmp_path, **ON_A_CARD, **other))
+    run.metrics.append(1, SEEN)
     assert lengths_seen(settings) == Lengths(143, 181, 800)
     assert "(a roofline of RTX 4090)" in time_finding(settings).message
     after = estimated(time_finding(settings))["seconds_per_step"]
@@ -127,8 +124,7 @@ def test_turns_that_were_seen_are_planned_with_and_those_of_other_settings_are_n
     # Further turns cost time: prompts are read again, and each turn waits for its longest.
     assert guessed["high"] > estimated(time_finding(one_turn))["seconds_per_step"]["high"]
     run = RunFolder.create(settings.model_copy(update={"run_id": "asking"}))
-    row = {"prompt_length/mean": 143.0, "response_length/mean": 181.0, "response_length/max": 800.0}
-    run.metrics.append(1, row | {"rollout/turns_mean": 3.5})
+    run.metrics.append(1, SEEN | {"rollout/turns_mean": 3.5})
     assert lengths_seen(settings) == Lengths(143, 181, 800, turns=3.5)
     assert lengths_seen(one_turn) is None
 
@@ -137,7 +133,7 @@ def test_a_run_of_another_shape_on_this_device_scales_the_roofline(tmp_path):
     settings = config(tmp_path, **ON_A_CARD)
     larger = {"run_id": "larger", "data": {"train_batch_size": 64, "max_response_length": 512}}
     run = RunFolder.create(config(tmp_path, **ON_A_CARD, **larger))
-    row = {"prompt_length/mean": 143.0, "response_length/mean": 181.0, "response_length/max": 512.0}
+    row = SEEN | {"response_length/max": 512.0}
     before = estimated(time_finding(settings))["seconds_per_step"]
     for step in range(1, 6):
         run.metrics.append(step, row | {"timing_s/step": 10.0})

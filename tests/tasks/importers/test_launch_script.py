@@ -1,9 +1,16 @@
+from pathlib import Path
+from typing import Any
+
 import pytest
 import yaml
 from hypothesis import given
 
 from tasks.importers.launch_script import Imported, import_script
 from tests.support.launch_scripts import ARRAYS, FROM_OUTSIDE, GSM8K, PLANTED, SOUND, shell_texts
+
+
+def preset_of(script: str) -> dict[str, Any]:
+    return yaml.safe_load((Path(__file__).parent / "scripts" / f"{script}.yaml").read_text())
 
 
 def said(imported: Imported, line: int) -> list[str]:
@@ -18,33 +25,7 @@ def found(imported: Imported, words: str) -> str:
 def test_a_sound_script_becomes_a_preset_without_a_warning():
     imported = import_script(SOUND)
     assert [str(one) for one in imported.findings if one.level == "warning"] == []
-    assert yaml.safe_load(imported.preset("train.sh")) == {
-        "defaults": [{"override /env": "countdown"}],
-        "data": {"train_batch_size": 256, "max_prompt_length": 256, "max_response_length": 1024},
-        "model": {"path": "Qwen/Qwen2.5-0.5B", "dtype": "bfloat16"},
-        "actor": {
-            "lr": 1e-6,
-            "mini_batch_size": 128,
-            "micro_batch_tokens": 8 * 1280,
-            "clip_eps_low": 0.25,
-            "clip_eps_high": 0.25,
-        },
-        "algorithm": {
-            "group_size": 5,
-            "estimator": "grpo",
-            "kl_mode": "loss",
-            "kl_coef": 0.005,
-            "kl_estimator": "k3",
-        },
-        "rollout": {"gpu_memory_utilization": 0.4, "num_engines": 1},
-        "trainer": {
-            "logger": ["console", "wandb"],
-            "save_freq": 5000,
-            "wandb_project": "count down",
-            "total_epochs": 1,
-        },
-        "resources": {"learner_gpus": 1, "rollout_gpus": 1},
-    }
+    assert yaml.safe_load(imported.preset("train.sh")) == preset_of("sound")
 
 
 def test_every_planted_mistake_is_found_where_it_is():
@@ -93,16 +74,7 @@ def test_saving_more_often_than_the_disk_bears_is_found():
 
 def test_a_gsm8k_script_becomes_a_gsm8k_run():
     imported = import_script(GSM8K)
-    assert yaml.safe_load(imported.preset("grpo.sh")) == {
-        "defaults": [{"override /env": "gsm8k"}],
-        "data": {"train_batch_size": 256, "max_prompt_length": 512, "max_response_length": 512},
-        "model": {"path": "Qwen/Qwen2.5-7B-Instruct", "dtype": "bfloat16"},
-        "trainer": {"total_epochs": 3, "save_freq": 29},
-        "actor": {"mini_batch_size": 256, "micro_batch_tokens": 4 * 1024},
-        "algorithm": {"estimator": "grpo", "group_size": 4, "kl_coef": 0.001},
-        "resources": {"learner_gpus": 0.5, "rollout_gpus": 0.5},
-        "checkpoints": {"quota_bytes": 280_000_000_000},
-    }
+    assert yaml.safe_load(imported.preset("grpo.sh")) == preset_of("gsm8k")
     assert "the run fetches openai/gsm8k" in said(imported, 8)[0]
     assert "Qwen/Qwen2.5-7B-Instruct from the hub" in said(imported, 13)[0]
 

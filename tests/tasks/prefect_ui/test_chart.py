@@ -8,7 +8,6 @@ from tasks.prefect_ui.chart import MOST_POINTS, WIDTH, Chart, Series, draw, stac
 
 
 def shapes(chart: Chart | None, kind: str) -> list[ElementTree.Element]:
-    assert chart is not None
     return list(ElementTree.fromstring(f"<svg>{chart.drawing}</svg>").iter(kind))
 
 
@@ -38,7 +37,6 @@ def test_steps_have_whole_ticks():
 
 def test_where_a_hover_looks_is_where_the_line_is():
     chart = draw([Series("a", "test", [(0, 1.0), (5, 3.0), (10, 2.0)])], "units")
-    assert chart is not None
     (line,) = shapes(chart, "polyline")
     drawn = places(line)
     assert [x for x, _ in drawn] == chart.x
@@ -53,7 +51,6 @@ def test_where_a_hover_looks_is_where_the_line_is():
 
 def test_the_axis_says_where_its_numbers_are():
     chart = draw([Series("a", "test", [(0, 1.0), (5, 3.0), (10, 2.0)])], "units")
-    assert chart is not None
     words = {node.text: float(node.attrib["x"]) for node in shapes(chart, "text")}
     assert (words["0"], words["10"]) == pytest.approx((chart.x[0], chart.x[2]))
     assert draw([Series("a", "test", [])], "units") is None

@@ -12,7 +12,6 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def drawn(uri: str | None) -> ElementTree.Element:
-    assert uri is not None
     kind, _, content = uri.partition(";base64,")
     assert kind == "data:image/svg+xml"
     return ElementTree.fromstring(base64.b64decode(content))

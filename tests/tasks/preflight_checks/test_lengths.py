@@ -29,19 +29,14 @@ def test_the_home_made_model_reads_1024_tokens_and_no_more():
 @pytest.mark.parametrize(
     ("settings", "positions"),
     [
-        ({"max_position_embeddings": 300}, 300),
-        ({"max_position_embeddings": 300, "rope_scaling": None}, 300),
-        ({"max_position_embeddings": 300, "rope_scaling": {"type": "linear", "factor": 2.0}}, 600),
-        (
-            {
-                "max_position_embeddings": 300,
-                "rope_parameters": {"rope_type": "yarn", "factor": 4.0},
-            },
-            300,  # which counts it in
-        ),
+        ({}, 300),
+        ({"rope_scaling": None}, 300),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 600),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, 300),  # which counts it in
     ],
 )
 def test_a_folder_says_how_much_its_model_reads(tmp_path, settings, positions):
+    settings = {"max_position_embeddings": 300} | settings
     (tmp_path / "config.json").write_text(json.dumps(settings))
     assert found(100, positions - 100, tmp_path) == []
     ((level, said),) = found(100, positions - 99, tmp_path)

@@ -113,6 +113,7 @@ def pasted(overrides: dict[str, str]) -> list[str]:
     return [f"{name}={value}" for name, value in overrides.items()]
 
 
+RANKS = ["resources.learner_gpus=1", "resources.rollout_gpus=1"]
 TINYZERO = [
     "preset=tinyzero-0.5b-24gb",
     "actor.micro_batch_tokens=10240",
@@ -174,22 +175,10 @@ def test_a_card_of_its_own_holds_learner_or_engine(tmp_path):
     # 0.5 of 24 GiB and 0.5 GiB of CUDA's own.
     preset = ["preset=tinyzero-0.5b-24gb", f"storage.root={tmp_path}"]
     shared = memory(compose(preset))
-    apart = memory(
-        compose(
-            [
-                *preset,
-                "resources.learner_gpus=1",
-                "resources.rollout_gpus=1",
-                "rollout.gpu_memory_utilization=0.9",
-            ]
-        )
-    )
+    apart = memory(compose([*preset, *RANKS, "rollout.gpu_memory_utilization=0.9"]))
     assert apart.level == "ok"
     assert f"{0.9 * 24 + 2 * 494_032_768 / 2**30 + 0.5:.1f} GiB on a card of 24" in apart.message
     assert shared.level == "ok"
-
-
-RANKS = ["resources.learner_gpus=1", "resources.rollout_gpus=1"]
 
 
 def test_ranks_are_told_what_each_holds(tmp_path):
