@@ -20,7 +20,8 @@ os.environ["COLUMNS"] = "120"  # tables are as wide as the terminal, and it may 
 # would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-from collections.abc import Iterator  # noqa: E402  # no torch before the environment is set
+from collections.abc import Callable, Iterator  # noqa: E402  # no torch before the environment
+from typing import NamedTuple  # noqa: E402
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
@@ -106,6 +107,31 @@ def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny_model")
     build_tiny_model(folder)
     return folder
+
+
+class Printed(NamedTuple):
+    """What a command wrote."""
+
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cli(capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> Callable[..., Printed]:
+    """`cli("runs", code=0)` runs a command over this test's storage root, or a given one."""
+    from flows.cli.main import run_command
+
+    def run(*words: str, code: int = 0, root: Path | None = tmp_path) -> Printed:
+        try:
+            ended = run_command([*words, f"storage.root={root}"] if root else words)
+        except SystemExit as stopped:
+            ended = stopped.code
+        printed = Printed(*(written.decode() for written in capsysbinary.readouterr()))
+        assert ended == code, printed.err
+        assert "Traceback" not in printed.err
+        return printed
+
+    return run
 
 
 @pytest.fixture(scope="session")

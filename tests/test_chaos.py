@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from tests.support.chaos import Ledger, Survived, as_table
@@ -9,7 +7,7 @@ def faults(ledger: Ledger) -> list[Survived]:
     return [Survived(*noted) for _, noted in ledger.properties]
 
 
-def test_a_row_per_kind_with_its_sums_and_places_and_the_tests_that_failed() -> None:
+def test_a_row_per_kind_with_its_sums_and_places_and_the_tests_that_failed():
     ledger = Ledger()
     ledger("SIGKILL", "the learner", steps_lost=2)
     ledger("ENOSPC", "a save")
@@ -26,7 +24,7 @@ def test_a_row_per_kind_with_its_sums_and_places_and_the_tests_that_failed() -> 
     ]
 
 
-def test_places_are_wrapped_between_two_of_them_and_never_within_one() -> None:
+def test_places_are_wrapped_between_two_of_them_and_never_within_one():
     ledger = Ledger()
     places = [f"the worker with the long name {number:02}" for number in range(7)]
     for place in places:
@@ -37,7 +35,7 @@ def test_places_are_wrapped_between_two_of_them_and_never_within_one() -> None:
     assert [place for line in lines for place in line.strip(" ,").split(", ")] == places
 
 
-def test_lost_data_is_never_survived() -> None:
+def test_lost_data_is_never_survived():
     ledger = Ledger()
     with pytest.raises(AssertionError, match="OOM at ref cost 3 rows or checkpoints"):
         ledger("OOM", "ref", rows_lost=3)

@@ -1,7 +1,5 @@
 """What an import loads is a promise: envs and settings stay light, commands answer at once."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re
@@ -40,7 +38,7 @@ def loaded_by(code: str) -> set[str]:
     return set(done.stdout.rpartition("LOADED")[2].split())
 
 
-def test_the_light_modules_load_nothing_heavy() -> None:
+def test_the_light_modules_load_nothing_heavy():
     modules = (
         *("rl_core.config.run", "rl_core.types", "rl_core.schema", "rl_core.errors"),
         *("rl_core.envs.countdown", "rl_core.envs.gsm8k"),
@@ -49,16 +47,16 @@ def test_the_light_modules_load_nothing_heavy() -> None:
     assert loaded_by(f"import {', '.join(modules)}") == set()
 
 
-def test_settings_load_hydra_only() -> None:
+def test_settings_load_hydra_only():
     assert loaded_by("from flows.settings.compose import compose; compose(['seed=1'])") == {"hydra"}
 
 
-def test_the_processes_around_the_models_have_no_torch() -> None:
+def test_the_processes_around_the_models_have_no_torch():
     # The flow's, the trainer's and the evaluator's: 200 MB and 3 s of CPU time each.
     assert "torch" not in loaded_by("import flows.countdown_train, tasks.train, tasks.evaluate")
 
 
-def test_algorithms_load_torch_only() -> None:
+def test_algorithms_load_torch_only():
     assert loaded_by("import rl_core.algos.advantages, rl_core.algos.losses") == {"torch"}
 
 
@@ -70,9 +68,7 @@ def test_algorithms_load_torch_only() -> None:
         ([["preflight"]], {"hydra", "prefect"}),
     ],
 )
-def test_quick_commands_load_no_engine(
-    commands: list[list[str]], allowed: set[str], tmp_path: Path
-) -> None:
+def test_quick_commands_load_no_engine(commands, allowed, tmp_path):
     calls = [f"run_command({[*words, f'storage.root={tmp_path}']!r})" for words in commands]
     assert loaded_by("; ".join(["from flows.cli.main import run_command", *calls])) <= allowed
 
@@ -80,7 +76,7 @@ def test_quick_commands_load_no_engine(
 @pytest.mark.parametrize(
     ("arguments", "bar_s"), [(["--help"], 0.5), (["sql", "runs_overview"], 1.5)]
 )
-def test_quick_commands_take_little_cpu(arguments: list[str], bar_s: float, tmp_path: Path) -> None:
+def test_quick_commands_take_little_cpu(arguments, bar_s, tmp_path):
     """CPU seconds, of the best of three tries: a neighbour on the same core makes each longer."""
 
     def cpu_s() -> float:
@@ -94,14 +90,14 @@ def test_quick_commands_take_little_cpu(arguments: list[str], bar_s: float, tmp_
     assert any(cpu_s() < bar_s for _ in range(3))
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_help_loads_nothing_heavy():
     code = (
         "from flows.cli.main import run_command\ntry: run_command(['-h'])\nexcept SystemExit: pass"
     )
     assert loaded_by(code) == set()
 
 
-def test_nothing_is_imported_that_a_later_python_lacks() -> None:
+def test_nothing_is_imported_that_a_later_python_lacks():
     files = [file for room in OURS for file in (ROOT / room).rglob("*.py")]
     assert len(files) > 500
     for file in files:
@@ -116,7 +112,7 @@ def test_nothing_is_imported_that_a_later_python_lacks() -> None:
             assert not {name.split(".")[0] for name in names} & GONE, file
 
 
-def test_the_home_made_tokenizer_needs_no_torch(tmp_path: Path) -> None:
+def test_the_home_made_tokenizer_needs_no_torch(tmp_path):
     train_tokenizer(["1 + 2 = 3 yes"], vocab_size=300).save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     code = f"from rl_core.data.prompts import load_tokenizer; load_tokenizer({str(tmp_path)!r})"

@@ -1,7 +1,5 @@
 """`make env` takes a Python that the pinned packages have wheels for, or says which it wants."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -55,7 +53,7 @@ def make_env(clone: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("version", ["3.10.13", "3.11.7", "3.12.1", "3.13.0", "3.14.0"])
-def test_it_refuses_what_the_project_cannot_be_installed_with(clone: Path, version: str) -> None:
+def test_it_refuses_what_the_project_cannot_be_installed_with(clone, version):
     install_python(clone, "python3", version)
     done = make_env(clone, "PYTHON=python3")
     assert ("called" in done.stdout) == (version in ALLOWED)
@@ -69,13 +67,13 @@ def test_it_refuses_what_the_project_cannot_be_installed_with(clone: Path, versi
         assert not (clone / ".venv").exists()
 
 
-def test_it_finds_a_supported_one_beside_a_newer_default(clone: Path) -> None:
+def test_it_finds_a_supported_one_beside_a_newer_default(clone):
     install_python(clone, "python3", "3.14.0")
     install_python(clone, "python3.13", "3.13.0")
     assert f"called {clone}/bin/python3.13" in make_env(clone).stdout
 
 
-def test_one_that_is_not_there_is_told_so(clone: Path) -> None:
+def test_one_that_is_not_there_is_told_so(clone):
     assert make_env(clone, "PYTHON=python9").stderr.startswith("python9 is not there, and Python")
 
 
@@ -89,9 +87,7 @@ def test_one_that_is_not_there_is_told_so(clone: Path) -> None:
         ("cpu", "GPU=", False),
     ],
 )
-def test_the_other_build_begins_with_an_empty_environment(
-    clone: Path, there: str, gpu: str, is_cleared: bool
-) -> None:
+def test_the_other_build_begins_with_an_empty_environment(clone, there, gpu, is_cleared):
     (clone / ".venv").mkdir()
     (clone / ".venv" / f".built-{there}").touch()
     os.utime(clone / ".venv" / f".built-{there}", (0, 0))
@@ -101,7 +97,7 @@ def test_the_other_build_begins_with_an_empty_environment(
     assert f"--editable '.[{chosen}" in done.stdout
 
 
-def test_examples_are_the_same_each_time_but_for_make_fuzz() -> None:
+def test_examples_are_the_same_each_time_but_for_make_fuzz():
     assert hypothesis.settings.get_profile("suite").derandomize
     assert not hypothesis.settings.get_profile("fuzz").derandomize
     assert "hypothesis" not in (ROOT / ".ci/run").read_text()
@@ -110,15 +106,13 @@ def test_examples_are_the_same_each_time_but_for_make_fuzz() -> None:
 @pytest.mark.parametrize(
     ("compiler", "extras"), [("true", "cpu,dev,reasoning-gym"), ("false", "cpu,dev")]
 )
-def test_what_is_compiled_is_left_out_where_nothing_compiles(
-    clone: Path, compiler: str, extras: str
-) -> None:
+def test_what_is_compiled_is_left_out_where_nothing_compiles(clone, compiler, extras):
     done = make_env(clone, "--dry-run", f"PYTHON={sys.executable}", f'COMPILER=print("{compiler}")')
     assert f"--editable '.[{extras}]'" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("folder", ["", "/wheels"])
-def test_only_torch_is_taken_from_its_index(clone: Path, folder: str) -> None:
+def test_only_torch_is_taken_from_its_index(clone, folder):
     install_python(clone, "python3", "3.11.7")
     environment = {"PATH": f"{clone / 'bin'}:/usr/bin:/bin", "TORCH_FIND_LINKS": folder}
     said = subprocess.run(

@@ -1,7 +1,5 @@
 """README and docs: their commands do what they say, and what they point at is there."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -108,19 +106,19 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_readme_is_short() -> None:
+def test_the_readme_is_short():
     lines = README.read_text().splitlines()
     assert len(lines) <= 150
     assert [line for line in lines if len(line) > 120] == []
 
 
-def test_the_readme_leads_to_every_page() -> None:
+def test_the_readme_leads_to_every_page():
     linked = {(ROOT / link.partition("#")[0]) for link in LINK.findall(README.read_text())}
     assert set(PAGES) - linked == {README}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere(page):
     for link in LINK.findall(FENCE.sub("", page.read_text())):
         assert not link.startswith("http"), "a page of ours needs no network"
         file, _, anchor = link.partition("#")
@@ -129,7 +127,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
-def test_files_and_folders_that_are_named_are_there() -> None:
+def test_files_and_folders_that_are_named_are_there():
     named = [(page, word) for page, text in code_spans() for word in text.split()]
     missing = {
         f"{page}: {word}"
@@ -139,7 +137,7 @@ def test_files_and_folders_that_are_named_are_there() -> None:
     assert missing == set()
 
 
-def test_settings_that_are_named_are_there() -> None:
+def test_settings_that_are_named_are_there():
     known = {key for env in ENVS for key in known_keys(env)} | {"env.name", *REMOVED}
     sections = {key.partition(".")[0] for key in known}
     for page, span in code_spans():
@@ -151,12 +149,12 @@ def test_settings_that_are_named_are_there() -> None:
 
 
 @pytest.mark.parametrize(("name", "text"), reference_pages().items(), ids=reference_pages())
-def test_pages_that_are_written_from_the_code_are_current(name: str, text: str) -> None:
+def test_pages_that_are_written_from_the_code_are_current(name, text):
     written = (ROOT / "docs" / name).read_text()
     assert written == text, "run: .venv/bin/python -m tests.support.reference_pages"
 
 
-def test_every_preset_view_and_room_has_its_words() -> None:
+def test_every_preset_view_and_room_has_its_words():
     readme, sql, rooms = (
         (ROOT / name).read_text() for name in ("README.md", "docs/sql.md", "docs/architecture.md")
     )
@@ -167,7 +165,7 @@ def test_every_preset_view_and_room_has_its_words() -> None:
     assert [room for room in packages if f"`{room}/`" not in rooms] == []
 
 
-def test_the_commands_are_found() -> None:
+def test_the_commands_are_found():
     named = {line.split()[0] for line in commands()}
     assert len(commands()) > 30
     assert named >= {"run", "generate", "validate", "evaluate", "sql", "import", "data", "ask"}
@@ -187,7 +185,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("line", commands())
-def test_every_command_is_understood(place: Path, line: str) -> None:
+def test_every_command_is_understood(place, line):
     command, *words = shlex.split(line)
     options = parse([command, *words])
     settings = [word for word in options["words"] if re.match(r"[a-z][\w.]*=", word)]
@@ -196,7 +194,7 @@ def test_every_command_is_understood(place: Path, line: str) -> None:
         assert list(ROOT.glob(f"sql/*/{words[0]}.sql")), "no saved question"
 
 
-def test_the_other_lines_are_understood() -> None:
+def test_the_other_lines_are_understood():
     """make, prefect, pytest and python: targets, commands, files and modules that are there."""
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = set()
@@ -221,7 +219,7 @@ def test_the_other_lines_are_understood() -> None:
     assert {"env", "train", "chaos"} <= made <= targets
 
 
-def test_prefects_commands_are_there() -> None:
+def test_prefects_commands_are_there():
     """`prefect GROUP COMMAND`; tests/deployments/ runs them on a server."""
     called = [PREFECT.match(text) for _, text in (*shell_lines(), *code_spans())]
     asked = {(found[2], found[3]) for found in called if found}

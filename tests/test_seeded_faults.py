@@ -1,11 +1,9 @@
 """Seeded faults stay such: each changes one place of a file that is there."""
 
-from __future__ import annotations
-
 from tests.support.seeded_faults import ROOT, read_faults
 
 
-def test_each_fault_changes_one_place_and_names_its_tests() -> None:
+def test_each_fault_changes_one_place_and_names_its_tests():
     faults = read_faults()
     assert len(faults) >= 40
     for fault in faults:

@@ -4,18 +4,16 @@ Lower a room's first number when it has shrunk. Raising one needs a line in the 
 the room that was lowered for it.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.seeded_faults import ROOT
 
 LINES = {
     # room: (at most, aim)
-    "rl_core/algos": (1_050, 1_050),
+    "rl_core/algos": (900, 1_050),
     "rl_core/checkpoints": (1_220, 1_000),
     "rl_core/data": (2_200, 1_400),
-    "rl_core/envs": (5_330, 3_000),
+    "rl_core/envs": (5_300, 3_000),
     "rl_core/learner": (2_260, 1_900),
     "rl_core/models": (1_440, 1_650),
     "rl_core/resources": (2_150, 1_850),
@@ -30,12 +28,12 @@ LINES = {
     "tasks/importers": (1_630, 1_000),
     "tasks": (11_150, 8_350),
     "flows": (5_760, 3_500),
-    "tests": (48_910, 36_000),
+    "tests": (45_750, 36_000),
 }
 
 
 @pytest.mark.parametrize("room", LINES)
-def test_a_room_keeps_its_budget(room: str) -> None:
+def test_a_room_keeps_its_budget(room):
     lines = sum(len(path.read_bytes().splitlines()) for path in (ROOT / room).rglob("*.py"))
     most, aim = LINES[room]
     assert lines <= most, f"{room} has {lines} lines: cut something (the aim is {aim})"

@@ -1,7 +1,5 @@
 """A run that an earlier version wrote is still read and resumed (tests/stored_run)."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -40,11 +38,11 @@ def steps_of(root: Path) -> list[dict[str, float]]:
 @pytest.mark.parametrize(
     "name", sorted(file.stem for topic in TOPICS for file in (SQL_FOLDER / topic).glob("*.sql"))
 )
-def test_every_saved_question_reads_it(name: str) -> None:
+def test_every_saved_question_reads_it(name):
     sql.ask(name, root=STORED)
 
 
-def test_the_page_of_sql_names_each_column_of_each_view() -> None:
+def test_the_page_of_sql_names_each_column_of_each_view():
     page = (README.parents[2] / "docs" / "sql.md").read_text(encoding="utf-8")
     told = {
         view: re.findall(r"`(\w+)`", columns)
@@ -56,7 +54,7 @@ def test_the_page_of_sql_names_each_column_of_each_view() -> None:
     }
 
 
-def test_its_report_tells_problems_of_samples_and_both_counts(outputs: Path) -> None:
+def test_its_report_tells_problems_of_samples_and_both_counts(outputs):
     log = outputs / "runs" / "stored" / "log.txt"
     log.write_text("2026-11-25T15:46:00Z WARNING rl_core.any: something is odd\n")
     run = RunFolder(outputs / "runs" / "stored")
@@ -79,7 +77,7 @@ def test_its_report_tells_problems_of_samples_and_both_counts(outputs: Path) -> 
     assert "<details" not in diagnosis
 
 
-def test_its_answers_are_those_of_the_day_it_was_made() -> None:
+def test_its_answers_are_those_of_the_day_it_was_made():
     def ask(name: str, *columns: str) -> list[tuple[object, ...]]:
         return sql.ask(name, root=STORED).select(pl.col(columns).round(4)).rows()
 
@@ -101,7 +99,7 @@ def test_its_answers_are_those_of_the_day_it_was_made() -> None:
     assert won.group_by("change").len().sort("change").rows() == [("lost", 1), ("won", 2)]
 
 
-def test_it_is_listed_and_reported(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_listed_and_reported(outputs, capsys):
     assert run_command(["runs"]) == 0
     (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("stored"))
     assert "finished" in row

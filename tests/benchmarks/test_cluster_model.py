@@ -1,7 +1,5 @@
 """A step on many cards: what ranks send, by hand, the search, and steps of others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -55,7 +53,7 @@ def traffic(**sections: dict[str, Any]) -> Any:
     return model.rank_traffic(TINY, RunConfig.model_validate(merged), longest=5)
 
 
-def test_ppo_gathers_for_each_pass_and_scatters_after_each_update() -> None:
+def test_ppo_gathers_for_each_pass_and_scatters_after_each_update():
     """Old log-probs, reference, values; then 3 epochs of 2 updates of actor and critic."""
     ours = traffic()
     updated = 6 * (ACTOR + CRITIC)
@@ -66,7 +64,7 @@ def test_ppo_gathers_for_each_pass_and_scatters_after_each_update() -> None:
     assert ours.gathered[1] == (3 + 6 * 2) * 3  # of each model, two layers and the rest
 
 
-def test_what_is_not_computed_is_not_gathered() -> None:
+def test_what_is_not_computed_is_not_gathered():
     group = {"estimator": "grpo", "group_size": 2, "kl_mode": "none"}
     one_update = {"mini_batch_size": 8, "ppo_epochs": 1}
     ours = traffic(algorithm=group, actor=one_update)
@@ -78,7 +76,7 @@ def test_what_is_not_computed_is_not_gathered() -> None:
     assert shared.gathered[0] == 4 * (ACTOR + 4 + 1 + ACTOR + updated)
 
 
-def test_beside_adapters_they_alone_are_sent() -> None:
+def test_beside_adapters_they_alone_are_sent():
     ours = traffic(model={"lora_rank": 3}, algorithm={"estimator": "reinforce_plus_plus"})
     assert ours.gathered[0] == 4 * (ADAPTERS + 6 * ADAPTERS)
     assert ours.scattered[0] == 4 * 6 * ADAPTERS
@@ -86,7 +84,7 @@ def test_beside_adapters_they_alone_are_sent() -> None:
     assert ours.summed[0] == 2 * 4 * 8 * 5  # old log-probs and the reference's
 
 
-def test_bytes_and_seconds_follow_from_the_counts() -> None:
+def test_bytes_and_seconds_follow_from_the_counts():
     ours = Traffic(gathered=(800, 2), scattered=(400, 1), summed=(40, 1), handed=(160, 4))
     assert ours.bytes_sent(4) == 0.75 * (800 + 400 + 160 + 2 * 40)
     link = replace(named_card("H100"), link_gb_s=1e-6 / 0.8)
@@ -95,7 +93,7 @@ def test_bytes_and_seconds_follow_from_the_counts() -> None:
     assert ours.seconds(H100S, 1) == 0.0
 
 
-def test_a_ring_enters_each_machine_once_over_all_its_network() -> None:
+def test_a_ring_enters_each_machine_once_over_all_its_network():
     four = Cluster(replace(named_card("H100"), link_gb_s=1e-7), 4, 10.0)
     assert four.all_gather(800, 4) == pytest.approx(0.75 * 800 / 80 + 3 * 2e-6)
     assert four.all_gather(800, 8) == pytest.approx(7 / 8 * 800 / 32 + 6 * 2e-6 + 2e-5)
@@ -103,7 +101,7 @@ def test_a_ring_enters_each_machine_once_over_all_its_network() -> None:
     assert four.new_weights(32, 8) == pytest.approx(3 * 32 / 32)
 
 
-def test_the_best_split_is_the_fastest_of_all_that_fit() -> None:
+def test_the_best_split_is_the_fastest_of_all_that_fit():
     settings = config(model={"lora_rank": 16})
     every = [
         model.simulate(QWEN_3B, settings, H100S, LENGTHS, Split(learn, 8 - learn, parts))
@@ -119,7 +117,7 @@ def test_the_best_split_is_the_fastest_of_all_that_fit() -> None:
     assert not whole.fits
 
 
-def test_the_table_of_the_docs_is_what_it_prints() -> None:
+def test_the_table_of_the_docs_is_what_it_prints():
     rows = list(model.table(compose(list(model.PRESET)), H100S))
     assert "\n".join(rows) in (ROOT / "docs" / "cluster.md").read_text()
     kept = [float(row.split("|")[-2]) for row in rows[2:]]
@@ -146,9 +144,7 @@ def by_rows(num_rows: int, most: int, *, ahead: int, **algorithm: str) -> RunCon
     ],
     ids=["8B, 16 in turns", "8B, 8 + 8", "32B, 32 in turns", "32B, 32 + 32"],
 )
-def test_nemo_rls_steps_within_a_factor_of_one_and_a_half(
-    shape: ModelShape, split: Any, ahead: int, tokens: int, published_s: float
-) -> None:
+def test_nemo_rls_steps_within_a_factor_of_one_and_a_half(shape, split, ahead, tokens, published_s):
     """NeMo RL 0.4 on DGX H100: 2,048 rollouts per step, 4 updates, KL in the loss, 4,096 tokens.
 
     Source: github.com/NVIDIA-NeMo/RL, docs/about/performance-summary.md (v0.4: mean tokens of a
@@ -172,9 +168,7 @@ def test_nemo_rls_steps_within_a_factor_of_one_and_a_half(
     ],
     ids=["fully_async.md, colocated", "one_step_off.md"],
 )
-def test_verls_steps_within_a_factor_of_one_and_a_half(
-    most: int, response: int, measured: dict[tuple[int, int], float]
-) -> None:
+def test_verls_steps_within_a_factor_of_one_and_a_half(most, response, measured):
     """verl, DAPO with Qwen2.5-Math-7B on H20s: 512 prompts x 16, 16 updates, FSDP2 and vLLM.
 
     Source: github.com/volcengine/verl, docs/advance/fully_async.md (18 October 2025) and

@@ -1,7 +1,5 @@
 """`make gpu-check`: what it needs, how it tells, and all of it rehearsed on the CPU."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import subprocess
@@ -24,9 +22,7 @@ def report(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("benchmarks.gpu_check.report")
 
 
-def test_a_part_that_raises_is_a_row_and_the_others_go_on(
-    report: ModuleType, tmp_path: Path
-) -> None:
+def test_a_part_that_raises_is_a_row_and_the_others_go_on(report, tmp_path):
     file = tmp_path / "rows.jsonl"
 
     def fails() -> Iterator[object]:
@@ -53,14 +49,14 @@ def test_a_part_that_raises_is_a_row_and_the_others_go_on(
     assert "one of many" not in table
 
 
-def test_a_row_of_many_is_in_the_table_if_it_is_not_ok(report: ModuleType, tmp_path: Path) -> None:
+def test_a_row_of_many_is_in_the_table_if_it_is_not_ok(report, tmp_path):
     file = tmp_path / "rows.jsonl"
     rows = [report.Row("gspo, float32", ok=False, is_case=True)]
     assert not report.run_part("a", lambda: rows, file)
     assert "| gspo, float32 | NOT OK |" in report.table(report.read(file))
 
 
-def test_a_part_that_hangs_is_stopped(report: ModuleType, tmp_path: Path) -> None:
+def test_a_part_that_hangs_is_stopped(report, tmp_path):
     file = tmp_path / "rows.jsonl"
     file.touch()
     main = importlib.import_module("benchmarks.gpu_check.__main__")
@@ -77,7 +73,7 @@ def test_a_part_that_hangs_is_stopped(report: ModuleType, tmp_path: Path) -> Non
         (["--device", "cuda"], "sees no card (--device cpu rehearses)"),
     ],
 )
-def test_bad_input_is_a_line(arguments: list[str], said: str, tmp_path: Path) -> None:
+def test_bad_input_is_a_line(arguments, said, tmp_path):
     command = [*COMMAND, *arguments, "--out", str(tmp_path / "rows.jsonl")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode != 0
@@ -85,7 +81,7 @@ def test_bad_input_is_a_line(arguments: list[str], said: str, tmp_path: Path) ->
     assert "Traceback" not in done.stderr
 
 
-def test_what_is_missing_is_named_in_one_line() -> None:
+def test_what_is_missing_is_named_in_one_line():
     """Without site-packages, as on a bare machine."""
     done = subprocess.run(
         [sys.executable, "-S", "-m", "benchmarks.gpu_check"],
@@ -115,7 +111,7 @@ def _needs(names: Iterable[str]) -> set[str]:
 
 
 @pytest.mark.usefixtures("report")
-def test_its_parts_import_only_what_it_asks_for() -> None:
+def test_its_parts_import_only_what_it_asks_for():
     """Whatever else is installed here cannot be imported: as on a bare machine with a card."""
     main = importlib.import_module("benchmarks.gpu_check.__main__")
     asked = _needs(main.NEEDED)

@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -15,7 +12,7 @@ def real_size(load_script: Callable[[str], ModuleType]) -> ModuleType:
     return load_script("real_size")
 
 
-def test_the_tokenizer_has_qwens_size_and_form(real_size: ModuleType, tmp_path: Path) -> None:
+def test_the_tokenizer_has_qwens_size_and_form(real_size, tmp_path):
     texts = real_size.write_questions(tmp_path / "gsm8k")[:50]
     texts += real_size.countdown_texts(tmp_path)[:50]
     tokenizer = real_size.make_tokenizer(texts)

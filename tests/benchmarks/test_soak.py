@@ -1,7 +1,5 @@
 """The soak: what it calls growth, and its short version over the whole pipeline."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -34,7 +32,7 @@ def looks(soak: ModuleType, own_mb: Any, files: Any, cpu_s: Any) -> Any:
     return soak.summarize("learner", made)
 
 
-def test_growth_of_memory_is_a_fault_and_noise_and_jumps_are_none(soak: ModuleType) -> None:
+def test_growth_of_memory_is_a_fault_and_noise_and_jumps_are_none(soak):
     noise = np.random.default_rng(0).normal(size=500)
     flat = looks(soak, lambda s: 400 + 5 * noise[s], lambda s: 60 + s % 3, lambda s: 0.5 * s)
     assert flat.faults() == []
@@ -47,7 +45,7 @@ def test_growth_of_memory_is_a_fault_and_noise_and_jumps_are_none(soak: ModuleTy
     assert leak.faults() == [f"learner gains {leak.mb_per_step:.2f} MB per step"]
 
 
-def test_files_left_open_are_a_fault_and_a_slower_step_is_seen(soak: ModuleType) -> None:
+def test_files_left_open_are_a_fault_and_a_slower_step_is_seen(soak):
     # CPU seconds per step rise from 0.5 by 0.001 per step: by 0.38 over steps 110 to 488.
     row = looks(soak, lambda s: 400, lambda s: s // 20, lambda s: 0.5 * s + 0.0005 * (s - 100) ** 2)
     assert row.faults() == ["learner has 15 more open files than at first"]
@@ -90,9 +88,7 @@ def stepping(*leaks: str) -> Iterator[psutil.Popen]:
     ],
     ids=lambda value: " ".join(value) or "nothing",
 )
-def test_a_real_process_that_leaks_is_found_out(
-    soak: ModuleType, leaks: tuple[str, ...], found: list[str]
-) -> None:
+def test_a_real_process_that_leaks_is_found_out(soak, leaks, found):
     with stepping(*leaks) as process, stepping() as server:
         watch = soak.Watch(process, server)
         for step in range(1, 41):

@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -14,7 +11,7 @@ def workload(load_script: Callable[[str], ModuleType]) -> ModuleType:
     return load_script("sql_workload")
 
 
-def test_made_up_runs_answer_as_real_ones_do(workload: ModuleType, tmp_path: Path) -> None:
+def test_made_up_runs_answer_as_real_ones_do(workload, tmp_path):
     workload.TEST_PROBLEMS = 8
     author = workload.Author()
     done = workload.write_run(tmp_path, "done", 3, author, finish=True)

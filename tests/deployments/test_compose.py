@@ -1,7 +1,5 @@
 """compose.yaml: who knows and sees what, and its commands and health checks without containers."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -32,9 +30,7 @@ def services() -> dict[str, dict[str, Any]]:
     return dict(yaml.safe_load(FILE.read_text())["services"])
 
 
-def test_ports_are_seen_from_this_machine_alone_unless_the_user_says_otherwise(
-    services: dict[str, dict[str, Any]],
-) -> None:
+def test_ports_are_seen_from_this_machine_alone_unless_the_user_says_otherwise(services):
     ports = [port for service in services.values() for port in service.get("ports", ())]
     assert ports == [
         "${BIND:-127.0.0.1}:${PREFECT_PORT:-4200}:4200",
@@ -43,15 +39,13 @@ def test_ports_are_seen_from_this_machine_alone_unless_the_user_says_otherwise(
     assert not [name for name, service in services.items() if "network_mode" in service]
 
 
-def test_the_password_is_known_to_database_and_server_alone(
-    services: dict[str, dict[str, Any]],
-) -> None:
+def test_the_password_is_known_to_database_and_server_alone(services):
     told = [name for name, service in services.items() if "POSTGRES_PASSWORD" in str(service)]
     assert told == ["database", "server"]
     assert not [name for name, service in services.items() if "env_file" in service]
 
 
-def test_prefect_never_starts_without_a_login(services: dict[str, dict[str, Any]]) -> None:
+def test_prefect_never_starts_without_a_login(services):
     server, worker = (services[name]["environment"] for name in ("server", "worker"))
     login = server["PREFECT_SERVER_API_AUTH_STRING"]
     assert login.startswith("${PREFECT_SERVER_API_AUTH_STRING:?")  # Compose refuses none, or empty
@@ -61,9 +55,7 @@ def test_prefect_never_starts_without_a_login(services: dict[str, dict[str, Any]
     assert server["PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED"] == "true"
 
 
-def test_no_container_gets_more_rights_than_its_user_has(
-    services: dict[str, dict[str, Any]],
-) -> None:
+def test_no_container_gets_more_rights_than_its_user_has(services):
     for name, service in services.items():
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert name == "database" or service["cap_drop"] == ["ALL"], name
@@ -71,11 +63,11 @@ def test_no_container_gets_more_rights_than_its_user_has(
         assert service.get("network_mode") is None
 
 
-def test_every_service_has_a_health_check(services: dict[str, dict[str, Any]]) -> None:
+def test_every_service_has_a_health_check(services):
     assert [name for name, service in services.items() if "healthcheck" not in service] == []
 
 
-def test_the_first_start_makes_passwords_for_its_user_alone_and_keeps_them(tmp_path: Path) -> None:
+def test_the_first_start_makes_passwords_for_its_user_alone_and_keeps_them(tmp_path):
     """`docker` is a stand-in that notes how it was called."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / "deployments").mkdir()

@@ -4,8 +4,6 @@ KUBERAY_CRDS names a folder with ray.io_rayclusters.yaml and ray.io_rayjobs.yaml
 helm-chart/kuberay-operator/crds (Apache-2.0): they are 2 MB and not kept here.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -46,9 +44,7 @@ def _strict(schema: Any) -> Any:
 @pytest.mark.parametrize(
     ("kind", "crd"), [("RayCluster", "rayclusters"), ("RayJob", "rayjobs")], ids=str.lower
 )
-def test_the_operators_schemas_take_it_and_refuse_a_misspelt_field(
-    kind: str, crd: str, objects: dict[str, dict[str, Any]]
-) -> None:
+def test_the_operators_schemas_take_it_and_refuse_a_misspelt_field(kind, crd, objects):
     file = Path(os.environ["KUBERAY_CRDS"], f"ray.io_{crd}.yaml")
     definition = yaml.load(file.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     assert objects[kind]["apiVersion"] == f"{definition['spec']['group']}/{VERSION}"
@@ -60,18 +56,14 @@ def test_the_operators_schemas_take_it_and_refuse_a_misspelt_field(
     assert not jsonschema.Draft7Validator(schema).is_valid(misspelt)
 
 
-def test_the_token_is_on_and_comes_from_a_secret_that_is_not_in_the_file(
-    objects: dict[str, dict[str, Any]],
-) -> None:
+def test_the_token_is_on_and_comes_from_a_secret_that_is_not_in_the_file(objects):
     auth = objects["RayCluster"]["spec"]["authOptions"]
     assert auth["mode"] == "token"
     assert f"secret generic {auth['secretName']} " in FILE.read_text()
     assert "Secret" not in objects
 
 
-def test_cluster_and_job_fit_each_other_and_the_pinned_ray(
-    objects: dict[str, dict[str, Any]],
-) -> None:
+def test_cluster_and_job_fit_each_other_and_the_pinned_ray(objects):
     cluster, job = objects["RayCluster"], objects["RayJob"]["spec"]
     assert job["clusterSelector"] == {"ray.io/cluster": cluster["metadata"]["name"]}
     pinned = re.search(r"^ray==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
@@ -90,9 +82,7 @@ def test_cluster_and_job_fit_each_other_and_the_pinned_ray(
     assert cpus >= config.resources.learner_threads + threads
 
 
-def test_no_pod_gets_more_rights_and_no_stranger_reaches_ray(
-    objects: dict[str, dict[str, Any]],
-) -> None:
+def test_no_pod_gets_more_rights_and_no_stranger_reaches_ray(objects):
     cluster, job = objects["RayCluster"], objects["RayJob"]["spec"]["submitterPodTemplate"]
     groups = [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
     for pod in [*(group["template"]["spec"] for group in groups), job["spec"]]:

@@ -1,7 +1,5 @@
 """What a Prefect server that is started in this folder forgets: old events and flow runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

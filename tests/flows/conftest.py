@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 # Its logging keeps the stderr that it finds on import: the session's here, not that of one test,
 # which closes it, so that every later line of a log would end as "Logging error" in others' stderr.
@@ -17,3 +18,16 @@ def prefect_harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     results = tmp_path_factory.mktemp("results")
     with temporary_prefect_server(results):
         yield results
+
+
+@pytest.fixture
+def fails(cli: Callable[..., Any]) -> Callable[..., str]:
+    """`fails("run", "lr=abc")` must end with exit code 2 and one or two lines, which it returns."""
+
+    def run(*words: str, **options: Any) -> str:
+        printed = cli(*words, code=2, **options)
+        assert printed.out == ""
+        assert 1 <= len(printed.err.splitlines()) <= 2
+        return str(printed.err)
+
+    return run

@@ -1,7 +1,5 @@
 """What the flow adds to its stages: retries with a condition, and a form with a list of presets."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path
@@ -34,7 +32,7 @@ from tasks.prefect_ui.attempts import settings_in_force
 from tests.support.chaos import Ledger
 
 
-def test_the_form_offers_the_presets_and_explains_both_parameters() -> None:
+def test_the_form_offers_the_presets_and_explains_both_parameters():
     schema = countdown_train.parameters.model_dump()
     assert schema["properties"]["preset"]["enum"] == list(get_args(PresetName))
     assert schema["properties"]["preset"]["default"] == "quickstart"
@@ -43,7 +41,7 @@ def test_the_form_offers_the_presets_and_explains_both_parameters() -> None:
     assert schema["required"] == []
 
 
-def test_memory_and_lost_processes_are_worth_a_retry_and_mistakes_are_not() -> None:
+def test_memory_and_lost_processes_are_worth_a_retry_and_mistakes_are_not():
     assert is_worth_retrying(OutOfMemory("update", "2.3 GiB"))
     assert is_worth_retrying(WorkerDied("engine_0", "SIGKILL"))
     assert is_worth_retrying(Stalled("gen", "no progress for 1800 s"))

@@ -1,7 +1,5 @@
 """`countdown-train evaluate checkpoint=A against=B`: what it takes and what it prints."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -31,9 +29,7 @@ from tests.rl_core.evaluation.test_summary import row
         (["checkpoint=alpha", "against=/no/such/model"], "checkpoint=/no/such/model is no folder"),
     ],
 )
-def test_mistakes_are_one_line(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], words: str
-) -> None:
+def test_mistakes_are_one_line(capsys, tmp_path, arguments, words):
     run = RunFolder.create(RunConfig(run_id="alpha", storage=StorageConfig(root=tmp_path)))
     save_checkpoint(run.path, 5, lambda folder: (folder / "w").touch(), 0.5)
     assert run_command(["evaluate", *arguments, f"storage.root={tmp_path}"]) == 2
@@ -41,12 +37,12 @@ def test_mistakes_are_one_line(
     assert words in line
 
 
-def test_other_commands_do_not_take_the_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_commands_do_not_take_the_arguments(capsys):
     assert run_command(["config", "checkpoint=alpha"]) == 2
     assert "unknown setting 'checkpoint'" in capsys.readouterr().err
 
 
-def test_the_table_has_a_row_per_number_and_the_verdict_below() -> None:
+def test_the_table_has_a_row_per_number_and_the_verdict_below():
     one = [row(i, "correct") for i in range(1, 9)]
     other = [row(i, "no_answer") for i in range(1, 9)]
     one += [row(1, "correct", "sampled", sample_index=i, value="3") for i in range(2)]

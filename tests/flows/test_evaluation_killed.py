@@ -1,7 +1,5 @@
 """Evaluation whose processes are killed one after the other, or that is asked to stop."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil
@@ -26,7 +24,6 @@ from rl_core.data.dataset import write_dataset
 from rl_core.evaluation.rows import read_rows
 from rl_core.runs.run_folder import RunFolder
 from tests.conftest import build_tiny_model
-from tests.support.chaos import Ledger
 
 pytestmark = [
     pytest.mark.slow,
@@ -36,10 +33,7 @@ pytestmark = [
 
 COMMAND = [sys.executable, "-c", "from flows.cli.main import main; main()"]
 MARKER = "TEST_EVALUATION_MARKER"
-VICTIMS = {
-    "Ray's head": "gcs/gcs_server",
-    "evaluator": "tasks.supervision.child evaluator",
-}
+VICTIMS = {"Ray's head": "gcs/gcs_server", "evaluator": "tasks.supervision.child evaluator"}
 
 
 ENGINE = "RolloutActor"
@@ -121,11 +115,8 @@ def evaluated(config: RunConfig, run: RunFolder, data: Path) -> None:
 
 @pytest.mark.chaos
 def test_whatever_is_killed_the_retries_end_with_the_rows_of_an_undisturbed_evaluation(
-    tmp_path: Path,
-    tiny_overrides: list[str],
-    survived: Ledger,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tmp_path, tiny_overrides, survived, monkeypatch
+):
     build_tiny_model(tmp_path / "trained", seed=1)
     whole, whole_run = trained(tmp_path / "whole", tiny_overrides, tmp_path / "trained")
     data = tmp_path / "data"
@@ -157,8 +148,8 @@ def test_whatever_is_killed_the_retries_end_with_the_rows_of_an_undisturbed_eval
 
 
 def test_a_stop_that_is_asked_for_ends_the_evaluator_and_the_command_goes_on_when_it_is_repeated(
-    tmp_path: Path, tiny_overrides: list[str], tiny_model_path: Path
-) -> None:
+    tmp_path, tiny_overrides, tiny_model_path
+):
     changes = {"data.test_size": 400, "evaluation.samples_per_problem": 64}
     much = [text for text in tiny_overrides if text.partition("=")[0] not in changes]
     much += [f"{name}={value}" for name, value in changes.items()]

@@ -1,7 +1,5 @@
 """What a night has beside the pipeline: where it starts, and who is told how it ended."""
 
-from __future__ import annotations
-
 import logging
 import platform
 import shutil
@@ -189,7 +187,7 @@ def test_a_model_path_that_is_not_there_is_refused_with_a_champion_too(
     assert [told["event"] for told in place.told] == ["failed"]
 
 
-def test_the_form_explains_every_parameter() -> None:
+def test_the_form_explains_every_parameter():
     schema = nightly.parameters.model_dump()
     assert all(field["description"] for field in schema["properties"].values())
     assert schema["properties"]["start_from"]["enum"] == ["champion", "afresh"]

@@ -1,7 +1,5 @@
 """Stages that a retried flow run does not repeat, by Prefect's own retries of a flow."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

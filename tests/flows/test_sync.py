@@ -1,7 +1,5 @@
 """`countdown-train sync`, against a server that speaks wandb's protocol and against none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -22,9 +20,7 @@ def a_run(root: Path, run_id: str, *loggers: str) -> RunFolder:
     return run
 
 
-def test_a_server_that_does_not_answer_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_does_not_answer_is_one_line(tmp_path, monkeypatch, capsys):
     a_run(tmp_path, "one", "wandb")
     with closed_port() as url:
         monkeypatch.setenv("WANDB_BASE_URL", url)
@@ -36,7 +32,7 @@ def test_a_server_that_does_not_answer_is_one_line(
     assert said.err.count("\n") == 1
 
 
-def test_what_names_no_run_is_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_names_no_run_is_bad_input(tmp_path, capsys):
     root = f"storage.root={tmp_path}"
     assert run_command(["sync", root]) == 2
     assert "no run in" in capsys.readouterr().err

@@ -3,8 +3,6 @@
 Its folder is `tests/support/echo/`; nothing in the project knows its name.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -61,7 +59,7 @@ def echo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("echo")
-def test_its_settings_are_composed_checked_and_explained() -> None:
+def test_its_settings_are_composed_checked_and_explained():
     config = compose(["env=echo", "env.num_letters=5", "env.full_score=2"])
     assert config.model_dump(mode="json")["env"]["num_letters"] == 5
     assert compose(["env.num_letters=6"], base=config).env.num_letters == 6
@@ -78,7 +76,7 @@ def test_its_settings_are_composed_checked_and_explained() -> None:
 
 
 @pytest.mark.usefixtures("echo")
-def test_its_rows_are_made_read_checked_and_scored(tmp_path: Path) -> None:
+def test_its_rows_are_made_read_checked_and_scored(tmp_path):
     config = compose(["env=echo", "env.num_letters=5", "actor.mini_batch_size=8", *SIZES])
     write_dataset(config.env, config.data, tmp_path / "made")
     checked = check_dataset(config, tmp_path / "made", lambda prompts: [7] * len(prompts))
@@ -104,7 +102,7 @@ def test_its_rows_are_made_read_checked_and_scored(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("echo")
-def test_what_it_lacks_is_said_and_what_it_does_not_know_leaves_others_alone() -> None:
+def test_what_it_lacks_is_said_and_what_it_does_not_know_leaves_others_alone():
     (model,) = [
         found for found in preflight_validation(compose(["env=echo"])) if found.level == "fatal"
     ]
@@ -142,9 +140,7 @@ def run_stages(*settings: str) -> subprocess.CompletedProcess[str]:
     ("name", "more"),
     [("echo", []), ("letters:Letters", ["env.prompt_template=base", "env.num_letters=9"])],
 )
-def test_an_installed_package_offers_it_and_a_module_is_named(
-    tmp_path: Path, tiny_overrides: list[str], name: str, more: list[str]
-) -> None:
+def test_an_installed_package_offers_it_and_a_module_is_named(tmp_path, tiny_overrides, name, more):
     settings = [f"storage.root={tmp_path}", f"env={name}", *more, *tiny_overrides]
     done = run_stages("generate,validate", *settings)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -155,7 +151,7 @@ def test_an_installed_package_offers_it_and_a_module_is_named(
 
 
 @pytest.mark.usefixtures("installed")
-def test_what_is_wrong_with_an_offered_env_is_one_line(tmp_path: Path) -> None:
+def test_what_is_wrong_with_an_offered_env_is_one_line(tmp_path):
     wrong = {
         "ecko": "unknown env 'ecko'; did you mean echo? (there are: countdown, gsm8k, ",
         "noecho": "env=noecho cannot be loaded: AttributeError: ",

@@ -1,7 +1,5 @@
 """Two people, or two terminals, start the same run at once on one outputs folder."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -30,7 +28,7 @@ def batch(make_rollout: Callable[..., Rollout]) -> TrainBatch:
     )
 
 
-def test_collate_by_hand(batch: TrainBatch) -> None:
+def test_collate_by_hand(batch):
     assert batch.input_ids.tolist() == [[17, 4, 9, 8, 2], [6, 7, 99, 99, 99], [3, 3, 1, 5, 6]]
     assert batch.prompt_lengths.tolist() == [3, 1, 2]
     assert batch.response_lengths.tolist() == [2, 1, 3]
@@ -42,17 +40,17 @@ def test_collate_by_hand(batch: TrainBatch) -> None:
     assert batch.truncated.tolist() == [False, False, True]
 
 
-def test_masks_by_hand(batch: TrainBatch) -> None:
+def test_masks_by_hand(batch):
     assert batch.response_mask.int().tolist() == [[1, 1, 0], [1, 0, 0], [1, 1, 1]]
 
 
-def test_each_response_token_stands_right_after_its_predictor(batch: TrainBatch) -> None:
+def test_each_response_token_stands_right_after_its_predictor(batch):
     assert batch.sampled_ids().tolist() == [8, 2, 7, 1, 5, 6]
     flat = batch.input_ids.flatten()
     assert flat[batch.predictor_index()].tolist() == [9, 8, 6, 3, 1, 5]
 
 
-def test_select_takes_rows_in_order_and_trims_to_the_longest(batch: TrainBatch) -> None:
+def test_select_takes_rows_in_order_and_trims_to_the_longest(batch):
     chosen = batch.select(torch.tensor([1]))
     assert chosen.input_ids.tolist() == [[6, 7]]
     assert chosen.rollout_logprobs.tolist() == [[-1.0]]
@@ -62,7 +60,7 @@ def test_select_takes_rows_in_order_and_trims_to_the_longest(batch: TrainBatch) 
     assert reordered.group_ids.tolist() == [6, 5]
 
 
-def test_rollouts_that_teach_nothing_are_refused(make_rollout: Callable[..., Rollout]) -> None:
+def test_rollouts_that_teach_nothing_are_refused(make_rollout):
     with pytest.raises(ValueError, match="at least one rollout"):
         collate([], pad_id=0)
     for prompt, response in (([], [1]), ([1], [])):
@@ -70,7 +68,7 @@ def test_rollouts_that_teach_nothing_are_refused(make_rollout: Callable[..., Rol
             collate([make_rollout(prompt, response)], pad_id=0)
 
 
-def test_responses_of_a_group_answer_one_prompt(make_rollout: Callable[..., Rollout]) -> None:
+def test_responses_of_a_group_answer_one_prompt(make_rollout):
     rollouts = [make_rollout([1, 2], [3], group_id=7), make_rollout([1, 4], [3], group_id=7)]
     with pytest.raises(ValueError, match="group 7: its responses have different prompts"):
         collate(rollouts, pad_id=0)
@@ -92,14 +90,14 @@ def sized(rows: list[tuple[int, int, int]]) -> TrainBatch:
     )
 
 
-def test_micro_batches_by_hand() -> None:
+def test_micro_batches_by_hand():
     # 6 tokens hold a row of 5; then two rows of 3; then one of 2 beside one of 2.
     batch = sized([(1, 2, 0), (1, 1, 1), (2, 3, 2), (1, 1, 3), (2, 1, 4)])
     parts = micro_batches(batch, 6, share_prompts=True)
     assert [part.tolist() for part in parts] == [[2], [0, 4], [1, 3]]
 
 
-def test_micro_batches_share_prompts_by_hand() -> None:
+def test_micro_batches_share_prompts_by_hand():
     # Two groups, prompts of 10. A group of one prompt and three responses of at most 4 takes 22.
     batch = sized([(10, 4, 0), (10, 3, 1), (10, 2, 0), (10, 3, 1), (10, 1, 0)])
     shared = micro_batches(batch, 22, share_prompts=True)
@@ -108,7 +106,7 @@ def test_micro_batches_share_prompts_by_hand() -> None:
     assert [part.tolist() for part in plain] == [[0, 1], [3, 2], [4]]
 
 
-def test_groups_are_torn_where_padding_would_cost_more_than_their_prompts() -> None:
+def test_groups_are_torn_where_padding_would_cost_more_than_their_prompts():
     batch = sized([(1, 20, 0), (1, 2, 0), (1, 20, 1), (1, 2, 1)])
     parts = micro_batches(batch, 45, share_prompts=True)
     assert [part.tolist() for part in parts] == [[0, 2], [1, 3]]
@@ -122,9 +120,7 @@ Rows = st.lists(
 
 
 @given(Rows, st.integers(1, 200), st.booleans())
-def test_micro_batches_hold_each_row_once_within_the_budget(
-    groups: list[tuple[int, list[int]]], budget: int, share_prompts: bool
-) -> None:
+def test_micro_batches_hold_each_row_once_within_the_budget(groups, budget, share_prompts):
     rows = [
         (prompt, response, group)
         for group, (prompt, responses) in enumerate(groups)
@@ -145,16 +141,14 @@ def test_micro_batches_hold_each_row_once_within_the_budget(
         assert in_order == sorted(in_order, reverse=True)
 
 
-def test_parts_are_of_whole_groups_with_like_many_tokens() -> None:
+def test_parts_are_of_whole_groups_with_like_many_tokens():
     rows = [(1, 4, 0), (2, 1, 1), (1, 4, 0), (1, 6, 2), (2, 1, 1), (3, 3, 3)]  # groups: 10 6 7 6
     parts = [part.tolist() for part in balanced_rows(sized(rows), 2)]
     assert parts == [[0, 2, 5], [1, 3, 4]]  # 16 and 13: 10, then 7, 6 beside 7, 6 beside 10
 
 
 @given(Rows, st.integers(1, 5))
-def test_no_two_parts_differ_by_more_than_a_group(
-    groups: list[tuple[int, list[int]]], num_parts: int
-) -> None:
+def test_no_two_parts_differ_by_more_than_a_group(groups, num_parts):
     rows = [
         (prompt, response, group)
         for group, (prompt, responses) in enumerate(groups)
@@ -171,14 +165,14 @@ def test_no_two_parts_differ_by_more_than_a_group(
     assert max(sizes) - min(sizes) <= largest
 
 
-def test_mini_batches_keep_groups_whole_and_in_order() -> None:
+def test_mini_batches_keep_groups_whole_and_in_order():
     group_ids = torch.tensor([9, 2, 9, 7, 2, 5])
     parts = [part.tolist() for part in mini_batches(group_ids, 2)]
     assert parts == [[0, 1, 2, 4], [3, 5]]
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(1, 6))
-def test_no_group_is_split_between_mini_batches(groups: list[int], num_groups: int) -> None:
+def test_no_group_is_split_between_mini_batches(groups, num_groups):
     parts = [part.tolist() for part in mini_batches(torch.tensor(groups), num_groups)]
     assert sorted(row for part in parts for row in part) == list(range(len(groups)))
     members = [{groups[row] for row in part} for part in parts]

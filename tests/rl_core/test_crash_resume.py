@@ -1,7 +1,5 @@
 """A run killed at three random places, one of them inside a save, equals an undisturbed one."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random
@@ -33,12 +31,7 @@ def settings(root: Path, run_id: str, engine: str) -> RunConfig:
             "run_id": run_id,
             "storage": {"root": root},
             "data": {"train_batch_size": 4, "max_prompt_length": 64, "max_response_length": 12},
-            "actor": {
-                "mini_batch_size": 2,
-                "lr": 1e-3,
-                "lr_schedule": "cosine",
-                "warmup_steps": 2,
-            },
+            "actor": {"mini_batch_size": 2, "lr": 1e-3, "lr_schedule": "cosine", "warmup_steps": 2},
             "critic": {"lr": 1e-3, "lr_schedule": "linear"},
             "algorithm": {
                 "kl_coef": 0.05,

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pickle
 
 import pytest
@@ -8,16 +6,12 @@ import torch
 from rl_core.errors import OutOfMemory, Stalled, WorkerDied, out_of_memory_as
 
 
-def test_errors_survive_pickling_with_their_fields() -> None:
+def test_errors_survive_pickling_with_their_fields():
     error = pickle.loads(pickle.dumps(OutOfMemory("update", "2 GiB")))
     assert (type(error), error.phase, error.detail) == (OutOfMemory, "update", "2 GiB")
     assert str(error) == "out of memory in update: 2 GiB"
     died = pickle.loads(pickle.dumps(WorkerDied("engine_1", "killed")))
-    assert (type(died), died.worker, str(died)) == (
-        WorkerDied,
-        "engine_1",
-        "engine_1 died: killed",
-    )
+    assert (type(died), died.worker, str(died)) == (WorkerDied, "engine_1", "engine_1 died: killed")
     stalled = pickle.loads(pickle.dumps(Stalled("gen", "no progress")))
     assert (type(stalled), stalled.phase, str(stalled)) == (
         Stalled,
@@ -56,7 +50,7 @@ def too_much_for_cublas() -> None:
         too_much_for_cublas,
     ],
 )
-def test_any_librarys_out_of_memory_becomes_ours_with_its_phase(fail) -> None:  # type: ignore[no-untyped-def]
+def test_any_librarys_out_of_memory_becomes_ours_with_its_phase(fail):  # type: ignore[no-untyped-def]
     with pytest.raises(OutOfMemory) as caught, out_of_memory_as("prepare"):
         fail()
     assert caught.value.phase == "prepare"
@@ -82,25 +76,21 @@ def test_any_librarys_out_of_memory_becomes_ours_with_its_phase(fail) -> None:  
         ),
     ],
 )
-def test_what_an_allocator_says_becomes_one_sentence(said: str, detail: str) -> None:
+def test_what_an_allocator_says_becomes_one_sentence(said, detail):
     with pytest.raises(OutOfMemory) as caught, out_of_memory_as("update"):
         raise torch.OutOfMemoryError(said)
     assert caught.value.detail == detail
     assert str(caught.value.__cause__) == said, "nothing is lost"
 
 
-def test_the_innermost_phase_is_kept() -> None:
-    with (
-        pytest.raises(OutOfMemory) as caught,
-        out_of_memory_as("step"),
-        out_of_memory_as("update"),
-    ):
+def test_the_innermost_phase_is_kept():
+    with pytest.raises(OutOfMemory) as caught, out_of_memory_as("step"), out_of_memory_as("update"):
         raise MemoryError
     assert caught.value.phase == "update"
 
 
 @pytest.mark.parametrize("error", [ValueError("lr=abc"), RuntimeError("shape mismatch"), KeyError])
-def test_other_errors_pass_as_they_are(error: type[Exception] | Exception) -> None:
+def test_other_errors_pass_as_they_are(error):
     kind = error if isinstance(error, type) else type(error)
     with pytest.raises(kind), out_of_memory_as("update"):
         raise error

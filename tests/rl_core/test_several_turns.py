@@ -1,7 +1,5 @@
 """The loop with real Ray workers where the env answers: as if undisturbed by stops and deaths."""
 
-from __future__ import annotations
-
 import math
 import random
 import string

@@ -1,7 +1,5 @@
 """A run whose disk fills up while it trains, and has room again later: what is lost, what not."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

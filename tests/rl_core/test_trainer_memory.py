@@ -1,7 +1,5 @@
 """The loop around a learner that runs out of memory: the run's log and metrics tell of it."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +22,6 @@ from rl_core.trainer import Trainer
 from rl_core.types import Completion, GenerationRequest, Rollout, SamplingSettings
 from rl_core.workers.actors import ENGINES, PAD_ID
 from tests.rl_core.test_trainer import comparable, inputs, rollouts, settings
-from tests.support.chaos import Ledger
 from tests.support.memory_faults import engine_out_of_memory, out_of_memory
 
 LATEST = "checkpoints/latest/model.safetensors"
@@ -47,10 +44,7 @@ class LocalWorkers:
         self.snapshot, self.write_snapshot = self.learner.snapshot, self.learner.write_snapshot
 
     def stream(
-        self,
-        requests: Sequence[GenerationRequest],
-        sampling: SamplingSettings,
-        phase: str = "gen",
+        self, requests: Sequence[GenerationRequest], sampling: SamplingSettings, phase: str = "gen"
     ) -> Iterator[tuple[int, Completion]]:
         call = self.failing_calls.get(next(self._streams))
         with engine_out_of_memory(() if call is None else {call}) as failed:
@@ -89,8 +83,8 @@ def train_locally(workers: LocalWorkers, config: RunConfig, model_path: Path) ->
 
 @pytest.mark.chaos
 def test_a_step_that_ran_out_of_memory_is_in_the_log_and_in_the_metrics(
-    tiny_model_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, survived: Ledger
-) -> None:
+    tiny_model_path, tmp_path, caplog, survived
+):
     config = settings(tmp_path, "run", "hf")
     workers = LocalWorkers(config, tiny_model_path)
     with (
@@ -118,8 +112,8 @@ def test_a_step_that_ran_out_of_memory_is_in_the_log_and_in_the_metrics(
 
 @pytest.mark.chaos
 def test_an_engine_that_ran_out_of_memory_leaves_the_run_as_an_undisturbed_one(
-    tiny_model_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, survived: Ledger
-) -> None:
+    tiny_model_path, tmp_path, caplog, survived
+):
     runs = {}
     for name, failing_calls in (("whole", {}), ("injured", {2: 9, 6: 5})):
         config = settings(tmp_path, name, "hf")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,17 @@ def writer(*, size: int = 1_000, fill: bytes = b"w") -> Callable[[Path], None]:
         (folder / "model.bin").write_bytes(fill * (size - 10))
         (folder / "trainer").mkdir()
         (folder / "trainer" / "state.bin").write_bytes(fill * 10)
+
+    return write
+
+
+def copying(model: Path, change: Callable[[Path], object] | None = None) -> Callable[[Path], None]:
+    """Fills a checkpoint with the files of a model's folder, and may change them."""
+
+    def write(folder: Path) -> None:
+        shutil.copytree(model, folder, dirs_exist_ok=True)
+        if change is not None:
+            change(folder)
 
     return write
 
@@ -33,3 +45,33 @@ def pointers(run: Path) -> tuple[str, str]:
 def hidden(run: Path) -> list[str]:
     folder = run / "checkpoints"
     return sorted(p.name for p in folder.iterdir() if p.name.startswith((".tmp-", ".trash-")))
+
+
+def flip_a_byte(folder: Path) -> str:
+    file = folder / "trainer" / "state.bin"
+    file.write_bytes(b"v" + file.read_bytes()[1:])
+    return "trainer/state.bin has other content than was saved"
+
+
+def cut_a_file(folder: Path) -> str:
+    (folder / "model.bin").write_bytes(b"w" * 5)
+    return "model.bin has 5 bytes instead of 990"
+
+
+def lose_a_file(folder: Path) -> str:
+    (folder / "model.bin").unlink()
+    return "model.bin is missing"
+
+
+def lose_the_manifest(folder: Path) -> str:
+    (folder / "checkpoint.json").unlink()
+    return "checkpoint.json cannot be read: No such file or directory"
+
+
+def garble_the_manifest(folder: Path) -> str:
+    (folder / "checkpoint.json").write_text('{"step": 2')
+    return "checkpoint.json is not a manifest"
+
+
+DAMAGES = [flip_a_byte, cut_a_file, lose_a_file, lose_the_manifest, garble_the_manifest]
+"""Each damages a checkpoint, and returns what is said of it."""

@@ -13,9 +13,11 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, cast
+
+from tests.support.http_server import Handler
 
 API_KEY = "feedc0de" * 5
 
@@ -130,22 +132,8 @@ class FakeWandb(ThreadingHTTPServer):
             self.exit_codes[run] = exit_code
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, format: str, *values: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        self._serve()
-
-    def do_PUT(self) -> None:
-        self._serve()
-
-    def do_POST(self) -> None:
-        self._serve()
-
-    def _serve(self) -> None:
+class _Handler(Handler):
+    def respond(self) -> None:
         fake = cast(FakeWandb, self.server)
         fake.paths.append(self.path)
         body = self._body()
@@ -169,12 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path.endswith("/file_stream"):
             sent = json.loads(body)
             fake.receive(self.path.split("/")[-2], sent.get("files", {}), sent.get("exitcode"))
-        data = json.dumps(found).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        self.answer(status, found, Content_Type="application/json")
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") == "chunked":
@@ -184,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.rfile.readline()
             self.rfile.readline()
         else:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            body = self.sent()
         return gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
 
 

@@ -1,33 +1,64 @@
-"""A test split of tiny Countdown problems: 2 and i make 2 + i."""
+"""A test split of tiny Countdown problems, and engines that answer it as they are told."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rl_core.data.prompts import load_tokenizer
 from rl_core.envs.countdown.table import COUNTDOWN_DATASET
+from rl_core.types import Completion, GenerationRequest, SamplingSettings
+
+Puzzle = tuple[str, list[int], int, str, int]
+"""A prompt, its numbers, target, solution, and how many solutions there are."""
 
 
-def write_test_split(folder: Path, prompts: Sequence[str]) -> Path:
-    """Writes one problem per prompt into a new folder, and returns it."""
+def write_test_split(folder: Path, prompts: Iterable[str]) -> Path:
+    """Writes one problem per prompt into a new folder, and returns it: 2 and i make 2 + i."""
+    return write_puzzles(folder, [(p, [2, i], 2 + i, f"2+{i}", 1) for i, p in enumerate(prompts)])
+
+
+def write_puzzles(folder: Path, puzzles: Iterable[Puzzle]) -> Path:
     folder.mkdir()
     rows = [
         {
-            "nums": [2, i],
-            "target": 2 + i,
+            "nums": nums,
+            "target": target,
             "data_source": "countdown",
             "prompt": [{"role": "user", "content": prompt}],
             "ability": "math",
-            "reward_model": {
-                "style": "rule",
-                "ground_truth": {"target": 2 + i, "numbers": [2, i]},
-            },
-            "extra_info": {"split": "test", "index": i, "num_solutions": 1, "solution": f"2+{i}"},
+            "reward_model": {"style": "rule", "ground_truth": {"target": target, "numbers": nums}},
+            "extra_info": {"split": "test", "index": i, "num_solutions": n, "solution": solution},
         }
-        for i, prompt in enumerate(prompts)
+        for i, (prompt, nums, target, solution, n) in enumerate(puzzles)
     ]
     pq.write_table(pa.Table.from_pylist(rows, COUNTDOWN_DATASET), folder / "test.parquet")
     return folder
+
+
+class AnsweringEngines:
+    """Engines whose answer to a prompt is what `answer` returns, of greedy or sampled text."""
+
+    def __init__(self, model_path: Path) -> None:
+        self._tokenizer = load_tokenizer(str(model_path))
+        self.calls = 0
+        self.loaded: list[str] = []
+
+    def answer(self, prompt: str, position: int, *, sampled: bool) -> str:
+        raise NotImplementedError
+
+    def generate(
+        self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
+    ) -> list[Completion]:
+        self.calls += 1
+        completions = []
+        for i, request in enumerate(requests):
+            prompt = str(self._tokenizer.decode(request.prompt_ids))
+            text = self.answer(prompt, i, sampled=sampling.temperature > 0)
+            ids = self._tokenizer.encode(text, add_special_tokens=False)
+            completions.append(Completion(np.array(ids), np.zeros(len(ids), np.float32), "stop"))
+        return completions

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 import transformers
 from torch import Tensor
 
+from rl_core.batch import TrainBatch
+from rl_core.config.run import RunConfig
 from rl_core.learner.experience import Experience
 from rl_core.learner.learner import Learner
 
@@ -37,6 +41,46 @@ def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], atol: f
         torch.testing.assert_close(
             actual[name], tensor, atol=atol, rtol=0, msg=lambda m, name=name: f"{name}: {m}"
         )
+
+
+def check_that_a_resume_is_exact(
+    config: RunConfig,
+    folder: Path,
+    saved: Path,
+    make_batch: Callable[..., TrainBatch],
+    weights: Callable[[Learner], dict[str, Tensor]] = all_weights,
+) -> None:
+    """Two steps, a save, and two steps more: a resumed learner does these alike, bit for bit."""
+    batches = [make_batch(step, group_size=config.algorithm.group_size) for step in range(4)]
+    learner = Learner(config, folder)
+    learner.reserve_snapshot()
+    for batch in batches[:2]:
+        learner.learn(batch)
+    learner.save(saved)
+    torch.manual_seed(123)  # whatever happened in between
+    resumed = Learner(config, folder, resume_from=saved)
+    assert resumed.steps_done == 2
+    assert_bitwise_equal(weights(learner), weights(resumed))
+    for batch in batches[2:]:
+        expected, expected_columns = learner.learn(batch)
+        actual, columns = resumed.learn(batch)
+        assert without_timings(actual) == without_timings(expected)
+        np.testing.assert_array_equal(list(columns.values()), list(expected_columns.values()))
+    assert_bitwise_equal(weights(learner), weights(resumed))
+
+
+def with_distances(experience: Experience) -> Experience:
+    """As after some updates: ratios, values and a reference that moved, a gap to the engine."""
+    mask, generator = experience.batch.response_mask, torch.Generator().manual_seed(0)
+    old, ref, gap, values = torch.randn((4, *mask.shape), generator=generator) * 0.2
+    experience.old_logprobs.add_(torch.where(mask, old, 0.0))
+    assert experience.ref_logprobs is not None
+    experience.ref_logprobs.add_(torch.where(mask, ref, 0.0))
+    if experience.values is not None:
+        experience.values.add_(torch.where(mask, 3 * values, 0.0))
+    moved = experience.old_logprobs + 3 * gap
+    experience.batch.rollout_logprobs.copy_(torch.where(mask, moved, 0.0))
+    return experience
 
 
 def slow_actor_gradient(folder: Path, experience: Experience, rows: list[int]) -> Tensor:

@@ -8,8 +8,10 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import urlsplit
+
+from tests.support.http_server import Handler, serving
 
 SECRET = "T0SECRET/B0SECRET/hunter2hunter2"  # a planted one
 
@@ -28,27 +30,17 @@ class Hook:
 def hook(status: int = 200) -> Iterator[Hook]:
     """Runs a server that answers each POST with a status."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            made.told.append(json.loads(body))
+    class Listener(Handler):
+        def respond(self) -> None:
+            made.told.append(json.loads(self.sent()))
             made.paths.append(self.path)
             made.users.append(self.headers["Authorization"])
-            self.send_response(status)
-            if 300 <= status < 400:
-                self.send_header("Location", "/elsewhere")
-            self.end_headers()
+            elsewhere = {"Location": "/elsewhere"} if 300 <= status < 400 else {}
+            self.answer(status, **elsewhere)
 
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        made = Hook(server.server_address[1])
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield made
-        finally:
-            server.shutdown()
+    with serving(Listener) as url:
+        made = Hook(urlsplit(url).port or 0)
+        yield made
 
 
 @contextmanager

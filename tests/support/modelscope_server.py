@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import http.server
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from urllib.parse import parse_qs, urlsplit
+
+from tests.support.http_server import Handler, serving
 
 
 @dataclass
@@ -28,11 +28,10 @@ class ModelScope:
         return sorted(path for path, _ in self.asked if path != "/")
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(Handler):
     hub: ModelScope
 
-    def do_GET(self) -> None:
+    def respond(self) -> None:
         parts = urlsplit(self.path)
         if parts.path == "/api/v1/models/someone/tiny/repo/files":
             self._note("/")
@@ -41,7 +40,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                     "Path": path,
                     "Type": "blob",
                     "Size": len(data),
-                    "Sha256": hashlib.sha256(data).hexdigest(),
+                    "Sha256": sha256(data).hexdigest(),
                 }
                 for path, data in self.hub.files.items()
             ]
@@ -72,19 +71,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body if cut is None else body[:cut])
         self.close_connection = cut is not None and len(body) > cut
 
-    def log_message(self, *_: object) -> None:
-        """Says nothing."""
-
 
 @contextmanager
 def modelscope_server(files: dict[str, bytes]) -> Iterator[ModelScope]:
     """Serves these files as `someone/tiny` until the block ends."""
     hub = ModelScope(files)
-    handler = type("Handler", (_Handler,), {"hub": hub})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        hub.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
+    with serving(type("_Handler", (_Handler,), {"hub": hub})) as hub.url:
         yield hub
-        server.shutdown()
-        thread.join()

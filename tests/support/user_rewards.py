@@ -13,22 +13,16 @@ from typing import Any
 NOT_A_FUNCTION = 3
 
 
-def same_text(
-    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
-) -> Any:
+def same_text(data_source, solution_str, ground_truth, extra_info=None):
     return float(solution_str == ground_truth)
 
 
-def share_of_letters(
-    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
-) -> Any:
+def share_of_letters(data_source, solution_str, ground_truth, extra_info=None):
     """Tells responses of a random model apart, which all fail by any rule."""
     return sum(character.isalpha() for character in solution_str) / max(len(solution_str), 1)
 
 
-def is_capital(
-    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
-) -> Any:
+def is_capital(data_source, solution_str, ground_truth, extra_info=None):
     return float(solution_str in (ground_truth["city"], *ground_truth["also"]))
 
 
@@ -82,40 +76,32 @@ _BEHAVIOURS = {
 }
 
 
-def misbehave(
-    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
-) -> Any:
+def misbehave(data_source, solution_str, ground_truth, extra_info=None):
     """Does what the response says; anything else is right."""
     return _BEHAVIOURS.get(solution_str, lambda: 1.0)()
 
 
-def environment_of(
-    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
-) -> Any:
+def environment_of(data_source, solution_str, ground_truth, extra_info=None):
     """Reads a process's environment: its own, or that of the pid in the response."""
     if not solution_str:
         return {"score": 1, "pred": "\n".join(f"{k}={v}" for k, v in os.environ.items())[-900:]}
     return {"score": 1, "pred": Path(f"/proc/{solution_str}/environ").read_text()[-900:]}
 
 
-def says_whether_it_read(
-    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
-) -> Any:
+def says_whether_it_read(data_source, solution_str, ground_truth, extra_info=None):
     """The number in a response, None where there is none."""
     number = solution_str if solution_str.isdigit() else None
     return {"score": float(number == ground_truth), "pred": number}
 
 
-def slow(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> Any:
+def slow(data_source, solution_str, ground_truth, extra_info=None):
     """Writes which process works, and goes on for ever."""
     Path(solution_str).write_text(str(os.getpid()))
     while True:
         pass
 
 
-async def awaited(
-    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
-) -> float:
+async def awaited(data_source, solution_str, ground_truth, extra_info=None):
     """What nobody awaits."""
     return 1.0
 
@@ -128,26 +114,22 @@ class _Awaited:
 awaited_instance = _Awaited()
 
 
-def of_a_batch(
-    data_sources: Any, solution_strs: Any, ground_truths: Any, extra_infos: Any = None
-) -> list[float]:
+def of_a_batch(data_sources, solution_strs, ground_truths, extra_infos=None):
     """verl's signature for many responses at once."""
     return [1.0 for _ in solution_strs]
 
 
-def of_trl(prompts: Any, completions: Any, **columns: Any) -> list[float]:
+def of_trl(prompts, completions, **columns):
     """TRL's signature."""
     return [1.0 for _ in completions]
 
 
-def of_too_few(solution_str: str, ground_truth: Any) -> float:
+def of_too_few(solution_str, ground_truth):
     """It takes two of the four arguments."""
     return 1.0
 
 
-def of_another_truth(
-    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
-) -> float:
+def of_another_truth(data_source, solution_str, ground_truth, extra_info=None):
     """It expects an object as the truth."""
     return float(ground_truth["city"] in solution_str)
 

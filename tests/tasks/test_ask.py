@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 from functools import cache
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,7 +15,7 @@ from tests.support.added_tokens import add_a_token
 
 
 @pytest.mark.parametrize("text", ["3 14 7 = 35", "[3, 14, 7] -> 35", "3,14,7,35", "(3 14 7) → 35"])
-def test_a_puzzle_is_numbers_and_the_target(text: str) -> None:
+def test_a_puzzle_is_numbers_and_the_target(text):
     question = read_question(compose(), text)
     assert question.problem.ground_truth == {"numbers": [3, 14, 7], "target": 35}
     (message,) = question.problem.messages
@@ -28,12 +25,12 @@ def test_a_puzzle_is_numbers_and_the_target(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["How many?", "3 = 35", "", "3 14 seven 35"])
-def test_what_is_no_puzzle_is_refused_with_an_example(text: str) -> None:
+def test_what_is_no_puzzle_is_refused_with_an_example(text):
     with pytest.raises(ValueError, match="write numbers and, last, the target, as '3 14 7 = 35'"):
         read_question(compose(), text)
 
 
-def test_a_number_and_a_question_that_are_too_long_are_refused(tiny_model_path: Path) -> None:
+def test_a_number_and_a_question_that_are_too_long_are_refused(tiny_model_path):
     with pytest.raises(ValueError, match=r"9\.\.\. has 5000 digits: at most 18"):
         read_question(compose(), "3 14 7 = " + "9" * 5_000)
     long = read_question(compose(), "3 " * 500 + "= 5")
@@ -46,9 +43,7 @@ def test_a_number_and_a_question_that_are_too_long_are_refused(tiny_model_path: 
     st.one_of(st.none(), st.text("0123456789.,$#x\ud800")),
     st.sampled_from(["countdown", "gsm8k", "custom", "reasoning_gym"]),
 )
-def test_any_question_is_read_or_refused_in_words(
-    tiny_model_path: Path, text: str, answer: str | None, env: str
-) -> None:
+def test_any_question_is_read_or_refused_in_words(tiny_model_path, text, answer, env):
     config = _config(env)
     try:
         question = read_question(config, text, answer)
@@ -70,7 +65,7 @@ def _config(env: str) -> RunConfig:
 _tokenizer = cache(lambda folder: load_tokenizer(str(folder)))
 
 
-def test_a_word_problem_is_scored_where_its_answer_is_known() -> None:
+def test_a_word_problem_is_scored_where_its_answer_is_known():
     config = compose(["env=gsm8k", "env.prompt_template=think"])
     assert not read_question(config, "How many?").is_scored
     known = read_question(config, "How many?", "1,800")
@@ -80,7 +75,7 @@ def test_a_word_problem_is_scored_where_its_answer_is_known() -> None:
         read_question(config, "How many?", "many")
 
 
-def test_a_token_without_a_row_in_the_model_is_named(tiny_model_path: Path, tmp_path: Path) -> None:
+def test_a_token_without_a_row_in_the_model_is_named(tiny_model_path, tmp_path):
     model = add_a_token(tiny_model_path, tmp_path / "model", "Using")
     config = compose(["data.max_response_length=8", "resources.learner_threads=1"])
     question = read_question(config, "3 14 7 = 35")
@@ -88,7 +83,7 @@ def test_a_token_without_a_row_in_the_model_is_named(tiny_model_path: Path, tmp_
         list(ask_model(config, model, [question], samples=None))
 
 
-def test_replies_are_the_engines_own(tiny_model_path: Path) -> None:
+def test_replies_are_the_engines_own(tiny_model_path):
     config = compose(["data.max_response_length=8", "resources.learner_threads=1"])
     questions = [read_question(config, text) for text in ("3 14 7 = 35", "2 3 4 = 14")]
     greedy = list(ask_model(config, tiny_model_path, questions, samples=None))

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import logging
 import shutil
@@ -50,15 +48,13 @@ def settings(root: Path, **changes: object) -> RunConfig:
     return RunConfig.model_validate(sections | changes)
 
 
-def test_a_local_folder_is_taken_as_it_is(tmp_path: Path, tiny_model_path: Path) -> None:
+def test_a_local_folder_is_taken_as_it_is(tmp_path, tiny_model_path):
     config = settings(tmp_path, model=ModelConfig(path=str(tiny_model_path)))
     assert base_model(config, tmp_path / "unused") == tiny_model_path.resolve()
     assert not (tmp_path / "models").exists()
 
 
-def test_the_folder_depends_on_what_the_model_depends_on_and_on_nothing_else(
-    tmp_path: Path,
-) -> None:
+def test_the_folder_depends_on_what_the_model_depends_on_and_on_nothing_else(tmp_path):
     here = home_made_folder(settings(tmp_path))
     assert here.parent == tmp_path / "models"
 
@@ -112,9 +108,7 @@ def test_it_is_made_once_cached_then_and_made_again_where_it_was_deleted(
     assert is_complete(Path(folder))
 
 
-def test_two_runs_at_once_make_it_once_and_sweep_what_a_dead_one_left(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_two_runs_at_once_make_it_once_and_sweep_what_a_dead_one_left(tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="tasks.base_model")
     config = settings(tmp_path)
     data = generate_dataset(config)
@@ -142,14 +136,11 @@ def rows(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_tuned_model_has_a_folder_by_all_that_it_depends_on(
-    tmp_path: Path, tiny_model_path: Path, rows: Path
-) -> None:
+def test_a_tuned_model_has_a_folder_by_all_that_it_depends_on(tmp_path, tiny_model_path, rows):
     def folder(**sft: object) -> Path | None:
         return made_folder(tuned_settings(tmp_path, tiny_model_path, rows, **sft))
 
     here = folder()
-    assert here is not None
     assert here.name.startswith("sft-tiny_model0-")
     assert folder(save_freq=7) == here
     assert folder(steps=4) != here

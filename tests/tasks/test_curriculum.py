@@ -1,7 +1,5 @@
 """A run with a curriculum, stopped and resumed, asks what an undisturbed one asks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import polars as pl

@@ -1,61 +1,36 @@
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from rl_core.checkpoints.pruning import prune
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.config.run import RunConfig
 from rl_core.data.prompts import load_tokenizer
-from rl_core.envs.countdown.table import COUNTDOWN_DATASET
 from rl_core.evaluation.rows import read_rows
 from rl_core.evaluation.statistics import wilson_interval
 from rl_core.runs.run_folder import RunFolder
-from rl_core.types import Completion, GenerationRequest, SamplingSettings
 from tasks.evaluate import evaluate_run, evaluate_with, group_table, summary_table
 from tasks.evaluate_checkpoint import evaluate_models
 from tasks.evaluator import Evaluator
 from tasks.queries.checkpoint_names import find_model
 from tests.conftest import build_tiny_model
 from tests.support.added_tokens import add_a_token
+from tests.support.checkpoint_files import copying
+from tests.support.held_out import AnsweringEngines, write_puzzles
 
 PROBLEMS = [
-    ([1, 2, 3], 6, "1 + 2 + 3", 1),
-    ([2, 3, 4], 14, "2 + 3 * 4", 2),
-    ([5, 6, 7], 18, "5 + 6 + 7", 3),
-    ([9, 8, 1], 17, "9 * 1 + 8", 5),
+    ("Use [1, 2, 3] to make 6.\n<think>", [1, 2, 3], 6, "1 + 2 + 3", 1),
+    ("Use [2, 3, 4] to make 14.\n<think>", [2, 3, 4], 14, "2 + 3 * 4", 2),
+    ("Use [5, 6, 7] to make 18.\n<think>", [5, 6, 7], 18, "5 + 6 + 7", 3),
+    ("Use [9, 8, 1] to make 17.\n<think>", [9, 8, 1], 17, "9 * 1 + 8", 5),
 ]
 
 
 def write_data(folder: Path) -> Path:
-    folder.mkdir()
-    rows = [
-        {
-            "nums": nums,
-            "target": target,
-            "data_source": "countdown",
-            "prompt": [{"role": "user", "content": f"Use {nums} to make {target}.\n<think>"}],
-            "ability": "math",
-            "reward_model": {"style": "rule", "ground_truth": {"target": target, "numbers": nums}},
-            "extra_info": {
-                "split": "test",
-                "index": index,
-                "num_solutions": num_solutions,
-                "solution": solution,
-            },
-        }
-        for index, (nums, target, solution, num_solutions) in enumerate(PROBLEMS)
-    ]
-    pq.write_table(pa.Table.from_pylist(rows, COUNTDOWN_DATASET), folder / "test.parquet")
-    return folder
+    return write_puzzles(folder, PROBLEMS)
 
 
 def settings(root: Path, **changes: Any) -> RunConfig:
@@ -73,59 +48,37 @@ def settings(root: Path, **changes: Any) -> RunConfig:
 
 def finished_run(config: RunConfig, checkpoint: Path) -> RunFolder:
     run = RunFolder.create(config)
-
-    def write(folder: Path) -> None:
-        shutil.copytree(checkpoint, folder, dirs_exist_ok=True)
-
-    save_checkpoint(run.path, 7, write, 0.5)
+    save_checkpoint(run.path, 7, copying(checkpoint), 0.5)
     return run
 
 
-class KnowingEngines:
+class KnowingEngines(AnsweringEngines):
     """Engines whose base model solves the first problem alone, and whose checkpoint solves all.
 
     Sampled, either model gives every second sample without an answer.
     """
 
-    def __init__(self, model_path: Path) -> None:
-        self._tokenizer = load_tokenizer(str(model_path))
-        self.num_known = 1
-        self.calls = 0
-        self.loaded: list[str] = []
+    num_known = 1
 
     def load_weights(self, folder: Path) -> None:
         self.loaded.append(folder.name)
         self.num_known = len(PROBLEMS)
 
-    def generate(
-        self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
-    ) -> list[Completion]:
-        self.calls += 1
-        completions = []
-        for i, request in enumerate(requests):
-            prompt = self._tokenizer.decode(request.prompt_ids)
-            known = {
-                f"Use {nums} to make {target}.\n<think>": solution
-                for nums, target, solution, _ in PROBLEMS[: self.num_known]
-            }
-            text = f"<answer>{known.get(str(prompt), '1 + 1')}</answer>"
-            if sampling.temperature > 0 and i % 2:
-                text = "I do not know"
-            ids = self._tokenizer.encode(text, add_special_tokens=False)
-            completions.append(Completion(np.array(ids), np.zeros(len(ids), np.float32), "stop"))
-        return completions
+    def answer(self, prompt: str, position: int, *, sampled: bool) -> str:
+        if sampled and position % 2:
+            return "I do not know"
+        known = {problem[0]: problem[3] for problem in PROBLEMS[: self.num_known]}
+        return f"<answer>{known.get(prompt, '1 + 1')}</answer>"
 
 
-def test_a_token_without_a_row_in_the_model_is_named(tmp_path: Path, tiny_model_path: Path) -> None:
+def test_a_token_without_a_row_in_the_model_is_named(tmp_path, tiny_model_path):
     model = add_a_token(tiny_model_path, tmp_path / "model", "Use")
     evaluator = Evaluator(settings(tmp_path / "out"), write_data(tmp_path / "data"))
     with pytest.raises(ValueError, match=r"'Use', which prompts hold, is token"):
         evaluator.ask(KnowingEngines(tiny_model_path), "base", model)
 
 
-def test_both_models_are_scored_on_disk_and_in_the_runs_record(
-    tmp_path: Path, tiny_model_path: Path
-) -> None:
+def test_both_models_are_scored_on_disk_and_in_the_runs_record(tmp_path, tiny_model_path):
     data = write_data(tmp_path / "data")
     config = settings(tmp_path / "out")
     run = finished_run(config, tiny_model_path)
@@ -178,9 +131,7 @@ def test_both_models_are_scored_on_disk_and_in_the_runs_record(
     assert [row["step_000007"][:5] for row in groups] == ["1.000"] * 5
 
 
-def test_a_model_is_asked_once_per_model_data_and_settings(
-    tmp_path: Path, tiny_model_path: Path
-) -> None:
+def test_a_model_is_asked_once_per_model_data_and_settings(tmp_path, tiny_model_path):
     data = write_data(tmp_path / "data")
     model_path = tmp_path / "model"
     shutil.copytree(tiny_model_path, model_path)
@@ -204,9 +155,7 @@ def test_a_model_is_asked_once_per_model_data_and_settings(
     assert calls() == 0
 
 
-def test_fewer_problems_and_no_checkpoint(
-    tmp_path: Path, tiny_model_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_fewer_problems_and_no_checkpoint(tmp_path, tiny_model_path, caplog):
     data = write_data(tmp_path / "data")
     config = settings(tmp_path / "out", evaluation={"samples_per_problem": 1, "max_problems": 2})
     run = RunFolder.create(config)
@@ -220,8 +169,8 @@ def test_fewer_problems_and_no_checkpoint(
 
 
 def test_a_checkpoint_stays_from_when_it_is_chosen_until_its_rows_are_there(
-    tmp_path: Path, tiny_model_path: Path
-) -> None:
+    tmp_path, tiny_model_path
+):
     """A newer one is saved and all others pruned just before and just after it is loaded."""
     config = settings(tmp_path / "out")
     run = finished_run(config, tiny_model_path)
@@ -246,9 +195,7 @@ def test_a_checkpoint_stays_from_when_it_is_chosen_until_its_rows_are_there(
     assert [path.name for path in (run.path / "checkpoints").glob("step_*")] == ["step_000009"]
 
 
-def test_a_damaged_checkpoint_is_not_evaluated_under_any_name(
-    tmp_path: Path, tiny_model_path: Path
-) -> None:
+def test_a_damaged_checkpoint_is_not_evaluated_under_any_name(tmp_path, tiny_model_path):
     config = settings(tmp_path / "out")
     run = finished_run(config, tiny_model_path)
     data = write_data(tmp_path / "data")
@@ -295,8 +242,8 @@ def test_a_real_engine_answers_with_the_base_then_with_the_checkpoint(
 
 
 def test_answers_that_another_version_of_the_users_reward_judged_stay(
-    tmp_path: Path, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, tiny_model_path, monkeypatch
+):
     """The function has the same name, so only its source tells the two evaluations apart."""
     monkeypatch.chdir(tmp_path)
     reward = tmp_path / "own_reward_of_this_test.py"

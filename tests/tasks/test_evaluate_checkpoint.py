@@ -1,7 +1,5 @@
 """Any model to numbers with real engines: one checkpoint gives the same rows, byte for byte."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -87,8 +85,8 @@ def test_the_same_checkpoint_gives_the_same_rows_and_is_as_good_as_itself(
 
 
 def test_prune_leaves_the_checkpoint_that_is_evaluated_and_takes_it_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     """ATTACK: a prune that begins when the engines do."""
     config = settings(tmp_path)
     run = RunFolder.create(config)

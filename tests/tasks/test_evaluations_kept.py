@@ -1,7 +1,5 @@
 """A run's evaluations side by side: fewer problems, or other settings, replace nothing."""
 
-from __future__ import annotations
-
 import html
 import re
 from pathlib import Path
@@ -69,9 +67,7 @@ def text_of(page: Path) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
 
 
-def test_an_evaluation_of_fewer_problems_lies_beside_the_runs_own(
-    place: Place, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_evaluation_of_fewer_problems_lies_beside_the_runs_own(place, capsys):
     own = place.evaluated()
     before = {name: (place.run.path / "eval" / name).read_bytes() for name in place.files()}
     assert sorted(before) == ["base.parquet", "step_000007.parquet"]
@@ -115,9 +111,7 @@ def test_an_evaluation_of_fewer_problems_lies_beside_the_runs_own(
     assert place.files() == [f"{fewer}/step_000007.parquet", *before]
 
 
-def test_other_settings_of_both_models_change_neither_record_nor_champion(
-    place: Place, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_settings_of_both_models_change_neither_record_nor_champion(place, capsys):
     place.evaluated()
     promote_run(place.config, place.run, place.data, place.model)
     record, champions = place.run.read(), list((place.root / "champions").glob("*.json"))
@@ -136,13 +130,13 @@ def test_other_settings_of_both_models_change_neither_record_nor_champion(
     ]
 
 
-def test_as_many_problems_as_there_are_is_the_same_evaluation(place: Place) -> None:
+def test_as_many_problems_as_there_are_is_the_same_evaluation(place):
     own = place.evaluated()
     assert place.evaluated(evaluation={"samples_per_problem": 2, "max_problems": 4}) == own
     assert place.files() == ["base.parquet", "step_000007.parquet"]
 
 
-def test_settings_that_a_run_goes_on_with_move_its_older_evaluation_aside(place: Place) -> None:
+def test_settings_that_a_run_goes_on_with_move_its_older_evaluation_aside(place):
     """`run run_id=r evaluation.max_problems=2`: the record is of the new one, the old one stays."""
     own = place.evaluated()
     finished_run(settings(place.root, evaluation=OF_TWO), place.model)
@@ -164,7 +158,7 @@ def test_settings_that_a_run_goes_on_with_move_its_older_evaluation_aside(place:
     assert new != own
 
 
-def test_without_an_evaluation_of_its_own_the_largest_of_most_models_is_taken(place: Place) -> None:
+def test_without_an_evaluation_of_its_own_the_largest_of_most_models_is_taken(place):
     place.knows_the_checkpoint(evaluation=OF_TWO | {"max_problems": 3})
     three = settings(place.root, evaluation=OF_TWO | {"max_problems": 3})
     evaluate_models(three, place.data, find_model("r", place.root))
@@ -182,7 +176,7 @@ def test_without_an_evaluation_of_its_own_the_largest_of_most_models_is_taken(pl
     assert place.run.read().accuracy_after == 1.0
 
 
-def test_a_run_is_its_settings_own_even_where_they_cannot_be_read(place: Place) -> None:
+def test_a_run_is_its_settings_own_even_where_they_cannot_be_read(place):
     own = Evaluator(place.config, place.data)
     other = Evaluator(settings(place.root, evaluation=OF_TWO), place.data)
     assert (own.is_own_of(place.run), other.is_own_of(place.run)) == (True, False)

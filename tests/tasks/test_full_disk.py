@@ -1,7 +1,5 @@
 """A disk that is full when a trained run is evaluated, compared and reported."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +17,6 @@ from rl_core.system.disk_reserve import RESERVE_BYTES, hold_reserve
 from tasks.evaluate import evaluate_with
 from tasks.promote import promote_run
 from tasks.report import write_last_report, write_report
-from tests.support.chaos import Ledger
 from tests.support.faults import leave_free, mounted_small_disk
 from tests.tasks.test_evaluate import KnowingEngines, finished_run, settings, write_data
 
@@ -41,8 +38,8 @@ def files(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.chaos
 def test_a_full_disk_costs_rows_and_report_but_no_number_and_not_the_run(
-    tmp_path: Path, disk: Path, tiny_model_path: Path, survived: Ledger
-) -> None:
+    tmp_path, disk, tiny_model_path, survived
+):
     data = write_data(tmp_path / "data")
     config = settings(disk)
     run = finished_run(config, tiny_model_path)
@@ -58,7 +55,6 @@ def test_a_full_disk_costs_rows_and_report_but_no_number_and_not_the_run(
     record = run.read()
     assert (record.status, record.accuracy_before, record.accuracy_after) == ("finished", 0.25, 1.0)
     assert promotion.reason == "not promoted: the rows of its evaluation were not kept"
-    assert record.reason is not None
     said = record.reason.split("; ")
     for sentence, product, command in zip(
         said,
@@ -84,7 +80,7 @@ def test_a_full_disk_costs_rows_and_report_but_no_number_and_not_the_run(
     survived("ENOSPC", "report.html", rows_lost=rows_lost)
 
 
-def test_a_product_waits_until_the_reserve_is_back(disk: Path, tiny_model_path: Path) -> None:
+def test_a_product_waits_until_the_reserve_is_back(disk, tiny_model_path):
     run = finished_run(settings(disk), tiny_model_path)
     hold_reserve(run.path)
     leave_free(disk, 0)
@@ -95,14 +91,14 @@ def test_a_product_waits_until_the_reserve_is_back(disk: Path, tiny_model_path: 
     assert write_unless_full(run, "x", (run.path / "x").touch, remedy="try again")
 
 
-def test_what_is_no_full_disk_is_an_error(tmp_path: Path) -> None:
+def test_what_is_no_full_disk_is_an_error(tmp_path):
     run = RunFolder.create(settings(tmp_path))
     with pytest.raises(FileNotFoundError):
         write_unless_full(run, "x", (tmp_path / "none" / "x").touch, remedy="try again")
     assert run.read().reason is None
 
 
-def test_a_failure_by_a_full_disk_names_the_place_and_what_to_do(disk: Path) -> None:
+def test_a_failure_by_a_full_disk_names_the_place_and_what_to_do(disk):
     leave_free(disk, 0)
     with pytest.raises(OSError, match="No space left") as caught:
         shutil.copyfile("/bin/sh", disk / "copy")
@@ -115,9 +111,7 @@ def test_a_failure_by_a_full_disk_names_the_place_and_what_to_do(disk: Path) -> 
     assert len(one_line(OSError(28, "w" * 1_000))) == 400
 
 
-def test_a_model_alone_is_named_in_summary_and_report(
-    tmp_path: Path, tiny_model_path: Path
-) -> None:
+def test_a_model_alone_is_named_in_summary_and_report(tmp_path, tiny_model_path):
     config = settings(tmp_path)
     run = finished_run(config, tiny_model_path)
     save_checkpoint(

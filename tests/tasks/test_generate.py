@@ -1,7 +1,5 @@
 """Generate: made once, reused while it verifies, and shown as cached in Prefect."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import re
@@ -22,12 +20,7 @@ from rl_core.config.operations import StorageConfig
 from rl_core.config.run import DataConfig, RunConfig
 from rl_core.data.dataset import DatasetError, dataset_folder, read_problems
 from rl_core.envs.countdown import CountdownConfig
-from tasks.generate import (
-    cache_key,
-    cached_dataset,
-    generate_dataset,
-    generate_task,
-)
+from tasks.generate import cache_key, cached_dataset, generate_dataset, generate_task
 from tests.support.brute_force import brute_force
 from tests.support.prefect_server import temporary_prefect_server
 from tests.support.waiting import wait_for
@@ -47,7 +40,7 @@ def data_sets(root: Path) -> list[str]:
     return sorted(path.name for path in (root / "data").iterdir() if path.name != ".lock")
 
 
-def test_made_once_and_found_again(tmp_path: Path) -> None:
+def test_made_once_and_found_again(tmp_path):
     config = settings(tmp_path)
     folder = generate_dataset(config)
     assert folder == dataset_folder(config)
@@ -59,18 +52,18 @@ def test_made_once_and_found_again(tmp_path: Path) -> None:
     assert data_sets(tmp_path) == [folder.name]
 
 
-def test_other_settings_make_another_folder(tmp_path: Path) -> None:
+def test_other_settings_make_another_folder(tmp_path):
     folders = {generate_dataset(settings(tmp_path, seed=seed)) for seed in (0, 1)}
     assert len(folders) == 2
 
 
-def test_one_name_for_two_data_sets_is_refused(tmp_path: Path) -> None:
+def test_one_name_for_two_data_sets_is_refused(tmp_path):
     generate_dataset(settings(tmp_path, name="mine"))
     with pytest.raises(ValueError, match=r"data\.seed differs.*another data\.name"):
         generate_dataset(settings(tmp_path, name="mine", seed=1))
 
 
-def test_own_files_are_made_once_and_again_after_a_change(tmp_path: Path) -> None:
+def test_own_files_are_made_once_and_again_after_a_change(tmp_path):
     file = tmp_path / "mine.jsonl"
     file.write_text('{"nums": [1, 2], "target": 3}\n{"nums": [4, 5], "target": 9}\n')
     config = settings(tmp_path, train_files=str(file), test_size=1)
@@ -86,7 +79,7 @@ def test_own_files_are_made_once_and_again_after_a_change(tmp_path: Path) -> Non
     assert cache_key(None, {"config": config}) != key  # type: ignore[arg-type]
 
 
-def test_damage_is_said_and_never_repaired_in_silence(tmp_path: Path) -> None:
+def test_damage_is_said_and_never_repaired_in_silence(tmp_path):
     folder = generate_dataset(settings(tmp_path))
     content = (folder / "train.parquet").read_bytes()
     (folder / "train.parquet").write_bytes(content[: len(content) // 2])
@@ -94,7 +87,7 @@ def test_damage_is_said_and_never_repaired_in_silence(tmp_path: Path) -> None:
         generate_task.fn(settings(tmp_path))
 
 
-def test_what_dead_writers_left_is_cleaned(tmp_path: Path) -> None:
+def test_what_dead_writers_left_is_cleaned(tmp_path):
     for name in (".tmp-countdown-12345678-abcd", ".trash-countdown-12345678-abcd"):
         (tmp_path / "data" / name).mkdir(parents=True)
         (tmp_path / "data" / name / "train.parquet").write_bytes(b"PAR1")
@@ -127,7 +120,6 @@ def start_generating(root: Path, fatal_event: int = 0) -> subprocess.Popen[str]:
     """Generates in a process that SIGKILLs itself at an event (an open, mkdir, rename), if any."""
     command = [sys.executable, "-c", GENERATE, str(root), str(fatal_event)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
-    assert process.stdout is not None
     assert process.stdout.readline() == "starting\n"
     return process
 

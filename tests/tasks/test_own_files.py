@@ -1,7 +1,5 @@
 """Own files through the stages: validated by the checks that fit them, and trained from."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Sequence
@@ -37,7 +35,7 @@ def prepared(root: Path, rows: list[dict[str, object]], **env: object) -> tuple[
     return config, generate_dataset(config)
 
 
-def test_ranges_and_sizes_of_the_generator_do_not_apply(tmp_path: Path) -> None:
+def test_ranges_and_sizes_of_the_generator_do_not_apply(tmp_path):
     rows = [tinyzero_row(*problem, index) for index, problem in enumerate(SOLVABLE)]
     narrow = {"min_operands": 5, "max_operands": 5, "max_number": 2, "max_target": 10}
     config, data = prepared(tmp_path, rows, **narrow)
@@ -49,9 +47,7 @@ def test_ranges_and_sizes_of_the_generator_do_not_apply(tmp_path: Path) -> None:
         assert f"countdown_{name}" in results
 
 
-def test_foreign_prompts_are_a_warning_in_words(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_foreign_prompts_are_a_warning_in_words(tmp_path, caplog):
     rows = [tinyzero_row(*problem, index) for index, problem in enumerate(SOLVABLE)]
     rows[1]["prompt"] = [{"role": "user", "content": "Make 16 of 3, 5 and 8."}]
     config, data = prepared(tmp_path, rows)
@@ -65,9 +61,7 @@ def test_foreign_prompts_are_a_warning_in_words(
     assert "Make 16 of 3, 5 and 8." in warning
 
 
-def test_a_mistake_in_own_files_is_bad_input_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_in_own_files_is_bad_input_in_one_line(tmp_path, capsys):
     (tmp_path / "mine.jsonl").write_text('{"nums": [0, 5], "target": 5}\n')
     for name, words in (
         ("none.jsonl", "there is no such file"),
@@ -80,9 +74,7 @@ def test_a_mistake_in_own_files_is_bad_input_in_one_line(
         assert len(err.splitlines()) == 1
 
 
-def test_too_few_rows_for_a_batch_are_said_before_anything_starts(
-    tmp_path: Path, tiny_model_path: Path
-) -> None:
+def test_too_few_rows_for_a_batch_are_said_before_anything_starts(tmp_path, tiny_model_path):
     rows = [tinyzero_row(*problem, index) for index, problem in enumerate(SOLVABLE)]
     config, data = prepared(tmp_path, rows)
     with pytest.raises(ValueError, match=r"data\.train_batch_size=256 is above the 4 training"):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import shutil
 import socket
 import sys
@@ -33,7 +31,7 @@ def level(findings: list[Finding], check: str) -> str:
     return found
 
 
-def test_all_is_well_on_this_machine(tmp_path: Path) -> None:
+def test_all_is_well_on_this_machine(tmp_path):
     findings = preflight(small(tmp_path / "new"))
     assert {f.check: f.level for f in findings} == dict.fromkeys(
         ("disk", "engine", "device", "model", "memory", "disk plan", "time"), "ok"
@@ -42,21 +40,21 @@ def test_all_is_well_on_this_machine(tmp_path: Path) -> None:
     refuse_fatal(findings)
 
 
-def test_a_root_under_a_file_cannot_be_written(tmp_path: Path) -> None:
+def test_a_root_under_a_file_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
     findings = preflight(small(tmp_path / "file" / "root"))
     with pytest.raises(PreflightError, match=r"storage\.root=.*file/root cannot be written"):
         refuse_fatal(findings)
 
 
-def test_too_little_disk_is_fatal_and_says_how_much_there_is(tmp_path: Path) -> None:
+def test_too_little_disk_is_fatal_and_says_how_much_there_is(tmp_path):
     findings = preflight(small(tmp_path, storage=StorageConfig(root=tmp_path, min_free_gib=1e9)))
     (disk,) = [finding for finding in findings if finding.check == "disk"]
     assert disk.level == "fatal"
     assert "min_free_gib=1000000000.0" in disk.message
 
 
-def test_own_files_that_are_not_there_are_fatal(tmp_path: Path) -> None:
+def test_own_files_that_are_not_there_are_fatal(tmp_path):
     findings = preflight(small(tmp_path, data={"train_files": "none.jsonl"}))
     with pytest.raises(
         PreflightError, match=r"data\.train_files=none\.jsonl: there is no such file"
@@ -67,9 +65,7 @@ def test_own_files_that_are_not_there_are_fatal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/no/such/folder", "nope", "./a", "a/b/c", "../b", "/a"])
-def test_a_missing_folder_is_fatal(
-    tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_folder_is_fatal(tmp_path, path, monkeypatch):
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
@@ -78,9 +74,7 @@ def test_a_missing_folder_is_fatal(
         refuse_fatal(findings)
 
 
-def test_a_folder_without_weights_is_fatal_and_one_with_them_is_fine(
-    tmp_path: Path, tiny_model_path: Path
-) -> None:
+def test_a_folder_without_weights_is_fatal_and_one_with_them_is_fine(tmp_path, tiny_model_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     findings = preflight(small(tmp_path, model=ModelConfig(path=str(tmp_path / "model"))))
@@ -91,8 +85,8 @@ def test_a_folder_without_weights_is_fatal_and_one_with_them_is_fine(
 
 
 def test_a_package_and_a_gguf_file_are_looked_for_before_anything_loads(
-    tmp_path: Path, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, tiny_model_path, monkeypatch
+):
     shutil.copytree(tiny_model_path, tmp_path / "site" / "holds_a_model")
     monkeypatch.syspath_prepend(tmp_path / "site")
     fine = small(tmp_path, model=ModelConfig(path="package:holds_a_model"))
@@ -106,9 +100,7 @@ def test_a_package_and_a_gguf_file_are_looked_for_before_anything_loads(
             refuse_fatal(preflight(small(tmp_path, model=ModelConfig(path=path))))
 
 
-def test_a_hub_name_needs_the_hub_or_its_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_name_needs_the_hub_or_its_cache(tmp_path, monkeypatch):
     config = small(tmp_path, model=ModelConfig(path="nobody/nothing-of-this-name"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert level(preflight(config), "model") == "fatal"
@@ -121,9 +113,7 @@ def test_a_hub_name_needs_the_hub_or_its_cache(
     assert level(preflight(config), "model") == "fatal"
 
 
-def test_a_name_on_modelscope_needs_it_or_its_cache(
-    tmp_path: Path, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_on_modelscope_needs_it_or_its_cache(tmp_path, tiny_model_path, monkeypatch):
     config = small(tmp_path / "root", model=ModelConfig(path="modelscope:someone/tiny"))
     monkeypatch.setenv("MODELSCOPE_CACHE", str(tmp_path / "cache"))
     assert level(preflight(config), "model") == "fatal"  # HF_HUB_OFFLINE is for all hubs
@@ -143,7 +133,7 @@ def test_a_name_on_modelscope_needs_it_or_its_cache(
         refuse_fatal(preflight(config))
 
 
-def test_a_known_model_is_planned_from_its_name_on_either_hub() -> None:
+def test_a_known_model_is_planned_from_its_name_on_either_hub():
     shape = known_shape("modelscope:Qwen/Qwen2.5-0.5B")
     assert shape is not None
     assert shape == known_shape("Qwen/Qwen2.5-0.5B")
@@ -160,20 +150,16 @@ def test_a_known_model_is_planned_from_its_name_on_either_hub() -> None:
         {"name": "gsm8k", "source": "toy", "prompt_template": "chat"},
     ],
 )
-def test_the_home_made_model_refuses_what_it_cannot_search(
-    tmp_path: Path, env: dict[str, object]
-) -> None:
+def test_the_home_made_model_refuses_what_it_cannot_search(tmp_path, env):
     assert level(preflight(small(tmp_path, env=env)), "model") == "fatal"
 
 
-def test_the_home_made_model_learns_toy_word_problems_too(tmp_path: Path) -> None:
+def test_the_home_made_model_learns_toy_word_problems_too(tmp_path):
     env = {"name": "gsm8k", "source": "toy", "prompt_template": "think"}
     assert level(preflight(small(tmp_path, env=env)), "model") == "ok"
 
 
-def test_a_gpu_is_refused_by_a_cpu_build_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_is_refused_by_a_cpu_build_only(tmp_path, monkeypatch):
     config = small(tmp_path, resources=ResourcesConfig(learner_gpus=0.5))
     assert level(preflight(config), "device") == "fatal"
     # A build with CUDA is asked about its cards, and here there are none.
@@ -182,22 +168,20 @@ def test_a_gpu_is_refused_by_a_cpu_build_only(
     assert "sees none (no NVIDIA driver found)" in found.message
 
 
-def test_an_engine_that_is_not_installed_is_fatal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_is_not_installed_is_fatal(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "version_of", lambda package: None)
     with pytest.raises(PreflightError, match=r"rollout\.engine=vllm or Ray is not installed"):
         refuse_fatal(preflight(small(tmp_path)))
 
 
-def test_what_others_saw_is_said_before_the_start(tmp_path: Path) -> None:
+def test_what_others_saw_is_said_before_the_start(tmp_path):
     found = preflight(compose(["preset=tinyzero-0.5b-24gb", f"storage.root={tmp_path}"]))
     assert level(found, "outcome") == "warning"
     instruct = preflight(compose(["preset=gsm8k-ppo-0.5b", f"storage.root={tmp_path}"]))
     assert [finding for finding in instruct if finding.check == "outcome"] == []
 
 
-def test_fine_tuning_first_is_the_remedy_and_its_data_are_looked_up(tmp_path: Path) -> None:
+def test_fine_tuning_first_is_the_remedy_and_its_data_are_looked_up(tmp_path):
     weak = ["preset=tinyzero-0.5b-24gb", f"storage.root={tmp_path}"]
     found = preflight(compose([*weak, "sft.data=traces"]))
     assert [finding for finding in found if finding.check == "outcome"] == []
@@ -206,9 +190,7 @@ def test_fine_tuning_first_is_the_remedy_and_its_data_are_looked_up(tmp_path: Pa
     assert "sft.data=lost.jsonl" in fatal.message
 
 
-def test_a_disk_that_cannot_hold_the_checkpoints_is_fatal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_cannot_hold_the_checkpoints_is_fatal(tmp_path, monkeypatch):
     settings = compose(["preset=tinyzero-0.5b-24gb", f"storage.root={tmp_path}"])
     for free_gb, wanted in ((30, "fatal"), (40, "warning"), (60, "ok")):
         usage = shutil.disk_usage(tmp_path)._replace(free=free_gb * 10**9)
@@ -218,7 +200,7 @@ def test_a_disk_that_cannot_hold_the_checkpoints_is_fatal(
         monkeypatch.undo()
 
 
-def test_a_stop_that_leaves_no_time_for_a_save_is_told(tmp_path: Path) -> None:
+def test_a_stop_that_leaves_no_time_for_a_save_is_told(tmp_path):
     """A checkpoint of 11.9 GB takes half a minute to write."""
     for grace_s, is_told in ((15, True), (60, False)):
         overrides = [f"storage.root={tmp_path}", f"trainer.stop_grace_s={grace_s}"]
@@ -227,13 +209,13 @@ def test_a_stop_that_leaves_no_time_for_a_save_is_told(tmp_path: Path) -> None:
         assert ("takes about 28 s to write and SIGTERM leaves 15" in plan.remedy) == is_told
 
 
-def test_wandb_and_a_cluster_are_asked_only_where_the_settings_want_them(tmp_path: Path) -> None:
+def test_wandb_and_a_cluster_are_asked_only_where_the_settings_want_them(tmp_path):
     assert "ray" not in [finding.check for finding in preflight(small(tmp_path))]
     gone = small(tmp_path, resources=ResourcesConfig(ray_address="127.0.0.1:9"))
     assert level(preflight(gone), "ray") == "fatal"
 
 
-def test_an_unreachable_wandb_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_wandb_is_a_warning(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     trainer = {"logger": ("wandb",), "wandb_mode": "online"}
     found = preflight(small(tmp_path, trainer=trainer))
@@ -250,9 +232,7 @@ def test_an_unreachable_wandb_is_a_warning(tmp_path: Path, monkeypatch: pytest.M
         ("tests.support.user_rewards:same_text", "ok"),
     ],
 )
-def test_a_reward_of_ones_own_is_loaded_before_anything_else(
-    name: str, expected: str, tmp_path: Path
-) -> None:
+def test_a_reward_of_ones_own_is_loaded_before_anything_else(name, expected, tmp_path):
     findings = preflight(small(tmp_path, env=CountdownConfig(max_operands=3, reward=name)))
     assert level(findings, "reward") == expected
     if expected == "fatal":

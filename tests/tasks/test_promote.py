@@ -1,25 +1,21 @@
 """A run's checkpoint against the champion, from evaluation to pointer, with knowing engines."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rl_core.checkpoints.champion import all_champions
+from rl_core.checkpoints.manifest import model_digest
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.config.run import RunConfig
-from rl_core.data.prompts import load_tokenizer
 from rl_core.runs.run_folder import RunFolder
-from rl_core.types import Completion, GenerationRequest, SamplingSettings
 from tasks.evaluate import evaluate_with
 from tasks.promote import champion_table, promote_run
 from tasks.queries.checkpoint_names import find_model
-from tests.support.held_out import write_test_split
+from tests.support.checkpoint_files import copying
+from tests.support.held_out import AnsweringEngines, write_test_split
 
 NUM_PROBLEMS = 12
 
@@ -28,30 +24,20 @@ def write_data(folder: Path) -> Path:
     return write_test_split(folder, [f"{i}:" for i in range(NUM_PROBLEMS)])
 
 
-class Engines:
+class Engines(AnsweringEngines):
     """Solve as many problems as the loaded folder's `skill` says; the base model two."""
 
-    def __init__(self, model_path: Path) -> None:
-        self._tokenizer = load_tokenizer(str(model_path))
-        self._skill = 2
-        self.loaded: list[str] = []
+    skill = 2
 
     def load_weights(self, folder: Path) -> None:
         if (folder / "misshapen").exists():
             raise ValueError("weight update refused, 1 of 26 tensors misshapen")
         self.loaded.append(f"{folder.parent.parent.name}/{folder.name}")
-        self._skill = int((folder / "skill").read_text())
+        self.skill = int((folder / "skill").read_text())
 
-    def generate(
-        self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
-    ) -> list[Completion]:
-        completions = []
-        for request in requests:
-            index = int(str(self._tokenizer.decode(request.prompt_ids)).rstrip(":"))
-            text = f"<answer>2 + {index}</answer>" if index < self._skill else "no"
-            ids = self._tokenizer.encode(text, add_special_tokens=False)
-            completions.append(Completion(np.array(ids), np.zeros(len(ids), np.float32), "stop"))
-        return completions
+    def answer(self, prompt: str, position: int, *, sampled: bool) -> str:
+        index = int(prompt.rstrip(":"))
+        return f"<answer>2 + {index}</answer>" if index < self.skill else "no"
 
 
 class Place:
@@ -75,10 +61,7 @@ class Place:
         run = RunFolder.create(self.config(run_id))
         run.update(model=str(self.model_path), data=str(self.data))
 
-        def write(folder: Path) -> None:
-            shutil.copytree(self.model_path, folder, dirs_exist_ok=True)
-            (folder / "skill").write_text(str(skill))
-
+        write = copying(self.model_path, lambda new: (new / "skill").write_text(str(skill)))
         save_checkpoint(run.path, 7, write, 0.5)
         return run
 
@@ -100,15 +83,11 @@ def place(tmp_path: Path, tiny_model_path: Path) -> Place:
     return Place(tmp_path, tiny_model_path)
 
 
-def test_night_after_night_only_the_better_run_is_promoted(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_night_after_night_only_the_better_run_is_promoted(place, caplog):
     caplog.set_level("INFO")
     loaded, outcome = place.ends(place.trained("mon", 4))
-    assert (loaded, outcome[:45]) == (
-        ["mon/step_000007"],
-        "not promoted: cannot tell from its base model",
-    )
+    assert loaded == ["mon/step_000007"]
+    assert outcome.startswith("not promoted: cannot tell from its base model")
     assert all_champions(place.root) == []
     with pytest.raises(ValueError, match="no champion in"):
         find_model("champion", place.root)
@@ -125,19 +104,15 @@ def test_night_after_night_only_the_better_run_is_promoted(
     loaded, outcome = place.ends(place.trained("thu", 1))
     assert outcome.startswith("not promoted: worse than the champion tue/step_000007")
     assert place.champion() == "tue/step_000007"
-    model = find_model("champion", place.root)
-    assert (model.name, model.step, model.run) == (
-        "tue/step_000007",
-        7,
-        RunFolder(place.root / "runs/tue"),
-    )
+    model, run = find_model("champion", place.root), RunFolder(place.root / "runs/tue")
+    assert (model.name, model.step, model.run) == ("tue/step_000007", 7, run)
     assert model.folder == place.root / "runs/tue/checkpoints/step_000007"
     assert find_model("champion", place.root, env="countdown") == model
     with pytest.raises(ValueError, match="no champion of env=gsm8k"):
         find_model("champion", place.root, env="gsm8k")
 
 
-def test_the_champion_is_asked_anew_where_the_settings_are_others(place: Place) -> None:
+def test_the_champion_is_asked_anew_where_the_settings_are_others(place):
     place.ends(place.trained("mon", 8))
     loaded, outcome = place.ends(place.trained("tue", 12), samples_per_problem=2)
     assert loaded == ["tue/step_000007", "mon/step_000007"]
@@ -161,22 +136,13 @@ def test_the_champion_is_asked_anew_where_the_settings_are_others(place: Place) 
         ),
     ],
 )
-def test_a_champion_that_these_engines_cannot_run_stays(
-    place: Place, caplog: pytest.LogCaptureFixture, spoil, words: str
-) -> None:
+def test_a_champion_that_these_engines_cannot_run_stays(place, caplog, spoil, words):
     run = place.trained("mon", 8)
     place.ends(run)
     (champion,) = all_champions(place.root)
     folder = place.root / champion.current.checkpoint
-
-    def write(new: Path) -> None:
-        shutil.copytree(place.model_path, new, dirs_exist_ok=True)
-        spoil(new)
-
     # As if it had been trained from another model: the pointer names the folder as it is now.
-    save_checkpoint(run.path, 7, write, 0.5)
-    from rl_core.checkpoints.manifest import model_digest
-
+    save_checkpoint(run.path, 7, copying(place.model_path, spoil), 0.5)
     file = next((place.root / "champions").glob("countdown-*.json"))
     named = json.loads(file.read_text())
     named["current"]["model_digest"] = model_digest(folder)
@@ -184,13 +150,12 @@ def test_a_champion_that_these_engines_cannot_run_stays(
     loaded, outcome = place.ends(place.trained("tue", 12))
     assert loaded == ["tue/step_000007"]
     assert words in caplog.text
-    assert (
-        outcome == "not promoted: the champion mon/step_000007 could not be asked the same problems"
-    )
+    why = "the champion mon/step_000007 could not be asked the same problems"
+    assert outcome == f"not promoted: {why}"
     assert place.champion() == "mon/step_000007"
 
 
-def test_a_champion_that_is_gone_is_reported_and_replaced(place: Place) -> None:
+def test_a_champion_that_is_gone_is_reported_and_replaced(place):
     place.ends(place.trained("mon", 8))
     shutil.rmtree(place.root / "runs" / "mon")
     with pytest.raises(ValueError, match="the champion mon/step_000007 is gone from"):
@@ -200,7 +165,7 @@ def test_a_champion_that_is_gone_is_reported_and_replaced(place: Place) -> None:
     assert outcome.endswith("; the champion mon/step_000007 is gone from the disk")
 
 
-def test_the_table_shows_who_reigned(place: Place) -> None:
+def test_the_table_shows_who_reigned(place):
     for name, skill in (("mon", 8), ("tue", 12)):
         run = place.trained(name, skill)
         place.ends(run)

@@ -1,8 +1,4 @@
-from __future__ import annotations
-
 from pathlib import Path
-
-import pytest
 
 from rl_core.checkpoints.store import list_checkpoints, save_checkpoint
 from rl_core.config.operations import CheckpointsConfig, StorageConfig
@@ -28,9 +24,7 @@ def settings(root: Path, *, keep_last: int, quota_bytes: int) -> RunConfig:
     return RunConfig(storage=StorageConfig(root=root, min_free_gib=0), checkpoints=limits)
 
 
-def test_a_row_per_checkpoint_says_what_was_done_and_why(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_row_per_checkpoint_says_what_was_done_and_why(tmp_path, caplog):
     caplog.set_level("INFO", logger="tasks.prune")
     run = run_with_checkpoints(tmp_path, {10: 0.5, 20: 0.1, 30: None, 40: 0.2})
     config = settings(tmp_path, keep_last=1, quota_bytes=10_000)
@@ -41,13 +35,7 @@ def test_a_row_per_checkpoint_says_what_was_done_and_why(
     assert rows == dry
     assert [(r["what"], r["decision"], r["why"], r["bytes"], r["accuracy"]) for r in rows] == [
         ("step_000040", "kept", "latest", 1_000, 0.2),
-        (
-            "step_000030",
-            "kept",
-            "one of the newest 1 beside latest and best",
-            1_000,
-            None,
-        ),
+        ("step_000030", "kept", "one of the newest 1 beside latest and best", 1_000, None),
         ("step_000020", "deleted", "older than the newest 1 beside latest and best", 1_000, 0.1),
         ("step_000010", "kept", "best", 1_000, 0.5),
     ]
@@ -55,14 +43,14 @@ def test_a_row_per_checkpoint_says_what_was_done_and_why(
     assert "1 of 4 checkpoints deleted, " in caplog.text
 
 
-def test_latest_and_best_stay_above_any_quota(tmp_path: Path) -> None:
+def test_latest_and_best_stay_above_any_quota(tmp_path):
     run = run_with_checkpoints(tmp_path, {10: 0.5, 20: 0.1, 30: 0.2})
     rows = prune_run(settings(tmp_path, keep_last=5, quota_bytes=1), run)
     assert [row["decision"] for row in rows] == ["kept", "deleted", "kept"]
     assert rows[1]["why"] == "over the quota of 1 B"
 
 
-def test_a_run_without_checkpoints_has_no_rows(tmp_path: Path) -> None:
+def test_a_run_without_checkpoints_has_no_rows(tmp_path):
     config = settings(tmp_path, keep_last=1, quota_bytes=1)
     assert prune_run(config, RunFolder(tmp_path / "runs" / "r")) == []
 
@@ -72,12 +60,11 @@ def with_rollouts(run: RunFolder, steps: int) -> list[int]:
     sizes = []
     for step in range(1, steps + 1):
         file = run.rollouts.write(step, 0, [], {})
-        assert file is not None
         sizes.append(file.stat().st_size)
     return sizes
 
 
-def test_rollout_files_are_joined_and_the_oldest_deleted(tmp_path: Path) -> None:
+def test_rollout_files_are_joined_and_the_oldest_deleted(tmp_path):
     run = run_with_checkpoints(tmp_path, {10: 0.5})
     sizes = with_rollouts(run, 4)
     limits = StorageConfig(root=tmp_path, min_free_gib=0, rollout_quota_bytes=sum(sizes[1:]))
@@ -93,7 +80,7 @@ def test_rollout_files_are_joined_and_the_oldest_deleted(tmp_path: Path) -> None
     assert bytes_by_kind(run.path)["rollouts"] == joined.stat().st_size
 
 
-def test_one_run_that_cannot_be_pruned_does_not_keep_the_others(tmp_path: Path) -> None:
+def test_one_run_that_cannot_be_pruned_does_not_keep_the_others(tmp_path):
     config = settings(tmp_path, keep_last=0, quota_bytes=10_000)
     going, over = (
         RunFolder.create(config.model_copy(update={"run_id": name})) for name in ("going", "over")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib
@@ -43,7 +41,7 @@ def text_of(page: str) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
 
 
-def test_turns_are_told_where_a_run_has_them(alpha: tuple[Report, str], shared_runs: Path) -> None:
+def test_turns_are_told_where_a_run_has_them(alpha, shared_runs):
     text = text_of(alpha[1])
     assert "answers per response most accuracy with answers without 3 0.75 2 0.500 0.000" in text
     used = "turns responses share accuracy tokens 1 2 0.500 0.000 41 2 1 0.250 1.000 6"
@@ -51,7 +49,7 @@ def test_turns_are_told_where_a_run_has_them(alpha: tuple[Report, str], shared_r
     assert "Accuracy by turns" not in make_report(shared_runs / "runs" / "beta").page
 
 
-def test_problems_without_a_number_of_solutions_get_no_table_of_it(two_runs: Path) -> None:
+def test_problems_without_a_number_of_solutions_get_no_table_of_it(two_runs):
     """As in GSM8K, where one row `unknown` would repeat the headline."""
     file = two_runs / "runs" / "alpha" / "eval" / "evaluation.parquet"
     rows = [row | {"num_solutions": 0} for row in pq.read_table(file).to_pylist()]
@@ -62,7 +60,7 @@ def test_problems_without_a_number_of_solutions_get_no_table_of_it(two_runs: Pat
     assert data.pass_at_k
 
 
-def test_page_tells_the_numbers_of_the_run(alpha: tuple[Report, str]) -> None:
+def test_page_tells_the_numbers_of_the_run(alpha):
     text = text_of(alpha[1])
     assert "0.250 95%: 0.046 to 0.699 → 0.500 95%: 0.150 to 0.850" in text
     # won 2, lost 1 of 4: (1 -+ 1.96 sqrt(3 - 1/4)) / 4
@@ -82,9 +80,7 @@ def test_page_tells_the_numbers_of_the_run(alpha: tuple[Report, str]) -> None:
     assert re.search(r"checkpoints \d+ B", text)
 
 
-def test_the_headline_says_which_step_it_is_of_and_why_not_of_the_best(
-    alpha: tuple[Report, str],
-) -> None:
+def test_the_headline_says_which_step_it_is_of_and_why_not_of_the_best(alpha):
     report, page = alpha
     for text in (page, report.markdown):
         assert "The trained model is step 3, the last" in text
@@ -92,9 +88,7 @@ def test_the_headline_says_which_step_it_is_of_and_why_not_of_the_best(
         assert "`countdown-train evaluate alpha/best` measures it on the same 4 problems" in text
 
 
-def test_samples_come_from_the_end_of_training(
-    alpha: tuple[Report, str], alpha_data: ReportData
-) -> None:
+def test_samples_come_from_the_end_of_training(alpha, alpha_data):
     assert [(s.step, s.verdict) for s in alpha_data.samples] == [
         (3, "correct"),
         (3, "wrong_value"),
@@ -105,7 +99,7 @@ def test_samples_come_from_the_end_of_training(
     assert "response 3.1.0" in alpha[1]
 
 
-def test_the_price_of_the_time_is_shown_where_the_settings_name_one(two_runs: Path) -> None:
+def test_the_price_of_the_time_is_shown_where_the_settings_name_one(two_runs):
     run = two_runs / "runs" / "alpha"
     before = text_of(write_report(run).html.read_text())
     assert "EUR" not in before
@@ -114,7 +108,7 @@ def test_the_price_of_the_time_is_shown_where_the_settings_name_one(two_runs: Pa
     assert f"{seconds:.1f} EUR" in text_of(write_report(run).html.read_text())
 
 
-def test_page_is_one_file_that_asks_for_nothing(alpha: tuple[Report, str]) -> None:
+def test_page_is_one_file_that_asks_for_nothing(alpha):
     page = alpha[1]
     assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", page)
     assert not re.findall(r"@import|url\((?!#)", page)
@@ -124,7 +118,7 @@ def test_page_is_one_file_that_asks_for_nothing(alpha: tuple[Report, str]) -> No
     assert f"script-src 'sha256-{digest}';" in page
 
 
-def test_markdown_has_headline_and_tables_but_no_model_text(alpha: tuple[Report, str]) -> None:
+def test_markdown_has_headline_and_tables_but_no_model_text(alpha):
     markdown = alpha[0].markdown
     assert markdown.startswith("# alpha: finished\n")
     assert "**Greedy accuracy 0.250 → 0.500**, gain +0.250" in markdown
@@ -136,7 +130,7 @@ def test_markdown_has_headline_and_tables_but_no_model_text(alpha: tuple[Report,
     assert "response" not in markdown
 
 
-def test_a_run_that_is_still_going_is_reported_as_far_as_it_is(two_runs: Path) -> None:
+def test_a_run_that_is_still_going_is_reported_as_far_as_it_is(two_runs):
     report = write_report(two_runs / "runs" / "beta")
     text = text_of(report.html.read_text())
     assert text.startswith("beta running")
@@ -147,13 +141,13 @@ def test_a_run_that_is_still_going_is_reported_as_far_as_it_is(two_runs: Path) -
     assert report.learning_curve_uri is not None
 
 
-def test_the_last_stage_of_a_run_calls_it_finished(two_runs: Path) -> None:
+def test_the_last_stage_of_a_run_calls_it_finished(two_runs):
     report = write_report(two_runs / "runs" / "beta", is_last_stage=True)
     assert text_of(report.html.read_text()).startswith("beta finished")
     assert report.markdown.startswith("# beta: finished")
 
 
-def test_a_run_without_a_step_is_reported_too(tmp_path: Path) -> None:
+def test_a_run_without_a_step_is_reported_too(tmp_path):
     run = tmp_path / "runs" / "gamma"
     run.mkdir(parents=True)
     record = {
@@ -203,7 +197,7 @@ def test_task_shows_the_report_in_the_prefect_ui(two_runs: Path, tmp_path: Path)
     assert f"]({make_report(two_runs / 'runs' / 'alpha').learning_curve_uri})" in str(markdown)
 
 
-def test_a_report_of_an_unfinished_run_is_derived_from_what_lies_there(two_runs: Path) -> None:
+def test_a_report_of_an_unfinished_run_is_derived_from_what_lies_there(two_runs):
     """Written before or not, the report of the end is the same: nothing of it lives in the page."""
     run = two_runs / "runs" / "beta"
     lines = (two_runs / "runs" / "alpha" / "metrics.jsonl").read_text()
@@ -218,7 +212,7 @@ def test_a_report_of_an_unfinished_run_is_derived_from_what_lies_there(two_runs:
     ] * 2
 
 
-def test_a_report_reads_a_run_that_writes_saves_and_prunes_meanwhile(two_runs: Path) -> None:
+def test_a_report_reads_a_run_that_writes_saves_and_prunes_meanwhile(two_runs):
     """ATTACK: everything that a reader lists may be gone before it is looked at."""
     run, over = RunFolder(two_runs / "runs" / "beta"), threading.Event()
 

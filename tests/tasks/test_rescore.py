@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,9 +57,7 @@ def run(tmp_path: Path) -> RunFolder:
     return run
 
 
-def test_a_changed_reward_scores_what_lies_there(
-    capsys: pytest.CaptureFixture[str], run: RunFolder, tmp_path: Path
-) -> None:
+def test_a_changed_reward_scores_what_lies_there(capsys, run, tmp_path):
     root = f"storage.root={tmp_path}"
     assert run_command(["rescore", "one", root, "env.answer_from=last_line"]) == 0
     assert "env.answer_from=last_line  correct" in capsys.readouterr().out
@@ -87,19 +83,13 @@ def test_a_changed_reward_scores_what_lies_there(
         (["one", "env.full_scor=2"], "did you mean env.full_score?"),
     ],
 )
-def test_what_makes_no_sense_ends_with_2(
-    capsys: pytest.CaptureFixture[str],
-    run: RunFolder,
-    tmp_path: Path,
-    words: list[str],
-    said: str,
-) -> None:
+def test_what_makes_no_sense_ends_with_2(capsys, run, tmp_path, words, said):
     assert run_command(["rescore", *words, f"storage.root={tmp_path}"]) == 2
     assert said in capsys.readouterr().err
     assert not (run.path / "rescored").exists()
 
 
-def test_scores_of_rollouts_that_aged_out_are_kept(run: RunFolder, tmp_path: Path) -> None:
+def test_scores_of_rollouts_that_aged_out_are_kept(run, tmp_path):
     """Nobody can score them anew; those of rollouts that are there are replaced."""
     root = f"storage.root={tmp_path}"
     first = run.path / "rollouts" / "step_000001.parquet"
@@ -116,7 +106,7 @@ def test_scores_of_rollouts_that_aged_out_are_kept(run: RunFolder, tmp_path: Pat
     assert sql.run_query(question, root=tmp_path).rows() == before
 
 
-def test_two_changes_never_share_a_file(run: RunFolder, tmp_path: Path) -> None:
+def test_two_changes_never_share_a_file(run, tmp_path):
     """Their names differ in characters that a file's name had better not hold."""
     config = RunConfig.model_validate({"storage": {"root": tmp_path}})
     data = tmp_path / "data" / "puzzles"

@@ -1,9 +1,6 @@
 """The model that a night starts from, with real champions of real checkpoints."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ from tasks.base_model import base_model
 from tasks.generate import generate_dataset
 from tasks.start import champion_of, champion_to_train, next_seed
 from tests.support.champions import crown
+from tests.support.checkpoint_files import copying
 
 
 def settings(root: Path, model: Path, **data: object) -> RunConfig:
@@ -33,13 +31,11 @@ def settings(root: Path, model: Path, **data: object) -> RunConfig:
 def make_champion(config: RunConfig, model: Path) -> Path:
     """Makes a copy of a model the champion of these settings' problems."""
     run = RunFolder.create(config.model_copy(update={"run_id": "alpha"}))
-    save_checkpoint(
-        run.path, 5, lambda folder: shutil.copytree(model, folder, dirs_exist_ok=True), 1.0
-    )
+    save_checkpoint(run.path, 5, copying(model), 1.0)
     return crown(config, run, generate_dataset(config))
 
 
-def test_before_there_is_a_champion_nothing_is_made(tmp_path: Path, tiny_model_path: Path) -> None:
+def test_before_there_is_a_champion_nothing_is_made(tmp_path, tiny_model_path):
     start = champion_to_train(settings(tmp_path, tiny_model_path))
     assert start.folder is None
     assert start.is_as_asked
@@ -47,9 +43,7 @@ def test_before_there_is_a_champion_nothing_is_made(tmp_path: Path, tiny_model_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_champion_of_the_same_problems_is_gone_on_from(
-    tmp_path: Path, tiny_model_path: Path
-) -> None:
+def test_the_champion_of_the_same_problems_is_gone_on_from(tmp_path, tiny_model_path):
     config = settings(tmp_path, tiny_model_path)
     checkpoint = make_champion(config, tiny_model_path)
     start = champion_to_train(config)
@@ -58,24 +52,14 @@ def test_the_champion_of_the_same_problems_is_gone_on_from(
         f"the champion alpha/step_000005, accuracy 1.000, instead of model.path={tiny_model_path}"
     )
     champion = champion_of(config, generate_dataset(config))
-    assert champion is not None
     assert champion.current.run_id == "alpha"
 
 
 @pytest.mark.parametrize("preset", ["quickstart", "gsm8k-toy"])
-def test_a_vocabulary_below_the_most_that_a_preset_allows_is_the_size_it_asks_for(
-    tmp_path: Path, preset: str
-) -> None:
+def test_a_vocabulary_below_the_most_that_a_preset_allows_is_the_size_it_asks_for(tmp_path, preset):
     """The shipped presets ask for more tokens than their tokenizers find."""
-    config = compose(
-        [
-            f"preset={preset}",
-            f"storage.root={tmp_path}",
-            "data.train_size=256",
-            "data.test_size=16",
-            "base_model.steps=1",
-        ]
-    )
+    small = ["data.train_size=256", "data.test_size=16", "base_model.steps=1"]
+    config = compose([f"preset={preset}", f"storage.root={tmp_path}", *small])
     made = base_model(config, generate_dataset(config))
     asked = config.base_model.vocab_size
     assert ModelShape.from_folder(made).vocab_size < asked
@@ -89,9 +73,7 @@ def test_a_vocabulary_below_the_most_that_a_preset_allows_is_the_size_it_asks_fo
     assert f"vocab_size {ModelShape.from_folder(checkpoint).vocab_size} instead of" in start.why
 
 
-def test_a_champion_of_other_problems_may_have_been_trained_on_these(
-    tmp_path: Path, tiny_model_path: Path
-) -> None:
+def test_a_champion_of_other_problems_may_have_been_trained_on_these(tmp_path, tiny_model_path):
     make_champion(settings(tmp_path, tiny_model_path), tiny_model_path)
     start = champion_to_train(settings(tmp_path, tiny_model_path, seed=1))
     assert start.folder is None
@@ -99,7 +81,7 @@ def test_a_champion_of_other_problems_may_have_been_trained_on_these(
     assert "no champion of these test problems" in start.why
 
 
-def test_a_champion_of_another_size_is_not_taken(tmp_path: Path, tiny_model_path: Path) -> None:
+def test_a_champion_of_another_size_is_not_taken(tmp_path, tiny_model_path):
     config = settings(tmp_path, tiny_model_path)
     make_champion(config, tiny_model_path)
     home_made = config.model_copy(update={"model": config.model.model_copy(update={"path": None})})
@@ -108,10 +90,6 @@ def test_a_champion_of_another_size_is_not_taken(tmp_path: Path, tiny_model_path
     assert not start.is_as_asked
     assert "is not of the size" in start.why
     assert "hidden_size 64 instead of 128" in start.why
-
-
-def _gone(checkpoint: Path) -> None:
-    shutil.rmtree(checkpoint)
 
 
 def _another(checkpoint: Path) -> None:
@@ -127,14 +105,14 @@ def _no_champion(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
-        (_gone, "the champion alpha/step_000005 is gone from the disk"),
+        (shutil.rmtree, "the champion alpha/step_000005 is gone from the disk"),
         (_another, "is no longer the checkpoint that was promoted: its files changed"),
         (_no_champion, "does not name a champion: delete it"),
     ],
 )
 def test_a_champion_that_cannot_be_used_any_more_is_not_taken_and_says_why(
-    tmp_path: Path, tiny_model_path: Path, harm: Callable[[Path], None], words: str
-) -> None:
+    tmp_path, tiny_model_path, harm, words
+):
     config = settings(tmp_path, tiny_model_path)
     harm(make_champion(config, tiny_model_path))
     start = champion_to_train(config)
@@ -152,9 +130,7 @@ def test_a_champion_that_cannot_be_used_any_more_is_not_taken_and_says_why(
         ([(3, "finished")], 7),
     ],
 )
-def test_each_night_has_a_seed_of_its_own(
-    tmp_path: Path, tiny_model_path: Path, nights: list[tuple[int, str]], seed: int
-) -> None:
+def test_each_night_has_a_seed_of_its_own(tmp_path, tiny_model_path, nights, seed):
     config = settings(tmp_path, tiny_model_path).model_copy(update={"seed": 7})
     by_hand = RunFolder.create(config.model_copy(update={"run_id": "by-hand", "seed": 99}))
     by_hand.update(status="finished")

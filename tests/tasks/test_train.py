@@ -1,7 +1,5 @@
 """Training held to a budget, with a real learner and engine: it stops before it goes beyond."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

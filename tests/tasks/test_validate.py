@@ -1,7 +1,5 @@
 """Every check with a table that passes it and one that fails it, and the lengths of prompts."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json
@@ -20,7 +18,7 @@ from prefect.client.orchestration import get_client
 from rl_core.config.run import DataConfig, RunConfig
 from rl_core.data.dataset import DatasetError, write_dataset
 from rl_core.envs import gsm8k
-from rl_core.envs.countdown import CountdownConfig, Template
+from rl_core.envs.countdown import CountdownConfig
 from rl_core.envs.custom import CustomConfig
 from rl_core.envs.gsm8k import Gsm8kConfig
 from rl_core.envs.number_questions import NumberQuestionsConfig
@@ -33,15 +31,7 @@ from tasks.validate import (
     validate_dataset,
     validate_task,
 )
-from tests.support.broken_rows import (
-    COUNTDOWN_BREAKS,
-    CUSTOM_BREAKS,
-    GSM8K_BREAKS,
-    NUMBER_QUESTIONS_BREAKS,
-    REASONING_GYM_BREAKS,
-    Break,
-    Rows,
-)
+from tests.support.broken_rows import BREAKS, Break, Rows
 from tests.support.prefect_server import temporary_prefect_server
 
 COUNTDOWN = RunConfig(
@@ -111,50 +101,32 @@ def failed_checks(config: RunConfig, folder: Path) -> dict[str, int]:
     return {check["check"]: check["rows"] for check in checks if check["status"] == "failed"}
 
 
-def name_of(value: object) -> str | None:
-    return getattr(value, "__name__", "sound" if value is None else "")
+CONFIGS = {
+    "countdown": COUNTDOWN,
+    "gsm8k": RunConfig(env=Gsm8kConfig()),
+    "custom": RunConfig(env=CustomConfig()),
+    "number_questions": NUMBERS,
+    "reasoning_gym": GCD,
+}
 
 
-@pytest.mark.parametrize(("break_rows", "expected"), COUNTDOWN_BREAKS, ids=name_of)
-def test_countdown_checks(
-    sound: dict[str, Any], tmp_path: Path, break_rows: Break | None, expected: dict[str, int]
-) -> None:
-    assert failing(COUNTDOWN, sound["countdown"], tmp_path, break_rows) == expected
+@pytest.mark.parametrize(
+    ("env", "break_rows", "expected"),
+    [*((env, None, {}) for env in CONFIGS), *BREAKS],
+    ids=lambda value: getattr(value, "__name__", "sound" if value is None else str(value)[:20]),
+)
+def test_each_check_finds_the_rows_that_break_it(sound, tmp_path, env, break_rows, expected):
+    config = CONFIGS[env]
+    if env == "custom":
+        config = config.model_copy(update={"data": own_questions(tmp_path)})
+    if env == "reasoning_gym":
+        pytest.importorskip("reasoning_gym", reason="make env leaves it out without a C compiler")
+        write_dataset(GCD.env, GCD.data, tmp_path)
+        sound = {env: both_splits(tmp_path)}
+    assert failing(config, sound[env], tmp_path, break_rows) == expected
 
 
-@pytest.mark.parametrize(("break_rows", "expected"), GSM8K_BREAKS, ids=name_of)
-def test_gsm8k_checks(
-    sound: dict[str, Any], tmp_path: Path, break_rows: Break | None, expected: dict[str, int]
-) -> None:
-    config = RunConfig(env=Gsm8kConfig())
-    assert failing(config, sound["gsm8k"], tmp_path, break_rows) == expected
-
-
-@pytest.mark.parametrize(("break_rows", "expected"), CUSTOM_BREAKS, ids=name_of)
-def test_checks_of_own_questions(
-    sound: dict[str, Any], tmp_path: Path, break_rows: Break | None, expected: dict[str, int]
-) -> None:
-    config = RunConfig(env=CustomConfig(), data=own_questions(tmp_path))
-    assert failing(config, sound["custom"], tmp_path, break_rows) == expected
-
-
-@pytest.mark.parametrize(("break_rows", "expected"), REASONING_GYM_BREAKS, ids=name_of)
-def test_checks_of_generated_questions(
-    tmp_path: Path, break_rows: Break | None, expected: dict[str, int]
-) -> None:
-    pytest.importorskip("reasoning_gym", reason="make env leaves it out without a C compiler")
-    write_dataset(GCD.env, GCD.data, tmp_path)
-    assert failing(GCD, both_splits(tmp_path), tmp_path, break_rows) == expected
-
-
-@pytest.mark.parametrize(("break_rows", "expected"), NUMBER_QUESTIONS_BREAKS, ids=name_of)
-def test_checks_of_questions_about_numbers(
-    sound: dict[str, Any], tmp_path: Path, break_rows: Break | None, expected: dict[str, int]
-) -> None:
-    assert failing(NUMBERS, sound["number_questions"], tmp_path, break_rows) == expected
-
-
-def test_a_function_may_judge_any_truth(sound: dict[str, Any], tmp_path: Path) -> None:
+def test_a_function_may_judge_any_truth(sound, tmp_path):
     def objects(train: Rows, _: Rows) -> None:
         train[0]["reward_model"] = {"style": "json", "ground_truth": '["Paris", "Lyon"]'}
 
@@ -194,16 +166,14 @@ def float_numbers(table: pa.Table) -> pa.Table:
     ],
 )
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_columns_are_checked_first_and_alone(
-    sound: dict[str, Any], tmp_path: Path, change: Callable[[pa.Table], pa.Table], split: str
-) -> None:
+def test_columns_are_checked_first_and_alone(sound, tmp_path, change, split):
     tables = sound["countdown"] | {split: change(sound["countdown"][split])}
     for name, table in tables.items():
         pq.write_table(table, tmp_path / f"{name}.parquet")
     assert set(failed_checks(COUNTDOWN, tmp_path)) == {"countdown_columns"}
 
 
-def test_gsm8k_columns_are_checked(sound: dict[str, Any], tmp_path: Path) -> None:
+def test_gsm8k_columns_are_checked(sound, tmp_path):
     for split, table in sound["countdown"].items():
         pq.write_table(table, tmp_path / f"{split}.parquet")
     assert set(failed_checks(RunConfig(env=Gsm8kConfig()), tmp_path)) == {"text_columns"}
@@ -211,18 +181,15 @@ def test_gsm8k_columns_are_checked(sound: dict[str, Any], tmp_path: Path) -> Non
     assert set(failed_checks(own, tmp_path)) == {"text_columns"}
 
 
-def test_every_check_has_a_table_that_fails_it() -> None:
+def test_every_check_has_a_table_that_fails_it():
     files = {path.stem for path in (SQL_FOLDER / "checks").rglob("*.sql")}
-    breaks = COUNTDOWN_BREAKS + GSM8K_BREAKS + CUSTOM_BREAKS + REASONING_GYM_BREAKS
-    breaks += NUMBER_QUESTIONS_BREAKS
-    seen = set[str]().union(*(names for _, names in breaks))
+    seen = set[str]().union(*(names for _, _, names in BREAKS))
     assert files == seen | {"countdown_columns", "text_columns"}
-    envs = (COUNTDOWN.env, Gsm8kConfig(), CustomConfig(), GCD.env, NUMBERS.env)
-    run = {path.stem for env in envs for path in check_files(env)}
+    run = {path.stem for config in CONFIGS.values() for path in check_files(config.env)}
     assert run == files, "no file is left out"
 
 
-def test_the_error_shows_check_count_and_first_rows(sound: dict[str, Any], tmp_path: Path) -> None:
+def test_the_error_shows_check_count_and_first_rows(sound, tmp_path):
     def swap_labels(train: Rows, _: Rows) -> None:
         for row in train[:5]:
             row["extra_info"]["split"] = "dev"
@@ -240,9 +207,7 @@ def test_the_error_shows_check_count_and_first_rows(sound: dict[str, Any], tmp_p
     assert (str(again), again.validation) == (message, caught.value.validation)
 
 
-def test_prompt_lengths_are_measured_against_the_limit(
-    sound: dict[str, Any], tmp_path: Path
-) -> None:
+def test_prompt_lengths_are_measured_against_the_limit(sound, tmp_path):
     failing(COUNTDOWN, sound["countdown"], tmp_path, None)
     lengths = iter(list(range(1, 257)) + [7] * 12)
 
@@ -254,7 +219,6 @@ def test_prompt_lengths_are_measured_against_the_limit(
     assert train["check"] == "prompt_tokens_train"
     assert "=256 tokens (min 1, mean 128.5, p99 253, max 256)" in train["proves"]
     assert "(min 7, mean 7.0, p99 7, max 7)" in test["proves"]
-    assert validation.lengths is not None
     assert validation.lengths.smallest_limit == 256
 
     lengths = iter(list(range(3, 259)) + [7] * 12)
@@ -271,9 +235,7 @@ def test_prompt_lengths_are_measured_against_the_limit(
 
 
 @pytest.mark.parametrize("template", ["base", "qwen-instruct", "chat"])
-def test_the_real_tokenizer_measures(
-    tmp_path: Path, tiny_model_path: Path, template: Template
-) -> None:
+def test_the_real_tokenizer_measures(tmp_path, tiny_model_path, template):
     """The tiny model's tokenizer has one token per byte: a prompt is as long as its text."""
     model = tmp_path / "model"
     shutil.copytree(tiny_model_path, model)
@@ -302,7 +264,7 @@ def test_the_real_tokenizer_measures(
     assert "(a sample: 512 of 2,412 problems)" in difficulty["proves"]
 
 
-def test_word_problems_are_measured_one_by_one(tmp_path: Path, tiny_model_path: Path) -> None:
+def test_word_problems_are_measured_one_by_one(tmp_path, tiny_model_path):
     questions = write_word_problems(tmp_path)
     env = Gsm8kConfig(source=str(tmp_path), prompt_template="think")
     write_dataset(env, DataConfig(), tmp_path / "data")
@@ -315,14 +277,11 @@ def test_word_problems_are_measured_one_by_one(tmp_path: Path, tiny_model_path: 
     with pytest.raises(ValidationFailed, match=r"1 of 3 prompts \(33\.3%\) are rejected") as caught:
         validate_dataset(config, tmp_path / "data", tiny_model_path)
     report = caught.value.validation.lengths
-    assert report is not None
     assert report.smallest_limit == max(lengths)
     assert sum(row["train"] for row in report.histogram) == 2
 
 
-def test_truncated_or_missing_files_are_data_set_errors(
-    sound: dict[str, Any], tmp_path: Path
-) -> None:
+def test_truncated_or_missing_files_are_data_set_errors(sound, tmp_path):
     failing(COUNTDOWN, sound["countdown"], tmp_path, None)
     path = tmp_path / "test.parquet"
     path.write_bytes(path.read_bytes()[:-100])
@@ -333,7 +292,7 @@ def test_truncated_or_missing_files_are_data_set_errors(
         check_dataset(COUNTDOWN, tmp_path, ten_tokens)
 
 
-def test_hostile_texts_do_not_reach_the_terminal(sound: dict[str, Any], tmp_path: Path) -> None:
+def test_hostile_texts_do_not_reach_the_terminal(sound, tmp_path):
     hostile = '\x1b]0;pwned\x07\x1b[2J\x9b31m\'; drop table train; --\n"quoted"\u202e'
 
     def inject(train: Rows, _: Rows) -> None:
@@ -352,7 +311,7 @@ def test_hostile_texts_do_not_reach_the_terminal(sound: dict[str, Any], tmp_path
     assert all(check["first rows"].isprintable() for check in caught.value.validation.checks)
 
 
-def test_column_names_do_not_reach_the_terminal(sound: dict[str, Any], tmp_path: Path) -> None:
+def test_column_names_do_not_reach_the_terminal(sound, tmp_path):
     name = "x\x1b[2J\n\"'; drop table train"
     for split, table in sound["countdown"].items():
         pq.write_table(table.append_column(name, table["target"]), tmp_path / f"{split}.parquet")
@@ -361,7 +320,7 @@ def test_column_names_do_not_reach_the_terminal(sound: dict[str, Any], tmp_path:
     assert str(caught.value).isprintable()
 
 
-def test_a_column_type_without_sql_names_the_file(sound: dict[str, Any], tmp_path: Path) -> None:
+def test_a_column_type_without_sql_names_the_file(sound, tmp_path):
     for split, table in sound["countdown"].items():
         halves = table.append_column("x", pa.array([1.5] * table.num_rows, pa.float16()))
         pq.write_table(halves, tmp_path / f"{split}.parquet")
@@ -369,7 +328,7 @@ def test_a_column_type_without_sql_names_the_file(sound: dict[str, Any], tmp_pat
         check_dataset(COUNTDOWN, tmp_path, ten_tokens)
 
 
-def test_far_too_many_rows_are_not_read(sound: dict[str, Any], tmp_path: Path) -> None:
+def test_far_too_many_rows_are_not_read(sound, tmp_path):
     for split, table in sound["countdown"].items():
         many = pa.concat_tables([table] * (11 if split == "test" else 1))
         pq.write_table(many, tmp_path / f"{split}.parquet")
@@ -377,9 +336,7 @@ def test_far_too_many_rows_are_not_read(sound: dict[str, Any], tmp_path: Path) -
         check_dataset(COUNTDOWN, tmp_path, ten_tokens)
 
 
-def test_other_writers_types_of_the_same_values_are_checked_too(
-    sound: dict[str, Any], tmp_path: Path
-) -> None:
+def test_other_writers_types_of_the_same_values_are_checked_too(sound, tmp_path):
     for split, table in sound["countdown"].items():
         wide = table.set_column(
             0, "nums", table["nums"].cast(pa.large_list(pa.int64()))

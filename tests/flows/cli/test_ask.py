@@ -1,39 +1,26 @@
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
-from flows.cli.main import run_command
 from flows.settings.compose import compose
 from rl_core.data.dataset import dataset_folder, write_dataset
 from rl_core.runs.run_folder import RunFolder
-from tests.flows.cli.test_main import fails
 
 SHORT = ["data.max_response_length=8", "resources.learner_threads=1"]
 
 
-def test_a_model_is_asked_a_puzzle(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_model_path: Path
-) -> None:
-    words = ["ask", str(tiny_model_path), "3 14 7 = 35", *SHORT, f"storage.root={tmp_path}"]
-    assert run_command(words) == 0
-    first, *_, last = capsys.readouterr().out.splitlines()
+def test_a_model_is_asked_a_puzzle(cli, tmp_path, tiny_model_path):
+    first, *_, last = cli("ask", str(tiny_model_path), "3 14 7 = 35", *SHORT).out.splitlines()
     assert first == f"{tiny_model_path}, greedy, at most 8 tokens"
     assert last == "0 of 1 correct"
     assert not list(tmp_path.iterdir())
 
 
-def test_a_runs_model_is_asked_its_runs_problems(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_model_path: Path
-) -> None:
+def test_a_runs_model_is_asked_its_runs_problems(cli, tmp_path, tiny_model_path):
     root = f"storage.root={tmp_path}"
     config = compose([root, "run_id=mine", "data.train_size=256", "data.test_size=16", *SHORT])
     data = dataset_folder(config)
     write_dataset(config.env, config.data, data)
     RunFolder.create(config).update(data=str(data), model=str(tiny_model_path))
-    assert run_command(["ask", "mine/base", "problems=2", "samples=2", root]) == 0
-    printed = capsys.readouterr().out
+    printed = cli("ask", "mine/base", "problems=2", "samples=2").out
     assert printed.startswith("mine/base, 2 samples of each question, at most 8 tokens\n")
     assert printed.count("\n-- ") == 4
     assert "(8 tokens, cut there)" in printed
@@ -54,12 +41,5 @@ def test_a_runs_model_is_asked_its_runs_problems(
         (["{model}"], "holds no test split to take problems from: countdown-train generate"),
     ],
 )
-def test_a_question_that_cannot_be_asked_ends_with_2(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    tiny_model_path: Path,
-    words: list[str],
-    said: str,
-) -> None:
-    asked = [word.format(model=tiny_model_path) for word in words]
-    assert said in fails(capsys, "ask", *asked, f"storage.root={tmp_path}")
+def test_a_question_that_cannot_be_asked_ends_with_2(fails, tiny_model_path, words, said):
+    assert said in fails("ask", *[word.format(model=tiny_model_path) for word in words])

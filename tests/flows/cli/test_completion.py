@@ -1,7 +1,5 @@
 """In a real bash, which runs the program at each TAB."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -30,7 +28,7 @@ done
 """
 
 
-def test_tab_in_bash_completes_commands_presets_settings_and_runs(tmp_path: Path) -> None:
+def test_tab_in_bash_completes_commands_presets_settings_and_runs(tmp_path):
     program = tmp_path / "bin" / "countdown-train"
     program.parent.mkdir()
     program.write_text(PROGRAM)
@@ -64,9 +62,7 @@ def test_tab_in_bash_completes_commands_presets_settings_and_runs(tmp_path: Path
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_gets_a_script_that_it_can_read(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, shell: str
-) -> None:
+def test_each_shell_gets_a_script_that_it_can_read(capsys, tmp_path, shell):
     assert run_command(["completion", shell]) == 0
     script = tmp_path / "script"
     script.write_text(capsys.readouterr().out)
@@ -75,7 +71,7 @@ def test_each_shell_gets_a_script_that_it_can_read(
         subprocess.run([shell, "-n", str(script)], check=True, timeout=60)
 
 
-def test_values_are_suggested_where_they_can_be_counted() -> None:
+def test_values_are_suggested_where_they_can_be_counted():
     assert set(suggestions("run", "preset=")) == {f"preset={name}" for name in CHOICES["preset"]}
     assert list(suggestions("run", "critic.share_trunk=")) == [
         "critic.share_trunk=true",
@@ -89,6 +85,6 @@ def test_values_are_suggested_where_they_can_be_counted() -> None:
     assert "env.source=" in suggestions("run", "env.")
 
 
-def test_a_tab_loads_nothing_heavy() -> None:
+def test_a_tab_loads_nothing_heavy():
     code = "from flows.cli.completion import suggestions; list(suggestions('sql', ''))"
     assert loaded_by(code) == set()

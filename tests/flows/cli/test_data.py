@@ -1,15 +1,11 @@
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
 
-from flows.cli.main import run_command
 from flows.settings.compose import compose
 from rl_core.data.dataset import dataset_folder, write_dataset
 from rl_core.runs.run_folder import RunFolder
-from tests.flows.cli.test_main import fails
 
 
 @pytest.fixture(scope="module")
@@ -26,54 +22,45 @@ def settings(root: Path) -> list[str]:
     return [f"storage.root={root}", "data.train_size=256", "data.test_size=16"]
 
 
-def answer(capsysbinary: pytest.CaptureFixture[bytes], *words: str) -> str:
-    assert run_command(["data", *words]) == 0
-    return capsysbinary.readouterr().out.decode()
+@pytest.fixture
+def answer(cli):
+    return lambda *words: cli("data", *words, root=None).out
 
 
-def test_head_shows_the_first_rows_of_the_settings_own_data(
-    capsysbinary: pytest.CaptureFixture[bytes], root: Path
-) -> None:
-    printed = answer(capsysbinary, "head", "2", *settings(root))
+def test_head_shows_the_first_rows_of_the_settings_own_data(answer, root):
+    printed = answer("head", "2", *settings(root))
     assert "train.parquet: 256 rows, " in printed.splitlines()[0]
     assert printed.endswith("(2 rows)\n")
     assert "reward_model  {'style': 'rule', 'ground_truth': {'target': " in printed
-    assert answer(capsysbinary, "head", *settings(root)).endswith("(5 rows)\n")
+    assert answer("head", *settings(root)).endswith("(5 rows)\n")
 
 
-def test_head_takes_a_split_a_run_and_a_format(
-    capsysbinary: pytest.CaptureFixture[bytes], root: Path
-) -> None:
+def test_head_takes_a_split_a_run_and_a_format(answer, root):
     words = ["head", "3", f"storage.root={root}", "run_id=mine", "split=test", "--format", "json"]
-    rows = json.loads(answer(capsysbinary, *words))
+    rows = json.loads(answer(*words))
     assert [row["extra_info"]["split"] for row in rows] == ["test"] * 3
     assert rows[0]["prompt"][0]["role"] == "user"
 
 
-def test_columns_and_lengths_of_any_file(
-    capsysbinary: pytest.CaptureFixture[bytes], root: Path
-) -> None:
+def test_columns_and_lengths_of_any_file(answer, root):
     folder = dataset_folder(compose(settings(root)))
-    printed = answer(capsysbinary, "columns", str(folder / "test.parquet"))
+    printed = answer("columns", str(folder / "test.parquet"))
     assert "reward_model  struct<style: string, ground_truth: struct<target: int64, " in printed
-    csv = answer(capsysbinary, "lengths", str(folder), "--format", "csv", f"storage.root={root}")
+    csv = answer("lengths", str(folder), "--format", "csv", f"storage.root={root}")
     header, train, test = csv.splitlines()
     assert header == "file,unit,rows,min,mean,p50,p90,p99,max"
     assert "train.parquet,characters,256,56" in train
     assert "test.parquet,characters,16,56" in test
-    assert "no tokens: no model was made yet" in answer(
-        capsysbinary, "lengths", *settings(root), "split=test"
-    )
+    said = answer("lengths", *settings(root), "split=test")
+    assert "no tokens: no model was made yet" in said
 
 
-def test_lengths_are_told_in_the_tokens_of_the_model(
-    capsysbinary: pytest.CaptureFixture[bytes], root: Path, tiny_model_path: Path
-) -> None:
+def test_lengths_are_told_in_the_tokens_of_the_model(answer, root, tiny_model_path):
     """The tiny model's tokens are bytes, and a prompt is ASCII."""
     words = ["lengths", *settings(root), "split=test", f"model.path={tiny_model_path}"]
-    characters, tokens = json.loads(answer(capsysbinary, *words, "--format", "json"))
+    characters, tokens = json.loads(answer(*words, "--format", "json"))
     assert tokens == characters | {"unit": "tokens"}
-    assert f"tokens are those of {tiny_model_path}\n" in answer(capsysbinary, *words)
+    assert f"tokens are those of {tiny_model_path}\n" in answer(*words)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +78,5 @@ def test_lengths_are_told_in_the_tokens_of_the_model(
         (["head", "run_id=nobody"], "no run 'nobody'"),
     ],
 )
-def test_a_look_at_nothing_ends_with_2(
-    capsys: pytest.CaptureFixture[str], root: Path, words: list[str], said: str
-) -> None:
-    assert said in fails(capsys, "data", *words, *(settings(root) if words else []))
+def test_a_look_at_nothing_ends_with_2(fails, root, words, said):
+    assert said in fails("data", *words, *(settings(root) if words else []), root=None)

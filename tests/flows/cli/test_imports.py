@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -7,41 +5,45 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flows.cli.main import run_command
 from flows.settings.compose import SettingsError, compose
 from tasks.hours.time_plan import measured_before
 from tests.support.launch_scripts import FROM_OUTSIDE, GSM8K, PLANTED, PRINTED, SOUND
 
 UNNAMED = "step:1 - critic/score/mean:0.036 - timing_s/step:8.990\n"
 """A log that does not say what it is of."""
+SHAPE = ["preset=tinyzero-0.5b-24gb", "data.train_batch_size=32", "actor.mini_batch_size=32"]
 
 
-def test_a_script_becomes_a_preset_that_runs_take(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+@pytest.fixture
+def script_to_preset(cli, tmp_path):
+    """Imports a script, and returns what is said of it and the preset's file."""
     script, preset = tmp_path / "train.sh", tmp_path / "mine.yaml"
-    script.write_text(SOUND)
-    assert run_command(["import", str(script), f"output={preset}"]) == 0
-    assert f"countdown-train preflight preset={preset}" in capsys.readouterr().out
+
+    def run(text, *given, code=0):
+        script.write_text(text)
+        printed = cli("import", str(script), *given, f"output={preset}", code=code, root=None)
+        return printed.out + printed.err, preset
+
+    return run
+
+
+def test_a_script_becomes_a_preset_that_runs_take(script_to_preset):
+    said, preset = script_to_preset(SOUND)
+    assert f"countdown-train preflight preset={preset}" in said
     config = compose([f"preset={preset}", "actor.lr=2e-6"])
     assert (config.preset, config.actor.lr) == (str(preset), 2e-6)
     assert (config.data.train_batch_size, config.algorithm.estimator) == (256, "grpo")
     assert config.base_model == compose(["preset=tinyzero-3b"]).base_model  # defaults else
 
-    assert run_command(["import", str(script), f"output={preset}"]) == 2
-    assert "exists already" in capsys.readouterr().err
+    said, _ = script_to_preset(SOUND, code=2)
+    assert "exists already" in said
 
 
-def test_what_verl_does_unasked_is_taken_over_and_said(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    script, preset = tmp_path / "train.sh", tmp_path / "mine.yaml"
-    script.write_text(
+def test_what_verl_does_unasked_is_taken_over_and_said(script_to_preset):
+    printed, preset = script_to_preset(
         "python3 -m verl.trainer.main_ppo data.train_batch_size=256 "
         "critic.optim.weight_decay=0.1 trainer.logger=['wandb']\n"
     )
-    assert run_command(["import", str(script), f"output={preset}"]) == 0
-    printed = capsys.readouterr().out
     assert "note       actor.weight_decay 0.01, verl's own where a script says nothing" in printed
     assert "note       wandb logs offline here" in printed
     config = compose([f"preset={preset}"])
@@ -49,13 +51,8 @@ def test_what_verl_does_unasked_is_taken_over_and_said(
     assert compose(["preset=tinyzero-3b"]).actor.weight_decay == 0.01
 
 
-def test_a_script_full_of_mistakes_still_gives_a_preset_that_composes(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    script, preset = tmp_path / "planted.sh", tmp_path / "planted.yaml"
-    script.write_text(PLANTED)
-    assert run_command(["import", str(script), f"output={preset}"]) == 0
-    printed = capsys.readouterr().out
+def test_a_script_full_of_mistakes_still_gives_a_preset_that_composes(script_to_preset):
+    printed, preset = script_to_preset(PLANTED)
     assert "line 8   ! ppo_mini_batch_size 128 is above train_batch_size 32" in printed
     assert "to be mended" not in printed
     config = compose([f"preset={preset}"])
@@ -85,68 +82,57 @@ def verl_gsm8k(file: Path, num_rows: int, first: int) -> None:
 
 
 def test_a_gsm8k_script_and_verls_files_pass_the_stages_before_training(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_model_path: Path
-) -> None:
+    cli, script_to_preset, tmp_path, tiny_model_path
+):
     verl_gsm8k(tmp_path / "gsm8k" / "train.parquet", 300, 0)
     verl_gsm8k(tmp_path / "gsm8k" / "test.parquet", 20, 1_000)
     model = shutil.copytree(tiny_model_path, tmp_path / "Qwen-tiny")
     (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    script, preset = tmp_path / "grpo.sh", tmp_path / "grpo.yaml"
-    script.write_text(GSM8K)
-    data = f"DATA_DIR={tmp_path / 'gsm8k'}"
-    assert run_command(["import", str(script), data, f"output={preset}"]) == 0
-    assert "to be mended" not in capsys.readouterr().out
+    said, preset = script_to_preset(GSM8K, f"DATA_DIR={tmp_path / 'gsm8k'}")
+    assert "to be mended" not in said
     config = compose([f"preset={preset}"])
     assert (config.env.name, config.env.prompt_template) == ("gsm8k", "chat")
     assert (config.algorithm.estimator, config.algorithm.group_size) == ("grpo", 4)
     assert config.data.train_files == (str(tmp_path / "gsm8k" / "train.parquet"),)
 
     here = [
-        *(f"preset={preset}", f"storage.root={tmp_path}", f"model.path={model}"),
+        *(f"preset={preset}", f"model.path={model}"),
         *("resources.learner_gpus=0", "resources.rollout_gpus=0", "data.name=words"),
     ]
     for stage in ("config", "preflight", "generate", "validate"):
-        assert run_command([stage, *here]) == 0, capsys.readouterr().err
+        cli(stage, *here)
     written = pq.read_table(tmp_path / "data" / "words" / "train.parquet").to_pylist()
     assert len(written) == 300
     assert written[9]["reward_model"]["ground_truth"] == "18"
 
 
-def test_variables_are_given_behind_the_script(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_are_given_behind_the_script(script_to_preset, monkeypatch):
     for name in ("BASE_MODEL", "DATA_DIR", "N_GPUS", "EXPERIMENT_NAME"):
         monkeypatch.delenv(name, raising=False)
-    script, preset = tmp_path / "train.sh", tmp_path / "mine.yaml"
-    script.write_text(FROM_OUTSIDE)
-    given = ["BASE_MODEL=Qwen/Qwen2.5-3B", "DATA_DIR=countdown", "N_GPUS=1", f"output={preset}"]
-    assert run_command(["import", str(script), *given]) == 0
-    printed = capsys.readouterr().out
+    given = ["BASE_MODEL=Qwen/Qwen2.5-3B", "DATA_DIR=countdown", "N_GPUS=1"]
+    printed, preset = script_to_preset(FROM_OUTSIDE, *given)
     assert "$BASE_MODEL" not in printed
     assert "$EXPERIMENT_NAME is not set in this script" in printed
     assert compose([f"preset={preset}"]).model.path == "Qwen/Qwen2.5-3B"
+    preset.unlink()
     for wrong, words in (
         ("actor.lr=1e-5", "goes to countdown-train run preset=FILE.yaml actor.lr=1e-5"),
         ("N_GPUS=2", "N_GPUS is given twice"),
     ):
-        assert run_command(["import", str(script), "N_GPUS=1", wrong, "output=no.yaml"]) == 2
-        assert words in capsys.readouterr().err
+        said, _ = script_to_preset(FROM_OUTSIDE, "N_GPUS=1", wrong, code=2)
+        assert words in said
 
 
-def test_a_log_becomes_a_run_and_its_diagnosis_is_said(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_log_becomes_a_run_and_its_diagnosis_is_said(cli, tmp_path):
     log = tmp_path / "night.log"
-    log.write_text(
-        "".join(f"step:{i} - critic/score/mean:0.000 - timing_s/step:1.0\n" for i in range(1, 20))
-    )
-    assert run_command(["import", str(log), f"storage.root={tmp_path}"]) == 0
-    printed = capsys.readouterr().out
+    steps = (f"step:{i} - critic/score/mean:0.000 - timing_s/step:1.0\n" for i in range(1, 20))
+    log.write_text("".join(steps))
+    printed = cli("import", str(log)).out
     assert "imported-night: steps 1 to 19" in printed
     assert "no response has scored anything yet" in printed
     page = tmp_path / "runs" / "imported-night" / "report.html"
     for named in ("run_id=imported-night", "imported-night"):
-        assert run_command(["report", named, f"storage.root={tmp_path}"]) == 0
+        cli("report", named)
         assert page.exists()
         page.unlink()
 
@@ -156,42 +142,25 @@ def test_a_log_becomes_a_run_and_its_diagnosis_is_said(
     [
         (PRINTED, ["model.path=Qwen/Qwen2.5-0.5B"], True),
         (UNNAMED, [], False),
-        (
-            UNNAMED,
-            ["preset=tinyzero-0.5b-24gb", "data.train_batch_size=32", "actor.mini_batch_size=32"],
-            True,
-        ),
+        (UNNAMED, SHAPE, True),
     ],
     ids=["printed in it", "not known", "given"],
 )
-def test_preflight_counts_an_imported_log_of_the_same_shape(
-    log: str,
-    given: list[str],
-    counted: bool,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_preflight_counts_an_imported_log_of_the_same_shape(cli, log, given, counted, tmp_path):
     file = tmp_path / "verl_demo.log"
     file.write_text(log)
-    root = f"storage.root={tmp_path}"
-    assert run_command(["import", str(file), root, *given]) == 0
-    assert ("so preflight does not count" in capsys.readouterr().out) is (
-        log is UNNAMED and not given
-    )
-    shape = ["data.train_batch_size=32", "actor.mini_batch_size=32"]
-    found = measured_before(compose(["preset=tinyzero-0.5b-24gb", root, *shape]))
+    said = cli("import", str(file), *given).out
+    assert ("so preflight does not count" in said) is (log is UNNAMED and not given)
+    found = measured_before(compose([*SHAPE, f"storage.root={tmp_path}"]))
     assert (found is not None and found.basis == "imported") is counted
 
 
 @pytest.mark.parametrize("words", [[], ["a", "b"], ["no-such-file.sh"]])
-def test_what_cannot_be_imported_ends_with_2(
-    capsys: pytest.CaptureFixture[str], words: list[str]
-) -> None:
-    assert run_command(["import", *words]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
+def test_what_cannot_be_imported_ends_with_2(cli, words):
+    assert len(cli("import", *words, code=2, root=None).err.splitlines()) == 1
 
 
-def test_a_preset_file_with_a_mistake_is_one_line_with_the_nearest_key(tmp_path: Path) -> None:
+def test_a_preset_file_with_a_mistake_is_one_line_with_the_nearest_key(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("data:\n  train_bath_size: 32\n")
     with pytest.raises(SettingsError, match=r"train_bath_size'; did you mean data.train_batch_s"):

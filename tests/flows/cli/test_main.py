@@ -1,7 +1,6 @@
-from __future__ import annotations
-
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 import flows
 from flows.cli.commands import COMMANDS, GROUPS, parse
@@ -22,84 +22,56 @@ from rl_core.types import Completion, Problem, Rollout, ScoredText
 PROGRAM = [sys.executable, "-c", "from flows.cli.main import main; main()"]
 
 
-def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Runs a command that must end with exit code 2 and at most two lines; returns them."""
-    assert run_command(arguments) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert 1 <= len(printed.err.splitlines()) <= 2
-    assert "Traceback" not in printed.err
-    return printed.err
-
-
 def a_run(root: Path, run_id: str) -> RunFolder:
     return RunFolder.create(RunConfig(run_id=run_id, storage=StorageConfig(root=root)))
 
 
 @pytest.mark.parametrize("command", ["run", "generate", "validate", "train"])
-def test_bad_settings_end_with_2_before_anything_starts(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
-) -> None:
-    root = f"storage.root={tmp_path}"
+def test_bad_settings_end_with_2_before_anything_starts(fails, tmp_path, command):
     (tmp_path / "file").touch()
-    assert "unknown preset 'nope'" in fails(capsys, command, "preset=nope")
-    assert "did you mean actor.lr?" in fails(capsys, command, "lr=abc")
+    assert "unknown preset 'nope'" in fails(command, "preset=nope")
+    assert "did you mean actor.lr?" in fails(command, "lr=abc")
     if command != "generate":  # which asks no model
-        missing = fails(capsys, command, root, "model.path=/no/such/folder")
-        assert "model.path=/no/such/folder" in missing
-    unwritable = fails(capsys, command, f"storage.root={tmp_path}/file/x")
-    assert "cannot be written" in unwritable
+        assert "model.path=/no/such/folder" in fails(command, "model.path=/no/such/folder")
+    assert "cannot be written" in fails(command, root=tmp_path / "file" / "x")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
 
-def test_a_data_set_for_a_gpu_is_made_where_none_is(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_data_set_for_a_gpu_is_made_where_none_is(cli):
     settings = ["preset=tinyzero-0.5b-24gb", "data.train_size=256", "data.test_size=16"]
-    assert run_command(["generate", *settings, f"storage.root={tmp_path}"]) == 0
-    rows, folder = capsys.readouterr().out.splitlines()[-2:]
+    rows, folder = cli("generate", *settings).out.splitlines()[-2:]
     assert rows == "256 train + 16 test rows, of preset=tinyzero-0.5b-24gb"
     assert sorted(path.name for path in Path(folder).iterdir()) == ["test.parquet", "train.parquet"]
 
 
-def test_validate_checks_rows_where_the_model_cannot_be_had(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_validate_checks_rows_where_the_model_cannot_be_had(cli, tmp_path):
     """As for `preset=tinyzero-3b` on a laptop; HF_HUB_OFFLINE is set in tests."""
     sizes = ["data.train_size=256", "data.test_size=16"]
-    words = ["preset=tinyzero-3b", "model.path=no-such/model", *sizes, f"storage.root={tmp_path}"]
-    assert run_command(["validate", *words]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
+    words = ["validate", "preset=tinyzero-3b", "model.path=no-such/model", *sizes]
+    last = cli(*words).out.splitlines()[-1]
     assert "checks passed, and prompts were not measured: model.path=no-such/model is not" in last
     (train,) = tmp_path.glob("data/*/train.parquet")
     train.write_bytes(train.read_bytes()[:-100])
-    assert run_command(["validate", *words]) != 0
+    cli(*words, code=1)
 
 
-def test_validate_shows_prompt_lengths_and_what_limit_would_do(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_overrides: list[str]
-) -> None:
-    arguments = ["validate", f"storage.root={tmp_path}", *tiny_overrides]
-    assert run_command(arguments) == 0
-    printed = capsys.readouterr().out
+def test_validate_shows_prompt_lengths_and_what_limit_would_do(cli, tiny_overrides):
+    arguments = ["validate", *tiny_overrides]
+    printed = cli(*arguments).out
     assert "     tokens     train      test\n" in printed
     assert "      limit  rejected     share\n" in printed
     assert "all 80 prompts fit into data.max_prompt_length=600" in printed
 
-    assert run_command([word.replace("_length=600", "_length=128") for word in arguments]) == 1
-    failed = capsys.readouterr()
+    failed = cli(*[word.replace("_length=600", "_length=128") for word in arguments], code=1)
     assert "        128        80    100.0%  data.max_prompt_length\n" in failed.out
     said = failed.err.splitlines()[-1]
     assert said.startswith("countdown-train: ")
     assert "all 80 prompts are rejected by data.max_prompt_length=128" in said
 
 
-def test_what_is_no_command_ends_with_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_command_ends_with_2_and_one_line(cli):
     for arguments in (["nope"], ["-x"], ["sql", "--format", "xml"], ["run", "--fast"]):
-        with pytest.raises(SystemExit) as stopped:
-            run_command(arguments)
-        assert stopped.value.code == 2
-        assert len(capsys.readouterr().err.splitlines()) == 1
+        assert len(cli(*arguments, code=2, root=None).err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -112,23 +84,13 @@ def test_what_is_no_command_ends_with_2_and_one_line(capsys: pytest.CaptureFixtu
         (["--vresion"], "did you mean --version?"),
     ],
 )
-def test_what_is_mistyped_names_the_nearest(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        run_command(arguments)
-    assert stopped.value.code == 2
-    assert said in capsys.readouterr().err
+def test_what_is_mistyped_names_the_nearest(cli, arguments, said):
+    assert said in cli(*arguments, code=2, root=None).err
 
 
 @pytest.mark.parametrize("words", [["-h"], ["--help"], ["help"], []])
-def test_help_lists_every_command_in_groups(
-    capsys: pytest.CaptureFixture[str], words: list[str]
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        run_command(words)
-    assert stopped.value.code == 0
-    printed = capsys.readouterr().out
+def test_help_lists_every_command_in_groups(cli, words):
+    printed = cli(*words, root=None).out
     assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
     assert len(GROUPS) == 4
     for title, names in GROUPS.items():
@@ -136,25 +98,20 @@ def test_help_lists_every_command_in_groups(
         assert all(f"\n    {name} " in printed for name in names)
 
 
-def test_the_version_and_a_commands_own_help(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        run_command(["--version"])
-    assert stopped.value.code == 0
-    assert capsys.readouterr().out == f"countdown-train {version('countdown-train')}\n"
-    with pytest.raises(SystemExit):
-        run_command(["help", "sql"])
-    assert capsys.readouterr().out.startswith("usage: countdown-train sql ")
+def test_the_version_and_a_commands_own_help(cli):
+    own = f"countdown-train {version('countdown-train')}\n"
+    assert cli("--version", root=None).out == own
+    assert cli("help", "sql", root=None).out.startswith("usage: countdown-train sql ")
 
 
 @pytest.mark.parametrize(
-    "words",
-    [["seed = 5"], ["seed", "=", "5"], ["seed=", "5"], ["seed", "=5"], ["seed =5"]],
+    "words", [["seed = 5"], ["seed", "=", "5"], ["seed=", "5"], ["seed", "=5"], ["seed =5"]]
 )
-def test_blanks_may_stand_around_an_equals_sign(words: list[str]) -> None:
+def test_blanks_may_stand_around_an_equals_sign(words):
     assert parse(["config", *words, "preset=gsm8k-toy"])["words"] == ["seed=5", "preset=gsm8k-toy"]
 
 
-def test_an_equals_sign_in_a_question_is_left_alone() -> None:
+def test_an_equals_sign_in_a_question_is_left_alone():
     words = ["latest", "3 14 7 = 35", "x = 5", "data.max_response_length = 64"]
     asked = ["latest", "3 14 7 = 35", "x = 5", "data.max_response_length=64"]
     assert parse(["ask", *words])["words"] == asked
@@ -175,104 +132,69 @@ def test_an_equals_sign_in_a_question_is_left_alone() -> None:
         (["sql", "learning_curve", "alpha", "--run", "beta"], "sql takes one RUN, not alpha and"),
     ],
 )
-def test_a_run_may_stand_alone_in_each_command_that_reads_one(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], words: str
-) -> None:
+def test_a_run_may_stand_alone_in_each_command_that_reads_one(fails, tmp_path, arguments, words):
     a_run(tmp_path, "alpha")
     a_run(tmp_path, "beta")
-    assert words in fails(capsys, *arguments, f"storage.root={tmp_path}")
+    assert words in fails(*arguments)
 
 
-def test_runs_sql_and_prune_take_a_run(
-    capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path
-) -> None:
-    root = f"storage.root={tmp_path}"
+def test_runs_sql_and_prune_take_a_run(cli, tmp_path):
     for run_id in ("alpha", "beta"):
         a_run(tmp_path, run_id).metrics.append(1, {"reward/accuracy": 0.5})
-
-    def printed(*arguments: str) -> str:
-        assert run_command([*arguments, root]) == 0
-        return capsysbinary.readouterr().out.decode()
-
     for words in (["runs"], ["sql", "learning_curve"], ["sql", "-q", "select run_id from metrics"]):
-        assert "alpha" in printed(*words, "alpha")
-        assert "beta" not in printed(*words, "run_id=alpha")
-        assert "alpha" not in printed(*words, "latest")
-    assert "(no rows)" in printed("prune", "alpha", "dry_run=true")
+        assert "alpha" in cli(*words, "alpha").out
+        assert "beta" not in cli(*words, "run_id=alpha").out
+        assert "alpha" not in cli(*words, "latest").out
+    assert "(no rows)" in cli("prune", "alpha", "dry_run=true").out
 
 
-def test_a_run_whose_record_is_cut_short_is_listed_as_unreadable(
-    capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path
-) -> None:
-    root = f"storage.root={tmp_path}"
+def test_a_run_whose_record_is_cut_short_is_listed_as_unreadable(cli, tmp_path):
     a_run(tmp_path, "alpha")
     record = a_run(tmp_path, "beta").path / "run.json"
     for damaged in (record.read_text()[:150], "[]", "\0" * 40):
         record.write_text(damaged)
-        assert run_command(["runs", root]) == 0
-        printed = capsysbinary.readouterr().out.decode()
+        printed = cli("runs").out
         assert "unreadable" in printed
         assert "running" in printed
-    assert run_command(["report", "beta", root]) == 2
-    (line,) = capsysbinary.readouterr().err.decode().splitlines()
+    (line,) = cli("report", "beta", code=2).err.splitlines()
     assert line.endswith("is cut short or damaged: restore it, or delete the run's folder")
 
 
-def test_a_value_that_no_row_has_names_those_that_are_there(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_value_that_no_row_has_names_those_that_are_there(cli, fails, tmp_path):
     run = a_run(tmp_path, "alpha")
     run.metrics.append(1, {"critic/kl": 0.1})
     problem = Problem(5, "countdown", ({"role": "user", "content": "?"},), {}, 1)
-    logprobs = np.array([-0.1], dtype=np.float32)
-    completion = Completion(np.arange(1), logprobs, "stop")
+    completion = Completion(np.arange(1), np.float32([-0.1]), "stop")
     scored = ScoredText(0.1, "wrong_value", "1 + 2")
     rollout = Rollout(problem, 0, 0, "?", (1, 2), completion, "1 + 2", scored)
     run.rollouts.write(1, 1, [rollout], {})
-    root = f"storage.root={tmp_path}"
-    verdict = "samples_of_a_verdict"
-
-    def said_of(*words: str) -> str:
-        assert run_command(["sql", *words, root]) == 0
-        return capsys.readouterr().err
-
-    said = said_of(verdict, "-p", "verdict=wrong_valeu")
+    said = cli("sql", "samples_of_a_verdict", "-p", "verdict=wrong_valeu").err
     assert "verdict=wrong_valeu: no row of rollouts has it; did you mean wrong_value?" in said
     assert "there are: wrong_value" in said
-    assert "critic/kl" in said_of("metric_over_time", "-p", "metric=kl")
-    assert "there are won, lost, both" in fails(
-        capsys, "sql", "won_and_lost", "-p", "change=wno", root
-    )
+    assert "critic/kl" in cli("sql", "metric_over_time", "-p", "metric=kl").err
+    assert "there are won, lost, both" in fails("sql", "won_and_lost", "-p", "change=wno")
 
 
 @pytest.mark.parametrize("command", ["preflight", "run", "generate"])
-def test_settings_that_cannot_be_met_end_with_2_and_no_name_of_an_error(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
-) -> None:
+def test_settings_that_cannot_be_met_end_with_2_and_no_name_of_an_error(cli, command):
     task = ["env=reasoning_gym", "env.task=[lettr_counting]", "model.path=/nope"]
-    assert run_command([command, *task, f"storage.root={tmp_path}"]) == 2
-    printed = capsys.readouterr()
-    assert "no task of reasoning-gym; did you mean letter_counting?" in printed.out + printed.err
-    assert "ValueError" not in printed.out + printed.err
+    printed = "".join(cli(command, *task, code=2))
+    assert "no task of reasoning-gym; did you mean letter_counting?" in printed
+    assert "ValueError" not in printed
     if command == "generate":
-        assert run_command([command, "data.train_size=20000", f"storage.root={tmp_path}"]) == 2
-        assert capsys.readouterr().err.startswith(
-            "countdown-train: data.train_size + data.test_size = 20512 puzzles asked, but only 1"
-        )
+        too_many = "data.train_size + data.test_size = 20512 puzzles asked, but only 1"
+        said = cli(command, "data.train_size=20000", code=2).err
+        assert said.startswith(f"countdown-train: {too_many}")
 
 
-def test_a_card_that_is_planned_for_need_not_be_here(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_card_that_is_planned_for_need_not_be_here(cli):
     on_gpu = ["resources.learner_gpus=1", "resources.rollout_gpus=1", "rollout.num_engines=1"]
-    words = ["preflight", "resources.card=H100", *on_gpu, f"storage.root={tmp_path}"]
-    assert run_command(words) == 0
-    printed = capsys.readouterr().out
+    printed = cli("preflight", "resources.card=H100", *on_gpu).out
     assert "planned for resources.card=H100 only" in printed
     assert "roofline of H100" in printed
 
 
-def test_an_ascii_terminal_ends_no_command(tmp_path: Path) -> None:
+def test_an_ascii_terminal_ends_no_command(tmp_path):
     run = a_run(tmp_path, "alpha")
     for step in (1, 2, 3):
         run.metrics.append(step, {"reward/accuracy": step / 10})
@@ -292,7 +214,7 @@ def test_an_ascii_terminal_ends_no_command(tmp_path: Path) -> None:
         assert done.stderr == b""
 
 
-def test_a_folder_of_prefect_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_of_prefect_that_cannot_be_written_is_one_line(tmp_path):
     done = subprocess.run(
         [*PROGRAM, "run", f"storage.root={tmp_path}"],
         capture_output=True,
@@ -307,52 +229,34 @@ def test_a_folder_of_prefect_that_cannot_be_written_is_one_line(tmp_path: Path) 
     )
 
 
-def test_config_prints_the_resolved_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    import yaml
-
-    assert run_command(["config", "preset=tinyzero-3b", "seed=5"]) == 0
-    printed = RunConfig.model_validate(yaml.safe_load(capsys.readouterr().out))
-    assert (printed.preset, printed.seed, printed.model.path) == (
-        "tinyzero-3b",
-        5,
-        "Qwen/Qwen2.5-3B",
-    )
+def test_config_prints_the_resolved_settings(cli):
+    written = cli("config", "preset=tinyzero-3b", "seed=5").out
+    found = RunConfig.model_validate(yaml.safe_load(written))
+    assert (found.preset, found.seed, found.model.path) == ("tinyzero-3b", 5, "Qwen/Qwen2.5-3B")
 
 
-def test_preflight_ends_with_2_where_a_run_would_not_start(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    root = f"storage.root={tmp_path}"
-    assert run_command(["preflight", root]) == 0
-    assert "disk" in capsys.readouterr().out
-    assert run_command(["preflight", root, "model.path=/nope"]) == 2
-    printed = capsys.readouterr()
+def test_preflight_ends_with_2_where_a_run_would_not_start(cli):
+    assert "disk" in cli("preflight").out
+    printed = cli("preflight", "model.path=/nope", code=2)
     assert "there is no such folder" in printed.out
     assert len(printed.err.splitlines()) == 1
 
 
-def test_preflight_speaks_json_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert run_command(["preflight", "--json", f"storage.root={tmp_path}"]) == 0
-    findings = json.loads(capsys.readouterr().out)
+def test_preflight_speaks_json_too(cli):
+    findings = json.loads(cli("preflight", "--json").out)
     assert {finding["level"] for finding in findings} == {"ok"}
     assert "memory" in [finding["check"] for finding in findings]
 
 
-def test_runs_lists_what_is_there(
-    capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path
-) -> None:
-    assert run_command(["runs", f"storage.root={tmp_path}"]) == 0
-    assert b"no rows" in capsysbinary.readouterr().out
+def test_runs_lists_what_is_there(cli, tmp_path):
+    assert "no rows" in cli("runs").out
     a_run(tmp_path, "alpha").update(status="finished", steps=7)
-    assert run_command(["runs", f"storage.root={tmp_path}"]) == 0
-    printed = capsysbinary.readouterr().out.decode()
+    printed = cli("runs").out
     assert "alpha" in printed
     assert "finished" in printed
 
 
-def test_sql_answers_in_each_format(
-    capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path
-) -> None:
+def test_sql_answers_in_each_format(capsysbinary, tmp_path):
     run = a_run(tmp_path, "alpha")
     for step in (1, 2, 3):
         run.metrics.append(step, {"reward/accuracy": step / 10})
@@ -370,15 +274,11 @@ def test_sql_answers_in_each_format(
     assert answer("parquet")[:4] == b"PAR1"
 
 
-def test_sql_runs_a_saved_question_with_parameters(
-    capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path
-) -> None:
-    root = f"storage.root={tmp_path}"
+def test_sql_runs_a_saved_question_with_parameters(cli, tmp_path):
     a_run(tmp_path, "alpha")
-    assert run_command(["sql", "longest_responses", "--run", "latest", "-p", "limit=3", root]) == 0
-    assert b"(no rows)" in capsysbinary.readouterr().out
-    assert run_command(["sql", "--list"]) == 0
-    assert b"longest_responses" in capsysbinary.readouterr().out
+    words = ["sql", "longest_responses", "--run", "latest", "-p", "limit=3"]
+    assert "(no rows)" in cli(*words).out
+    assert "longest_responses" in cli("sql", "--list", root=None).out
 
 
 @pytest.mark.parametrize(
@@ -400,36 +300,26 @@ def test_sql_runs_a_saved_question_with_parameters(
         (["evaluate"], "no run in"),
     ],
 )
-def test_questions_about_nothing_end_with_2(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], words: str
-) -> None:
+def test_questions_about_nothing_end_with_2(fails, tmp_path, arguments, words):
     if "nobody" in " ".join(arguments):
         a_run(tmp_path, "alpha")
-    assert words in fails(capsys, *arguments, f"storage.root={tmp_path}")
+    assert words in fails(*arguments)
 
 
-def test_prune_and_report_take_the_latest_run_under_its_own_settings(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_prune_and_report_take_the_latest_run_under_its_own_settings(cli, fails, tmp_path):
     a_run(tmp_path, "alpha")
-    root = f"storage.root={tmp_path}"
-    assert run_command(["prune", root, "checkpoints.keep_last=0"]) == 0
-    assert run_command(["report", root]) == 0
+    cli("prune", "checkpoints.keep_last=0")
+    cli("report")
     assert (tmp_path / "runs" / "alpha" / "report.html").is_file()
-    capsys.readouterr()
-    assert "preset cannot change" in fails(capsys, "prune", root, "preset=tinyzero-3b")
+    assert "preset cannot change" in fails("prune", "preset=tinyzero-3b")
 
 
-def test_a_dry_prune_shows_what_it_would_delete(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    a_run(tmp_path, "alpha")
-    run = tmp_path / "runs" / "alpha"
+def test_a_dry_prune_shows_what_it_would_delete(cli, fails, tmp_path):
+    run = a_run(tmp_path, "alpha").path
     for step in (1, 2, 3):
         save_checkpoint(run, step, lambda folder: folder.joinpath("x").touch() and None, 0.5)
-    words = ["prune", f"storage.root={tmp_path}", "checkpoints.keep_last=0"]
-    assert run_command([*words, "dry_run=true"]) == 0
-    table = capsys.readouterr().out
+    words = ["prune", "checkpoints.keep_last=0"]
+    table = cli(*words, "dry_run=true").out
     assert [line.split()[:2] for line in table.splitlines() if "step_" in line] == [
         ["step_000003", "kept"],
         ["step_000002", "deleted"],
@@ -437,13 +327,12 @@ def test_a_dry_prune_shows_what_it_would_delete(
     ]
     assert "older than the newest 0 beside latest and best" in table
     assert len(list((run / "checkpoints").glob("step_*"))) == 3
-    assert run_command(words) == 0
+    cli(*words)
     assert len(list((run / "checkpoints").glob("step_*"))) == 2
-    capsys.readouterr()
-    assert "dry_run=yes must be true or false" in fails(capsys, *words, "dry_run=yes")
+    assert "dry_run=yes must be true or false" in fails(*words, "dry_run=yes")
 
 
-def test_the_installed_program_ends_with_2_within_seconds(tmp_path: Path) -> None:
+def test_the_installed_program_ends_with_2_within_seconds(tmp_path):
     done = subprocess.run(
         [*PROGRAM, "run", "lr=abc"], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
@@ -453,7 +342,7 @@ def test_the_installed_program_ends_with_2_within_seconds(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_reader_that_leaves_early_is_no_error() -> None:
+def test_a_reader_that_leaves_early_is_no_error():
     root = Path(flows.__file__).parent.parent
     environment = {**os.environ, "PYTHONPATH": str(root)}
     program = " ".join(("'" + PROGRAM[0] + "'", "-c", "'" + PROGRAM[2] + "'"))
@@ -467,9 +356,7 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     assert done.stderr == ""
 
 
-def test_sqls_help_names_every_view(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse(["sql", "--help"])
-    words = capsys.readouterr().out.replace(",", " ").replace(".", " ").split()
+def test_sqls_help_names_every_view(cli):
+    words = re.split(r"[\s,.]+", cli("sql", "--help", root=None).out)
     views = {file.stem for file in (Path(__file__).parents[3] / "sql/views").glob("*.sql")}
     assert views - set(words) == set()

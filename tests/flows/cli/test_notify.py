@@ -1,7 +1,5 @@
 """`countdown-train notify test` with a real webhook and a real program."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -20,9 +18,7 @@ def said(folder: Path, monkeypatch: pytest.MonkeyPatch, **night: object) -> int:
     return run_command(["notify", "test"])
 
 
-def test_a_message_comes_to_all_whom_the_file_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_message_comes_to_all_whom_the_file_names(tmp_path, monkeypatch, capsys):
     code = "import sys; open(sys.argv[1], 'w').write(sys.stdin.read())"
     command = [sys.executable, "-c", code, str(tmp_path / "told")]
     with hook() as server:
@@ -37,9 +33,7 @@ def test_a_message_comes_to_all_whom_the_file_names(
     ]
 
 
-def test_who_did_not_get_it_is_an_error_and_so_is_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_who_did_not_get_it_is_an_error_and_so_is_nobody(tmp_path, monkeypatch, capsys):
     with hook(500) as server:
         monkeypatch.setenv("NIGHT_HOOK", server.url)
         assert said(tmp_path, monkeypatch, webhook="NIGHT_HOOK") == 1

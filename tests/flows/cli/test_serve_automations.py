@@ -1,7 +1,5 @@
 """What `serve` does about automations that a server has already."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import yaml
@@ -17,7 +15,7 @@ def automation(**changes: Any) -> AutomationCore:
     return AutomationCore.model_validate(lost | changes)
 
 
-def test_only_an_automation_that_says_something_else_is_changed() -> None:
+def test_only_an_automation_that_says_something_else_is_changed():
     """A change makes the server forget for which runs' heartbeats it waits."""
     assert says_the_same(automation(), automation())
     assert says_the_same(automation(enabled=False), automation())

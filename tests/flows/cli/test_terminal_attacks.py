@@ -1,7 +1,5 @@
 """ATTACKS on the terminal: what a model, a file or a log says is shown, and steers nothing."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -50,7 +48,7 @@ def on_a_terminal(commands: list[list[str]], folder: Path) -> str:
     return said.decode(errors="replace")
 
 
-def test_no_command_passes_on_what_would_steer_a_terminal(tmp_path: Path) -> None:
+def test_no_command_passes_on_what_would_steer_a_terminal(tmp_path):
     run = RunFolder.create(RunConfig(run_id="r", storage=StorageConfig(root=tmp_path)))
     run.metrics.append(1, {"critic/score/mean": 0.5, f"memory/peak_gib/{ATTACK}": 1.0})
     row = {"run_id": "r", "step": 1, "group_id": 0, "sample_index": 0, "verdict": ATTACK}

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -10,7 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from flows.cli.main import run_command
 from flows.cli.watch import spark, view
 from rl_core.config.run import RunConfig
 from rl_core.runs.lock import owned
@@ -22,17 +19,11 @@ HOSTILE = "\x1b[2Jgone\n[bold]bold[/bold]"
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    settings = {
-        "run_id": "one",
-        "storage": {"root": tmp_path},
-        "trainer": {"total_steps": 20},
-    }
+    settings = {"run_id": "one", "storage": {"root": tmp_path}, "trainer": {"total_steps": 20}}
     run = RunFolder.create(RunConfig.model_validate(settings))
+    measured = {"critic/score/mean": 0.0, "timing_s/step": 60.0, "memory/peak_gib/gen": 1.25}
     for step in range(1, 11):
-        run.metrics.append(
-            step,
-            {"critic/score/mean": 0.0, "timing_s/step": 60.0, "memory/peak_gib/gen": 1.25},
-        )
+        run.metrics.append(step, measured)
     write_rollout(run, HOSTILE)
     return run
 
@@ -54,18 +45,19 @@ def write_rollout(run: RunFolder, response: str) -> None:
     pq.write_table(pa.Table.from_pylist([row], schema=ROLLOUTS), file)
 
 
-def test_the_end_shows_what_the_evaluation_came_to(run: RunFolder) -> None:
-    def shown() -> str:
-        with (console := Console(width=1_000)).capture() as captured:
-            console.print(view(run))
-        return captured.get()
+def shown(run: RunFolder) -> str:
+    with (console := Console(width=1_000)).capture() as captured:
+        console.print(view(run))
+    return captured.get()
 
-    assert "evaluated" not in shown()
+
+def test_the_end_shows_what_the_evaluation_came_to(run):
+    assert "evaluated" not in shown(run)
     run.update(status="finished", accuracy_before=0.25, accuracy_after=0.5)
-    assert "evaluated: accuracy 0.250 before, 0.500 after" in shown()
+    assert "evaluated: accuracy 0.250 before, 0.500 after" in shown(run)
 
 
-def test_a_curve_as_bars_by_hand() -> None:
+def test_a_curve_as_bars_by_hand():
     assert spark([]) == ""
     assert spark([3.0, 3.0]) == "▁▁"
     assert spark([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
@@ -73,11 +65,8 @@ def test_a_curve_as_bars_by_hand() -> None:
     assert spark([0, 1, 7], width=2) == "▁█"  # means of (0) and (1, 7)
 
 
-def test_one_look_shows_progress_curves_memory_samples_and_what_is_wrong(
-    capsys: pytest.CaptureFixture[str], run: RunFolder, tmp_path: Path
-) -> None:
-    assert run_command(["watch", "one", f"storage.root={tmp_path}"]) == 0
-    said = capsys.readouterr().out
+def test_one_look_shows_progress_curves_memory_samples_and_what_is_wrong(cli, run):
+    said = cli("watch", "one").out
     assert "step 10 of 20, 10 min left" in said
     assert "s per step  ▁▁▁▁▁▁▁▁▁▁  60 → 60" in said
     assert "gen 1.25" in said
@@ -86,77 +75,51 @@ def test_one_look_shows_progress_curves_memory_samples_and_what_is_wrong(
     assert "3, 14, 7 -> 35" in said
     assert "attempt" not in said
     run.add_attempt("continued after: out of memory in update_actor")
-    assert run_command(["watch", "one", f"storage.root={tmp_path}"]) == 0
-    assert "attempt 2, continued after: out of memory in update_actor" in capsys.readouterr().out
+    assert "attempt 2, continued after: out of memory in update_actor" in cli("watch", "one").out
     assert "\x1b[2J" not in said
     assert "[bold]bold[/bold]" in said  # a model's text is no markup
 
 
-def test_before_the_first_step_the_log_tells_what_the_run_does(
-    capsys: pytest.CaptureFixture[str], run: RunFolder, tmp_path: Path
-) -> None:
+def test_before_the_first_step_the_log_tells_what_the_run_does(cli, run):
     (run.path / "metrics.jsonl").unlink()
     (run.path / "log.txt").write_text("one\n12:00 warm start 3/900 \x1b[2J\n")
-    assert run_command(["watch", "one", f"storage.root={tmp_path}"]) == 0
-    said = capsys.readouterr().out
+    said = cli("watch", "one").out
     assert "12:00 warm start 3/900" in said
     assert "\x1b[2J" not in said
     assert "step 0 of 20" in said
 
 
-def test_only_the_end_of_a_long_response_is_shown(run: RunFolder) -> None:
-    def shown(response: str) -> str:
-        write_rollout(run, response)
-        with (console := Console(width=1_000)).capture() as captured:
-            console.print(view(run))
-        return captured.get()
-
-    assert "│ 1 + 2 " in shown("\n1 + 2\n")
-    assert f"│ … {'b' * 400} " in shown("a" * 300 + "b" * 400)
+def test_only_the_end_of_a_long_response_is_shown(run):
+    write_rollout(run, "\n1 + 2\n")
+    assert "│ 1 + 2 " in shown(run)
+    write_rollout(run, "a" * 300 + "b" * 400)
+    assert f"│ … {'b' * 400} " in shown(run)
 
 
-def test_ctrl_c_leaves_a_watch_without_a_word(
-    capsys: pytest.CaptureFixture[str],
-    run: RunFolder,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ctrl_c_leaves_a_watch_without_a_word(cli, run, monkeypatch):
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr("flows.cli.watch.time.sleep", interrupt)
-    assert run_command(["watch", "one", f"storage.root={tmp_path}"]) == 0
-    said = capsys.readouterr()
+    said = cli("watch", "one")
     assert "step 10 of 20" in said.out
     assert said.err == ""
 
 
-def test_a_run_that_is_over_ends_the_watch_in_a_terminal_too(
-    capsys: pytest.CaptureFixture[str],
-    run: RunFolder,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_that_is_over_ends_the_watch_in_a_terminal_too(cli, run, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     run.update(status="finished", reason=None)
-    assert run_command(["watch", f"storage.root={tmp_path}"]) == 0
-    assert "finished" in capsys.readouterr().out
+    assert "finished" in cli("watch").out
 
 
-def test_a_run_that_is_killed_while_it_is_watched_ends_the_watch(
-    capsys: pytest.CaptureFixture[str],
-    run: RunFolder,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_that_is_killed_while_it_is_watched_ends_the_watch(cli, run, monkeypatch):
     with ExitStack() as process:
         process.enter_context(owned(run))
         looks = iter([lambda: None, process.close])  # its lock goes as with a SIGKILL
         monkeypatch.setenv("FORCE_COLOR", "1")
         monkeypatch.setattr("flows.cli.watch.time.sleep", lambda seconds: next(looks)())
-        assert run_command(["watch", "one", f"storage.root={tmp_path}"]) == 0
-    said = capsys.readouterr().out
+        said = cli("watch", "one").out
     assert "running" in said
     assert "its process is gone" in said
 
@@ -164,40 +127,32 @@ def test_a_run_that_is_killed_while_it_is_watched_ends_the_watch(
 @pytest.mark.parametrize(
     "command", [["watch", "one"], ["report", "one"], ["compare", "one", "one"]]
 )
-def test_a_run_that_was_killed_before_is_not_said_to_run(
-    command: list[str], capsys: pytest.CaptureFixture[str], run: RunFolder, tmp_path: Path
-) -> None:
+def test_a_run_that_was_killed_before_is_not_said_to_run(cli, command, run):
     with owned(run):
         pass
     is_refused = command[0] == "compare"  # one run is no comparison
-    assert run_command([*command, f"storage.root={tmp_path}"]) == 2 * is_refused
+    cli(*command, code=2 * is_refused)
     assert run.read().status == "interrupted"
 
 
-def test_a_run_that_has_only_begun_is_shown(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_run_that_has_only_begun_is_shown(cli, tmp_path):
     folder = tmp_path / "runs" / "new"
     folder.mkdir(parents=True)
     record = {"run_id": "new", "preset": "quickstart", "started_at": "2026-11-21T00:00:00"}
     (folder / "run.json").write_text(json.dumps(record))
-    assert run_command(["watch", f"storage.root={tmp_path}"]) == 0
-    assert "step 0" in capsys.readouterr().out
+    assert "step 0" in cli("watch").out
 
 
-def test_unknown_runs_end_with_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert run_command(["watch", "nope", f"storage.root={tmp_path}"]) == 2
-    assert run_command(["watch", "a", "b"]) == 2
+def test_unknown_runs_end_with_2(cli):
+    cli("watch", "nope", code=2)
+    cli("watch", "a", "b", code=2, root=None)
 
 
-def test_memory_that_grows_is_named_with_the_step_at_which_none_is_left(
-    capsys: pytest.CaptureFixture[str], run: RunFolder, tmp_path: Path
-) -> None:
+def test_memory_that_grows_is_named_with_the_step_at_which_none_is_left(cli, run):
     for step in range(11, 51):
         held = {"memory/host_gib/learner": 0.5 + 0.04 * step, "memory/host_gib/trainer": 0.25}
         run.metrics.append(step, held | {"memory/host_available_gib": 20 - 0.04 * step})
-    assert run_command(["watch", "one", f"storage.root={tmp_path}"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(cli("watch", "one").out.split())
     assert "memory held, GiB learner 2.50, trainer 0.25; 18.0 are left" in said
     # 20 GiB at 0.04 GiB per step
     assert "memory of learner grows steadily: the machine's is full at about step 500" in said

@@ -1,7 +1,5 @@
 """What is told of a night that was killed, or that could not start from the champion."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
@@ -34,11 +32,8 @@ def night(tmp_path: Path) -> Night:
         (3, "its process ended: exit code 3"),
     ],
 )
-def test_a_killed_process_is_told_of_in_words_with_the_step_to_go_on_from(
-    night: Night, code: int, words: str
-) -> None:
+def test_a_killed_process_is_told_of_in_words_with_the_step_to_go_on_from(night, code, words):
     assert killed(night, EXITED.format(code)) == (words, "Retry starts it again")
-    assert night.run is not None
     save_checkpoint(night.run.path, 4, lambda folder: (folder / "x").touch(), None)
     reason, following = killed(night, EXITED.format(code))
     assert (reason, following) == (words, "Retry goes on from step 4")
@@ -51,7 +46,7 @@ def test_a_killed_process_is_told_of_in_words_with_the_step_to_go_on_from(
     assert "what to do next: Retry goes on from step 4" in lines
 
 
-def test_without_a_run_the_night_is_named_by_its_hour(night: Night) -> None:
+def test_without_a_run_the_night_is_named_by_its_hour(night):
     refused = message("refused", Night(night.flow_run), "wise-owl is not over")
     assert refused["run_id"] is None
     assert refused["text"].splitlines()[0] == (
@@ -59,7 +54,7 @@ def test_without_a_run_the_night_is_named_by_its_hour(night: Night) -> None:
     )
 
 
-def test_a_start_against_the_setting_is_a_warning(night: Night) -> None:
+def test_a_start_against_the_setting_is_a_warning(night):
     start = Start(folder=None, why="the champion a/step_000001 is gone", is_as_asked=False)
     told = message("finished", Night(night.flow_run, night.config, start), "not promoted")
     assert "warning: it started afresh: the champion a/step_000001 is gone" in told["text"]

@@ -1,7 +1,5 @@
 """Nights that did not start, that were refused, or that ended without a word."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -49,7 +47,7 @@ def night(due: datetime, state: State[Any], *, ran: bool = True) -> FlowRun:
     )
 
 
-def test_nights_that_ran_or_were_refused_are_not_missing() -> None:
+def test_nights_that_ran_or_were_refused_are_not_missing():
     runs = [
         night(DAYS[0], Completed()),
         night(DAYS[1], Cancelled(name="Refused", message="Refused: ..."), ran=False),
@@ -67,7 +65,7 @@ def test_nights_that_ran_or_were_refused_are_not_missing() -> None:
         Cancelled(name="Missed", message="Missed: no server or worker was there."),
     ],
 )
-def test_a_night_that_never_started_is_named(never: State[Any] | None) -> None:
+def test_a_night_that_never_started_is_named(never):
     runs = [night(DAYS[0], Completed()), night(DAYS[2], Completed())]
     if never is not None:
         runs.append(night(DAYS[1], never, ran=False))
@@ -76,15 +74,14 @@ def test_a_night_that_never_started_is_named(never: State[Any] | None) -> None:
     )
 
 
-def test_the_night_that_asks_is_there_and_each_look_starts_where_the_last_ended() -> None:
+def test_the_night_that_asks_is_there_and_each_look_starts_where_the_last_ended():
     own = night(DAYS[2], Completed(), ran=False)
     said = unseen(deployment(), [], LAST_LOOK, NOW, own)
-    assert said is not None
     assert said.startswith("the nights of 2026-11-23 01:00, 2026-11-24 01:00 did not start")
     assert unseen(deployment(), [], DAYS[1], NOW, own) is None
 
 
-def test_without_a_schedule_no_night_is_missing() -> None:
+def test_without_a_schedule_no_night_is_missing():
     for there in (
         deployment(active=False),
         deployment(updated=NOW),  # the schedule of before is not known
@@ -93,7 +90,7 @@ def test_without_a_schedule_no_night_is_missing() -> None:
         assert unseen(there, [], LAST_LOOK, NOW) is None
 
 
-def test_a_night_whose_machine_died_is_told_of_once() -> None:
+def test_a_night_whose_machine_died_is_told_of_once():
     lost: State[Any] = Crashed(message="No heartbeat for 90 s, the worker or its machine is gone.")
     lost.timestamp = DAYS[1] + timedelta(hours=2)
     runs = [night(due, Completed()) for due in (DAYS[0], DAYS[2])] + [night(DAYS[1], lost)]

@@ -1,7 +1,5 @@
 """The night's own file: what it says, what is refused, and what a deploy changes on the server."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -41,13 +39,13 @@ def on_server(
     )
 
 
-def test_without_a_file_a_night_is_at_one_by_the_clock_of_the_machine(tmp_path: Path) -> None:
+def test_without_a_file_a_night_is_at_one_by_the_clock_of_the_machine(tmp_path):
     night = read_night(tmp_path / "night.yaml")
     assert (night.cron, night.timezone) == ("0 1 * * *", get_localzone_name())
     assert (night.preset, night.start_from, night.events) == ("quickstart", "champion", EVENTS)
 
 
-def test_the_example_says_the_defaults() -> None:
+def test_the_example_says_the_defaults():
     example = NIGHT_FILE.with_name("night.example.yaml")
     assert read_night(example) == NightSettings()
     keys = yaml.safe_load(example.read_text()).keys()
@@ -56,13 +54,9 @@ def test_the_example_says_the_defaults() -> None:
 
 @pytest.mark.parametrize(
     ("at", "cron"),
-    [
-        ("23:30", "30 23 * * *"),
-        ("1:05", "5 1 * * *"),
-        ("*/5 * * * *", "*/5 * * * *"),
-    ],
+    [("23:30", "30 23 * * *"), ("1:05", "5 1 * * *"), ("*/5 * * * *", "*/5 * * * *")],
 )
-def test_an_hour_or_a_cron_line_says_when(tmp_path: Path, at: str, cron: str) -> None:
+def test_an_hour_or_a_cron_line_says_when(tmp_path, at, cron):
     assert read_night(written(tmp_path, f'at: "{at}"')).cron == cron
 
 
@@ -77,9 +71,7 @@ def test_an_hour_or_a_cron_line_says_when(tmp_path: Path, at: str, cron: str) ->
         ("timezone: Europe/Berln", "timezone: there is no time zone Europe/Berln"),
     ],
 )
-def test_a_mistake_is_refused_in_a_line_with_the_files_name(
-    tmp_path: Path, text: str, words: str
-) -> None:
+def test_a_mistake_is_refused_in_a_line_with_the_files_name(tmp_path, text, words):
     file = written(tmp_path, text)
     with pytest.raises(BadInputError, match=words) as refused:
         read_night(file)
@@ -87,7 +79,7 @@ def test_a_mistake_is_refused_in_a_line_with_the_files_name(
     assert "\n" not in str(refused.value)
 
 
-def test_what_a_deploy_changes_on_the_server_is_said() -> None:
+def test_what_a_deploy_changes_on_the_server_is_said():
     night = NightSettings()
     assert differences(None, night) == []
     assert differences(on_server(webhook=""), night) == []
@@ -102,7 +94,7 @@ def test_what_a_deploy_changes_on_the_server_is_said() -> None:
     ]
 
 
-def test_a_schedule_that_the_ui_switched_off_is_off() -> None:
+def test_a_schedule_that_the_ui_switched_off_is_off():
     assert not is_off(None)
     assert not is_off(on_server())
     assert is_off(on_server(active=False))

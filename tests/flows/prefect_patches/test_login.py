@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import socket
 import stat
@@ -37,7 +35,7 @@ def listening_as(user: int) -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def test_many_first_starts_make_one_login_that_only_its_user_can_read(tmp_path: Path) -> None:
+def test_many_first_starts_make_one_login_that_only_its_user_can_read(tmp_path):
     home = tmp_path / "home"
     with ThreadPoolExecutor(16) as threads:
         logins = set(threads.map(own_login, [home] * 64))
@@ -50,7 +48,7 @@ def test_many_first_starts_make_one_login_that_only_its_user_can_read(tmp_path: 
     assert own_login(tmp_path / "another") != login
 
 
-def test_a_login_that_others_wrote_or_can_read_is_refused(tmp_path: Path) -> None:
+def test_a_login_that_others_wrote_or_can_read_is_refused(tmp_path):
     foreign = tmp_path / "foreign"
     foreign.write_text("known:to-all\n")
     file = login_file(tmp_path)
@@ -64,7 +62,7 @@ def test_a_login_that_others_wrote_or_can_read_is_refused(tmp_path: Path) -> Non
         own_login(tmp_path)
 
 
-def test_the_login_is_given_to_this_machines_servers_only(settings: Settings) -> None:
+def test_the_login_is_given_to_this_machines_servers_only(settings):
     (port,) = free_ports(1)
     assert login_for(URL.format(port), settings) is None  # there is none yet
     login = own_login(settings.home)
@@ -75,7 +73,7 @@ def test_the_login_is_given_to_this_machines_servers_only(settings: Settings) ->
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_users_server_on_the_port_is_not_told_the_login(settings: Settings) -> None:
+def test_another_users_server_on_the_port_is_not_told_the_login(settings):
     login = own_login(settings.home)
     with listening_as(os.geteuid()) as port:
         assert login_for(URL.format(port), settings) == login
@@ -83,9 +81,7 @@ def test_another_users_server_on_the_port_is_not_told_the_login(settings: Settin
         assert login_for(URL.format(port), settings) is None
 
 
-def test_what_the_user_set_for_a_server_stands(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_user_set_for_a_server_stands(settings, monkeypatch):
     mine = server_environment(settings)
     assert mine.pop("PREFECT_SERVER_API_AUTH_STRING") == own_login(settings.home)
     origins = mine.pop("PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS").split(",")

@@ -1,10 +1,7 @@
-from __future__ import annotations
-
 import importlib.metadata
 import logging
 import subprocess
 import sys
-from pathlib import Path
 
 import anyio
 import pytest
@@ -20,7 +17,7 @@ from flows.prefect_patches.plugin import accept_bare_names, setup_environment
 CONTEXT = HookContext(prefect_version="3", api_url=None, logger_factory=logging.getLogger)
 
 
-def test_the_entry_point_is_installed() -> None:
+def test_the_entry_point_is_installed():
     (plugin,) = importlib.metadata.entry_points(group="prefect.plugins", name="countdown-train")
     assert plugin.load().setup_environment is setup_environment
 
@@ -34,9 +31,7 @@ def test_the_entry_point_is_installed() -> None:
         (["/x/countdown-train", "deployment"], False),
     ],
 )
-def test_only_the_deployment_command_is_changed(
-    monkeypatch: pytest.MonkeyPatch, command: list[str], is_changed: bool
-) -> None:
+def test_only_the_deployment_command_is_changed(monkeypatch, command, is_changed):
     before = PrefectClient.read_deployment_by_name
     monkeypatch.setattr(PrefectClient, "read_deployment_by_name", before)
     monkeypatch.setattr("sys.argv", command)
@@ -44,7 +39,7 @@ def test_only_the_deployment_command_is_changed(
     assert (PrefectClient.read_deployment_by_name is not before) == is_changed
 
 
-def test_no_server_starts_without_a_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_server_starts_without_a_login(monkeypatch, tmp_path):
     """Prefect goes on without a plugin that fails, unless that leaves by SystemExit."""
     login_file(tmp_path).symlink_to("/dev/null")
     monkeypatch.setattr("sys.argv", ["/bin/prefect", "--profile", "p", "server", "start"])
@@ -53,7 +48,7 @@ def test_no_server_starts_without_a_login(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert str(refused.value).startswith("no server without a login: ")
 
 
-def test_a_server_numbers_artifacts_by_time_as_its_page_sorts_them() -> None:
+def test_a_server_numbers_artifacts_by_time_as_its_page_sorts_them():
     """In a process of its own, for nothing takes that back."""
     numbers = """
 from flows.prefect_patches.plugin import list_newest_artifacts_first

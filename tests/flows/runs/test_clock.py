@@ -1,9 +1,6 @@
 """A CLOCK that is set back by an hour during a run: nothing is lost, and no time is negative."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
@@ -19,9 +16,7 @@ from tasks.queries.sql import ask
 from tasks.report import write_report
 
 
-def test_a_run_whose_clock_is_set_back_ends_and_goes_on_as_any_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_whose_clock_is_set_back_ends_and_goes_on_as_any_other(tmp_path, monkeypatch):
     config = RunConfig(run_id="r", storage=StorageConfig(root=tmp_path))
 
     def an_hour_ago() -> str:

@@ -1,7 +1,5 @@
 """What a run that failed leaves: one sentence why, one what to do next, and its last numbers."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -19,7 +17,6 @@ from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory, WorkerDied
 from rl_core.runs.run_folder import RunFolder, RunRecord
 from rl_core.system.disk_reserve import RESERVE_BYTES
-from tests.support.chaos import Ledger
 from tests.support.faults import leave_free, mounted_small_disk
 
 METRICS = {"reward/accuracy": 0.25, "critic/kl": 0.01}
@@ -54,10 +51,7 @@ def new_run(root: Path, *, checkpoint: int | None = 400) -> RunFolder:
             "see in {run}/workers/*.log where every thread stood (a phase that is only slow "
             "needs a larger watchdog.stall_s); {again} {outcome}",
         ),
-        (
-            ValueError("actor.lr=-1"),
-            "set right what the message names; {again} {outcome}",
-        ),
+        (ValueError("actor.lr=-1"), "set right what the message names; {again} {outcome}"),
         (KeyboardInterrupt(), "the same command, or run_id=r, {outcome}"),
         (TerminationSignal(15), "the same command, or run_id=r, {outcome}"),
         (
@@ -74,12 +68,12 @@ def test_each_kind_of_error_has_its_advice(
     assert next_step(error, run) == advice.format(run=run.path, again=again, outcome=outcome)
 
 
-def test_a_run_without_a_checkpoint_starts_again(tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_starts_again(tmp_path):
     run = new_run(tmp_path, checkpoint=None)
     assert next_step(KeyboardInterrupt(), run).endswith("run_id=r, starts it again")
 
 
-def test_where_no_setting_helps_the_advice_is_a_smaller_task(tmp_path: Path) -> None:
+def test_where_no_setting_helps_the_advice_is_a_smaller_task(tmp_path):
     run = new_run(tmp_path)
     changes = {"checkpoints.in_background": (True, False), "rollout.max_num_seqs": (256, 8)}
     run.add_attempt("out of memory in save", changes)
@@ -94,9 +88,7 @@ def test_where_no_setting_helps_the_advice_is_a_smaller_task(tmp_path: Path) -> 
 
 
 @pytest.mark.chaos
-def test_a_full_disk_still_takes_the_last_words_and_says_how_much_to_free(
-    tmp_path: Path, survived: Ledger
-) -> None:
+def test_a_full_disk_still_takes_the_last_words_and_says_how_much_to_free(tmp_path, survived):
     with mounted_small_disk(tmp_path, RESERVE_BYTES + 2**20) as disk:
         run = new_run(disk)
         run.metrics.append(1, METRICS)
@@ -120,7 +112,7 @@ def test_a_full_disk_still_takes_the_last_words_and_says_how_much_to_free(
     survived("ENOSPC", "run.json's last words", rows_lost=len({1} - set(rows)))
 
 
-def test_the_last_numbers_are_each_the_last_there_is() -> None:
+def test_the_last_numbers_are_each_the_last_there_is():
     rows = [
         {"step": 1, "val/accuracy": 0.5, "critic/kl": 0.1, "actor/lr": 1e-6},
         {"step": 2, "critic/kl": None, "reward/accuracy": 0.75},
@@ -134,7 +126,7 @@ def test_the_last_numbers_are_each_the_last_there_is() -> None:
     assert last_metrics([]) == {}
 
 
-def test_memory_is_told_by_phase_for_the_last_steps() -> None:
+def test_memory_is_told_by_phase_for_the_last_steps():
     rows = [{"step": 0, "val/accuracy": 0.1}]
     rows += [{"step": step, "memory/peak_gib/ref": step / 8} for step in range(1, 30)]
     rows[-1] |= {"memory/peak_gib/update_actor": 2.34567, "memory/host_gib/learner": 3.0}
@@ -146,9 +138,7 @@ def test_memory_is_told_by_phase_for_the_last_steps() -> None:
     assert memory_timeline(rows[:1]) == {}
 
 
-def test_a_failure_is_told_in_run_json_and_a_new_start_forgets_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_is_told_in_run_json_and_a_new_start_forgets_it(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "a-secret-of-many-letters")
     run = new_run(tmp_path)
     for step in (1, 2):
@@ -166,7 +156,7 @@ def test_a_failure_is_told_in_run_json_and_a_new_start_forgets_it(
     assert (again.next_step, again.last_metrics, again.memory_gib) == (None, {}, {})
 
 
-def test_the_page_names_reason_advice_and_numbers_and_shows_text_as_it_is() -> None:
+def test_the_page_names_reason_advice_and_numbers_and_shows_text_as_it_is():
     record = RunRecord(
         run_id="r",
         preset="quickstart",
@@ -199,7 +189,7 @@ def test_the_page_names_reason_advice_and_numbers_and_shows_text_as_it_is() -> N
     ]
 
 
-def test_the_table_at_the_end_names_what_retries_changed(tmp_path: Path) -> None:
+def test_the_table_at_the_end_names_what_retries_changed(tmp_path):
     run = new_run(tmp_path)
     run.add_attempt("learner died")
     run.add_attempt("out of memory in gen", {"rollout.kv_cache_mib": (128, 64)})
@@ -207,7 +197,7 @@ def test_the_table_at_the_end_names_what_retries_changed(tmp_path: Path) -> None
     assert lines == ["retried          from step 400 with rollout.kv_cache_mib=64"]
 
 
-def test_the_next_seed_is_no_command_without_what_the_user_set(tmp_path: Path) -> None:
+def test_the_next_seed_is_no_command_without_what_the_user_set(tmp_path):
     run = new_run(tmp_path)
     assert summary_lines(run, tmp_path)[-1].split()[-2:] == ["seed=1", f"storage.root={tmp_path}"]
     run.update(own_settings={"model.path": ("a/b", "c/d")})
@@ -216,7 +206,7 @@ def test_the_next_seed_is_no_command_without_what_the_user_set(tmp_path: Path) -
     )
 
 
-def test_a_record_from_before_there_were_last_words_is_read(tmp_path: Path) -> None:
+def test_a_record_from_before_there_were_last_words_is_read(tmp_path):
     run = new_run(tmp_path)
     old = json.loads((run.path / "run.json").read_text())
     for name in ("next_step", "last_metrics", "memory_gib"):

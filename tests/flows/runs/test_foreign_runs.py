@@ -1,7 +1,5 @@
 """ATTACKS by the folder of somebody else's run: its settings may not have code imported."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -63,9 +61,7 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ["sync", "run_id=r"],
     ],
 )
-def test_no_command_imports_what_a_runs_folder_names(
-    words: list[str], imported: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_command_imports_what_a_runs_folder_names(words, imported, capsys):
     code = run_command([*words, f"storage.root={imported.parent}"])
     assert not imported.exists()
     said = capsys.readouterr().err
@@ -74,7 +70,7 @@ def test_no_command_imports_what_a_runs_folder_names(
         assert "add env=trap_env:ENV to the command if you trust it" in said
 
 
-def test_a_new_run_and_the_nightly_pruning_pass_it_over(imported: Path) -> None:
+def test_a_new_run_and_the_nightly_pruning_pass_it_over(imported):
     config = RunConfig(storage=StorageConfig(root=imported.parent))
     assert choose_run(config, "new").run_id == "new"
     left = _settings(RunFolder.under(imported.parent, "r"), (), None)
@@ -83,7 +79,7 @@ def test_a_new_run_and_the_nightly_pruning_pass_it_over(imported: Path) -> None:
     assert not imported.exists()
 
 
-def test_it_is_imported_where_the_command_names_it(imported: Path) -> None:
+def test_it_is_imported_where_the_command_names_it(imported):
     run = RunFolder.under(imported.parent, "r")
     settings = yaml.safe_load((run.path / "config.yaml").read_text())
     settings["env"] = ECHO.settings().model_dump(mode="json") | {"name": "trap_env:ENV"}
@@ -98,6 +94,8 @@ def test_it_is_imported_where_the_command_names_it(imported: Path) -> None:
         sys.modules.pop("trap_env", None)
 
 
+NAMED = ["env.reward=trap_reward:score", "env.reward_env=[HF_TOKEN]"]
+CLUSTER = "resources.ray_address=127.0.0.1:9"
 REWARD = """
 from pathlib import Path
 Path(__file__).with_name("called").touch()
@@ -112,30 +110,15 @@ def scored(tmp_path: Path, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatc
     """A run that names a reward in the working folder; the file which that makes when loaded."""
     (tmp_path / "trap_reward.py").write_text(REWARD)
     monkeypatch.chdir(tmp_path)
-    config = compose(
-        [
-            f"storage.root={tmp_path}",
-            "run_id=r",
-            "data.train_size=8",
-            "data.test_size=2",
-            "data.train_batch_size=2",
-            "actor.mini_batch_size=2",
-            "data.max_response_length=8",
-            "env.reward=trap_reward:score",
-            "env.reward_env=[HF_TOKEN]",
-            "resources.ray_address=127.0.0.1:9",
-        ]
-    )
+    sizes = ["data.train_size=8", "data.test_size=2", "data.train_batch_size=2"]
+    sizes += ["actor.mini_batch_size=2", "data.max_response_length=8"]
+    config = compose([f"storage.root={tmp_path}", "run_id=r", *sizes, *NAMED, CLUSTER])
     data = dataset_folder(config)
     write_dataset(config.env, config.data, data)
     run = RunFolder.create(config)
     run.metrics.append(1, {"critic/score/mean": 0.5})
     run.update(status="interrupted", steps=1, data=str(data), model=str(tiny_model_path))
     return tmp_path / "called"
-
-
-NAMED = ["env.reward=trap_reward:score", "env.reward_env=[HF_TOKEN]"]
-CLUSTER = "resources.ray_address=127.0.0.1:9"
 
 
 @pytest.mark.parametrize(
@@ -150,25 +133,18 @@ CLUSTER = "resources.ray_address=127.0.0.1:9"
         (["evaluate", "checkpoint=r/base", "env.reward=null"], [CLUSTER]),
     ],
 )
-def test_no_command_calls_what_a_runs_folder_names(
-    words: list[str], to_add: list[str], scored: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command([*words, f"storage.root={scored.parent}"]) == 2
-    said = capsys.readouterr().err
+def test_no_command_calls_what_a_runs_folder_names(cli, words, to_add, scored):
+    said = cli(*words, code=2).err
     assert f"add {' '.join(to_add)} to the command if you trust it" in said
     assert not scored.exists()
 
 
 @pytest.mark.parametrize("words", [["prune", "run_id=r"], ["report", "r"], ["runs"]])
-def test_commands_that_score_nothing_need_no_word(words: list[str], scored: Path) -> None:
-    assert run_command([*words, f"storage.root={scored.parent}"]) == 0
+def test_commands_that_score_nothing_need_no_word(cli, words, scored):
+    cli(*words)
     assert not scored.exists()
 
 
-def test_a_reward_is_called_where_the_command_names_it(
-    scored: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    where = f"storage.root={scored.parent}"
-    assert run_command(["ask", "r/base", "problems=1", where, *NAMED]) == 0
-    assert capsys.readouterr().out.endswith("1 of 1 correct\n")
+def test_a_reward_is_called_where_the_command_names_it(cli, scored):
+    assert cli("ask", "r/base", "problems=1", *NAMED).out.endswith("1 of 1 correct\n")
     assert scored.exists()

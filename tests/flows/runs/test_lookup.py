@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -21,15 +19,15 @@ from flows.settings.compose import SettingsError, compose
         ["seed=1"],
     ],
 )
-def test_the_short_way_to_the_root_ends_where_the_settings_do(overrides: list[str]) -> None:
+def test_the_short_way_to_the_root_ends_where_the_settings_do(overrides):
     assert storage_root(overrides) == compose(overrides).storage.root
 
 
 @pytest.mark.parametrize("overrides", [["storage.root=null"], ["storage.rot=/a"], ["root=/a"]])
-def test_what_is_no_root_is_refused_as_any_setting(overrides: list[str]) -> None:
+def test_what_is_no_root_is_refused_as_any_setting(overrides):
     with pytest.raises(SettingsError):
         storage_root(overrides)
 
 
-def test_a_relative_root_stays_relative() -> None:
+def test_a_relative_root_stays_relative():
     assert storage_root(["storage.root=a/b"]) == Path("a/b")

@@ -19,8 +19,6 @@ from rl_core.runs.run_folder import RunFolder
 from tests.rl_core.runs.test_run_folder import config_in
 from tests.support.waiting import wait_for
 
-LIMIT_S = 60
-
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_harness")]
 
 

@@ -1,21 +1,16 @@
-from __future__ import annotations
-
-from pathlib import Path
 from typing import get_args
 
 import pytest
 import yaml
 
-from flows.cli.main import run_command
 from flows.settings.compose import PresetName, SettingsError, compose
 from flows.settings.explain import all_settings, find_settings, in_words, readers, yaml_with_words
 from flows.settings.keys import ENVS, known_keys
-from tests.flows.cli.test_main import fails
 
 PRESETS = get_args(PresetName)
 
 
-def test_every_setting_is_explained_in_words_of_its_own() -> None:
+def test_every_setting_is_explained_in_words_of_its_own():
     for env in ENVS:
         of_env = [s.key for s in all_settings() if s.env in (None, env)]
         assert set(known_keys(env)) == set(of_env) - {"preset", "env.name"}
@@ -39,14 +34,14 @@ def test_every_setting_is_explained_in_words_of_its_own() -> None:
         ("budget.currency", r"a text that matches ^\S{1,8}$", "EUR"),
     ],
 )
-def test_bounds_and_defaults_are_those_of_the_models(key: str, allowed: str, default: str) -> None:
+def test_bounds_and_defaults_are_those_of_the_models(key, allowed, default):
     (setting,) = find_settings(key)
     assert (setting.allowed, setting.default) == (allowed, default)
     assert f"  allowed   {allowed}\n" in in_words(setting)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_what_presets_say_is_what_they_set(preset: str) -> None:
+def test_what_presets_say_is_what_they_set(preset):
     config = compose([f"preset={preset}"])
     said = 0
     for setting in all_settings():
@@ -60,12 +55,12 @@ def test_what_presets_say_is_what_they_set(preset: str) -> None:
     assert said >= 4
 
 
-def test_a_setting_of_several_envs_is_explained_for_each() -> None:
+def test_a_setting_of_several_envs_is_explained_for_each():
     defaults = {setting.env: setting.default for setting in find_settings("env.format_score")}
     assert (defaults["countdown"], defaults["gsm8k"]) == ("0.1", "0.0")
 
 
-def test_a_setting_is_found_by_verls_name_and_a_group_by_its_own() -> None:
+def test_a_setting_is_found_by_verls_name_and_a_group_by_its_own():
     (setting,) = find_settings("actor_rollout_ref.rollout.n")
     assert setting.key == "algorithm.group_size"
     assert "actor_rollout_ref.rollout.n" in setting.verl
@@ -74,32 +69,32 @@ def test_a_setting_is_found_by_verls_name_and_a_group_by_its_own() -> None:
         find_settings("lr")
 
 
-def test_a_word_lists_the_settings_that_contain_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["explain", "lora"]) == 0
-    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+@pytest.fixture
+def explain(cli):
+    return lambda *words, code=0: cli("explain", *words, code=code, root=None)
+
+
+def test_a_word_lists_the_settings_that_contain_it(explain):
+    listed = [line.split()[0] for line in explain("lora").out.splitlines()]
     assert listed == ["model.lora_rank", "model.lora_alpha", "sft.lora_rank"]
-    assert run_command(["explain", "lroa"]) == 2
+    explain("lroa", code=2)
 
 
-def test_with_a_preset_one_setting_is_explained_with_its_value(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run_command(["explain", "env.prompt_template", "preset=gsm8k-toy"]) == 0
-    printed = capsys.readouterr().out
+def test_with_a_preset_one_setting_is_explained_with_its_value(explain):
+    printed = explain("env.prompt_template", "preset=gsm8k-toy").out
     assert printed.count("  allowed ") == 1
     assert 'here      "think" with preset=gsm8k-toy\n' in printed
-    assert run_command(["explain", "env.source", "preset=quickstart"]) == 2
-    assert "belongs to env=gsm8k" in capsys.readouterr().err
+    assert "belongs to env=gsm8k" in explain("env.source", "preset=quickstart", code=2).err
 
 
-def test_readers_are_modules_that_read_it_not_those_that_name_it() -> None:
+def test_readers_are_modules_that_read_it_not_those_that_name_it():
     assert readers("actor.lr") == ["rl_core/learner/optimizer.py"]
     assert "rl_core/tracking/diagnosis.py" not in readers("algorithm.kl_coef")  # advice in a text
     assert "rl_core/workers/actors.py" in readers("rollout.kv_cache_mib")
 
 
 @pytest.mark.parametrize("overrides", [[], ["preset=gsm8k-grpo-7b", "storage.root='/a: b'"]])
-def test_the_explained_settings_are_a_preset_file(tmp_path: Path, overrides: list[str]) -> None:
+def test_the_explained_settings_are_a_preset_file(tmp_path, overrides):
     config = compose([*overrides, "trainer.logger=[console,wandb]", "data.train_files=a.jsonl"])
     file = tmp_path / "explained.yaml"
     file.write_text(yaml_with_words(config))
@@ -123,28 +118,21 @@ def test_the_explained_settings_are_a_preset_file(tmp_path: Path, overrides: lis
         (["critic"], "critic.value_clip\n"),
     ],
 )
-def test_explain_on_the_command_line(
-    capsys: pytest.CaptureFixture[str], words: list[str], said: str
-) -> None:
-    assert run_command(["explain", *words]) == 0
-    assert said in capsys.readouterr().out
+def test_explain_on_the_command_line(explain, words, said):
+    assert said in explain(*words).out
 
 
-def test_what_is_not_allowed_is_explained_and_ends_with_2(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run_command(["explain", "actor.lr=0"]) == 2
-    printed = capsys.readouterr()
+def test_what_is_not_allowed_is_explained_and_ends_with_2(explain, fails):
+    printed = explain("actor.lr=0", code=2)
     assert "a number above 0" in printed.out
     assert printed.err == "countdown-train: actor.lr=0: must be above 0.0\n"
-    assert run_command(["explain", "algorithm.estimator=grpo"]) == 2
-    assert "algorithm.group_size=1 must be at least 2" in capsys.readouterr().err
-    assert "did you mean sft.lr?" in fails(capsys, "explain", "lrr")
-    assert "explain takes a KEY" in fails(capsys, "explain")
+    said = explain("algorithm.estimator=grpo", code=2).err
+    assert "algorithm.group_size=1 must be at least 2" in said
+    assert "did you mean sft.lr?" in fails("explain", "lrr", root=None)
+    assert "explain takes a KEY" in fails("explain", root=None)
 
 
-def test_config_explains_all_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["config", "--explain", "seed=5"]) == 0
-    printed = capsys.readouterr().out
+def test_config_explains_all_settings(cli):
+    printed = cli("config", "--explain", "seed=5").out
     assert "\nseed: 5\n" in printed
     assert "  # Learning rate of the policy (AdamW), after the warm-up.\n" in printed

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -15,11 +13,7 @@ from rl_core.algos.masking import whiten
 NAN = float("nan")
 TOLERANCE = {"atol": 1e-6, "rtol": 1e-6}
 GroupEstimator = Callable[[Tensor, Tensor, Tensor], Tensor]
-CENTRED: list[GroupEstimator] = [
-    adv.grpo_advantages,
-    adv.dr_grpo_advantages,
-    adv.rloo_advantages,
-]
+CENTRED: list[GroupEstimator] = [adv.grpo_advantages, adv.dr_grpo_advantages, adv.rloo_advantages]
 
 
 def lengths_to_mask(lengths: list[int]) -> Tensor:
@@ -34,7 +28,7 @@ def assert_equal_under_mask(actual: Tensor, expected: Tensor, mask: Tensor) -> N
 # --- GAE
 
 
-def test_gae_by_hand() -> None:
+def test_gae_by_hand():
     # gamma 1/2, lambda 1/2. Row 0: deltas 1 + 3 - 4 = 0, 2 + 1 - 6 = -3, 8 - 2 = 6;
     # A2 = 6, A1 = -3 + 6/4 = -1.5, A0 = 0 - 1.5/4 = -0.375. Row 1: A0 = 5 - 1 = 4.
     rewards = torch.tensor([[1.0, 2.0, 8.0], [5.0, NAN, NAN]])
@@ -63,9 +57,7 @@ def slow_gae(rewards: list[float], values: list[float], gamma: float, lam: float
     gamma=st.floats(0.5, 1),
     lam=st.floats(0, 1),
 )
-def test_gae_equals_the_slow_sum_and_skips_holes(
-    data: st.DataObject, lengths: list[int], gamma: float, lam: float
-) -> None:
+def test_gae_equals_the_slow_sum_and_skips_holes(data, lengths, gamma, lam):
     width = max(lengths) + 2
     # Each response's tokens lie anywhere in its row, in order: a hole is as if it were not there.
     columns = [
@@ -90,7 +82,7 @@ def test_gae_equals_the_slow_sum_and_skips_holes(
     assert (returns[~mask] == 0).all()
 
 
-def test_with_gamma_and_lambda_1_returns_do_not_depend_on_the_critic() -> None:
+def test_with_gamma_and_lambda_1_returns_do_not_depend_on_the_critic():
     rewards, mask = torch.randn(3, 6, dtype=torch.float64), lengths_to_mask([6, 2, 4])
     both = [
         adv.generalized_advantages(rewards, values, mask, gamma=1.0, gae_lambda=1.0)[1]
@@ -103,9 +95,7 @@ def test_with_gamma_and_lambda_1_returns_do_not_depend_on_the_critic() -> None:
     ("name", "gamma", "gae_lambda"),
     [("gae_gamma1_lam1", 1.0, 1.0), ("gae_gamma0.99_lam0.95", 0.99, 0.95)],
 )
-def test_gae_agrees_with_verl(
-    golden: dict[str, Tensor], name: str, gamma: float, gae_lambda: float
-) -> None:
+def test_gae_agrees_with_verl(golden, name, gamma, gae_lambda):
     mask = golden["in.response_mask"]
     advantages, returns = adv.generalized_advantages(
         golden["in.dense_rewards"], golden["in.values"], mask, gamma=gamma, gae_lambda=gae_lambda
@@ -127,7 +117,7 @@ def first_tokens(advantages: Tensor) -> list[float]:
     return advantages[:, 0].tolist()
 
 
-def test_group_estimators_by_hand() -> None:
+def test_group_estimators_by_hand():
     # Group 7 holds 1, 0, 2: mean 1, std 1. Group 3 has no spread, group 9 one response.
     centred = [0.0, -1.0, 0.0, 0.0, 0.0, 1.0, 0.0]
     assert first_tokens(adv.dr_grpo_advantages(REWARDS, GROUPS, MASK)) == centred
@@ -140,7 +130,7 @@ def test_group_estimators_by_hand() -> None:
     )
 
 
-def test_every_token_of_a_response_has_its_advantage_and_padding_none() -> None:
+def test_every_token_of_a_response_has_its_advantage_and_padding_none():
     result = adv.dr_grpo_advantages(
         torch.tensor([3.0, 1.0]), torch.tensor([0, 0]), lengths_to_mask([1, 3])
     )
@@ -148,7 +138,7 @@ def test_every_token_of_a_response_has_its_advantage_and_padding_none() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 7])
-def test_equal_float32_rewards_give_exactly_no_advantage(size: int) -> None:
+def test_equal_float32_rewards_give_exactly_no_advantage(size):
     rewards = torch.full((size,), 0.1)
     mask = torch.ones(size, 2, dtype=torch.bool)
     result = adv.grpo_advantages(rewards, torch.zeros(size, dtype=torch.int64), mask)
@@ -173,10 +163,8 @@ def slow_group(rewards: list[float], groups: list[int], kind: str) -> list[float
     return result
 
 
-@given(
-    st.lists(st.tuples(st.integers(-20, 20), st.integers(0, 4)), min_size=1, max_size=20),
-)
-def test_group_estimators_equal_the_slow_loop_in_any_order(rows: list[tuple[int, int]]) -> None:
+@given(st.lists(st.tuples(st.integers(-20, 20), st.integers(0, 4)), min_size=1, max_size=20))
+def test_group_estimators_equal_the_slow_loop_in_any_order(rows):
     rewards, groups = [r / 10 for r, _ in rows], [g for _, g in rows]
     mask = torch.ones(len(rows), 1, dtype=torch.bool)
     for estimator, kind in zip(CENTRED, ["grpo", "dr_grpo", "rloo"], strict=True):
@@ -187,7 +175,7 @@ def test_group_estimators_equal_the_slow_loop_in_any_order(rows: list[tuple[int,
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=12), st.floats(-3, 3))
-def test_group_advantages_sum_to_0_and_ignore_a_shift(numbers: list[float], shift: float) -> None:
+def test_group_advantages_sum_to_0_and_ignore_a_shift(numbers, shift):
     rewards = torch.tensor(numbers, dtype=torch.float64)
     groups = torch.zeros(len(numbers), dtype=torch.int64)
     mask = torch.ones(len(numbers), 1, dtype=torch.bool)
@@ -198,7 +186,7 @@ def test_group_advantages_sum_to_0_and_ignore_a_shift(numbers: list[float], shif
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline"])
-def test_group_estimators_agree_with_verl(golden: dict[str, Tensor], name: str) -> None:
+def test_group_estimators_agree_with_verl(golden, name):
     mask = golden["in.response_mask"]
     rewards = adv.response_sums(golden["in.token_rewards"], mask)
     estimator: GroupEstimator = getattr(adv, f"{name}_advantages")
@@ -206,7 +194,7 @@ def test_group_estimators_agree_with_verl(golden: dict[str, Tensor], name: str) 
     assert_equal_under_mask(result, golden[f"out.{name}.advantages"], mask)
 
 
-def test_reinforce_plus_plus_agrees_with_verl(golden: dict[str, Tensor]) -> None:
+def test_reinforce_plus_plus_agrees_with_verl(golden):
     mask, rewards = golden["in.response_mask"], golden["in.dense_rewards"]
     returns = adv.discounted_returns(rewards, mask, gamma=1.0)
     assert_equal_under_mask(returns, golden["out.reinforce_plus_plus.returns"], mask)
@@ -214,14 +202,14 @@ def test_reinforce_plus_plus_agrees_with_verl(golden: dict[str, Tensor]) -> None
     assert_equal_under_mask(advantages, golden["out.reinforce_plus_plus.advantages"], mask)
 
 
-def test_discounted_returns_by_hand() -> None:
+def test_discounted_returns_by_hand():
     rewards = torch.tensor([[1.0, 0.0, 4.0], [0.0, 2.0, NAN]])
     returns = adv.discounted_returns(rewards, lengths_to_mask([3, 2]), gamma=0.5)
     assert returns.tolist() == [[2.0, 2.0, 4.0], [1.0, 2.0, 0.0]]
 
 
 @pytest.mark.parametrize("estimator", [*CENTRED, adv.reinforce_plus_plus_baseline_advantages])
-def test_more_padding_changes_nothing(estimator: GroupEstimator) -> None:
+def test_more_padding_changes_nothing(estimator):
     rewards, groups = torch.tensor([1.0, 0.0, 0.5, 0.5]), torch.tensor([0, 0, 1, 1])
     mask = lengths_to_mask([3, 1, 2, 2])
     padded = torch.nn.functional.pad(mask, (0, 4))
@@ -233,13 +221,13 @@ def test_more_padding_changes_nothing(estimator: GroupEstimator) -> None:
 # --- gate, spread, token rewards
 
 
-def test_gate_closes_groups_without_a_correct_response() -> None:
+def test_gate_closes_groups_without_a_correct_response():
     correct = torch.tensor([False, True, False, False, False])
     groups = torch.tensor([4, 4, 2, 2, 8])
     assert adv.outcome_gate(correct, groups).tolist() == [True, True, False, False, False]
 
 
-def test_gate_keeps_format_credit_from_becoming_an_advantage() -> None:
+def test_gate_keeps_format_credit_from_becoming_an_advantage():
     rewards = torch.tensor([0.1, 0.0, 1.0, 0.1])
     groups, correct = torch.tensor([0, 0, 1, 1]), torch.tensor([False, False, True, False])
     mask = torch.ones(4, 1, dtype=torch.bool)
@@ -251,13 +239,13 @@ def test_gate_keeps_format_credit_from_becoming_an_advantage() -> None:
     torch.testing.assert_close(result[2:], ungated[2:])
 
 
-def test_zero_spread_fraction_by_hand() -> None:
+def test_zero_spread_fraction_by_hand():
     rewards = torch.tensor([0.1, 0.1, -1.0, 2.0, 5.0])
     groups = torch.tensor([1, 1, 0, 0, 6])
     assert adv.zero_spread_fraction(rewards, groups) == pytest.approx(2 / 3)
 
 
-def test_rewards_stand_at_the_last_token_and_sum_up_again() -> None:
+def test_rewards_stand_at_the_last_token_and_sum_up_again():
     rewards, mask = torch.tensor([2.0, -1.0]), lengths_to_mask([3, 1])
     placed = adv.end_rewards(rewards, mask)
     assert placed.tolist() == [[0.0, 0.0, 2.0], [-1.0, 0.0, 0.0]]

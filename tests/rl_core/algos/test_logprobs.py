@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -26,7 +24,7 @@ def plain(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -
     return [chosen, -(logprobs.exp() * logprobs).sum(-1)]
 
 
-def test_by_hand() -> None:
+def test_by_hand():
     # Logits 0 and 2 ln 3 at temperature 2: probabilities 1/4 and 3/4.
     weight = torch.tensor([[0.0], [2 * math.log(3)]])
     logprobs, entropy = token_logprobs_and_entropy(
@@ -39,7 +37,7 @@ def test_by_hand() -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("block_words", [1, 8, 50, 1_000])
-def test_values_and_gradients_equal_the_plain_way(temperature: float, block_words: int) -> None:
+def test_values_and_gradients_equal_the_plain_way(temperature, block_words):
     hidden, weight, targets = inputs()
     weights = torch.randn(2, TOKENS, generator=torch.Generator().manual_seed(5))
     expected = plain(hidden, weight, targets, temperature)
@@ -63,7 +61,7 @@ def test_values_and_gradients_equal_the_plain_way(temperature: float, block_word
             torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
-def test_without_entropy_the_log_probs_are_the_same() -> None:
+def test_without_entropy_the_log_probs_are_the_same():
     hidden, weight, targets = inputs()
     both, _ = token_logprobs_and_entropy(hidden, weight, targets, temperature=0.9, block_words=8)
     alone = token_logprobs(hidden, weight, targets, temperature=0.9, block_words=8)
@@ -73,7 +71,7 @@ def test_without_entropy_the_log_probs_are_the_same() -> None:
         assert torch.equal(one, other)
 
 
-def test_a_frozen_head_leaves_the_gradient_of_the_states_right() -> None:
+def test_a_frozen_head_leaves_the_gradient_of_the_states_right():
     hidden, weight, targets = inputs()
     frozen = weight.detach()
     logprobs = token_logprobs(hidden, frozen, targets, temperature=1.0, block_words=8)
@@ -82,7 +80,7 @@ def test_a_frozen_head_leaves_the_gradient_of_the_states_right() -> None:
     torch.testing.assert_close(grad, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_bfloat16_products_keep_a_float32_softmax_and_float32_gradients() -> None:
+def test_bfloat16_products_keep_a_float32_softmax_and_float32_gradients():
     hidden, weight, targets = inputs()
     logprobs, entropy = token_logprobs_and_entropy(
         hidden, weight, targets, temperature=1.0, compute_dtype=torch.bfloat16
@@ -95,12 +93,11 @@ def test_bfloat16_products_keep_a_float32_softmax_and_float32_gradients() -> Non
     reference, reference_weight, _ = inputs()
     sum(x.sum() for x in plain(reference, reference_weight, targets, 1.0)).backward()  # type: ignore[union-attr]
     for one, other in ((hidden.grad, reference.grad), (weight.grad, reference_weight.grad)):
-        assert one is not None
         assert one.dtype == torch.float32
         torch.testing.assert_close(one, other, atol=0.05, rtol=0.05)
 
 
-def test_under_autocast_the_dtype_asked_for_is_used() -> None:
+def test_under_autocast_the_dtype_asked_for_is_used():
     hidden, weight, targets = inputs()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = token_logprobs(hidden, weight, targets, temperature=1.0)
@@ -122,13 +119,13 @@ def largest_allocation(block_words: int | None) -> int:
     return max(event.self_cpu_memory_usage for event in profile.events() or [])
 
 
-def test_all_logits_never_exist_at_once() -> None:
+def test_all_logits_never_exist_at_once():
     assert largest_allocation(block_words=8_192) == 2**25  # the measure sees them
     assert largest_allocation(block_words=64) <= 2**18
     assert largest_allocation(block_words=None) == 2**23
 
 
-def test_logits_of_any_size_neither_overflow_nor_vanish() -> None:
+def test_logits_of_any_size_neither_overflow_nor_vanish():
     # The largest logit comes in the last block, so all sums before it are scaled down to it.
     weight = torch.tensor([[-128.0], [0.0], [127.0], [128.0]])
     hidden, targets = torch.ones(4, 1), torch.arange(4)

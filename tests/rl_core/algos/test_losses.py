@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -25,26 +23,28 @@ LOSSES = {"ppo": ppo_policy_loss, "gspo": gspo_policy_loss, "cispo": cispo_polic
 AGGREGATIONS: list[Aggregation] = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
 
 
-def test_policy_loss_by_hand() -> None:
+def loss_of(
+    kind: str, logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, **settings: Any
+) -> PolicyLoss:
+    """The loss of a whole batch by mean over its tokens, whose gradient is there as well."""
+    common = {"aggregation": "token-mean", "denominators": count_denominators(mask)}
+    result = LOSSES[kind](logprobs, old, advantages, mask, **(CLIP | common | settings))
+    if logprobs.requires_grad:
+        result.loss.backward()
+    return result
+
+
+def test_policy_loss_by_hand():
     # Ratios 1.5, 0.5, 1.5, 0.5 with advantages 2, 2, -2, -2 and clips at 0.8 and 1.3:
     # losses -2.6 (clipped), -1, 3, 1.6 (clipped); the fifth token is padding.
     ratios = torch.tensor([[1.5, 0.5], [1.5, 0.5]])
     logprobs = torch.cat([ratios.log(), torch.full((2, 1), NAN)], dim=1).requires_grad_()
-    mask = torch.tensor([[True, True, False], [True, True, False]])
-    result = ppo_policy_loss(
-        logprobs,
-        torch.zeros(2, 3),
-        torch.tensor([[2.0, 2.0, NAN], [-2.0, -2.0, NAN]]),
-        mask,
-        clip_eps_low=0.2,
-        clip_eps_high=0.3,
-        aggregation="token-mean",
-        denominators=count_denominators(mask),
-    )
+    advantages = torch.tensor([[2.0, 2.0, NAN], [-2.0, -2.0, NAN]])
+    mask = torch.tensor([[True, True, False]] * 2)
+    result = loss_of("ppo", logprobs, torch.zeros(2, 3), advantages, mask, clip_eps_high=0.3)
     assert result.loss.item() == pytest.approx((-2.6 - 1.0 + 3.0 + 1.6) / 4)
     assert result.clip_frac.item() == 0.5
     assert result.approx_kl.item() == pytest.approx(-math.log(0.75) * 2 / 4)
-    result.loss.backward()
     # A clipped token has no gradient; else it is -A ratio / 4.
     expected = torch.tensor([[0.0, -0.25, 0.0], [0.75, 0.0, 0.0]])
     torch.testing.assert_close(logprobs.grad, expected)
@@ -87,27 +87,19 @@ def golden_cases() -> list[tuple[str, Aggregation, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize(("name", "aggregation", "settings"), golden_cases())
-def test_policy_loss_and_gradient_agree_with_verl(
-    golden: dict[str, Tensor], name: str, aggregation: Aggregation, settings: dict[str, Any]
-) -> None:
+def test_policy_loss_and_gradient_agree_with_verl(golden, name, aggregation, settings):
     if "importance_weights" in settings:
         settings = {"importance_weights": golden["in.importance_weights"]}
     result, grad = golden_loss(golden, aggregation, **settings)
-    for actual, key in (
-        (result.loss, "loss"),
-        (result.clip_frac, "pg_clipfrac"),
-        (result.approx_kl, "ppo_kl"),
-        (grad, "grad_logprobs"),
-    ):
+    found = {"loss": result.loss, "pg_clipfrac": result.clip_frac, "ppo_kl": result.approx_kl}
+    for key, actual in (found | {"grad_logprobs": grad}).items():
         torch.testing.assert_close(actual, golden[f"out.{name}.{key}"], atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", LOSSES)
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("cut", [1, 7, 23])
-def test_shares_of_a_split_add_up(
-    golden: dict[str, Tensor], aggregation: Aggregation, cut: int, kind: str
-) -> None:
+def test_shares_of_a_split_add_up(golden, aggregation, cut, kind):
     whole, grad = golden_loss(golden, aggregation, kind=kind)
     head, head_grad = golden_loss(golden, aggregation, slice(None, cut), kind=kind)
     tail, tail_grad = golden_loss(golden, aggregation, slice(cut, None), kind=kind)
@@ -117,47 +109,29 @@ def test_shares_of_a_split_add_up(
     torch.testing.assert_close(torch.cat([head_grad, tail_grad]), grad)
 
 
-def test_gspo_by_hand() -> None:
+def test_gspo_by_hand():
     # Token ratios 2 and 0.5, so the response's is 1; 2 and 8, so it is 4, clipped to 1.3 for a good
     # response and not for a bad one.
     ratios = torch.tensor([[2.0, 0.5], [2.0, 8.0], [2.0, 8.0]])
     logprobs = torch.cat([ratios.log(), torch.full((3, 1), NAN)], dim=1).requires_grad_()
     mask = torch.tensor([[True, True, False]] * 3)
-    result = gspo_policy_loss(
-        logprobs,
-        torch.zeros(3, 3),
-        torch.tensor([[3.0, 3.0, NAN], [2.0, 2.0, NAN], [-2.0, -2.0, NAN]]),
-        mask,
-        clip_eps_low=0.2,
-        clip_eps_high=0.3,
-        aggregation="token-mean",
-        denominators=count_denominators(mask),
-    )
+    advantages = torch.tensor([[3.0, 3.0, NAN], [2.0, 2.0, NAN], [-2.0, -2.0, NAN]])
+    result = loss_of("gspo", logprobs, torch.zeros(3, 3), advantages, mask, clip_eps_high=0.3)
     assert result.loss.item() == pytest.approx((-3.0 * 2 - 2.6 * 2 + 8.0 * 2) / 6)
     assert result.clip_frac.item() == pytest.approx(2 / 6)
-    result.loss.backward()
     # -A s / 6 at each token of a response that is not clipped.
     expected = torch.tensor([[-0.5, -0.5, 0.0], [0.0, 0.0, 0.0], [8 / 6, 8 / 6, 0.0]])
     torch.testing.assert_close(logprobs.grad, expected)
 
 
-def test_cispo_by_hand() -> None:
+def test_cispo_by_hand():
     # Ratios 2 (weight 1.3), 1 and 0.5 (weight 0.8); log-probs log 2, 0, log 0.5; advantages 2.
     logprobs = torch.tensor([[2.0, 1.0, 0.5, NAN]]).log().requires_grad_()
     mask = torch.tensor([[True, True, True, False]])
-    result = cispo_policy_loss(
-        logprobs,
-        torch.zeros(1, 4),
-        torch.tensor([[2.0, 2.0, 2.0, NAN]]),
-        mask,
-        clip_eps_low=0.2,
-        clip_eps_high=0.3,
-        aggregation="token-mean",
-        denominators=count_denominators(mask),
-    )
+    advantages = torch.tensor([[2.0, 2.0, 2.0, NAN]])
+    result = loss_of("cispo", logprobs, torch.zeros(1, 4), advantages, mask, clip_eps_high=0.3)
     assert result.loss.item() == pytest.approx(-2 * (1.3 - 0.8) * math.log(2) / 3)
     assert result.clip_frac.item() == pytest.approx(2 / 3)
-    result.loss.backward()
     # Clipped tokens keep their gradient, with the clipped weight: -A c / 3.
     expected = torch.tensor([[-2 * 1.3 / 3, -2 / 3, -2 * 0.8 / 3, 0.0]])
     torch.testing.assert_close(logprobs.grad, expected)
@@ -187,65 +161,36 @@ _token = st.tuples(st.floats(-6, 0), st.floats(-6, 0), st.floats(-3, 3))
 
 @pytest.mark.parametrize("kind", LOSSES)
 @given(st.lists(_token, min_size=1, max_size=12), st.floats(0.01, 0.5), st.floats(0.01, 0.5))
-def test_policy_losses_equal_the_slow_loop(
-    kind: str, tokens: list[tuple[float, float, float]], low: float, high: float
-) -> None:
+def test_policy_losses_equal_the_slow_loop(kind, tokens, low, high):
     columns = torch.tensor(tokens, dtype=torch.float64).T.unsqueeze(1)
     mask = torch.ones(columns[0].shape, dtype=torch.bool)
-    result = LOSSES[kind](
-        columns[0],
-        columns[1],
-        columns[2],
-        mask,
-        clip_eps_low=low,
-        clip_eps_high=high,
-        aggregation="token-mean",
-        denominators=count_denominators(mask),
-    )
+    result = loss_of(kind, *columns, mask, clip_eps_low=low, clip_eps_high=high)
     expected = slow_policy_loss(kind, tokens, low, high)
     assert result.loss.item() == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("kind", LOSSES)
-def test_on_policy_the_gradient_is_the_policy_gradient(kind: str) -> None:
+def test_on_policy_the_gradient_is_the_policy_gradient(kind):
     logprobs = torch.randn(3, 5, dtype=torch.float64).requires_grad_()
     advantages = torch.randn(3, 5, dtype=torch.float64)
     mask = torch.arange(5) < torch.tensor([[5], [2], [4]])
-    result = LOSSES[kind](
-        logprobs,
-        logprobs.detach(),
-        advantages,
-        mask,
-        aggregation="token-mean",
-        denominators=count_denominators(mask),
-        **CLIP,
-    )
-    result.loss.backward()
+    result = loss_of(kind, logprobs, logprobs.detach(), advantages, mask)
     assert result.clip_frac.item() == 0.0
     assert result.approx_kl.item() == 0.0
     torch.testing.assert_close(logprobs.grad, torch.where(mask, -advantages, 0.0) / 11)
 
 
 @pytest.mark.parametrize("kind", LOSSES)
-def test_an_extreme_ratio_stays_finite(kind: str) -> None:
+def test_an_extreme_ratio_stays_finite(kind):
     logprobs = torch.tensor([[0.0, -400.0]]).requires_grad_()
     mask = torch.ones(1, 2, dtype=torch.bool)
-    result = LOSSES[kind](
-        logprobs,
-        torch.tensor([[-400.0, 0.0]]),
-        torch.tensor([[-1.0, -1.0]]),
-        mask,
-        aggregation="token-mean",
-        denominators=count_denominators(mask),
-        **CLIP,
-    )
-    result.loss.backward()
+    old, advantages = torch.tensor([[-400.0, 0.0]]), torch.tensor([[-1.0, -1.0]])
+    result = loss_of(kind, logprobs, old, advantages, mask)
     assert torch.isfinite(result.loss)
-    assert logprobs.grad is not None
     assert torch.isfinite(logprobs.grad).all()
 
 
-def test_value_loss_by_hand() -> None:
+def test_value_loss_by_hand():
     # Value 2 after 1, target 1.2, clip 0.5: kept at 1.5; errors 0.64 and 0.09: the larger counts.
     # Value 0.4 after 1, target 0: kept at 0.5; errors 0.16 and 0.25: the clipped one is larger.
     values = torch.tensor([[2.0, 0.4, NAN]], requires_grad=True)
@@ -265,7 +210,7 @@ def test_value_loss_by_hand() -> None:
     torch.testing.assert_close(values.grad, torch.tensor([[0.4, 0.0, 0.0]]))
 
 
-def test_value_loss_and_gradient_agree_with_verl(golden: dict[str, Tensor]) -> None:
+def test_value_loss_and_gradient_agree_with_verl(golden):
     mask = golden["in.response_mask"]
     values = golden["in.values"].clone().requires_grad_()
     result = clipped_value_loss(
@@ -277,15 +222,12 @@ def test_value_loss_and_gradient_agree_with_verl(golden: dict[str, Tensor]) -> N
         denominators=count_denominators(mask),
     )
     result.loss.backward()
-    for actual, key in (
-        (result.loss, "loss"),
-        (result.clip_frac, "clipfrac"),
-        (values.grad, "grad_values"),
-    ):
+    found = {"loss": result.loss, "clipfrac": result.clip_frac, "grad_values": values.grad}
+    for key, actual in found.items():
         torch.testing.assert_close(actual, golden[f"out.value.{key}"], atol=1e-6, rtol=1e-6)
 
 
-def test_importance_weights_by_hand_are_capped_constants() -> None:
+def test_importance_weights_by_hand_are_capped_constants():
     old = torch.tensor([[math.log(0.5), math.log(0.9), NAN]], requires_grad=True)
     rollout = torch.tensor([[math.log(0.4), math.log(0.1), NAN]])
     mask = torch.tensor([[True, True, False]])
@@ -294,7 +236,7 @@ def test_importance_weights_by_hand_are_capped_constants() -> None:
     assert not weights.requires_grad
 
 
-def test_importance_weights_are_1_where_rollout_and_learner_agree() -> None:
+def test_importance_weights_are_1_where_rollout_and_learner_agree():
     logprobs = torch.randn(2, 4)
     mask = torch.ones(2, 4, dtype=torch.bool)
     assert (truncated_importance_weights(logprobs, logprobs, mask, cap=1.0) == 1).all()

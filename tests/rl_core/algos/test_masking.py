@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given
@@ -19,36 +17,34 @@ MASK = torch.tensor([[True, True, False], [True, False, False]])
 VALUES = torch.tensor([[1.0, 3.0, NAN], [8.0, NAN, NAN]])
 
 
-def test_sums_and_means_ignore_what_is_masked() -> None:
+def test_sums_and_means_ignore_what_is_masked():
     assert masked_sum(VALUES, MASK).item() == 12.0
     assert masked_sum(VALUES, MASK, dim=-1).tolist() == [4.0, 8.0]
     assert masked_mean(VALUES, MASK).item() == 4.0
     assert masked_mean(VALUES, torch.zeros_like(MASK)).item() == 0.0
 
 
-def test_no_gradient_reaches_what_is_masked() -> None:
+def test_no_gradient_reaches_what_is_masked():
     values = VALUES.clone().requires_grad_()
     masked_mean(values, MASK).backward()
     expected = torch.tensor([[1 / 3, 1 / 3, 0.0], [1 / 3, 0.0, 0.0]])
     torch.testing.assert_close(values.grad, expected)
 
 
-def test_whiten_by_hand() -> None:
+def test_whiten_by_hand():
     # Mean 4; deviations -3, -1, 4; Bessel-corrected variance (9 + 1 + 16) / 2 = 13.
     expected = torch.tensor([[-3.0, -1.0, 0.0], [4.0, 0.0, 0.0]]) / 13**0.5
     torch.testing.assert_close(whiten(VALUES, MASK), expected)
 
 
-def test_whiten_of_one_value_or_of_equal_values_is_zero() -> None:
+def test_whiten_of_one_value_or_of_equal_values_is_zero():
     one = torch.tensor([[True, False]])
     assert whiten(torch.tensor([[5.0, 1.0]]), one).tolist() == [[0.0, 0.0]]
     assert whiten(torch.full((2, 3), 7.0), MASK).abs().max().item() == 0.0
 
 
 @given(st.lists(st.floats(-100, 100), min_size=3, max_size=30), st.floats(0.1, 10))
-def test_whitened_values_have_mean_0_and_variance_1_and_forget_scale(
-    numbers: list[float], scale: float
-) -> None:
+def test_whitened_values_have_mean_0_and_variance_1_and_forget_scale(numbers, scale):
     values = torch.tensor([numbers], dtype=torch.float64)
     mask = torch.ones_like(values, dtype=torch.bool)
     if values.var() < 1e-2:
@@ -59,12 +55,12 @@ def test_whitened_values_have_mean_0_and_variance_1_and_forget_scale(
     torch.testing.assert_close(whiten(values * scale + 3.0, mask), whitened, atol=1e-4, rtol=1e-4)
 
 
-def test_denominators_count_tokens_and_responses_with_tokens() -> None:
+def test_denominators_count_tokens_and_responses_with_tokens():
     mask = torch.tensor([[True, True, False], [False, False, False], [True, False, False]])
     assert count_denominators(mask) == Denominators(num_tokens=3, num_sequences=2)
 
 
-def test_a_mini_batch_without_tokens_is_refused() -> None:
+def test_a_mini_batch_without_tokens_is_refused():
     with pytest.raises(ValueError, match="no response token"):
         count_denominators(torch.zeros(2, 3, dtype=torch.bool))
 
@@ -77,7 +73,7 @@ def test_a_mini_batch_without_tokens_is_refused() -> None:
         ("seq-mean-token-mean", (2 + 8) / 2),
     ],
 )
-def test_aggregations_by_hand(aggregation: str, expected: float) -> None:
+def test_aggregations_by_hand(aggregation, expected):
     result = aggregate(VALUES, MASK, aggregation, count_denominators(MASK))  # type: ignore[arg-type]
     assert result.item() == expected
 
@@ -88,9 +84,7 @@ def test_aggregations_by_hand(aggregation: str, expected: float) -> None:
     cut=st.integers(1, 7),
     seed=st.integers(0, 999),
 )
-def test_the_shares_of_parts_add_up_to_the_whole(
-    aggregation: str, lengths: list[int], cut: int, seed: int
-) -> None:
+def test_the_shares_of_parts_add_up_to_the_whole(aggregation, lengths, cut, seed):
     mask = torch.arange(6) < torch.tensor(lengths).unsqueeze(-1)
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(mask.shape, dtype=torch.float64, generator=generator)

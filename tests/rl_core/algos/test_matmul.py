@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -14,7 +12,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("library")
-def test_both_libraries_multiply_tensors_of_any_strides() -> None:
+def test_both_libraries_multiply_tensors_of_any_strides():
     left, right = torch.randn(5, 7), torch.randn(4, 7)
     expected = (left.double() @ right.double().T).float()
     for one in (left, left.T.contiguous().T, torch.randn(5, 9)[:, :7].copy_(left)):
@@ -22,15 +20,13 @@ def test_both_libraries_multiply_tensors_of_any_strides() -> None:
             torch.testing.assert_close(products.product(one, other), expected)
 
 
-def test_by_hand() -> None:
+def test_by_hand():
     left, right = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, -6.0]])
     assert products.product(left, right).tolist() == [[11.0, -7.0]]
 
 
 @pytest.mark.parametrize(("native", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
-def test_bfloat16_is_multiplied_in_float32_where_it_would_be_emulated(
-    monkeypatch: pytest.MonkeyPatch, native: bool, dtype: torch.dtype
-) -> None:
+def test_bfloat16_is_multiplied_in_float32_where_it_would_be_emulated(monkeypatch, native, dtype):
     monkeypatch.setattr(products, "has_bfloat16", lambda: native)
     rounded = torch.randn(3, 3).bfloat16()
     operand = products.product_operand(rounded)
@@ -48,9 +44,7 @@ def test_bfloat16_is_multiplied_in_float32_where_it_would_be_emulated(
         ("", False, False),
     ],
 )
-def test_the_cpu_decides(
-    monkeypatch: pytest.MonkeyPatch, cpu_info: str, onednn: bool, bfloat16: bool
-) -> None:
+def test_the_cpu_decides(monkeypatch, cpu_info, onednn, bfloat16):
     monkeypatch.setattr(products, "cpu_info", lambda: cpu_info)
     for function, expected in (
         (products.prefers_onednn, onednn),

@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +43,7 @@ def saved(run: Path) -> dict[int, str]:
     return {c.step: (c.path / "number").read_text() for c in list_checkpoints(run)}
 
 
-def test_training_goes_on_during_a_write_which_holds_the_state_of_its_snapshot(
-    tmp_path: Path,
-) -> None:
+def test_training_goes_on_during_a_write_which_holds_the_state_of_its_snapshot(tmp_path):
     source = Source()
     with saving(tmp_path, source) as saves:
         source.may_write.clear()
@@ -64,7 +59,7 @@ def test_training_goes_on_during_a_write_which_holds_the_state_of_its_snapshot(
     assert checkpoint.accuracy == 0.5
 
 
-def test_without_a_copy_training_waits_for_the_write(tmp_path: Path) -> None:
+def test_without_a_copy_training_waits_for_the_write(tmp_path):
     source = Source()
     with saving(tmp_path, source, in_background=False) as saves:
         source.number = 1
@@ -73,7 +68,7 @@ def test_without_a_copy_training_waits_for_the_write(tmp_path: Path) -> None:
         assert saved(tmp_path) == {1: "1"}
 
 
-def test_a_snapshot_waits_until_the_one_before_is_written(tmp_path: Path) -> None:
+def test_a_snapshot_waits_until_the_one_before_is_written(tmp_path):
     source = Source()
     with saving(tmp_path, source) as saves:
         source.may_write.clear()
@@ -94,7 +89,7 @@ def test_a_snapshot_waits_until_the_one_before_is_written(tmp_path: Path) -> Non
     assert saved(tmp_path) == {1: "1", 2: "2"}
 
 
-def test_room_is_made_before_each_write(tmp_path: Path) -> None:
+def test_room_is_made_before_each_write(tmp_path):
     source = Source()
     with saving(tmp_path, source, keep_last=1) as saves:
         for step, accuracy in enumerate((0.1, 0.9, 0.2, 0.3, 0.4), start=1):
@@ -103,9 +98,7 @@ def test_room_is_made_before_each_write(tmp_path: Path) -> None:
     assert sorted(saved(tmp_path)) == [2, 4, 5]
 
 
-def test_a_full_disk_costs_the_checkpoint_and_not_the_run(
-    small_disk: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_costs_the_checkpoint_and_not_the_run(small_disk, caplog):
     source = Source()
     with saving(small_disk, source) as saves:
         saves.snapshot()
@@ -122,8 +115,8 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_run(
 
 
 def test_a_checkpoint_that_the_disk_spoils_is_told_and_not_the_latest(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, caplog, monkeypatch
+):
     source = Source()
     with saving(tmp_path, source) as saves:
         saves.snapshot()
@@ -140,7 +133,6 @@ def test_a_checkpoint_that_the_disk_spoils_is_told_and_not_the_latest(
     words = "step 2 was saved, but its model.bin has other content than was saved"
     assert words in caplog.text
     found = latest(tmp_path)
-    assert found is not None
     assert found.step == 1
 
 
@@ -150,9 +142,7 @@ class Failing(Source):
 
 
 @pytest.mark.parametrize("end", [lambda saves: saves.snapshot(), lambda saves: None])
-def test_what_no_disk_explains_is_raised_at_the_next_wait(
-    tmp_path: Path, end: Callable[[BackgroundSave], None]
-) -> None:
+def test_what_no_disk_explains_is_raised_at_the_next_wait(tmp_path, end):
     def loop() -> None:
         with saving(tmp_path, Failing()) as saves:
             saves.snapshot()
@@ -165,8 +155,8 @@ def test_what_no_disk_explains_is_raised_at_the_next_wait(
 
 
 def test_an_exception_of_the_loop_waits_for_the_write_and_is_not_hidden_by_its_failure(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    tmp_path, caplog
+):
     source = Source()
 
     def loop(source: Source) -> None:

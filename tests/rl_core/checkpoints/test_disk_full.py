@@ -4,8 +4,6 @@ What must hold whatever is missing: training's numbers are those of an undisturb
 good checkpoint resumes bit for bit, and no half of anything is left.
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import json
@@ -29,7 +27,6 @@ from rl_core.config.run import RunConfig
 from rl_core.learner.learner import STATE_FOLDER, Learner
 from rl_core.system.disk_reserve import RESERVE, RESERVE_BYTES, hold_reserve, write_last_words
 from rl_core.types import SnapshotBytes
-from tests.support.chaos import Ledger
 from tests.support.checkpoint_files import hidden, steps
 from tests.support.faults import leave_files, leave_free, mounted_small_disk
 from tests.support.learners import all_weights, assert_bitwise_equal, without_timings
@@ -88,16 +85,13 @@ def save(run: Path, source: Any, step: int, accuracy: float | None = None, **kep
 
 def check_resume(run: Path, trained: Trained, step: int) -> None:
     found = latest(run)
-    assert found is not None
     assert found.step == step
     resumed = trained.resume(found.path)
     assert_bitwise_equal(all_weights(resumed), all_weights(trained.learner))
     assert (run / "checkpoints" / "latest").readlink() == Path(found.path.name)
 
 
-def test_the_bytes_of_a_save_are_known_before_it_and_a_little_above(
-    tmp_path: Path, trained: Trained
-) -> None:
+def test_the_bytes_of_a_save_are_known_before_it_and_a_little_above(tmp_path, trained):
     trained.learner.save(tmp_path)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     state = sum(p.stat().st_size for p in files if STATE_FOLDER in p.parts)
@@ -109,7 +103,7 @@ def test_the_bytes_of_a_save_are_known_before_it_and_a_little_above(
 
 
 @pytest.mark.chaos
-def test_a_disk_full_at_any_byte_of_a_save(disk: Path, trained: Trained, survived: Ledger) -> None:
+def test_a_disk_full_at_any_byte_of_a_save(disk, trained, survived):
     """From no room at all to room for the model, to room for everything."""
     save(disk, trained.learner, 2)
     whole = trained.size.model + trained.size.state
@@ -138,7 +132,7 @@ def remove(folder: Path) -> None:
 
 
 @pytest.mark.chaos
-def test_a_disk_full_at_any_file_of_a_save(disk: Path, trained: Trained, survived: Ledger) -> None:
+def test_a_disk_full_at_any_file_of_a_save(disk, trained, survived):
     """The folder, config, weights, tokenizer, state, manifest and pointers, one after the other."""
     save(disk, trained.learner, 2)
     outcomes, good_lost = [], 0
@@ -150,7 +144,6 @@ def test_a_disk_full_at_any_file_of_a_save(disk: Path, trained: Trained, survive
         good_lost += 2 not in steps(disk)
         assert hidden(disk) == []
         found = latest(disk)
-        assert found is not None
         assert found.step == (4 if outcomes[-1] == [True] else 2)
         if outcomes[-1] not in outcomes[:-1]:
             resumed = trained.resume(found.path)
@@ -165,13 +158,7 @@ def test_a_disk_full_at_any_file_of_a_save(disk: Path, trained: Trained, survive
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_disk_full_at_any_flush_of_a_save(
-    tmp_path: Path,
-    trained: Trained,
-    monkeypatch: pytest.MonkeyPatch,
-    code: int,
-    survived: Ledger,
-) -> None:
+def test_a_disk_full_at_any_flush_of_a_save(tmp_path, trained, monkeypatch, code, survived):
     """The one fault that no small disk shows: a file system that finds room missing late."""
     save(tmp_path, trained.learner, 2)
     flush, outcomes, good_lost = os.fsync, [], 0
@@ -191,7 +178,6 @@ def test_a_disk_full_at_any_flush_of_a_save(
         good_lost += 2 not in steps(tmp_path)
         assert hidden(tmp_path) == []
         found = latest(tmp_path)
-        assert found is not None
         assert found.step == (4 if outcomes[-1][-1] and len(outcomes[-1]) == 2 else 2)
         for path in (tmp_path / "checkpoints").glob("step_000004"):
             remove(path)
@@ -204,8 +190,8 @@ def test_a_disk_full_at_any_flush_of_a_save(
 
 @pytest.mark.chaos
 def test_training_goes_on_with_the_same_numbers_and_the_next_save_tries_again(
-    disk: Path, trained: Trained, caplog: pytest.LogCaptureFixture, survived: Ledger
-) -> None:
+    disk, trained, caplog, survived
+):
     whole = trained.size.model + trained.size.state
     with BackgroundSave(CheckpointsConfig(), disk, trained.learner) as saves:
         saves.snapshot()
@@ -219,7 +205,6 @@ def test_training_goes_on_with_the_same_numbers_and_the_next_save_tries_again(
         leave_free(disk, 2 * whole)
         saves.write(4, 0.7)
     assert without_timings(metrics) == trained.metrics_of_step_three
-    assert said is not None
     assert said.startswith("step 3 was not saved ([Errno 28] No space left on device")
     needed = f"a checkpoint takes {gigabytes(whole)}, {gigabytes(PAGE)} are free"
     assert f"{needed}, a resume would go on from step 2. Delete other runs" in said
@@ -231,8 +216,8 @@ def test_training_goes_on_with_the_same_numbers_and_the_next_save_tries_again(
 
 @pytest.mark.chaos
 def test_all_but_latest_and_best_go_before_the_model_is_saved_alone(
-    disk: Path, trained: Trained, caplog: pytest.LogCaptureFixture, survived: Ledger
-) -> None:
+    disk, trained, caplog, survived
+):
     """The disk fills up while the save is under way, after room was made for it."""
     caplog.set_level("INFO")
     kept = {"keep_last": 9, "quota_bytes": 10**12}
@@ -265,8 +250,8 @@ def test_all_but_latest_and_best_go_before_the_model_is_saved_alone(
 
 @pytest.mark.chaos
 def test_a_model_alone_is_never_resumed_and_goes_when_whole_ones_come(
-    disk: Path, trained: Trained, caplog: pytest.LogCaptureFixture, survived: Ledger
-) -> None:
+    disk, trained, caplog, survived
+):
     whole = trained.size.model + trained.size.state
     save(disk, trained.learner, 2, 0.5)
     leave_free(disk, trained.size.model + 8 * PAGE)
@@ -279,7 +264,6 @@ def test_a_model_alone_is_never_resumed_and_goes_when_whole_ones_come(
     good_lost = 2 not in steps(disk)
     assert "step_000004 holds the model alone: using the one before it" in caplog.text
     served = latest(disk, to_resume=False)
-    assert served is not None
     assert served.step == 4
     assert (disk / "checkpoints" / "best").readlink() == Path("step_000004")
     leave_free(disk, 3 * whole)
@@ -289,9 +273,7 @@ def test_a_model_alone_is_never_resumed_and_goes_when_whole_ones_come(
     survived("ENOSPC", "a save with room for the model alone", rows_lost=good_lost)
 
 
-def test_a_save_takes_the_reserve_back_before_it_takes_room(
-    tmp_path: Path, trained: Trained
-) -> None:
+def test_a_save_takes_the_reserve_back_before_it_takes_room(tmp_path, trained):
     whole = trained.size.model + trained.size.state
     with mounted_small_disk(tmp_path, RESERVE_BYTES + 4 * whole // PAGE * PAGE) as disk:
         hold_reserve(disk)

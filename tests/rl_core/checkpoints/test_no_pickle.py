@@ -1,7 +1,5 @@
 """Nothing that lies in a checkpoint, a model's folder or a settings file is ever executed."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import shutil
@@ -21,15 +19,8 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.workers.actors import ENGINES
 
 PICKLED = (
-    "pytorch_model.bin",
-    "adapter_model.bin",
-    "model.pt",
-    "training_args.bin",
-    "optimizer.pt",
-    "scheduler.pt",
-    "rng_state.pth",
-    "trainer/learner.pt",
-    "trainer/learner.pkl",
+    *("pytorch_model.bin", "adapter_model.bin", "model.pt", "training_args.bin", "optimizer.pt"),
+    *("scheduler.pt", "rng_state.pth", "trainer/learner.pt", "trainer/learner.pkl"),
 )
 
 
@@ -60,14 +51,14 @@ def plant(folder: Path, proof: Path) -> None:
         (folder / name).write_bytes(pickle.dumps(Payload(proof)))
 
 
-def test_the_payload_works(tmp_path: Path) -> None:
+def test_the_payload_works(tmp_path):
     pickle.loads(pickle.dumps(Payload(tmp_path / "proof")))
     assert (tmp_path / "proof").exists()
 
 
 def test_pickles_beside_the_safetensors_of_a_checkpoint_are_not_loaded(
-    tmp_path: Path, tiny_model_path: Path, config: RunConfig
-) -> None:
+    tmp_path, tiny_model_path, config
+):
     proof, folder = tmp_path / "proof", tmp_path / "checkpoint"
     Learner(config, tiny_model_path).save(folder)
     plant(folder, proof)
@@ -97,9 +88,7 @@ ENGINES["vllm"](RunConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]), 8
     assert not proof.exists()
 
 
-def test_a_checkpoint_whose_weights_are_a_pickle_is_refused(
-    tmp_path: Path, tiny_model_path: Path, config: RunConfig
-) -> None:
+def test_a_checkpoint_whose_weights_are_a_pickle_is_refused(tmp_path, tiny_model_path, config):
     proof, folder = tmp_path / "proof", tmp_path / "checkpoint"
     shutil.copytree(tiny_model_path, folder)
     plant(folder, proof)
@@ -123,7 +112,7 @@ def test_a_checkpoint_whose_weights_are_a_pickle_is_refused(
         "storage: {{root: !!python/object/new:os.mkdir ['{proof}']}}",
     ],
 )
-def test_settings_files_hold_settings_and_no_code(tmp_path: Path, text: str) -> None:
+def test_settings_files_hold_settings_and_no_code(tmp_path, text):
     proof = tmp_path / "proof"
     poisoned = text.format(proof=proof)
     run = RunFolder.create(RunConfig.model_validate({"run_id": "r", "storage": {"root": tmp_path}}))

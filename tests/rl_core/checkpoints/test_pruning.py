@@ -1,11 +1,11 @@
-from __future__ import annotations
-
 import itertools
 import logging
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,6 @@ from rl_core.checkpoints.manifest import find_damage
 from rl_core.checkpoints.pruning import make_room, prune
 from rl_core.checkpoints.retention import Checkpoint, plan_pruning
 from rl_core.checkpoints.store import save_checkpoint
-from tests.support.chaos import Ledger
 from tests.support.checkpoint_files import hidden, pointers, steps, writer
 from tests.support.faults import leave_free, run_and_kill_at_event
 
@@ -24,7 +23,7 @@ def some_checkpoint(step: int, size_bytes: int = 10, accuracy: float | None = No
     return Checkpoint(Path(f"step_{step:06d}"), step, accuracy, size_bytes, "2026-01-01")
 
 
-def test_a_prune_killed_at_any_system_event_leaves_only_whole_checkpoints(small_disk: Path) -> None:
+def test_a_prune_killed_at_any_system_event_leaves_only_whole_checkpoints(small_disk):
     for event_number in itertools.count(1):
         run = small_disk / str(event_number)
         for step, accuracy in ((1, 0.1), (2, 0.9), (3, 0.2)):
@@ -46,12 +45,15 @@ def test_a_prune_killed_at_any_system_event_leaves_only_whole_checkpoints(small_
     assert event_number > 20
 
 
-def test_pruning_says_why() -> None:
-    checkpoints = [some_checkpoint(step, 1_000_000_000) for step in range(1, 8)]
-    decisions = plan_pruning(
-        checkpoints, latest_step=7, best_step=2, keep_last=3, quota_bytes=4_500_000_000
-    )
-    assert [(d.checkpoint.step, d.keep, d.reason) for d in decisions] == [
+def planned(steps: Iterable[int], size: int, **rules: Any) -> list[tuple[int, bool, str]]:
+    """Which checkpoints of one size stay by these rules, newest first, and why."""
+    decisions = plan_pruning([some_checkpoint(step, size) for step in steps], **rules)
+    return [(d.checkpoint.step, d.keep, d.reason) for d in decisions]
+
+
+def test_pruning_says_why():
+    rules = {"latest_step": 7, "best_step": 2, "keep_last": 3, "quota_bytes": 4_500_000_000}
+    assert planned(range(1, 8), 10**9, **rules) == [
         (7, True, "latest"),
         (6, True, "one of the newest 3 beside latest and best"),
         (5, True, "one of the newest 3 beside latest and best"),
@@ -60,16 +62,12 @@ def test_pruning_says_why() -> None:
         (2, True, "best"),
         (1, False, "over the quota of 4.5 GB"),
     ]
-    decisions = plan_pruning(
-        checkpoints, latest_step=7, best_step=7, keep_last=1, quota_bytes=10**12
-    )
-    assert [(d.checkpoint.step, d.reason) for d in decisions if d.keep] == [
-        (7, "latest and best"),
-        (6, "one of the newest 1 beside latest and best"),
+    rules = {"latest_step": 7, "best_step": 7, "keep_last": 1, "quota_bytes": 10**12}
+    assert planned(range(1, 8), 10**9, **rules) == [
+        (7, True, "latest and best"),
+        (6, True, "one of the newest 1 beside latest and best"),
+        *((n, False, "older than the newest 1 beside latest and best") for n in (5, 4, 3, 2, 1)),
     ]
-    assert {d.reason for d in decisions if not d.keep} == {
-        "older than the newest 1 beside latest and best"
-    }
 
 
 @given(
@@ -79,8 +77,8 @@ def test_pruning_says_why() -> None:
     quota_bytes=st.integers(-50, 700),
 )
 def test_what_stays_is_latest_best_and_the_longest_newest_row_that_fits(
-    sizes: list[int], data: st.DataObject, keep_last: int, quota_bytes: int
-) -> None:
+    sizes, data, keep_last, quota_bytes
+):
     checkpoints = [some_checkpoint(step, size) for step, size in enumerate(sizes)]
     newest, highest = (data.draw(st.integers(0, len(sizes) - 1)) for _ in range(2))
     decisions = plan_pruning(
@@ -104,24 +102,19 @@ def test_what_stays_is_latest_best_and_the_longest_newest_row_that_fits(
         assert used + sizes[others[len(row)]] > quota_bytes
 
 
-def test_a_dry_run_decides_the_same_and_deletes_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_decides_the_same_and_deletes_nothing(tmp_path):
     for step in range(1, 6):
         save_checkpoint(tmp_path, step, writer(), 1 / step)
     dry = prune(tmp_path, keep_last=1, quota_bytes=10**9, dry_run=True)
     assert steps(tmp_path) == [1, 2, 3, 4, 5]
     assert prune(tmp_path, keep_last=1, quota_bytes=10**9) == dry
     assert steps(tmp_path) == [1, 4, 5]
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [
-        ".lock",
-        "best",
-        "latest",
-        "step_000001",
-        "step_000004",
-        "step_000005",
-    ]
+    left = [f"step_00000{step}" for step in (1, 4, 5)]
+    there = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert there == [".lock", "best", "latest", *left]
 
 
-def test_room_counts_the_coming_checkpoint_within_the_quota(tmp_path: Path) -> None:
+def test_room_counts_the_coming_checkpoint_within_the_quota(tmp_path):
     for step in range(1, 5):
         save_checkpoint(tmp_path, step, writer(size=1_000), 0.5 if step == 1 else 0.1)
     make_room(tmp_path, 2_500, keep_last=9, quota_bytes=5_500)  # 2,500 beside 1, 3 and 4
@@ -137,9 +130,7 @@ def test_room_counts_the_coming_checkpoint_within_the_quota(tmp_path: Path) -> N
     assert steps(tmp_path) == [1, 5]
 
 
-def test_room_is_made_for_the_free_disk_before_the_save(
-    small_disk: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_room_is_made_for_the_free_disk_before_the_save(small_disk, caplog):
     caplog.set_level(logging.WARNING)
     for step in range(1, 5):
         save_checkpoint(small_disk, step, writer(size=500_000), 0.5 if step == 2 else 0.1)
@@ -154,7 +145,7 @@ def test_room_is_made_for_the_free_disk_before_the_save(
     assert "the next checkpoint takes about 1.9 MB but" in caplog.text
 
 
-def test_a_prune_waits_for_a_save_in_another_process(tmp_path: Path) -> None:
+def test_a_prune_waits_for_a_save_in_another_process(tmp_path):
     code = f"""
 import sys
 from pathlib import Path
@@ -169,7 +160,6 @@ prune(Path({str(tmp_path)!r}), keep_last=0, quota_bytes=1)
     def write(folder: Path) -> None:
         process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         pruners.append(process)
-        assert process.stdout is not None
         process.stdout.readline()
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.5)
@@ -180,53 +170,31 @@ prune(Path({str(tmp_path)!r}), keep_last=0, quota_bytes=1)
     assert steps(tmp_path) == [1, 4]
 
 
-def test_every_so_many_steps_stay_behind_the_newest_and_within_the_quota() -> None:
-    checkpoints = [some_checkpoint(step, 10) for step in range(100, 1_000, 100)]
+def test_every_so_many_steps_stay_behind_the_newest_and_within_the_quota():
+    steps = range(100, 1_000, 100)
+    every = {"latest_step": 900, "keep_every": 300}
 
-    def kept(quota_bytes: int, disk_bytes: int | None = None) -> list[int]:
-        decisions = plan_pruning(
-            checkpoints,
-            latest_step=900,
-            best_step=700,
-            keep_last=1,
-            quota_bytes=quota_bytes,
-            keep_every=300,
-            disk_bytes=disk_bytes,
-        )
-        return [d.checkpoint.step for d in decisions if d.keep]
+    def kept(quota_bytes: int, **disk: int) -> list[int]:
+        rules = every | {"best_step": 700, "keep_last": 1, "quota_bytes": quota_bytes} | disk
+        return [step for step, keep, _ in planned(steps, 10, **rules) if keep]
 
     assert kept(1_000) == [900, 800, 700, 600, 300]
     assert kept(49) == [900, 800, 700, 600]
     assert kept(39) == [900, 800, 700]
     assert kept(1) == [900, 700]
     assert kept(1_000, disk_bytes=49) == [900, 800, 700, 600]
-    decisions = plan_pruning(
-        checkpoints,
-        latest_step=900,
-        best_step=900,
-        keep_last=0,
-        quota_bytes=1_000,
-        keep_every=300,
-        disk_bytes=25,
-    )
-    assert [(d.checkpoint.step, d.reason) for d in decisions if d.checkpoint.step % 300 == 0] == [
-        (900, "latest and best"),
-        (600, "of every 300 steps, within the quota"),
-        (300, "the disk has room for 25 B of checkpoints"),
+    rules = every | {"best_step": 900, "keep_last": 0, "quota_bytes": 1_000, "disk_bytes": 25}
+    assert [row for row in planned(steps, 10, **rules) if row[0] % 300 == 0] == [
+        (900, True, "latest and best"),
+        (600, True, "of every 300 steps, within the quota"),
+        (300, False, "the disk has room for 25 B of checkpoints"),
     ]
 
 
-def test_what_is_protected_stays_and_counts_whatever_the_quota() -> None:
-    checkpoints = [some_checkpoint(step, 10) for step in (1, 2, 3, 4)]
-    decisions = plan_pruning(
-        checkpoints,
-        latest_step=4,
-        best_step=2,
-        keep_last=5,
-        quota_bytes=30,
-        protected={1: "being read", 2: "champion"},
-    )
-    assert [(d.checkpoint.step, d.keep, d.reason) for d in decisions] == [
+def test_what_is_protected_stays_and_counts_whatever_the_quota():
+    protected = {1: "being read", 2: "champion"}
+    rules = {"latest_step": 4, "best_step": 2, "keep_last": 5, "quota_bytes": 30}
+    assert planned((1, 2, 3, 4), 10, **rules, protected=protected) == [
         (4, True, "latest"),
         (3, False, "over the quota of 30 B"),
         (2, True, "best and champion"),
@@ -234,7 +202,7 @@ def test_what_is_protected_stays_and_counts_whatever_the_quota() -> None:
     ]
 
 
-def test_free_disk_is_left_as_far_as_deleting_can(small_disk: Path) -> None:
+def test_free_disk_is_left_as_far_as_deleting_can(small_disk):
     for step in range(1, 5):
         save_checkpoint(small_disk, step, writer(size=400_000), 0.5 if step == 2 else 0.1)
     leave_free(small_disk, 200_000)
@@ -246,7 +214,7 @@ def test_free_disk_is_left_as_far_as_deleting_can(small_disk: Path) -> None:
     assert steps(small_disk) == [2, 4]
 
 
-def test_retention_is_that_of_the_disk_whoever_saved_it(tmp_path: Path) -> None:
+def test_retention_is_that_of_the_disk_whoever_saved_it(tmp_path):
     code = f"""
 from pathlib import Path
 from rl_core.checkpoints.store import save_checkpoint
@@ -280,9 +248,7 @@ print(num_read)
 
 
 @pytest.mark.chaos
-def test_two_pruners_a_saver_and_a_reader_at_the_same_time(
-    tmp_path: Path, survived: Ledger
-) -> None:
+def test_two_pruners_a_saver_and_a_reader_at_the_same_time(tmp_path, survived):
     """Each pruner by another rule; what stays is whole, and latest and best are among it."""
     prunes = f"""
 from pathlib import Path

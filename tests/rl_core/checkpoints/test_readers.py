@@ -1,7 +1,5 @@
 """Checkpoints that somebody reads while others prune."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess
@@ -29,14 +27,13 @@ with reading(Path(sys.argv[1])):
 """
 
 
-def test_what_another_process_reads_stays_until_that_process_is_gone(tmp_path: Path) -> None:
+def test_what_another_process_reads_stays_until_that_process_is_gone(tmp_path):
     for step in range(1, 5):
         save_checkpoint(tmp_path, step, writer(), 0.1)
     read = str(tmp_path / "checkpoints" / "step_000002")
     reader = subprocess.Popen(
         [sys.executable, "-c", READER, read], stdout=subprocess.PIPE, text=True
     )
-    assert reader.stdout is not None
     reader.stdout.readline()
     decisions = prune(tmp_path, keep_last=0, quota_bytes=1)
     assert steps(tmp_path) == [1, 2, 4]
@@ -51,9 +48,7 @@ def test_what_another_process_reads_stays_until_that_process_is_gone(tmp_path: P
     assert steps(tmp_path) == [1, 4]
 
 
-def test_a_reader_that_comes_between_plan_and_deletion_is_heard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_that_comes_between_plan_and_deletion_is_heard(tmp_path, monkeypatch):
     for step in range(1, 4):
         save_checkpoint(tmp_path, step, writer(), 0.1)
     with contextlib.ExitStack() as held:
@@ -72,7 +67,7 @@ def test_a_reader_that_comes_between_plan_and_deletion_is_heard(
     assert steps(tmp_path) == [1, 2, 3]
 
 
-def test_what_was_removed_before_it_could_be_read_is_not_found(tmp_path: Path) -> None:
+def test_what_was_removed_before_it_could_be_read_is_not_found(tmp_path):
     for step in (1, 2):
         save_checkpoint(tmp_path, step, writer(), 0.1 * step)
     path = tmp_path / "checkpoints" / "step_000001"
@@ -88,7 +83,6 @@ except FileNotFoundError:
     print("gone")
 """
         reader = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        assert reader.stdout is not None
         reader.stdout.readline()
         with pytest.raises(subprocess.TimeoutExpired):
             reader.wait(0.5)
@@ -97,10 +91,9 @@ except FileNotFoundError:
     reader.wait()
 
 
-def test_latest_is_held_while_it_is_read_and_pruned_after(tmp_path: Path) -> None:
+def test_latest_is_held_while_it_is_read_and_pruned_after(tmp_path):
     save_checkpoint(tmp_path, 1, writer(), 0.1)
     with reading_latest(tmp_path) as checkpoint:
-        assert checkpoint is not None
         save_checkpoint(tmp_path, 2, writer(), 0.9)
         prune(tmp_path, keep_last=0, quota_bytes=1)
         assert steps(tmp_path) == [1, 2]
@@ -109,9 +102,7 @@ def test_latest_is_held_while_it_is_read_and_pruned_after(tmp_path: Path) -> Non
     assert steps(tmp_path) == [2]
 
 
-def test_a_checkpoint_that_is_pruned_while_it_is_listed_ends_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_that_is_pruned_while_it_is_listed_ends_nobody(tmp_path, monkeypatch):
     saved = save_checkpoint(tmp_path, 5, lambda folder: (folder / "weights").touch(), 0.5)
     look = Path.stat
 

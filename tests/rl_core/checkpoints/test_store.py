@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import errno
 import itertools
 import json
@@ -7,24 +5,17 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rl_core.checkpoints.pruning import make_room, prune
-from rl_core.checkpoints.store import (
-    best,
-    find_damage,
-    latest,
-    list_checkpoints,
-    save_checkpoint,
-)
-from tests.support.checkpoint_files import hidden, pointers, steps, writer
+from rl_core.checkpoints.store import best, find_damage, latest, list_checkpoints, save_checkpoint
+from tests.support.checkpoint_files import DAMAGES, hidden, pointers, steps, writer
 from tests.support.faults import leave_free, run_and_kill_at_event
 
 
-def test_the_manifest_lists_every_file_with_size_and_checksum(tmp_path: Path) -> None:
+def test_the_manifest_lists_every_file_with_size_and_checksum(tmp_path):
     folder = save_checkpoint(tmp_path, 100, writer(size=12, fill=b"a"), 0.25, score=0.3)
     assert folder == tmp_path / "checkpoints" / "step_000100"
     manifest = json.loads((folder / "checkpoint.json").read_text())
@@ -36,41 +27,29 @@ def test_the_manifest_lists_every_file_with_size_and_checksum(tmp_path: Path) ->
         "resumable": True,
         "total_bytes": 12,
         "files": [
-            {
-                "path": "model.bin",
-                "bytes": 2,
-                "crc32": "078a19d7",
-            },
-            {
-                "path": "trainer/state.bin",
-                "bytes": 10,
-                "crc32": "4c11cdf0",
-            },
+            {"path": "model.bin", "bytes": 2, "crc32": "078a19d7"},
+            {"path": "trainer/state.bin", "bytes": 10, "crc32": "4c11cdf0"},
         ],
     }
 
 
-def test_a_reward_of_degrees_that_calls_nothing_correct_has_a_best_too(tmp_path: Path) -> None:
-    tested = {10: (0.0, None), 20: (0.0, 0.2), 30: (0.0, 0.5), 40: (0.0, 0.5), 50: (0.1, 0.3)}
-    expected_best = {10: 10, 20: 20, 30: 30, 40: 30, 50: 50}
-    for step, (accuracy, score) in tested.items():
+@pytest.mark.parametrize(
+    "tested",
+    [  # accuracy, score, and which step is the best then
+        [(None, None, 1), (0.3, None, 2), (0.3, None, 2), (None, None, 2), (0.31, None, 5)],
+        [(0.0, None, 1), (0.0, 0.2, 2), (0.0, 0.5, 3), (0.0, 0.5, 3), (0.1, 0.3, 5)],
+    ],
+    ids=["a strictly higher accuracy", "a score where nothing is correct"],
+)
+def test_best_moves_only_to_a_better_one(tmp_path, tested):
+    for step, (accuracy, score, expected) in enumerate(tested, start=1):
         save_checkpoint(tmp_path, step, writer(), accuracy, score=score)
-        assert pointers(tmp_path) == (f"step_{step:06d}", f"step_{expected_best[step]:06d}")
+        assert pointers(tmp_path) == (f"step_{step:06d}", f"step_{expected:06d}")
+        assert best(tmp_path).step == expected
+    assert steps(tmp_path) == [1, 2, 3, 4, 5]
 
 
-def test_best_moves_only_to_a_strictly_higher_accuracy(tmp_path: Path) -> None:
-    expected_best = {10: 10, 20: 20, 30: 20, 40: 20, 50: 50}
-    accuracies = {10: None, 20: 0.3, 30: 0.3, 40: None, 50: 0.31}
-    for step, accuracy in accuracies.items():
-        save_checkpoint(tmp_path, step, writer(), accuracy)
-        assert pointers(tmp_path) == (f"step_{step:06d}", f"step_{expected_best[step]:06d}")
-        found = best(tmp_path)
-        assert found is not None
-        assert found.step == expected_best[step]
-    assert steps(tmp_path) == [10, 20, 30, 40, 50]
-
-
-def test_best_loads_as_a_model_as_it_lies(tmp_path: Path, tiny_model_path: Path) -> None:
+def test_best_loads_as_a_model_as_it_lies(tmp_path, tiny_model_path):
     from transformers import AutoModelForCausalLM
 
     original = AutoModelForCausalLM.from_pretrained(tiny_model_path)
@@ -82,7 +61,7 @@ def test_best_loads_as_a_model_as_it_lies(tmp_path: Path, tiny_model_path: Path)
     assert modes == {0o644}
 
 
-def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+def test_saving_a_step_again_replaces_it(tmp_path):
     save_checkpoint(tmp_path, 5, writer(fill=b"a"), 0.9)
     save_checkpoint(tmp_path, 5, writer(fill=b"b"), 0.1)
     (checkpoint,) = list_checkpoints(tmp_path)
@@ -92,7 +71,7 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     assert hidden(tmp_path) == []
 
 
-def test_nothing_is_there_before_the_first_save(tmp_path: Path) -> None:
+def test_nothing_is_there_before_the_first_save(tmp_path):
     assert list_checkpoints(tmp_path) == []
     assert latest(tmp_path) is None
     assert best(tmp_path) is None
@@ -101,53 +80,19 @@ def test_nothing_is_there_before_the_first_save(tmp_path: Path) -> None:
     assert not (tmp_path / "checkpoints").exists()
 
 
-def flip_a_byte(folder: Path) -> str:
-    file = folder / "trainer" / "state.bin"
-    file.write_bytes(b"v" + file.read_bytes()[1:])
-    return "trainer/state.bin has other content than was saved"
-
-
-def cut_a_file(folder: Path) -> str:
-    (folder / "model.bin").write_bytes(b"w" * 5)
-    return "model.bin has 5 bytes instead of 990"
-
-
-def lose_a_file(folder: Path) -> str:
-    (folder / "model.bin").unlink()
-    return "model.bin is missing"
-
-
-def lose_the_manifest(folder: Path) -> str:
-    (folder / "checkpoint.json").unlink()
-    return "checkpoint.json cannot be read: No such file or directory"
-
-
-def garble_the_manifest(folder: Path) -> str:
-    (folder / "checkpoint.json").write_text('{"step": 2')
-    return "checkpoint.json is not a manifest"
-
-
-@pytest.mark.parametrize(
-    "damage", [flip_a_byte, cut_a_file, lose_a_file, lose_the_manifest, garble_the_manifest]
-)
-def test_a_damaged_newest_is_skipped_in_words_and_never_costs_a_sound_one(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], str]
-) -> None:
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_newest_is_skipped_in_words_and_never_costs_a_sound_one(tmp_path, caplog, damage):
     save_checkpoint(tmp_path, 1, writer(), 0.5)
     save_checkpoint(tmp_path, 2, writer(), 0.4)
     words = damage(save_checkpoint(tmp_path, 3, writer(), 0.3))
-    found = latest(tmp_path)
-    assert found is not None
-    assert found.step == 2
+    assert latest(tmp_path).step == 2
     assert f"checkpoint step_000003 is damaged ({words}): using the one before it" in caplog.text
     prune(tmp_path, keep_last=0, quota_bytes=1)
-    found = latest(tmp_path)
-    assert found is not None
-    assert found.step == 2
+    assert latest(tmp_path).step == 2
     assert 1 in steps(tmp_path)
 
 
-def test_a_failed_save_leaves_everything_as_it_was(tmp_path: Path) -> None:
+def test_a_failed_save_leaves_everything_as_it_was(tmp_path):
     save_checkpoint(tmp_path, 1, writer(), 0.5)
 
     def fail(folder: Path) -> None:
@@ -179,22 +124,19 @@ def write_plainly(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [write_with_safetensors, write_with_torch, write_plainly])
-def test_a_full_disk_is_an_oserror_whoever_writes(
-    small_disk: Path, write: Callable[[Path], None]
-) -> None:
+def test_a_full_disk_is_an_oserror_whoever_writes(small_disk, write):
     save_checkpoint(small_disk, 1, write, 0.5)
     leave_free(small_disk, 300_000)
     with pytest.raises(OSError, match="No space left") as caught:
         save_checkpoint(small_disk, 2, write, 0.9)
     assert caught.value.errno == errno.ENOSPC
     found = latest(small_disk)
-    assert found is not None
     assert found.step == 1
     assert pointers(small_disk) == ("step_000001", "step_000001")
     assert hidden(small_disk) == []
 
 
-def test_a_disk_that_fills_at_any_page_of_a_save_costs_only_that_save(small_disk: Path) -> None:
+def test_a_disk_that_fills_at_any_page_of_a_save_costs_only_that_save(small_disk):
     save_checkpoint(small_disk, 1, writer(size=20_000), 0.5)
     saved = []
     for free_pages in range(16):
@@ -213,14 +155,13 @@ def test_a_disk_that_fills_at_any_page_of_a_save_costs_only_that_save(small_disk
             prune(small_disk, keep_last=0, quota_bytes=1)
         assert hidden(small_disk) == []
         found = latest(small_disk)
-        assert found is not None
         assert found.step == 1
     assert saved[0] is False
     assert saved[-1] is True
     assert saved == sorted(saved)
 
 
-def test_a_save_killed_at_any_system_event_is_whole_or_absent(small_disk: Path) -> None:
+def test_a_save_killed_at_any_system_event_is_whole_or_absent(small_disk):
     outcomes = []
     for event_number in itertools.count(1):
         run = small_disk / str(event_number)
@@ -230,14 +171,12 @@ def test_a_save_killed_at_any_system_event_is_whole_or_absent(small_disk: Path) 
             event_number,
         )
         found = latest(run)
-        assert found is not None
         outcomes.append(found.step)
         assert steps(run) == list(range(1, found.step + 1))
         pointers(run)
         save_checkpoint(run, 3, writer(), 0.1)
         assert hidden(run) == []
         highest = best(run)
-        assert highest is not None
         assert pointers(run) == ("step_000003", highest.path.name)
         shutil.rmtree(run)
         if not killed:
@@ -247,7 +186,7 @@ def test_a_save_killed_at_any_system_event_is_whole_or_absent(small_disk: Path) 
     assert len(outcomes) > 15
 
 
-def test_sigkill_in_mid_save_of_another_process(tmp_path: Path) -> None:
+def test_sigkill_in_mid_save_of_another_process(tmp_path):
     code = f"""
 import sys, time
 from pathlib import Path
@@ -262,14 +201,12 @@ save_checkpoint(Path({str(tmp_path)!r}), 2, write, 0.9)
 """
     save_checkpoint(tmp_path, 1, writer(), 0.5)
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     half = process.stdout.readline().strip()
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert hidden(tmp_path) == [half]
     assert half.startswith(".tmp-step_000002")
     found = latest(tmp_path)
-    assert found is not None
     assert found.step == 1
     save_checkpoint(tmp_path, 2, writer(), 0.9)
     assert hidden(tmp_path) == []

@@ -1,10 +1,8 @@
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +10,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rl_core.checkpoints.tensor_snapshot import SnapshotMemory
-from rl_core.config.run import RunConfig
 from rl_core.learner.learner import Learner
 from rl_core.models.loading import load_actor
 from rl_core.system.threads import MicroBatchThreads
-
-if TYPE_CHECKING:
-    from rl_core.batch import TrainBatch
 
 
 def tensors() -> dict[str, torch.Tensor]:
@@ -34,7 +28,7 @@ def tensors() -> dict[str, torch.Tensor]:
     }
 
 
-def test_copies_are_equal_contiguous_and_do_not_follow_the_originals() -> None:
+def test_copies_are_equal_contiguous_and_do_not_follow_the_originals():
     for num_threads in (1, 2):
         originals = tensors()
         copies = SnapshotMemory(MicroBatchThreads(num_threads)).copy(originals)
@@ -51,13 +45,13 @@ def test_copies_are_equal_contiguous_and_do_not_follow_the_originals() -> None:
         assert copies["parameter"].any()
 
 
-def test_where_memory_is_short_a_copy_is_the_tensors_themselves() -> None:
+def test_where_memory_is_short_a_copy_is_the_tensors_themselves():
     memory, originals = SnapshotMemory(MicroBatchThreads(1), copies=False), tensors()
     memory.reserve(originals)
     assert all(copy is originals[name] for name, copy in memory.copy(originals).items())
 
 
-def test_the_next_copy_lies_in_the_same_memory() -> None:
+def test_the_next_copy_lies_in_the_same_memory():
     memory = SnapshotMemory(MicroBatchThreads(1))
     originals = tensors()
     before = {name: copy.data_ptr() for name, copy in memory.copy(originals).items()}
@@ -87,7 +81,7 @@ def taken_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
         yield taken
 
 
-def test_reserved_memory_is_what_the_copies_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reserved_memory_is_what_the_copies_use(monkeypatch):
     memory = SnapshotMemory(MicroBatchThreads(1))
     originals = tensors()
     with taken_memory(monkeypatch) as reserved:
@@ -107,11 +101,8 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_learner_goes_on_while_its_snapshot_is_written(
-    tiny_model_path: Path,
-    tmp_path: Path,
-    make_batch: Callable[..., TrainBatch],
-    settings: Callable[..., RunConfig],
-) -> None:
+    tiny_model_path, tmp_path, make_batch, settings
+):
     controller = {"kl_controller": "adaptive", "kl_coef": 0.1, "kl_target": 0.01, "kl_horizon": 80}
     learner = Learner(settings(algorithm=controller), tiny_model_path)
     learner.learn(make_batch(0))
@@ -131,8 +122,8 @@ def test_a_learner_goes_on_while_its_snapshot_is_written(
 
 
 def test_the_model_files_are_those_that_transformers_would_write(
-    tiny_model_path: Path, tmp_path: Path, settings: Callable[..., RunConfig]
-) -> None:
+    tiny_model_path, tmp_path, settings
+):
     Learner(settings(), tiny_model_path).save(tmp_path / "ours")
     load_actor(tiny_model_path, torch.device("cpu")).save_pretrained(tmp_path / "theirs")
     ours, theirs = files(tmp_path / "ours"), files(tmp_path / "theirs")
@@ -141,12 +132,8 @@ def test_the_model_files_are_those_that_transformers_would_write(
 
 
 def test_a_learner_reserves_all_but_numbers_and_random_states(
-    tiny_model_path: Path,
-    tmp_path: Path,
-    make_batch: Callable[..., TrainBatch],
-    settings: Callable[..., RunConfig],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tiny_model_path, tmp_path, make_batch, settings, monkeypatch
+):
     learner = Learner(settings(), tiny_model_path)
     with taken_memory(monkeypatch) as reserved:
         learner.reserve_snapshot()

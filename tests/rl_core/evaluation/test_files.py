@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import itertools
 import shutil
-from pathlib import Path
 from typing import Any
 
 from rl_core.evaluation.files import EvaluationFiles, evaluation_of
@@ -27,7 +24,7 @@ def lying_there(files: EvaluationFiles) -> dict[str, tuple[str, int]]:
     }
 
 
-def test_each_evaluation_has_a_folder_and_the_own_one_the_first(tmp_path: Path) -> None:
+def test_each_evaluation_has_a_folder_and_the_own_one_the_first(tmp_path):
     files = EvaluationFiles(tmp_path / "eval")
     assert files.own() is None
     assert files.find("base", "a") is None
@@ -54,7 +51,7 @@ def test_each_evaluation_has_a_folder_and_the_own_one_the_first(tmp_path: Path) 
     assert (tmp_path / "eval" / "a" / "base.html").exists()
 
 
-def test_a_write_killed_at_any_system_event_loses_no_evaluation(tmp_path: Path) -> None:
+def test_a_write_killed_at_any_system_event_loses_no_evaluation(tmp_path):
     for event_number in itertools.count(1):
         files = EvaluationFiles(tmp_path / str(event_number))
         for model in ("base", "best"):

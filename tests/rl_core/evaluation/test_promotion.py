@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import json
 import multiprocessing
@@ -28,15 +26,10 @@ PROBLEMS = "5eed" * 16
 
 
 def rows(num_solved: int, *, num_problems: int = 30) -> list[dict[str, Any]]:
+    verdicts = ["correct"] * num_solved + ["wrong_value"] * (num_problems - num_solved)
     return [
-        {
-            "mode": "greedy",
-            "prompt_index": i,
-            "prompt": f"p{i}",
-            "ground_truth": "t",
-            "verdict": "correct" if i < num_solved else "wrong_value",
-        }
-        for i in range(num_problems)
+        {"mode": "greedy", "prompt_index": i, "prompt": f"p{i}", "ground_truth": "t", "verdict": v}
+        for i, v in enumerate(verdicts)
     ]
 
 
@@ -75,7 +68,7 @@ def challenge(
     )
 
 
-def test_the_first_champion_beats_its_own_base_model(tmp_path: Path) -> None:
+def test_the_first_champion_beats_its_own_base_model(tmp_path):
     one = contender(tmp_path, "one")
     # 5 won, 0 lost: p = 2/32
     refused = challenge(tmp_path, one, 15)
@@ -98,7 +91,7 @@ def test_the_first_champion_beats_its_own_base_model(tmp_path: Path) -> None:
     assert challenge(tmp_path, one, 30).reason == "one/step_000005 is the champion already"
 
 
-def test_only_a_better_one_takes_the_place(tmp_path: Path) -> None:
+def test_only_a_better_one_takes_the_place(tmp_path):
     challenge(tmp_path, contender(tmp_path, "one"), 20)
     two = contender(tmp_path, "two", step=6, fill=b"2")
     for solved, words in (
@@ -119,7 +112,7 @@ def test_only_a_better_one_takes_the_place(tmp_path: Path) -> None:
     assert [reign.name for reign in champion.history] == ["one/step_000005"]
 
 
-def test_fewer_problems_than_made_it_champion_take_its_place_from_nobody(tmp_path: Path) -> None:
+def test_fewer_problems_than_made_it_champion_take_its_place_from_nobody(tmp_path):
     challenge(tmp_path, contender(tmp_path, "one"), 20)
     two = contender(tmp_path, "two", step=6, fill=b"2")
     asked_less = two.model_copy(update={"num_problems": 29})
@@ -132,7 +125,7 @@ def test_fewer_problems_than_made_it_champion_take_its_place_from_nobody(tmp_pat
     assert challenge(tmp_path, two, 30, champion_solved=20).is_champion
 
 
-def test_a_champion_whose_files_are_gone_leaves_the_place_and_is_reported(tmp_path: Path) -> None:
+def test_a_champion_whose_files_are_gone_leaves_the_place_and_is_reported(tmp_path):
     challenge(tmp_path, contender(tmp_path, "one"), 20)
     two = contender(tmp_path, "two", step=6, fill=b"2")
     shutil.rmtree(tmp_path / "runs" / "one")
@@ -148,7 +141,7 @@ def test_a_champion_whose_files_are_gone_leaves_the_place_and_is_reported(tmp_pa
     assert challenge(tmp_path, gone, 30).reason == "not promoted: three/step_000009 is gone"
 
 
-def test_another_model_in_the_champions_folder_is_not_the_champion(tmp_path: Path) -> None:
+def test_another_model_in_the_champions_folder_is_not_the_champion(tmp_path):
     challenge(tmp_path, contender(tmp_path, "one"), 20)
     (champion,) = all_champions(tmp_path)
     assert champion.is_there(tmp_path)
@@ -156,13 +149,13 @@ def test_another_model_in_the_champions_folder_is_not_the_champion(tmp_path: Pat
     assert not champion.is_there(tmp_path)
 
 
-def test_each_set_of_problems_has_its_own(tmp_path: Path) -> None:
+def test_each_set_of_problems_has_its_own(tmp_path):
     challenge(tmp_path, contender(tmp_path, "one"), 20)
     challenge(tmp_path, contender(tmp_path, "two", step=6), 20, problems="ab" * 32)
     assert [c.current.run_id for c in all_champions(tmp_path)] == ["one", "two"]
 
 
-def test_a_champion_is_never_pruned_and_a_former_one_is(tmp_path: Path) -> None:
+def test_a_champion_is_never_pruned_and_a_former_one_is(tmp_path):
     run = tmp_path / "runs" / "one"
     one = contender(tmp_path, "one", step=1, fill=b"1")
     challenge(tmp_path, one, 20)
@@ -180,18 +173,11 @@ def test_a_champion_is_never_pruned_and_a_former_one_is(tmp_path: Path) -> None:
     challenge(tmp_path, two, 30, champion_solved=20)
     prune(run, keep_last=0, quota_bytes=1)
     assert [c.step for c in list_checkpoints(run)] == [2, 4]
-    assert [d.reason for d in prune(two_run(tmp_path), keep_last=0, quota_bytes=1)] == [
-        "latest and best and champion"
-    ]
+    (only,) = prune(tmp_path / "runs" / "two", keep_last=0, quota_bytes=1)
+    assert only.reason == "latest and best and champion"
 
 
-def two_run(root: Path) -> Path:
-    return root / "runs" / "two"
-
-
-def test_where_the_champion_is_not_known_nothing_is_deleted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_where_the_champion_is_not_known_nothing_is_deleted(tmp_path, caplog):
     run = tmp_path / "runs" / "one"
     for step in (1, 2, 3):
         save_checkpoint(run, step, writer(), 0.5)
@@ -203,9 +189,7 @@ def test_where_the_champion_is_not_known_nothing_is_deleted(
         all_champions(tmp_path)
 
 
-def test_a_promotion_killed_at_any_system_event_leaves_the_old_or_the_new_champion(
-    tmp_path: Path,
-) -> None:
+def test_a_promotion_killed_at_any_system_event_leaves_the_old_or_the_new_champion(tmp_path):
     for event_number in itertools.count(1):
         root = tmp_path / str(event_number)
         challenge(root, contender(root, "one"), 20)
@@ -225,7 +209,7 @@ def test_a_promotion_killed_at_any_system_event_leaves_the_old_or_the_new_champi
     assert event_number > 5
 
 
-def test_two_runs_that_end_at_once_become_champion_one_after_the_other(tmp_path: Path) -> None:
+def test_two_runs_that_end_at_once_become_champion_one_after_the_other(tmp_path):
     """Eight processes promote at the same time: no promotion is lost, each beat the one before."""
     contenders = [contender(tmp_path, f"run{i}", step=i, fill=b"%d" % i) for i in range(1, 9)]
     context = multiprocessing.get_context("fork")

@@ -1,20 +1,12 @@
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rl_core.evaluation.rows import (
-    evaluate_model,
-    label_rows,
-    read_rows,
-    write_rows,
-)
+from rl_core.evaluation.rows import evaluate_model, label_rows, read_rows, write_rows
 from rl_core.schema import EVALUATION
 from rl_core.types import (
     Completion,
@@ -73,7 +65,7 @@ def ask(engine: DiceEngine, indices: Sequence[int], *, seed: int = 0) -> list[di
     )
 
 
-def test_each_problem_is_asked_once_greedily_and_n_times_sampled() -> None:
+def test_each_problem_is_asked_once_greedily_and_n_times_sampled():
     engine = DiceEngine()
     rows = ask(engine, [4, 9])
     assert engine.asked == [(0.0, 64, 2), (0.8, 64, 6)]
@@ -104,7 +96,7 @@ def test_each_problem_is_asked_once_greedily_and_n_times_sampled() -> None:
     assert len({row["response"] for row in rows[2:]}) == 6
 
 
-def test_a_problems_rows_depend_on_nothing_but_the_seed_and_itself() -> None:
+def test_a_problems_rows_depend_on_nothing_but_the_seed_and_itself():
     def of_problem(rows: list[dict[str, Any]], index: int) -> list[dict[str, Any]]:
         return [row for row in rows if row["prompt_index"] == index]
 
@@ -113,7 +105,7 @@ def test_a_problems_rows_depend_on_nothing_but_the_seed_and_itself() -> None:
     assert ask(DiceEngine(), [9], seed=1) != alone
 
 
-def test_rows_come_back_from_their_file(tmp_path: Path) -> None:
+def test_rows_come_back_from_their_file(tmp_path):
     rows = label_rows(ask(DiceEngine(), [4]), run_id="r", model="step_000007", step=7)
     file = tmp_path / "eval" / "step_000007.parquet"
     write_rows(rows, file)
@@ -123,7 +115,7 @@ def test_rows_come_back_from_their_file(tmp_path: Path) -> None:
     assert [path.name for path in file.parent.iterdir()] == ["step_000007.parquet"]
 
 
-def test_a_file_of_an_older_version_is_read_with_nulls(tmp_path: Path) -> None:
+def test_a_file_of_an_older_version_is_read_with_nulls(tmp_path):
     rows = label_rows(ask(DiceEngine(), [4]), run_id="r", model="base", step=0)
     new = ["value", "verdict_strict", "verdict_lenient", "num_operands", "ground_truth"]
     assert EVALUATION.names[-7:] == [*new, "evaluation", "num_problems"]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter
@@ -21,7 +19,7 @@ from rl_core.evaluation.statistics import (
 )
 
 
-def test_pass_at_k_by_hand() -> None:
+def test_pass_at_k_by_hand():
     assert pass_at_k(4, 1, 1) == 0.25
     assert pass_at_k(4, 1, 2) == 0.5  # 1 - C(3,2)/C(4,2) = 1 - 3/6
     assert pass_at_k(5, 2, 3) == pytest.approx(0.9)  # 1 - C(3,3)/C(5,3) = 1 - 1/10
@@ -30,9 +28,7 @@ def test_pass_at_k_by_hand() -> None:
 
 
 @given(st.integers(1, 7).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), st.data())
-def test_pass_at_k_is_the_share_of_subsets_with_a_correct_one(
-    counts: tuple[int, int], data: st.DataObject
-) -> None:
+def test_pass_at_k_is_the_share_of_subsets_with_a_correct_one(counts, data):
     num_samples, num_correct = counts
     k = data.draw(st.integers(1, num_samples))
     samples = [i < num_correct for i in range(num_samples)]
@@ -41,12 +37,12 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_correct_one(
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(4, 5, 1), (4, -1, 1), (4, 1, 5), (4, 1, 0)])
-def test_pass_at_k_refuses_impossible_counts(n: int, c: int, k: int) -> None:
+def test_pass_at_k_refuses_impossible_counts(n, c, k):
     with pytest.raises(ValueError, match=f"pass@{k} of {c} correct among {n} samples"):
         pass_at_k(n, c, k)
 
 
-def test_majority_at_k_by_hand() -> None:
+def test_majority_at_k_by_hand():
     # right, right, wrong: pairs are right+right (1) and twice right+wrong (1/2); all three: 2 to 1
     assert majority_at_ks(2, (1,), 0) == pytest.approx((2 / 3, 2 / 3, 1.0))
     # right, wrong, silent: a silent sample leaves the vote to the other, two silent to nobody
@@ -64,7 +60,7 @@ def vote(samples: tuple[int | None, ...]) -> float:
 
 
 @given(st.lists(st.none() | st.integers(0, 3), min_size=1, max_size=8))
-def test_majority_at_k_is_the_mean_vote_of_all_subsets(samples: list[int | None]) -> None:
+def test_majority_at_k_is_the_mean_vote_of_all_subsets(samples):
     counts = Counter(samples)
     num_silent, num_right = counts.pop(None, 0), counts.pop(0, 0)
     estimates = majority_at_ks(num_right, tuple(sorted(counts.values())), num_silent)
@@ -74,7 +70,7 @@ def test_majority_at_k_is_the_mean_vote_of_all_subsets(samples: list[int | None]
         assert estimate == pytest.approx(sum(votes) / len(votes))
 
 
-def test_majority_at_one_is_pass_at_one_even_of_many_samples() -> None:
+def test_majority_at_one_is_pass_at_one_even_of_many_samples():
     estimates = majority_at_ks(20, (1, 1, 1, 2, 3, 5, 15), 16)
     assert len(estimates) == 64
     assert estimates[0] == pytest.approx(pass_at_k(64, 20, 1))
@@ -82,7 +78,7 @@ def test_majority_at_one_is_pass_at_one_even_of_many_samples() -> None:
     assert all(a <= b for a, b in itertools.pairwise(estimates[2:]))
 
 
-def test_wilson_intervals_by_hand() -> None:
+def test_wilson_intervals_by_hand():
     low, high = wilson_interval(0, 512)
     assert low == 0.0
     assert high == pytest.approx(3.841459 / (512 + 3.841459), rel=1e-6)  # z^2 / (n + z^2)
@@ -91,9 +87,7 @@ def test_wilson_intervals_by_hand() -> None:
 
 
 @given(st.integers(1, 2000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_wilson_ends_are_where_the_share_is_just_at_the_edge_of_the_likely(
-    counts: tuple[int, int],
-) -> None:
+def test_wilson_ends_are_where_the_share_is_just_at_the_edge_of_the_likely(counts):
     num_correct, num_total = counts
     share = num_correct / num_total
     for end in wilson_interval(num_correct, num_total):
@@ -101,7 +95,7 @@ def test_wilson_ends_are_where_the_share_is_just_at_the_edge_of_the_likely(
         assert abs(share - end) == pytest.approx(distance, abs=1e-7)
 
 
-def test_the_bootstrap_agrees_with_the_normal_approximation() -> None:
+def test_the_bootstrap_agrees_with_the_normal_approximation():
     values = np.random.default_rng(1).gamma(2.0, size=(400, 1))
     error = values.std(ddof=1) / math.sqrt(400)
     low, high = bootstrap_intervals(values, seed=0)[0]
@@ -111,7 +105,7 @@ def test_the_bootstrap_agrees_with_the_normal_approximation() -> None:
     assert bootstrap_intervals(values, seed=1).tolist() != [[low, high]]
 
 
-def test_the_bootstrap_resamples_whole_problems() -> None:
+def test_the_bootstrap_resamples_whole_problems():
     """A slow loop over the same draws as oracle; columns of one problem stay together."""
     values = np.random.default_rng(0).normal(size=(7, 3))
     drawn = np.random.default_rng(5).integers(0, 7, (2_000, 7))
@@ -124,7 +118,7 @@ def test_the_bootstrap_resamples_whole_problems() -> None:
     assert (constant.value, constant.low, constant.high) == (0.5, 0.5, 0.5)
 
 
-def test_mcnemar_by_hand() -> None:
+def test_mcnemar_by_hand():
     # 2 * (C(12,0) + C(12,1) + C(12,2)) / 2^12 = 2 * 79 / 4096
     assert mcnemar_p(10, 2) == mcnemar_p(2, 10) == pytest.approx(0.0385742, abs=1e-7)
     assert mcnemar_p(0, 0) == mcnemar_p(1, 0) == mcnemar_p(4, 4) == 1.0
@@ -133,7 +127,7 @@ def test_mcnemar_by_hand() -> None:
 
 
 @given(st.integers(0, 9), st.integers(0, 9))
-def test_mcnemar_is_the_share_of_coin_tosses_at_least_as_uneven(won: int, lost: int) -> None:
+def test_mcnemar_is_the_share_of_coin_tosses_at_least_as_uneven(won, lost):
     tosses = list(itertools.product((0, 1), repeat=min(won + lost, 12)))
     if won + lost > 12:
         return
@@ -141,19 +135,19 @@ def test_mcnemar_is_the_share_of_coin_tosses_at_least_as_uneven(won: int, lost: 
     assert mcnemar_p(won, lost) == pytest.approx(sum(uneven) / len(tosses))
 
 
-def test_quartile_cuts_are_values_that_occur() -> None:
+def test_quartile_cuts_are_values_that_occur():
     assert quartile_cuts([1, 2, 3, 4, 5, 6, 7, 8]) == (2, 4, 6)
     assert quartile_cuts([1, 1, 1, 1, 1, 9]) == (1, 1, 1)
     assert quartile_cuts([7]) == (7, 7, 7)
 
 
-def test_theil_sen_by_hand() -> None:
+def test_theil_sen_by_hand():
     assert theil_sen_slope([(0, 0), (1, 1), (2, 8)]) == 4.0  # of 1, 4 and 7
     assert theil_sen_slope([(0, 5), (10, 6), (10, 8)]) == pytest.approx(0.2)  # of 0.1 and 0.3
     assert theil_sen_slope([]) == theil_sen_slope([(3, 1), (3, 2)]) == 0.0
 
 
-def test_theil_sen_does_not_care_for_a_quarter_of_the_points() -> None:
+def test_theil_sen_does_not_care_for_a_quarter_of_the_points():
     rng = np.random.default_rng(0)
     x = np.arange(5_000)
     y = 3.0 + 0.25 * x + rng.normal(size=len(x))

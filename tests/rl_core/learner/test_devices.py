@@ -3,19 +3,15 @@
 Wherever torch picks the device, it picks `meta`, whose tensors hold nothing: what meets them fails.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from rl_core.batch import TrainBatch
-from rl_core.config.run import RunConfig
 from rl_core.learner.learner import Learner
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.types import GenerationRequest, SamplingSettings
@@ -73,12 +69,8 @@ def no_default_device() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_says_on_which_device_its_tensors_are(
-    tiny_model_path: Path,
-    tmp_path: Path,
-    make_batch: Callable[..., TrainBatch],
-    settings: Callable[..., RunConfig],
-    name: str,
-) -> None:
+    tiny_model_path, tmp_path, make_batch, settings, name
+):
     # Torch's choice of a device is one thread's.
     config = settings(**CASES[name], resources={"learner_threads": 1})
     with no_default_device():  # rollouts are collated on the CPU
@@ -101,9 +93,7 @@ def test_a_step_says_on_which_device_its_tensors_are(
     assert without_timings(metrics) == without_timings(expected)
 
 
-def test_a_transformers_engine_says_on_which_device_its_tensors_are(
-    tiny_model_path: Path,
-) -> None:
+def test_a_transformers_engine_says_on_which_device_its_tensors_are(tiny_model_path):
     engine = HfEngine(tiny_model_path, dtype="float32", max_num_seqs=4, on_gpu=False)
     asked = [GenerationRequest((5, 6, 7)[: 1 + i % 3], seed=i, max_tokens=3 + i) for i in range(6)]
     sampling = SamplingSettings(8)

@@ -1,10 +1,7 @@
 """Gradients of the learner's losses: independent of the split, equal to a slow loop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +12,7 @@ from rl_core.config.run import RunConfig
 from rl_core.learner.experience import Experience
 from rl_core.learner.learner import STATE_FOLDER, Learner
 from rl_core.learner.state import read_state
-from tests.support.learners import slow_actor_gradient, slow_critic_gradient
+from tests.support.learners import slow_actor_gradient, slow_critic_gradient, with_distances
 
 MakeBatch = Callable[..., TrainBatch]
 MakeSettings = Callable[..., RunConfig]
@@ -37,7 +34,6 @@ def experience_of(learner: Learner, batch: TrainBatch) -> Experience:
 
 def accumulated(learner: Learner, experience: Experience, which: str) -> Tensor:
     model = learner.models.actor if which == "actor" else learner.models.critic
-    assert model is not None
     model.zero_grad()
     learner.microbatching.run(
         "update",
@@ -51,13 +47,8 @@ def accumulated(learner: Learner, experience: Experience, which: str) -> Tensor:
 @pytest.mark.parametrize("which", ["actor", "critic"])
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
 def test_splitting_into_micro_batches_changes_no_gradient(
-    tiny_model_path: Path,
-    make_batch: MakeBatch,
-    group_size: int,
-    which: str,
-    aggregation: str,
-    settings: MakeSettings,
-) -> None:
+    tiny_model_path, make_batch, group_size, which, aggregation, settings
+):
     gradients = []
     for micro_batch_tokens in (1, 23, 50, 10_000):
         actor = {"micro_batch_tokens": micro_batch_tokens, "loss_aggregation": aggregation}
@@ -76,12 +67,8 @@ def test_splitting_into_micro_batches_changes_no_gradient(
 @pytest.mark.parametrize("which", ["actor", "critic"])
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
 def test_responses_cut_off_teach_nothing_where_they_are_masked(
-    tiny_model_path: Path,
-    make_batch: MakeBatch,
-    which: str,
-    aggregation: str,
-    settings: MakeSettings,
-) -> None:
+    tiny_model_path, make_batch, which, aggregation, settings
+):
     config = settings(
         actor={"mini_batch_size": 8, "loss_aggregation": aggregation, "entropy_coef": 0.01},
         algorithm={"kl_mode": "none", "mask_truncated": True},
@@ -100,8 +87,8 @@ def test_responses_cut_off_teach_nothing_where_they_are_masked(
 
 
 def test_each_mini_batch_moves_along_the_gradient_of_its_own_loss(
-    tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+    tiny_model_path, tmp_path, make_batch, settings
+):
     """Against a slow loop over transformers' logits, with every term of the loss at work."""
     config = settings(
         actor={"entropy_coef": 0.05, "lr": 1e-12},  # the second mini-batch sees the same weights
@@ -110,15 +97,7 @@ def test_each_mini_batch_moves_along_the_gradient_of_its_own_loss(
     )
     learner = Learner(config, tiny_model_path)
     experience, _ = learner.make_experience(make_batch())
-    # As after some updates: ratios near 1 and beyond the clip, a reference and a gap of their own.
-    mask, generator = experience.batch.response_mask, torch.Generator().manual_seed(0)
-    old, ref, gap = torch.randn((3, *mask.shape), generator=generator) * 0.2
-    experience.old_logprobs.add_(torch.where(mask, old, 0.0))
-    assert experience.ref_logprobs is not None
-    experience.ref_logprobs.add_(torch.where(mask, ref, 0.0))
-    experience.batch.rollout_logprobs.copy_(
-        torch.where(mask, experience.old_logprobs + 3 * gap, 0.0)
-    )
+    experience = with_distances(experience)  # ratios near 1 and beyond the clip
     halves = [[0, 1, 2, 3], [4, 5, 6, 7]]
     actor = [slow_actor_gradient(tiny_model_path, experience, rows) for rows in halves]
     critic = [slow_critic_gradient(learner, experience, rows) for rows in halves]

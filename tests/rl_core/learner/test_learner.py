@@ -1,8 +1,3 @@
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -10,22 +5,15 @@ from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rl_core.algos.masking import masked_sum
-from rl_core.batch import TrainBatch, collate
-from rl_core.config.run import RunConfig
+from rl_core.batch import collate
 from rl_core.learner.experience import assemble
 from rl_core.learner.learner import STATE_FOLDER, Learner
 from rl_core.learner.state import read_state
 from rl_core.models.forward import forward_pass
-from rl_core.types import Rollout
 from tests.support.learners import all_weights, assert_bitwise_equal, without_timings
 
-MakeBatch = Callable[..., TrainBatch]
-MakeSettings = Callable[..., RunConfig]
 
-
-def test_what_fills_up_the_rows_changes_nothing(
-    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+def test_what_fills_up_the_rows_changes_nothing(tiny_model_path, make_batch, settings):
     results = []
     for pad_id in (0, 200):
         learner = Learner(settings(), tiny_model_path)
@@ -35,9 +23,7 @@ def test_what_fills_up_the_rows_changes_nothing(
     assert_bitwise_equal(results[0][2], results[1][2])
 
 
-def test_the_same_seed_and_batches_give_the_same_bits(
-    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+def test_the_same_seed_and_batches_give_the_same_bits(tiny_model_path, make_batch, settings):
     weights = []
     for _ in range(2):
         learner = Learner(settings(), tiny_model_path)
@@ -48,8 +34,8 @@ def test_the_same_seed_and_batches_give_the_same_bits(
 
 
 def test_before_any_update_the_ratio_is_1_and_the_reference_is_the_policy(
-    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+    tiny_model_path, make_batch, settings
+):
     learner = Learner(settings(actor={"mini_batch_size": 8}), tiny_model_path)
     metrics, columns = learner.learn(make_batch())
     assert metrics["actor/ppo_kl"] == pytest.approx(0.0, abs=1e-6)
@@ -60,58 +46,31 @@ def test_before_any_update_the_ratio_is_1_and_the_reference_is_the_policy(
     assert abs(after["critic/kl"]) > 1e-4
 
 
-def test_metrics_have_verls_names(
-    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+def test_metrics_have_verls_names(tiny_model_path, make_batch, settings):
     metrics, _ = Learner(settings(), tiny_model_path).learn(make_batch())
-    actor = {
-        "actor/entropy_loss",
-        "actor/pg_loss",
-        "actor/pg_clipfrac",
-        "actor/ppo_kl",
-        "actor/grad_norm",
-        "actor/lr",
-    }
-    critic = {
-        "critic/kl",
-        "critic/kl_coeff",
-        "critic/vf_loss",
-        "critic/vf_clipfrac",
-        "critic/vpred_mean",
-        "critic/grad_norm",
-        "critic/lr",
-        "critic/vf_explained_var",
-    }
-    spread = {
-        f"{x}/{y}"
-        for x in (
-            *(f"critic/{z}" for z in ("score", "rewards", "advantages", "returns", "values")),
-            "response_length",
-            "prompt_length",
-            "global_seqlen",
-        )
-        for y in ("mean", "max", "min")
-    }
+    actor = ("entropy_loss", "pg_loss", "pg_clipfrac", "ppo_kl", "grad_norm", "lr")
+    critic = ("kl", "kl_coeff", "vf_loss", "vf_clipfrac", "vpred_mean", "grad_norm", "lr")
+    learned = {f"actor/{x}" for x in actor} | {f"critic/{x}" for x in critic}
+    learned |= {"critic/vf_explained_var"}
+    measured = [f"critic/{x}" for x in ("score", "rewards", "advantages", "returns", "values")]
+    measured += ["response_length", "prompt_length", "global_seqlen"]
+    spread = {f"{x}/{y}" for x in measured for y in ("mean", "max", "min")}
     others = {"response_length/clip_ratio", "prompt_length/clip_ratio"}
     others |= {f"global_seqlen/{x}" for x in ("minmax_diff", "balanced_min", "balanced_max")}
     others |= {"rollout/logprob_gap_mean", "rollout/logprob_gap_max"}
     phases = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
     costs = {f"{what}/{phase}" for what in ("timing_s", "memory/peak_gib") for phase in phases}
     costs |= {"mfu/actor", "mfu/critic"}
-    costs |= {
-        f"memory/{what}/{phase}"
-        for what in ("budget_tokens", "oom")
-        for phase in phases
-        if phase != "adv"
-    }
-    assert set(metrics) == actor | critic | spread | others | costs
+    repeated = set(phases) - {"adv"}
+    costs |= {f"memory/{what}/{x}" for what in ("budget_tokens", "oom") for x in repeated}
+    assert set(metrics) == learned | spread | others | costs
     assert all(np.isfinite(x) for x in metrics.values())
     assert metrics["actor/lr"] == 1e-3
 
 
 def test_without_gae_there_is_no_critic_and_without_kl_no_reference(
-    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+    tiny_model_path, make_batch, settings
+):
     config = settings(algorithm={"estimator": "grpo", "group_size": 2, "kl_mode": "none"})
     learner = Learner(config, tiny_model_path)
     metrics, _ = learner.learn(make_batch(group_size=2))
@@ -122,9 +81,7 @@ def test_without_gae_there_is_no_critic_and_without_kl_no_reference(
     assert not absent & set(metrics)
 
 
-def test_during_critic_warm_up_the_actor_stands_still(
-    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+def test_during_critic_warm_up_the_actor_stands_still(tiny_model_path, make_batch, settings):
     learner = Learner(settings(critic={"warmup_steps": 1}), tiny_model_path)
     before = all_weights(learner)
     metrics, _ = learner.learn(make_batch())
@@ -140,8 +97,8 @@ def test_during_critic_warm_up_the_actor_stands_still(
 
 
 def test_each_epoch_updates_once_per_mini_batch_and_the_schedule_once_per_step(
-    tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+    tiny_model_path, tmp_path, make_batch, settings
+):
     learner = Learner(settings(actor={"ppo_epochs": 3, "warmup_steps": 4}), tiny_model_path)
     rates = [learner.learn(make_batch(step))[0]["actor/lr"] for step in range(2)]
     assert rates == pytest.approx([0.25e-3, 0.5e-3])
@@ -153,9 +110,7 @@ def test_each_epoch_updates_once_per_mini_batch_and_the_schedule_once_per_step(
     assert numbers["steps_done"] == 2
 
 
-def test_the_adaptive_controller_follows_the_kl(
-    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+def test_the_adaptive_controller_follows_the_kl(tiny_model_path, make_batch, settings):
     algorithm = {"kl_controller": "adaptive", "kl_coef": 0.1, "kl_target": 6.0, "kl_horizon": 80}
     learner = Learner(settings(algorithm=algorithm), tiny_model_path)
     learner.learn(make_batch())
@@ -165,8 +120,8 @@ def test_the_adaptive_controller_follows_the_kl(
 
 
 def test_positive_advantages_raise_the_log_prob_and_negative_ones_lower_it(
-    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+    tiny_model_path, make_batch, settings
+):
     # Without a critic, whose only update would make advantages of its own.
     config = settings(actor={"mini_batch_size": 8}, algorithm={"estimator": "reinforce_plus_plus"})
     learner = Learner(config, tiny_model_path)
@@ -176,10 +131,9 @@ def test_positive_advantages_raise_the_log_prob_and_negative_ones_lower_it(
     experience.advantages.copy_(torch.where(batch.response_mask, signs, 0.0))
 
     def sums() -> Tensor:
+        actor = learner.models.actor
         with torch.no_grad():
-            logprobs = forward_pass(
-                batch, actor=learner.models.actor, compute_dtype=torch.float32
-            ).logprobs
+            logprobs = forward_pass(batch, actor=actor, compute_dtype=torch.float32).logprobs
         return masked_sum(logprobs, batch.response_mask, dim=-1)
 
     before = sums()
@@ -189,8 +143,8 @@ def test_positive_advantages_raise_the_log_prob_and_negative_ones_lower_it(
 
 
 def test_prepare_changes_nothing_and_agrees_with_the_formulas(
-    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+    tiny_model_path, make_batch, settings
+):
     learner = Learner(settings(), tiny_model_path)
     batch, before = make_batch(), all_weights(learner)
     experience, metrics = learner.make_experience(batch)
@@ -215,9 +169,7 @@ def test_prepare_changes_nothing_and_agrees_with_the_formulas(
     assert torch.equal(expected.advantages, experience.advantages)
 
 
-def test_bfloat16_trains_float32_weights(
-    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+def test_bfloat16_trains_float32_weights(tiny_model_path, make_batch, settings):
     learner = Learner(settings(model={"dtype": "bfloat16"}), tiny_model_path)
     before = all_weights(learner)
     metrics, _ = learner.learn(make_batch())
@@ -231,10 +183,8 @@ def test_bfloat16_trains_float32_weights(
 
 
 def test_gradient_checkpointing_of_actor_and_critic_changes_no_bit(
-    tiny_model_path: Path,
-    make_batch: MakeBatch,
-    settings: MakeSettings,
-) -> None:
+    tiny_model_path, make_batch, settings
+):
     weights = []
     for checkpointed in (False, True):
         config = settings(model={"gradient_checkpointing": checkpointed})
@@ -248,18 +198,13 @@ def test_gradient_checkpointing_of_actor_and_critic_changes_no_bit(
     assert_bitwise_equal(*weights)
 
 
-def test_a_missing_model_is_named(tmp_path: Path, settings: MakeSettings) -> None:
+def test_a_missing_model_is_named(tmp_path, settings):
     with pytest.raises(ValueError, match="no such model"):
         Learner(settings(), tmp_path / "nope")
 
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
-def test_a_bandit_is_learned(
-    tiny_model_path: Path,
-    make_rollout: Callable[..., Rollout],
-    estimator: str,
-    settings: MakeSettings,
-) -> None:
+def test_a_bandit_is_learned(tiny_model_path, make_rollout, estimator, settings):
     """One prompt, one token of answer, reward for one of 258 tokens: its probability must rise."""
     lucky, prompt = 65, [70, 71, 72]
     config = settings(

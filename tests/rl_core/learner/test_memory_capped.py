@@ -1,7 +1,5 @@
 """A learner that really cannot have the memory: its process's address space is capped."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

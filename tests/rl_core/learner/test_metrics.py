@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -7,11 +5,7 @@ import torch
 
 from rl_core.batch import TrainBatch, collate
 from rl_core.config.run import AlgorithmConfig
-from rl_core.learner.metrics import (
-    batch_metrics,
-    policy_metrics,
-    rollout_columns,
-)
+from rl_core.learner.metrics import batch_metrics, policy_metrics, rollout_columns
 from rl_core.types import Rollout
 from tests.support.experiences import experience_of, two_responses
 
@@ -21,7 +15,7 @@ def batch(make_rollout: Callable[..., Rollout]) -> TrainBatch:
     return two_responses(make_rollout)
 
 
-def test_metrics_by_hand(batch: TrainBatch) -> None:
+def test_metrics_by_hand(batch):
     algorithm = AlgorithmConfig()
     experience = experience_of(batch)
     metrics = batch_metrics(experience, algorithm=algorithm, max_prompt_length=2)
@@ -54,18 +48,16 @@ def test_metrics_by_hand(batch: TrainBatch) -> None:
     assert "group/zero_spread_frac" not in metrics
 
 
-def test_groups_without_spread_are_counted(make_rollout: Callable[..., Rollout]) -> None:
+def test_groups_without_spread_are_counted(make_rollout):
     rollouts = [make_rollout([1], [2], score=s, group_id=g) for s, g in ((0.1, 0), (0.1, 0))]
     experience = experience_of(collate(rollouts, 0), values=None, estimator="grpo")
     metrics = batch_metrics(
-        experience,
-        algorithm=AlgorithmConfig(estimator="grpo"),
-        max_prompt_length=9,
+        experience, algorithm=AlgorithmConfig(estimator="grpo"), max_prompt_length=9
     )
     assert metrics["group/zero_spread_frac"] == 1.0
 
 
-def test_columns_of_the_rollout_log_by_hand(batch: TrainBatch) -> None:
+def test_columns_of_the_rollout_log_by_hand(batch):
     experience = experience_of(batch)
     columns = rollout_columns(experience)
     assert columns["reward"] == pytest.approx([1.05, -0.1])

@@ -1,7 +1,5 @@
 """Running out of memory costs a pass, not the run: the step's result is that of a run that fits."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import json
@@ -109,10 +107,7 @@ def state_of(learner: Learner) -> dict[str, Tensor]:
 @pytest.mark.slow  # some seconds each, a minute and more together
 @pytest.mark.chaos
 def test_what_did_not_fit_leaves_no_trace_in_the_result(
-    tiny_model_path: Path,
-    make_batch: MakeBatch,
-    run: tuple[RunConfig, set[str]],
-    survived: Ledger,
+    tiny_model_path: Path, make_batch: MakeBatch, run: tuple[RunConfig, set[str]], survived: Ledger
 ) -> None:
     config, phases = run
     injected, rows_lost = list[str](), 0
@@ -169,11 +164,10 @@ def test_a_step_done_again_is_bit_for_bit_one_that_was_split_so_at_once(
 
 
 def test_metrics_tell_what_did_not_fit_and_what_holds_from_now_on(
-    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+    tiny_model_path, make_batch, settings
+):
     config = settings(
-        actor={"micro_batch_tokens": 10_000, "mini_batch_size": 8},
-        resources={"learner_threads": 1},
+        actor={"micro_batch_tokens": 10_000, "mini_batch_size": 8}, resources={"learner_threads": 1}
     )
     learner, batch = make_learner(config, tiny_model_path), make_batch(1)
     all_tokens = 8 * int(batch.lengths.max())
@@ -193,13 +187,10 @@ def test_metrics_tell_what_did_not_fit_and_what_holds_from_now_on(
 
 @pytest.mark.parametrize("phase", [*EVALUATIONS, *UPDATES])
 def test_a_single_row_that_does_not_fit_ends_the_step_and_names_phase_size_and_knobs(
-    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings, phase: str
-) -> None:
+    tiny_model_path, make_batch, settings, phase
+):
     learner, batch = make_learner(settings(), tiny_model_path), make_batch(1)
-    with (
-        out_of_memory(learner, phase, range(1000)),
-        pytest.raises(OutOfMemory) as caught,
-    ):
+    with out_of_memory(learner, phase, range(1000)), pytest.raises(OutOfMemory) as caught:
         learner.learn(batch)
     assert caught.value.phase == phase
     assert caught.value.detail.startswith(SAID)
@@ -209,11 +200,8 @@ def test_a_single_row_that_does_not_fit_ends_the_step_and_names_phase_size_and_k
 
 
 def test_moments_that_do_not_fit_at_once_are_made_in_the_next_attempt(
-    tiny_model_path: Path,
-    make_batch: MakeBatch,
-    settings: MakeSettings,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tiny_model_path, make_batch, settings, monkeypatch
+):
     """With one trunk, when the actor's moments were there and half of the head's."""
     config = settings(critic={"share_trunk": True})
     learner, zeros_like = make_learner(config, tiny_model_path), torch.zeros_like
@@ -235,11 +223,8 @@ def test_moments_that_do_not_fit_at_once_are_made_in_the_next_attempt(
 
 
 def test_weights_move_without_any_memory_and_never_twice(
-    tiny_model_path: Path,
-    make_batch: MakeBatch,
-    settings: MakeSettings,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tiny_model_path, make_batch, settings, monkeypatch
+):
     learner = make_learner(settings(), tiny_model_path)
     critic = learner.optimizers["critic"]
     step, calls = critic.step, itertools.count()
@@ -267,8 +252,8 @@ def test_weights_move_without_any_memory_and_never_twice(
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_the_next_attempt_begins_when_all_of_the_last_is_free(
-    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings, num_threads: int
-) -> None:
+    tiny_model_path, make_batch, settings, num_threads
+):
     batch, threads = make_batch(1), MicroBatchThreads(num_threads)
     model = Learner(settings(), tiny_model_path).models.actor
     device = torch.device("cpu")
@@ -300,9 +285,7 @@ def test_the_next_attempt_begins_when_all_of_the_last_is_free(
     assert len(alive) >= 4
 
 
-def test_other_errors_pass(
-    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+def test_other_errors_pass(tiny_model_path, make_batch, settings):
     learner, calls = make_learner(settings(), tiny_model_path), itertools.count()
 
     def attempt(parts: list[Tensor]) -> None:
@@ -315,8 +298,8 @@ def test_other_errors_pass(
 
 
 def test_a_resumed_run_keeps_its_budgets_and_goes_on_bit_for_bit(
-    tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+    tiny_model_path, tmp_path, make_batch, settings
+):
     config = settings(resources={"learner_threads": 1})
     learner = make_learner(config, tiny_model_path)
     with out_of_memory(learner, "update_actor", {0}):
@@ -332,9 +315,7 @@ def test_a_resumed_run_keeps_its_budgets_and_goes_on_bit_for_bit(
     assert_bitwise_equal(all_weights(resumed), all_weights(learner))
 
 
-def test_a_checkpoint_from_elsewhere_starts_anew(
-    tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+def test_a_checkpoint_from_elsewhere_starts_anew(tiny_model_path, tmp_path, make_batch, settings):
     learner = make_learner(settings(), tiny_model_path)
     with out_of_memory(learner, "ref", {0}):
         learner.learn(make_batch(1))
@@ -346,8 +327,8 @@ def test_a_checkpoint_from_elsewhere_starts_anew(
 
 
 def test_the_next_run_starts_from_what_this_one_has_learned_and_a_resume_does_not(
-    tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+    tiny_model_path, tmp_path, make_batch, settings
+):
     config, file = settings(), tmp_path / "outputs" / BUDGETS_FILE
     first = Learner(config, tiny_model_path, budgets_file=file)
     first.learn(make_batch())
@@ -366,12 +347,8 @@ def test_the_next_run_starts_from_what_this_one_has_learned_and_a_resume_does_no
 
 
 def test_a_spoilt_file_is_ignored_with_a_warning_and_replaced(
-    tiny_model_path: Path,
-    tmp_path: Path,
-    make_batch: MakeBatch,
-    settings: MakeSettings,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    tiny_model_path, tmp_path, make_batch, settings, caplog
+):
     file = tmp_path / BUDGETS_FILE
     file.write_text('{"cpu": {"update_actor": {"tokens": -3}}}')
     with caplog.at_level(logging.WARNING):

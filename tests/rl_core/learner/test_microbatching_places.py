@@ -1,20 +1,10 @@
 """What a run has learned of its memory is for runs whose memory depends on the same."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rl_core.config.run import RunConfig
 from rl_core.learner.microbatching import memory_place
-
-MakeSettings = Callable[..., RunConfig]
-Sections = dict[str, dict[str, Any]]
 
 
 @pytest.mark.parametrize(
@@ -27,8 +17,8 @@ Sections = dict[str, dict[str, Any]]
     ],
 )
 def test_what_was_learned_with_another_lever_is_not_taken_over(
-    settings: MakeSettings, tiny_model_path: Path, lever: Sections, words: str
-) -> None:
+    settings, tiny_model_path, lever, words
+):
     cpu = torch.device("cpu")
     model = AutoModelForCausalLM.from_pretrained(tiny_model_path)
     plain = memory_place(settings(), model, cpu)

@@ -1,17 +1,12 @@
 """Reference and optimizer state that rest elsewhere: the same numbers, and where they are when."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from torch import nn
 
-from rl_core.batch import TrainBatch
 from rl_core.config.run import RunConfig
 from rl_core.learner import learner as learner_module
 from rl_core.learner.experience import ExperienceMaker
@@ -28,14 +23,14 @@ ELSEWHERE = torch.device("cpu", 0)
 """PyTorch copies onto it, as it would onto another device."""
 
 
-def test_only_a_card_is_relieved() -> None:
+def test_only_a_card_is_relieved():
     config = RunConfig.model_validate({"resources": {"offload": True}})
     assert offload_device(config, torch.device("cuda")) == torch.device("cpu")
     assert offload_device(config, torch.device("cpu")) is None
     assert offload_device(RunConfig(), torch.device("cuda")) is None
 
 
-def test_a_model_is_brought_and_put_back_whatever_happens() -> None:
+def test_a_model_is_brought_and_put_back_whatever_happens():
     model, resting = nn.Linear(2, 2), torch.device("meta")
     with suppress(MemoryError), on_device(model, torch.device("cpu"), resting):
         assert model.weight.device.type == "cpu"
@@ -43,7 +38,7 @@ def test_a_model_is_brought_and_put_back_whatever_happens() -> None:
     assert model.weight.device.type == "meta"
 
 
-def test_a_reference_that_is_cut_is_not_moved_whole(tiny_model_path: Path) -> None:
+def test_a_reference_that_is_cut_is_not_moved_whole(tiny_model_path):
     """FSDP remembers where its shards are; whoever moved this one would find nothing to copy."""
     config = RunConfig()
     with torch.device("meta"):
@@ -72,13 +67,8 @@ def test_a_reference_that_is_cut_is_not_moved_whole(tiny_model_path: Path) -> No
     ids=["critic", "shared trunk", "adapters"],
 )
 def test_a_learner_that_offloads_learns_the_same_bits(
-    tiny_model_path: Path,
-    tmp_path: Path,
-    make_batch: Callable[..., TrainBatch],
-    settings: Callable[..., RunConfig],
-    monkeypatch: pytest.MonkeyPatch,
-    sections: dict[str, dict[str, object]],
-) -> None:
+    tiny_model_path, tmp_path, make_batch, settings, monkeypatch, sections
+):
     """With an attempt that runs out of memory in between, and a resume."""
     config = settings(**sections)
     results = []

@@ -1,9 +1,5 @@
 """One update per step: its own forward passes serve as those before it, bit for bit."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,24 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_core.batch import TrainBatch
 from rl_core.config.run import RunConfig
 from rl_core.learner.learner import Learner
 from rl_core.models.forward import forward_pass
 from tests.support.learners import all_weights, assert_bitwise_equal, without_timings
 
-MakeBatch = Callable[..., TrainBatch]
-MakeSettings = Callable[..., RunConfig]
-
 
 @pytest.mark.parametrize("kl_mode", ["loss", "none"])
 def test_one_update_needs_no_log_probs_from_before_it(
-    tiny_model_path: Path,
-    make_batch: MakeBatch,
-    settings: MakeSettings,
-    monkeypatch: pytest.MonkeyPatch,
-    kl_mode: str,
-) -> None:
+    tiny_model_path, make_batch, settings, monkeypatch, kl_mode
+):
     config = settings(
         actor={"mini_batch_size": 8},
         algorithm={
@@ -62,12 +50,8 @@ def test_one_update_needs_no_log_probs_from_before_it(
     "sections", [{}, {"rollout": {"staleness": 1}}, {"critic": {"warmup_steps": 1}}]
 )
 def test_one_update_needs_no_values_from_before_it(
-    tiny_model_path: Path,
-    make_batch: MakeBatch,
-    settings: MakeSettings,
-    monkeypatch: pytest.MonkeyPatch,
-    sections: dict[str, dict[str, Any]],
-) -> None:
+    tiny_model_path, make_batch, settings, monkeypatch, sections
+):
     config = settings(actor={"mini_batch_size": 8}, **sections)
 
     def run() -> tuple[list[Any], dict[str, Tensor]]:
@@ -87,11 +71,8 @@ def test_one_update_needs_no_values_from_before_it(
 
 
 def test_the_engines_log_probs_serve_a_penalty_that_is_wanted_before_the_only_update(
-    tiny_model_path: Path,
-    make_batch: MakeBatch,
-    settings: MakeSettings,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tiny_model_path, make_batch, settings, monkeypatch
+):
     config = settings(actor={"mini_batch_size": 8}, algorithm={"kl_coef": 0.3})
     results = []
     for is_recomputed in (False, True):
@@ -131,11 +112,8 @@ def test_the_engines_log_probs_serve_a_penalty_that_is_wanted_before_the_only_up
     ],
 )
 def test_log_probs_are_recomputed_where_the_update_comes_too_late_or_more_than_once(
-    tiny_model_path: Path,
-    make_batch: MakeBatch,
-    settings: MakeSettings,
-    sections: dict[str, dict[str, Any]],
-) -> None:
+    tiny_model_path, make_batch, settings, sections
+):
     metrics, _ = Learner(settings(**sections), tiny_model_path).learn(make_batch())
     assert "timing_s/old_log_prob" in metrics
     assert metrics["rollout/logprob_gap_mean"] > 0

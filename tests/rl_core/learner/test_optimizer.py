@@ -1,39 +1,20 @@
-from __future__ import annotations
-
 import json
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from rl_core.config.run import LrSchedule
 from rl_core.learner.optimizer import ModelOptimizer
 
 
-def make(
-    *,
-    lr: float = 0.1,
-    schedule: LrSchedule = "constant",
-    warmup_steps: int = 0,
-    num_steps: int = 100,
-    grad_clip: float = 100.0,
-    weight_decay: float = 0.0,
-    offload_to: torch.device | None = None,
-) -> tuple[nn.Linear, ModelOptimizer]:
+def make(**changes: Any) -> tuple[nn.Linear, ModelOptimizer]:
     model = nn.Linear(2, 1, bias=False)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[1.0, -2.0]]))
-    optimizer = ModelOptimizer(
-        model,
-        lr=lr,
-        schedule=schedule,
-        warmup_steps=warmup_steps,
-        num_steps=num_steps,
-        weight_decay=weight_decay,
-        grad_clip=grad_clip,
-        offload_to=offload_to,
-    )
-    return model, optimizer
+    settings = {"lr": 0.1, "schedule": "constant", "warmup_steps": 0, "num_steps": 100}
+    settings |= {"grad_clip": 100.0, "weight_decay": 0.0}
+    return model, ModelOptimizer(model, **(settings | changes))
 
 
 def set_grad(model: nn.Linear, values: list[float]) -> None:
@@ -46,7 +27,7 @@ def update(optimizer: ModelOptimizer) -> Tensor:
     return norm
 
 
-def test_first_update_by_hand() -> None:
+def test_first_update_by_hand():
     # AdamW's first step moves each weight by lr against the gradient's sign, after decay lr * wd.
     model, optimizer = make(weight_decay=0.5)
     set_grad(model, [3.0, -4.0])
@@ -56,7 +37,7 @@ def test_first_update_by_hand() -> None:
     assert model.weight.grad is None
 
 
-def test_the_gradient_is_clipped_and_its_norm_before_that_returned() -> None:
+def test_the_gradient_is_clipped_and_its_norm_before_that_returned():
     model, optimizer = make(grad_clip=1.0)
     set_grad(model, [3.0, -4.0])
     assert update(optimizer).item() == pytest.approx(5.0)
@@ -64,7 +45,7 @@ def test_the_gradient_is_clipped_and_its_norm_before_that_returned() -> None:
     assert moments[0].tolist() == pytest.approx([0.06, -0.08])  # (1 - beta1) of the unit vector
 
 
-def test_a_gradient_that_is_not_finite_is_thrown_away() -> None:
+def test_a_gradient_that_is_not_finite_is_thrown_away():
     model, optimizer = make()
     before = model.weight.detach().clone()
     set_grad(model, [float("inf"), 1.0])
@@ -86,9 +67,7 @@ def test_a_gradient_that_is_not_finite_is_thrown_away() -> None:
         ("cosine", [0.4, 0.8, 0.8, 0.4 + 0.4 * 0.5**0.5, 0.4, 0.4 - 0.4 * 0.5**0.5, 0.0]),
     ],
 )
-def test_after_a_linear_warm_up_the_rate_falls_to_0_at_the_end(
-    schedule: LrSchedule, expected: list[float]
-) -> None:
+def test_after_a_linear_warm_up_the_rate_falls_to_0_at_the_end(schedule, expected):
     model, optimizer = make(lr=0.8, schedule=schedule, warmup_steps=2, num_steps=6)
     rates = []
     for _ in expected:
@@ -101,7 +80,7 @@ def test_after_a_linear_warm_up_the_rate_falls_to_0_at_the_end(
     assert make(lr=0.8, schedule=schedule)[1].lr == 0.8
 
 
-def test_a_restored_optimizer_continues_bit_for_bit() -> None:
+def test_a_restored_optimizer_continues_bit_for_bit():
     def advance(model: nn.Linear, optimizer: ModelOptimizer, first: int) -> None:
         for step in range(first, first + 3):
             set_grad(model, [1.0 / (step + 1), step - 2.5])
@@ -123,7 +102,7 @@ def test_a_restored_optimizer_continues_bit_for_bit() -> None:
     assert resumed.lr == optimizer.lr
 
 
-def test_moments_that_rest_elsewhere_move_the_same_weights_and_are_saved_and_put_back() -> None:
+def test_moments_that_rest_elsewhere_move_the_same_weights_and_are_saved_and_put_back():
     elsewhere = torch.device("cpu", 0)  # PyTorch copies onto it, as it would onto another device
     (plain, expected), (model, optimizer) = make(), make(offload_to=elsewhere)
     for values in ([3.0, -4.0], [0.5, 1.0], [-2.0, 0.1]):
@@ -144,21 +123,15 @@ def test_moments_that_rest_elsewhere_move_the_same_weights_and_are_saved_and_put
     assert torch.equal(again.weight, model.weight)
 
 
-def test_moments_are_beside_the_weights_only_while_these_move() -> None:
+def test_moments_are_beside_the_weights_only_while_these_move():
     model, optimizer = make(offload_to=torch.device("meta"))
     set_grad(model, [3.0, -4.0])
     optimizer.step(optimizer.clip())
 
-    def places() -> set[str]:
-        return {
-            tensor.device.type
-            for name, tensor in optimizer.state_tensors("actor").items()
-            if not name.endswith(".step")
-        }
-
-    assert places() == {"meta"}
+    tensors = optimizer.state_tensors("actor").items()
+    assert {x.device.type for name, x in tensors if not name.endswith(".step")} == {"meta"}
 
 
-def test_adamw_is_one_kernel() -> None:
+def test_adamw_is_one_kernel():
     _, optimizer = make()
     assert optimizer.is_fused

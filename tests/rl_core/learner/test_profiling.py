@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import time
 
 import pytest
@@ -17,7 +15,7 @@ SHAPE = ModelShape(
 )  # fmt: skip
 
 
-def test_a_phase_is_measured_in_seconds_and_in_the_memory_it_touched() -> None:
+def test_a_phase_is_measured_in_seconds_and_in_the_memory_it_touched():
     metrics: dict[str, float] = {}
     with measured("small", CPU, metrics):
         time.sleep(0.05)
@@ -31,7 +29,7 @@ def test_a_phase_is_measured_in_seconds_and_in_the_memory_it_touched() -> None:
     assert metrics["memory/peak_gib/after"] < metrics["memory/peak_gib/large"] - 0.2
 
 
-def test_flops_are_those_that_torch_counts() -> None:
+def test_flops_are_those_that_torch_counts():
     config = transformers.Qwen2Config(
         vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=3,
         num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
@@ -53,7 +51,7 @@ def test_flops_are_those_that_torch_counts() -> None:
     assert training_flops(shape, responses, none, has_head=True) == headless
 
 
-def test_a_prompt_that_a_group_shares_counts_once() -> None:
+def test_a_prompt_that_a_group_shares_counts_once():
     prompts, responses = torch.tensor([5, 5, 7]), torch.tensor([3, 2, 4])
     own = torch.tensor([True, False, True])
 
@@ -67,5 +65,5 @@ def test_a_prompt_that_a_group_shares_counts_once() -> None:
     assert flops([5], [3], own_prompt=torch.tensor([True])) == flops([5], [3])
 
 
-def test_the_peak_is_a_rate_that_this_machine_can_have() -> None:
+def test_the_peak_is_a_rate_that_this_machine_can_have():
     assert 1e9 < peak_flops(CPU, torch.bfloat16, 1) < 1e13

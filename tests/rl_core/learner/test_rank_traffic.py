@@ -1,7 +1,5 @@
 """What two real ranks send each other in a step, against what is counted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,9 +22,7 @@ VARIANTS = (
 
 @pytest.mark.slow
 def test_a_steps_collectives_move_the_bytes_that_are_counted(
-    tiny_model_path: Path,
-    settings: Callable[..., RunConfig],
-    make_batch: Callable[..., TrainBatch],
+    tiny_model_path: Path, settings: Callable[..., RunConfig], make_batch: Callable[..., TrainBatch]
 ) -> None:
     configs, batch = [settings(**sections) for sections in VARIANTS], make_batch()
     shape = ModelShape.from_folder(tiny_model_path)

@@ -1,7 +1,5 @@
 """Two and four learner ranks, real gloo between processes, against one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -175,12 +173,7 @@ def test_a_checkpoint_resumes_at_another_number_of_ranks(
         4, go_on, config, tiny_model_path, batches[2:3], resume_from=two, save_to=four
     )[0]
     actual += go_on(
-        ALONE,
-        config,
-        tiny_model_path,
-        batches[3:],
-        resume_from=four,
-        save_to=tmp_path / "one",
+        ALONE, config, tiny_model_path, batches[3:], resume_from=four, save_to=tmp_path / "one"
     )
     for one, other in zip(actual, expected, strict=True):
         assert comparable(one) == pytest.approx(comparable(other), rel=1e-6, abs=1e-6)
@@ -217,7 +210,7 @@ def test_memory_that_runs_out_on_one_rank_is_its_own_matter(
     survived("OOM", "update_actor of one of two ranks", rows_lost=0)
 
 
-def test_ranks_meet_at_one_address_only() -> None:
+def test_ranks_meet_at_one_address_only():
     store = open_meeting("127.0.0.1", 2)
     listening = {
         socket.laddr.ip

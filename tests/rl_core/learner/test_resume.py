@@ -1,79 +1,46 @@
 """Saving and resuming: exact, and one clear line where it cannot be."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-import numpy as np
 import pytest
 import torch
 import transformers
+from torch import Tensor
 
-from rl_core.batch import TrainBatch
-from rl_core.config.run import RunConfig
 from rl_core.learner.learner import STATE_FOLDER, Learner
-from tests.support.learners import all_weights, assert_bitwise_equal, without_timings
+from tests.support.learners import all_weights, check_that_a_resume_is_exact
 
-MakeBatch = Callable[..., TrainBatch]
-MakeSettings = Callable[..., RunConfig]
+GROUPS = {"estimator": "grpo", "group_size": 2}
+LORA = {"lora_rank": 4, "lora_alpha": 8.0}
 
 
 @pytest.mark.parametrize(
-    ("name", "sections"),
+    "sections",
     [
-        (
-            "gae",
-            {
-                "algorithm": {"kl_controller": "adaptive", "kl_coef": 0.05, "kl_target": 0.5},
-                "actor": {"ppo_epochs": 2, "warmup_steps": 3},
-                "critic": {"warmup_steps": 1},
-            },
-        ),
-        (
-            "grpo",
-            {
-                "algorithm": {
-                    "estimator": "grpo",
-                    "group_size": 2,
-                    "kl_mode": "loss",
-                    "kl_estimator": "k3",
-                }
-            },
-        ),
+        {
+            "algorithm": {"kl_controller": "adaptive", "kl_coef": 0.05, "kl_target": 0.5},
+            "actor": {"ppo_epochs": 2, "warmup_steps": 3},
+            "critic": {"warmup_steps": 1},
+        },
+        {"algorithm": GROUPS | {"kl_mode": "loss", "kl_estimator": "k3"}},
+        {"model": LORA, "actor": {"ppo_epochs": 2}, "critic": {"warmup_steps": 1}},
+        {"model": LORA, "algorithm": GROUPS},
+        {"actor": {"optimizer": "adamw_8bit"}},
     ],
+    ids=["gae", "grpo", "gae with adapters", "grpo with adapters", "moments of 8 bits"],
 )
 def test_saving_and_resuming_equals_no_stop_bit_for_bit(
-    tiny_model_path: Path,
-    tmp_path: Path,
-    make_batch: MakeBatch,
-    name: str,
-    sections: dict[str, dict[str, Any]],
-    settings: MakeSettings,
-) -> None:
+    tiny_model_path, tmp_path, make_batch, sections, settings
+):
+    def weights(learner: Learner) -> dict[str, Tensor]:
+        adapters = learner.models.actor.state_dict()
+        return all_weights(learner) | {f"as it is: {name}": x for name, x in adapters.items()}
+
     config = settings(**sections)
-    group_size = config.algorithm.group_size
-    learner = Learner(config, tiny_model_path)
-    for step in range(2):
-        learner.learn(make_batch(step, group_size=group_size))
-    learner.save(tmp_path)
-    torch.manual_seed(123)  # whatever happened in between
-    resumed = Learner(config, tiny_model_path, resume_from=tmp_path)
-    assert resumed.steps_done == 2
-    assert_bitwise_equal(all_weights(learner), all_weights(resumed))
-    for step in range(2, 4):
-        batch = make_batch(step, group_size=group_size)
-        expected, expected_columns = learner.learn(batch)
-        actual, columns = resumed.learn(batch)
-        assert without_timings(actual) == without_timings(expected)
-        np.testing.assert_array_equal(list(columns.values()), list(expected_columns.values()))
-    assert_bitwise_equal(all_weights(learner), all_weights(resumed))
+    check_that_a_resume_is_exact(config, tiny_model_path, tmp_path, make_batch, weights)
 
 
 def test_settings_that_change_with_a_resume_are_in_force(
-    tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+    tiny_model_path, tmp_path, make_batch, settings
+):
     learner = Learner(settings(actor={"lr": 1e-3, "warmup_steps": 4}), tiny_model_path)
     learner.learn(make_batch(0))
     learner.save(tmp_path)
@@ -91,8 +58,8 @@ def test_settings_that_change_with_a_resume_are_in_force(
 
 
 def test_a_checkpoint_is_a_model_folder_and_holds_no_pickle(
-    tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+    tiny_model_path, tmp_path, make_batch, settings
+):
     learner = Learner(settings(), tiny_model_path)
     learner.learn(make_batch())
     learner.save(tmp_path)
@@ -103,9 +70,7 @@ def test_a_checkpoint_is_a_model_folder_and_holds_no_pickle(
     assert suffixes <= {".json", ".safetensors", ".jinja", ".txt"}
 
 
-def test_what_cannot_be_resumed_is_one_clear_line(
-    tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+def test_what_cannot_be_resumed_is_one_clear_line(tiny_model_path, tmp_path, make_batch, settings):
     critic_free = settings(algorithm={"estimator": "grpo", "group_size": 2})
     learner = Learner(critic_free, tiny_model_path)
     learner.save(tmp_path)

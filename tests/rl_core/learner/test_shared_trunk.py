@@ -1,38 +1,25 @@
 """A critic that is a value head on the actor's trunk: one pass, one loss, no second backbone."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from rl_core.batch import TrainBatch, collate
-from rl_core.config.run import RunConfig
-from rl_core.learner.experience import Experience
+from rl_core.batch import collate
 from rl_core.learner.learner import Learner
 from rl_core.learner.state import read_state
-from rl_core.types import Rollout
 from tests.support.learners import (
     all_weights,
-    assert_bitwise_equal,
+    check_that_a_resume_is_exact,
     slow_actor_gradient,
     slow_critic_gradient,
-    without_timings,
+    with_distances,
 )
 
-MakeBatch = Callable[..., TrainBatch]
-MakeSettings = Callable[..., RunConfig]
 SHARED = {"share_trunk": True, "lr": 1e-3}
 
 
 def random_head(learner: Learner) -> None:
     """A head that is not 0, so that the value loss reaches the trunk."""
-    assert learner.models.critic is not None
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for weight in learner.models.critic.head.parameters():
@@ -40,15 +27,13 @@ def random_head(learner: Learner) -> None:
 
 
 def trunk_and_head(learner: Learner) -> dict[str, Tensor]:
-    assert learner.models.critic is not None
     return all_weights(learner) | {
         f"head.{name}": x.clone() for name, x in learner.models.critic.head.state_dict().items()
     }
 
 
-def test_there_is_no_second_backbone(tiny_model_path: Path, settings: MakeSettings) -> None:
+def test_there_is_no_second_backbone(tiny_model_path, settings):
     learner = Learner(settings(critic=SHARED, algorithm={"kl_mode": "none"}), tiny_model_path)
-    assert learner.models.critic is not None
     assert learner.models.critic.backbone is learner.models.actor.get_decoder()
     held = {
         x.data_ptr(): x.numel()
@@ -63,8 +48,8 @@ def test_there_is_no_second_backbone(tiny_model_path: Path, settings: MakeSettin
 
 
 def test_old_log_probs_and_values_of_one_pass_are_those_of_two(
-    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+    tiny_model_path, make_batch, settings
+):
     shared, apart = (
         Learner(settings(critic={"share_trunk": share_trunk}), tiny_model_path)
         for share_trunk in (True, False)
@@ -83,12 +68,8 @@ def test_old_log_probs_and_values_of_one_pass_are_those_of_two(
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("micro_batch_tokens", [1, 32, 10_000])
 def test_the_joint_gradient_is_the_sum_of_both(
-    tiny_model_path: Path,
-    make_batch: MakeBatch,
-    settings: MakeSettings,
-    threads: int,
-    micro_batch_tokens: int,
-) -> None:
+    tiny_model_path, make_batch, settings, threads, micro_batch_tokens
+):
     config = settings(
         actor={
             "entropy_coef": 0.05,
@@ -119,24 +100,9 @@ def test_the_joint_gradient_is_the_sum_of_both(
     torch.testing.assert_close(joint, expected, atol=1e-5, rtol=1e-3)
 
 
-def with_distances(experience: Experience) -> Experience:
-    """As after some updates: ratios, values and a reference that moved, a gap to the engine."""
-    mask, generator = experience.batch.response_mask, torch.Generator().manual_seed(0)
-    old, ref, gap, values = torch.randn((4, *mask.shape), generator=generator) * 0.2
-    experience.old_logprobs.add_(torch.where(mask, old, 0.0))
-    assert experience.ref_logprobs is not None
-    assert experience.values is not None
-    experience.ref_logprobs.add_(torch.where(mask, ref, 0.0))
-    experience.values.add_(torch.where(mask, 3 * values, 0.0))
-    experience.batch.rollout_logprobs.copy_(
-        torch.where(mask, experience.old_logprobs + 3 * gap, 0.0)
-    )
-    return experience
-
-
 def test_the_actors_rate_moves_the_trunk_and_the_critics_the_head(
-    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+    tiny_model_path, make_batch, settings
+):
     for still, actor_lr, critic_lr in (("head.", 1e-3, 1e-12), ("actor.", 1e-12, 1e-3)):
         config = settings(
             actor={"mini_batch_size": 8, "lr": actor_lr},
@@ -156,9 +122,7 @@ PHASES = ("update_critic", "values")
 """A shared trunk has none of its own."""
 
 
-def test_metrics_keep_their_names(
-    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+def test_metrics_keep_their_names(tiny_model_path, make_batch, settings):
     shared, _ = Learner(settings(critic=SHARED), tiny_model_path).learn(make_batch())
     apart, _ = Learner(settings(), tiny_model_path).learn(make_batch())
     kinds = ("timing_s", "memory/peak_gib", "memory/budget_tokens", "memory/oom")
@@ -169,8 +133,8 @@ def test_metrics_keep_their_names(
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_during_critic_warm_up_the_head_alone_learns(
-    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings, threads: int
-) -> None:
+    tiny_model_path, make_batch, settings, threads
+):
     config = settings(critic=SHARED | {"warmup_steps": 1}, resources={"learner_threads": threads})
     learner = Learner(config, tiny_model_path)
     before = trunk_and_head(learner)
@@ -188,9 +152,7 @@ def test_during_critic_warm_up_the_head_alone_learns(
     )
 
 
-def test_the_head_learns_what_a_state_is_worth(
-    tiny_model_path: Path, make_rollout: Callable[..., Rollout], settings: MakeSettings
-) -> None:
+def test_the_head_learns_what_a_state_is_worth(tiny_model_path, make_rollout, settings):
     config = settings(
         actor={"mini_batch_size": 8, "lr": 1e-4, "micro_batch_tokens": 1_000},
         critic={"share_trunk": True, "lr": 2e-2, "value_clip": 10.0},
@@ -205,7 +167,6 @@ def test_the_head_learns_what_a_state_is_worth(
     assert losses[0] == pytest.approx(0.25)  # half of the mean of 1 and 0
     assert losses[-1] < 0.01
     values = learner.make_experience(collate(rollouts, 0))[0].values
-    assert values is not None
     assert values[0::2].min() > 0.8
     assert values[1::2].max() < 0.2
 
@@ -224,33 +185,17 @@ def test_the_head_learns_what_a_state_is_worth(
     ids=["warm-up", "lora", "on-policy"],
 )
 def test_saving_and_resuming_equals_no_stop_bit_for_bit(
-    tiny_model_path: Path,
-    tmp_path: Path,
-    make_batch: MakeBatch,
-    settings: MakeSettings,
-    sections: dict[str, dict[str, Any]],
-) -> None:
+    tiny_model_path, tmp_path, make_batch, settings, sections
+):
     config = settings(**sections)
-    learner = Learner(config, tiny_model_path)
-    for step in range(2):
-        learner.learn(make_batch(step))
-    learner.save(tmp_path)
+    check_that_a_resume_is_exact(config, tiny_model_path, tmp_path, make_batch, trunk_and_head)
     tensors, _ = read_state(tmp_path / "trainer")
     assert tensors["critic_weights.weight"].shape == (1, 64)
-    torch.manual_seed(123)  # whatever happened in between
-    resumed = Learner(config, tiny_model_path, resume_from=tmp_path)
-    assert_bitwise_equal(trunk_and_head(learner), trunk_and_head(resumed))
-    for step in range(2, 4):
-        expected, expected_columns = learner.learn(make_batch(step))
-        actual, columns = resumed.learn(make_batch(step))
-        assert without_timings(actual) == without_timings(expected)
-        np.testing.assert_array_equal(list(columns.values()), list(expected_columns.values()))
-    assert_bitwise_equal(trunk_and_head(learner), trunk_and_head(resumed))
 
 
 def test_a_critic_of_its_own_and_a_shared_trunk_do_not_resume_each_other(
-    tiny_model_path: Path, tmp_path: Path, settings: MakeSettings
-) -> None:
+    tiny_model_path, tmp_path, settings
+):
     Learner(settings(critic=SHARED), tiny_model_path).save(tmp_path)
     with pytest.raises(ValueError, match="share_trunk=true, so critic"):
         Learner(settings(), tiny_model_path, resume_from=tmp_path)

@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +14,7 @@ from rl_core.learner.state import (
 )
 
 
-def test_state_comes_back_as_it_was_without_pickle(tmp_path: Path) -> None:
+def test_state_comes_back_as_it_was_without_pickle(tmp_path):
     tensors = {"a": torch.randn(3, 2).T, "step": torch.tensor(7.0)}
     numbers = {"kl_coef": 0.1 + 0.2, "schedule": {"last_epoch": 3, "rates": [1e-6]}}
     write_state(tmp_path / "new", tensors, numbers)
@@ -30,7 +27,7 @@ def test_state_comes_back_as_it_was_without_pickle(tmp_path: Path) -> None:
     assert {file.suffix for file in (tmp_path / "new").iterdir()} == {".json", ".safetensors"}
 
 
-def test_parts_of_several_ranks_come_back_as_one_state(tmp_path: Path) -> None:
+def test_parts_of_several_ranks_come_back_as_one_state(tmp_path):
     tensors = {name: torch.randn(3) for name in "abc"}
     for rank, name in enumerate(tensors):
         write_state(tmp_path, {name: tensors[name]}, {"kl_coef": 0.1 * rank}, rank, 3)
@@ -44,7 +41,7 @@ def test_parts_of_several_ranks_come_back_as_one_state(tmp_path: Path) -> None:
         read_state(tmp_path)
 
 
-def test_random_numbers_continue_where_they_were() -> None:
+def test_random_numbers_continue_where_they_were():
     states = {name: state.clone() for name, state in rng_tensors().items()}
     first = torch.randn(5)
     torch.randn(100)
@@ -53,7 +50,7 @@ def test_random_numbers_continue_where_they_were() -> None:
 
 
 @pytest.mark.parametrize("missing", ["learner.safetensors", "learner.json"])
-def test_a_folder_without_state_is_one_clear_line(tmp_path: Path, missing: str) -> None:
+def test_a_folder_without_state_is_one_clear_line(tmp_path, missing):
     write_state(tmp_path, {"a": torch.zeros(1)}, {})
     (tmp_path / missing).unlink()
     with pytest.raises(ValueError, match=f"nothing to resume from, {missing} is missing") as error:
@@ -61,14 +58,14 @@ def test_a_folder_without_state_is_one_clear_line(tmp_path: Path, missing: str) 
     assert "\n" not in str(error.value)
 
 
-def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
+def test_a_state_of_another_version_is_refused(tmp_path):
     write_state(tmp_path, {"a": torch.zeros(1)}, {})
     (tmp_path / "learner.json").write_text(json.dumps({"version": 99}))
     with pytest.raises(ValueError, match="version is 99"):
         read_state(tmp_path)
 
 
-def test_a_state_is_for_the_adapters_and_the_critic_it_was_written_with(tmp_path: Path) -> None:
+def test_a_state_is_for_the_adapters_and_the_critic_it_was_written_with(tmp_path):
     plain = RunConfig()
     adapted = RunConfig.model_validate({"model": {"lora_rank": 4}})
     shared = RunConfig.model_validate({"critic": {"share_trunk": True}})

@@ -1,11 +1,8 @@
 """Responses with words of the env in them: what is learned from them, and what is not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,15 +10,13 @@ import torch
 from torch import Tensor
 
 from rl_core.batch import TrainBatch, collate
-from rl_core.config.run import AlgorithmConfig, RunConfig
+from rl_core.config.run import AlgorithmConfig
 from rl_core.learner.experience import Experience, assemble
 from rl_core.learner.learner import Learner
 from rl_core.learner.metrics import rollout_columns
 from rl_core.types import Rollout, Turn
 from tests.support.learners import slow_actor_gradient, slow_critic_gradient
 
-MakeBatch = Callable[..., TrainBatch]
-MakeSettings = Callable[..., RunConfig]
 SAMPLED = [[1, 1, 0, 0, 1, 1], [1, 1, 1, 0, 0, 0]]
 VALUES = torch.tensor([[0.5, 0.2, 9.0, 9.0, 0.4, 0.1], [0.3, 0.6, 0.9, 0.0, 0.0, 0.0]])
 
@@ -48,7 +43,7 @@ def experience_of(
     )
 
 
-def test_masks_by_hand(batch: TrainBatch) -> None:
+def test_masks_by_hand(batch):
     assert batch.response_mask.int().tolist() == [[1] * 6, [1, 1, 1, 0, 0, 0]]
     assert batch.sampled_mask.int().tolist() == SAMPLED
     assert batch.sampled_ids().tolist() == [3, 4, 5, 6, 5, 6, 7]
@@ -60,7 +55,7 @@ def test_masks_by_hand(batch: TrainBatch) -> None:
     assert batch.to(torch.device("cpu")).sampled_mask.int().tolist() == SAMPLED
 
 
-def test_a_turn_is_paid_where_it_ends_and_the_env_pays_no_kl(batch: TrainBatch) -> None:
+def test_a_turn_is_paid_where_it_ends_and_the_env_pays_no_kl(batch):
     ref = torch.full_like(VALUES, -1.0)
     rewards = experience_of(batch, ref=ref, kl_estimator="k1").token_rewards
     # 0.1 of (logprob - ref) is taken: 0, -0.1, ., ., -0.2, -0.3.
@@ -74,11 +69,8 @@ def test_a_turn_is_paid_where_it_ends_and_the_env_pays_no_kl(batch: TrainBatch) 
 
 
 @pytest.mark.parametrize(("gamma", "gae_lambda"), [(1.0, 1.0), (0.9, 0.8)])
-def test_advantages_are_those_of_the_response_without_the_envs_words(
-    batch: TrainBatch, gamma: float, gae_lambda: float
-) -> None:
+def test_advantages_are_those_of_the_response_without_the_envs_words(batch, gamma, gae_lambda):
     experience = experience_of(batch, gamma=gamma, gae_lambda=gae_lambda)
-    assert experience.returns is not None
     own = torch.tensor([0, 1, 4, 5])
     rewards, values = experience.token_rewards[0, own].tolist(), VALUES[0, own].tolist()
     advantage, expected = 0.0, []
@@ -92,7 +84,7 @@ def test_advantages_are_those_of_the_response_without_the_envs_words(
         assert tensor[0, 2:4].tolist() == [0.0, 0.0]
 
 
-def test_groups_compare_all_that_a_response_earned(batch: TrainBatch) -> None:
+def test_groups_compare_all_that_a_response_earned(batch):
     together = replace(batch, group_ids=torch.zeros(2, dtype=torch.int64))
     experience = experience_of(together, estimator="dr_grpo", outcome_gate=False, group_size=2)
     expected = 0.625 * torch.tensor(SAMPLED) * torch.tensor([[1.0], [-1.0]])
@@ -114,12 +106,8 @@ def with_turns(batch: TrainBatch) -> TrainBatch:
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("group_size", [1, 4])
 def test_gradients_are_those_of_a_slow_loop_over_the_models_own_tokens(
-    tiny_model_path: Path,
-    make_batch: MakeBatch,
-    settings: MakeSettings,
-    group_size: int,
-    checkpointing: bool,
-) -> None:
+    tiny_model_path, make_batch, settings, group_size, checkpointing
+):
     batch = with_turns(make_batch(group_size=group_size))
     gradients: dict[str, list[Tensor]] = {"actor": [], "critic": []}
     for micro_batch_tokens in (1, 23, 10_000):
@@ -136,14 +124,12 @@ def test_gradients_are_those_of_a_slow_loop_over_the_models_own_tokens(
         experience, _ = learner.make_experience(batch)
         assert experience.values is not None
         for tensor in (experience.old_logprobs, experience.ref_logprobs, experience.values):
-            assert tensor is not None
             assert tensor[~batch.sampled_mask].eq(0).all()
         rows = list(range(len(batch)))
         if not gradients["actor"]:
             gradients["actor"] = [slow_actor_gradient(tiny_model_path, experience, rows)]
             gradients["critic"] = [slow_critic_gradient(learner, experience, rows)]
         for name, model in (("actor", learner.models.actor), ("critic", learner.models.critic)):
-            assert model is not None
             model.zero_grad()
             accumulate = partial(learner.updater.accumulate, [name], experience, kl_coef=0.1)
             learner.microbatching.run("update", batch, accumulate)
@@ -155,9 +141,7 @@ def test_gradients_are_those_of_a_slow_loop_over_the_models_own_tokens(
             assert (gradient - expected).norm() / expected.norm() < 1e-4
 
 
-def test_one_turn_is_what_it_was(
-    tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+def test_one_turn_is_what_it_was(tiny_model_path, make_batch, settings):
     """A mask that leaves every token to the model changes no bit."""
     config = settings(actor={"mini_batch_size": 4})
     plain = make_batch()

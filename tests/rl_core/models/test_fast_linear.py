@@ -1,14 +1,10 @@
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import nn
 
 from rl_core.algos import matmul as products
-from rl_core.batch import TrainBatch
 from rl_core.models import fast_linear, loading
 from rl_core.models.fast_linear import FastLinear, use_fast_products
 from rl_core.models.forward import forward_pass
@@ -25,7 +21,7 @@ def onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_results_and_gradients_are_those_of_a_plain_layer(onednn: None, has_bias: bool) -> None:
+def test_results_and_gradients_are_those_of_a_plain_layer(onednn, has_bias):
     torch.manual_seed(0)
     plain = nn.Linear(24, 40, bias=has_bias)
     fast = nn.Linear(24, 40, bias=has_bias)
@@ -46,9 +42,7 @@ def test_results_and_gradients_are_those_of_a_plain_layer(onednn: None, has_bias
         assert torch.equal(fast(x), plain(x))
 
 
-def test_a_whole_model_computes_the_same(
-    onednn: None, tiny_model_path: Path, make_batch: Callable[..., TrainBatch]
-) -> None:
+def test_a_whole_model_computes_the_same(onednn, tiny_model_path, make_batch):
     fast = loading.load_actor(tiny_model_path, CPU)
     kinds = {type(m) for m in fast.modules() if isinstance(m, nn.Linear)}
     assert kinds == {FastLinear}
@@ -63,9 +57,7 @@ def test_a_whole_model_computes_the_same(
     torch.testing.assert_close(*logprobs, atol=1e-5, rtol=1e-5)
 
 
-def test_where_torchs_own_product_is_as_fast_layers_stay_what_they_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_torchs_own_product_is_as_fast_layers_stay_what_they_are(monkeypatch):
     monkeypatch.setattr(fast_linear, "prefers_onednn", lambda: False)
     layer = nn.Linear(2, 2)
     use_fast_products(layer)

@@ -1,7 +1,5 @@
 """Folders that cannot be trained, each refused by its headers, in one line with a remedy."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -81,9 +79,7 @@ def refused(folder: Path) -> str:
     ids=lambda made: getattr(made, "model_type", str(made)),
 )
 @pytest.mark.parametrize("size", ["1GB", "30KB"])
-def test_whole_models_of_many_kinds_pass_in_one_file_and_in_parts(
-    made: transformers.PretrainedConfig, is_tied: bool, size: str, tmp_path: Path
-) -> None:
+def test_whole_models_of_many_kinds_pass_in_one_file_and_in_parts(made, is_tied, size, tmp_path):
     made.tie_word_embeddings = is_tied
     AutoModelForCausalLM.from_config(made).save_pretrained(tmp_path, max_shard_size=size)
     assert (tmp_path / "model.safetensors.index.json").exists() == (size == "30KB")
@@ -91,7 +87,7 @@ def test_whole_models_of_many_kinds_pass_in_one_file_and_in_parts(
     load_causal_lm(tmp_path, torch.bfloat16)
 
 
-def test_a_model_saved_without_its_head_passes_if_the_head_is_tied(tmp_path: Path) -> None:
+def test_a_model_saved_without_its_head_passes_if_the_head_is_tied(tmp_path):
     for is_tied in (True, False):
         config = transformers.Qwen2Config(**SMALL, tie_word_embeddings=is_tied)
         transformers.Qwen2Model(config).save_pretrained(tmp_path / str(is_tied))
@@ -130,16 +126,14 @@ def test_a_model_saved_without_its_head_passes_if_the_head_is_tied(tmp_path: Pat
     ],
     ids=["bert", "t5", "mamba", "jamba"],
 )
-def test_what_is_no_decoder_with_attention_is_refused_by_name(
-    config: transformers.PretrainedConfig, kind: str, tmp_path: Path
-) -> None:
+def test_what_is_no_decoder_with_attention_is_refused_by_name(config, kind, tmp_path):
     transformers.AutoModel.from_config(config).save_pretrained(tmp_path)
     said = refused(tmp_path)
     assert kind in said
     assert repr(config.model_type) in said
 
 
-def test_a_folder_that_lacks_a_layer_is_refused(folder: Path) -> None:
+def test_a_folder_that_lacks_a_layer_is_refused(folder):
     def drop(tensors: dict[str, torch.Tensor]) -> None:
         for name in [name for name in tensors if ".layers.1." in name]:
             del tensors[name]
@@ -150,7 +144,7 @@ def test_a_folder_that_lacks_a_layer_is_refused(folder: Path) -> None:
     assert ", ...), and would be random: copy the model again" in said
 
 
-def test_a_parameter_that_only_the_load_finds_missing_is_refused_there(tmp_path: Path) -> None:
+def test_a_parameter_that_only_the_load_finds_missing_is_refused_there(tmp_path):
     """Of a mixture of experts the files' names are not the class's: the header check passes."""
     config = transformers.MixtralConfig(**SMALL, num_local_experts=2)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
@@ -172,21 +166,19 @@ def test_a_parameter_that_only_the_load_finds_missing_is_refused_there(tmp_path:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_config_of_another_model_is_refused(
-    settings: dict[str, object], said: str, folder: Path
-) -> None:
+def test_a_config_of_another_model_is_refused(settings, said, folder):
     change_config(folder, **settings)
     assert said in refused(folder)
 
 
-def test_a_config_that_is_cut_short_is_refused(folder: Path) -> None:
+def test_a_config_that_is_cut_short_is_refused(folder):
     file = folder / "config.json"
     file.write_bytes(file.read_bytes()[:40])
     assert "config.json is no JSON object" in refused(folder)
 
 
 @pytest.mark.parametrize("kept", [-1, 10_000, 100, 8, 4, 0])
-def test_a_file_that_is_cut_short_is_refused(kept: int, folder: Path) -> None:
+def test_a_file_that_is_cut_short_is_refused(kept, folder):
     file = folder / "model.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[:kept])
@@ -198,23 +190,21 @@ def test_a_file_that_is_cut_short_is_refused(kept: int, folder: Path) -> None:
         assert f"no safetensors file, or cut short in its header ({kept} bytes)" in said
 
 
-def test_a_part_that_is_not_there_is_named(folder: Path) -> None:
+def test_a_part_that_is_not_there_is_named(folder):
     AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder, max_shard_size="100KB")
     next(folder.glob("model-00002-*")).unlink()
     (folder / "model.safetensors").unlink(missing_ok=True)
     assert "model.safetensors.index.json names model-00002-of-" in refused(folder)
 
 
-def test_numbers_of_a_quantized_model_are_refused(folder: Path) -> None:
+def test_numbers_of_a_quantized_model_are_refused(folder):
     name = "model.layers.0.mlp.up_proj.weight"
     change_tensors(folder, lambda tensors: tensors.update({name: tensors[name].to(torch.int8)}))
     assert f"{name} has dtype I8" in refused(folder)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-def test_one_number_that_is_not_finite_is_found_when_it_is_loaded(
-    value: float, folder: Path
-) -> None:
+def test_one_number_that_is_not_finite_is_found_when_it_is_loaded(value, folder):
     name = "model.layers.1.mlp.up_proj.weight"
 
     def spoil(tensors: dict[str, torch.Tensor]) -> None:
@@ -227,7 +217,7 @@ def test_one_number_that_is_not_finite_is_found_when_it_is_loaded(
             load(folder)
 
 
-def test_an_adapters_folder_says_whose_it_is(folder: Path) -> None:
+def test_an_adapters_folder_says_whose_it_is(folder):
     (folder / "config.json").unlink()
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen2.5-3B"}')
     said = refused(folder)

@@ -1,7 +1,5 @@
 """ATTACKS by a downloaded model's folder: its code is not run, whoever would say yes to it."""
 
-from __future__ import annotations
-
 import ast
 import json
 import shutil
@@ -36,12 +34,7 @@ LOADERS: list[Callable[[Path], object]] = [
 
 
 @pytest.mark.parametrize("loader", LOADERS)
-def test_the_code_of_a_models_folder_is_not_run(
-    loader: Callable[[Path], object],
-    tiny_model_path: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_code_of_a_models_folder_is_not_run(loader, tiny_model_path, tmp_path, monkeypatch):
     folder, marker = tmp_path / "model", tmp_path / "was-run"
     shutil.copytree(tiny_model_path, folder)
     (folder / "trap.py").write_text(CODE.format(marker=str(marker)))
@@ -64,7 +57,7 @@ def test_the_code_of_a_models_folder_is_not_run(
     assert not marker.exists()
 
 
-def test_every_call_that_could_run_a_models_code_says_that_it_may_not() -> None:
+def test_every_call_that_could_run_a_models_code_says_that_it_may_not():
     missing = []
     root = Path(rl_core.__file__).parents[1]
     files = [file for room in ("flows", "tasks", "rl_core") for file in (root / room).rglob("*.py")]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -42,9 +40,7 @@ def check_rows(result: Tensor, expected: list[Tensor]) -> None:
         assert (row[len(values) :] == 0).all()
 
 
-def test_log_probs_and_entropy_equal_transformers_row_by_row(
-    actor: transformers.PreTrainedModel, batch: TrainBatch
-) -> None:
+def test_log_probs_and_entropy_equal_transformers_row_by_row(actor, batch):
     settings = {"temperature": 0.7, "compute_dtype": torch.float32}
     outputs = forward_pass(batch, actor=actor, with_entropy=True, **settings)
     expected, expected_entropy = [], []
@@ -60,9 +56,7 @@ def test_log_probs_and_entropy_equal_transformers_row_by_row(
     assert alone.entropy is alone.values is outputs.values is None
 
 
-def test_checkpointed_gradients_are_the_same_from_less_memory(
-    tiny_model_path: Path, batch: TrainBatch
-) -> None:
+def test_checkpointed_gradients_are_the_same_from_less_memory(tiny_model_path, batch):
     results = []
     for checkpointed in (False, True):
         model = loading.load_actor(tiny_model_path, CPU)
@@ -87,7 +81,7 @@ def test_checkpointed_gradients_are_the_same_from_less_memory(
     assert other_bytes - weights < (plain_bytes - weights) / 2
 
 
-def test_gradients_equal_transformers_row_by_row(tiny_model_path: Path, batch: TrainBatch) -> None:
+def test_gradients_equal_transformers_row_by_row(tiny_model_path, batch):
     weights = torch.randn(batch.response_mask.shape, generator=torch.Generator().manual_seed(0))
     ours, theirs = (loading.load_actor(tiny_model_path, CPU) for _ in range(2))
     outputs = forward_pass(
@@ -105,9 +99,7 @@ def test_gradients_equal_transformers_row_by_row(tiny_model_path: Path, batch: T
         torch.testing.assert_close(parameter.grad, expected[name].grad, atol=1e-5, rtol=1e-4)
 
 
-def test_padding_its_amount_and_its_side_change_nothing(
-    actor: transformers.PreTrainedModel, batch: TrainBatch
-) -> None:
+def test_padding_its_amount_and_its_side_change_nothing(actor, batch):
     settings = {"temperature": 1.0, "compute_dtype": torch.float32}
     expected = forward_pass(batch, actor=actor, **settings).logprobs
     wider = dataclasses.replace(
@@ -126,14 +118,11 @@ def test_padding_its_amount_and_its_side_change_nothing(
         torch.testing.assert_close(full[row, -length:], expected[row, :length], **CLOSE)
 
 
-def test_a_new_critic_says_0_everywhere_and_learns_from_there(
-    actor: transformers.PreTrainedModel, batch: TrainBatch
-) -> None:
+def test_a_new_critic_says_0_everywhere_and_learns_from_there(actor, batch):
     critic = loading.make_critic(actor)
     values = forward_pass(batch, critic=critic, compute_dtype=torch.float32).values
     assert (values == 0).all()
     (values - 1.0)[batch.response_mask].square().sum().backward()
-    assert critic.head.weight.grad is not None
     assert critic.head.weight.grad.abs().sum() > 0
     backbone = dict(critic.backbone.named_parameters())
     for name, parameter in actor.get_decoder().named_parameters():
@@ -141,9 +130,7 @@ def test_a_new_critic_says_0_everywhere_and_learns_from_there(
         assert backbone[name] is not parameter
 
 
-def test_values_belong_to_the_state_before_each_token(
-    actor: transformers.PreTrainedModel, batch: TrainBatch
-) -> None:
+def test_values_belong_to_the_state_before_each_token(actor, batch):
     critic = loading.make_critic(actor)
     torch.nn.init.normal_(critic.head.weight, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -158,9 +145,7 @@ def test_values_belong_to_the_state_before_each_token(
     check_rows(values, expected)
 
 
-def test_bfloat16_computes_near_float32_and_keeps_float32_gradients(
-    tiny_model_path: Path, batch: TrainBatch
-) -> None:
+def test_bfloat16_computes_near_float32_and_keeps_float32_gradients(tiny_model_path, batch):
     model = loading.load_actor(tiny_model_path, CPU)
     results, grads = [], []
     for dtype in (torch.float32, torch.bfloat16):

@@ -1,8 +1,5 @@
 """Weights in 4 bits beside adapters: what they round, what learns, and who gets what."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +8,6 @@ import torch
 import transformers
 from torch import nn
 
-from rl_core.batch import TrainBatch
 from rl_core.config.run import RunConfig
 from rl_core.learner.learner import Learner
 from rl_core.models import bitsandbytes, loading
@@ -20,8 +16,6 @@ from rl_core.models.lora import add_adapters, merged_state
 from rl_core.resources.memory_plan import ModelShape, frozen_bytes, memory_plan
 from tests.support.learners import all_weights, assert_bitwise_equal, without_timings
 
-MakeBatch = Callable[..., TrainBatch]
-MakeSettings = Callable[..., RunConfig]
 CPU = torch.device("cpu")
 QLORA = {"lora_rank": 4, "load_in_4bit": True}
 NF4 = torch.tensor(
@@ -47,7 +41,7 @@ def plain_of(model: Any, path: Path) -> transformers.PreTrainedModel:
 
 
 @pytest.mark.parametrize("in_features", [64, 96])
-def test_each_number_becomes_its_blocks_largest_times_the_nearest_level(in_features: int) -> None:
+def test_each_number_becomes_its_blocks_largest_times_the_nearest_level(in_features):
     """Blocks lie across rows that are no multiple of them."""
     torch.manual_seed(0)
     layer = nn.Linear(in_features, 32)
@@ -62,7 +56,7 @@ def test_each_number_becomes_its_blocks_largest_times_the_nearest_level(in_featu
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_its_product_and_gradient_are_those_of_the_whole_weight(dtype: torch.dtype) -> None:
+def test_its_product_and_gradient_are_those_of_the_whole_weight(dtype):
     torch.manual_seed(0)
     packed = Linear4bit(nn.Linear(64, 32), CPU)
     plain = nn.Linear(64, 32)
@@ -84,7 +78,7 @@ def test_its_product_and_gradient_are_those_of_the_whole_weight(dtype: torch.dty
     assert packed.weight.grad is None
 
 
-def test_engines_get_the_weights_that_the_learner_computes_with(tiny_model_path: Path) -> None:
+def test_engines_get_the_weights_that_the_learner_computes_with(tiny_model_path):
     model = loading.load_actor(tiny_model_path, CPU, in_4bit=True)
     add_adapters(model, rank=4, alpha=8.0)
     base = loading.load_actor(tiny_model_path, CPU)
@@ -105,18 +99,13 @@ def test_engines_get_the_weights_that_the_learner_computes_with(tiny_model_path:
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_a_learner_moves_adapters_alone_and_resumes_bit_for_bit(
-    tiny_model_path: Path,
-    tmp_path: Path,
-    make_batch: MakeBatch,
-    settings: MakeSettings,
-    checkpointed: bool,
-) -> None:
+    tiny_model_path, tmp_path, make_batch, settings, checkpointed
+):
     config = settings(
         model=QLORA | {"gradient_checkpointing": checkpointed}, actor={"optimizer": "adamw_8bit"}
     )
     learner = Learner(config, tiny_model_path)
     actor, critic = learner.models.actor, learner.models.critic
-    assert critic is not None
     before = {name: x.clone() for name, x in actor.state_dict().items()}
     for step in range(2):
         learner.learn(make_batch(step))
@@ -135,7 +124,7 @@ def test_a_learner_moves_adapters_alone_and_resumes_bit_for_bit(
     assert_bitwise_equal(all_weights(learner), all_weights(resumed))
 
 
-def test_frozen_weights_take_what_is_planned(tiny_model_path: Path, settings: MakeSettings) -> None:
+def test_frozen_weights_take_what_is_planned(tiny_model_path, settings):
     model = loading.load_actor(tiny_model_path, CPU, in_4bit=True)
     shape = ModelShape.from_folder(tiny_model_path)
     config = settings(model=QLORA)
@@ -146,8 +135,8 @@ def test_frozen_weights_take_what_is_planned(tiny_model_path: Path, settings: Ma
 
 
 def test_rounding_again_takes_back_what_a_checkpoint_has_learned(
-    tiny_model_path: Path, tmp_path: Path, make_batch: MakeBatch, settings: MakeSettings
-) -> None:
+    tiny_model_path, tmp_path, make_batch, settings
+):
     """Why preflight refuses to."""
     learner = Learner(settings(model=QLORA, actor={"lr": 1e-4}), tiny_model_path)
     for step in range(2):
@@ -165,9 +154,7 @@ def test_rounding_again_takes_back_what_a_checkpoint_has_learned(
     assert abs(kept) < 0.2 * moved
 
 
-def test_what_cannot_be_packed_is_refused_in_a_line(
-    tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_packed_is_refused_in_a_line(tiny_model_path, monkeypatch):
     with pytest.raises(ValueError, match=r"model\.load_in_4bit=true has weights that cannot lea"):
         RunConfig.model_validate({"model": {"load_in_4bit": True}})
     gpt = transformers.GPT2LMHeadModel(

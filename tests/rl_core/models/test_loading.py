@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -16,16 +14,14 @@ def actor(tiny_model_path: Path) -> transformers.PreTrainedModel:
     return loading.load_actor(tiny_model_path, CPU)
 
 
-def test_a_model_without_checkpointing_layers_is_refused(tiny_model_path: Path) -> None:
+def test_a_model_without_checkpointing_layers_is_refused(tiny_model_path):
     model = loading.load_actor(tiny_model_path, CPU)
     model.model.layers = torch.nn.ModuleList()
     with pytest.raises(ValueError, match="gradient_checkpointing"):
         loading.checkpoint_gradients(model)
 
 
-def test_weights_are_complete_and_name_a_tied_embedding_once(
-    actor: transformers.PreTrainedModel,
-) -> None:
+def test_weights_are_complete_and_name_a_tied_embedding_once(actor):
     weights = loading.complete_weights(actor)
     assert "lm_head.weight" not in weights
     assert set(weights) == {name for name, _ in actor.named_parameters()}
@@ -37,9 +33,7 @@ def test_weights_are_complete_and_name_a_tied_embedding_once(
     torch.testing.assert_close(copy.eval()(ids).logits, actor(ids).logits, atol=1e-5, rtol=1e-5)
 
 
-def test_weights_of_an_untied_model_include_its_head(
-    actor: transformers.PreTrainedModel,
-) -> None:
+def test_weights_of_an_untied_model_include_its_head(actor):
     config = transformers.Qwen2Config.from_dict(
         actor.config.to_dict() | {"tie_word_embeddings": False}
     )
@@ -47,13 +41,13 @@ def test_weights_of_an_untied_model_include_its_head(
     assert torch.equal(loading.complete_weights(model)["lm_head.weight"], model.lm_head.weight)
 
 
-def test_a_missing_model_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_missing_model_is_one_clear_line(tmp_path):
     with pytest.raises(ValueError, match="no such model") as error:
         loading.load_actor(tmp_path / "nope", CPU)
     assert "\n" not in str(error.value)
 
 
-def test_a_model_with_transformed_logits_is_refused(tmp_path: Path) -> None:
+def test_a_model_with_transformed_logits_is_refused(tmp_path):
     config = transformers.Gemma2Config(
         vocab_size=64,
         hidden_size=32,

@@ -1,11 +1,8 @@
 """Packed rows with gradient checkpointing against transformers, one row at a time, in float64."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,9 +64,7 @@ def states_by_row(backbone: Any, batch: TrainBatch) -> Tensor:
 
 @settings(max_examples=20, derandomize=True, deadline=None)
 @given(data=st.data())
-def test_states_and_every_gradient_are_those_of_rows_alone(
-    make_rollout: Callable[..., Any], data: st.DataObject
-) -> None:
+def test_states_and_every_gradient_are_those_of_rows_alone(make_rollout, data):
     model, batch = data.draw(models()), data.draw(batches(make_rollout))
     plain = copy.deepcopy(model).get_decoder()
     packing.allow_packing(model)
@@ -87,7 +82,7 @@ def test_states_and_every_gradient_are_those_of_rows_alone(
     torch.testing.assert_close(*results, atol=2e-5, rtol=1e-4)
 
 
-def test_packed_rows_by_hand(make_rollout: Callable[..., Any]) -> None:
+def test_packed_rows_by_hand(make_rollout):
     rollouts = [
         make_rollout([5, 6, 7], [8, 9], group_id=3),
         make_rollout([4], [3], group_id=1),
@@ -102,9 +97,7 @@ def test_packed_rows_by_hand(make_rollout: Callable[..., Any]) -> None:
     assert packed.places.flatten()[packed.slots].tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_without_packed_rows_no_bit_changes(
-    tiny_model_path: Path, make_batch: Callable[..., TrainBatch]
-) -> None:
+def test_without_packed_rows_no_bit_changes(tiny_model_path, make_batch):
     batch, states = make_batch(group_size=2), []
     for allowed in (False, True):
         model = loading.load_actor(tiny_model_path, CPU)
@@ -116,9 +109,7 @@ def test_without_packed_rows_no_bit_changes(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_checkpointed_groups_keep_their_prompt_once(
-    tiny_model_path: Path, make_rollout: Callable[..., Any], dtype: torch.dtype
-) -> None:
+def test_checkpointed_groups_keep_their_prompt_once(tiny_model_path, make_rollout, dtype):
     """8 responses of 4 tokens to a prompt of 65 keep 64 + 8 * 4 of 8 * 69 tokens."""
     batch = collate([make_rollout([7] * 65, [8, 9, 10, 11 + i]) for i in range(8)], pad_id=0)
     model = loading.load_actor(tiny_model_path, CPU)
@@ -146,13 +137,7 @@ def test_checkpointed_groups_keep_their_prompt_once(
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("group_size", [1, 4])
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_sdpa_is_handed_no_mask_on_a_card(
-    make_batch: Callable[..., TrainBatch],
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    group_size: int,
-    checkpointed: bool,
-) -> None:
+def test_sdpa_is_handed_no_mask_on_a_card(make_batch, monkeypatch, kind, group_size, checkpointed):
     """Ragged rows, prompts shared or not, checkpointed or not: a mask would cost flash kernels."""
     handed: list[tuple[object, object]] = []
     sdpa = torch.nn.functional.scaled_dot_product_attention

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -18,9 +16,7 @@ def actor(tiny_model_path: Path) -> transformers.PreTrainedModel:
     return load_actor(tiny_model_path, torch.device("cpu"))
 
 
-def test_a_saved_actor_loads_with_transformers_as_it_was(
-    actor: transformers.PreTrainedModel, tiny_model_path: Path, tmp_path: Path
-) -> None:
+def test_a_saved_actor_loads_with_transformers_as_it_was(actor, tiny_model_path, tmp_path):
     save_actor(actor, complete_weights(actor), tiny_model_path, tmp_path / "saved")
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     for name, tensor in actor.state_dict().items():
@@ -36,8 +32,8 @@ def test_a_saved_actor_loads_with_transformers_as_it_was(
 
 
 def test_a_model_saved_in_parts_is_the_same_folder_but_for_its_safetensors(
-    actor: transformers.PreTrainedModel, tiny_model_path: Path, tmp_path: Path
-) -> None:
+    actor, tiny_model_path, tmp_path
+):
     weights = complete_weights(actor)
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     save_actor(actor, weights, tiny_model_path, whole)

@@ -1,8 +1,4 @@
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -36,8 +32,8 @@ def counted(backbone: torch.nn.Module, batch: TrainBatch) -> tuple[Tensor, int, 
 
 @pytest.mark.parametrize("group_size", [2, 3, 8])
 def test_a_prompt_read_once_serves_its_group_as_if_it_were_read_each_time(
-    tiny_model_path: Path, make_batch: Callable[..., TrainBatch], group_size: int
-) -> None:
+    tiny_model_path, make_batch, group_size
+):
     backbone = loading.load_actor(tiny_model_path, CPU).get_decoder()
     batch = make_batch(group_size=group_size)
     alone = dataclasses.replace(batch, group_ids=torch.arange(len(batch)))
@@ -51,9 +47,7 @@ def test_a_prompt_read_once_serves_its_group_as_if_it_were_read_each_time(
     assert many_tokens == batch.input_ids.numel()
 
 
-def test_a_response_of_one_token_needs_its_prompt_alone(
-    tiny_model_path: Path, make_rollout: Callable[..., object]
-) -> None:
+def test_a_response_of_one_token_needs_its_prompt_alone(tiny_model_path, make_rollout):
     from rl_core.batch import collate
 
     backbone = loading.load_actor(tiny_model_path, CPU).get_decoder()
@@ -65,8 +59,8 @@ def test_a_response_of_one_token_needs_its_prompt_alone(
 
 
 def test_models_whose_layers_forget_or_see_a_window_read_each_prompt_again(
-    tiny_model_path: Path, make_batch: Callable[..., TrainBatch]
-) -> None:
+    tiny_model_path, make_batch
+):
     checkpointed = loading.load_actor(tiny_model_path, CPU)
     assert can_share_prompts(checkpointed.get_decoder())
     loading.checkpoint_gradients(checkpointed)
@@ -89,12 +83,8 @@ def test_models_whose_layers_forget_or_see_a_window_read_each_prompt_again(
 
 @pytest.mark.parametrize(("shortest", "num_tokens"), [(16, 4 * 20), (4, 4 * 3 + 3 * 16 + 4)])
 def test_on_a_card_rows_of_which_a_tenth_would_be_padding_are_one_row(
-    tiny_model_path: Path,
-    make_rollout: Callable[..., object],
-    monkeypatch: pytest.MonkeyPatch,
-    shortest: int,
-    num_tokens: int,
-) -> None:
+    tiny_model_path, make_rollout, monkeypatch, shortest, num_tokens
+):
     """Prompts of 4, three responses of 16 tokens and a shorter one: the last is never computed."""
     from rl_core.batch import collate
 

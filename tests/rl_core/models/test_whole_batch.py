@@ -1,10 +1,6 @@
 """Loss and gradients of a batch against transformers in float64, one row at a time."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import torch
 import transformers
@@ -12,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rl_core.batch import TrainBatch, collate
+from rl_core.batch import TrainBatch
 from rl_core.models.forward import forward_pass
+from tests.rl_core.models.test_packing import batches
 
 VOCAB = 48
 CLOSE = 1e-5
@@ -36,9 +33,7 @@ def models(draw: st.DrawFn) -> transformers.PreTrainedModel:
         "tie_word_embeddings": draw(st.booleans()),
         "initializer_range": 0.3,
         "rms_norm_eps": draw(st.sampled_from([1e-6, 1e-2])),
-        "pad_token_id": None,
-        "bos_token_id": None,
-        "eos_token_id": None,
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id")),
     }
     if kind == "llama":
         shape |= {"attention_bias": draw(st.booleans()), "mlp_bias": draw(st.booleans())}
@@ -49,18 +44,6 @@ def models(draw: st.DrawFn) -> transformers.PreTrainedModel:
             if "norm" in name or name.endswith(".bias"):  # as training leaves them, not as made
                 weight.add_(0.3 * torch.randn(weight.shape))
     return model
-
-
-@st.composite
-def batches(draw: st.DrawFn, make_rollout: Callable[..., Any]) -> TrainBatch:
-    tokens = st.integers(0, VOCAB - 1)
-    rollouts = []
-    for group in range(draw(st.integers(1, 4))):
-        prompt = draw(st.lists(tokens, min_size=1, max_size=9))
-        for _ in range(draw(st.integers(1, 4))):
-            response = draw(st.lists(tokens, min_size=1, max_size=9))
-            rollouts.append(make_rollout(prompt, response, group_id=group))
-    return collate(draw(st.permutations(rollouts)), pad_id=draw(tokens))
 
 
 def tempered(logits: Tensor) -> Tensor:
@@ -82,9 +65,7 @@ def by_rows(model: transformers.PreTrainedModel, batch: TrainBatch, weights: Ten
 
 @settings(max_examples=40, derandomize=True)
 @given(data=st.data())
-def test_loss_and_every_gradient_are_transformers(
-    make_rollout: Callable[..., Any], data: st.DataObject
-) -> None:
+def test_loss_and_every_gradient_are_transformers(make_rollout, data):
     model, batch = data.draw(models()), data.draw(batches(make_rollout))
     weights = torch.randn(batch.response_mask.shape, generator=torch.Generator().manual_seed(0))
     outputs = forward_pass(

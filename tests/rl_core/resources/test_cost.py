@@ -1,7 +1,5 @@
 """Hours, prices and budgets: by hand, and as the diary worked them out afterwards."""
 
-from __future__ import annotations
-
 import pytest
 from pydantic import ValidationError
 
@@ -24,26 +22,26 @@ RENTED = BudgetConfig(price_per_hour=2.18)
 @pytest.mark.parametrize(
     ("seconds", "text"), [(89.4, "89 s"), (90, "2 min"), (5_399, "90 min"), (91_800, "25.5 h")]
 )
-def test_durations_are_said_as_people_say_them(seconds: float, text: str) -> None:
+def test_durations_are_said_as_people_say_them(seconds, text):
     assert duration(seconds) == text
 
 
-def test_the_diary_is_worked_out_as_it_was_by_hand() -> None:
+def test_the_diary_is_worked_out_as_it_was_by_hand():
     # 170 steps of 32 took 25.43 min; an epoch of 327,680 has 10,240 steps.
     epoch_s = 25.43 * 60 / 170 * 327_680 / 32
     assert time_and_price(epoch_s, RENTED) == "25.5 h, 55.7 EUR"
 
 
-def test_without_a_price_there_is_none() -> None:
+def test_without_a_price_there_is_none():
     assert price(3_600, BudgetConfig()) is None
     assert time_and_price(3_600, BudgetConfig()) == "60 min"
 
 
-def test_small_prices_keep_their_cents() -> None:
+def test_small_prices_keep_their_cents():
     assert time_and_price(600, BudgetConfig(price_per_hour=0.5, currency="$")) == "10 min, 0.08 $"
 
 
-def test_the_step_that_would_go_beyond_the_budget_is_foreseen() -> None:
+def test_the_step_that_would_go_beyond_the_budget_is_foreseen():
     hour = Spending(BudgetConfig(max_hours=1), [1_200.0])
     assert hour.limit_within(1) is None
     assert hour.limit_within(2) is None  # 3,600 s are allowed
@@ -52,18 +50,18 @@ def test_the_step_that_would_go_beyond_the_budget_is_foreseen() -> None:
     assert str(hour) == "40 min"
 
 
-def test_a_price_is_a_limit_too() -> None:
+def test_a_price_is_a_limit_too():
     three = Spending(BudgetConfig(price_per_hour=2, max_cost=3, currency="USD"), [3_600.0])
     assert three.limit_within(1) == "budget.max_cost=3 USD"
     assert Spending(BudgetConfig(price_per_hour=1, max_cost=3), [3_600.0]).limit_within(1) is None
 
 
-def test_a_cost_without_a_price_is_refused() -> None:
+def test_a_cost_without_a_price_is_refused():
     with pytest.raises(ValidationError, match=r"max_cost=5 .* set budget\.price_per_hour"):
         BudgetConfig(max_cost=5)
 
 
-def test_bounds_are_said_once_with_their_unit() -> None:
+def test_bounds_are_said_once_with_their_unit():
     hours = Spread(9.0, 25.5, 80.1).times(3_600)
     said = "25.5 h (9.0 to 80.1 h), 55.6 EUR (19.6 to 174.6 EUR)"
     assert time_and_price_range(hours, RENTED) == said
@@ -74,7 +72,7 @@ def test_bounds_are_said_once_with_their_unit() -> None:
     assert seconds_in_words(Spread(2, 2, 3_500.4)) == "2 s (2 to 3,500)"
 
 
-def test_steps_are_measured_from_the_fifth_on_without_tests_and_saves() -> None:
+def test_steps_are_measured_from_the_fifth_on_without_tests_and_saves():
     assert measured_step([30.0, 10.0, 10.0, 11.0]) is None
     assert measured_step([30.0, 10.0, 10.0, 11.0, 12.0]) == Spread(10.0, 11.0, 12.0)
     assert measured_step([3.0], at_least=1) == Spread(3.0, 3.0, 3.0)
@@ -83,6 +81,6 @@ def test_steps_are_measured_from_the_fifth_on_without_tests_and_saves() -> None:
     assert measured_step([1.0] * 100 + [2.0] * 50) == Spread(2.0, 2.0, 2.0)
 
 
-def test_what_is_left_without_a_plan_is_what_was_measured_so_far() -> None:
+def test_what_is_left_without_a_plan_is_what_was_measured_so_far():
     assert time_left([], 10, None, RENTED) is None
     assert time_left([60.0, 120.0], 40, None, RENTED) == "60 min, 2.18 EUR left"

@@ -1,9 +1,6 @@
 """The disk plan, by hand and against checkpoints that a learner wrote."""
 
-from __future__ import annotations
-
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,16 +21,9 @@ GRPO = {"estimator": "grpo", "group_size": 4}
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {},
-        {"algorithm": GRPO},
-        {"critic": {"share_trunk": True}},
-        {"model": {"lora_rank": 4}},
-    ],
+    [{}, {"algorithm": GRPO}, {"critic": {"share_trunk": True}}, {"model": {"lora_rank": 4}}],
 )
-def test_a_checkpoint_is_as_large_as_planned(
-    tmp_path: Path, tiny_model_path: Path, changes: dict[str, object]
-) -> None:
+def test_a_checkpoint_is_as_large_as_planned(tmp_path, tiny_model_path, changes):
     config = RunConfig.model_validate({"resources": {"learner_threads": 1}, **changes})
     learner = Learner(config, tiny_model_path)
     for optimizer in learner.optimizers.values():
@@ -47,7 +37,7 @@ def test_a_checkpoint_is_as_large_as_planned(
     assert planned - fixed < written <= planned
 
 
-def test_what_stays_is_held_by_the_quota_but_never_below_two() -> None:
+def test_what_stays_is_held_by_the_quota_but_never_below_two():
     shape = known_shape("Qwen/Qwen2.5-0.5B")
     assert shape is not None
     one = checkpoint_bytes(shape, RunConfig())
@@ -59,7 +49,7 @@ def test_what_stays_is_held_by_the_quota_but_never_below_two() -> None:
     assert disk_plan(shape, RunConfig.model_validate(wide), 100).kept_bytes == one
 
 
-def test_every_kth_checkpoint_is_counted_and_old_rollouts_are_not() -> None:
+def test_every_kth_checkpoint_is_counted_and_old_rollouts_are_not():
     shape = known_shape("Qwen/Qwen2.5-0.5B")
     assert shape is not None
     one = checkpoint_bytes(shape, RunConfig())
@@ -79,7 +69,7 @@ def test_every_kth_checkpoint_is_counted_and_old_rollouts_are_not() -> None:
     assert fewer.logs_bytes == 1_000 * 3_000 + 10**8 + 11 * (10_000 + 16 * 2_112)
 
 
-def test_the_step_at_which_the_disk_is_full() -> None:
+def test_the_step_at_which_the_disk_is_full():
     plan = DiskPlan(checkpoint_bytes=100, kept_bytes=300, step_bytes=10, logs_bytes=500)
     assert plan.total_bytes == 800
     assert plan.fills_at(800) is None
@@ -88,7 +78,7 @@ def test_the_step_at_which_the_disk_is_full() -> None:
     assert plan.fills_at(299) == 0
 
 
-def test_ranks_write_what_one_process_writes() -> None:
+def test_ranks_write_what_one_process_writes():
     """The first writes it, gathered: the files of 1 and 2 ranks are compared in workers/."""
     shape = known_shape("Qwen/Qwen2.5-0.5B")
     assert shape is not None
@@ -121,12 +111,11 @@ def asking_rollouts(num_rows: int) -> list[Rollout]:
     return rollouts
 
 
-def test_rollouts_of_several_turns_take_what_was_planned_for_their_lengths(tmp_path: Path) -> None:
+def test_rollouts_of_several_turns_take_what_was_planned_for_their_lengths(tmp_path):
     shape = known_shape("Qwen/Qwen2.5-0.5B")
     assert shape is not None
     rollouts = asking_rollouts(512)
     file = RolloutLog(tmp_path, "run").write(1, 0, rollouts, {})
-    assert file is not None
     lengths = [len(rollout.completion.response_ids) for rollout in rollouts]
     turns = [len(rollout.completion.turns) // 2 + 1 for rollout in rollouts]
     assert max(turns) > 4

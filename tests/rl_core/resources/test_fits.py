@@ -1,7 +1,5 @@
 """What the advisor proposes fits, is valid, and nothing cheaper would do: brute force says so."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence
@@ -93,9 +91,8 @@ def on_cards(draw: st.DrawFn) -> RunConfig:
 
 @settings(max_examples=25, deadline=None)
 @given(on_cards())
-def test_what_is_proposed_fits_is_valid_and_no_part_of_it_can_be_spared(config: RunConfig) -> None:
+def test_what_is_proposed_fits_is_valid_and_no_part_of_it_can_be_spared(config):
     card = config.resources.gpu_memory_gib
-    assert card is not None
     found = propose(config, card)
     # Planned again from the settings that the proposal's text stands for.
     again = changed(config, dict(found.changes))
@@ -111,9 +108,8 @@ def test_what_is_proposed_fits_is_valid_and_no_part_of_it_can_be_spared(config: 
 
 @settings(max_examples=25, deadline=None)
 @given(on_cards())
-def test_no_cheaper_set_of_a_few_levers_would_fit(config: RunConfig) -> None:
+def test_no_cheaper_set_of_a_few_levers_would_fit(config):
     card = config.resources.gpu_memory_gib
-    assert card is not None
     usable = [lever for lever in FEW if lever.steps(config, QWEN)]
     planned: dict[int, tuple[dict[str, Any], float]] = {}
     for pulled in itertools.product([0, 1], repeat=len(usable)):
@@ -133,7 +129,7 @@ def test_no_cheaper_set_of_a_few_levers_would_fit(config: RunConfig) -> None:
         assert found.need_gib == min(gib for _, gib in planned.values())
 
 
-def test_tinyzero_on_24_gib_needs_no_adapters() -> None:
+def test_tinyzero_on_24_gib_needs_no_adapters():
     asked = tinyzero(
         model={"gradient_checkpointing": False},
         actor={"micro_batch_tokens": 10_240},  # 8 rows of 1,280
@@ -147,7 +143,7 @@ def test_tinyzero_on_24_gib_needs_no_adapters() -> None:
     assert found.need_gib == pytest.approx(23.1, abs=0.05)
 
 
-def test_what_changes_the_result_comes_last_and_sleep_is_worth_a_share() -> None:
+def test_what_changes_the_result_comes_last_and_sleep_is_worth_a_share():
     def on_card(gib: float) -> Proposal:
         actor = {"micro_batch_tokens": 8_192}
         return propose(tinyzero(actor=actor, resources={"gpu_memory_gib": gib}), gib)
@@ -160,7 +156,7 @@ def test_what_changes_the_result_comes_last_and_sleep_is_worth_a_share() -> None
     assert all("another result" in found.costs[-1] for found in (on_nine, on_six))
 
 
-def test_an_engine_gets_the_share_without_which_it_would_not_start() -> None:
+def test_an_engine_gets_the_share_without_which_it_would_not_start():
     # 0.05 of 24 GiB is 1.2; the weights alone are 0.92, and vLLM takes 1 GiB beside them.
     settings = tinyzero(
         actor={"micro_batch_tokens": 1_280}, rollout={"gpu_memory_utilization": 0.05}
@@ -173,7 +169,7 @@ def test_an_engine_gets_the_share_without_which_it_would_not_start() -> None:
     assert float(share) * 24 == pytest.approx(0.92 + 0.94 + 1.5, abs=0.05 * 24)
 
 
-def test_a_machine_without_a_card_has_levers_of_its_own() -> None:
+def test_a_machine_without_a_card_has_levers_of_its_own():
     config = RunConfig.model_validate(
         {"rollout": {"num_engines": 2}, "resources": {"learner_threads": 4}}
     )

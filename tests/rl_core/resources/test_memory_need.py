@@ -1,7 +1,5 @@
 """What lies on one card together, against sums by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -47,7 +45,7 @@ def peak_gib(config: RunConfig) -> float:
     return learner_peak(memory_plan(QWEN, config)).total_bytes / GIB
 
 
-def test_all_that_share_a_card_are_added_up_where_nobody_sleeps() -> None:
+def test_all_that_share_a_card_are_added_up_where_nobody_sleeps():
     config = tinyzero()
     (moment,) = card_need(QWEN, config, 24).moments
     assert moment.total_gib == pytest.approx(peak_gib(config) + 4.8 + NEW_WEIGHTS + 2 * 0.5)
@@ -61,9 +59,7 @@ def test_all_that_share_a_card_are_added_up_where_nobody_sleeps() -> None:
     # Weights of three models and the moments of two; offloaded, the weights of two.
     [(False, 3 * 4 + 2 * 8), (True, 2 * 4)],
 )
-def test_an_engine_that_sleeps_takes_turns_with_the_learner(
-    offload: bool, bytes_per_weight: int
-) -> None:
+def test_an_engine_that_sleeps_takes_turns_with_the_learner(offload, bytes_per_weight):
     config = tinyzero(rollout={"sleep": True}, resources={"offload": offload})
     works, rests = card_need(QWEN, config, 24).moments
     # 1 GiB stays with vLLM, and half a GiB with each of two processes.
@@ -76,24 +72,23 @@ def test_an_engine_that_sleeps_takes_turns_with_the_learner(
     assert total < card_need(QWEN, awake, 24).total_gib
 
 
-def test_nobody_takes_turns_on_cards_of_their_own_or_without_vllm() -> None:
+def test_nobody_takes_turns_on_cards_of_their_own_or_without_vllm():
     apart = tinyzero(rollout={"sleep": True}, resources={"learner_gpus": 1, "rollout_gpus": 1})
     (moment,) = card_need(QWEN, apart, 24).moments
     assert moment.total_gib == pytest.approx(peak_gib(apart) + 0.5)
     assert len(card_need(QWEN, tinyzero(rollout={"sleep": True, "engine": "hf"}), 24).moments) == 1
 
 
-def test_the_fullest_of_two_cards_counts() -> None:
+def test_the_fullest_of_two_cards_counts():
     # Two engines on one card, 0.45 of it each; the learner has the other to itself.
     config = tinyzero(
-        rollout={"num_engines": 2, "gpu_memory_utilization": 0.45},
-        model={"lora_rank": 16},
+        rollout={"num_engines": 2, "gpu_memory_utilization": 0.45}, model={"lora_rank": 16}
     )
     engines = 2 * (0.45 * 24 + NEW_WEIGHTS + 0.5)
     assert card_need(QWEN, config, 24).total_gib == pytest.approx(engines)
 
 
-def test_a_share_must_hold_the_model_and_one_response() -> None:
+def test_a_share_must_hold_the_model_and_one_response():
     # 24 layers x 2 (keys, values) x 2 heads x 64 x 2 bytes are 12,288 per token, of 1,280 tokens.
     least = (2 * NUM_WEIGHTS + 1_280 * 12_288) / GIB + 1
     assert least_engine_gib(QWEN, tinyzero()) == pytest.approx(least)
@@ -104,7 +99,7 @@ def test_a_share_must_hold_the_model_and_one_response() -> None:
     assert not starves_engine(QWEN, RunConfig(), 24)  # a CPU's engine has a cache of a set size
 
 
-def test_a_machine_holds_learner_engines_and_their_processes() -> None:
+def test_a_machine_holds_learner_engines_and_their_processes():
     config = RunConfig.model_validate({"rollout": {"num_engines": 2}})
     engine = memory_plan(QWEN, config)[-1]
     # Both read new weights where Ray holds them.
@@ -113,7 +108,7 @@ def test_a_machine_holds_learner_engines_and_their_processes() -> None:
     assert machine_need(QWEN, config).total_gib == pytest.approx(needed)
 
 
-def test_with_adapters_the_fullest_moment_is_when_new_weights_go_to_the_engine() -> None:
+def test_with_adapters_the_fullest_moment_is_when_new_weights_go_to_the_engine():
     config = RunConfig.model_validate(
         {
             "model": {"lora_rank": 64, "dtype": "bfloat16", "gradient_checkpointing": True},
@@ -133,7 +128,7 @@ def test_with_adapters_the_fullest_moment_is_when_new_weights_go_to_the_engine()
     assert need.total_gib > updates + LEARNER + VLLM + BESIDE
 
 
-def test_a_split_engine_has_its_part_on_each_card_and_on_a_cpu_processes() -> None:
+def test_a_split_engine_has_its_part_on_each_card_and_on_a_cpu_processes():
     cards = {"learner_gpus": 1, "rollout_gpus": 1}
     whole, split = (
         tinyzero(rollout={"tensor_parallel_size": parts}, resources=cards) for parts in (1, 2)
@@ -152,7 +147,7 @@ def test_a_split_engine_has_its_part_on_each_card_and_on_a_cpu_processes() -> No
     assert machine_need(QWEN, on_cpu).total_gib == pytest.approx(needed + handed)
 
 
-def test_a_machine_holds_all_ranks_with_a_third_of_the_snapshot_each() -> None:
+def test_a_machine_holds_all_ranks_with_a_third_of_the_snapshot_each():
     config = RunConfig.model_validate({"resources": {"learner_ranks": 3}})
     *phases, engine = memory_plan(QWEN, config)
     first = max(phases, key=lambda phase: phase.total_bytes)
@@ -163,7 +158,7 @@ def test_a_machine_holds_all_ranks_with_a_third_of_the_snapshot_each() -> None:
     assert f"3 learner ranks ({first.phase})" in str(machine_need(QWEN, config))
 
 
-def test_an_engine_of_transformers_is_planned_for_what_is_asked_of_it() -> None:
+def test_an_engine_of_transformers_is_planned_for_what_is_asked_of_it():
     sections: dict[str, dict[str, Any]] = {
         "rollout": {"engine": "hf", "max_num_seqs": 256},
         "data": {"train_batch_size": 6, "max_prompt_length": 100, "max_response_length": 50},
@@ -190,7 +185,7 @@ def test_an_engine_of_transformers_is_planned_for_what_is_asked_of_it() -> None:
     assert machine_need(QWEN, config).total_gib == pytest.approx(needed)
 
 
-def test_what_a_card_does_not_hold_lies_in_the_machines_memory() -> None:
+def test_what_a_card_does_not_hold_lies_in_the_machines_memory():
     offloading = tinyzero(resources={"offload": True})
     need = beside_cards(QWEN, offloading)
     # The reference, and both moments of actor and critic; of these weights too there is a copy.
@@ -205,7 +200,7 @@ def test_what_a_card_does_not_hold_lies_in_the_machines_memory() -> None:
     assert beside_cards(QWEN, plain).total_gib == pytest.approx(2 * NEW_WEIGHTS + rest)
 
 
-def test_sft_has_a_moment_of_its_own_before_training() -> None:
+def test_sft_has_a_moment_of_its_own_before_training():
     sections: dict[str, Any] = {
         "model": {"path": "x/y", "lora_rank": 8, "dtype": "bfloat16"},
         "resources": {"learner_gpus": 1, "learner_ranks": 1},
@@ -218,19 +213,17 @@ def test_sft_has_a_moment_of_its_own_before_training() -> None:
     assert rest == list(card_need(QWEN, plain, 24).moments)
     # All weights learn in float32, though training has adapters and moments of 8 bits.
     phase = sft_memory(QWEN, tuned)
-    assert phase is not None
     numbers = QWEN.num_parameters
     assert phase.parts["weights"] == phase.parts["gradients"] == 4 * numbers
     assert phase.parts["optimizer"] == 8 * numbers
     assert first.parts["SFT"] == pytest.approx(phase.total_bytes / GIB)
     adapted = sft_memory(QWEN, RunConfig.model_validate(sections | {"sft": {"data": "traces"}}))
-    assert adapted is not None
     assert adapted.parts["optimizer"] == 8 * QWEN.num_adapter_parameters(8)
     assert adapted.total_bytes < phase.total_bytes
     few = {"data": "traces", "batch_size": 1}
     short = {"max_prompt_length": 64, "max_response_length": 64}
     saved = sft_memory(QWEN, RunConfig.model_validate(sections | {"sft": few, "data": short}))
-    assert saved is not None  # an update of so few tokens takes less than the merged layers do
+    # An update of so few tokens takes less than the merged layers do.
     assert saved.parts["merged"] == 4 * 24 * 896 * (2 * (896 + 128) + 3 * 4_864)
     assert saved.parts["weights"] == adapted.parts["weights"]
     on_cpu = sections | {"resources": {}, "sft": {"data": "traces"}}

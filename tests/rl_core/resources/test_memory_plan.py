@@ -1,7 +1,5 @@
 """The memory plan against published sizes, against the diary, and against measured peaks."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -23,7 +21,6 @@ from rl_core.resources.memory_plan import (
 )
 from tests.support.model_shapes import QWEN_05B
 
-GIB = 2**30
 QWEN_7B = QWEN_05B | {
     "hidden_size": 3584,
     "intermediate_size": 18_944,
@@ -34,15 +31,19 @@ QWEN_7B = QWEN_05B | {
     "tie_word_embeddings": False,
 }
 
+ALL, HEAD = 494_032_768, 897
+ADAPTERS = 24 * 8 * (2 * 1_792 + 2 * 1_024 + 3 * 5_760)
+"""Numbers of Qwen2.5-0.5B: all, the critic's value head, and adapters of rank 8 of all layers."""
+
 
 @pytest.mark.parametrize(
     ("config", "num_parameters"), [(QWEN_05B, 494_032_768), (QWEN_7B, 7_615_616_512)]
 )
-def test_parameters_are_as_published(config: dict[str, Any], num_parameters: int) -> None:
+def test_parameters_are_as_published(config, num_parameters):
     assert ModelShape.from_config(config).num_parameters == num_parameters
 
 
-def test_activations_of_one_layer_by_hand() -> None:
+def test_activations_of_one_layer_by_hand():
     # Counted with torch.autograd.graph.saved_tensors_hooks on such a model: 6,424 bytes per token.
     shape = ModelShape(64, 256, 1, 4, 2, 16, 100, tied=True, attention_bias=True)
     plain = shape.activation_bytes(10, dtype="float32", checkpointed=False)
@@ -55,19 +56,17 @@ def test_activations_of_one_layer_by_hand() -> None:
     assert kept == 10 * 64 * 4 + plain
 
 
-def test_a_config_of_another_kind_is_refused() -> None:
+def test_a_config_of_another_kind_is_refused():
     with pytest.raises(ValueError, match="num_attention_heads"):
         ModelShape.from_config({"model_type": "mamba", "hidden_size": 64})
 
 
-def test_a_micro_batch_holds_its_budget_or_the_longest_row_or_all_there_is() -> None:
-    def tokens(budget: int, batch_size: int) -> int:
-        data = {"train_batch_size": batch_size, "max_prompt_length": 100}
-        config = {
-            "data": data | {"max_response_length": 400},
-            "actor": {"micro_batch_tokens": budget, "mini_batch_size": batch_size},
-        }
-        return micro_batch_tokens(RunConfig.model_validate(config))
+def test_a_micro_batch_holds_its_budget_or_the_longest_row_or_all_there_is():
+    def tokens(budget: int, size: int) -> int:
+        lengths = {"max_prompt_length": 100, "max_response_length": 400}
+        actor = {"micro_batch_tokens": budget, "mini_batch_size": size}
+        sections = {"data": lengths | {"train_batch_size": size}, "actor": actor}
+        return micro_batch_tokens(RunConfig.model_validate(sections))
 
     assert tokens(2_000, 64) == 2_000
     assert tokens(10, 64) == 500
@@ -77,49 +76,36 @@ def test_a_micro_batch_holds_its_budget_or_the_longest_row_or_all_there_is() -> 
 @pytest.mark.parametrize(
     ("sections", "learning", "frozen"),
     [
-        ({}, 494_032_768 + 494_032_768 + 897, 494_032_768),
-        ({"critic": {"share_trunk": True}}, 494_032_768 + 897, 494_032_768),
-        # Rank 8: 24 layers x 8 x (2 x 1,792 + 2 x 1,024 + 3 x 5,760), for the actor and the critic.
-        ({"model": {"lora_rank": 8}}, 4_399_104 + 4_399_104 + 897, 494_032_768),
-        (
-            {"model": {"lora_rank": 8}, "critic": {"share_trunk": True}},
-            4_399_104 + 897,
-            494_032_768,
-        ),
-        (
-            {"model": {"lora_rank": 8}, "algorithm": {"kl_mode": "none"}},
-            4_399_104 + 4_399_104 + 897,
-            494_032_768,
-        ),
-        ({"algorithm": {"kl_mode": "none"}}, 494_032_768 + 494_032_768 + 897, 0),
+        ({}, 2 * ALL + HEAD, ALL),
+        ({"critic": {"share_trunk": True}}, ALL + HEAD, ALL),
+        ({"model": {"lora_rank": 8}}, 2 * ADAPTERS + HEAD, ALL),
+        ({"model": {"lora_rank": 8}, "critic": {"share_trunk": True}}, ADAPTERS + HEAD, ALL),
+        ({"model": {"lora_rank": 8}, "algorithm": {"kl_mode": "none"}}, 2 * ADAPTERS + HEAD, ALL),
+        ({"algorithm": {"kl_mode": "none"}}, 2 * ALL + HEAD, 0),
     ],
 )
-def test_the_optimizer_holds_what_learns_and_weights_are_held_once(
-    sections: dict[str, dict[str, Any]], learning: int, frozen: int
-) -> None:
+def test_the_optimizer_holds_what_learns_and_weights_are_held_once(sections, learning, frozen):
     config = RunConfig.model_validate(sections)
     first = memory_plan(ModelShape.from_config(QWEN_05B), config)[0]
     assert first.parts["weights"] == 4 * (learning + frozen)
     assert first.parts["optimizer"] == 8 * learning
 
 
-def test_ranks_divide_what_rests_and_gather_what_computes() -> None:
+def test_ranks_divide_what_rests_and_gather_what_computes():
     """Of 2 ranks; the reference is cut as well, and beside adapters nothing that stands still."""
-    learning, frozen = 494_032_768 + 494_032_768 + 897, 494_032_768
+    learning = 2 * ALL + HEAD
     config = RunConfig.model_validate({"resources": {"learner_ranks": 2}})
     first, critic, actor, _ = memory_plan(ModelShape.from_config(QWEN_05B), config)
     half = math.ceil(learning / 2)
-    assert first.parts["weights"] == 4 * (half + frozen // 2)
+    assert first.parts["weights"] == 4 * (half + ALL // 2)
     assert first.parts["optimizer"] == 8 * half
-    assert actor.parts["gathered"] == 4 * 494_032_768
-    assert first.parts["gathered"] == critic.parts["gathered"] == 4 * (494_032_768 + 897)
-    assert actor.parts["gradients"] == (1 + config.resources.learner_threads) * 4 * 494_032_768
-    adapters = RunConfig.model_validate(
-        {"resources": {"learner_ranks": 2}, "model": {"lora_rank": 8}}
-    )
-    first = memory_plan(ModelShape.from_config(QWEN_05B), adapters)[0]
-    assert first.parts["weights"] == 4 * (math.ceil((4_399_104 + 4_399_104 + 897) / 2) + frozen)
-    assert first.parts["gathered"] == 4 * (4_399_104 + 897)
+    assert actor.parts["gathered"] == 4 * ALL
+    assert first.parts["gathered"] == critic.parts["gathered"] == 4 * (ALL + HEAD)
+    assert actor.parts["gradients"] == (1 + config.resources.learner_threads) * 4 * ALL
+    sections = {"resources": {"learner_ranks": 2}, "model": {"lora_rank": 8}}
+    first = memory_plan(ModelShape.from_config(QWEN_05B), RunConfig.model_validate(sections))[0]
+    assert first.parts["weights"] == 4 * (math.ceil((2 * ADAPTERS + HEAD) / 2) + ALL)
+    assert first.parts["gathered"] == 4 * (ADAPTERS + HEAD)
 
 
 @pytest.mark.parametrize(
@@ -131,9 +117,7 @@ def test_ranks_divide_what_rests_and_gather_what_computes() -> None:
         ({}, 1, 24),
     ],
 )
-def test_rows_of_a_group_read_their_shared_prompt_again(
-    model: dict[str, Any], gpus: int, layers: int
-) -> None:
+def test_rows_of_a_group_read_their_shared_prompt_again(model, gpus, layers):
     """Of 4 responses of 50 tokens to a prompt of 200: 1,000 tokens in rows of 400 computed."""
 
     def plan(size: int) -> PhaseMemory:
@@ -144,12 +128,8 @@ def test_rows_of_a_group_read_their_shared_prompt_again(
             "model": model,
             "resources": {"learner_gpus": gpus},
         }
-        config = RunConfig.model_validate(sections)
-        return next(
-            phase
-            for phase in memory_plan(ModelShape.from_config(QWEN_05B), config)
-            if phase.phase == "update_actor"
-        )
+        phases = memory_plan(ModelShape.from_config(QWEN_05B), RunConfig.model_validate(sections))
+        return next(phase for phase in phases if phase.phase == "update_actor")
 
     # Queries and what was read are 896 wide, keys and values 128.
     more = layers * 6_000 * 2 * (896 + 128) * 4
@@ -275,10 +255,7 @@ def test_measured_peaks_fit_into_the_plan_and_fill_half_of_it(
                 "max_prompt_length": prompt,
                 "max_response_length": response,
             },
-            "actor": {
-                "mini_batch_size": rows // 2,
-                "micro_batch_tokens": 4 * (prompt + response),
-            },
+            "actor": {"mini_batch_size": rows // 2, "micro_batch_tokens": 4 * (prompt + response)},
             "algorithm": {
                 "estimator": estimator,
                 "group_size": group_size,
@@ -327,7 +304,11 @@ def test_each_ranks_peaks_are_within_a_tenth_of_the_plan(tmp_path: Path) -> None
         assert all(0.9 < share < 1.1 for share in shares.values()), (rank, shares)
 
 
-BYTES_05B = 4 * ModelShape.from_config(QWEN_05B).num_parameters
+BYTES_05B = 4 * ALL
+FEW_TOKENS: dict[str, Any] = {
+    "data": {"max_prompt_length": 8, "max_response_length": 8},
+    "actor": {"micro_batch_tokens": 16},
+}
 
 
 def offload_plan(offload: bool, num_ranks: int = 1, **sections: Any) -> dict[str, PhaseMemory]:
@@ -339,19 +320,18 @@ def offload_plan(offload: bool, num_ranks: int = 1, **sections: Any) -> dict[str
     return phases | {"rest": resting_learner(shape, config)}
 
 
-def test_what_is_offloaded_is_planned_only_where_it_is_used() -> None:
+def test_what_is_offloaded_is_planned_only_where_it_is_used():
     there, away = offload_plan(False), offload_plan(True)
     # Actor and reference for log-probs; the update is without the reference and both moments.
     assert away["log_probs"].parts["weights"] == 2 * BYTES_05B
     assert there["log_probs"].total_bytes - away["log_probs"].total_bytes == 2 * BYTES_05B
     assert there["update_actor"].total_bytes - away["update_actor"].total_bytes == 3 * BYTES_05B
     # The moments are there when the weights move: that is more than the activations of 16 tokens.
-    few = {"max_prompt_length": 8, "max_response_length": 8}
-    short = offload_plan(True, data=few, actor={"micro_batch_tokens": 16})
+    short = offload_plan(True, **FEW_TOKENS)
     assert short["update_actor"].total_bytes == 4 * BYTES_05B
 
 
-def test_each_rank_offloads_its_share() -> None:
+def test_each_rank_offloads_its_share():
     """A reference that is gathered comes from the machine's memory, so it is there once, whole."""
     there, away = (offload_plan(offload, num_ranks=4) for offload in (False, True))
     assert there["rest"].total_bytes == BYTES_05B  # a fourth each: actor, reference, two moments
@@ -360,24 +340,13 @@ def test_each_rank_offloads_its_share() -> None:
         assert away[phase].parts["gathered"] == BYTES_05B
         assert there[phase].total_bytes - away[phase].total_bytes == 3 * BYTES_05B / 4
     # A fourth of the moments needs less than the whole weights and gradient before.
-    few = {"max_prompt_length": 8, "max_response_length": 8}
-    actor = {"micro_batch_tokens": 16}
-    short = offload_plan(True, num_ranks=4, data=few, actor=actor)["update_actor"]
+    short = offload_plan(True, num_ranks=4, **FEW_TOKENS)["update_actor"]
     assert short.parts["gathered"] + short.parts["gradients"] == 2 * BYTES_05B
     assert "optimizer" not in short.parts
 
 
-def test_a_model_is_split_between_whole_heads() -> None:
-    shape = ModelShape.from_config(
-        {
-            "hidden_size": 896,
-            "intermediate_size": 4_864,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 14,
-            "num_key_value_heads": 2,
-            "vocab_size": 151_936,
-        }
-    )
+def test_a_model_is_split_between_whole_heads():
+    shape = ModelShape.from_config(QWEN_05B)
     assert [n for n in range(1, 15) if why_not_split(shape, n) is None] == [1, 2, 14]
     assert why_not_split(shape, 4) == (
         "rollout.tensor_parallel_size=4 does not divide the model's 14 attention heads (2 of keys "
@@ -385,7 +354,7 @@ def test_a_model_is_split_between_whole_heads() -> None:
     )
 
 
-def test_transformers_read_all_that_was_said_in_further_turns() -> None:
+def test_transformers_read_all_that_was_said_in_further_turns():
     shape = ModelShape.from_config(QWEN_05B)
 
     def activations(max_turns: int) -> int:

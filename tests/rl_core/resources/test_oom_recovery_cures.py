@@ -1,7 +1,5 @@
 """A recovery step cures a learner that really cannot have the memory, and changes nothing."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

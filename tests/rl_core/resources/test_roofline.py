@@ -1,7 +1,5 @@
 """Seconds of a step before there is one: by hand, and against steps that others have timed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -43,6 +41,10 @@ def on(card: str) -> Machine:
     return Machine(figures.name, True, flops, flops, 1e9 * figures.bandwidth_gb_s)
 
 
+def by_hand(learner: float = 1e18, engine: float = 1e18, bandwidth: float = 1e18) -> Machine:
+    return Machine("by hand", True, learner, engine, bandwidth)
+
+
 def config(**changes: object) -> RunConfig:
     given: dict[str, object] = {
         "model": {"dtype": "bfloat16"},
@@ -53,7 +55,7 @@ def config(**changes: object) -> RunConfig:
     return RunConfig.model_validate(given | changes)
 
 
-def test_the_first_diary_within_a_factor_of_two() -> None:
+def test_the_first_diary_within_a_factor_of_two():
     """8.99 s on an RTX 4090: 32 prompts of 143 tokens, 181 response tokens, PPO with a critic."""
     shape = known_shape("Qwen/Qwen2.5-0.5B")
     assert shape is not None
@@ -73,8 +75,8 @@ def test_the_first_diary_within_a_factor_of_two() -> None:
     ids=["Llama 3.1 8B, 16 H100s", "Qwen3 32B, 32 H100s"],
 )
 def test_published_steps_of_another_program_within_a_factor_of_two(
-    shape: ModelShape, num_cards: int, prompts: int, response: int, published_s: float
-) -> None:
+    shape, num_cards, prompts, response, published_s
+):
     """NeMo RL 0.4, GRPO on policy, 2,048 rollouts of 1,060 and 3,206 tokens, 4 updates.
 
     Source: github.com/NVIDIA-NeMo/RL, docs/about/performance-summary.md. Here the share of one
@@ -87,20 +89,15 @@ def test_published_steps_of_another_program_within_a_factor_of_two(
         actor={"mini_batch_size": prompts // 4, "micro_batch_tokens": 4_096},
     )
     card = on("H100")
-    cards = Machine(
-        "H100s",
-        True,
-        num_cards * card.learner_flops,
-        num_cards * card.engine_flops,
-        num_cards * card.bandwidth,
-    )
+    rates = (card.learner_flops, card.engine_flops, card.bandwidth)
+    cards = Machine("H100s", True, *(num_cards * rate for rate in rates))
     seen = Lengths(130, response, expected_longest(response, 32 * prompts, 3_584))
     step = step_time_range(shape, share, cards, seen)
     assert 0.5 < step.typical / published_s < 2
     assert step.low < published_s < step.high
 
 
-def test_operations_are_those_that_utilisation_counts() -> None:
+def test_operations_are_those_that_utilisation_counts():
     """`phases.training_flops` is checked against torch's own counter."""
     lengths = Lengths(5, 7, 7)
     prompts, responses = torch.tensor([5] * 3), torch.tensor([7] * 3)
@@ -115,10 +112,10 @@ def test_operations_are_those_that_utilisation_counts() -> None:
     assert forward_flops(TINY, 3, lengths, num_prompts=3, has_head=False) - grouped == spared
 
 
-def test_further_turns_by_hand() -> None:
+def test_further_turns_by_hand():
     """Two rows in 4 turns of 3 tokens in all, after prompts of 2: each is read again 3 times."""
-    slow_units = Machine("by hand", True, 1e18, 1e3, 1e18)
-    slow_memory = Machine("by hand", True, 1e18, 1e18, 1e3)
+    slow_units = by_hand(engine=1e3)
+    slow_memory = by_hand(bandwidth=1e3)
 
     def generate(machine: Machine, lengths: Lengths, engine: str) -> float:
         settings = config(
@@ -146,12 +143,12 @@ def test_further_turns_by_hand() -> None:
     assert waited == pytest.approx((expected_longest(3, 2, 99) - 3) * weights / 1e3)
 
 
-def test_generation_by_hand() -> None:
+def test_generation_by_hand():
     """Two rows of 3 tokens after prompts of 2, in bfloat16, on a device of 1 kB/s."""
     settings = config(
         data={"train_batch_size": 2}, actor={"mini_batch_size": 2}, algorithm={"kl_mode": "none"}
     )
-    slow_memory = Machine("by hand", True, 1e18, 1e18, 1e3)
+    slow_memory = by_hand(bandwidth=1e3)
     lengths = Lengths(2, 3, 3)
     parameters = 10 * 4 + 2 * TINY_LAYER + 4
     # Three decoding steps read all weights. A token's key and value: 2 layers x 2 x 2 numbers;
@@ -160,16 +157,15 @@ def test_generation_by_hand() -> None:
     step = step_time(TINY, settings, slow_memory, lengths, PERFECT)
     assert step.generate == pytest.approx((weights + cache) / 1e3)
     # The device's arithmetic bounds it instead: 6 tokens through layers and head, 4 of prompts.
-    slow_units = Machine("by hand", True, 1e18, 1e3, 1e18)
+    slow_units = by_hand(engine=1e3)
     flops = 2 * 6 * (2 * TINY_LAYER + 10 * 4)
     prefill = 2 * 4 * 2 * TINY_LAYER + 2 * 2 * 4 * 2 * 2**2
-    assert step_time(TINY, settings, slow_units, lengths, PERFECT).generate == pytest.approx(
-        (flops + prefill) / 1e3
-    )
+    generate = step_time(TINY, settings, slow_units, lengths, PERFECT).generate
+    assert generate == pytest.approx((flops + prefill) / 1e3)
 
 
-def test_the_learner_computes_what_its_settings_ask_for() -> None:
-    machine, lengths = Machine("by hand", True, 1e3, 1e18, 1e18), Lengths(2, 3, 3)
+def test_the_learner_computes_what_its_settings_ask_for():
+    machine, lengths = by_hand(learner=1e3), Lengths(2, 3, 3)
 
     def learn(**changes: object) -> float:
         one = {"data": {"train_batch_size": 2}, "actor": {"mini_batch_size": 2}}
@@ -191,37 +187,36 @@ def test_the_learner_computes_what_its_settings_ask_for() -> None:
 
 
 @pytest.mark.parametrize(("updates", "ranks"), [(1, 1), (2, 1), (2, 2)])
-def test_offloaded_moments_cross_the_link_twice_per_update(updates: int, ranks: int) -> None:
-    machine, lengths = Machine("by hand", True, 1e3, 1e3, 1e18), Lengths(2, 3, 3)
+def test_offloaded_moments_cross_the_link_twice_per_update(updates, ranks):
+    machine, lengths = by_hand(learner=1e3, engine=1e3), Lengths(2, 3, 3)
 
     def learn(offload: bool) -> float:
-        resources = {"learner_gpus": 1, "learner_ranks": ranks, "offload": offload}
-        sections = {
-            "data": {"train_batch_size": 4},
-            "actor": {"mini_batch_size": 4 // updates},
-            "algorithm": {"estimator": "reinforce_plus_plus"},
-            "resources": resources,
-        }
-        return step_time(TINY, config(**sections), machine, lengths, PERFECT).learn
+        settings = config(
+            data={"train_batch_size": 4},
+            actor={"mini_batch_size": 4 // updates},
+            algorithm={"estimator": "reinforce_plus_plus"},
+            resources={"learner_gpus": 1, "learner_ranks": ranks, "offload": offload},
+        )
+        return step_time(TINY, settings, machine, lengths, PERFECT).learn
 
     there_and_back = 2 * updates * 8 * TINY.num_parameters / ranks / 3e9
     assert learn(True) - learn(False) == pytest.approx(there_and_back, rel=1e-6)
 
 
-def test_responses_beyond_those_that_run_at_a_time_wait() -> None:
+def test_responses_beyond_those_that_run_at_a_time_wait():
     lengths = Lengths(10, 50, 200)
     assert decoding_steps(64, lengths, 64) == 200
     assert decoding_steps(192, lengths, 64) == 200 + 128 * 50 / 64
 
 
-def test_the_longest_of_many_is_cut_at_the_limit() -> None:
+def test_the_longest_of_many_is_cut_at_the_limit():
     draws = torch.distributions.Exponential(1 / 50.0).sample((4_000, 32)).amax(dim=1).mean()
     assert expected_longest(50, 32, 1_024) == pytest.approx(float(draws), rel=0.05)
     assert expected_longest(50, 32, 128) == 128
     assert expected_longest(50, 1, 1_024) == 50
 
 
-def test_bounds_hold_short_and_full_responses() -> None:
+def test_bounds_hold_short_and_full_responses():
     named = {"path": "Qwen/Qwen2.5-0.5B"}
     short, usual, full = guess_lengths(config(model=named, data={"train_batch_size": 32}))
     assert (short.response, usual.response, full.response) == (128, 256, 1_024)
@@ -229,27 +224,26 @@ def test_bounds_hold_short_and_full_responses() -> None:
     assert [x.response for x in guess_lengths(config(model=named, data=small))] == [64, 128, 128]
 
 
-def test_a_home_made_model_is_expected_to_fill_a_third_of_what_it_may_write() -> None:
+def test_a_home_made_model_is_expected_to_fill_a_third_of_what_it_may_write():
     quickstart = guess_lengths(config(data={"max_response_length": 129}))
     assert [x.response for x in quickstart] == pytest.approx([21.5, 43, 129])
 
 
-def test_another_runs_step_tells_the_share_that_is_reached() -> None:
+def test_another_runs_step_tells_the_share_that_is_reached():
     shape, machine, seen = known_shape("Qwen/Qwen2.5-0.5B"), on("RTX 4090"), Lengths(143, 181, 735)
     assert shape is not None
     done, larger = config(), config(data={"train_batch_size": 64})
     # The same step again is the same, on whatever device it is thought to be.
     for card in (machine, on("T4")):
-        assert scaled_range(shape, done, card, seen, (done, seen, 8.99)).typical == pytest.approx(
-            8.99
-        )
+        again = scaled_range(shape, done, card, seen, (done, seen, 8.99))
+        assert again.typical == pytest.approx(8.99)
     alike = step_time_range(shape, done, machine, seen).typical
     twice = scaled_range(shape, larger, machine, seen, (done, seen, 2 * alike))
     assert twice.typical == pytest.approx(2 * step_time_range(shape, larger, machine, seen).typical)
     assert (twice.low, twice.high) == pytest.approx((twice.typical / 1.5, twice.typical * 1.5))
 
 
-def test_more_work_never_takes_less() -> None:
+def test_more_work_never_takes_less():
     shape, machine = known_shape("Qwen/Qwen2.5-0.5B"), on("RTX 4090")
     assert shape is not None
     base = step_time_range(shape, config(), machine).typical
@@ -266,8 +260,8 @@ def test_more_work_never_takes_less() -> None:
     assert two.total == pytest.approx(two.generate + two.learn + two.sync + two.other)
 
 
-def test_a_step_of_sft_is_three_passes_over_its_batch_and_adapters_save_one() -> None:
-    machine = Machine("by hand", True, 1e3, 1e18, 1e18)
+def test_a_step_of_sft_is_three_passes_over_its_batch_and_adapters_save_one():
+    machine = by_hand(learner=1e3)
 
     def seconds(batch_size: int, **model: object) -> float:
         sft = {"data": "traces", "batch_size": batch_size}
@@ -283,7 +277,7 @@ def test_a_step_of_sft_is_three_passes_over_its_batch_and_adapters_save_one() ->
     assert again == pytest.approx(4 * forward * per_flop, rel=1e-3)
 
 
-def test_a_step_on_two_ranks_and_two_engines_by_hand() -> None:
+def test_a_step_on_two_ranks_and_two_engines_by_hand():
     """1,000 bytes and 1,000 operations a second; 4 prompts of 2 tokens, 3 tokens of response."""
     settings = config(
         data={"train_batch_size": 4},
@@ -293,7 +287,7 @@ def test_a_step_on_two_ranks_and_two_engines_by_hand() -> None:
         resources={"learner_ranks": 2, "learner_gpus": 1, "rollout_gpus": 1},
     )
     lengths = Lengths(2, 3, 3)
-    step = step_time(TINY, settings, Machine("by hand", True, 2 * 1e3, 1e18, 1e3), lengths, PERFECT)
+    step = step_time(TINY, settings, by_hand(learner=2e3, bandwidth=1e3), lengths, PERFECT)
     weights = TINY.num_parameters
     # Two rows on each engine: three decoding steps read the weights, 6 tokens 3.5 keys and values.
     read = 3 * 2 * weights + 2 * 2 * 2 * 2 * (2 * 3 * 3.5)
@@ -307,7 +301,7 @@ def test_a_step_on_two_ranks_and_two_engines_by_hand() -> None:
     assert step.total == pytest.approx(max(step.generate, step.learn) + step.sync)
 
 
-def test_the_fullest_rank_has_whole_groups_and_perhaps_the_longest() -> None:
+def test_the_fullest_rank_has_whole_groups_and_perhaps_the_longest():
     def fullest(ranks: int, lengths: Lengths, size: int = 1) -> float:
         group = {"estimator": "grpo", "group_size": size} if size > 1 else {}
         resources = {"learner_ranks": ranks, "learner_gpus": 1 if ranks > 1 else 0}
@@ -325,10 +319,10 @@ def test_the_fullest_rank_has_whole_groups_and_perhaps_the_longest() -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 4])
-def test_several_steps_ahead_wait_for_their_longest_together(ahead: int) -> None:
+def test_several_steps_ahead_wait_for_their_longest_together(ahead):
     rollout = {"staleness": ahead, "max_num_seqs": 4_096}
     settings = config(rollout=rollout, resources={"learner_gpus": 1, "rollout_gpus": 1})
-    machine, lengths = Machine("by hand", True, 1e18, 1e18, 1e9), Lengths(128, 256, 1_024)
+    machine, lengths = by_hand(bandwidth=1e9), Lengths(128, 256, 1_024)
     one = 1_024 * 2 * TINY.num_parameters / 1e9
     # Keys and values are read as often: 16 bytes of the prompt and of half of the response.
     cache = 16 * 32 * 256 * (128 + 256 / 2) / 1e9

@@ -1,19 +1,11 @@
 """A user's function in the working folder is found there, and nothing else that lies there is."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
-import pytest
-
 from rl_core.envs.countdown.settings import CountdownConfig
 from rl_core.rewards.scoring import refusal
 from tests.support.traps import set_traps, sprung
 
 
-def test_a_function_in_the_working_folder_is_found_after_all_other_modules(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_function_in_the_working_folder_is_found_after_all_other_modules(tmp_path, monkeypatch):
     folder = set_traps(tmp_path / "cwd")
     (folder / "own_rules.py").write_text("import json, numpy\ndef score(**asked): return 1.0\n")
     monkeypatch.chdir(folder)

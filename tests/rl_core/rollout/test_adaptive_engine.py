@@ -1,7 +1,5 @@
 """Engines that run out of memory, for real or in the middle of a chosen forward pass."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -125,8 +123,8 @@ def test_a_vllm_engine_built_again_where_memory_is_short_has_a_smaller_cache(
 
 @pytest.mark.chaos
 def test_below_a_single_response_the_phase_and_what_was_asked_for_are_named(
-    tiny_model_path: Path, survived: Ledger
-) -> None:
+    tiny_model_path, survived
+):
     engine = make(settings("hf"), tiny_model_path)
     with (
         engine_out_of_memory(range(1_000)) as failed,
@@ -138,15 +136,13 @@ def test_below_a_single_response_the_phase_and_what_was_asked_for_are_named(
     survived("OOM", "a single response")
 
 
-def test_another_error_is_nobodys_memory(tiny_model_path: Path) -> None:
+def test_another_error_is_nobodys_memory(tiny_model_path):
     engine = make(settings("hf"), tiny_model_path)
     with pytest.raises(RuntimeError, match="negative dimension"):
         list(engine.generate(REQUESTS, SamplingSettings(-1), "gen"))
 
 
-def test_the_next_run_starts_with_what_fitted_and_grows_back(
-    tiny_model_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_next_run_starts_with_what_fitted_and_grows_back(tiny_model_path, tmp_path, caplog):
     config, file = settings("hf"), tmp_path / BUDGETS_FILE
     engine = make(config, tiny_model_path, file)
     expected = in_order(engine.generate(REQUESTS, SAMPLED, "gen"))
@@ -174,7 +170,7 @@ def test_the_next_run_starts_with_what_fitted_and_grows_back(
     assert wider.end_step()["memory/budget_seqs/gen"] == 2
 
 
-def test_a_place_is_device_model_engine_and_lengths(tiny_model_path: Path) -> None:
+def test_a_place_is_device_model_engine_and_lengths(tiny_model_path):
     place = engine_place(settings("vllm"), tiny_model_path)
     assert place.startswith("cpu ")
     assert place.endswith(" weights; vllm float32; cache of 16 MiB; 96+32 tokens")

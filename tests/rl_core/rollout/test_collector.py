@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -72,7 +70,7 @@ def run(
         )
 
 
-def test_each_sample_has_a_seed_of_its_own_whatever_stands_beside_it() -> None:
+def test_each_sample_has_a_seed_of_its_own_whatever_stands_beside_it():
     asked = build_requests(PROBLEMS[:3], group_size=4, seed=5, step=7)
     assert len({request.seed for request in asked}) == 12
     assert build_requests(PROBLEMS[1:2], group_size=4, seed=5, step=7) == asked[4:8]
@@ -80,7 +78,7 @@ def test_each_sample_has_a_seed_of_its_own_whatever_stands_beside_it() -> None:
     assert not {request.seed for request in asked} & {request.seed for request in later}
 
 
-def test_an_answer_is_scored_against_its_own_problem() -> None:
+def test_an_answer_is_scored_against_its_own_problem():
     four = Problem(0, "countdown", (), {"target": 4, "numbers": [2, 1, 1]}, 1)
     problems = [PromptedProblem(four, "p0", (0,)), problem(1)]
     engine = ScriptedEngine({0: [WRONG] * 2, 1: [CORRECT] * 2})  # "wrong" is 4
@@ -88,7 +86,7 @@ def test_an_answer_is_scored_against_its_own_problem() -> None:
     assert verdicts == ["correct"] * 4
 
 
-def test_without_resampling_the_batch_is_what_was_asked() -> None:
+def test_without_resampling_the_batch_is_what_was_asked():
     engine = ScriptedEngine({4: [CORRECT, WRONG]})
     collected = run(engine, [4, 9])
     assert engine.asked == [[4, 4, 9, 9]]
@@ -99,7 +97,7 @@ def test_without_resampling_the_batch_is_what_was_asked() -> None:
     assert collected.metrics["rollout/tokens_per_s"] > 0
 
 
-def test_groups_without_spread_are_replaced_by_whole_groups_that_have_some() -> None:
+def test_groups_without_spread_are_replaced_by_whole_groups_that_have_some():
     # Of all other problems, the even ones from 10 on have spread.
     spread = {4: [CORRECT, WRONG]} | {i: [NONE, WRONG] for i in range(10, 20, 2)}
     engine = ScriptedEngine(spread)
@@ -118,7 +116,7 @@ def test_groups_without_spread_are_replaced_by_whole_groups_that_have_some() -> 
     assert all(everyone.count(index) == 2 for index in everyone)  # nobody is asked twice
 
 
-def test_rounds_and_problems_are_limited_and_the_batch_stays_full() -> None:
+def test_rounds_and_problems_are_limited_and_the_batch_stays_full():
     engine = ScriptedEngine({})
     collected = run(engine, [4, 9, 5], resample_rounds=2)
     assert [len(asked) for asked in engine.asked] == [6, 6, 6]
@@ -129,7 +127,7 @@ def test_rounds_and_problems_are_limited_and_the_batch_stays_full() -> None:
     assert [len(asked) for asked in exhausted.asked] == [36, 4]
 
 
-def test_the_same_step_draws_the_same_problems_again() -> None:
+def test_the_same_step_draws_the_same_problems_again():
     engines = [ScriptedEngine({}), ScriptedEngine({})]
     for engine in engines:
         run(engine, [4, 9, 5], resample_rounds=2)

@@ -1,7 +1,5 @@
 """Both engines against transformers: its generate and full forward passes, on real weights."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from itertools import islice, pairwise
@@ -17,7 +15,7 @@ from transformers import MistralConfig, MistralForCausalLM
 from rl_core.data.prompts import load_tokenizer
 from rl_core.models.shared_prefix import can_share_prompts
 from rl_core.rollout.hf_engine import HfEngine
-from rl_core.rollout.protocol import RolloutEngine, in_order
+from rl_core.rollout.protocol import in_order
 from rl_core.types import GenerationRequest, SamplingSettings
 from tests.support.engines import (
     GREEDY,
@@ -34,8 +32,8 @@ EOS = 1
 
 @pytest.mark.parametrize("any_engine", ["vllm"], indirect=True)
 def test_an_engine_that_sleeps_is_asleep_as_soon_as_its_last_answer_is_out(
-    engine: Any, reference: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    engine, reference, monkeypatch
+):
     # A CPU's engine cannot sleep, so what it is told is written down.
     told: list[str] = []
     monkeypatch.setattr(engine, "sleeps", True)
@@ -72,9 +70,7 @@ def test_a_model_split_over_two_processes_is_the_same_model(
     assert not any("Worker_TP" in name for name in names)
 
 
-def test_a_model_that_sees_a_window_of_its_prompt_is_generated_from_too(
-    reference: Any, tmp_path: Path
-) -> None:
+def test_a_model_that_sees_a_window_of_its_prompt_is_generated_from_too(reference, tmp_path):
     config = MistralConfig.from_dict(
         reference.config.to_dict()
         | {"model_type": "mistral", "sliding_window": 24, "layer_types": None}
@@ -89,7 +85,7 @@ def test_a_model_that_sees_a_window_of_its_prompt_is_generated_from_too(
     assert_greedy_as(windowed, engine)
 
 
-def test_a_seed_gives_the_same_sample_alone_and_in_a_batch(engine: RolloutEngine) -> None:
+def test_a_seed_gives_the_same_sample_alone_and_in_a_batch(engine):
     sampling = SamplingSettings(max_tokens=16, temperature=1.0)
     # More requests than max_num_seqs: some wait, others share their batch with finished ones.
     requests = [GenerationRequest(p, 100 + i) for i, p in enumerate(prompts() * 6)]
@@ -105,9 +101,7 @@ def test_a_seed_gives_the_same_sample_alone_and_in_a_batch(engine: RolloutEngine
     assert len(set(same_prompt)) > len(requests) * 0.9, "other seeds must give other samples"
 
 
-def test_prompts_above_the_budget_of_one_pass_and_a_full_cache_change_no_sample(
-    engine: RolloutEngine,
-) -> None:
+def test_prompts_above_the_budget_of_one_pass_and_a_full_cache_change_no_sample(engine):
     # 60 x 380 tokens are more than vLLM reads in a pass; and as each response crosses into
     # another block (at 384), the KV cache of 128 blocks is full: some are thrown out, begun anew.
     sampling = SamplingSettings(max_tokens=40, temperature=1.0)
@@ -123,16 +117,14 @@ def test_prompts_above_the_budget_of_one_pass_and_a_full_cache_change_no_sample(
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
-def test_logprobs_are_those_of_the_tempered_distribution(
-    engine: RolloutEngine, reference: Any, temperature: float
-) -> None:
+def test_logprobs_are_those_of_the_tempered_distribution(engine, reference, temperature):
     sampled = ask(engine, prompts(), SamplingSettings(max_tokens=12, temperature=temperature))
     for prompt, completion in zip(prompts(), sampled, strict=True):
         expected = logprobs_of(reference, prompt, completion.response_ids, temperature)
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-3)
 
 
-def test_samples_follow_the_models_distribution(engine: RolloutEngine, reference: Any) -> None:
+def test_samples_follow_the_models_distribution(engine, reference):
     prompt, draws, temperature = prompts()[1], 3_000, 0.6
     sampling = SamplingSettings(max_tokens=1, temperature=temperature)
     requests = [GenerationRequest(prompt, seed) for seed in range(draws)]
@@ -148,7 +140,7 @@ def test_samples_follow_the_models_distribution(engine: RolloutEngine, reference
     assert abs(statistic - degrees) < 4 * np.sqrt(2 * degrees)
 
 
-def test_a_response_ends_with_the_models_eos_or_at_the_limit(engine: RolloutEngine) -> None:
+def test_a_response_ends_with_the_models_eos_or_at_the_limit(engine):
     limit = 150
     completions = ask(engine, [prompts()[1]] * 24, SamplingSettings(limit, temperature=1.0))
     assert {c.finish_reason for c in completions} == {"stop", "length"}
@@ -162,9 +154,7 @@ def test_a_response_ends_with_the_models_eos_or_at_the_limit(engine: RolloutEngi
             assert len(ids) == limit
 
 
-def test_completions_arrive_when_they_end_and_the_rest_can_be_dropped(
-    engine: RolloutEngine, reference: Any
-) -> None:
+def test_completions_arrive_when_they_end_and_the_rest_can_be_dropped(engine, reference):
     sampling = SamplingSettings(max_tokens=150, temperature=1.0)
     requests = [GenerationRequest(prompts()[1], seed) for seed in range(16)]
     whole = in_order(engine.generate(requests, sampling))
@@ -178,13 +168,11 @@ def test_completions_arrive_when_they_end_and_the_rest_can_be_dropped(
     assert [c.response_ids.tolist() for c in again] == [c.response_ids.tolist() for c in whole]
 
 
-def test_no_request_gives_no_completion(engine: RolloutEngine) -> None:
+def test_no_request_gives_no_completion(engine):
     assert list(engine.generate([], GREEDY)) == []
 
 
-def test_building_a_vllm_engine_leaves_random_state_and_threads_alone(
-    tiny_model_path: Path,
-) -> None:
+def test_building_a_vllm_engine_leaves_random_state_and_threads_alone(tiny_model_path):
     torch.manual_seed(7)
     np.random.seed(7)  # the global state is what is tested
     random.seed(7)
@@ -200,9 +188,7 @@ def test_building_a_vllm_engine_leaves_random_state_and_threads_alone(
     engine.close()
 
 
-def test_a_response_ends_after_a_text_and_goes_on_from_there(
-    engine: RolloutEngine, tiny_model_path: Path
-) -> None:
+def test_a_response_ends_after_a_text_and_goes_on_from_there(engine, tiny_model_path):
     """Greedily, so that going on must give what would have been said without a stop."""
     tokenizer = load_tokenizer(str(tiny_model_path))
     uncut = ask(engine, prompts())
@@ -237,9 +223,7 @@ def test_a_response_ends_after_a_text_and_goes_on_from_there(
 
 
 @pytest.mark.parametrize("any_engine", ["vllm"], indirect=True)
-def test_a_further_turn_is_read_from_the_prefix_cache(
-    engine: Any, reference: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_further_turn_is_read_from_the_prefix_cache(engine, reference, monkeypatch):
     """All whole blocks of what was said, the response's own too; none once weights are new."""
     cached, step = list[int](), engine.llm.llm_engine.step
 
@@ -260,7 +244,7 @@ def test_a_further_turn_is_read_from_the_prefix_cache(
     assert cached[2:] == [0]
 
 
-def test_each_request_has_its_own_limit(engine: RolloutEngine) -> None:
+def test_each_request_has_its_own_limit(engine):
     sampling = SamplingSettings(max_tokens=12, temperature=1.0)
     limits = [1, 5, None, 12, 3]
     requests = [

@@ -1,7 +1,5 @@
 """New weights between two tokens of a response, in both engines."""
 
-from __future__ import annotations
-
 import copy
 import string
 from collections.abc import Iterator, Sequence
@@ -58,8 +56,8 @@ def logprobs_across_an_update(
 
 
 def test_responses_under_way_go_on_under_new_weights_and_say_which_tokens_are_whose(
-    engine: RolloutEngine, reference: Any
-) -> None:
+    engine, reference
+):
     old = copy.deepcopy(reference)
     sampling = SamplingSettings(max_tokens=20, temperature=1.0)
     requests = [GenerationRequest(prompt, seed) for seed, prompt in enumerate(prompts())]
@@ -83,9 +81,7 @@ def test_responses_under_way_go_on_under_new_weights_and_say_which_tokens_are_wh
     assert_greedy_as(reference, engine)  # what begins now remembers nothing of the old ones
 
 
-def test_requests_that_wait_begin_under_the_weights_that_are_there_by_then(
-    engine: RolloutEngine, reference: Any
-) -> None:
+def test_requests_that_wait_begin_under_the_weights_that_are_there_by_then(engine, reference):
     requests = [GenerationRequest(prompts()[1], seed) for seed in range(100)]  # above both limits
     engine.policy_version = 7
     finished = []
@@ -98,8 +94,8 @@ def test_requests_that_wait_begin_under_the_weights_that_are_there_by_then(
 
 
 def test_turns_go_on_across_an_update_and_those_after_it_read_all_by_the_new_weights(
-    engine: RolloutEngine, reference: Any, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    engine, reference, tiny_model_path, monkeypatch
+):
     def answer(env: CountdownConfig, truth: dict[str, Any], response: str) -> EnvTurn:
         return EnvTurn("<7>")
 

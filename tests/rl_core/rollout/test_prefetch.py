@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator
@@ -44,7 +42,7 @@ def steps() -> Steps:
     return Steps()
 
 
-def test_on_demand_a_step_is_collected_and_timed_by_who_asks(steps: Steps) -> None:
+def test_on_demand_a_step_is_collected_and_timed_by_who_asks(steps):
     steps.may_go_on.set()
     ahead = RolloutsAhead(steps)
     ahead.finish()
@@ -53,7 +51,7 @@ def test_on_demand_a_step_is_collected_and_timed_by_who_asks(steps: Steps) -> No
     assert (steps.asked, steps.phases) == ([1, 2], ["gen", "gen"])
 
 
-def test_steps_ahead_are_collected_once_and_in_order_while_others_work(steps: Steps) -> None:
+def test_steps_ahead_are_collected_once_and_in_order_while_others_work(steps):
     ahead = RolloutsAhead(steps)
     ahead.begin([5, 6])
     ahead.begin([6, 7])
@@ -66,7 +64,7 @@ def test_steps_ahead_are_collected_once_and_in_order_while_others_work(steps: St
     assert steps.phases == ["gen"] * 4
 
 
-def test_what_goes_wrong_ahead_is_raised_and_nothing_collected_after_it(steps: Steps) -> None:
+def test_what_goes_wrong_ahead_is_raised_and_nothing_collected_after_it(steps):
     steps.may_go_on.set()
     ahead = RolloutsAhead(steps)
     ahead.begin([13, 14])
@@ -91,8 +89,8 @@ def test_what_goes_wrong_ahead_is_raised_and_nothing_collected_after_it(steps: S
     ],
 )
 def test_steps_are_begun_as_far_as_they_may_be_stale_and_never_past_a_save(
-    step: int, staleness: int, expected: list[int]
-) -> None:
+    step, staleness, expected
+):
     assert list(steps_ahead(step, staleness=staleness, save_freq=4, last_step=10)) == expected
 
 
@@ -120,8 +118,8 @@ MILLISECONDS = st.lists(st.integers(0, 3), min_size=16, max_size=16)
 )
 @hypothesis_settings(max_examples=40, deadline=None)
 def test_however_long_things_take_no_token_is_staler_than_it_may_be(
-    staleness: int, save_freq: int, token_ms: list[int], learn_ms: list[int]
-) -> None:
+    staleness, save_freq, token_ms, learn_ms
+):
     """The loop's order of calls with a real thread, weights that change at any moment."""
     last_step, weights = 8, 0
     under_way: list[int] = []
@@ -157,7 +155,7 @@ def test_however_long_things_take_no_token_is_staler_than_it_may_be(
         }
 
 
-def test_the_bound_is_reached_where_the_learner_is_slow() -> None:
+def test_the_bound_is_reached_where_the_learner_is_slow():
     """Where all is collected as soon as it may be, tokens become as old as they may."""
     weights, ages = 0, []
     ahead = RolloutsAhead(lambda step, clock: Collected([rollout_of([weights])], {}))

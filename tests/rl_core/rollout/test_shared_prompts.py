@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor
@@ -40,9 +38,7 @@ def slowly(
 @pytest.mark.parametrize(
     "prompt_of_row", [[0, 0, 1, 1, 2, 2], [0, 1, 2], [2, 0, 1, 0, 0, 2], [1, 0, 2, 2, 2, 2, 2]]
 )
-def test_each_response_reads_its_prompt_and_itself(
-    kept: tuple[Tensor, Tensor], prompt_of_row: list[int]
-) -> None:
+def test_each_response_reads_its_prompt_and_itself(kept, prompt_of_row):
     num_rows = len(prompt_of_row)
     query = torch.randn(num_rows, HEADS, QUERIES, SIZE)
     own = torch.randn(num_rows, HEADS, 4, SIZE), torch.randn(num_rows, HEADS, 4, SIZE)
@@ -50,9 +46,7 @@ def test_each_response_reads_its_prompt_and_itself(
     torch.testing.assert_close(read, slowly(kept, prompt_of_row, query, own))
 
 
-def test_responses_that_are_left_keep_their_prompts_and_no_others(
-    kept: tuple[Tensor, Tensor],
-) -> None:
+def test_responses_that_are_left_keep_their_prompts_and_no_others(kept):
     before, rows = [0, 2, 1, 2, 0], [1, 3, 4]
     left = prompts(kept, before).keep(rows)
     assert len(left.keys[0]) == 2
@@ -62,7 +56,7 @@ def test_responses_that_are_left_keep_their_prompts_and_no_others(
     torch.testing.assert_close(left.attend(0, query, *own), expected)
 
 
-def test_a_layer_with_room_holds_what_it_was_given_through_growth_and_selection() -> None:
+def test_a_layer_with_room_holds_what_it_was_given_through_growth_and_selection():
     layer = RoomyLayer()
     given = torch.randn(4, HEADS, 300, SIZE)
     rows = torch.arange(4)

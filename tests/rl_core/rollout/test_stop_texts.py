@@ -1,7 +1,5 @@
 """Where a text ends that tokens spell in many ways: against the decoded text, token by token."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 
@@ -30,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(st.lists(st.sampled_from(["<", "/", "calc", "</calc", ">", ">\n", "?", "!", "é", "3"])))
-def test_ends_are_those_of_the_text(folder: Path, pieces: list[str]) -> None:
+def test_ends_are_those_of_the_text(folder, pieces):
     stops, tokenizer = StopTexts(folder, STOPS), load_tokenizer(str(folder))
     ids = list(itertools.chain.from_iterable(tokenizer.encode(piece) for piece in pieces))
     for end in range(1, len(ids) + 1):
@@ -42,7 +40,7 @@ def test_ends_are_those_of_the_text(folder: Path, pieces: list[str]) -> None:
             return
 
 
-def test_a_token_that_goes_on_behind_the_text_ends_it_too(folder: Path) -> None:
+def test_a_token_that_goes_on_behind_the_text_ends_it_too(folder):
     stops, tokenizer = StopTexts(folder, STOPS), load_tokenizer(str(folder))
     before, vocabulary = tokenizer.encode("3*7"), tokenizer.get_vocab()
     for token in (i for word, i in vocabulary.items() if "</calc>" in word):

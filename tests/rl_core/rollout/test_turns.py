@@ -1,7 +1,5 @@
 """Turns by hand: a scripted model whose tokens are characters, and an env that answers `?`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -84,7 +82,7 @@ def play(
     return [ended[i] for i in range(len(prompts))], model
 
 
-def test_a_response_of_three_turns_by_hand() -> None:
+def test_a_response_of_three_turns_by_hand():
     script = {"A": "ab?", "B": "no|", "Aab?[x]": "x?", "Aab?[x]x?[x]": "end|"}
     (three, one), model = play(script, "A", "B", policies=(4, 5, 5))
     assert decode(three.response_ids.tolist()) == "ab?[x]x?[x]end|"
@@ -111,7 +109,7 @@ def test_a_response_of_three_turns_by_hand() -> None:
     assert len(set(seeds)) == 3
 
 
-def test_after_the_last_turn_nothing_is_answered() -> None:
+def test_after_the_last_turn_nothing_is_answered():
     script = {"A": "x?", "Ax?[x]": "x?", "B": "x?", "Bx?[x]": "!|"}
     (asks_on, ends), _ = play(script, "A", "B", max_turns=2)
     assert (decode(asks_on.response_ids.tolist()), asks_on.finish_reason) == ("x?[x]x?", "turns")
@@ -131,9 +129,7 @@ def test_after_the_last_turn_nothing_is_answered() -> None:
         (10, "ab?[x]end|", "stop"),
     ],
 )
-def test_the_budget_is_of_all_turns_and_the_model_has_the_last_word(
-    max_tokens: int, expected: str, reason: str
-) -> None:
+def test_the_budget_is_of_all_turns_and_the_model_has_the_last_word(max_tokens, expected, reason):
     ((completion,), _) = play({"A": "ab?", "Aab?[x]": "end|"}, "A", max_tokens=max_tokens)
     assert (decode(completion.response_ids.tolist()), completion.finish_reason) == (
         expected,
@@ -143,13 +139,13 @@ def test_the_budget_is_of_all_turns_and_the_model_has_the_last_word(
     assert len(completion.logprobs) == len(completion.response_ids) <= max_tokens
 
 
-def test_with_one_turn_the_engine_is_asked_as_it_ever_was() -> None:
+def test_with_one_turn_the_engine_is_asked_as_it_ever_was():
     (completion,), model = play({"A": "ab?"}, "A", max_turns=1)
     assert (completion.turns, completion.finish_reason) == ((), "stop")
     assert model.sampling == [SamplingSettings(20)]
 
 
-def test_an_env_that_answers_nothing_has_one_turn() -> None:
+def test_an_env_that_answers_nothing_has_one_turn():
     with pytest.raises(ValueError, match=r"env\.max_turns=2: env=gsm8k answers no response"):
         RunConfig.model_validate({"env": {"name": "gsm8k", "max_turns": 2}})
 
@@ -161,7 +157,7 @@ def earned(score: float, rewards: Sequence[float], full_score: float = 1.0) -> l
     return [turn.reward for turn in bounded]
 
 
-def test_what_turns_earn_by_hand() -> None:
+def test_what_turns_earn_by_hand():
     assert earned(0.125, [0.25, 0.0, 0.5]) == [0.25, 0.0, 0.5]
     assert earned(0.0, [0.75, 0.75, 0.5]) == [0.75, 0.25, 0.0]  # as one right answer, not more
     assert earned(1.0, [0.5, -0.25, 0.5]) == [0.0, -0.25, 0.25]
@@ -177,9 +173,7 @@ def test_what_turns_earn_by_hand() -> None:
     rewards=st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=8),
     full_score=st.floats(0.01, 100.0),
 )
-def test_no_turns_take_a_reward_beyond_the_bounds_of_one_turn(
-    score: float, rewards: list[float], full_score: float
-) -> None:
+def test_no_turns_take_a_reward_beyond_the_bounds_of_one_turn(score, rewards, full_score):
     bounded = earned(score, rewards, full_score)
     reward = score
     for got, named in zip(bounded, rewards, strict=True):
@@ -190,6 +184,6 @@ def test_no_turns_take_a_reward_beyond_the_bounds_of_one_turn(
 
 
 @pytest.mark.parametrize(("text", "reward"), [("", 0.0), ("x", float("nan")), ("x", float("inf"))])
-def test_an_env_that_says_nothing_or_pays_no_number_hears_so(text: str, reward: float) -> None:
+def test_an_env_that_says_nothing_or_pays_no_number_hears_so(text, reward):
     with pytest.raises(ValueError, match="it must say something, and its reward be finite"):
         EnvTurn(text, reward)

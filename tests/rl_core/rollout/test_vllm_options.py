@@ -1,7 +1,5 @@
 """What a GPU engine asks of vLLM, by the installed version's own constructor: no card is needed."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import pickle
@@ -62,9 +60,7 @@ def kind_of(field: str) -> Any:
     [{}, {"sleeps": True}, {"tensor_parallel_size": 2}, {"in_flight": True}, {"reads_text": True}],
     ids=lambda options: ", ".join(options) or "plain",
 )
-def test_vllm_knows_what_a_gpu_engine_asks_of_it(
-    asked: list[EngineArgs], tiny_model_path: Path, options: dict[str, Any]
-) -> None:
+def test_vllm_knows_what_a_gpu_engine_asks_of_it(asked, tiny_model_path, options):
     args = engine_args(asked, tiny_model_path, **options)
     default = EngineArgs(model=str(tiny_model_path))
     changed = {name: x for name, x in vars(args).items() if x != vars(default)[name]}
@@ -91,13 +87,11 @@ def test_vllm_knows_what_a_gpu_engine_asks_of_it(
         ("enqueue", {"prompts": [], "sampling_params": [], "use_tqdm": False}),
     ],
 )
-def test_vllm_takes_the_calls_of_an_engine_that_sleeps(
-    method: str, arguments: dict[str, Any]
-) -> None:
+def test_vllm_takes_the_calls_of_an_engine_that_sleeps(method, arguments):
     inspect.signature(getattr(LLM, method)).bind(None, **arguments)
 
 
-def test_what_vllm_refuses_is_told_in_a_line_that_can_be_sent(tiny_model_path: Path) -> None:
+def test_what_vllm_refuses_is_told_in_a_line_that_can_be_sent(tiny_model_path):
     with pytest.raises(ValueError, match="vLLM refuses") as caught:
         VllmEngine(
             tiny_model_path,

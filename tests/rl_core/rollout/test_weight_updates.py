@@ -1,29 +1,13 @@
 """New weights for both engines: whole, partial, and in the middle of a response."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rl_core.rollout.protocol import RolloutEngine
-from tests.support.engines import (
-    ENGINES,
-    ask,
-    assert_greedy_as,
-    make_vllm,
-    perturb,
-    prompts,
-)
+from tests.support.engines import ENGINES, ask, assert_greedy_as, make_vllm, perturb, prompts
 
 
-def test_greedy_tokens_are_those_of_transformers_after_each_weight_update(
-    engine: RolloutEngine, reference: Any
-) -> None:
+def test_greedy_tokens_are_those_of_transformers_after_each_weight_update(engine, reference):
     assert_greedy_as(reference, engine)
     seen = {tuple(c.response_ids) for c in ask(engine, prompts())}
     for update in range(4):
@@ -35,9 +19,7 @@ def test_greedy_tokens_are_those_of_transformers_after_each_weight_update(
         seen |= new
 
 
-def test_an_update_of_the_tied_embeddings_reaches_the_output_layer(
-    engine: RolloutEngine, reference: Any
-) -> None:
+def test_an_update_of_the_tied_embeddings_reaches_the_output_layer(engine, reference):
     before = [tuple(c.response_ids) for c in ask(engine, prompts())]
     perturb(reference, 5, only="embed_tokens")
     weights = {n: t for n, t in reference.state_dict().items() if n != "lm_head.weight"}
@@ -47,7 +29,7 @@ def test_an_update_of_the_tied_embeddings_reaches_the_output_layer(
 
 
 @pytest.mark.parametrize("name", list(ENGINES))
-def test_an_untied_output_layer_is_updated_too(name: str, reference: Any, tmp_path: Path) -> None:
+def test_an_untied_output_layer_is_updated_too(name, reference, tmp_path):
     reference.config.tie_word_embeddings = False
     reference.lm_head.weight = torch.nn.Parameter(reference.lm_head.weight.detach().clone())
     reference.save_pretrained(tmp_path)
@@ -69,8 +51,8 @@ def test_an_untied_output_layer_is_updated_too(name: str, reference: Any, tmp_pa
     ],
 )
 def test_a_partial_or_foreign_update_is_refused_and_changes_nothing(
-    engine: RolloutEngine, reference: Any, damage: Callable[[dict[str, Any]], Any], message: str
-) -> None:
+    engine, reference, damage, message
+):
     weights = {
         n: torch.zeros_like(t) for n, t in reference.state_dict().items() if n != "lm_head.weight"
     }
@@ -80,9 +62,7 @@ def test_a_partial_or_foreign_update_is_refused_and_changes_nothing(
     assert_greedy_as(reference, engine)
 
 
-def test_a_vllm_engine_built_again_keeps_the_last_weights(
-    tiny_model_path: Path, reference: Any
-) -> None:
+def test_a_vllm_engine_built_again_keeps_the_last_weights(tiny_model_path, reference):
     engine = make_vllm(tiny_model_path)
     perturb(reference, 9)
     engine.update_weights(reference.state_dict())

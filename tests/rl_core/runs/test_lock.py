@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -34,12 +32,11 @@ def hold(run: RunFolder) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
     return holder
 
 
-def test_a_run_whose_process_was_killed_is_interrupted(tmp_path: Path) -> None:
+def test_a_run_whose_process_was_killed_is_interrupted(tmp_path):
     run = new_run(tmp_path, "a")
     with hold(run) as holder:
         try:
@@ -59,7 +56,7 @@ def test_a_run_whose_process_was_killed_is_interrupted(tmp_path: Path) -> None:
     assert record.finished_at is not None
 
 
-def test_a_run_that_is_taken_up_while_it_is_closed_as_lost_says_running(tmp_path: Path) -> None:
+def test_a_run_that_is_taken_up_while_it_is_closed_as_lost_says_running(tmp_path):
     run = new_run(tmp_path, "a")
     with owned(run):
         pass
@@ -72,7 +69,7 @@ def test_a_run_that_is_taken_up_while_it_is_closed_as_lost_says_running(tmp_path
         assert run.read().reason is None
 
 
-def test_a_refused_second_start_changes_nothing_of_the_run_that_goes_on(tmp_path: Path) -> None:
+def test_a_refused_second_start_changes_nothing_of_the_run_that_goes_on(tmp_path):
     run = new_run(tmp_path, "a")
     before = {path.name: path.read_bytes() for path in run.path.iterdir() if path.is_file()}
     other = RunConfig(run_id="a", seed=9, storage=StorageConfig(root=tmp_path))
@@ -90,7 +87,7 @@ def test_a_refused_second_start_changes_nothing_of_the_run_that_goes_on(tmp_path
     assert len(run.read().attempts) == 2
 
 
-def test_runs_that_cannot_be_judged_or_are_over_stay_as_they_are(tmp_path: Path) -> None:
+def test_runs_that_cannot_be_judged_or_are_over_stay_as_they_are(tmp_path):
     close_lost_runs(tmp_path)  # there are none
     new_run(tmp_path, "never-held")
     elsewhere = new_run(tmp_path, "elsewhere")
@@ -107,7 +104,7 @@ def test_runs_that_cannot_be_judged_or_are_over_stay_as_they_are(tmp_path: Path)
     assert set(status.values()) == {"running"}
 
 
-def test_a_second_trainer_waits_and_then_gives_up(tmp_path: Path) -> None:
+def test_a_second_trainer_waits_and_then_gives_up(tmp_path):
     run = new_run(tmp_path, "a")
     with (
         training(run, wait_s=0),

@@ -1,7 +1,5 @@
 """A run whose newest checkpoint is damaged goes on from the one before, and says so in words."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil
@@ -21,19 +19,18 @@ from rl_core.runs.resume import check_same_model, checkpoint_to_resume, remarks
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking.observers import StepObserver
 from rl_core.trainer import Trainer
-from tests.rl_core.checkpoints.test_store import (
+from tests.rl_core.test_crash_resume import saved_files
+from tests.rl_core.test_trainer import comparable, inputs, rollouts, settings
+from tests.rl_core.test_trainer_memory import LocalWorkers
+from tests.support.checkpoint_files import (
     cut_a_file,
     flip_a_byte,
     garble_the_manifest,
     lose_the_manifest,
+    pointers,
+    steps,
+    writer,
 )
-from tests.rl_core.test_crash_resume import saved_files
-from tests.rl_core.test_trainer import comparable, inputs, rollouts, settings
-from tests.rl_core.test_trainer_memory import LocalWorkers
-from tests.support.chaos import Ledger
-from tests.support.checkpoint_files import pointers, steps, writer
-
-Damage = Callable[[Path], str]
 
 
 def cut_the_weights(folder: Path) -> str:
@@ -119,15 +116,8 @@ def six_steps(root: Path) -> RunConfig:
     ],
 )
 def test_a_damaged_latest_costs_the_steps_since_the_one_before_and_nothing_else(
-    tmp_path: Path,
-    tiny_model_path: Path,
-    whole: RunFolder,
-    killed: Path,
-    damage: Damage,
-    where: str,
-    caplog: pytest.LogCaptureFixture,
-    survived: Ledger,
-) -> None:
+    tmp_path, tiny_model_path, whole, killed, damage, where, caplog, survived
+):
     shutil.copytree(killed, tmp_path, symlinks=True, dirs_exist_ok=True)
     config = six_steps(tmp_path)
     run = RunFolder(tmp_path / "runs" / "r")
@@ -161,26 +151,24 @@ def find_aside(run: RunFolder) -> list[str]:
     return sorted(path.name for path in (run.path / "checkpoints").glob("damaged_*"))
 
 
-def test_nothing_is_said_where_nothing_is_wrong(tmp_path: Path) -> None:
+def test_nothing_is_said_where_nothing_is_wrong(tmp_path):
     run, said = some_run(tmp_path), list[str]()
     assert checkpoint_to_resume(run, said.append) is None
     save_checkpoint(run.path, 4, writer(), 0.5)
     found = checkpoint_to_resume(run, said.append)
-    assert found is not None
     assert found.step == 4
     assert said == []
     assert run.read().reason is None
     assert remarks(run.path) == []
 
 
-def test_two_damaged_ones_are_passed_over_and_the_pointers_move(tmp_path: Path) -> None:
+def test_two_damaged_ones_are_passed_over_and_the_pointers_move(tmp_path):
     run, said = some_run(tmp_path), list[str]()
     for step in (2, 3, 4):
         save_checkpoint(run.path, step, writer(), 0.1 * step)
     folder = run.path / "checkpoints"
     cut, flipped = cut_a_file(folder / "step_000004"), flip_a_byte(folder / "step_000003")
     found = checkpoint_to_resume(run, said.append)
-    assert found is not None
     assert found.step == 2
     assert said == [
         f"step_000004 is damaged ({cut}), step_000003 is damaged ({flipped}): training "
@@ -195,8 +183,8 @@ def test_two_damaged_ones_are_passed_over_and_the_pointers_move(tmp_path: Path) 
 
 @pytest.mark.parametrize("damage", [cut_a_file, flip_a_byte, lose_the_manifest])
 def test_a_run_without_any_sound_checkpoint_is_refused_each_time_and_loses_nothing(
-    tmp_path: Path, damage: Damage
-) -> None:
+    tmp_path, damage
+):
     run = some_run(tmp_path)
     what = damage(save_checkpoint(run.path, 4, writer(), 0.5))
     metrics = run.metrics.read()
@@ -209,7 +197,7 @@ def test_a_run_without_any_sound_checkpoint_is_refused_each_time_and_loses_nothi
     assert find_aside(run) == []
 
 
-def test_one_that_was_put_right_is_gone_on_from(tmp_path: Path) -> None:
+def test_one_that_was_put_right_is_gone_on_from(tmp_path):
     run = some_run(tmp_path)
     folder = save_checkpoint(run.path, 4, writer(), 0.5)
     flip_a_byte(folder)
@@ -217,17 +205,15 @@ def test_one_that_was_put_right_is_gone_on_from(tmp_path: Path) -> None:
         checkpoint_to_resume(run, print)
     (folder / "trainer" / "state.bin").write_bytes(b"w" * 10)
     found = checkpoint_to_resume(run, print)
-    assert found is not None
     assert found.step == 4
 
 
-def test_a_newer_one_with_the_model_alone_is_named(tmp_path: Path) -> None:
+def test_a_newer_one_with_the_model_alone_is_named(tmp_path):
     run, said = some_run(tmp_path, num_steps=4), list[str]()
     save_checkpoint(run.path, 4, writer(), 0.5, resumable=False)
     assert checkpoint_to_resume(run, said.append) is None
     save_checkpoint(run.path, 2, writer(), 0.5)
     found = checkpoint_to_resume(run, said.append)
-    assert found is not None
     assert found.step == 2
     alone = "step_000004 holds the model alone: training"
     assert said == [
@@ -240,21 +226,18 @@ def test_a_newer_one_with_the_model_alone_is_named(tmp_path: Path) -> None:
     ]
 
 
-def test_a_damaged_one_never_takes_the_place_of_a_sound_one(tmp_path: Path) -> None:
+def test_a_damaged_one_never_takes_the_place_of_a_sound_one(tmp_path):
     run = some_run(tmp_path)
     for step in (1, 2, 3, 4):
         save_checkpoint(run.path, step, writer(), 0.5 if step == 1 else 0.1)
     flip_a_byte(run.path / "checkpoints" / "step_000004")
     prune(run.path, keep_last=1, quota_bytes=10**9)
     sound = latest(run.path)
-    assert sound is not None
     assert sound.step == 3
     assert steps(run.path) == [1, 2, 3, 4]  # best, the newest beside it, latest, and evidence
 
 
-def test_what_was_set_aside_goes_when_its_room_is_needed_and_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_was_set_aside_goes_when_its_room_is_needed_and_is_told(tmp_path, caplog):
     run = some_run(tmp_path)
     for step in (1, 2, 3):
         save_checkpoint(run.path, step, writer(size=1_000), 0.5 if step == 1 else 0.1)
@@ -276,9 +259,7 @@ def rewritten(folder: Path, file: str, change: Callable[[Any], None]) -> Path:
     return folder
 
 
-def test_a_run_goes_on_with_the_model_that_it_began_with_and_no_other(
-    tmp_path: Path, tiny_model_path: Path
-) -> None:
+def test_a_run_goes_on_with_the_model_that_it_began_with_and_no_other(tmp_path, tiny_model_path):
     run = some_run(tmp_path)
     moved, wider, said_otherwise = (
         shutil.copytree(tiny_model_path, tmp_path / name) for name in ("moved", "wider", "words")

@@ -1,7 +1,5 @@
 """Rollout files joined and aged out: each row once for each reader, whatever is killed or full."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil
@@ -19,7 +17,6 @@ from rl_core.runs.rollout_log import RolloutLog, rollout_files
 from rl_core.schema import ROLLOUTS
 from rl_core.system.atomic import reading
 from rl_core.types import Rollout
-from tests.support.chaos import Ledger
 from tests.support.faults import leave_free, mounted_small_disk, run_and_kill_at_event
 from tests.support.waiting import wait_for
 
@@ -55,8 +52,8 @@ def singles(first: int, last: int) -> list[str]:
 
 
 def test_whole_hundreds_are_joined_with_the_same_rows_in_the_same_order(
-    disk: Path, make_rollout: MakeRollout, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    disk, make_rollout, monkeypatch
+):
     assert rollout_log.BLOCK_STEPS == 100
     monkeypatch.setattr(rollout_log, "BLOCK_STEPS", 10)  # takes a tenth of the time
     log = written(disk, make_rollout, range(1, 24))
@@ -74,8 +71,8 @@ def test_whole_hundreds_are_joined_with_the_same_rows_in_the_same_order(
 
 
 def test_a_hundred_is_joined_once_its_last_step_is_there_or_was_passed_over(
-    disk: Path, make_rollout: MakeRollout, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    disk, make_rollout, monkeypatch
+):
     monkeypatch.setattr(rollout_log, "BLOCK_STEPS", 10)
     log = written(disk, make_rollout, range(1, 10))
     assert log.compact() == 0
@@ -84,9 +81,7 @@ def test_a_hundred_is_joined_once_its_last_step_is_there_or_was_passed_over(
     assert names(log) == ["step_000011.parquet", "steps_000001_000009.parquet"]
 
 
-def test_a_join_killed_at_any_system_event_loses_and_doubles_nothing(
-    disk: Path, make_rollout: MakeRollout
-) -> None:
+def test_a_join_killed_at_any_system_event_loses_and_doubles_nothing(disk, make_rollout):
     made = written(disk / "made", make_rollout, range(1, 4))
     expected = table(made)
     seen = set()
@@ -105,9 +100,7 @@ def test_a_join_killed_at_any_system_event_loses_and_doubles_nothing(
     assert event_number > 10
 
 
-def test_a_cut_killed_at_any_system_event_is_done_by_the_next(
-    disk: Path, make_rollout: MakeRollout
-) -> None:
+def test_a_cut_killed_at_any_system_event_is_done_by_the_next(disk, make_rollout):
     made = written(disk / "made", make_rollout, range(1, 8))
     made.compact(last_too=True)
     written(disk / "made", make_rollout, range(8, 10))
@@ -128,9 +121,7 @@ def test_a_cut_killed_at_any_system_event_is_done_by_the_next(
     assert names(made) == []
 
 
-def test_files_stay_where_they_are_while_somebody_reads_them(
-    tmp_path: Path, make_rollout: MakeRollout
-) -> None:
+def test_files_stay_where_they_are_while_somebody_reads_them(tmp_path, make_rollout):
     log = written(tmp_path, make_rollout, range(1, 4))
     with reading(log.folder):
         assert log.compact(last_too=True) == 0
@@ -139,9 +130,7 @@ def test_files_stay_where_they_are_while_somebody_reads_them(
     assert log.compact(last_too=True) == 2
 
 
-def test_a_reader_in_another_process_holds_files_until_it_dies(
-    tmp_path: Path, make_rollout: MakeRollout
-) -> None:
+def test_a_reader_in_another_process_holds_files_until_it_dies(tmp_path, make_rollout):
     log = written(tmp_path, make_rollout, range(1, 4))
     code = f"""
 import time
@@ -153,7 +142,6 @@ with reading(Path({str(log.folder)!r})):
     time.sleep(600)
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     process.stdout.readline()
     assert log.compact(last_too=True) == 0
     process.kill()
@@ -161,9 +149,7 @@ with reading(Path({str(log.folder)!r})):
     assert log.compact(last_too=True) == 2
 
 
-def test_the_oldest_steps_go_first_and_the_newest_file_stays(
-    tmp_path: Path, make_rollout: MakeRollout, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_oldest_steps_go_first_and_the_newest_file_stays(tmp_path, make_rollout, caplog):
     log = written(tmp_path, make_rollout, range(1, 6))
     sizes = [file.path.stat().st_size for file in rollout_files(log.folder)]
     assert log.age_out(sum(sizes)) == []
@@ -178,12 +164,7 @@ def test_the_oldest_steps_go_first_and_the_newest_file_stays(
 
 
 @pytest.mark.chaos
-def test_a_join_without_room_leaves_the_files(
-    small_disk: Path,
-    make_rollout: MakeRollout,
-    caplog: pytest.LogCaptureFixture,
-    survived: Ledger,
-) -> None:
+def test_a_join_without_room_leaves_the_files(small_disk, make_rollout, caplog, survived):
     log = written(small_disk, make_rollout, range(1, 5), rows=40)
     expected = table(log)
     outcomes = []
@@ -201,9 +182,7 @@ def test_a_join_without_room_leaves_the_files(
     survived("ENOSPC", "a join of rollout files", rows_lost=rows_lost)
 
 
-def test_a_cut_without_room_never_leaves_rows_that_a_resume_makes_again(
-    small_disk: Path, make_rollout: MakeRollout
-) -> None:
+def test_a_cut_without_room_never_leaves_rows_that_a_resume_makes_again(small_disk, make_rollout):
     log = written(small_disk, make_rollout, range(1, 5), rows=2_000)
     log.compact(last_too=True)
     (joined,) = log.folder.iterdir()
@@ -219,9 +198,7 @@ def test_a_cut_without_room_never_leaves_rows_that_a_resume_makes_again(
     assert names(log) == []
 
 
-def test_a_file_that_cannot_be_read_is_told_and_left(
-    tmp_path: Path, make_rollout: MakeRollout, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_that_cannot_be_read_is_told_and_left(tmp_path, make_rollout, caplog):
     log = written(tmp_path, make_rollout, range(1, 4))
     (log.folder / "step_000002.parquet").write_bytes(b"PAR1 and no more")
     assert log.compact(last_too=True) == 0
@@ -230,9 +207,7 @@ def test_a_file_that_cannot_be_read_is_told_and_left(
 
 
 @pytest.mark.chaos
-def test_rollouts_go_on_when_there_is_room_again(
-    small_disk: Path, make_rollout: MakeRollout, survived: Ledger
-) -> None:
+def test_rollouts_go_on_when_there_is_room_again(small_disk, make_rollout, survived):
     log = written(small_disk, make_rollout, range(1, 2))
     before = table(log).num_rows
     rollouts = [make_rollout([1], [2], group_id=i) for i in range(40)]

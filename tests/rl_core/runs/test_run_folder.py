@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import json
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
@@ -22,13 +19,7 @@ from rl_core.runs.rollout_log import RolloutLog
 from rl_core.runs.run_folder import RunFolder, new_run_id
 from rl_core.schema import ROLLOUTS
 from rl_core.types import Completion, Problem, Rollout, ScoredText
-from tests.support.faults import leave_free, mounted_small_disk, run_and_kill_at_event
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    with mounted_small_disk(tmp_path) as folder:
-        yield folder
+from tests.support.faults import leave_free, run_and_kill_at_event
 
 
 def config_in(root: Path, **changes: Any) -> RunConfig:
@@ -48,17 +39,14 @@ def rollout(
         prompt_text="make 3",
         prompt_ids=(5, 6, 7),
         completion=Completion(
-            np.arange(len(logprobs)),
-            np.array(logprobs, dtype=np.float32),
-            "length",
-            policy_starts,
+            np.arange(len(logprobs)), np.float32(logprobs), "length", policy_starts
         ),
         response_text="<answer>1 + 2</answer>",
         scored=ScoredText(1.0, "correct", "1 + 2"),
     )
 
 
-def test_a_run_is_found_below_its_root(tmp_path: Path) -> None:
+def test_a_run_is_found_below_its_root(tmp_path):
     assert RunFolder.all_under(tmp_path) == []
     run = RunFolder.under(tmp_path, "my-run")
     assert not run.is_there()
@@ -69,52 +57,35 @@ def test_a_run_is_found_below_its_root(tmp_path: Path) -> None:
     assert run.root == tmp_path
 
 
-def test_a_new_run_has_a_record_and_its_settings(tmp_path: Path) -> None:
+def test_a_new_run_has_a_record_and_its_settings(tmp_path):
     run = RunFolder.create(config_in(tmp_path, seed=3))
     assert run.path == tmp_path / "runs" / "my-run"
     record = json.loads((run.path / "run.json").read_text())
     started_at, made_with = record.pop("started_at"), record.pop("made_with")
     assert made_with["torch"] == version("torch")
     assert datetime.fromisoformat(started_at).utcoffset() == timedelta(0)
+    first = {"started_at": started_at, "reason": "started"}
     assert record == {
         "run_id": "my-run",
         "preset": "quickstart",
         "status": "running",
         "steps": 0,
-        "accuracy_before": None,
-        "accuracy_after": None,
-        "champion": None,
-        "reason": None,
-        "next_step": None,
+        **dict.fromkeys(["accuracy_before", "accuracy_after", "champion", "reason", "next_step"]),
+        **dict.fromkeys(["finished_at", "model", "data", "planned_step_s", "planned_from"]),
+        **dict.fromkeys(["flow_run_id", "night", "started_from"]),
         "last_metrics": {},
         "memory_gib": {},
         "host_peak_gib": {},
-        "finished_at": None,
-        "model": None,
-        "data": None,
         "timings_s": {},
         "own_settings": {},
-        "planned_step_s": None,
-        "planned_from": None,
-        "flow_run_id": None,
-        "night": None,
-        "started_from": None,
-        "attempts": [
-            {
-                "started_at": started_at,
-                "reason": "started",
-                "from_step": 0,
-                "changes": {},
-                "asked": "",
-            }
-        ],
+        "attempts": [first | {"from_step": 0, "changes": {}, "asked": ""}],
     }
     settings = yaml.safe_load((run.path / "config.yaml").read_text())
     assert RunConfig.model_validate(settings) == config_in(tmp_path, seed=3)
     assert (run.path / "run.json").stat().st_mode & 0o777 == 0o644
 
 
-def test_a_continued_run_keeps_its_record_and_counts_the_attempt(tmp_path: Path) -> None:
+def test_a_continued_run_keeps_its_record_and_counts_the_attempt(tmp_path):
     run = RunFolder.create(config_in(tmp_path))
     said = "stopped by SIGTERM; the same command, or run_id=r, resumes"
     run.update(status="interrupted", reason=said, steps=7, accuracy_before=0.25)
@@ -128,36 +99,31 @@ def test_a_continued_run_keeps_its_record_and_counts_the_attempt(tmp_path: Path)
     assert yaml.safe_load((run.path / "config.yaml").read_text())["seed"] == 9
 
 
-def test_an_attempt_after_a_failure_says_which(tmp_path: Path) -> None:
+def test_an_attempt_after_a_failure_says_which(tmp_path):
     RunFolder.create(config_in(tmp_path)).update(status="failed", reason="ValueError: no such file")
     (_, attempt) = RunFolder.create(config_in(tmp_path)).read().attempts
     assert attempt.reason == "continued after: ValueError: no such file"
 
 
-def test_settings_that_a_run_was_continued_with_do_not_hide_those_before(tmp_path: Path) -> None:
+def test_settings_that_a_run_was_continued_with_do_not_hide_those_before(tmp_path):
     run = RunFolder.create(config_in(tmp_path))
     for seed in (0, 9, 9, 3):
         RunFolder.create(config_in(tmp_path, seed=seed))
-    kept = {
-        path.name: yaml.safe_load(path.read_text())["seed"] for path in run.path.glob("config*")
-    }
-    assert kept == {
-        "config.yaml": 3,
-        "config_before_attempt_3.yaml": 0,
-        "config_before_attempt_5.yaml": 9,
-    }
+    seeds = {f.name: yaml.safe_load(f.read_text())["seed"] for f in run.path.glob("config*")}
+    before = {"config_before_attempt_3.yaml": 0, "config_before_attempt_5.yaml": 9}
+    assert seeds == {"config.yaml": 3} | before
     asked = [attempt.asked for attempt in run.read().attempts]
     assert asked == ["", "", "seed=9", "", "seed=3"]
 
 
-def test_damaged_settings_name_no_change(tmp_path: Path) -> None:
+def test_damaged_settings_name_no_change(tmp_path):
     run = RunFolder.create(config_in(tmp_path))
     (run.path / "config.yaml").write_text("seed: [")
     RunFolder.create(config_in(tmp_path, seed=9))
     assert run.read().attempts[-1].asked == ""
 
 
-def test_what_a_person_changed_is_told_as_one_would_type_it(tmp_path: Path) -> None:
+def test_what_a_person_changed_is_told_as_one_would_type_it(tmp_path):
     run = RunFolder.create(config_in(tmp_path))
     named = config_in(tmp_path, model=ModelConfig(path="a/b", gradient_checkpointing=True))
     RunFolder.create(named)
@@ -168,7 +134,7 @@ def test_what_a_person_changed_is_told_as_one_would_type_it(tmp_path: Path) -> N
     ]
 
 
-def test_updates_are_checked_and_timings_add_up(tmp_path: Path) -> None:
+def test_updates_are_checked_and_timings_add_up(tmp_path):
     run = RunFolder.create(config_in(tmp_path))
     run.update(timings_s={"generate": 1.5})
     run.update(timings_s={"train": 2.0})
@@ -181,7 +147,7 @@ def test_updates_are_checked_and_timings_add_up(tmp_path: Path) -> None:
     assert (run.path / "run.json").read_bytes() == before
 
 
-def test_the_record_is_whole_wherever_its_writer_is_killed(tmp_path: Path) -> None:
+def test_the_record_is_whole_wherever_its_writer_is_killed(tmp_path):
     run = RunFolder.create(config_in(tmp_path))
     seen = []
     for event_number in range(1, 100):
@@ -194,9 +160,7 @@ def test_the_record_is_whole_wherever_its_writer_is_killed(tmp_path: Path) -> No
     assert set(seen) == {1, 2}
 
 
-def test_credentials_in_settings_and_reasons_stay_out_of_the_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_credentials_in_settings_and_reasons_stay_out_of_the_files(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
     config = config_in(tmp_path, model=ModelConfig(path="https://me:pa55@host/model"))
     run = RunFolder.create(config)
@@ -208,24 +172,24 @@ def test_credentials_in_settings_and_reasons_stay_out_of_the_files(
     assert run.read().reason == "login *** refused"
 
 
-def test_a_root_that_cannot_be_written_is_one_line_with_a_remedy(tmp_path: Path) -> None:
+def test_a_root_that_cannot_be_written_is_one_line_with_a_remedy(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"storage\.root=\S+ cannot be written \(Not a directory"):
         RunFolder.create(config_in(tmp_path / "file"))
 
 
-def test_a_folder_without_a_record_is_no_run(tmp_path: Path) -> None:
+def test_a_folder_without_a_record_is_no_run(tmp_path):
     with pytest.raises(ValueError, match=r"run\.json cannot be read"):
         RunFolder(tmp_path).read()
 
 
-def test_a_new_run_id_is_a_time_and_a_word_that_the_settings_accept() -> None:
+def test_a_new_run_id_is_a_time_and_a_word_that_the_settings_accept():
     name = new_run_id()
     assert re.fullmatch(r"\d{8}-\d{6}-[a-z]+", name)
     assert RunConfig(run_id=name).run_id == name
 
 
-def test_a_metrics_line_per_step_as_json_with_null_for_what_is_no_number(tmp_path: Path) -> None:
+def test_a_metrics_line_per_step_as_json_with_null_for_what_is_no_number(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     log.append(0, {"val/accuracy": 0.25})
     log.append(1, {"epoch": 2, "a": float("nan"), "b": float("-inf"), "c": np.float32(0.5)})
@@ -239,7 +203,7 @@ def test_a_metrics_line_per_step_as_json_with_null_for_what_is_no_number(tmp_pat
     assert log.path.stat().st_mode & 0o777 == 0o644
 
 
-def test_cutting_forgets_later_steps_and_a_half_written_line(tmp_path: Path) -> None:
+def test_cutting_forgets_later_steps_and_a_half_written_line(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     for step in range(5):
         log.append(step, {"a": step / 10})
@@ -253,7 +217,7 @@ def test_cutting_forgets_later_steps_and_a_half_written_line(tmp_path: Path) -> 
     assert [row["step"] for row in log.read()] == [0, 1, 2, 3]
 
 
-def test_metrics_of_steps_that_are_done_again_are_kept(tmp_path: Path) -> None:
+def test_metrics_of_steps_that_are_done_again_are_kept(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     for step in range(5):
         log.append(step, {"a": step / 10})
@@ -267,9 +231,7 @@ def test_metrics_of_steps_that_are_done_again_are_kept(tmp_path: Path) -> None:
     assert kept.read_text().splitlines() == [*whole[3:], redone]
 
 
-def test_a_full_disk_costs_metrics_lines_and_nothing_else(
-    small_disk: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_costs_metrics_lines_and_nothing_else(small_disk, caplog):
     log = MetricsLog(small_disk / "metrics.jsonl")
     log.append(1, {"a": 0.5})
     leave_free(small_disk, 0)
@@ -283,7 +245,7 @@ def test_a_full_disk_costs_metrics_lines_and_nothing_else(
     assert log.read()[1]["name/299"] == 0.123456789
 
 
-def test_rollout_rows_hold_what_was_generated_and_learned(tmp_path: Path) -> None:
+def test_rollout_rows_hold_what_was_generated_and_learned(tmp_path):
     log = RolloutLog(tmp_path / "rollouts", "my-run")
     file = log.write(
         12,
@@ -319,10 +281,7 @@ def test_rollout_rows_hold_what_was_generated_and_learned(tmp_path: Path) -> Non
         "logprob_sum": -0.75,
         "logprob_gap_mean": None,
         "ref_kl": 0.125,
-        "policy_runs": [
-            {"policy_version": 10, "tokens": 1},
-            {"policy_version": 11, "tokens": 1},
-        ],
+        "policy_runs": [{"policy_version": version, "tokens": 1} for version in (10, 11)],
         "turns": None,
         "value": None,
         "truth": '{"numbers": [1, 2], "target": 3}',
@@ -333,17 +292,13 @@ def test_rollout_rows_hold_what_was_generated_and_learned(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("learned", [{"reward": [1.0, 2.0]}, {"rewards": [1.0]}])
-def test_learned_columns_must_fit_the_rollouts(
-    tmp_path: Path, learned: dict[str, list[float]]
-) -> None:
+def test_learned_columns_must_fit_the_rollouts(tmp_path, learned):
     with pytest.raises(ValueError, match="expected one number each, in reward, advantage_mean"):
         RolloutLog(tmp_path, "r").write(1, 0, [rollout(0, 0, [0.0])], learned)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_costs_a_rollout_file_and_nothing_else(
-    small_disk: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_costs_a_rollout_file_and_nothing_else(small_disk, caplog):
     log = RolloutLog(small_disk / "rollouts", "r")
     leave_free(small_disk, 4096)
     rollouts = [rollout(0, i, [0.0]) for i in range(20)]
@@ -352,7 +307,7 @@ def test_a_full_disk_costs_a_rollout_file_and_nothing_else(
     assert list(log.folder.iterdir()) == []
 
 
-def test_a_resume_forgets_what_lies_past_its_checkpoint(tmp_path: Path) -> None:
+def test_a_resume_forgets_what_lies_past_its_checkpoint(tmp_path):
     run = RunFolder.create(config_in(tmp_path))
 
     def steps_on_disk() -> tuple[list[int], list[str]]:
@@ -374,7 +329,7 @@ def test_a_resume_forgets_what_lies_past_its_checkpoint(tmp_path: Path) -> None:
     assert run.held_out.read() == []
 
 
-def test_logs_of_the_block_go_to_the_runs_log(tmp_path: Path) -> None:
+def test_logs_of_the_block_go_to_the_runs_log(tmp_path):
     import logging
 
     run = RunFolder.create(config_in(tmp_path))
@@ -383,7 +338,7 @@ def test_logs_of_the_block_go_to_the_runs_log(tmp_path: Path) -> None:
     assert (run.path / "log.txt").read_text().endswith("INFO tasks.train: step 1\n")
 
 
-def test_a_run_folder_travels_to_other_processes(tmp_path: Path) -> None:
+def test_a_run_folder_travels_to_other_processes(tmp_path):
     import pickle
 
     run = RunFolder.create(config_in(tmp_path))
@@ -391,7 +346,7 @@ def test_a_run_folder_travels_to_other_processes(tmp_path: Path) -> None:
     assert os.fspath(run.path) == str(tmp_path / "runs" / "my-run")
 
 
-def test_a_truth_keeps_its_letters_where_sql_reads_it(tmp_path: Path) -> None:
+def test_a_truth_keeps_its_letters_where_sql_reads_it(tmp_path):
     run = RunFolder.create(config_in(tmp_path))
     asked = replace(rollout(0, 0, [0.0]), problem=Problem(0, "custom", (), {"city": "東京"}, 0))
     run.held_out.write(0, [asked])

@@ -1,13 +1,9 @@
 """Examples of several turns: what of them is learned, and how what was learned is measured."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-import pytest
 from transformers import AutoModelForCausalLM
 
 from rl_core.data.prompts import load_tokenizer, text_codec
@@ -36,7 +32,7 @@ def examples(*, calls: bool) -> SearchExamples:
     )
 
 
-def test_the_calculators_answers_teach_nothing_and_all_else_teaches_what_it_did() -> None:
+def test_the_calculators_answers_teach_nothing_and_all_else_teaches_what_it_did():
     source = examples(calls=True)
     tokenizer = train_tokenizer(source.tokenizer_texts(random.Random(0)), vocab_size=400)
     drawn = source.draw(16, random.Random(1))
@@ -66,9 +62,7 @@ class Answered:
         return "[x]" if response.endswith(self.stop) else None
 
 
-def test_greedy_responses_are_those_of_a_rollout(
-    tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_greedy_responses_are_those_of_a_rollout(tiny_model_path, monkeypatch):
     tokenizer: Any = load_tokenizer(str(tiny_model_path))
     prompts = [f"make {i}, {'as you like ' * i}<think>{i}" for i in range(12)]
     model = AutoModelForCausalLM.from_pretrained(tiny_model_path)

@@ -1,7 +1,5 @@
 """The loss and its gradient: those of transformers' own pass over each example alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

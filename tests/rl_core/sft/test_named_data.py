@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ def steps(**sft: Any) -> int:
     return planned_sft_steps(RunConfig.model_validate({"model": {"path": "x/y"}, "sft": sft}))
 
 
-def test_steps_are_known_before_anything_is_read_as_tokens(tmp_path: Path) -> None:
+def test_steps_are_known_before_anything_is_read_as_tokens(tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a", "response": "b"}\n' * 5)
     assert steps(data="traces") == 300
@@ -26,9 +24,7 @@ def test_steps_are_known_before_anything_is_read_as_tokens(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("env", "data"), [("gsm8k", "traces"), ("countdown", "rows.jsonl")], ids=["no-search", "file"]
 )
-def test_giving_up_is_of_traces_that_search(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: str, data: str
-) -> None:
+def test_giving_up_is_of_traces_that_search(tmp_path, monkeypatch, env, data):
     monkeypatch.chdir(tmp_path)
     Path("rows.jsonl").write_text('{"prompt": "a", "response": "b"}\n')
 

@@ -1,7 +1,5 @@
 """What a given model is fine-tuned on: rows and traces as tokens, and rows that are refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The tokenizer of the home-made base model: lossless, digits alone, the same by every road."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The home-made base model: weights on choices by hand, a tiny run, and the folder it leaves."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

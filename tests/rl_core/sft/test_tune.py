@@ -1,7 +1,5 @@
 """Fine-tuning a given model: it learns, splits change nothing, a kill costs nothing."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

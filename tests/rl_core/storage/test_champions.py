@@ -1,7 +1,5 @@
 """Two machines promote on the same problems: whoever comes second is judged by the first."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +12,7 @@ from rl_core.evaluation.promotion import Promotion
 from rl_core.storage import champions
 from rl_core.storage.champions import bring_champion, promote_published
 from rl_core.storage.mirror import mirrored
-from rl_core.storage.object_store import ObjectStore, StoreError
+from rl_core.storage.object_store import StoreError
 from tests.rl_core.evaluation.test_promotion import PROBLEMS, challenge, contender
 from tests.support import s3
 
@@ -45,21 +43,18 @@ def promote(root: Path, one: Contender, solved: int, champion_solved: int | None
     )
 
 
-def test_a_champion_comes_with_what_it_names(store: ObjectStore, roots: tuple[Path, Path]) -> None:
+def test_a_champion_comes_with_what_it_names(store, roots):
     here, there = roots
     assert bring_champion(storage(there), ENV, PROBLEMS) is None
     one = trained(here, "one", b"1")
     assert promote(here, one, 20, None).is_champion
     assert bring_champion(storage(there), ENV, PROBLEMS) is not None
     champion = read_champion(champion_file(there, ENV, PROBLEMS))
-    assert champion is not None
     assert champion.is_there(there)
     assert (there / one.rows).read_bytes() == b"1"
 
 
-def test_of_two_at_a_time_the_second_is_judged_by_the_first(
-    store: ObjectStore, roots: tuple[Path, Path]
-) -> None:
+def test_of_two_at_a_time_the_second_is_judged_by_the_first(store, roots):
     """Both have judged before either writes: without compare-and-swap the later would win."""
     runs = [trained(root, root.name, root.name.encode()) for root in roots]
     meeting = threading.Barrier(2)
@@ -88,16 +83,13 @@ def test_of_two_at_a_time_the_second_is_judged_by_the_first(
     for root in roots:
         bring_champion(storage(root), ENV, PROBLEMS)
         champion = read_champion(champion_file(root, ENV, PROBLEMS))
-        assert champion is not None
         assert champion.current.run_id == "there"
         assert [before.run_id for before in champion.history] == (
             ["here"] if weaker.is_champion else []
         )
 
 
-def test_without_a_store_nobody_is_promoted_and_the_champion_stays(
-    proxy: s3.FaultyProxy, roots: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_store_nobody_is_promoted_and_the_champion_stays(proxy, roots, monkeypatch):
     here, _ = roots
     first, second = trained(here, "first", b"1"), trained(here, "second", b"2")
     assert promote(here, first, 20, None).is_champion
@@ -110,15 +102,12 @@ def test_without_a_store_nobody_is_promoted_and_the_champion_stays(
     with pytest.raises(StoreError):
         promote_published(storage(here), ENV, PROBLEMS, judge_as_it_goes, needed=(second.rows,))
     champion = read_champion(champion_file(here, ENV, PROBLEMS))
-    assert champion is not None
     assert champion.current.run_id == "first"
     proxy.fault = "none"
     assert promote(here, second, 29, 20).is_champion
 
 
-def test_no_champion_is_told_before_its_checkpoint_is_there(
-    store: ObjectStore, roots: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_champion_is_told_before_its_checkpoint_is_there(store, roots, monkeypatch):
     here, _ = roots
     one = contender(here, "never-published")
     monkeypatch.setattr(champions, "_PUBLISHED_S", 0.0)

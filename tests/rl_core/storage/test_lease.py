@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +13,7 @@ NEVER = Timing(beat_s=1000.0, patience_s=3.0)
 """Of a holder that is dead, as far as others can see."""
 
 
-def test_a_run_that_another_machine_writes_is_refused(store: ObjectStore) -> None:
+def test_a_run_that_another_machine_writes_is_refused(store):
     with (
         Lease(store, "r", "here", QUICK),
         pytest.raises(LeaseHeldError, match=r"another machine, .*, is at work on run r: wait"),
@@ -26,7 +24,7 @@ def test_a_run_that_another_machine_writes_is_refused(store: ObjectStore) -> Non
         pass  # another run is free
 
 
-def test_a_lease_that_was_given_back_is_free_at_once(store: ObjectStore) -> None:
+def test_a_lease_that_was_given_back_is_free_at_once(store):
     with Lease(store, "r", "here", QUICK) as first:
         assert not first.was_own
     assert not is_written_elsewhere(store, "r", "here")
@@ -37,9 +35,7 @@ def test_a_lease_that_was_given_back_is_free_at_once(store: ObjectStore) -> None
     assert is_written_elsewhere(store, "r", "here")
 
 
-def test_the_lease_of_a_dead_machine_is_taken_and_its_return_is_noticed(
-    store: ObjectStore,
-) -> None:
+def test_the_lease_of_a_dead_machine_is_taken_and_its_return_is_noticed(store):
     dead = Lease(store, "r", "dead", Timing(beat_s=8.0))
     with dead, Lease(store, "r", "alive", Timing(beat_s=0.2, patience_s=1.0)) as alive:
         assert not alive.was_own
@@ -47,12 +43,12 @@ def test_the_lease_of_a_dead_machine_is_taken_and_its_return_is_noticed(
         assert not alive.is_lost
 
 
-def test_a_killed_process_does_not_keep_its_own_spool_out(store: ObjectStore) -> None:
+def test_a_killed_process_does_not_keep_its_own_spool_out(store):
     with Lease(store, "r", "here", NEVER), Lease(store, "r", "here", Timing(patience_s=1e9)) as own:
         assert own.was_own
 
 
-def test_of_two_that_take_a_dead_one_at_a_time_one_gets_it(store: ObjectStore) -> None:
+def test_of_two_that_take_a_dead_one_at_a_time_one_gets_it(store):
     Lease(store, "r", "dead", NEVER).__enter__()
     got: list[str] = []
     release = threading.Event()
@@ -70,7 +66,7 @@ def test_of_two_that_take_a_dead_one_at_a_time_one_gets_it(store: ObjectStore) -
     assert [type(one.exception()) for one in both if one.exception()] == [LeaseHeldError]
 
 
-def test_a_store_that_is_gone_for_a_while_costs_no_lease(proxy: s3.FaultyProxy) -> None:
+def test_a_store_that_is_gone_for_a_while_costs_no_lease(proxy):
     store = ObjectStore(s3.URL)
     with Lease(store, "r", "here", QUICK) as lease:
         proxy.fault = "gone"

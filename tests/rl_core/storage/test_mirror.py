@@ -31,7 +31,6 @@ from tests.support import s3
 from tests.support.waiting import wait_for
 
 QUICK = Timing(beat_s=0.3, patience_s=3.0)
-Roots = tuple[Path, Path]
 
 
 @pytest.fixture(autouse=True)
@@ -74,11 +73,17 @@ def upload(store: ObjectStore, root: Path) -> Upload:
     return Upload(store, Spool(root, store.url), "r", "runs/r")
 
 
+def visit(root: Path, run_id: str) -> None:
+    """What a start of a run sends and brings, and nothing else."""
+    with mirrored(storage(root), run_id, timing=QUICK):
+        pass
+
+
 def a_run(root: Path) -> RunFolder:
     return RunFolder.create(RunConfig(run_id="r", storage=storage(root)))
 
 
-def test_another_machine_gets_the_run_byte_for_byte(store: ObjectStore, roots: Roots) -> None:
+def test_another_machine_gets_the_run_byte_for_byte(store, roots):
     here, there = roots
     with at_work(here) as run:
         save(run, 1)
@@ -90,12 +95,11 @@ def test_another_machine_gets_the_run_byte_for_byte(store: ObjectStore, roots: R
         came = RunFolder.under(there, "r")
         assert content(came.path) == left
         newest = latest(came.path)
-        assert newest is not None
         assert newest.step == 3
         assert (checkpoints_folder(came.path) / "latest").readlink() == Path("step_000003")
 
 
-def test_what_is_deleted_or_replaced_here_is_so_there(store: ObjectStore, roots: Roots) -> None:
+def test_what_is_deleted_or_replaced_here_is_so_there(store, roots):
     with at_work(roots[0]) as run:
         first = save(run, 1)
         (run.path / "rollouts").mkdir()
@@ -108,14 +112,13 @@ def test_what_is_deleted_or_replaced_here_is_so_there(store: ObjectStore, roots:
         save(run, 2, b"other weights")
     assert keys(store) == set(files_of(run.path))
     found = store.read("runs/r/checkpoints/step_000002/model.safetensors")
-    assert found is not None
     assert found[0] == b"other weights"
     assert not any("step_000001" in key for key in keys(store) if key.startswith("checkpoints"))
 
 
 def test_a_machine_that_dies_while_it_brings_a_run_down_deletes_nothing_of_it(
-    store: ObjectStore, roots: Roots, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    store, roots, monkeypatch
+):
     here, there = roots
     with at_work(here) as run:
         save(run, 1)
@@ -138,17 +141,14 @@ def test_a_machine_that_dies_while_it_brings_a_run_down_deletes_nothing_of_it(
     assert set(files_of(run.path)) <= set(files_of(came.path)) == keys(store)
 
 
-def test_a_folder_that_was_removed_by_hand_is_brought_back_not_lost(
-    store: ObjectStore, roots: Roots
-) -> None:
+def test_a_folder_that_was_removed_by_hand_is_brought_back_not_lost(store, roots):
     with at_work(roots[0]) as run:
         save(run, 1)
     spool = Spool(roots[0], s3.URL)
     spool.write("r", spool.read("r").model_copy(update={"is_pending": True}))
     before = keys(store)
     shutil.rmtree(run.path)
-    with mirrored(storage(roots[0]), "another", timing=QUICK):
-        pass
+    visit(roots[0], "another")
     assert keys(store) == before
     with mirrored(storage(roots[0]), "r", timing=QUICK):
         assert set(files_of(run.path)) == before
@@ -181,9 +181,7 @@ class Recorder(ObjectStore):
             super().delete(names)
 
 
-def test_logs_go_before_checkpoints_and_manifests_last_and_leave_first(
-    store: ObjectStore, roots: Roots
-) -> None:
+def test_logs_go_before_checkpoints_and_manifests_last_and_leave_first(store, roots):
     recorder = Recorder(s3.URL).watch()
     run = a_run(roots[0])
     save(run, 1)
@@ -199,9 +197,7 @@ def test_logs_go_before_checkpoints_and_manifests_last_and_leave_first(
     assert "model.safetensors" in recorder.done[1]
 
 
-def test_wherever_publishing_dies_the_store_holds_a_run_to_go_on_with(
-    tmp_path: Path,
-) -> None:
+def test_wherever_publishing_dies_the_store_holds_a_run_to_go_on_with(tmp_path):
     """Every request in turn is the last; what a reader then finds is sound, logs included."""
     last, deaths = -1, 0
     while last != deaths:
@@ -233,15 +229,12 @@ def latest_elsewhere(url: str, root: Path) -> int:
     download_run(store, Spool(root, url), "r", lambda path: True, listing_of(store, "r"))
     run = RunFolder.under(root, "r")
     found = latest(run.path)
-    assert found is not None
     assert find_damage(found.path) is None
     assert max(row["step"] for row in run.metrics.read()) >= found.step
     return found.step
 
 
-def test_no_fault_of_the_store_loses_anything_or_stops_the_writer(
-    proxy: s3.FaultyProxy, roots: Roots
-) -> None:
+def test_no_fault_of_the_store_loses_anything_or_stops_the_writer(proxy, roots):
     faults: tuple[s3.Fault, ...] = ("slow", "reset", "503", "gone", "lost part")
     big = os.urandom(9 * 2**20)
     with at_work(roots[0]) as run:
@@ -258,11 +251,8 @@ def test_no_fault_of_the_store_loses_anything_or_stops_the_writer(
 
 
 def test_what_a_store_that_is_gone_did_not_take_is_told_and_sent_by_the_next_start(
-    proxy: s3.FaultyProxy,
-    roots: Roots,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    proxy, roots, monkeypatch, caplog
+):
     monkeypatch.setattr(mirror_module, "END_S", 1.0)
     with at_work(roots[0]) as run:
         wait_for(lambda: "run.json" in keys(ObjectStore(s3.URL)))
@@ -274,14 +264,11 @@ def test_what_a_store_that_is_gone_did_not_take_is_told_and_sent_by_the_next_sta
     assert "the next command with this storage.root sends them" in said[0]
     proxy.fault = "none"
     assert not any(key.startswith("checkpoints") for key in keys(ObjectStore(s3.URL)))
-    with mirrored(storage(roots[0]), "another", timing=QUICK):
-        pass
+    visit(roots[0], "another")
     assert keys(ObjectStore(s3.URL)) == set(files_of(run.path))
 
 
-def test_what_was_never_sent_is_set_aside_where_others_went_on(
-    proxy: s3.FaultyProxy, roots: Roots, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_never_sent_is_set_aside_where_others_went_on(proxy, roots, monkeypatch):
     monkeypatch.setattr(mirror_module, "END_S", 0.5)
     here, there = roots
     with at_work(here) as run:
@@ -293,25 +280,19 @@ def test_what_was_never_sent_is_set_aside_where_others_went_on(
     with at_work(there) as other:
         save(other, 3)
     with mirrored(storage(here), "r", timing=QUICK):
-        assert {c.name for c in checkpoints_folder(run.path).glob("step_*")} == {
-            "step_000001",
-            "step_000003",
-        }
+        there = {c.name for c in checkpoints_folder(run.path).glob("step_*")}
+        assert there == {"step_000001", "step_000003"}
     (aside,) = (here / "superseded").iterdir()
     assert find_damage(checkpoints_folder(aside) / "step_000002") is None
 
 
-def test_a_second_process_on_the_same_folder_leaves_publishing_to_the_first(
-    store: ObjectStore, roots: Roots
-) -> None:
+def test_a_second_process_on_the_same_folder_leaves_publishing_to_the_first(store, roots):
     with at_work(roots[0]) as run, mirrored(storage(roots[0]), "r", timing=QUICK):
         (run.path / "report.html").write_text("page")
         wait_for(lambda: "report.html" in keys(store))
 
 
-def test_questions_bring_what_is_small_and_only_what_changed(
-    store: ObjectStore, roots: Roots
-) -> None:
+def test_questions_bring_what_is_small_and_only_what_changed(store, roots):
     here, there = roots
     with at_work(here) as run:
         save(run, 1)
@@ -327,9 +308,7 @@ def test_questions_bring_what_is_small_and_only_what_changed(
     assert RunFolder.under(there, "r").metrics.values("reward") == [0.1, 0.2]
 
 
-def test_a_record_names_the_places_of_the_folder_that_it_came_to(
-    store: ObjectStore, roots: Roots
-) -> None:
+def test_a_record_names_the_places_of_the_folder_that_it_came_to(store, roots):
     here, there = roots
     for name in ("data", "models"):
         (there / name / "x").mkdir(parents=True)
@@ -343,9 +322,7 @@ def test_a_record_names_the_places_of_the_folder_that_it_came_to(
     assert record.model == "/somewhere/else"
 
 
-def test_a_long_log_is_sent_no_more_often_than_its_size_allows(
-    store: ObjectStore, roots: Roots
-) -> None:
+def test_a_long_log_is_sent_no_more_often_than_its_size_allows(store, roots):
     recorder = Recorder(s3.URL).watch()
     run = a_run(roots[0])
     log = run.path / "log.txt"
@@ -362,20 +339,19 @@ def test_a_long_log_is_sent_no_more_often_than_its_size_allows(
     assert sent.index("log.txt") < sent.index("checkpoints/step_000001/checkpoint.json")
 
 
-def test_without_a_url_nothing_is_asked_for(tmp_path: Path) -> None:
+def test_without_a_url_nothing_is_asked_for(tmp_path):
     before = threading.active_count()
     with mirrored(StorageConfig(root=tmp_path), "r"):
         assert threading.active_count() == before
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_object_holds_a_key(store: ObjectStore, roots: Roots) -> None:
+def test_no_object_holds_a_key(store, roots):
     with at_work(roots[0]) as run:
         save(run, 1)
     everything = {key: store.read(key) for key in store.list()}
     assert len(everything) > 5
     for found in everything.values():
-        assert found is not None
         assert s3.KEYS["AWS_SECRET_ACCESS_KEY"].encode() not in found[0]
     lease = json.loads(everything["locks/r.json"][0])  # type: ignore[index]
     assert lease["released"] is True

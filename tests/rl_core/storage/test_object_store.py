@@ -1,19 +1,16 @@
-from __future__ import annotations
-
 import os
 import re
-import threading
 import traceback
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from rl_core.storage.object_store import Conflict, ObjectStore, StoreError, why_unusable
 from tests.support import s3
+from tests.support.http_server import Handler, serving
 
 
-def test_what_is_put_comes_back_in_parts_too(store: ObjectStore, tmp_path: Path) -> None:
+def test_what_is_put_comes_back_in_parts_too(store, tmp_path):
     big = tmp_path / "big"
     big.write_bytes(os.urandom(20 * 2**20 + 1))
     store.put("a/small", b"words")
@@ -27,19 +24,18 @@ def test_what_is_put_comes_back_in_parts_too(store: ObjectStore, tmp_path: Path)
     store.download("a/big", listed["a/big"], tmp_path / "back")
     assert (tmp_path / "back").read_bytes() == big.read_bytes()
     found = store.read("a/small")
-    assert found is not None
     assert found[0] == b"words"
     store.delete(["a/small", "a/never-there"])
     assert store.read("a/small") is None
 
 
-def test_a_prefix_is_of_whole_names(store: ObjectStore) -> None:
+def test_a_prefix_is_of_whole_names(store):
     store.put("runs/a/run.json", b"1")
     store.put("runs/ab/run.json", b"2")
     assert list(store.list("runs/a/")) == ["runs/a/run.json"]
 
 
-def test_a_conditional_write_is_done_by_one(store: ObjectStore) -> None:
+def test_a_conditional_write_is_done_by_one(store):
     first = store.put_if("lock", b"1", None)
     with pytest.raises(Conflict):
         store.put_if("lock", b"2", None)
@@ -50,9 +46,7 @@ def test_a_conditional_write_is_done_by_one(store: ObjectStore) -> None:
     assert found == (b"3", second)
 
 
-def test_what_was_replaced_since_it_was_listed_is_not_taken(
-    store: ObjectStore, tmp_path: Path
-) -> None:
+def test_what_was_replaced_since_it_was_listed_is_not_taken(store, tmp_path):
     store.put("a", b"old")
     (entry,) = store.list().values()
     store.put("a", b"new")
@@ -61,9 +55,7 @@ def test_what_was_replaced_since_it_was_listed_is_not_taken(
 
 
 @pytest.mark.parametrize("fault", ["503", "reset"])
-def test_a_store_that_fails_says_so_in_a_line_without_keys(
-    proxy: s3.FaultyProxy, fault: s3.Fault
-) -> None:
+def test_a_store_that_fails_says_so_in_a_line_without_keys(proxy, fault):
     proxy.fault = fault
     with pytest.raises(StoreError) as failed:
         ObjectStore(s3.URL).put("a", b"")
@@ -76,9 +68,7 @@ def test_a_store_that_fails_says_so_in_a_line_without_keys(
     ObjectStore(s3.URL).put("a", b"")
 
 
-def test_a_lost_part_fails_the_whole_and_the_next_try_is_whole(
-    proxy: s3.FaultyProxy, tmp_path: Path
-) -> None:
+def test_a_lost_part_fails_the_whole_and_the_next_try_is_whole(proxy, tmp_path):
     big = tmp_path / "big"
     big.write_bytes(os.urandom(9 * 2**20))
     store = ObjectStore(s3.URL)
@@ -91,38 +81,26 @@ def test_a_lost_part_fails_the_whole_and_the_next_try_is_whole(
     assert store.list()["big"].size == 9 * 2**20
 
 
-def test_what_keeps_a_store_from_being_used_is_said_with_its_remedy(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_keeps_a_store_from_being_used_is_said_with_its_remedy(port, monkeypatch):
     assert why_unusable(s3.URL) is None
     assert ObjectStore(s3.URL).list() == {}
     found = why_unusable("s3://nobody/x")
-    assert found is not None
     assert found[0] == "storage.url=s3://nobody/x: there is no such bucket"
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     found = why_unusable(s3.URL)
-    assert found is not None
     assert "\n" not in found[0]
     assert "AWS_ENDPOINT_URL" in found[1]
 
 
-class _Echo(BaseHTTPRequestHandler):
+class _Echo(Handler):
     """Refuses everything, and repeats what it was told, signature and key in an address too."""
 
-    def do_GET(self) -> None:
-        told = (
-            f"{self.headers} https://host/x?X-Amz-Signature={self.headers['authorization'][-64:]}"
-        )
-        body = self.body.format(told=told).encode()
-        self.send_response(self.status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+    says, status = "", 403
 
-    do_PUT = do_POST = do_HEAD = do_DELETE = do_GET  # noqa: N815  # http.server's names
-    body, status = "", 403
-
-    def log_message(self, *_: object) -> None: ...
+    def respond(self) -> None:
+        signature = self.headers["authorization"][-64:]
+        told = f"{self.headers} https://host/x?X-Amz-Signature={signature}"
+        self.answer(self.status, self.says.format(told=told).encode())
 
 
 @pytest.mark.parametrize("status", [400, 403, 404])
@@ -135,20 +113,14 @@ class _Echo(BaseHTTPRequestHandler):
         "<html>https://me:testing-secret-key@host/ {told}",
     ],
 )
-def test_a_store_that_repeats_our_credentials_is_not_quoted(
-    body: str, status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_store_that_repeats_our_credentials_is_not_quoted(body, status, monkeypatch, caplog):
     """ATTACK: a server, or a proxy before it, that puts what it was sent into its refusal."""
-    handler = type("_Own", (_Echo,), {"body": body, "status": status})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        for name, value in s3.environment(server.server_address[1]).items():
+    with serving(type("_Own", (_Echo,), {"says": body, "status": status})) as url:
+        for name, value in s3.environment(urlsplit(url).port).items():
             monkeypatch.setenv(name, value)
         found = why_unusable(s3.URL)
         with pytest.raises((StoreError, FileNotFoundError)) as caught:
             ObjectStore(s3.URL).list("")
-        server.shutdown()
-    assert found is not None
     assert str(status) in found[0] or "there is no such bucket" in found[0]
     said = f"{found[0]} {''.join(traceback.format_exception(caught.value))} {caplog.text}"
     assert s3.KEYS["AWS_SECRET_ACCESS_KEY"] not in said

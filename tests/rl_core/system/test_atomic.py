@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import errno
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,13 +13,7 @@ from rl_core.system.atomic import (
     write_bytes_atomically,
     write_text_atomically,
 )
-from tests.support.faults import leave_free, mounted_small_disk, run_and_kill_at_event
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    with mounted_small_disk(tmp_path) as folder:
-        yield folder
+from tests.support.faults import leave_free, run_and_kill_at_event
 
 
 def names(folder: Path) -> list[str]:
@@ -33,7 +24,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_text_replaces_what_was_there_and_anybody_may_read_it(tmp_path: Path) -> None:
+def test_text_replaces_what_was_there_and_anybody_may_read_it(tmp_path):
     file = tmp_path / "new" / "a.txt"
     write_text_atomically(file, "old")
     write_text_atomically(file, "näw")
@@ -42,7 +33,7 @@ def test_text_replaces_what_was_there_and_anybody_may_read_it(tmp_path: Path) ->
     assert names(file.parent) == ["a.txt"]
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     file = tmp_path / "a.txt"
     write_text_atomically(file, "old")
 
@@ -58,7 +49,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("free_bytes", [0, 4096, 8192])
-def test_a_full_disk_leaves_the_old_file(small_disk: Path, free_bytes: int) -> None:
+def test_a_full_disk_leaves_the_old_file(small_disk, free_bytes):
     file = small_disk / "a.bin"
     write_bytes_atomically(file, b"old")
     leave_free(small_disk, free_bytes)
@@ -69,7 +60,7 @@ def test_a_full_disk_leaves_the_old_file(small_disk: Path, free_bytes: int) -> N
     assert names(small_disk) == ["a.bin", "ballast"]
 
 
-def test_a_file_is_old_or_new_wherever_its_writer_is_killed(tmp_path: Path) -> None:
+def test_a_file_is_old_or_new_wherever_its_writer_is_killed(tmp_path):
     file = tmp_path / "a.txt"
     outcomes = []
     for event_number in range(1, 100):
@@ -87,7 +78,7 @@ def test_a_file_is_old_or_new_wherever_its_writer_is_killed(tmp_path: Path) -> N
     assert set(outcomes) == {"old", "new"}
 
 
-def test_a_folder_appears_whole_with_its_subfolders_readable(tmp_path: Path) -> None:
+def test_a_folder_appears_whole_with_its_subfolders_readable(tmp_path):
     final = tmp_path / "data" / "set"
     with new_folder(final) as temporary:
         (temporary / "sub").mkdir(mode=0o700)
@@ -101,7 +92,7 @@ def test_a_folder_appears_whole_with_its_subfolders_readable(tmp_path: Path) -> 
     assert names(final.parent) == ["set"]
 
 
-def test_a_folder_replaces_the_one_before_and_loses_its_old_files(tmp_path: Path) -> None:
+def test_a_folder_replaces_the_one_before_and_loses_its_old_files(tmp_path):
     final = tmp_path / "set"
     for name in ("old", "new"):
         with new_folder(final) as temporary:
@@ -110,7 +101,7 @@ def test_a_folder_replaces_the_one_before_and_loses_its_old_files(tmp_path: Path
     assert names(tmp_path) == ["set"]
 
 
-def test_a_failed_folder_leaves_the_one_before(tmp_path: Path) -> None:
+def test_a_failed_folder_leaves_the_one_before(tmp_path):
     final = tmp_path / "set"
     with new_folder(final) as temporary:
         (temporary / "old").write_text("1")
@@ -126,7 +117,7 @@ def test_a_failed_folder_leaves_the_one_before(tmp_path: Path) -> None:
     assert names(tmp_path) == ["set"]
 
 
-def test_removing_a_folder_never_leaves_half_of_it_under_its_name(tmp_path: Path) -> None:
+def test_removing_a_folder_never_leaves_half_of_it_under_its_name(tmp_path):
     final = tmp_path / "set"
     states = []
     for event_number in range(1, 200):
@@ -143,7 +134,7 @@ def test_removing_a_folder_never_leaves_half_of_it_under_its_name(tmp_path: Path
     assert names(tmp_path) == []
 
 
-def test_sweeping_takes_leftovers_and_nothing_else(tmp_path: Path) -> None:
+def test_sweeping_takes_leftovers_and_nothing_else(tmp_path):
     (tmp_path / ".tmp-a").write_text("")
     (tmp_path / ".trash-b").mkdir()
     (tmp_path / ".trash-b" / "x").write_text("")
@@ -153,7 +144,7 @@ def test_sweeping_takes_leftovers_and_nothing_else(tmp_path: Path) -> None:
     assert sweep_leftovers(tmp_path / "absent") == []
 
 
-def test_a_symlink_is_moved_in_one_step(tmp_path: Path) -> None:
+def test_a_symlink_is_moved_in_one_step(tmp_path):
     for target in ("a", "b"):
         (tmp_path / target).mkdir()
         (tmp_path / target / "name").write_text(target)

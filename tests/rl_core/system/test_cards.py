@@ -1,7 +1,5 @@
 """Cards by the names that torch, nvidia-smi and people give them."""
 
-from __future__ import annotations
-
 import pytest
 
 from rl_core.system.cards import CARDS, cards_of, find_card, named_card
@@ -30,7 +28,7 @@ from rl_core.system.cards import CARDS, cards_of, find_card, named_card
         ("Radeon RX 7900 XTX", 24.0, None),
     ],
 )
-def test_a_device_is_recognised(name: str, memory_gib: float, card: str | None) -> None:
+def test_a_device_is_recognised(name, memory_gib, card):
     found = find_card(name, memory_gib)
     assert (found.name if found else None) == card
 
@@ -43,25 +41,25 @@ def test_a_device_is_recognised(name: str, memory_gib: float, card: str | None) 
         *((card.name, card.name) for card in CARDS),
     ],
 )
-def test_a_person_names_a_card(name: str, card: str) -> None:
+def test_a_person_names_a_card(name, card):
     assert named_card(name).name == card
 
 
-def test_an_unclear_name_is_refused_in_one_line() -> None:
+def test_an_unclear_name_is_refused_in_one_line():
     with pytest.raises(ValueError, match=r"^resources\.card=A100 is A100 40GB or A100 80GB: say"):
         named_card("A100")
     with pytest.raises(ValueError, match=r"did you mean 'RTX 4090'\? .* resources\.gpu_memory_gib"):
         named_card("RTX 4091")
 
 
-def test_cards_by_their_memory() -> None:
+def test_cards_by_their_memory():
     assert [card.name for card in cards_of(141)] == ["H200"]
     of_24 = [card.name for card in cards_of(24)]
     assert {"RTX 3090", "RTX 4090", "A10", "L4"} <= set(of_24)
     assert of_24[-1] == "L4"  # 300 GB/s
 
 
-def test_the_rate_is_that_of_the_type() -> None:
+def test_the_rate_is_that_of_the_type():
     card = named_card("RTX 4090")
     assert (card.flops("bfloat16"), card.flops("float32")) == (165.2e12, 82.6e12)
     assert named_card("T4").flops("bfloat16") == 8.1e12  # its tensor units do not know it

@@ -1,7 +1,5 @@
 """Real child processes: what arrives from them, and what becomes of one that is lost."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -72,7 +70,7 @@ def ends() -> Iterator[tuple[Channel, socket.socket]]:
         yield Channel(ours), theirs
 
 
-def test_it_sees_no_secret_that_it_does_not_need(child: Child) -> None:
+def test_it_sees_no_secret_that_it_does_not_need(child):
     child.send({"do": "echo"})
     child.send({})
     child.receive(60)  # it runs its own program by now
@@ -80,7 +78,7 @@ def test_it_sees_no_secret_that_it_does_not_need(child: Child) -> None:
     assert seen == {WANDB_KEY}
 
 
-def test_messages_arrive_whole_whatever_the_child_prints(child: Child) -> None:
+def test_messages_arrive_whole_whatever_the_child_prints(child):
     child.send({"do": "echo"})
     for message in ({}, {"text": "ü\n\x00\ud800" * 100_000, "number": 0.1, "path": Path("/a")}):
         child.send(message)
@@ -89,12 +87,12 @@ def test_messages_arrive_whole_whatever_the_child_prints(child: Child) -> None:
         assert answer == {"said": expected, "arguments": ["an argument", "3"]}
 
 
-def test_a_program_that_takes_the_childs_place_goes_on_with_the_channel(child: Child) -> None:
+def test_a_program_that_takes_the_childs_place_goes_on_with_the_channel(child):
     child.send({"do": "again"})
     assert child.receive(60) == {}
 
 
-def test_what_a_child_said_last_is_read_and_then_its_end(child: Child) -> None:
+def test_what_a_child_said_last_is_read_and_then_its_end(child):
     """What it started and left behind does not look like it."""
     child.send({"do": "leave"})
     assert len(child.receive(60)["last"]) == 300_000
@@ -103,7 +101,7 @@ def test_what_a_child_said_last_is_read_and_then_its_end(child: Child) -> None:
     assert child.process.wait(60) == 3
 
 
-def test_a_kill_takes_all_that_the_child_started(child: Child) -> None:
+def test_a_kill_takes_all_that_the_child_started(child):
     child.send({"do": "start"})
     started = [psutil.Process(pid) for pid in child.receive(60)["pids"]]
     child.kill()
@@ -113,9 +111,7 @@ def test_a_kill_takes_all_that_the_child_started(child: Child) -> None:
     assert child.process.returncode == -signal.SIGKILL
 
 
-def test_half_a_message_is_kept_and_is_no_reason_to_wait_longer(
-    ends: tuple[Channel, socket.socket],
-) -> None:
+def test_half_a_message_is_kept_and_is_no_reason_to_wait_longer(ends):
     channel, other = ends
     for part in (b'{"a"', b": 1", b'}\n{"b": 2}\n{"c'):
         with pytest.raises(TimeoutError):
@@ -131,7 +127,7 @@ def test_half_a_message_is_kept_and_is_no_reason_to_wait_longer(
     assert time.monotonic() - start < 30
 
 
-def test_what_nobody_reads_is_not_waited_for(ends: tuple[Channel, socket.socket]) -> None:
+def test_what_nobody_reads_is_not_waited_for(ends):
     channel, other = ends
     with pytest.raises(TimeoutError):
         channel.send({"text": "x" * 10_000_000}, timeout_s=0.1)
@@ -143,9 +139,7 @@ def test_what_nobody_reads_is_not_waited_for(ends: tuple[Channel, socket.socket]
 
 
 @pytest.mark.parametrize("line", [b"\xff\n", b"{\n", b"[1]\n", b"\n"])
-def test_what_is_no_message_is_told_and_passed_over(
-    line: bytes, ends: tuple[Channel, socket.socket]
-) -> None:
+def test_what_is_no_message_is_told_and_passed_over(line, ends):
     channel, other = ends
     other.sendall(line + b'{"a": 1}\n')
     with pytest.raises(ValueError, match=r"decode|Expecting|is no message"):
@@ -153,7 +147,7 @@ def test_what_is_no_message_is_told_and_passed_over(
     assert channel.receive(1) == {"a": 1}
 
 
-def test_how_a_process_ended_in_words() -> None:
+def test_how_a_process_ended_in_words():
     assert [how_it_ended(code) for code in (0, 3, -9, -40)] == [
         "exit code 0",
         "exit code 3",

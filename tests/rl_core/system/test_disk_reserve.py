@@ -1,7 +1,5 @@
 """The bytes that pay for a dying run's last words."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os
@@ -21,7 +19,6 @@ from rl_core.system.disk_reserve import (
     may_write,
     write_last_words,
 )
-from tests.support.chaos import Ledger
 from tests.support.faults import leave_files, leave_free, mounted_small_disk
 
 DISK_BYTES = 3 * RESERVE_BYTES
@@ -38,7 +35,7 @@ def free(disk: Path) -> int:
     return stats.f_bavail * stats.f_frsize
 
 
-def test_the_reserve_takes_real_blocks_and_gives_all_of_them_back(disk: Path) -> None:
+def test_the_reserve_takes_real_blocks_and_gives_all_of_them_back(disk):
     before = free(disk)
     assert hold_reserve(disk)
     assert hold_reserve(disk)  # held once, whoever asks again
@@ -49,7 +46,7 @@ def test_the_reserve_takes_real_blocks_and_gives_all_of_them_back(disk: Path) ->
     assert free(disk) >= RESERVE_BYTES - 2 * 4096
 
 
-def test_once_given_up_nothing_large_is_written_until_it_is_back(disk: Path) -> None:
+def test_once_given_up_nothing_large_is_written_until_it_is_back(disk):
     assert may_write(disk)
     hold_reserve(disk)
     leave_free(disk, 0)
@@ -62,7 +59,7 @@ def test_once_given_up_nothing_large_is_written_until_it_is_back(disk: Path) -> 
     assert (disk / RESERVE).stat().st_size == RESERVE_BYTES
 
 
-def test_a_disk_without_room_has_no_reserve_and_no_rule(small_disk: Path) -> None:
+def test_a_disk_without_room_has_no_reserve_and_no_rule(small_disk):
     assert not hold_reserve(small_disk)
     assert not (small_disk / RESERVE).exists()
     assert may_write(small_disk)
@@ -72,7 +69,7 @@ def test_a_disk_without_room_has_no_reserve_and_no_rule(small_disk: Path) -> Non
     assert caught.value.errno == errno.ENOSPC
 
 
-def test_what_is_no_full_disk_keeps_the_reserve(disk: Path) -> None:
+def test_what_is_no_full_disk_keeps_the_reserve(disk):
     hold_reserve(disk)
     with pytest.raises(FileNotFoundError):
         write_last_words(disk, lambda: (disk / "none" / "x").write_bytes(b"w") and None)
@@ -80,7 +77,7 @@ def test_what_is_no_full_disk_keeps_the_reserve(disk: Path) -> None:
 
 
 @pytest.mark.chaos
-def test_a_run_on_a_full_disk_still_says_why_it_ends(disk: Path, survived: Ledger) -> None:
+def test_a_run_on_a_full_disk_still_says_why_it_ends(disk, survived):
     run = RunFolder.create(RunConfig.model_validate({"run_id": "r", "storage": {"root": disk}}))
     run.metrics.append(1, {"a": 1.0})
     leave_free(disk, 0)
@@ -97,9 +94,7 @@ def test_a_run_on_a_full_disk_still_says_why_it_ends(disk: Path, survived: Ledge
     survived("ENOSPC", "metrics lines and last words", rows_lost=299 - len(run.metrics.read()))
 
 
-def test_without_any_room_a_record_and_log_lines_are_lost_but_not_the_run(
-    small_disk: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_any_room_a_record_and_log_lines_are_lost_but_not_the_run(small_disk, caplog):
     run = RunFolder.create(
         RunConfig.model_validate({"run_id": "r", "storage": {"root": small_disk}})
     )
@@ -118,7 +113,7 @@ def test_without_any_room_a_record_and_log_lines_are_lost_but_not_the_run(
     assert [p.name for p in run.path.iterdir() if p.name.startswith(".tmp-")] == []
 
 
-def test_a_worker_whose_log_has_no_room_works_on(small_disk: Path) -> None:
+def test_a_worker_whose_log_has_no_room_works_on(small_disk):
     code = """
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """ATTACKS on a shared folder: links, pipes and files of another user where a run writes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -52,7 +50,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_no_link_is_followed_where_a_run_writes(name: str, tmp_path: Path) -> None:
+def test_no_link_is_followed_where_a_run_writes(name, tmp_path):
     victim, folder = tmp_path / "victim", tmp_path / "run"
     victim.write_text(PRECIOUS)
     folder.mkdir()
@@ -63,7 +61,7 @@ def test_no_link_is_followed_where_a_run_writes(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", [".owner", "metrics.jsonl", "log.txt"])
-def test_a_pipe_does_not_hold_a_run_up(name: str, tmp_path: Path) -> None:
+def test_a_pipe_does_not_hold_a_run_up(name, tmp_path):
     os.mkfifo(tmp_path / name)
     with pytest.raises(PermissionError, match="no plain file"):
         WRITERS[name](tmp_path)
@@ -78,7 +76,7 @@ def test_a_pipe_does_not_hold_a_run_up(name: str, tmp_path: Path) -> None:
 
 @is_root
 @pytest.mark.parametrize("name", [".owner", ".reserve", "metrics.jsonl", "log.txt"])
-def test_another_users_file_is_not_written(name: str, tmp_path: Path) -> None:
+def test_another_users_file_is_not_written(name, tmp_path):
     (tmp_path / name).write_text(PRECIOUS)
     os.chown(tmp_path / name, STRANGER, STRANGER)
     with pytest.raises(PermissionError, match=f"belongs to another user .{STRANGER}.: remove it"):
@@ -88,7 +86,7 @@ def test_another_users_file_is_not_written(name: str, tmp_path: Path) -> None:
 
 @is_root
 @pytest.mark.parametrize("is_link", [False, True])
-def test_no_run_starts_in_another_users_folder(is_link: bool, tmp_path: Path) -> None:
+def test_no_run_starts_in_another_users_folder(is_link, tmp_path):
     folder, elsewhere = tmp_path / "runs" / "r", tmp_path / "home"
     folder.parent.mkdir()
     elsewhere.mkdir()
@@ -103,7 +101,7 @@ def test_no_run_starts_in_another_users_folder(is_link: bool, tmp_path: Path) ->
     assert not [*folder.iterdir(), *elsewhere.iterdir()]
 
 
-def test_a_run_on_a_larger_disk_behind_a_link_of_ones_own_starts(tmp_path: Path) -> None:
+def test_a_run_on_a_larger_disk_behind_a_link_of_ones_own_starts(tmp_path):
     (tmp_path / "large").mkdir()
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "r").symlink_to(tmp_path / "large")
@@ -117,7 +115,7 @@ def test_a_run_on_a_larger_disk_behind_a_link_of_ones_own_starts(tmp_path: Path)
 @pytest.mark.parametrize(
     ("umask", "file", "folder"), [(0o077, 0o600, 0o700), (0o002, 0o664, 0o775)]
 )
-def test_who_may_read_is_by_the_umask(umask: int, file: int, folder: int, tmp_path: Path) -> None:
+def test_who_may_read_is_by_the_umask(umask, file, folder, tmp_path):
     before = os.umask(umask)
     try:
         write_text_atomically(tmp_path / "a.txt", "a")

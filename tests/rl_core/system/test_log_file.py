@@ -1,22 +1,17 @@
-from __future__ import annotations
-
 import logging
 import re
-from pathlib import Path
-
-import pytest
 
 from rl_core.system.log_file import log_to_file, redact
 
 
-def test_user_and_password_of_urls_are_blotted_out() -> None:
+def test_user_and_password_of_urls_are_blotted_out():
     text = "GET https://me:pa55@host:8080/x?a=b@c and http://tok3n@h/ and https://host/a@b"
     assert (
         redact(text) == "GET https://***@host:8080/x?a=b@c and http://***@h/ and https://host/a@b"
     )
 
 
-def test_values_of_secret_variables_are_blotted_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_of_secret_variables_are_blotted_out(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
     monkeypatch.setenv("HF_TOKEN", "hf_secretsecret")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret/of+aws")
@@ -26,7 +21,7 @@ def test_values_of_secret_variables_are_blotted_out(monkeypatch: pytest.MonkeyPa
     assert redact(text) == "key=***, ***, ***; 12345678 tests"
 
 
-def test_lines_have_utc_time_level_and_logger(tmp_path: Path) -> None:
+def test_lines_have_utc_time_level_and_logger(tmp_path):
     file = tmp_path / "run" / "log.txt"
     logger = logging.getLogger("rl_core.some_module")
     for text in ("first", "second"):
@@ -49,7 +44,7 @@ def test_lines_have_utc_time_level_and_logger(tmp_path: Path) -> None:
     assert logging.getLogger("rl_core").handlers == []
 
 
-def test_a_traceback_is_redacted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_traceback_is_redacted_too(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
     with log_to_file(tmp_path / "log.txt"):
         try:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator
@@ -29,9 +27,7 @@ def port() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY", "ALL_PROXY"])
-def test_this_machine_is_not_asked_for_by_a_proxy(
-    no_variables: pytest.MonkeyPatch, port: int, name: str
-) -> None:
+def test_this_machine_is_not_asked_for_by_a_proxy(no_variables, port, name):
     no_variables.setenv(name, PROXY)
     spare_loopback()
     for host in ("127.0.0.1", "localhost"):
@@ -42,9 +38,7 @@ def test_this_machine_is_not_asked_for_by_a_proxy(
 
 
 @pytest.mark.parametrize("name", ["no_proxy", "NO_PROXY"])
-def test_what_the_user_spares_stays_spared_and_the_reason_names_who_was_asked(
-    no_variables: pytest.MonkeyPatch, name: str
-) -> None:
+def test_what_the_user_spares_stays_spared_and_the_reason_names_who_was_asked(no_variables, name):
     no_variables.setenv("http_proxy", PROXY)
     no_variables.setenv(name, "spared.invalid, .inside")
     assert "127.0.0.1:9: " in str(why_unreachable("http://other.invalid:7"))
@@ -58,7 +52,7 @@ def test_what_the_user_spares_stays_spared_and_the_reason_names_who_was_asked(
     assert os.environ["NO_PROXY"] == os.environ["no_proxy"]
 
 
-def test_a_star_spares_all(no_variables: pytest.MonkeyPatch) -> None:
+def test_a_star_spares_all(no_variables):
     no_variables.setenv("http_proxy", PROXY)
     no_variables.setenv("NO_PROXY", "*")
     spare_loopback()

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from rl_core.system.printable import printable
@@ -16,5 +14,5 @@ from rl_core.system.printable import printable
         ("\ud800", "\\ud800"),
     ],
 )
-def test_nothing_steers_the_terminal(text: str, shown: str) -> None:
+def test_nothing_steers_the_terminal(text, shown):
     assert printable(text) == shown

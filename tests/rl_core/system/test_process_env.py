@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -34,9 +32,7 @@ from rl_core.system.process_env import (
         ("wandb_api_key", "x"),
     ],
 )
-def test_what_looks_like_a_secret_reaches_no_child(
-    name: str, value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_looks_like_a_secret_reaches_no_child(name, value, monkeypatch):
     monkeypatch.setenv(name, value)
     assert is_credential(name, value)
     assert name not in environment_of_child()
@@ -59,25 +55,19 @@ def test_what_looks_like_a_secret_reaches_no_child(
         ("AUTHOR", "me@example.org"),
     ],
 )
-def test_what_a_process_needs_for_its_work_stays(
-    name: str, value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_process_needs_for_its_work_stays(name, value, monkeypatch):
     monkeypatch.setenv(name, value)
     assert environment_of_child()[name] == value
 
 
 @pytest.mark.parametrize("name", ["API_KEYS", "MYSQL_PWD", "CI_JOB_JWT", "SESSION_COOKIES"])
-def test_a_log_and_a_child_know_the_same_secrets(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_and_a_child_know_the_same_secrets(name, monkeypatch):
     monkeypatch.setenv(name, "of-many-letters-1")
     assert name not in environment_of_child()
     assert redact("said: of-many-letters-1") == "said: ***"
 
 
-def test_a_child_gets_the_credentials_that_it_needs_and_no_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_child_gets_the_credentials_that_it_needs_and_no_others(monkeypatch):
     monkeypatch.setattr(process_env, "_lent", {})
     secrets = {"WANDB_API_KEY": "w", "RAY_AUTH_TOKEN": "r", "PREFECT_API_KEY": "p", "HF_TOKEN": "h"}
     secrets["HTTPS_PROXY"] = "http://me:word@proxy:3128"
@@ -106,7 +96,7 @@ def test_a_child_gets_the_credentials_that_it_needs_and_no_others(
     assert redact("said: 0123456789") == "said: ***"
 
 
-def test_a_cpu_process_compiles_nothing_and_keeps_its_number_of_threads() -> None:
+def test_a_cpu_process_compiles_nothing_and_keeps_its_number_of_threads():
     variables = process_environment(num_threads=3, on_gpu=False, offline=True)
     assert variables["OMP_NUM_THREADS"] == "3"
     assert variables["TORCH_COMPILE_DISABLE"] == "1"
@@ -115,13 +105,13 @@ def test_a_cpu_process_compiles_nothing_and_keeps_its_number_of_threads() -> Non
     assert "VLLM_CPU_KVCACHE_SPACE" not in variables
 
 
-def test_a_gpu_process_may_compile_and_an_online_one_may_ask_the_hub() -> None:
+def test_a_gpu_process_may_compile_and_an_online_one_may_ask_the_hub():
     variables = process_environment(num_threads=1, on_gpu=True, offline=False)
     assert "TORCH_COMPILE_DISABLE" not in variables
     assert "HF_HUB_OFFLINE" not in variables
 
 
-def test_segments_grow_on_a_card_where_vllm_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_grow_on_a_card_where_vllm_allows_it(monkeypatch):
     def allocator(*, on_gpu: bool = True, sleeps: bool = False) -> dict[str, str]:
         variables = process_environment(num_threads=1, on_gpu=on_gpu, offline=True, sleeps=sleeps)
         return {name: value for name, value in variables.items() if "ALLOC_CONF" in name}
@@ -136,7 +126,7 @@ def test_segments_grow_on_a_card_where_vllm_allows_it(monkeypatch: pytest.Monkey
     assert allocator() == {}
 
 
-def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_set_stays(monkeypatch):
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
     monkeypatch.delenv("DO_NOT_TRACK", raising=False)
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
@@ -146,7 +136,7 @@ def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ["GOMP_SPINCOUNT"] == "0"  # idle threads sleep, in every process
 
 
-def test_threads_reach_torch_and_the_driver_side_loads_none_of_it() -> None:
+def test_threads_reach_torch_and_the_driver_side_loads_none_of_it():
     program = (
         "import os, sys\n"
         "from rl_core.system.process_env import *\n"
@@ -181,9 +171,7 @@ _WHO_TAKES_THEM = {
 
 @pytest.mark.parametrize("user", [None, "200"], ids=["default", "a user's own"])
 @pytest.mark.parametrize("who", _WHO_TAKES_THEM)
-def test_every_kind_of_process_bounds_the_caches_before_torch(
-    who: str, user: str | None, tmp_path: Path
-) -> None:
+def test_every_kind_of_process_bounds_the_caches_before_torch(who, user, tmp_path):
     bounds = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
     program = (
         "import os, sys\n"
@@ -212,7 +200,7 @@ def test_every_kind_of_process_bounds_the_caches_before_torch(
     assert done.stdout == ("64 16" if user is None else "200 200"), done.stderr
 
 
-def test_single_variables_may_be_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_variables_may_be_handed_on(monkeypatch):
     monkeypatch.setenv("OPENAI_KEY", "a secret")
     monkeypatch.setenv("HF_TOKEN", "another")
     lent = process_env.credentials_for(names=("OPENAI_KEY", "NOT_SET"))

@@ -1,7 +1,5 @@
 """Real processes: a group is found whatever became of its parents; strangers are left alone."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -59,7 +57,6 @@ def start(code: str, **environment: str) -> subprocess.Popen[str]:
 
 
 def said(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
@@ -71,7 +68,7 @@ def temp_root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_the_stacks_of_all_threads_are_dumped_even_of_a_stopped_process() -> None:
+def test_the_stacks_of_all_threads_are_dumped_even_of_a_stopped_process():
     group = new_process_group()
     with (
         start(DUMPER, **{PROCESS_GROUP: group}) as dumper,
@@ -81,7 +78,6 @@ def test_the_stacks_of_all_threads_are_dumped_even_of_a_stopped_process() -> Non
             assert said(dumper) == "ready"
             dumper.send_signal(signal.SIGSTOP)
             dump_stacks(group)
-            assert dumper.stderr is not None
             text = ""
             while not all(part in text for part in ("threading.py", "waits_for_ever", "Current")):
                 text += dumper.stderr.readline()
@@ -92,7 +88,7 @@ def test_the_stacks_of_all_threads_are_dumped_even_of_a_stopped_process() -> Non
         assert {dumper.wait(), bystander.wait()} <= {-signal.SIGKILL, 0}
 
 
-def test_what_a_killed_owner_left_is_swept_and_nothing_else(temp_root: Path) -> None:
+def test_what_a_killed_owner_left_is_swept_and_nothing_else(temp_root):
     (foreign := temp_root / "rl-foreign").mkdir()
     with start(OWNER) as dead, start(OWNER) as living:
         try:
@@ -148,7 +144,7 @@ INTRUDER = """
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
-def test_another_user_neither_enters_nor_has_a_run_killed_by_its_mark(temp_root: Path) -> None:
+def test_another_user_neither_enters_nor_has_a_run_killed_by_its_mark(temp_root):
     temp_root.chmod(0o1777)  # as /tmp
     group = new_process_group()
     with (
@@ -173,9 +169,7 @@ def test_another_user_neither_enters_nor_has_a_run_killed_by_its_mark(temp_root:
 
 
 @pytest.mark.parametrize("length", [28, 29, 90])
-def test_rays_sockets_have_room_below_any_temporary_folder(
-    length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rays_sockets_have_room_below_any_temporary_folder(length, monkeypatch):
     with tempfile.TemporaryDirectory(dir="/tmp") as parent:
         root = Path(parent, "é" * 3 + "x" * (length - len(parent) - 7))
         assert len(os.fsencode(root)) == length
@@ -188,7 +182,7 @@ def test_rays_sockets_have_room_below_any_temporary_folder(
             assert len(os.fsencode(session / "sockets" / "plasma_store")) <= 107
 
 
-def test_a_family_ends_though_it_goes_on_to_fork() -> None:
+def test_a_family_ends_though_it_goes_on_to_fork():
     group = new_process_group()
     breeder = """
         import os, time

@@ -1,7 +1,5 @@
 """Secrets by the names of their variables and by their own form, and what only looks like them."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import subprocess
@@ -25,93 +23,42 @@ from rl_core.system.redaction import (
 SECRET = "aV3ry/Long+Secret=="
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "HF_TOKEN",
-        "WANDB_API_KEY",
-        "AWS_SECRET_ACCESS_KEY",
-        "AZURE_STORAGE_KEY",
-        "AZURE_STORAGE_CONNECTION_STRING",
-        "AZURE_STORAGE_SAS_TOKEN",
-        "SLACK_WEBHOOK_URL",
-        "WEBHOOK_URL",
-        "DISCORD_WEBHOOK",
-        "SMTP_PASS",
-        "PGPASSWORD",
-        "DB_PASSWD",
-        "MYSQL_PWD",
-        "GITHUB_PAT",
-        "SSH_PASSPHRASE",
-        "SENTRY_DSN",
-        "API_KEYS",
-        "OPENAI_API_KEY_2",
-        "hf_token",
-        "PREFECT_API_AUTH_STRING",
-        "PREFECT_SERVER_API_AUTH_STRING",
-        "RAY_AUTH_TOKEN",
-        "APIKEY",
-        "CI_JOB_JWT",
-        "GITLAB_PRIVATE_KEY",
-        "ENCRYPTION_KEY",
-        "CLIENT_SECRET",
-        "PASSWORD",
-        "TOKEN",
-        "PGPASS",
-        "BASIC_AUTH",
-    ],
-)
-def test_a_secret_is_told_by_the_name_of_its_variable(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    is_one_word = name == "PGPASS"  # `PASS` counts as a word of its own only: COMPASS, BYPASS
+SECRET_NAMES = [
+    *["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "AZURE_STORAGE_KEY", "WEBHOOK_URL"],
+    *["AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_SAS_TOKEN", "SLACK_WEBHOOK_URL"],
+    *["DISCORD_WEBHOOK", "SMTP_PASS", "PGPASSWORD", "DB_PASSWD", "MYSQL_PWD", "GITHUB_PAT"],
+    *["SSH_PASSPHRASE", "SENTRY_DSN", "API_KEYS", "OPENAI_API_KEY_2", "hf_token", "APIKEY"],
+    *["PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING", "RAY_AUTH_TOKEN", "CI_JOB_JWT"],
+    *["GITLAB_PRIVATE_KEY", "ENCRYPTION_KEY", "CLIENT_SECRET", "PASSWORD", "TOKEN", "BASIC_AUTH"],
+    "PGPASS",  # `PASS` counts as a word of its own only: COMPASS, BYPASS
+]
+OTHER_NAMES = [
+    *["MONKEY", "monkey", "KEY_PADDING", "key_padding_mask", "tokenizer", "TOKENIZERS_PARALLELISM"],
+    *["MAX_TOKENS", "max_response_length", "NUM_TOKENS", "MY_TOKEN_COUNT", "PATH", "PWD", "OLDPWD"],
+    *["COMPASS", "BYPASS", "SSH_AUTH_SOCK", "RAY_AUTH_MODE", "KEYBOARD", "PASSES", "PUBLIC_KEY"],
+    *["SSH_PUBLIC_KEY", "DESIGN", "DESIG", "TURKEY"],
+]
+
+
+@pytest.mark.parametrize("name", SECRET_NAMES)
+def test_a_secret_is_told_by_the_name_of_its_variable(name, monkeypatch):
+    is_one_word = name == "PGPASS"
     assert is_secret_name(name) != is_one_word
     assert is_credential(name, SECRET) != is_one_word  # no child gets it either
     monkeypatch.setenv(name, SECRET)
-    shown = redact(
-        f"{SECRET} was refused; {json.dumps({'k': SECRET})}; ?t=aV3ry%2FLong%2BSecret%3D%3D"
-    )
+    as_json = json.dumps({"k": SECRET})
+    shown = redact(f"{SECRET} was refused; {as_json}; ?t=aV3ry%2FLong%2BSecret%3D%3D")
     assert ("aV3ry" in shown) == is_one_word
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "MONKEY",
-        "monkey",
-        "KEY_PADDING",
-        "key_padding_mask",
-        "tokenizer",
-        "TOKENIZERS_PARALLELISM",
-        "MAX_TOKENS",
-        "max_response_length",
-        "NUM_TOKENS",
-        "MY_TOKEN_COUNT",
-        "PATH",
-        "PWD",
-        "OLDPWD",
-        "COMPASS",
-        "BYPASS",
-        "SSH_AUTH_SOCK",
-        "RAY_AUTH_MODE",
-        "KEYBOARD",
-        "PASSES",
-        "PUBLIC_KEY",
-        "SSH_PUBLIC_KEY",
-        "DESIGN",
-        "DESIG",
-        "TURKEY",
-    ],
-)
-def test_what_only_looks_like_a_secrets_name_stays(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_what_only_looks_like_a_secrets_name_stays(name, monkeypatch):
     assert not is_secret_name(name)
     monkeypatch.setenv(name, "1234567890ab")
     assert redact("1234567890ab") == "1234567890ab"
 
 
-def test_a_word_or_a_file_is_no_secret() -> None:
+def test_a_word_or_a_file_is_no_secret():
     assert not is_secret("PROMPT_KEY", "question")
     assert not is_secret("GOOGLE_APPLICATION_CREDENTIALS", __file__)
     assert is_secret("WANDB_API_KEY", "a-secret-of-many-letters")
@@ -144,7 +91,7 @@ def test_a_word_or_a_file_is_no_secret() -> None:
         ("-----BEGIN RSA PRIVATE KEY-----\nab\n-----END RSA PRIVATE KEY----- x", "*** x"),
     ],
 )
-def test_a_secret_is_told_by_its_form(text: str, shown: str) -> None:
+def test_a_secret_is_told_by_its_form(text, shown):
     assert redact(text) == shown
     quoted = json.dumps({"reason": f'"{text}"', "next": "step"})
     assert json.loads(redact(quoted))["next"] == "step"
@@ -161,20 +108,16 @@ def test_a_secret_is_told_by_its_form(text: str, shown: str) -> None:
         "score: 1.0 in 12 tokens of <answer> (1 + 2) * 3 </answer>",
     ],
 )
-def test_other_text_stays_as_it_is(text: str) -> None:
+def test_other_text_stays_as_it_is(text):
     assert redact(text) == text
 
 
-def test_the_password_of_a_url_in_the_environment_is_blotted_out_alone_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_password_of_a_url_in_the_environment_is_blotted_out_alone_too(monkeypatch):
     monkeypatch.setenv("DATABASE", "postgresql://me:hunter2hunter2@db/x")
     assert redact("login with hunter2hunter2 failed") == "login with *** failed"
 
 
-def test_a_key_of_several_lines_is_found_where_it_stands_in_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_key_of_several_lines_is_found_where_it_stands_in_one(monkeypatch):
     monkeypatch.setenv("MY_SECRET", 'first line\nsecond "line"')
     assert redact('ValueError: first line second "line"') == "ValueError: ***"
     assert json.loads(redact(json.dumps(['x first line\nsecond "line"']))) == ["x ***"]
@@ -183,7 +126,7 @@ def test_a_key_of_several_lines_is_found_where_it_stands_in_one(
 @pytest.mark.parametrize(
     "text", ["://a:" * 30_000, "?" * 100_000, "-eyJ" * 30_000, "&token" * 20_000, "A_" * 60_000]
 )
-def test_long_hostile_text_is_read_in_linear_time(text: str) -> None:
+def test_long_hostile_text_is_read_in_linear_time(text):
     redact(text)
 
 
@@ -197,9 +140,7 @@ def test_long_hostile_text_is_read_in_linear_time(text: str) -> None:
         KeyError(SECRET),
     ],
 )
-def test_an_error_says_no_secret_nor_does_what_led_to_it(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_says_no_secret_nor_does_what_led_to_it(error, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", SECRET)
 
     def fail() -> None:
@@ -247,9 +188,7 @@ class _Worded(Exception):  # noqa: N818  # a library's, which words itself late
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__),
 )
-def test_no_error_leaves_with_a_secret(
-    error: Exception, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_error_leaves_with_a_secret(error, kind, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", SECRET)
 
     @redacting_errors()
@@ -267,11 +206,11 @@ def test_no_error_leaves_with_a_secret(
     assert ("***" in shown) != ("nothing" in shown)
 
 
-def test_what_ends_well_returns_what_it_returns() -> None:
+def test_what_ends_well_returns_what_it_returns():
     assert redacting_errors()(lambda: 3)() == 3
 
 
-def test_texts_are_redacted_wherever_a_table_holds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_are_redacted_wherever_a_table_holds_them(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", SECRET)
     rows: list[Any] = [{"found": f"at {SECRET}", "n": 1, "more": (SECRET, None)}]
     assert redact_all(rows) == [{"found": "at ***", "n": 1, "more": ("***", None)}]

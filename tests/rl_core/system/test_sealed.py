@@ -1,7 +1,5 @@
 """The process around other packages' scorers: nothing gets out of it but a score."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil
@@ -9,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +17,7 @@ CODE = compile("1", "<string>", "exec")
 FLAG = {"is_changed": False}
 
 
-def test_it_returns_the_score_and_an_error_scores_nothing() -> None:
+def test_it_returns_the_score_and_an_error_scores_nothing():
     assert sealed(lambda: 0.25, cpu_s=60) == 0.25
     assert sealed(lambda: 1 / 0, cpu_s=60) == 0.0
 
@@ -49,16 +46,14 @@ def test_it_returns_the_score_and_an_error_scores_nothing() -> None:
         ("sys.addaudithook", lambda made: sys.addaudithook(print)),
     ],
 )
-def test_whatever_is_more_than_computing_ends_it(
-    tmp_path: Path, tried: str, attack: Callable[[Path], object]
-) -> None:
+def test_whatever_is_more_than_computing_ends_it(tmp_path, tried, attack):
     made = tmp_path / "made"
     with pytest.raises(NotSealed, match=f"tried {tried}, which is forbidden"):
         sealed(lambda: bool(attack(made)), cpu_s=60)
     assert not made.exists()
 
 
-def test_nothing_outlives_it() -> None:
+def test_nothing_outlives_it():
     def change() -> float:
         FLAG["is_changed"] = True
         return 1.0
@@ -67,7 +62,7 @@ def test_nothing_outlives_it() -> None:
     assert not FLAG["is_changed"]
 
 
-def test_an_endless_call_ends() -> None:
+def test_an_endless_call_ends():
     def work() -> float:
         while True:
             pass
@@ -78,12 +73,12 @@ def test_an_endless_call_ends() -> None:
         sealed(lambda: 9**9**9, cpu_s=0.1)
 
 
-def test_a_death_is_told() -> None:
+def test_a_death_is_told():
     with pytest.raises(NotSealed, match="killed by signal 6"):
         sealed(os.abort, cpu_s=60)
 
 
-def test_no_descriptor_of_the_parents_is_at_hand() -> None:
+def test_no_descriptor_of_the_parents_is_at_hand():
     ours, theirs = os.pipe()
 
     def write() -> float:
@@ -96,7 +91,7 @@ def test_no_descriptor_of_the_parents_is_at_hand() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Landlock is Linux's")
-def test_where_the_kernel_helps_files_are_safe_without_the_hook(tmp_path: Path) -> None:
+def test_where_the_kernel_helps_files_are_safe_without_the_hook(tmp_path):
     code = f"""
         from pathlib import Path
         from rl_core.system.isolation import stay_among_own

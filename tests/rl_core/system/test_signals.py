@@ -54,7 +54,6 @@ def run_loop(
         text=True,
         preexec_fn=before,
     )
-    assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     for signum in signals:
         process.send_signal(signum)

@@ -1,7 +1,5 @@
 """The watcher of the machine's memory: whom it counts, what it counts, when it warns."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys
@@ -44,8 +42,6 @@ def holding(*arguments: object) -> Iterator[None]:
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    assert child.stdin is not None
-    assert child.stderr is not None
     try:
         assert child.stderr.read(5) == b"ready"
         yield
@@ -55,7 +51,7 @@ def holding(*arguments: object) -> Iterator[None]:
         child.stderr.close()
 
 
-def test_children_are_counted_by_name_and_pages_of_files_are_not(tmp_path: Path) -> None:
+def test_children_are_counted_by_name_and_pages_of_files_are_not(tmp_path):
     file = tmp_path / "shared"
     file.write_bytes(b"")
     file.open("r+b").truncate(64 * MIB)
@@ -78,7 +74,7 @@ def group(folder: Path, **files: object) -> None:
         (folder / name.replace("__", ".")).write_text(f"{content}\n")
 
 
-def test_the_groups_of_version_2_are_read_up_to_the_mount(tmp_path: Path) -> None:
+def test_the_groups_of_version_2_are_read_up_to_the_mount(tmp_path):
     stat = f"anon 5\ninactive_file {GIB}\nactive_file 7"
     group(tmp_path / "a/b", memory__max="max", memory__current=GIB, memory__stat=stat)
     group(tmp_path / "a", memory__max=8 * GIB, memory__current=6 * GIB, memory__stat=stat)
@@ -86,9 +82,7 @@ def test_the_groups_of_version_2_are_read_up_to_the_mount(tmp_path: Path) -> Non
     assert list(cgroup_rooms("0::/a/b\n", tmp_path)) == [(3 * GIB, 8 * GIB)]
 
 
-def test_the_groups_of_version_1_are_read_even_where_only_the_mount_is_shown(
-    tmp_path: Path,
-) -> None:
+def test_the_groups_of_version_1_are_read_even_where_only_the_mount_is_shown(tmp_path):
     group(
         tmp_path / "memory",
         memory__limit_in_bytes=4 * GIB,
@@ -110,7 +104,7 @@ def run(tmp_path: Path) -> RunFolder:
     return RunFolder.create(RunConfig(run_id="r", storage=StorageConfig(root=tmp_path)))
 
 
-def test_peaks_are_told_since_the_last_step_and_of_the_whole_run(run: RunFolder) -> None:
+def test_peaks_are_told_since_the_last_step_and_of_the_whole_run(run):
     memory = HostMemory(RunConfig(), run, look=lambda: usage(8, learner=1))
     assert memory.measure() == {}
     memory.note(usage(8, learner=5, trainer=1))
@@ -133,7 +127,7 @@ def test_peaks_are_told_since_the_last_step_and_of_the_whole_run(run: RunFolder)
     assert run.read().host_peak_gib == peaks  # a retry forgets no earlier attempt
 
 
-def test_each_level_is_warned_of_once(run: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_level_is_warned_of_once(run, caplog):
     memory = HostMemory(RunConfig(), run)
     counts = []
     for available in (3, 2.3, 2.3, 3, 2, 1.2, 1, 8):
@@ -147,7 +141,7 @@ def test_each_level_is_warned_of_once(run: RunFolder, caplog: pytest.LogCaptureF
     assert {record.levelname for record in caplog.records} == {"WARNING"}
 
 
-def test_a_warning_says_who_holds_what_and_which_settings_help() -> None:
+def test_a_warning_says_who_holds_what_and_which_settings_help():
     assert warning(usage(1.25, learner=8, engine_0=2, trainer=0.5), RunConfig()) == (
         "memory is short: 1.2 of 16.0 GiB are left, and the kernel kills a process when none is. "
         "This run holds 11.0 (learner 8.0, engine_0 2.0, trainer 0.5, object_store 0.5), the rest "
@@ -159,9 +153,7 @@ def test_a_warning_says_who_holds_what_and_which_settings_help() -> None:
     assert large.endswith("What helps: rollout.max_num_seqs=128 or rollout.num_engines=1")
 
 
-def test_a_look_that_fails_costs_the_watch_and_not_the_run(
-    run: RunFolder, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_look_that_fails_costs_the_watch_and_not_the_run(run, caplog):
     def fail() -> Usage:
         raise OSError("no /proc here")
 

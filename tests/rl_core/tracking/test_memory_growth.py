@@ -1,7 +1,5 @@
 """Which memory grows steadily: lines, jumps, caches that fill up, saws and noise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -16,7 +14,7 @@ def held(curve: Curve, num_steps: int = 60) -> list[tuple[int, float]]:
     return [(step, curve(step)) for step in range(1, num_steps + 1)]
 
 
-def test_steady_growth_is_named_with_the_step_at_which_the_machine_is_full() -> None:
+def test_steady_growth_is_named_with_the_step_at_which_the_machine_is_full():
     found = growths(
         {
             "learner": held(lambda step: 0.5 + 0.04 * step, 40),
@@ -31,7 +29,7 @@ def test_steady_growth_is_named_with_the_step_at_which_the_machine_is_full() -> 
     assert full_at(found, 10.0) == 240
 
 
-def test_the_last_two_hundred_steps_count() -> None:
+def test_the_last_two_hundred_steps_count():
     late = growths({"learner": held(lambda step: 1.0 + 0.01 * max(step - 800, 0), 1_000)})
     assert late[0].first_step == 801
     early = growths({"learner": held(lambda step: 1.0 + 0.01 * min(step, 800), 1_000)})
@@ -52,11 +50,11 @@ NOISE = np.random.default_rng(0).normal(size=1_001)
         pytest.param(lambda step: 1.0 + 0.0001 * step, id="0.1 MiB per step"),
     ],
 )
-def test_what_is_no_steady_growth_is_not_named(curve: Curve) -> None:
+def test_what_is_no_steady_growth_is_not_named(curve):
     assert not growths({"learner": held(curve)})
 
 
-def test_growth_shows_through_noise_and_spikes() -> None:
+def test_growth_shows_through_noise_and_spikes():
     def curve(step: int) -> float:
         return 1.0 + 0.02 * step + 0.05 * NOISE[step] + (2.0 if step % 17 == 0 else 0.0)
 
@@ -64,7 +62,7 @@ def test_growth_shows_through_noise_and_spikes() -> None:
     assert found.gib_per_step == pytest.approx(0.02, abs=0.003)
 
 
-def test_noise_alone_is_hardly_ever_taken_for_growth() -> None:
+def test_noise_alone_is_hardly_ever_taken_for_growth():
     rng = np.random.default_rng(1)
     named = 0
     for _ in range(200):
@@ -73,6 +71,6 @@ def test_noise_alone_is_hardly_ever_taken_for_growth() -> None:
     assert named == 0
 
 
-def test_a_few_steps_say_nothing() -> None:
+def test_a_few_steps_say_nothing():
     assert not growths({"learner": held(lambda step: 0.5 + 0.04 * step, 20)})
     assert growths({"learner": held(lambda step: 0.5 + 0.04 * step, 21)})

@@ -1,7 +1,5 @@
 """Several observers as one, and when a budget stops a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ def run(tmp_path: Path) -> RunFolder:
     return RunFolder.create(RunConfig.model_validate({"storage": {"root": tmp_path}}))
 
 
-def test_all_are_asked_and_told_in_their_order() -> None:
+def test_all_are_asked_and_told_in_their_order():
     asked: list[str] = []
     heard: list[tuple[str, int]] = []
 
@@ -42,13 +40,13 @@ def test_all_are_asked_and_told_in_their_order() -> None:
     assert heard == [("one", 3), ("two", 8)]
 
 
-def test_who_says_nothing_neither_stops_nor_measures() -> None:
+def test_who_says_nothing_neither_stops_nor_measures():
     observers = all_of([StepObserver()])
     assert not observers.wants_stop()
     assert observers.measure() == {}
 
 
-def test_a_budget_stops_before_the_step_that_would_exceed_it(run: RunFolder) -> None:
+def test_a_budget_stops_before_the_step_that_would_exceed_it(run):
     budget = BudgetLimit(BudgetConfig(max_hours=1.0), run)
     assert budget.allows_a_step()
     budget.on_step(0, 9, {})
@@ -60,7 +58,7 @@ def test_a_budget_stops_before_the_step_that_would_exceed_it(run: RunFolder) -> 
     assert budget.reason(3) == said
 
 
-def test_earlier_steps_count(run: RunFolder) -> None:
+def test_earlier_steps_count(run):
     run.metrics.append(1, {"timing_s/step": 2_000.0})
     budget = BudgetLimit(BudgetConfig(max_hours=1.0), run)
     assert not budget.allows_a_step()

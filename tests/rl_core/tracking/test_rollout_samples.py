@@ -1,18 +1,14 @@
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 from rl_core.runs.rollout_log import RolloutLog
 from rl_core.tracking.rollout_samples import COLUMNS, samples_of_step
-from tests.rl_core.conftest import MakeRollout
 
 
 def column(rows: list[list[object]], name: str) -> list[object]:
     return [row[COLUMNS.index(name)] for row in rows]
 
 
-def test_eight_rows_of_the_step_spread_over_all(tmp_path: Path, make_rollout: MakeRollout) -> None:
+def test_eight_rows_of_the_step_spread_over_all(tmp_path, make_rollout):
     log = RolloutLog(tmp_path / "rollouts", "r")
     for step in (1, 2):
         rollouts = [make_rollout([1], [2], score=float(step * 100 + i)) for i in range(15)]
@@ -24,9 +20,7 @@ def test_eight_rows_of_the_step_spread_over_all(tmp_path: Path, make_rollout: Ma
     assert samples_of_step(log.folder, 2) == samples
 
 
-def test_fewer_rows_come_once_each_and_no_rows_are_no_samples(
-    tmp_path: Path, make_rollout: MakeRollout
-) -> None:
+def test_fewer_rows_come_once_each_and_no_rows_are_no_samples(tmp_path, make_rollout):
     log = RolloutLog(tmp_path / "rollouts", "r")
     assert samples_of_step(log.folder, 1) == []
     log.write(1, 0, [make_rollout([1], [2], score=float(i)) for i in range(3)], {})
@@ -37,7 +31,7 @@ def test_fewer_rows_come_once_each_and_no_rows_are_no_samples(
     assert samples_of_step(log.folder, 1) == []
 
 
-def test_the_middle_of_a_long_text_is_left_out(tmp_path: Path, make_rollout: MakeRollout) -> None:
+def test_the_middle_of_a_long_text_is_left_out(tmp_path, make_rollout):
     log = RolloutLog(tmp_path / "rollouts", "r")
     long, short = "a" * 1_000 + "b" * 10 + "c" * 1_000, "d" * 2_000
     rollouts = [replace(make_rollout([1], [2]), response_text=text) for text in (long, short)]

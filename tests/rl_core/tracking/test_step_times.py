@@ -1,14 +1,9 @@
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 
 from rl_core.tracking.step_times import per_token_ms
-from rl_core.types import Rollout
 
 
-def test_times_per_token_by_hand(make_rollout: Callable[..., Rollout]) -> None:
+def test_times_per_token_by_hand(make_rollout):
     rollouts = [make_rollout([1, 2, 3], [4]), make_rollout([1], [2, 3, 4])]
     seconds = {"timing_s/gen": 0.4, "timing_s/update_actor": 0.8, "timing_s/step": 9.0}
     assert per_token_ms(seconds, rollouts) == pytest.approx(

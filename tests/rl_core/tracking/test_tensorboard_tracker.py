@@ -1,7 +1,5 @@
 """Event files, read back by a reader of our own that forgets steps as TensorBoard does."""
 
-from __future__ import annotations
-
 import struct
 import subprocess
 import sys
@@ -12,7 +10,6 @@ import pytest
 from rl_core.config.run import RunConfig, TrainerConfig
 from rl_core.system.disk_reserve import RESERVE_BYTES
 from rl_core.tracking.tensorboard_tracker import TensorBoardTracker
-from tests.support.chaos import Ledger
 from tests.support.faults import leave_free, mounted_small_disk
 
 WANTED = RunConfig(trainer=TrainerConfig(logger=("tensorboard",)))
@@ -52,7 +49,7 @@ def write(run_folder: Path, start_step: int, first: int, last: int) -> None:
             tracker.on_step(step, last, {"critic/score/mean": step / 4, "timing_s/step": 0.5})
 
 
-def test_a_resumed_run_shows_each_step_once(tmp_path: Path) -> None:
+def test_a_resumed_run_shows_each_step_once(tmp_path):
     write(tmp_path, 0, 0, 12)
     write(tmp_path, 10, 11, 20)
     shown = curves(tmp_path)
@@ -61,22 +58,20 @@ def test_a_resumed_run_shows_each_step_once(tmp_path: Path) -> None:
     assert len(list((tmp_path / "tensorboard").iterdir())) == 2
 
 
-def test_a_run_that_starts_over_shows_its_first_test_once(tmp_path: Path) -> None:
+def test_a_run_that_starts_over_shows_its_first_test_once(tmp_path):
     write(tmp_path, 0, 0, 3)
     write(tmp_path, 0, 0, 2)
     assert curves(tmp_path)["critic/score/mean"] == [(0, 0.0), (1, 0.25), (2, 0.5)]
 
 
-def test_each_step_is_on_the_disk_before_the_next(tmp_path: Path) -> None:
+def test_each_step_is_on_the_disk_before_the_next(tmp_path):
     with TensorBoardTracker(WANTED, tmp_path, 0) as tracker:
         tracker.on_step(1, 2, {"a/b": 1.5, "c": float("nan")})
         assert curves(tmp_path)["a/b"] == [(1, 1.5)]
 
 
 @pytest.mark.chaos
-def test_a_full_disk_costs_a_warning_and_what_was_written_can_be_read(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, survived: Ledger
-) -> None:
+def test_a_full_disk_costs_a_warning_and_what_was_written_can_be_read(tmp_path, caplog, survived):
     with mounted_small_disk(tmp_path, RESERVE_BYTES) as disk:
         with TensorBoardTracker(WANTED, disk, 0) as tracker:
             tracker.on_step(1, 99, {"a/b": 0.5})
@@ -92,16 +87,14 @@ def test_a_full_disk_costs_a_warning_and_what_was_written_can_be_read(
     survived("ENOSPC", "TensorBoard's file")
 
 
-def test_a_folder_that_cannot_be_made_costs_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_that_cannot_be_made_costs_a_warning(tmp_path, caplog):
     (tmp_path / "tensorboard").write_text("in the way")
     write(tmp_path, 0, 1, 3)
     (said,) = caplog.messages
     assert said.startswith("TensorBoard lacks the rest of this run (")
 
 
-def test_without_tensorboard_in_the_settings_nothing_is_written_or_loaded(tmp_path: Path) -> None:
+def test_without_tensorboard_in_the_settings_nothing_is_written_or_loaded(tmp_path):
     with TensorBoardTracker(RunConfig(), tmp_path, 0) as tracker:
         tracker.on_step(1, 2, {"a": 1.0})
     assert list(tmp_path.iterdir()) == []

@@ -1,12 +1,8 @@
-from __future__ import annotations
-
-from pathlib import Path
-
 from rl_core.runs.metrics_log import MetricsLog
 from rl_core.tracking.wandb_process import NewRows
 
 
-def test_rows_come_once_and_whole_as_the_file_grows(tmp_path: Path) -> None:
+def test_rows_come_once_and_whole_as_the_file_grows(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     rows = NewRows(log.path)
     assert list(rows.new()) == []

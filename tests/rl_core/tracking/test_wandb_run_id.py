@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import shutil
 from functools import partial
 from pathlib import Path
@@ -36,12 +34,11 @@ def save(run: Path, step: int) -> Path:
         saves.snapshot()
         saves.write(step, None)
     checkpoint = latest(run)  # verified: the manifest knows the name's file
-    assert checkpoint is not None
     assert checkpoint.step == step
     return checkpoint.path
 
 
-def test_a_checkpoint_takes_the_name_with_it_into_another_run(tmp_path: Path) -> None:
+def test_a_checkpoint_takes_the_name_with_it_into_another_run(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     assert wandb_run_id(first) == "first"
     first.mkdir()
@@ -54,14 +51,14 @@ def test_a_checkpoint_takes_the_name_with_it_into_another_run(tmp_path: Path) ->
     assert wandb_run_id(second) == "first-1a2b"
 
 
-def test_what_the_run_folder_says_is_newer_than_what_its_checkpoint_says(tmp_path: Path) -> None:
+def test_what_the_run_folder_says_is_newer_than_what_its_checkpoint_says(tmp_path):
     keep_wandb_run_id(tmp_path, "old")
     checkpoint = save(tmp_path, 1)
     keep_wandb_run_id(tmp_path, "new")
     assert wandb_run_id(tmp_path, checkpoint) == "new"
 
 
-def test_a_checkpoint_without_a_name_is_as_it_was(tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_name_is_as_it_was(tmp_path):
     run = tmp_path / "run"
     checkpoint = save(run, 1)
     assert [path.name for path in checkpoint.rglob(TRACKING)] == []
@@ -69,6 +66,6 @@ def test_a_checkpoint_without_a_name_is_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"wandb_run_id": 3}', '{"wandb_run_id": "a/b"}'])
-def test_a_file_without_a_name_is_no_name(tmp_path: Path, text: str) -> None:
+def test_a_file_without_a_name_is_no_name(tmp_path, text):
     (tmp_path / TRACKING).write_text(text)
     assert wandb_run_id(tmp_path) == tmp_path.name

@@ -1,7 +1,5 @@
 """What wandb receives beside plain curves: tables of samples, under the names of TensorBoard's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """wandb for real, its service included, against servers that work, fail and come back."""
 
-from __future__ import annotations
-
 import json
 import logging
 import signal
@@ -336,7 +334,7 @@ def test_an_upload_says_in_one_line_why_it_failed(
         assert "config.yaml holds no settings of a run" in upload_run(run.path).note
 
 
-def test_without_wandb_in_the_settings_nothing_starts(tmp_path: Path) -> None:
+def test_without_wandb_in_the_settings_nothing_starts(tmp_path):
     with wandb_tracking(RunConfig(trainer=TrainerConfig(logger=("console",))), tmp_path):
         assert beside_us() == []
     assert list(tmp_path.iterdir()) == []
@@ -344,9 +342,7 @@ def test_without_wandb_in_the_settings_nothing_starts(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_process_that_cannot_be_started_costs_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_process_that_cannot_be_started_costs_a_warning(tmp_path, caplog):
     config, run = a_run(tmp_path)
     (run.path / "wandb").write_text("in the way")
     with wandb_tracking(config, run.path):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -60,7 +58,7 @@ zero_copy_tensors_reducer(torch.ones(2))
 """
 
 
-def test_rays_warning_of_weights_is_no_last_word_of_a_worker(tmp_path: Path) -> None:
+def test_rays_warning_of_weights_is_no_last_word_of_a_worker(tmp_path):
     """Whoever reads why a learner died at night would take "data corruption" for the cause."""
     log = tmp_path / "learner.log"
     subprocess.run([sys.executable, "-c", SENDER, str(log)], check=True)

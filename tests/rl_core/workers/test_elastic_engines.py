@@ -1,7 +1,5 @@
 """Engines that are killed, join late and lose their machine: real Ray nodes of this machine."""
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Learner ranks as Ray runs them: real processes, which may die in mid-step."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

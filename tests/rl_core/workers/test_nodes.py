@@ -1,7 +1,5 @@
 """A machine with another version of the project, or without the folders of a run, is refused."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,14 +12,14 @@ from tests.support.harness import LIMIT_S, ROOT
 from tests.support.ray_head import environment_of_ray, ray_head
 
 
-def test_equal_machines_have_nothing_to_say() -> None:
+def test_equal_machines_have_nothing_to_say():
     own = software()
     assert own == software()
     assert own.packages.keys() == {"torch", "transformers", "vllm"}
     assert compare(own, own, "x") == []
 
 
-def test_other_packages_are_told_and_other_builds_of_the_same_are_not() -> None:
+def test_other_packages_are_told_and_other_builds_of_the_same_are_not():
     own = replace(software(), packages={"torch": "2.13.0", "vllm": "0.32.0"})
     assert "+" not in software().packages["torch"]
     assert compare(own, replace(own, packages={"torch": "2.12.0"}), "machine 10.0.0.2") == [
@@ -30,7 +28,7 @@ def test_other_packages_are_told_and_other_builds_of_the_same_are_not() -> None:
     ]
 
 
-def test_another_version_of_the_project_is_refused_in_a_line() -> None:
+def test_another_version_of_the_project_is_refused_in_a_line():
     own = software()
     other = replace(own, sources="0123456789ab", folder="/opt/old/rl_core")
     line = (
@@ -41,9 +39,7 @@ def test_another_version_of_the_project_is_refused_in_a_line() -> None:
         compare(own, other, "machine 10.0.0.2")
 
 
-def test_a_folder_is_known_by_a_file_that_only_it_has(
-    tmp_path: Path, tiny_model_path: Path
-) -> None:
+def test_a_folder_is_known_by_a_file_that_only_it_has(tmp_path, tiny_model_path):
     run = tmp_path / "run"
     run.mkdir()
     with _marked([run, tiny_model_path]) as marks:

@@ -1,13 +1,11 @@
 """Who is sent Ray's token, and what a refusal says: a stand-in's answers first, then Ray's."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,11 +82,7 @@ def by_rays_own_file(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("given", [by_variable, by_named_file, by_rays_own_file])
-def test_a_token_is_sent_wherever_it_stands(
-    given: Callable[[Path, pytest.MonkeyPatch], None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_token_is_sent_wherever_it_stands(given, tmp_path, monkeypatch):
     given(tmp_path, monkeypatch)
     with guarded_by(TOKEN) as port:
         for address in (f"127.0.0.1:{port}", f"{ELSEWHERE}:{port}"):
@@ -113,9 +107,7 @@ def test_a_token_is_sent_wherever_it_stands(
         (ANYBODY, TOKEN, "", "this Ray takes commands from whoever reaches it: start it with"),
     ],
 )
-def test_a_refusal_is_one_line_without_the_token(
-    wanted: str | None, given: str, mode: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_is_one_line_without_the_token(wanted, given, mode, said, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_TOKEN", given)
     if mode:
         monkeypatch.setenv("RAY_AUTH_MODE", mode)
@@ -128,9 +120,7 @@ def test_a_refusal_is_one_line_without_the_token(
     assert OTHER not in line
 
 
-def test_a_ray_without_a_token_is_joined_on_loopback_or_where_the_user_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_ray_without_a_token_is_joined_on_loopback_or_where_the_user_says_so(monkeypatch):
     with guarded_by(ANYBODY) as port:
         assert mode_for(f"127.0.0.1:{port}") is None
         assert mode_for(f"localhost:{port}") is None
@@ -139,9 +129,7 @@ def test_a_ray_without_a_token_is_joined_on_loopback_or_where_the_user_says_so(
 
 
 @pytest.mark.parametrize("by_variable", [False, True])
-def test_rays_client_is_refused_for_a_job_in_the_cluster(
-    by_variable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rays_client_is_refused_for_a_job_in_the_cluster(by_variable, tmp_path, monkeypatch):
     address = "auto" if by_variable else "ray://127.0.0.1:10001"
     monkeypatch.setenv("RAY_ADDRESS", "ray://127.0.0.1:10001")
     config = RunConfig(resources=ResourcesConfig(ray_address=address))
@@ -158,7 +146,7 @@ def test_rays_client_is_refused_for_a_job_in_the_cluster(
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root makes another user's file")
 @pytest.mark.parametrize("link", [False, True])
-def test_another_users_note_is_not_taken_for_ours(tmp_path: Path, link: bool) -> None:
+def test_another_users_note_is_not_taken_for_ours(tmp_path, link):
     note = tmp_path / "ray_current_cluster"
     with guarded_by(ANYBODY) as port:
         (tmp_path / "own").write_text(f"127.0.0.1:{port}")
@@ -181,9 +169,7 @@ def test_another_users_note_is_not_taken_for_ours(tmp_path: Path, link: bool) ->
         assert said.partition(":")[0] in ray.message
 
 
-def test_what_was_not_named_is_joined_with_a_token_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_not_named_is_joined_with_a_token_only(tmp_path, monkeypatch):
     with guarded_by(ANYBODY) as port:
         (tmp_path / "ray_current_cluster").write_text(f"127.0.0.1:{port}")
         with pytest.raises(ValueError, match="=auto: this Ray takes commands from whoever reaches"):
@@ -197,9 +183,7 @@ def test_what_was_not_named_is_joined_with_a_token_only(
         assert mode_for("auto") == "token"
 
 
-def test_the_shell_neither_opens_nor_learns_of_a_private_ray(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_shell_neither_opens_nor_learns_of_a_private_ray(tmp_path, monkeypatch):
     by_variable(tmp_path, monkeypatch)
     by_named_file(tmp_path, monkeypatch)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
@@ -218,7 +202,7 @@ def test_the_shell_neither_opens_nor_learns_of_a_private_ray(
     assert get_authentication_mode() is AuthenticationMode.DISABLED
 
 
-def test_where_nothing_answers_it_is_for_ray_to_complain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_answers_it_is_for_ray_to_complain(monkeypatch):
     assert mode_for("auto") is None
     assert mode_for("127.0.0.1:9") is None
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)

@@ -1,11 +1,8 @@
 """Export: the folder that others load, its card, and a hub that is given it over HTTP."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,9 +23,7 @@ print([run_command(words) for words in json.loads(sys.argv[1])])
 """
 
 
-def test_the_folder_loads_in_the_type_that_was_asked_for(
-    tmp_path: Path, tiny_model_path: Path
-) -> None:
+def test_the_folder_loads_in_the_type_that_was_asked_for(tmp_path, tiny_model_path):
     to = tmp_path / "exported"
     words = ["export", str(tiny_model_path), f"to={to}", f"storage.root={tmp_path}"]
     assert run_command(words) == 0
@@ -44,7 +39,7 @@ def test_the_folder_loads_in_the_type_that_was_asked_for(
     assert (to / "README.md").read_text().startswith("---\nlibrary_name: transformers\n")
 
 
-def test_weights_in_several_files_stay_in_several(tmp_path: Path, tiny_model_path: Path) -> None:
+def test_weights_in_several_files_stay_in_several(tmp_path, tiny_model_path):
     folder = tmp_path / "model"
     model = AutoModelForCausalLM.from_pretrained(tiny_model_path)
     model.save_pretrained(folder, max_shard_size="100KB")
@@ -56,9 +51,7 @@ def test_weights_in_several_files_stay_in_several(tmp_path: Path, tiny_model_pat
     assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_a_weight_too_large_for_the_type_is_refused_and_leaves_nothing(
-    tmp_path: Path, tiny_model_path: Path
-) -> None:
+def test_a_weight_too_large_for_the_type_is_refused_and_leaves_nothing(tmp_path, tiny_model_path):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_bytes((tiny_model_path / "config.json").read_bytes())
@@ -69,7 +62,7 @@ def test_a_weight_too_large_for_the_type_is_refused_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_the_card_says_data_settings_and_accuracy(two_runs: Path, tiny_model_path: Path) -> None:
+def test_the_card_says_data_settings_and_accuracy(two_runs, tiny_model_path):
     run = RunFolder.under(two_runs, "alpha")
     settings = {
         "model": {"path": "Qwen/Qwen2.5-0.5B"},
@@ -92,8 +85,8 @@ def test_the_card_says_data_settings_and_accuracy(two_runs: Path, tiny_model_pat
 
 
 def test_the_card_of_a_step_that_was_only_tested_in_training_says_that_test(
-    two_runs: Path, tiny_model_path: Path
-) -> None:
+    two_runs, tiny_model_path
+):
     run = RunFolder.under(two_runs, "alpha")
     (run.path / "config.yaml").write_text("data: {test_size: 40}\ntrainer: {test_problems: 20}\n")
     model = NamedModel("alpha/step_000002", tiny_model_path, run, 2)
@@ -122,13 +115,8 @@ def test_the_card_of_a_step_that_was_only_tested_in_training_says_that_test(
     ],
 )
 def test_what_cannot_be_exported_ends_with_2(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    tiny_model_path: Path,
-    words: list[str],
-    said: str,
-) -> None:
+    capsys, monkeypatch, tmp_path, tiny_model_path, words, said
+):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "file").touch()
     given = [word.format(model=tiny_model_path, tmp=tmp_path) for word in words]
@@ -137,9 +125,7 @@ def test_what_cannot_be_exported_ends_with_2(
     assert not (tmp_path / "to").exists()
 
 
-def test_a_hub_is_given_the_folder_over_http_only_if_asked(
-    tmp_path: Path, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_is_given_the_folder_over_http_only_if_asked(tmp_path, tiny_model_path, monkeypatch):
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     with serve_hub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)

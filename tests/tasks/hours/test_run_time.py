@@ -1,7 +1,5 @@
 """What a run says of its steps: planned before the first, measured from the fifth on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa
@@ -40,13 +38,13 @@ def step(run: RunFolder, *seconds: float) -> None:
         run.metrics.append(number, {"timing_s/step": taken})
 
 
-def test_the_last_step_is_that_of_the_data_set(run: RunFolder) -> None:
+def test_the_last_step_is_that_of_the_data_set(run):
     assert last_step_of(run) == 2 * 10
     run.update(data="/gone")
     assert last_step_of(run) is None
 
 
-def test_a_plan_counts_until_five_steps_are_measured(run: RunFolder) -> None:
+def test_a_plan_counts_until_five_steps_are_measured(run):
     assert (left_of(run), steps_in_words(run)) == (None, None)
     run.update(planned_step_s=Spread(5.0, 20.0, 100.0), planned_from="a roofline of T4")
     assert left_of(run) == "7 min (2 to 33 min), 4.00 EUR (1.00 to 20.0 EUR) left by estimate"
@@ -62,7 +60,7 @@ def test_a_plan_counts_until_five_steps_are_measured(run: RunFolder) -> None:
     assert "4 min, 2.25 EUR left" in page
 
 
-def test_nothing_is_left_of_a_run_that_is_over(run: RunFolder, tmp_path: Path) -> None:
+def test_nothing_is_left_of_a_run_that_is_over(run, tmp_path):
     step(run, *[10.0] * 6)
     run.note("budget.max_hours=1 allows no step after 6")
     assert left_of(run) is None
@@ -78,7 +76,7 @@ def test_nothing_is_left_of_a_run_that_is_over(run: RunFolder, tmp_path: Path) -
     assert (last_step_of(imported), left_of(imported)) == (None, None)
 
 
-def test_a_retry_keeps_the_plan_that_training_began_with(run: RunFolder, tmp_path: Path) -> None:
+def test_a_retry_keeps_the_plan_that_training_began_with(run, tmp_path):
     config = RunConfig.model_validate(
         {
             "storage": {"root": tmp_path},
@@ -87,7 +85,6 @@ def test_a_retry_keeps_the_plan_that_training_began_with(run: RunFolder, tmp_pat
         }
     )
     planned = plan_steps(config, run)
-    assert planned is not None
     assert planned.low < planned.typical < planned.high
     assert run.read().planned_from == "a roofline of H100"
     assert run.read().planned_step_s == planned

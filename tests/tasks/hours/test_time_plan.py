@@ -1,7 +1,5 @@
 """Hours and price before the start: from a run of the same shape, else by a roofline."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -55,12 +53,15 @@ ON_A_CARD: dict[str, Any] = {
 }
 
 
+SEEN = {"prompt_length/mean": 143.0, "response_length/mean": 181.0, "response_length/max": 800.0}
+
+
 def estimated(found: Finding) -> dict[str, Any]:
     (figures,) = found.figures["estimates"]
     return dict(figures)
 
 
-def test_without_a_run_of_this_shape_the_cpu_is_measured(tmp_path: Path) -> None:
+def test_without_a_run_of_this_shape_the_cpu_is_measured(tmp_path):
     ran(config(tmp_path, data={"train_batch_size": 64}), "other", [None, 1.0])
     assert measured_before(config(tmp_path)) is None
     found = time_finding(config(tmp_path))
@@ -77,7 +78,7 @@ def test_without_a_run_of_this_shape_the_cpu_is_measured(tmp_path: Path) -> None
     assert figures["price_per_run"]["low"] == pytest.approx(step["low"] * 20_480 / 3_600 * 2.18)
 
 
-def test_the_first_diary_is_planned_for_its_card(tmp_path: Path) -> None:
+def test_the_first_diary_is_planned_for_its_card(tmp_path):
     """25.5 h and 55.7 per epoch were worked out by hand afterwards."""
     found = time_finding(config(tmp_path, **ON_A_CARD))
     assert "(a roofline of RTX 4090)" in found.message
@@ -87,7 +88,7 @@ def test_the_first_diary_is_planned_for_its_card(tmp_path: Path) -> None:
     assert figures["hours_per_epoch"]["low"] < 25.5 < figures["hours_per_epoch"]["high"]
 
 
-def test_a_card_of_which_only_the_memory_is_said_is_one_of_several(tmp_path: Path) -> None:
+def test_a_card_of_which_only_the_memory_is_said_is_one_of_several(tmp_path):
     resources = {"learner_gpus": 0.5, "rollout_gpus": 0.5, "gpu_memory_gib": 24}
     found = time_finding(config(tmp_path, **(ON_A_CARD | {"resources": resources})))
     sources = [figures["source"] for figures in found.figures["estimates"]]
@@ -100,19 +101,13 @@ def test_a_card_of_which_only_the_memory_is_said_is_one_of_several(tmp_path: Pat
     assert "the rates of the device are not known" in unknown.message
 
 
-def test_lengths_that_were_seen_take_the_place_of_guesses(tmp_path: Path) -> None:
+def test_lengths_that_were_seen_take_the_place_of_guesses(tmp_path):
     settings = config(tmp_path, **ON_A_CARD)
     assert lengths_seen(settings) is None
     before = estimated(time_finding(settings))["seconds_per_step"]
-    other = settings.model_copy(
-        update={
-            "run_id": "other",
-            "data": settings.data.model_copy(update={"train_batch_size": 64}),
-        }
-    )
-    run = RunFolder.create(other)
-    row = {"prompt_length/mean": 143.0, "response_length/mean": 181.0, "response_length/max": 800.0}
-    run.metrics.append(1, row)
+    other = {"run_id": "other", "data": {"train_batch_size": 64}}
+    run = RunFolder.create(config(tmp_path, **ON_A_CARD, **other))
+    run.metrics.append(1, SEEN)
     assert lengths_seen(settings) == Lengths(143, 181, 800)
     assert "(a roofline of RTX 4090)" in time_finding(settings).message
     after = estimated(time_finding(settings))["seconds_per_step"]
@@ -121,9 +116,7 @@ def test_lengths_that_were_seen_take_the_place_of_guesses(tmp_path: Path) -> Non
     assert 0.5 < after["typical"] / 8.99 < 2
 
 
-def test_turns_that_were_seen_are_planned_with_and_those_of_other_settings_are_not(
-    tmp_path: Path,
-) -> None:
+def test_turns_that_were_seen_are_planned_with_and_those_of_other_settings_are_not(tmp_path):
     turns = {"env": {"name": "countdown", "max_operands": 3, "max_turns": 8}}
     settings = config(tmp_path, **ON_A_CARD, **turns)
     guessed = estimated(time_finding(settings))["seconds_per_step"]
@@ -131,17 +124,16 @@ def test_turns_that_were_seen_are_planned_with_and_those_of_other_settings_are_n
     # Further turns cost time: prompts are read again, and each turn waits for its longest.
     assert guessed["high"] > estimated(time_finding(one_turn))["seconds_per_step"]["high"]
     run = RunFolder.create(settings.model_copy(update={"run_id": "asking"}))
-    row = {"prompt_length/mean": 143.0, "response_length/mean": 181.0, "response_length/max": 800.0}
-    run.metrics.append(1, row | {"rollout/turns_mean": 3.5})
+    run.metrics.append(1, SEEN | {"rollout/turns_mean": 3.5})
     assert lengths_seen(settings) == Lengths(143, 181, 800, turns=3.5)
     assert lengths_seen(one_turn) is None
 
 
-def test_a_run_of_another_shape_on_this_device_scales_the_roofline(tmp_path: Path) -> None:
+def test_a_run_of_another_shape_on_this_device_scales_the_roofline(tmp_path):
     settings = config(tmp_path, **ON_A_CARD)
     larger = {"run_id": "larger", "data": {"train_batch_size": 64, "max_response_length": 512}}
     run = RunFolder.create(config(tmp_path, **ON_A_CARD, **larger))
-    row = {"prompt_length/mean": 143.0, "response_length/mean": 181.0, "response_length/max": 512.0}
+    row = SEEN | {"response_length/max": 512.0}
     before = estimated(time_finding(settings))["seconds_per_step"]
     for step in range(1, 6):
         run.metrics.append(step, row | {"timing_s/step": 10.0})
@@ -156,7 +148,7 @@ def test_a_run_of_another_shape_on_this_device_scales_the_roofline(tmp_path: Pat
     assert estimated(time_finding(elsewhere))["scaled_by"] is None
 
 
-def test_an_imported_log_counts_as_a_run_of_its_shape(tmp_path: Path) -> None:
+def test_an_imported_log_counts_as_a_run_of_its_shape(tmp_path):
     log = tmp_path / "verl_demo.log"
     log.write_text("".join(f"step:{i} - timing_s/step:8.976\n" for i in range(1, 171)))
     settings = config(tmp_path, **ON_A_CARD)
@@ -182,9 +174,7 @@ def test_an_imported_log_counts_as_a_run_of_its_shape(tmp_path: Path) -> None:
         ({"data": {"train_size": 20_000}}, "20,000", 78),
     ],
 )
-def test_an_epoch_has_the_problems_of_its_env(
-    tmp_path: Path, changes: dict[str, Any], said: str, steps: int
-) -> None:
+def test_an_epoch_has_the_problems_of_its_env(tmp_path, changes, said, steps):
     settings = RunConfig.model_validate(
         {"storage": {"root": tmp_path}, "env": {"name": "countdown", "max_operands": 3}, **changes}
     )
@@ -193,7 +183,7 @@ def test_an_epoch_has_the_problems_of_its_env(
     assert estimated(found)["steps_in_epoch"] == steps
 
 
-def test_an_epoch_has_ones_own_problems(tmp_path: Path) -> None:
+def test_an_epoch_has_ones_own_problems(tmp_path):
     rows = [{"nums": [1, 2, n], "target": 3 + n} for n in range(10, 15)]
     for name, chosen in (("train", rows), ("test", rows[:1])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in chosen))
@@ -223,7 +213,7 @@ def test_an_epoch_has_ones_own_problems(tmp_path: Path) -> None:
             refuse_fatal(findings)
 
 
-def test_the_diary_comes_out_before_the_start(tmp_path: Path) -> None:
+def test_the_diary_comes_out_before_the_start(tmp_path):
     per_step = 25.43 * 60 / 170
     # A step with a test and a save takes longer, and step 0 is a test alone.
     ran(config(tmp_path), "before", [99.0, per_step, per_step, 60.0, per_step, per_step])
@@ -234,12 +224,12 @@ def test_the_diary_comes_out_before_the_start(tmp_path: Path) -> None:
     assert "measured in run before" in found.message
 
 
-def test_learning_rates_and_seeds_do_not_change_the_shape(tmp_path: Path) -> None:
+def test_learning_rates_and_seeds_do_not_change_the_shape(tmp_path):
     ran(config(tmp_path, seed=3, actor={"mini_batch_size": 32, "lr": 1e-5}), "a", [None, 2.0])
     assert measured_before(config(tmp_path)) == measured("a", 2.0)
 
 
-def test_the_last_run_counts_and_broken_ones_are_passed_over(tmp_path: Path) -> None:
+def test_the_last_run_counts_and_broken_ones_are_passed_over(tmp_path):
     ran(config(tmp_path), "a", [None, 2.0])
     ran(config(tmp_path), "b", [None, 3.0])
     ran(config(tmp_path), "c", [None])
@@ -248,7 +238,7 @@ def test_the_last_run_counts_and_broken_ones_are_passed_over(tmp_path: Path) -> 
     assert measured_before(config(tmp_path)) == measured("b", 3.0)
 
 
-def test_a_budget_that_ends_training_early_is_a_warning(tmp_path: Path) -> None:
+def test_a_budget_that_ends_training_early_is_a_warning(tmp_path):
     ran(config(tmp_path), "a", [None, 3.6])  # 20,480 steps are 20.48 h
     budget = {"max_hours": 20.4}
     found = time_finding(config(tmp_path, budget=budget))

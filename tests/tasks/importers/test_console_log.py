@@ -1,21 +1,12 @@
-from __future__ import annotations
-
 import json
 import os
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_core.tracking.diagnosis import diagnose
-from tasks.importers.console_log import (
-    import_log,
-    is_log,
-    logged_settings,
-    other_trainer,
-    read_log,
-)
+from tasks.importers.console_log import import_log, is_log, logged_settings, other_trainer, read_log
 from tasks.queries.sql import ask
 from tasks.report import write_report
 from tests.support.launch_scripts import PRINTED
@@ -29,7 +20,7 @@ LOG = """(main_task pid=3107) wandb: offline
 """
 
 
-def test_steps_are_read_as_verl_prints_them() -> None:
+def test_steps_are_read_as_verl_prints_them():
     assert read_log(LOG) == {
         0: {"val/test_score/countdown": 0.03, "val/score": 0.03},
         1: {"critic/kl": -0.001, "critic/score/mean": 0.036, "timing_s/step": 9.0},
@@ -38,7 +29,7 @@ def test_steps_are_read_as_verl_prints_them() -> None:
     }
 
 
-def test_a_test_of_todays_verl_and_any_numpy_number_are_read() -> None:
+def test_a_test_of_todays_verl_and_any_numpy_number_are_read():
     log = (
         "(TaskRunner pid=9) step:5 - val-core/a/reward/mean@1:np.float64(0.5) - "
         "val-core/b/reward/mean@1:0.25 - val-core/b/acc/mean@1:np.float32(0.75) - "
@@ -49,7 +40,7 @@ def test_a_test_of_todays_verl_and_any_numpy_number_are_read() -> None:
     assert (row["val-aux/num_turns/max"], row["n"]) == (2.0, -3.0)
 
 
-def test_values_that_are_no_numbers_are_told_with_the_step_where_they_begin(tmp_path: Path) -> None:
+def test_values_that_are_no_numbers_are_told_with_the_step_where_they_begin(tmp_path):
     file = tmp_path / "nan.log"
     file.write_text(
         "".join(
@@ -66,7 +57,7 @@ def test_values_that_are_no_numbers_are_told_with_the_step_where_they_begin(tmp_
 
 
 @pytest.mark.parametrize("score", [-1.0, 1.0, 0.5])
-def test_a_score_that_never_changes_is_a_finding(tmp_path: Path, score: float) -> None:
+def test_a_score_that_never_changes_is_a_finding(tmp_path, score):
     file = tmp_path / "same.log"
     file.write_text("".join(f"step:{i} - critic/score/mean:{score}\n" for i in range(1, 13)))
     run = import_log(file, root=tmp_path, run_id="same")
@@ -75,7 +66,7 @@ def test_a_score_that_never_changes_is_a_finding(tmp_path: Path, score: float) -
     assert f"critic/score/mean is {score:g} in all 12 steps" in found.evidence
 
 
-def test_settings_are_read_although_other_lines_stand_within() -> None:
+def test_settings_are_read_although_other_lines_stand_within():
     lines = PRINTED.splitlines()
     start = next(i for i, line in enumerate(lines) if "{'" in line)
     for foreign in (
@@ -98,16 +89,16 @@ def test_settings_are_read_although_other_lines_stand_within() -> None:
         (None, "step:1 - critic/score/mean:0.1"),
     ],
 )
-def test_logs_of_other_trainers_are_known(name: str | None, line: str) -> None:
+def test_logs_of_other_trainers_are_known(name, line):
     assert other_trainer(f"some line\n{line}\n") == name
 
 
 @given(st.text(max_size=300))
-def test_any_text_is_read(text: str) -> None:
+def test_any_text_is_read(text):
     assert is_log(text) == bool(read_log(text))
 
 
-def test_a_log_becomes_a_run_for_sql_report_and_diagnosis(tmp_path: Path) -> None:
+def test_a_log_becomes_a_run_for_sql_report_and_diagnosis(tmp_path):
     """The diary's 170 steps, as TinyZero printed such: no accuracy, only score and length."""
     file = tmp_path / "verl_demo.log"
     file.write_text(
@@ -135,7 +126,7 @@ def test_a_log_becomes_a_run_for_sql_report_and_diagnosis(tmp_path: Path) -> Non
         import_log(file, root=tmp_path, run_id="diary")
 
 
-def test_verls_settings_are_found_before_the_steps() -> None:
+def test_verls_settings_are_found_before_the_steps():
     assert logged_settings(PRINTED) == {
         "actor_rollout_ref.actor.ppo_mini_batch_size": 32,
         "actor_rollout_ref.actor.optim.lr": 1e-6,
@@ -156,7 +147,7 @@ def test_verls_settings_are_found_before_the_steps() -> None:
     assert logged_settings("{'a': __import__('os')}") == {}  # values alone, no code
 
 
-def test_a_file_without_steps_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_steps_is_refused(tmp_path):
     file = tmp_path / "empty.log"
     file.write_text("nothing happened\n")
     with pytest.raises(ValueError, match="holds no line like step:2"):

@@ -1,9 +1,6 @@
 """What logs of runs that crashed tell, and a text that tells nothing."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -60,9 +57,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("error", CASES)
-def test_the_failure_in_a_log_becomes_the_runs_with_our_remedy(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, error: str
-) -> None:
+def test_the_failure_in_a_log_becomes_the_runs_with_our_remedy(capsys, tmp_path, error):
     says, remedy = CASES[error]
     file = tmp_path / "crashed.log"
     file.write_text(STEPS + TRACEBACK.format(error=error))
@@ -77,9 +72,7 @@ def test_the_failure_in_a_log_becomes_the_runs_with_our_remedy(
 
 
 @pytest.mark.parametrize("error", CASES)
-def test_a_log_without_a_step_and_a_pasted_traceback_are_no_launch_script(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, error: str
-) -> None:
+def test_a_log_without_a_step_and_a_pasted_traceback_are_no_launch_script(capsys, tmp_path, error):
     file = tmp_path / "pasted.txt"
     file.write_text(TRACEBACK.format(error=error).replace("(t pid=1) ", ""))
     output = tmp_path / "preset.yaml"
@@ -89,13 +82,13 @@ def test_a_log_without_a_step_and_a_pasted_traceback_are_no_launch_script(
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_error_that_the_run_survived_is_no_failure() -> None:
+def test_an_error_that_the_run_survived_is_no_failure():
     survived = "(t pid=1) wandb: ERROR timed out\nCommError: once\n" + STEPS
     assert find_failure(survived) is None
     assert find_failure(STEPS) is None
 
 
 @given(st.text(max_size=300))
-def test_any_text_is_looked_at(text: str) -> None:
+def test_any_text_is_looked_at(text):
     is_of_a_program(text)
     find_failure(text)

@@ -1,20 +1,16 @@
-from __future__ import annotations
-
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from hypothesis import given
 
 from tasks.importers.launch_script import Imported, import_script
-from tests.support.launch_scripts import (
-    ARRAYS,
-    FROM_OUTSIDE,
-    GSM8K,
-    PLANTED,
-    SOUND,
-    shell_texts,
-)
+from tests.support.launch_scripts import ARRAYS, FROM_OUTSIDE, GSM8K, PLANTED, SOUND, shell_texts
+
+
+def preset_of(script: str) -> dict[str, Any]:
+    return yaml.safe_load((Path(__file__).parent / "scripts" / f"{script}.yaml").read_text())
 
 
 def said(imported: Imported, line: int) -> list[str]:
@@ -26,39 +22,13 @@ def found(imported: Imported, words: str) -> str:
     return one
 
 
-def test_a_sound_script_becomes_a_preset_without_a_warning() -> None:
+def test_a_sound_script_becomes_a_preset_without_a_warning():
     imported = import_script(SOUND)
     assert [str(one) for one in imported.findings if one.level == "warning"] == []
-    assert yaml.safe_load(imported.preset("train.sh")) == {
-        "defaults": [{"override /env": "countdown"}],
-        "data": {"train_batch_size": 256, "max_prompt_length": 256, "max_response_length": 1024},
-        "model": {"path": "Qwen/Qwen2.5-0.5B", "dtype": "bfloat16"},
-        "actor": {
-            "lr": 1e-6,
-            "mini_batch_size": 128,
-            "micro_batch_tokens": 8 * 1280,
-            "clip_eps_low": 0.25,
-            "clip_eps_high": 0.25,
-        },
-        "algorithm": {
-            "group_size": 5,
-            "estimator": "grpo",
-            "kl_mode": "loss",
-            "kl_coef": 0.005,
-            "kl_estimator": "k3",
-        },
-        "rollout": {"gpu_memory_utilization": 0.4, "num_engines": 1},
-        "trainer": {
-            "logger": ["console", "wandb"],
-            "save_freq": 5000,
-            "wandb_project": "count down",
-            "total_epochs": 1,
-        },
-        "resources": {"learner_gpus": 1, "rollout_gpus": 1},
-    }
+    assert yaml.safe_load(imported.preset("train.sh")) == preset_of("sound")
 
 
-def test_every_planted_mistake_is_found_where_it_is() -> None:
+def test_every_planted_mistake_is_found_where_it_is():
     imported = import_script(PLANTED)
     assert not any("tee" in one for one in said(imported, 2))  # line 10 cut the pipe off
     defaults = found(imported, "what the script leaves to verl has verl's defaults")
@@ -85,7 +55,7 @@ def test_every_planted_mistake_is_found_where_it_is() -> None:
     assert "$NAME is not set in this script" in said(imported, 13)[0]
 
 
-def test_an_estimators_name_overwritten_by_a_number_is_found() -> None:
+def test_an_estimators_name_overwritten_by_a_number_is_found():
     script = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\\n"
     script += "  algorithm.adv_estimator=0.95 data.train_batch_size=256\n"
     double, number = said(import_script(script), 2)
@@ -94,7 +64,7 @@ def test_an_estimators_name_overwritten_by_a_number_is_found() -> None:
     assert "algorithm.estimator" not in import_script(script).settings
 
 
-def test_saving_more_often_than_the_disk_bears_is_found() -> None:
+def test_saving_more_often_than_the_disk_bears_is_found():
     """Qwen2.5-3B with a critic: 3.09e9 weights of 4 bytes, the critic's, both moments of both."""
     (found,) = said(import_script(PLANTED), 15)
     # 327,680 puzzles in batches of 32, 15 epochs: 153,600 steps, every tenth saved.
@@ -102,23 +72,14 @@ def test_saving_more_often_than_the_disk_bears_is_found() -> None:
     assert "full in step" in found
 
 
-def test_a_gsm8k_script_becomes_a_gsm8k_run() -> None:
+def test_a_gsm8k_script_becomes_a_gsm8k_run():
     imported = import_script(GSM8K)
-    assert yaml.safe_load(imported.preset("grpo.sh")) == {
-        "defaults": [{"override /env": "gsm8k"}],
-        "data": {"train_batch_size": 256, "max_prompt_length": 512, "max_response_length": 512},
-        "model": {"path": "Qwen/Qwen2.5-7B-Instruct", "dtype": "bfloat16"},
-        "trainer": {"total_epochs": 3, "save_freq": 29},
-        "actor": {"mini_batch_size": 256, "micro_batch_tokens": 4 * 1024},
-        "algorithm": {"estimator": "grpo", "group_size": 4, "kl_coef": 0.001},
-        "resources": {"learner_gpus": 0.5, "rollout_gpus": 0.5},
-        "checkpoints": {"quota_bytes": 280_000_000_000},
-    }
+    assert yaml.safe_load(imported.preset("grpo.sh")) == preset_of("gsm8k")
     assert "the run fetches openai/gsm8k" in said(imported, 8)[0]
     assert "Qwen/Qwen2.5-7B-Instruct from the hub" in said(imported, 13)[0]
 
 
-def test_a_group_size_and_a_coefficient_in_the_wrong_place_are_found() -> None:
+def test_a_group_size_and_a_coefficient_in_the_wrong_place_are_found():
     size = found(import_script(GSM8K), "algorithm.group_size is no setting of verl")
     assert size.startswith("line 6: ")
     assert "whose name for it is actor_rollout_ref.rollout.n" in size
@@ -130,7 +91,7 @@ def test_a_group_size_and_a_coefficient_in_the_wrong_place_are_found() -> None:
     assert import_script(both).settings["algorithm.kl_coef"] == 0.01
 
 
-def test_kl_that_is_not_in_the_loss_may_be_in_the_reward() -> None:
+def test_kl_that_is_not_in_the_loss_may_be_in_the_reward():
     """TinyZero's is, verl's of today is not: what the preset has must be said."""
     plain = "python3 -m verl.trainer.main_ppo data.train_batch_size=8"
     actor, said = "actor_rollout_ref.actor", "nothing is said of KL"
@@ -142,14 +103,14 @@ def test_kl_that_is_not_in_the_loss_may_be_in_the_reward() -> None:
         assert imported.settings["algorithm.kl_mode"] in ("loss", "none")
 
 
-def test_verls_own_name_of_the_group_size_wins() -> None:
+def test_verls_own_name_of_the_group_size_wins():
     script = GSM8K.replace("algorithm.kl_penalty=0.001", "actor_rollout_ref.rollout.n=5")
     imported = import_script(script)
     assert imported.settings["algorithm.group_size"] == 5
     assert "which is 5 and wins" in found(imported, "algorithm.group_size is no setting")
 
 
-def test_a_large_checkpoint_after_each_step_is_found_with_what_it_costs() -> None:
+def test_a_large_checkpoint_after_each_step_is_found_with_what_it_costs():
     """7.6e9 weights of 4 bytes and both moments, 7,473 // 256 = 29 steps in each of 3 epochs."""
     cost = found(import_script(GSM8K), "saves after each step: 87 checkpoints of 91.4 GB")
     assert "verl keeps all, 7,951 GB" in cost
@@ -158,7 +119,7 @@ def test_a_large_checkpoint_after_each_step_is_found_with_what_it_costs() -> Non
     assert "verl keeps 1, 91 GB" in found(few, "saves after each step")
 
 
-def test_variables_of_the_shell_that_starts_it_can_be_given(tmp_path: Path) -> None:
+def test_variables_of_the_shell_that_starts_it_can_be_given(tmp_path):
     alone = import_script(FROM_OUTSIDE)
     assert "model.path" not in alone.settings
     model = found(alone, "$BASE_MODEL is not set in this script")
@@ -175,14 +136,14 @@ def test_variables_of_the_shell_that_starts_it_can_be_given(tmp_path: Path) -> N
     assert not any("is not set" in str(one) for one in imported.findings)
 
 
-def test_a_variable_that_changes_nothing_is_noticed() -> None:
+def test_a_variable_that_changes_nothing_is_noticed():
     unused = import_script(ARRAYS, {"MODEL_PAT": "x"})
     assert "did you mean MODEL_PATH?" in found(unused, "the script uses no such variable")
     held = import_script("X=1\n" + FROM_OUTSIDE, {"X": "2"})
     assert found(held, "X=2 is given, and the script sets it itself").startswith("line 1")
 
 
-def test_arrays_cases_and_defaults_of_verls_examples_are_read(tmp_path: Path) -> None:
+def test_arrays_cases_and_defaults_of_verls_examples_are_read(tmp_path):
     imported = import_script(ARRAYS, shell={"HOME": str(tmp_path)})
     assert imported.settings["algorithm.estimator"] == "rloo"
     assert imported.settings["algorithm.kl_mode"] == "none"
@@ -202,8 +163,8 @@ def test_arrays_cases_and_defaults_of_verls_examples_are_read(tmp_path: Path) ->
     ("cards", "parts", "engines", "parts_here"), [(8, 2, 2, 2), (8, 8, 1, 4), (2, 2, 1, 1)]
 )
 def test_engines_are_split_as_far_as_half_of_the_cards_are_left_to_learn(
-    cards: int, parts: int, engines: int, parts_here: int
-) -> None:
+    cards, parts, engines, parts_here
+):
     split = f"actor_rollout_ref.rollout.tensor_model_parallel_size={parts}"
     script = f"python3 -m verl.trainer.main_ppo trainer.n_gpus_per_node={cards} {split}\n"
     imported = import_script(script)
@@ -212,7 +173,7 @@ def test_engines_are_split_as_far_as_half_of_the_cards_are_left_to_learn(
     assert found(imported, f"{cards} GPUs: verl shards the learner over all of them")
 
 
-def test_ranks_offload_where_verls_do() -> None:
+def test_ranks_offload_where_verls_do():
     offload = "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True"
     script = f"python3 -m verl.trainer.main_ppo trainer.n_gpus_per_node=8 {offload}\n"
     settings = import_script(script).settings
@@ -220,7 +181,7 @@ def test_ranks_offload_where_verls_do() -> None:
     assert settings["resources.offload"] is True
 
 
-def test_checkpointing_of_the_critic_alone_is_kept() -> None:
+def test_checkpointing_of_the_critic_alone_is_kept():
     imported = import_script(FROM_OUTSIDE)
     assert imported.settings["model.gradient_checkpointing"] is True
     assert found(imported, "holds for actor and critic here").startswith("line 6")
@@ -252,12 +213,12 @@ def test_checkpointing_of_the_critic_alone_is_kept() -> None:
         ("custom_reward_function.path=lib/mine.py", "env.reward", "mine:compute_score"),
     ],
 )
-def test_settings_with_another_form_arrive(setting: str, ours: str, value: object) -> None:
+def test_settings_with_another_form_arrive(setting, ours, value):
     imported = import_script(f"{GSM8K.rstrip()} \\\n    {setting}\n")
     assert imported.settings[ours] == value
 
 
-def test_what_is_out_of_range_and_what_is_lacking_is_said_and_left_out() -> None:
+def test_what_is_out_of_range_and_what_is_lacking_is_said_and_left_out():
     wrong = "actor_rollout_ref.actor.optim.lr=-2 reward_model.enable=True trainer.logger=[swanlab]"
     imported = import_script(f"{GSM8K.rstrip()} \\\n    {wrong}\n")
     assert found(imported, "actor_rollout_ref.actor.optim.lr=-2 is out of the range of actor.lr")
@@ -291,19 +252,19 @@ UNKNOWN = "data.train_files=x trainer.experiment_name=x"
         ("data.seed=1 data.shuffle=True", "data.seed, data.shuffle do nothing here"),
     ],
 )
-def test_each_sentence_of_the_table_has_its_facts(setting: str, words: str) -> None:
+def test_each_sentence_of_the_table_has_its_facts(setting, words):
     written = setting.format(actor="actor_rollout_ref.actor")
     assert found(import_script(f"{GSM8K.rstrip()} \\\n    {written}\n"), words)
 
 
-def test_data_that_is_here_is_used(tmp_path: Path) -> None:
+def test_data_that_is_here_is_used(tmp_path):
     file = tmp_path / "train.parquet"
     file.touch()
     command = f"python3 -m verl.trainer.main_ppo data.train_files={file} data.train_batch_size=8"
     assert import_script(command).settings["data.train_files"] == [str(file)]
 
 
-def test_an_instruction_model_gets_its_prompt() -> None:
+def test_an_instruction_model_gets_its_prompt():
     command = "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Q/q-Instruct"
     assert import_script(command).settings["env.prompt_template"] == "qwen-instruct"
 
@@ -316,7 +277,7 @@ def test_an_instruction_model_gets_its_prompt() -> None:
         "```sh\ncountdown-train generate data.train_files=mine.jsonl data.test_size=4\n```",
     ],
 )
-def test_a_file_without_settings_of_verl_is_refused(text: str) -> None:
+def test_a_file_without_settings_of_verl_is_refused(text):
     with pytest.raises(ValueError, match="no settings were found"):
         import_script(f"{text}\n")
 
@@ -355,11 +316,11 @@ train 8 64
         ),
     ],
 )
-def test_what_is_not_read_is_said_by_its_name(text: str, words: str) -> None:
+def test_what_is_not_read_is_said_by_its_name(text, words):
     assert found(import_script(text), words)
 
 
-def test_what_is_given_for_a_loop_and_a_function_is_taken() -> None:
+def test_what_is_given_for_a_loop_and_a_function_is_taken():
     assert import_script(LOOP, {"i": "1"}).settings["data.max_response_length"] == 512
     settings = import_script(FUNCTION, {"1": "8", "2": "64"}).settings
     assert (settings["algorithm.group_size"], settings["data.train_batch_size"]) == (8, 64)
@@ -379,19 +340,17 @@ def test_what_is_given_for_a_loop_and_a_function_is_taken() -> None:
         ("python3 -m openrlhf.cli.train_ppo_ray --pretrain x\n", "a script of OpenRLHF"),
     ],
 )
-def test_a_script_without_a_command_that_trains_is_refused_by_what_it_has(
-    text: str, words: str
-) -> None:
+def test_a_script_without_a_command_that_trains_is_refused_by_what_it_has(text, words):
     with pytest.raises(ValueError, match=words):
         import_script(text)
 
 
-def test_words_of_a_variable_without_quotes_are_split() -> None:
+def test_words_of_a_variable_without_quotes_are_split():
     settings = import_script(f"A='data.train_batch_size=8 data.seed=1'\n{TRAIN} $A\n").settings
     assert settings["data.train_batch_size"] == 8
 
 
-def test_a_secret_of_the_shell_never_becomes_a_setting() -> None:
+def test_a_secret_of_the_shell_never_becomes_a_setting():
     script = (
         "export WANDB_API_KEY=0123456789abcdef\nALIAS=$AWS_SECRET_ACCESS_KEY\n"
         "python3 -m verl.trainer.main_ppo data.train_batch_size=8 "
@@ -411,7 +370,7 @@ def test_a_secret_of_the_shell_never_becomes_a_setting() -> None:
 @pytest.mark.parametrize(
     "value", ["~nobody-of-that-name/model", "!!bool x", "0x_", "2024-13-45", "[" * 3_000, "&a [*a]"]
 )
-def test_a_value_that_is_no_number_or_path_of_anything_is_a_text(value: str) -> None:
+def test_a_value_that_is_no_number_or_path_of_anything_is_a_text(value):
     script = f"python3 -m verl.trainer.main_ppo data.train_batch_size=64 x.y='{value}' "
     script += f"actor_rollout_ref.model.path='{value}'"
     imported = import_script(script)
@@ -420,7 +379,7 @@ def test_a_value_that_is_no_number_or_path_of_anything_is_a_text(value: str) -> 
 
 
 @given(shell_texts, shell_texts)
-def test_any_text_is_imported_or_refused_in_words(before: str, words: str) -> None:
+def test_any_text_is_imported_or_refused_in_words(before, words):
     text = f"{before}\npython3 -m verl.trainer.main_ppo data.train_batch_size=64 {words}"
     try:
         imported = import_script(text, {"A": "x"})

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import subprocess
 
@@ -15,7 +13,7 @@ def words(text: str) -> list[list[str]]:
     return [[word.text for word in command.words] for command in Script(text).commands]
 
 
-def test_words_are_those_that_bash_itself_makes() -> None:
+def test_words_are_those_that_bash_itself_makes():
     script = r"""A=1; export B="two words"
 printf '%s\n' plain $A "$B" '$A' ${C:-fallback} x=$A/y.z \
   ['a','b'] esc\ aped "quo\"ted" # a comment
@@ -45,13 +43,13 @@ printf '%s\n' "${LIST[@]}" ${empty:+no} ${base:+a.b=$m} "${late} $n" "${nothing[
 """
 
 
-def test_arrays_conditions_and_sums_are_those_of_bash_itself() -> None:
+def test_arrays_conditions_and_sums_are_those_of_bash_itself():
     said = subprocess.run(["bash", "-c", BRANCHES], capture_output=True, text=True, check=True)
     assert words(BRANCHES)[-1][2:] == said.stdout.splitlines()
     assert "right 110" in said.stdout
 
 
-def test_variables_from_outside_decide_and_are_remembered() -> None:
+def test_variables_from_outside_decide_and_are_remembered():
     script = Script('A=${A:-1}\nB=2\ntrain a.b=$A c.d=$B "${E}"\n', {"A": "7", "B": "8"})
     assert [word.text for word in script.commands[-1].words] == ["train", "a.b=7", "c.d=2", "${E}"]
     assert script.from_outside == {"A": 1}
@@ -60,12 +58,12 @@ def test_variables_from_outside_decide_and_are_remembered() -> None:
     assert [*script.askable] == ["A", "E"]
 
 
-def test_a_way_that_only_a_program_would_tell_is_the_first() -> None:
+def test_a_way_that_only_a_program_would_tell_is_the_first():
     script = "case $(uname) in Linux) A=1 ;; *) A=2 ;; esac\nif test-it; then A=3; fi\ntrain x=$A\n"
     assert words(script)[-1] == ["train", "x=1"]
 
 
-def test_a_backslash_and_a_blank_end_the_command_there() -> None:
+def test_a_backslash_and_a_blank_end_the_command_there():
     script = Script("train a=1 \\\n  b=2 \\ \n  c.d=3\n")
     assert [[w.text for w in c.words] for c in script.commands] == [
         ["train", "a=1", "b=2"],
@@ -74,23 +72,23 @@ def test_a_backslash_and_a_blank_end_the_command_there() -> None:
     assert [word.line for word in script.commands[0].words] == [1, 1, 2]
 
 
-def test_a_pipe_is_seen() -> None:
+def test_a_pipe_is_seen():
     piped = Script("train a=1 2>&1 | tee log | cat\n")
     assert piped.commands[0].piped_into == ("tee", "cat")
 
 
-def test_a_variable_that_nobody_sets_stays_and_is_named() -> None:
+def test_a_variable_that_nobody_sets_stays_and_is_named():
     script = Script('train\ntrain name="$NAME" all="$@"\n')
     assert [word.text for word in script.commands[1].words] == ["train", "name=$NAME", "all="]
     assert script.unset == {"NAME": 2}
 
 
 @pytest.mark.parametrize("text", ["", "\n", "# nothing\n", "'never closed", "if then fi (("])
-def test_what_is_no_script_is_no_error(text: str) -> None:
+def test_what_is_no_script_is_no_error(text):
     Script(text)
 
 
-def test_characters_that_crash_the_grammars_scanner_are_read() -> None:
+def test_characters_that_crash_the_grammars_scanner_are_read():
     """tree-sitter-bash 0.25.1 reads beyond a table's end for `{` before a character of 4 bytes."""
     script = Script("echo {\U0002ed24 \U0001f600{é\nprintf 'ü b'\"é$A\" c\n", {"A": "ß"})
     assert [[word.text for word in command.words] for command in script.commands] == [
@@ -99,7 +97,7 @@ def test_characters_that_crash_the_grammars_scanner_are_read() -> None:
     ]
 
 
-def test_a_sum_that_is_none_stays_as_it_is_written() -> None:
+def test_a_sum_that_is_none_stays_as_it_is_written():
     assert words("a)!casethen$((0))doneesac\ntrain b.c=$((9223372036854775807 + 1))")[-1] == [
         "train",
         "b.c=$((9223372036854775807 + 1))",
@@ -107,7 +105,7 @@ def test_a_sum_that_is_none_stays_as_it_is_written() -> None:
     assert words("A=999999999999999999\necho $((A * A))")[-1] == ["echo", "-7527149226598858751"]
 
 
-def test_what_would_fill_the_memory_or_the_stack_is_refused_in_words() -> None:
+def test_what_would_fill_the_memory_or_the_stack_is_refused_in_words():
     with pytest.raises(ValueError, match="more than 10,000,000 characters of text"):
         Script("A=xx\n" + "A=$A$A\n" * 60)
     with pytest.raises(ValueError, match="more than 10,000,000 characters of text"):
@@ -117,6 +115,6 @@ def test_what_would_fill_the_memory_or_the_stack_is_refused_in_words() -> None:
 
 
 @given(st.one_of(st.text(max_size=200), shell_texts))
-def test_any_text_is_read(text: str) -> None:
+def test_any_text_is_read(text):
     with contextlib.suppress(ValueError):
         Script(text)

@@ -1,7 +1,5 @@
 """What a launch script's data are: told by rows that are here, else by names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -47,29 +45,27 @@ def warnings(result: Imported) -> str:
         ("countdown", "Make 4 of 1, 3.", {"target": 4, "numbers": [1, 3]}, ("countdown", "chat")),
     ],
 )
-def test_rows_say_what_the_problems_are(
-    tmp_path: Path, source: str, prompt: str, truth: Any, expected: tuple[str, str | None]
-) -> None:
+def test_rows_say_what_the_problems_are(tmp_path, source, prompt, truth, expected):
     file = parquet(tmp_path / "train.parquet", source, prompt, truth)
     settings = imported(file, "data.train_batch_size=8", "trainer.total_epochs=2").settings
     assert settings["data.train_files"] == [str(file)]
     assert (settings["env.name"], settings.get("env.prompt_template")) == expected
 
 
-def test_the_rows_of_a_file_that_is_here_count_the_steps(tmp_path: Path) -> None:
+def test_the_rows_of_a_file_that_is_here_count_the_steps(tmp_path):
     file = parquet(tmp_path / "train.parquet", "openai/gsm8k", "What?", "18")
     more = ("data.train_batch_size=8", "trainer.total_epochs=2", "critic.optim.warmup_style=cosine")
     assert imported(file, *more).settings["trainer.total_steps"] == 10  # 40 rows, 5 batches, twice
 
 
-def test_what_is_here_of_several_files_is_kept(tmp_path: Path) -> None:
+def test_what_is_here_of_several_files_is_kept(tmp_path):
     here = parquet(tmp_path / "gsm8k.parquet", "openai/gsm8k", "What?", "18")
     result = imported(f"['{here}', '{tmp_path}/math.parquet']")
     assert result.settings["data.train_files"] == [str(here)]
     assert f"{tmp_path}/math.parquet is not here: left out" in [str(one) for one in result.findings]
 
 
-def test_problems_of_another_kind_are_a_warning(tmp_path: Path) -> None:
+def test_problems_of_another_kind_are_a_warning(tmp_path):
     file = parquet(tmp_path / "train.parquet", "lighteval/MATH", "What?", "18")
     assert "data_source=lighteval/MATH, which no env here is made for" in warnings(imported(file))
     assert imported(file).settings["env.name"] == "gsm8k"
@@ -88,13 +84,13 @@ def test_problems_of_another_kind_are_a_warning(tmp_path: Path) -> None:
     assert "checkpoints of" not in warnings(unknown)  # of how many steps, nobody knows
 
 
-def test_a_project_says_what_a_file_does_not(tmp_path: Path) -> None:
+def test_a_project_says_what_a_file_does_not(tmp_path):
     file = tmp_path / "train.parquet"
     assert imported(file, "trainer.project_name=TinyZero").settings["env.name"] == "countdown"
     assert imported(file, "trainer.experiment_name=ppo_gsm8k").settings["env.name"] == "gsm8k"
 
 
-def test_the_size_in_a_models_name_tells_what_a_checkpoint_takes(tmp_path: Path) -> None:
+def test_the_size_in_a_models_name_tells_what_a_checkpoint_takes(tmp_path):
     """1.5e9 weights and both moments, 4 bytes each, of actor and critic."""
     result = imported(tmp_path / "gsm8k" / "train.parquet", "trainer.save_freq=1")
     assert "checkpoints of 36.0 GB" in warnings(result)

@@ -1,7 +1,5 @@
 """Every setting of verl and TinyZero is known by name; one that is misspelt is not."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -15,20 +13,20 @@ def is_known(key: str) -> bool:
     return key in NAMES or meaning(key, "True") is not None
 
 
-def test_no_setting_of_any_default_tree_is_unknown() -> None:
+def test_no_setting_of_any_default_tree_is_unknown():
     """The names of TinyZero's tree, of verl 0.9.1's, and of all versions before it."""
     names = [name for name in NAMES_FILE.read_text().splitlines() if not name.startswith("#")]
     assert len(names) > 1_000
     assert [name for name in names if not is_known(name)] == []
 
 
-def test_what_the_tables_name_exists() -> None:
+def test_what_the_tables_name_exists():
     """In some version of verl, or in what users were seen to write."""
     names = set(NAMES_FILE.read_text().splitlines())
     assert [name for name in PLAIN_NAMES if name not in names] == []
 
 
-def test_every_sentence_is_said() -> None:
+def test_every_sentence_is_said():
     room = (file.read_text() for file in (ROOT / "tasks" / "importers").glob("*.py"))
     words = set(re.findall(r'"([a-z_]+)"', "".join(room)))
     words |= {row["says"] for table in ("limits", "unlisted") for row in TABLE[table].values()}
@@ -37,7 +35,7 @@ def test_every_sentence_is_said() -> None:
     assert len(sentences) == len(TABLE["mistakes"]) + len(TABLE["notes"])
 
 
-def test_a_letter_left_out_of_a_setting_with_a_meaning_is_noticed() -> None:
+def test_a_letter_left_out_of_a_setting_with_a_meaning_is_noticed():
     unnoticed = []
     for key in NAMES:
         wrong = key[:-2] + key[-1] if len(key.rpartition(".")[2]) > 2 else f"{key}x"
@@ -46,7 +44,7 @@ def test_a_letter_left_out_of_a_setting_with_a_meaning_is_noticed() -> None:
     assert unnoticed == []
 
 
-def test_a_setting_asks_for_what_is_lacking_only_where_it_is_on() -> None:
+def test_a_setting_asks_for_what_is_lacking_only_where_it_is_on():
     for off in ("False", "null", "'False'", "0", "[]", "disabled"):
         assert meaning("reward_model.enable", off) == meaning("reward_model.enable", "False")
     reason, is_lacking = meaning("reward_model.enable", "True") or ("", False)

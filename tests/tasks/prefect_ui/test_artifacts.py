@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import socket
 import threading
 
@@ -10,9 +8,7 @@ from tasks.prefect_ui import artifacts
 from tasks.prefect_ui.artifacts import LiveArtifacts, create_table_artifact, fitted
 
 
-def test_a_server_that_is_away_costs_the_artifact_and_a_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_server_that_is_away_costs_the_artifact_and_a_warning(caplog):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/api"
@@ -28,7 +24,7 @@ def test_a_server_that_is_away_costs_the_artifact_and_a_warning(
 
 
 @pytest.mark.timeout(60)
-def test_a_server_that_hangs_does_not_hold_up_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_hangs_does_not_hold_up_training(monkeypatch):
     """It takes connections and says nothing: Prefect's client would wait for minutes, each time."""
     monkeypatch.setattr(artifacts, "_LAST_UPDATE_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as hanging:
@@ -40,9 +36,7 @@ def test_a_server_that_hangs_does_not_hold_up_training(monkeypatch: pytest.Monke
         live.close()
 
 
-def test_what_cannot_be_made_costs_itself_and_is_made_in_no_step_of_training(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_what_cannot_be_made_costs_itself_and_is_made_in_no_step_of_training(caplog):
     made: list[str] = []
 
     def fail() -> str:
@@ -58,7 +52,7 @@ def test_what_cannot_be_made_costs_itself_and_is_made_in_no_step_of_training(
     assert made != [threading.current_thread().name]
 
 
-def test_a_table_fits_a_window_of_1280_pixels_and_has_rounded_numbers_and_no_lists() -> None:
+def test_a_table_fits_a_window_of_1280_pixels_and_has_rounded_numbers_and_no_lists():
     long = "a 12 GiB card holds 4 of 8 responses at a time: - set rollout.sleep=true " * 3
     rows = [
         {"level": "warning", "found": long, "what to do": "x" * 200, "seconds": 1.23456789},

@@ -1,9 +1,6 @@
 """What the Prefect UI calls a start of training."""
 
-from __future__ import annotations
-
 import logging
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +11,7 @@ from tasks.prefect_ui.attempts import attempt_name, show_attempts
 
 
 @pytest.mark.parametrize(("seed", "changed"), [(0, "the same settings"), (9, "seed=9")])
-def test_a_later_start_is_named_by_what_is_other(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, seed: int, changed: str
-) -> None:
+def test_a_later_start_is_named_by_what_is_other(tmp_path, caplog, seed, changed):
     def run_with(seed: int) -> RunFolder:
         storage = StorageConfig(root=tmp_path)
         return RunFolder.create(RunConfig(run_id="mine", seed=seed, storage=storage))

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import re
 from xml.etree import ElementTree
@@ -10,7 +8,6 @@ from tasks.prefect_ui.chart import MOST_POINTS, WIDTH, Chart, Series, draw, stac
 
 
 def shapes(chart: Chart | None, kind: str) -> list[ElementTree.Element]:
-    assert chart is not None
     return list(ElementTree.fromstring(f"<svg>{chart.drawing}</svg>").iter(kind))
 
 
@@ -29,20 +26,17 @@ def places(node: ElementTree.Element) -> list[tuple[float, float]]:
         (3, 3.5, [3, 3.1, 3.2, 3.3, 3.4, 3.5]),
     ],
 )
-def test_ticks_are_round_and_within_the_range(
-    low: float, high: float, expected: list[float]
-) -> None:
+def test_ticks_are_round_and_within_the_range(low, high, expected):
     assert ticks(low, high) == pytest.approx(expected)
 
 
-def test_steps_have_whole_ticks() -> None:
+def test_steps_have_whole_ticks():
     assert ticks(1, 3, whole=True) == [1, 2, 3]
     assert ticks(3.5, 4.5, whole=True) == [4]
 
 
-def test_where_a_hover_looks_is_where_the_line_is() -> None:
+def test_where_a_hover_looks_is_where_the_line_is():
     chart = draw([Series("a", "test", [(0, 1.0), (5, 3.0), (10, 2.0)])], "units")
-    assert chart is not None
     (line,) = shapes(chart, "polyline")
     drawn = places(line)
     assert [x for x, _ in drawn] == chart.x
@@ -55,15 +49,14 @@ def test_where_a_hover_looks_is_where_the_line_is() -> None:
     assert found["says"] == ["step 0: a 1", "step 5: a 3", "step 10: a 2"]
 
 
-def test_the_axis_says_where_its_numbers_are() -> None:
+def test_the_axis_says_where_its_numbers_are():
     chart = draw([Series("a", "test", [(0, 1.0), (5, 3.0), (10, 2.0)])], "units")
-    assert chart is not None
     words = {node.text: float(node.attrib["x"]) for node in shapes(chart, "text")}
     assert (words["0"], words["10"]) == pytest.approx((chart.x[0], chart.x[2]))
     assert draw([Series("a", "test", [])], "units") is None
 
 
-def test_the_last_step_of_an_area_is_named_whole() -> None:
+def test_the_last_step_of_an_area_is_named_whole():
     areas = stacked([Series("a", "test", [(step, 1.0) for step in (1, 5_000, 10_000)])])
     chart = draw(areas, "units")
     (end,) = [
@@ -74,22 +67,20 @@ def test_the_last_step_of_an_area_is_named_whole() -> None:
     assert end + 2.5 * 6 <= WIDTH  # half of five digits
 
 
-def test_long_series_are_drawn_as_means() -> None:
+def test_long_series_are_drawn_as_means():
     points = [(step, float(step)) for step in range(1, 2 * MOST_POINTS + 2)]  # three per point
     thin = thinned(Series("a", "test", points))
     assert len(thin.points) == 107
     assert thin.points[0] == (3, 2.0)
     assert thin.points[-1] == (321, 320.0)
     chart = draw([Series("a", "test", points)], "units")
-    assert chart is not None
     assert chart.says[0] == "step 3, mean of 3: a 2"
     assert thinned(thin) == thin
     both = draw([Series("a", "test", points), Series("b", "base", [(3, 7.0)])], "units")
-    assert both is not None
     assert both.says[0] == "step 3: a 2, mean of 3 · b 7"
 
 
-def test_areas_lie_on_top_of_one_another() -> None:
+def test_areas_lie_on_top_of_one_another():
     stack = stacked(
         [Series("a", "test", [(1, 0.25), (2, 0)]), Series("b", "base", [(1, 0.5), (2, 1.0)])]
     )
@@ -98,16 +89,14 @@ def test_areas_lie_on_top_of_one_another() -> None:
     lower, upper = map(places, shapes(chart, "polygon"))
     assert lower[0] == upper[3], "the first point of one is the other's lower edge"
     assert upper[1][1] == chart.top if chart else None
-    assert chart is not None
     assert chart.says == ["step 1: a 0.25 · b 0.5", "step 2: b 1"]
     single = draw(stacked([Series("a", "test", [(1, 0.5)], span=10)]), "units")
-    assert single is not None
     assert single.says == ["step 1, mean of 10: a 0.5"]
     (area,) = shapes(single, "polygon")
     assert len({x for x, _ in places(area)}) == 2, "seen, though of one step"
 
 
-def test_bars_stand_beside_one_another() -> None:
+def test_bars_stand_beside_one_another():
     series = [Series(n, "test", [(0, 0.5), (1, 1.0)], "bars") for n in ("before", "after")]
     chart = draw(series, "share", x_ticks={0: "one", 1: "two"}, says_at={0: "of one", 1: "of two"})
     boxes = [
@@ -117,13 +106,11 @@ def test_bars_stand_beside_one_another() -> None:
     before, after = boxes[:2], boxes[2:]
     assert [x + width for x, width, _ in before] == pytest.approx([x for x, _, _ in after], abs=0.1)
     assert before[1][2] == pytest.approx(2 * before[0][2], abs=0.2)
-    assert chart is not None
     assert chart.says[1] == "of two: before 1 · after 1"
     assert chart.at_rest == ""
 
 
-def test_hostile_words_are_text() -> None:
+def test_hostile_words_are_text():
     chart = draw([Series("<script>&", "test", [(1, 1)]), Series("b", "base", [(1, 1)])], "<b>")
-    assert chart is not None
     assert re.findall(r"<(?!/?(?:text|path|circle|polyline)\b)", chart.drawing) == []
     assert {"<script>&", "<b>"} <= {node.text for node in shapes(chart, "text")}

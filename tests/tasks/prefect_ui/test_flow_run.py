@@ -1,7 +1,5 @@
 """No error of any stage brings a secret to Prefect, which shows it to all who see the run."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil
@@ -34,7 +32,7 @@ def all_tasks() -> dict[str, Task[..., Any]]:
     }
 
 
-def test_no_task_lets_an_error_out_with_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_task_lets_an_error_out_with_a_secret(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", SECRET)
     found = all_tasks()
     assert len(found) >= 12

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import base64
 import math
 from itertools import pairwise
@@ -14,7 +12,6 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def drawn(uri: str | None) -> ElementTree.Element:
-    assert uri is not None
     kind, _, content = uri.partition(";base64,")
     assert kind == "data:image/svg+xml"
     return ElementTree.fromstring(base64.b64decode(content))
@@ -31,7 +28,7 @@ def lines(svg: ElementTree.Element) -> list[list[tuple[float, float]]]:
     ]
 
 
-def test_a_line_lies_where_its_numbers_say() -> None:
+def test_a_line_lies_where_its_numbers_say():
     """Steps 0, 2 and 4 of an axis to 4; accuracies 0, 1 and 0.5 of an axis to 1."""
     rows = [{"step": s, "reward/accuracy": a} for s, a in ((0, 0.0), (2, 1.0), (4, 0.5))]
     svg = drawn(learning_curve(rows, "mine"))
@@ -44,7 +41,7 @@ def test_a_line_lies_where_its_numbers_say() -> None:
     assert "score, partial credit included" not in words(svg)
 
 
-def test_what_is_no_number_is_left_out_and_long_lines_are_thinned_to_their_means() -> None:
+def test_what_is_no_number_is_left_out_and_long_lines_are_thinned_to_their_means():
     rows = [
         {"step": s, "critic/score/mean": float(s), "critic/kl": math.nan, "val/accuracy": None}
         for s in range(1000)
@@ -58,7 +55,7 @@ def test_what_is_no_number_is_left_out_and_long_lines_are_thinned_to_their_means
     assert len(base64.b64encode(ElementTree.tostring(svg))) < 20_000
 
 
-def test_a_title_is_text_and_without_numbers_there_is_no_picture() -> None:
+def test_a_title_is_text_and_without_numbers_there_is_no_picture():
     rows = [{"step": 1, "critic/kl": -0.001}]
     assert "<script>1</script>" in words(drawn(learning_curve(rows, "<script>1</script>")))
     assert learning_curve([], "none") is None

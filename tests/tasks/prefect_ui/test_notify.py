@@ -1,7 +1,5 @@
 """A webhook and a command are told, and whatever they do costs a line of the log."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re
@@ -36,7 +34,7 @@ def tell(url: str | None = None, *command: str) -> None:
     notify(Listeners(url, command), MESSAGE, _logger)
 
 
-def test_both_are_told_the_same_object(tmp_path: Path, said: pytest.LogCaptureFixture) -> None:
+def test_both_are_told_the_same_object(tmp_path, said):
     file = tmp_path / "told"
     code = "import sys, pathlib; pathlib.Path(sys.argv[1]).write_text(sys.stdin.read())"
     with hook() as server:
@@ -51,9 +49,7 @@ def test_both_are_told_the_same_object(tmp_path: Path, said: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize(("status", "is_taken"), [(204, True), (302, False), (500, False)])
-def test_an_answer_that_is_no_success_is_a_warning(
-    said: pytest.LogCaptureFixture, status: int, is_taken: bool
-) -> None:
+def test_an_answer_that_is_no_success_is_a_warning(said, status, is_taken):
     with hook(status) as server:
         tell(server.url)
     (record,) = own(said)
@@ -71,8 +67,8 @@ def test_an_answer_that_is_no_success_is_a_warning(
     ],
 )
 def test_a_rude_server_costs_seconds_and_a_warning_without_the_url(
-    said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, manners: str, words: str
-) -> None:
+    said, monkeypatch, manners, words
+):
     monkeypatch.setattr(module, "WEBHOOK_S", 0.5)
     with rude_hook(manners) as server:
         tell(server.url)
@@ -80,7 +76,7 @@ def test_a_rude_server_costs_seconds_and_a_warning_without_the_url(
     assert re.fullmatch(f"the webhook was not told of promoted: {words}", record.message)
 
 
-def test_what_the_socket_says_is_told(said: pytest.LogCaptureFixture) -> None:
+def test_what_the_socket_says_is_told(said):
     tell(f"http://127.0.0.1:1/{SECRET}")
     assert own(said)[0].message.endswith("of promoted: 127.0.0.1: ConnectionRefusedError")
 
@@ -98,9 +94,7 @@ def test_what_the_socket_says_is_told(said: pytest.LogCaptureFixture) -> None:
         SECRET,
     ],
 )
-def test_no_word_of_a_url_is_logged_whatever_is_wrong_with_it(
-    said: pytest.LogCaptureFixture, url: str
-) -> None:
+def test_no_word_of_a_url_is_logged_whatever_is_wrong_with_it(said, url):
     warn_of_mistakes(Listeners(url), _logger)
     tell(url)
     assert own(said)[-1].levelno == logging.WARNING
@@ -108,7 +102,7 @@ def test_no_word_of_a_url_is_logged_whatever_is_wrong_with_it(
     assert SECRET not in repr(Listeners(url))
 
 
-def test_a_variable_holds_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_holds_the_url(monkeypatch):
     with hook() as server:
         monkeypatch.setenv("NIGHT_HOOK", server.url)
         assert webhook_url("NIGHT_HOOK") == server.url
@@ -126,9 +120,7 @@ def test_a_variable_holds_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
         ("import os, time; os.fork() or time.sleep(60)", None),  # leaves a child behind
     ],
 )
-def test_a_command_that_fails_is_a_warning(
-    said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, code: str, words: str | None
-) -> None:
+def test_a_command_that_fails_is_a_warning(said, monkeypatch, code, words):
     monkeypatch.setattr(module, "COMMAND_S", 1.0)
     tell(None, sys.executable, "-c", code)
     (record,) = own(said)
@@ -138,9 +130,7 @@ def test_a_command_that_fails_is_a_warning(
         assert record.message == f"the command {sys.executable} was not told of promoted: {words}"
 
 
-def test_a_command_that_hangs_is_killed_with_its_children(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_hangs_is_killed_with_its_children(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "COMMAND_S", 1.0)
     pids = tmp_path / "pids"
     tell(None, "/bin/sh", "-c", f"sleep 60 & echo $! > {pids}; wait")
@@ -152,7 +142,7 @@ def test_a_command_that_hangs_is_killed_with_its_children(
         assert time.monotonic() < deadline
 
 
-def test_no_such_command_is_said_beforehand(said: pytest.LogCaptureFixture) -> None:
+def test_no_such_command_is_said_beforehand(said):
     listeners = Listeners(command=("/no/such/program", "x"))
     warn_of_mistakes(listeners, _logger)
     notify(listeners, MESSAGE, _logger)

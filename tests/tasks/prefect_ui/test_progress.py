@@ -3,6 +3,7 @@ import json
 import logging
 import tracemalloc
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -23,17 +24,19 @@ METRICS = {
 }
 
 
+def quiet(price_per_hour: float | None = None, **more: Any) -> TrainingProgress:
+    budget = BudgetConfig(price_per_hour=price_per_hour, currency="$")
+    return TrainingProgress(logging.getLogger("progress"), on_console=False, budget=budget, **more)
+
+
 def test_a_step_is_described_in_one_line():
-    assert (
-        describe(METRICS) == "accuracy 0.250 · score 0.325 · 62 tokens · KL 0.0123 · 3,120 tokens/s"
-    )
+    line = "accuracy 0.250 · score 0.325 · 62 tokens · KL 0.0123 · 3,120 tokens/s"
+    assert describe(METRICS) == line
 
 
 def test_the_ui_shows_tests_with_step_and_time_left_but_not_every_step(caplog):
     caplog.set_level(logging.INFO)
-    budget = BudgetConfig(price_per_hour=3600.0, currency="$")
-    logger = logging.getLogger("progress")
-    with TrainingProgress(logger, on_console=False, budget=budget) as progress:
+    with quiet(price_per_hour=3600.0) as progress:
         progress.on_step(0, 4, {"val/accuracy": 0.5})
         progress.on_step(1, 4, METRICS)
         progress.on_step(2, 4, METRICS | {"val/accuracy": 0.625})
@@ -47,13 +50,8 @@ def test_the_ui_shows_tests_with_step_and_time_left_but_not_every_step(caplog):
 
 def test_what_is_left_is_estimated_before_the_fifth_step_and_measured_from_then_on(caplog):
     caplog.set_level(logging.INFO)
-    with TrainingProgress(
-        logging.getLogger("progress"),
-        on_console=False,
-        budget=BudgetConfig(price_per_hour=36.0, currency="$"),
-        planned=Spread(5.0, 20.0, 100.0),
-        earlier=[{"step": 1, "timing_s/step": 30.0}],
-    ) as progress:
+    planned, earlier = Spread(5.0, 20.0, 100.0), [{"step": 1, "timing_s/step": 30.0}]
+    with quiet(price_per_hour=36.0, planned=planned, earlier=earlier) as progress:
         for step in range(2, 7):
             progress.on_step(step, 106, METRICS | {"val/accuracy": 0.5})
     left = [record.message.rpartition(" · ")[2] for record in caplog.records]
@@ -68,12 +66,7 @@ def test_a_diagnosis_is_said_once_while_training_and_knows_the_steps_before(capl
     """Eight steps without any score: five of an attempt before, three of this one and more."""
     caplog.set_level(logging.WARNING)
     earlier = [{"step": step, "critic/score/mean": 0.0} for step in range(1, 6)]
-    with TrainingProgress(
-        logging.getLogger("progress"),
-        on_console=False,
-        budget=BudgetConfig(),
-        earlier=earlier,
-    ) as progress:
+    with quiet(earlier=earlier) as progress:
         for step in range(6, 21):
             progress.on_step(step, 20, METRICS | {"critic/score/mean": 0.0})
     (said,) = [r.message for r in caplog.records if "nothing to learn from" in r.message]
@@ -86,9 +79,7 @@ def test_a_card_that_is_nearly_full_is_told_once_for_each_lever(caplog):
     config = RunConfig.model_validate({"resources": card})
     roomy = {"memory/card_gib": 24.0, "memory/card_left_gib/update_actor": 1.3}
     tight = roomy | {"memory/card_left_gib/update_actor": 1.1}
-    with TrainingProgress(
-        logging.getLogger("progress"), on_console=False, budget=BudgetConfig(), config=config
-    ) as progress:
+    with quiet(config=config) as progress:
         for step in range(1, 6):
             progress.on_step(step, 40, METRICS | roomy)
         assert caplog.records == []
@@ -133,8 +124,7 @@ def test_without_console_the_terminal_shows_warnings_and_log_txt_has_the_steps(
 def test_a_step_that_is_remembered_takes_no_names_of_its_own():
     """Each comes as JSON, with a hundred new strings: half of what a long night would keep."""
     names = [f"timing_s/some_phase_number_{i}" for i in range(100)]
-    logger = logging.getLogger("progress")
-    with TrainingProgress(logger, on_console=False, budget=BudgetConfig()) as progress:
+    with quiet() as progress:
         tracemalloc.start()
         try:
             before, _ = tracemalloc.get_traced_memory()
@@ -152,8 +142,7 @@ def test_a_long_run_is_diagnosed_a_hundred_times_and_not_every_fifth_step(monkey
     monkeypatch.setattr(
         "tasks.prefect_ui.progress.diagnose", lambda rows, _: looked_at.append(len(rows)) or []
     )
-    logger = logging.getLogger("progress")
-    with TrainingProgress(logger, on_console=False, budget=BudgetConfig()) as progress:
+    with quiet() as progress:
         for step in range(1, 3_001):
             progress.on_step(step, 3_000, {"critic/kl": 0.1})
     assert looked_at[:3] == [5, 10, 15]

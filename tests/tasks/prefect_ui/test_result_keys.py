@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from pathlib import Path
-
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
@@ -9,7 +5,7 @@ from rl_core.runs.run_folder import RunFolder
 from tasks.prefect_ui.result_keys import is_trained
 
 
-def test_a_run_is_trained_while_its_last_step_has_its_checkpoint(tmp_path: Path) -> None:
+def test_a_run_is_trained_while_its_last_step_has_its_checkpoint(tmp_path):
     run = RunFolder.create(RunConfig(run_id="r", storage=StorageConfig(root=tmp_path)))
     assert not is_trained(run)
     run.metrics.append(4, {})

@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import re
-from pathlib import Path
 
 from rl_core.runs.rollout_log import RolloutLog
 from tasks.prefect_ui.artifacts import plain, quoted
@@ -13,12 +10,9 @@ def headings(markdown: str) -> list[str]:
     return [line for line in markdown.splitlines() if line.startswith("### ")]
 
 
-def test_the_latest_responses_correct_ones_first_one_of_each_verdict_in_turn(
-    shared_runs: Path,
-) -> None:
+def test_the_latest_responses_correct_ones_first_one_of_each_verdict_in_turn(shared_runs):
     """Step 3 of alpha: two wrong values, a correct one, one without an answer."""
     markdown = latest_samples(RolloutLog(shared_runs / "runs" / "alpha" / "rollouts", "alpha"))
-    assert markdown is not None
     assert markdown.startswith("Of step 3:\n")
     assert headings(markdown) == [
         "### correct: score 1, 6 tokens, stop",
@@ -29,7 +23,7 @@ def test_the_latest_responses_correct_ones_first_one_of_each_verdict_in_turn(
     assert "Asked:\n\n> prompt 5  \n\nAnswered:\n\n> response 3\\.1\\.0  \n" in markdown
 
 
-def test_a_joined_file_shows_its_last_step_and_an_empty_run_nothing(two_runs: Path) -> None:
+def test_a_joined_file_shows_its_last_step_and_an_empty_run_nothing(two_runs):
     rollouts = RolloutLog(two_runs / "runs" / "alpha" / "rollouts", "alpha")
     before = latest_samples(rollouts)
     assert rollouts.compact(last_too=True) == 2
@@ -37,7 +31,7 @@ def test_a_joined_file_shows_its_last_step_and_an_empty_run_nothing(two_runs: Pa
     assert latest_samples(RolloutLog(two_runs / "nothing", "nothing")) is None
 
 
-def test_no_text_of_a_model_means_anything_in_markdown() -> None:
+def test_no_text_of_a_model_means_anything_in_markdown():
     text = f"```\n# out of it\n    code\n\n{HOSTILE}\x1b[2J\r\u202e"
     lines = quoted(text).split("\n")
     assert all(line.startswith("> ") for line in lines)
@@ -52,7 +46,7 @@ def test_no_text_of_a_model_means_anything_in_markdown() -> None:
     assert re.sub(r"\\(.)", r"\1", lines[4][2:]) == HOSTILE + r"\x1b[2J\r\u202e" + "  "
 
 
-def test_a_cell_holds_neither_tags_nor_images() -> None:
+def test_a_cell_holds_neither_tags_nor_images():
     assert plain('<img src="x"> ![x](http://a/b) 1 < 2') == (
         '\u2039img src="x"\u203a ![x] (http://a/b) 1 \u2039 2'
     )

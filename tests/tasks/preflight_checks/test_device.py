@@ -1,9 +1,5 @@
 """Cards that a torch build knows or not, from what NVIDIA documents about compatibility."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from rl_core.config.run import RunConfig
@@ -42,13 +38,11 @@ def facts(capability: tuple[int, int], arches: tuple[str, ...], free: int = 23) 
         ((7, 0), (), False),
     ],
 )
-def test_a_build_has_kernels_for_a_card_or_not(
-    capability: tuple[int, int], arches: tuple[str, ...], runs: bool
-) -> None:
+def test_a_build_has_kernels_for_a_card_or_not(capability, arches, runs):
     assert has_kernels(capability, arches) is runs
 
 
-def test_a_card_too_new_is_named_with_the_wheel_that_helps() -> None:
+def test_a_card_too_new_is_named_with_the_wheel_that_helps():
     (found,) = judge_device(facts((12, 0), CU126))
     assert found.level == "fatal"
     assert "sm_120" in found.message
@@ -56,13 +50,13 @@ def test_a_card_too_new_is_named_with_the_wheel_that_helps() -> None:
     assert "cu128" in found.remedy
 
 
-def test_a_card_too_old_needs_an_older_wheel() -> None:
+def test_a_card_too_old_needs_an_older_wheel():
     (found,) = judge_device(facts((6, 1), CU128))
     assert found.level == "fatal"
     assert "cu126" in found.remedy
 
 
-def test_a_card_in_use_names_its_users() -> None:
+def test_a_card_in_use_names_its_users():
     (busy,) = judge_device(facts((8, 6), CU126, free=12))
     assert busy.level == "warning"
     assert "50% of its memory is in use by others (python, 4096 MiB)" in busy.message
@@ -70,13 +64,13 @@ def test_a_card_in_use_names_its_users() -> None:
     assert idle.level == "ok"
 
 
-def test_no_card_at_all_is_fatal() -> None:
+def test_no_card_at_all_is_fatal():
     (found,) = judge_device(DeviceFacts("2.13.0+cu128", CU128, (), None, ()))
     assert found.level == "fatal"
     assert "no NVIDIA driver found" in found.message
 
 
-def test_more_cards_than_there_are_is_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_cards_than_there_are_is_fatal(monkeypatch):
     monkeypatch.setattr(device, "version_of", lambda package: "2.13.0+cu126")
     monkeypatch.setattr(device, "read_device", lambda: facts((8, 6), CU126))
     resources = {"learner_gpus": 1, "rollout_gpus": 1}
@@ -90,7 +84,7 @@ def test_more_cards_than_there_are_is_fatal(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(list(device_findings(RunConfig.model_validate(elsewhere)))) == 1
 
 
-def test_vllm_on_a_cpu_wants_a_library_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_on_a_cpu_wants_a_library_of_the_system(monkeypatch):
     assert [found.level for found in device_findings(RunConfig())] == ["ok"]
     monkeypatch.setattr(device, "_NUMA", "libnumaxyz.so.1")
     _, missing = device_findings(RunConfig())
@@ -100,7 +94,7 @@ def test_vllm_on_a_cpu_wants_a_library_of_the_system(monkeypatch: pytest.MonkeyP
         assert len(list(device_findings(RunConfig.model_validate(other)))) == 1
 
 
-def test_settings_for_fewer_bits_want_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_for_fewer_bits_want_their_package(monkeypatch):
     sections = {"actor": {"optimizer": "adamw_8bit"}}
     wanting = RunConfig.model_validate(sections | {"model": {"lora_rank": 4, "load_in_4bit": True}})
     assert list(quantization_findings(wanting)) == []
@@ -112,7 +106,7 @@ def test_settings_for_fewer_bits_want_their_package(monkeypatch: pytest.MonkeyPa
     assert found[1].message.startswith("model.load_in_4bit=true wants the package bitsandbytes")
 
 
-def test_weights_of_4_bits_are_not_rounded_twice(tmp_path: Path) -> None:
+def test_weights_of_4_bits_are_not_rounded_twice(tmp_path):
     model = {"path": str(tmp_path), "lora_rank": 4}
     rounding = RunConfig.model_validate({"model": model | {"load_in_4bit": True}})
     state = tmp_path / "trainer" / "learner.json"
@@ -125,7 +119,6 @@ def test_weights_of_4_bits_are_not_rounded_twice(tmp_path: Path) -> None:
     assert list(quantization_findings(RunConfig.model_validate({"model": model}))) == []
 
 
-def test_torch_is_asked_in_a_process_of_its_own() -> None:
+def test_torch_is_asked_in_a_process_of_its_own():
     said = read_device()
-    assert said is not None
     assert said.torch.startswith("2.")

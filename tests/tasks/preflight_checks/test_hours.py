@@ -1,12 +1,8 @@
-from __future__ import annotations
-
-from pathlib import Path
-
 from flows.settings.compose import compose
 from tasks.preflight_checks.hours import time_findings
 
 
-def test_sft_is_told_beside_training_with_its_price(tmp_path: Path) -> None:
+def test_sft_is_told_beside_training_with_its_price(tmp_path):
     shown = [
         "preset=countdown-0.5b-sft-24gb",
         "resources.card=RTX 4090",

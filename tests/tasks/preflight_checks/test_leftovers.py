@@ -1,22 +1,17 @@
-from __future__ import annotations
-
-import http.server
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import psutil
-import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
 from flows.cli.main import run_command
 from tasks.preflight_checks.finding import Finding
 from tasks.preflight_checks.leftovers import left_processes, leftover_findings
 from tests.support.faults import leave_free, mounted_small_disk
+from tests.support.http_server import Handler, serving
 
 PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
 """Of <sys/prctl.h>."""
@@ -32,30 +27,21 @@ def found() -> list[Finding]:
 def answering(status: int, beside_health: int | None = None) -> Iterator[str]:
     """A server that answers everything with a status; yields its URL as Prefect's API."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    class Answering(Handler):
+        def respond(self) -> None:
             is_probe = beside_health is None or self.path.endswith("/health")
-            self.send_response(status if is_probe else beside_health)
-            self.end_headers()
+            self.answer(status if is_probe else beside_health)
 
-        def log_message(self, *args: object) -> None:
-            pass
-
-    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/api"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serving(Answering) as url:
+        yield f"{url}/api"
 
 
-def test_nothing_is_said_where_nothing_was_left() -> None:
+def test_nothing_is_said_where_nothing_was_left():
     with temporary_settings(restore_defaults={PREFECT_API_URL}):
         assert [finding for finding in found() if finding.check != "leftovers"] == []
 
 
-def test_what_answers_at_prefects_address_is_asked_what_it_is() -> None:
+def test_what_answers_at_prefects_address_is_asked_what_it_is():
     with answering(200) as url, temporary_settings({PREFECT_API_URL: url}):
         assert [finding for finding in found() if finding.check == "prefect"] == []
     with answering(404) as url, temporary_settings({PREFECT_API_URL: url}):
@@ -69,9 +55,7 @@ def test_what_answers_at_prefects_address_is_asked_what_it_is() -> None:
     assert "PREFECT_API_AUTH_STRING=name:password" in prefect.remedy
 
 
-def test_a_server_that_is_gone_stops_a_run_but_no_command_that_needs_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_is_gone_stops_a_run_but_no_command_that_needs_none(tmp_path, capsys):
     settings = [f"storage.root={tmp_path}", "data.train_size=256", "data.test_size=16"]
     with temporary_settings({PREFECT_API_URL: NOBODY}):
         assert run_command(["run", *settings]) == 2
@@ -81,7 +65,7 @@ def test_a_server_that_is_gone_stops_a_run_but_no_command_that_needs_none(
         assert run_command(["generate", *settings]) == 0
 
 
-def test_a_disk_on_which_prefect_has_no_room_is_a_warning(tmp_path: Path) -> None:
+def test_a_disk_on_which_prefect_has_no_room_is_a_warning(tmp_path):
     with mounted_small_disk(tmp_path) as disk:
         leave_free(disk, 4096)
         home = disk / "not" / "there" / "yet"
@@ -91,9 +75,7 @@ def test_a_disk_on_which_prefect_has_no_room_is_a_warning(tmp_path: Path) -> Non
     assert f"Prefect keeps its records in {home}, where 0 MiB are free" in prefect.message
 
 
-def test_daemons_without_a_driver_are_named_and_those_of_a_living_run_are_not(
-    tmp_path: Path,
-) -> None:
+def test_daemons_without_a_driver_are_named_and_those_of_a_living_run_are_not(tmp_path):
     """`sleep` under a daemon's name, first with its driver, then adopted by what is none."""
     daemon = tmp_path / "rl-session" / "raylet"
     daemon.parent.mkdir()
@@ -120,10 +102,8 @@ input()
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert adopter.stdout is not None
     left_behind = psutil.Process(int(adopter.stdout.readline()))
     driver = left_behind.parent()
-    assert driver is not None
     try:
         assert left_behind.name() == "raylet"
         assert left_behind not in left_processes()

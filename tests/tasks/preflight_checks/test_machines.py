@@ -1,7 +1,5 @@
 """Which device hours are planned for: one that is named, one that is there, or this CPU."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -36,7 +34,7 @@ def two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machines, "read_device", lambda: facts)
 
 
-def test_the_card_that_is_there_counts_unless_another_is_named(two_cards: None) -> None:
+def test_the_card_that_is_there_counts_unless_another_is_named(two_cards):
     (here,) = planned_machines(config(**ON_GPU, gpu_memory_gib=24))
     assert here.name == "A100 40GB"  # the smaller one, by the name and memory that it shows
     assert (here.learner_flops, here.bandwidth) == (312e12, 1_555e9)
@@ -44,11 +42,11 @@ def test_the_card_that_is_there_counts_unless_another_is_named(two_cards: None) 
     assert (named.name, named.on_gpu) == ("RTX 4090", True)
 
 
-def test_learner_and_engines_on_different_devices_have_no_estimate() -> None:
+def test_learner_and_engines_on_different_devices_have_no_estimate():
     assert planned_machines(config(learner_gpus=1, card="H100")) == []
 
 
-def test_a_cpu_is_measured_and_its_cores_are_shared() -> None:
+def test_a_cpu_is_measured_and_its_cores_are_shared():
     num_cores = len(os.sched_getaffinity(0))
     (one,) = planned_machines(config(learner_threads=1, rollout_threads=1))
     (many,) = planned_machines(config(learner_threads=99, rollout_threads=num_cores))
@@ -60,15 +58,13 @@ def test_a_cpu_is_measured_and_its_cores_are_shared() -> None:
     assert many.engine_flops == pytest.approx(num_cores * one.learner_flops / 2)
 
 
-def test_ranks_add_up_their_cards() -> None:
+def test_ranks_add_up_their_cards():
     (one,) = planned_machines(config(learner_gpus=1, rollout_gpus=1, card="H100"))
     (four,) = planned_machines(config(learner_gpus=1, rollout_gpus=1, learner_ranks=4, card="H100"))
     assert four.learner_flops == 4 * one.learner_flops
 
 
-def test_a_cpu_that_others_use_is_as_fast_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cpu_that_others_use_is_as_fast_as_it_is(monkeypatch, capsys):
     """By the clock each product takes a second, as where the machine lets others run meanwhile."""
     seconds = itertools.count()
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(seconds)))

@@ -1,7 +1,5 @@
 """Preflight's memory plan: does it fit, and what would make it fit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import get_args
@@ -33,7 +31,7 @@ def memory(config: RunConfig) -> Finding:
     return found
 
 
-def test_a_run_that_does_not_fit_is_a_warning_with_the_knobs_that_help(tmp_path: Path) -> None:
+def test_a_run_that_does_not_fit_is_a_warning_with_the_knobs_that_help(tmp_path):
     # A layer keeps about 5 kB per token: 3,000,000 tokens in 4 layers are 60 GB at least.
     data = {"train_batch_size": 8_192, "max_prompt_length": 200, "max_response_length": 200}
     actor = {"mini_batch_size": 8_192, "micro_batch_tokens": 3_000_000}
@@ -49,7 +47,7 @@ def with_seqs(config: RunConfig, num_seqs: int) -> RunConfig:
     return config.model_copy(update={"rollout": rollout})
 
 
-def test_an_engine_that_is_the_peak_is_told_to_generate_less_at_a_time(tmp_path: Path) -> None:
+def test_an_engine_that_is_the_peak_is_told_to_generate_less_at_a_time(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(QWEN_05B))
     data = {"max_prompt_length": 256, "max_response_length": 1_024, "train_batch_size": 4}
     config = small(
@@ -74,7 +72,7 @@ def test_an_engine_that_is_the_peak_is_told_to_generate_less_at_a_time(tmp_path:
     assert memory(with_seqs(config, 2 * num_seqs)).level == "warning"
 
 
-def test_the_plan_names_the_logits_that_are_never_held(tmp_path: Path) -> None:
+def test_the_plan_names_the_logits_that_are_never_held(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(QWEN_05B))
     diary = small(
         tmp_path,
@@ -91,7 +89,7 @@ def test_the_plan_names_the_logits_that_are_never_held(tmp_path: Path) -> None:
     "preset",
     [name for name in get_args(PresetName) if "0.5b" in name or "3b" in name or "7b" in name],
 )
-def test_a_preset_fits_the_card_it_was_written_for(tmp_path: Path, preset: str) -> None:
+def test_a_preset_fits_the_card_it_was_written_for(tmp_path, preset):
     settings = [f"preset={preset}", f"storage.root={tmp_path}"]
     config = compose(settings)
     found = memory(config)
@@ -115,6 +113,7 @@ def pasted(overrides: dict[str, str]) -> list[str]:
     return [f"{name}={value}" for name, value in overrides.items()]
 
 
+RANKS = ["resources.learner_gpus=1", "resources.rollout_gpus=1"]
 TINYZERO = [
     "preset=tinyzero-0.5b-24gb",
     "actor.micro_batch_tokens=10240",
@@ -124,7 +123,7 @@ TINYZERO = [
 """As its launch script has it: micro-batches of 8, 0.4 of the card, no checkpointing."""
 
 
-def test_tinyzeros_own_settings_need_no_adapters_on_24_gib(tmp_path: Path) -> None:
+def test_tinyzeros_own_settings_need_no_adapters_on_24_gib(tmp_path):
     asked = compose([*TINYZERO, f"storage.root={tmp_path}"])
     found = memory(asked)
     assert found.level == "warning"
@@ -135,9 +134,7 @@ def test_tinyzeros_own_settings_need_no_adapters_on_24_gib(tmp_path: Path) -> No
     assert "would fit, in 23.1 GiB (costs: a KV cache just large enough; updates" in found.remedy
 
 
-def test_where_nothing_fits_the_closest_is_told_and_nothing_is_there_to_paste(
-    tmp_path: Path,
-) -> None:
+def test_where_nothing_fits_the_closest_is_told_and_nothing_is_there_to_paste(tmp_path):
     here = f"storage.root={tmp_path}"
     four_bits = memory(compose([here, "preset=tinyzero-3b", "resources.gpu_memory_gib=24"]))
     assert four_bits.overrides.endswith("model.lora_rank=64 model.load_in_4bit=true")
@@ -152,7 +149,7 @@ def test_where_nothing_fits_the_closest_is_told_and_nothing_is_there_to_paste(
     assert hopeless.remedy.startswith("no setting makes it fit: take a smaller model")
 
 
-def test_sleep_changes_the_plan(tmp_path: Path) -> None:
+def test_sleep_changes_the_plan(tmp_path):
     settings = ["preset=tinyzero-0.5b-24gb", f"storage.root={tmp_path}"]
     awake, asleep = memory(compose(settings)), memory(compose([*settings, "rollout.sleep=true"]))
     assert awake.message.startswith("22.7 GiB on a card of 24 GiB (learner (update_actor) 17.16 + ")
@@ -163,7 +160,7 @@ def test_sleep_changes_the_plan(tmp_path: Path) -> None:
     assert ", then learner at rest 12.88 + engine (0.15 of the card) 3.60 + " in asleep.message
 
 
-def test_beside_a_card_the_machines_memory_is_planned(tmp_path: Path) -> None:
+def test_beside_a_card_the_machines_memory_is_planned(tmp_path):
     preset = ["preset=tinyzero-0.5b-24gb", f"storage.root={tmp_path}"]
     (plain,) = machine_findings(compose(preset))
     # Three copies of actor and critic, 11.0 GiB; offloaded, the reference's and two more of both.
@@ -173,30 +170,18 @@ def test_beside_a_card_the_machines_memory_is_planned(tmp_path: Path) -> None:
     assert list(machine_findings(compose([f"storage.root={tmp_path}"]))) == []  # of a CPU, all is
 
 
-def test_a_card_of_its_own_holds_learner_or_engine(tmp_path: Path) -> None:
+def test_a_card_of_its_own_holds_learner_or_engine(tmp_path):
     # By hand: 494,032,768 parameters in bfloat16 are 0.92 GiB, and come a second time beside
     # 0.5 of 24 GiB and 0.5 GiB of CUDA's own.
     preset = ["preset=tinyzero-0.5b-24gb", f"storage.root={tmp_path}"]
     shared = memory(compose(preset))
-    apart = memory(
-        compose(
-            [
-                *preset,
-                "resources.learner_gpus=1",
-                "resources.rollout_gpus=1",
-                "rollout.gpu_memory_utilization=0.9",
-            ]
-        )
-    )
+    apart = memory(compose([*preset, *RANKS, "rollout.gpu_memory_utilization=0.9"]))
     assert apart.level == "ok"
     assert f"{0.9 * 24 + 2 * 494_032_768 / 2**30 + 0.5:.1f} GiB on a card of 24" in apart.message
     assert shared.level == "ok"
 
 
-RANKS = ["resources.learner_gpus=1", "resources.rollout_gpus=1"]
-
-
-def test_ranks_are_told_what_each_holds(tmp_path: Path) -> None:
+def test_ranks_are_told_what_each_holds(tmp_path):
     preset = [f"storage.root={tmp_path}", "preset=tinyzero-0.5b-24gb", *RANKS]
     assert list(rank_findings(compose(preset))) == []
     (found,) = rank_findings(compose([*preset, "resources.learner_ranks=4"]))
@@ -206,7 +191,7 @@ def test_ranks_are_told_what_each_holds(tmp_path: Path) -> None:
     assert f"each of 4 holds {rest / 2**30:.2f} GiB at rest and " in found.message
 
 
-def test_more_ranks_make_room_where_cards_can_be_added(tmp_path: Path) -> None:
+def test_more_ranks_make_room_where_cards_can_be_added(tmp_path):
     preset = [f"storage.root={tmp_path}", "preset=tinyzero-3b", *RANKS]
     found = memory(compose([*preset, "resources.gpu_memory_gib=48"]))
     assert found.level == "warning"
@@ -217,7 +202,7 @@ def test_more_ranks_make_room_where_cards_can_be_added(tmp_path: Path) -> None:
     assert memory(fits).level == "ok"
 
 
-def test_a_card_that_is_named_brings_its_memory(tmp_path: Path) -> None:
+def test_a_card_that_is_named_brings_its_memory(tmp_path):
     preset = ["preset=tinyzero-0.5b-24gb", f"storage.root={tmp_path}"]
     assert "GiB on a card of 80" in memory(compose([*preset, "resources.card=H100"])).message
     with pytest.raises(SettingsError, match=r"resources\.card=H1000 .* did you mean 'H100'"):
@@ -237,9 +222,8 @@ def test_a_card_that_is_named_brings_its_memory(tmp_path: Path) -> None:
         ("modelscope:Qwen/Qwen3-8B", 8_190_735_360),
     ],
 )
-def test_published_models_have_their_published_size(name: str, parameters: int) -> None:
+def test_published_models_have_their_published_size(name, parameters):
     shape = known_shape(name)
-    assert shape is not None
     assert shape.num_parameters == parameters
     config = known_config(name)
     assert config is not None
@@ -250,7 +234,7 @@ def test_published_models_have_their_published_size(name: str, parameters: int) 
     assert sum(weight.numel() for weight in model.parameters()) == parameters
 
 
-def test_a_model_of_another_kind_has_no_plan(tmp_path: Path) -> None:
+def test_a_model_of_another_kind_has_no_plan(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     found = preflight(small(tmp_path, model=ModelConfig(path=str(tmp_path))))
     assert [finding for finding in found if finding.check == "memory"] == []

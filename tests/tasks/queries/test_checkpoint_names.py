@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -34,17 +32,16 @@ def root(tmp_path: Path) -> Path:
         ("{root}/runs/alpha/checkpoints/best", "alpha/step_000010"),
     ],
 )
-def test_a_checkpoint_has_many_names(root: Path, name: str, found: str) -> None:
+def test_a_checkpoint_has_many_names(root, name, found):
     model = find_model(name.format(root=root), root)
     run_id, _, folder = found.partition("/")
     assert (model.name, model.model) == (found, folder)
     assert model.folder.resolve() == root / "runs" / run_id / "checkpoints" / folder
     assert model.step == int(folder.removeprefix("step_"))
-    assert model.run is not None
     assert model.run.run_id == run_id
 
 
-def test_without_a_run_the_given_or_the_latest_run_is_meant(root: Path) -> None:
+def test_without_a_run_the_given_or_the_latest_run_is_meant(root):
     assert find_model("best", root, run_id="alpha").name == "alpha/step_000010"
     assert find_model("latest", root).name == "beta/step_000005"
     base = find_model("base", root, run_id="alpha")
@@ -53,7 +50,7 @@ def test_without_a_run_the_given_or_the_latest_run_is_meant(root: Path) -> None:
     assert find_model("beta/base", root).folder == Path("/models/beta")
 
 
-def test_a_folder_is_a_model_of_no_run(root: Path, tiny_model_path: Path) -> None:
+def test_a_folder_is_a_model_of_no_run(root, tiny_model_path):
     model = find_model(str(tiny_model_path), root)
     assert (model.name, model.model) == (str(tiny_model_path), str(tiny_model_path))
     assert (model.folder, model.run) == (tiny_model_path.resolve(), None)
@@ -71,7 +68,7 @@ def test_a_folder_is_a_model_of_no_run(root: Path, tiny_model_path: Path) -> Non
         ("step_000099", "beta has no checkpoint 'step_000099'"),
     ],
 )
-def test_what_means_nothing_is_one_line(root: Path, name: str, words: str) -> None:
+def test_what_means_nothing_is_one_line(root, name, words):
     with pytest.raises(ValueError, match=words) as caught:
         find_model(name.format(root=root), root)
     assert "\n" not in str(caught.value)

@@ -1,16 +1,11 @@
-from __future__ import annotations
-
 import stat
-from pathlib import Path
-
-import pytest
 
 from tasks.queries.connection import connect
 
 
 def test_what_a_question_spills_lies_in_a_folder_that_nobody_foresees_or_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     names = set()
     for _ in range(2):

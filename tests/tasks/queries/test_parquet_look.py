@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import polars as pl
@@ -23,13 +21,13 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_first_rows_keep_what_is_nested(file: Path) -> None:
+def test_first_rows_keep_what_is_nested(file):
     assert first_rows(file, 2).to_dicts() == [ROWS[0], ROWS[1] | {"answer": None}]
     assert first_rows(file, 99).height == 3
     assert describe_file(file) == f"{file}: 3 rows, {file.stat().st_size} bytes"
 
 
-def test_columns_are_named_with_types_as_verl_writes_them(file: Path) -> None:
+def test_columns_are_named_with_types_as_verl_writes_them(file):
     assert columns(file).rows() == [
         ("n", "int64", 1),
         ("prompt", "list<struct<role: string, content: string>>", 0),
@@ -37,7 +35,7 @@ def test_columns_are_named_with_types_as_verl_writes_them(file: Path) -> None:
     ]
 
 
-def test_lengths_of_conversations_count_all_their_messages(file: Path) -> None:
+def test_lengths_of_conversations_count_all_their_messages(file):
     (characters,) = text_lengths(file, None, None).summary
     assert characters == {
         "unit": "characters",
@@ -51,7 +49,7 @@ def test_lengths_of_conversations_count_all_their_messages(file: Path) -> None:
     }
 
 
-def test_lengths_count_tokens_where_there_is_a_tokenizer(file: Path) -> None:
+def test_lengths_count_tokens_where_there_is_a_tokenizer(file):
     found = text_lengths(file, "answer", lambda texts: [7 * len(text) for text in texts])
     assert [row["unit"] for row in found.summary] == ["characters", "tokens"]
     assert (found.summary[1]["min"], found.summary[1]["max"]) == (0, 7)
@@ -62,7 +60,7 @@ def test_lengths_count_tokens_where_there_is_a_tokenizer(file: Path) -> None:
     ]
 
 
-def test_bins_of_a_histogram_hold_every_row(tmp_path: Path) -> None:
+def test_bins_of_a_histogram_hold_every_row(tmp_path):
     path = tmp_path / "texts.parquet"
     pl.DataFrame({"text": ["a" * n for n in range(1, 101)]}).write_parquet(path)
     lines = text_lengths(path, None, None).histogram[1:]
@@ -78,13 +76,13 @@ def test_bins_of_a_histogram_hold_every_row(tmp_path: Path) -> None:
         ("answr", "no column 'answr'; did you mean 'answer'? (of texts: prompt, answer)"),
     ],
 )
-def test_what_is_no_text_is_said(file: Path, column: str, words: str) -> None:
+def test_what_is_no_text_is_said(file, column, words):
     with pytest.raises(ValueError, match="any") as refused:
         text_lengths(file, column, None)
     assert words in str(refused.value)
 
 
-def test_what_is_no_parquet_is_said_in_one_line(tmp_path: Path) -> None:
+def test_what_is_no_parquet_is_said_in_one_line(tmp_path):
     with pytest.raises(ValueError, match="there is no such file"):
         first_rows(tmp_path / "none.parquet", 1)
     (tmp_path / "text.parquet").write_text("no parquet")

@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import csv
 import io
 import json
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -12,7 +9,7 @@ from tasks.queries import saved_questions, sql
 from tasks.queries.render import render, render_queries
 
 
-def test_output_formats_hold_the_same_rows(shared_runs: Path) -> None:
+def test_output_formats_hold_the_same_rows(shared_runs):
     frame = sql.ask("longest_responses", {"limit": 2}, root=shared_runs)
     as_csv = list(csv.DictReader(io.StringIO(render(frame, "csv", width=80).decode())))
     assert [row["response_tokens"] for row in as_csv] == ["64", "50"]
@@ -22,7 +19,7 @@ def test_output_formats_hold_the_same_rows(shared_runs: Path) -> None:
         render(frame, "xml", width=80)
 
 
-def test_table_fits_the_terminal_and_defuses_model_text() -> None:
+def test_table_fits_the_terminal_and_defuses_model_text():
     frame = pl.DataFrame(
         {
             "share": [0.123456, None] + [0.0] * 10,
@@ -39,7 +36,7 @@ def test_table_fits_the_terminal_and_defuses_model_text() -> None:
     assert lines[-1] == "(12 rows)"
 
 
-def test_of_a_night_a_terminal_gets_both_ends() -> None:
+def test_of_a_night_a_terminal_gets_both_ends():
     frame = pl.DataFrame({"step": range(1_000)})
     lines = render(frame, "table", width=60, most_rows=4).decode().split("\n")
     assert [line.strip() for line in lines[:-2]] == ["step", "0", "1", "⋮", "998", "999"]
@@ -48,12 +45,12 @@ def test_of_a_night_a_terminal_gets_both_ends() -> None:
     assert render(frame.head(4), "table", width=60, most_rows=4).decode().endswith("3\n(4 rows)\n")
 
 
-def test_columns_are_aligned_where_characters_are_wide() -> None:
+def test_columns_are_aligned_where_characters_are_wide():
     frame = pl.DataFrame({"name": ["日本", "ab"], "n": [1, 22]})
     assert render(frame, "table", width=40).decode() == ("name   n\n日本   1\nab    22\n(2 rows)\n")
 
 
-def test_few_long_texts_are_shown_in_full() -> None:
+def test_few_long_texts_are_shown_in_full():
     frame = pl.DataFrame({"step": [3], "response": ["\x1b[31m1 + 2\n" + "word " * 50]})
     lines = render(frame, "table", width=60).decode().splitlines()
     assert max(len(line) for line in lines) <= 60
@@ -63,7 +60,7 @@ def test_few_long_texts_are_shown_in_full() -> None:
     assert " ".join(lines).split().count("word") == 50
 
 
-def test_a_table_that_is_too_wide_tells_once_what_all_rows_share_and_folds_its_head() -> None:
+def test_a_table_that_is_too_wide_tells_once_what_all_rows_share_and_folds_its_head():
     frame = pl.DataFrame(
         {
             "run_id": ["20261121-190817-astonishing-dodo"] * 12,
@@ -84,7 +81,7 @@ def test_a_table_that_is_too_wide_tells_once_what_all_rows_share_and_folds_its_h
     assert max(map(len, lines)) <= 40
 
 
-def test_a_few_rows_that_do_not_fit_stand_below_each_other() -> None:
+def test_a_few_rows_that_do_not_fit_stand_below_each_other():
     frame = pl.DataFrame({f"measure_{i}": [0.5, 0.25] for i in range(9)})
     lines = render(frame, "table", width=60).decode().splitlines()
     assert [line.split() for line in lines[:3]] == [
@@ -95,29 +92,29 @@ def test_a_few_rows_that_do_not_fit_stand_below_each_other() -> None:
     assert lines[-1] == "(2 rows)"
 
 
-def test_table_of_nothing_still_names_its_columns() -> None:
+def test_table_of_nothing_still_names_its_columns():
     text = render(pl.DataFrame({"step": [], "share": []}), "table", width=40).decode()
     assert "step" in text
     assert "share" in text
     assert text.endswith("(no rows)\n")
 
 
-def test_nested_values_become_json_text_in_csv() -> None:
+def test_nested_values_become_json_text_in_csv():
     assert render(pl.DataFrame({"n": [[1, 2]]}), "csv", width=40) == b'n\n"[1, 2]"\n'
 
 
-def test_list_of_queries_names_each_with_its_parameters() -> None:
+def test_list_of_queries_names_each_with_its_parameters():
     text = render_queries(saved_questions.list_queries(), width=100)
     assert "-p min_attempts=2  -p limit=20" in text
     for query in saved_questions.list_queries():
         assert f"  {query.name} " in text
 
 
-def test_no_row_and_no_column_are_a_count_alone() -> None:
+def test_no_row_and_no_column_are_a_count_alone():
     assert render(pl.DataFrame([]), "table", width=80) == b"(no rows)\n"
 
 
-def test_no_text_becomes_a_formula_of_a_spreadsheet() -> None:
+def test_no_text_becomes_a_formula_of_a_spreadsheet():
     """Texts that a model wrote; numbers stay what they are."""
     texts = [
         "=1+1",
@@ -144,7 +141,7 @@ def test_no_text_becomes_a_formula_of_a_spreadsheet() -> None:
             "+7",
             "plain",
             "",
-        ),
+        )
     ]
     assert [float(row[1]) for row in rows[1:]] == frame["number"].to_list()
     assert json.loads(render(frame, "json", width=80))[0]["=head"] == "=1+1"

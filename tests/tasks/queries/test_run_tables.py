@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +9,7 @@ from rl_core.schema import ROLLOUTS
 from tasks.queries.sql import run_query
 
 
-def test_a_query_sees_each_row_once_while_files_are_joined_and_cut(tmp_path: Path) -> None:
+def test_a_query_sees_each_row_once_while_files_are_joined_and_cut(tmp_path):
     logs = [RolloutLog(tmp_path / "runs" / f"r{i}" / "rollouts", f"r{i}") for i in range(4)]
     for log in logs:
         log.folder.mkdir(parents=True)
@@ -31,7 +28,6 @@ for i in range(4):
     log.cut_after(11)
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     process.stdout.readline()
     asked, seen = "select run_id, step, count(*) as num from rollouts group by all", []
     while process.poll() is None or not seen:

@@ -1,7 +1,6 @@
-from __future__ import annotations
-
 import contextlib
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +21,8 @@ from rl_core.schema import EVALUATION, ROLLOUTS
 from rl_core.types import Completion, Problem, Rollout, ScoredText
 from tasks.queries import saved_questions, sql
 from tasks.queries.render import render
-from tests.support.sql_answers import ANSWERS, A, B
+
+ANSWERS = yaml.safe_load((Path(__file__).parent / "answers.yaml").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -29,62 +30,53 @@ def empty_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("no_runs")
 
 
-def rounded(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    return [tuple(round(x, 4) if isinstance(x, float) else x for x in row) for row in rows]
+def rounded(rows: Iterable[Iterable[Any]]) -> list[list[Any]]:
+    return [[round(x, 4) if isinstance(x, float) else x for x in row] for row in rows]
 
 
 @pytest.mark.parametrize("name", sorted(query.name for query in saved_questions.list_queries()))
-def test_saved_question_gives_the_hand_computed_answer(name: str, tested_runs: Path) -> None:
-    arguments, columns, rows = ANSWERS[name]
-    answer = sql.ask(name, arguments, root=tested_runs).select(columns)
-    assert rounded(answer.rows()) == rounded(rows)
+def test_saved_question_gives_the_hand_computed_answer(name, tested_runs):
+    expected = ANSWERS[name]
+    answer = sql.ask(name, expected.get("ask", {}), root=tested_runs).select(expected["columns"])
+    assert rounded(answer.rows()) == rounded(expected["rows"])
 
 
 @pytest.mark.parametrize("query", saved_questions.list_queries(), ids=lambda query: query.name)
-def test_header_says_what_a_row_is_and_what_to_ask(
-    query: saved_questions.Query, tmp_path: Path
-) -> None:
+def test_header_says_what_a_row_is_and_what_to_ask(query, tmp_path):
     assert query.description.startswith("one row per ")
     assert "Ask it " in query.description
     assert sql.ask(query.name, root=tmp_path / "nothing").is_empty()
 
 
 @pytest.mark.parametrize("query", saved_questions.list_queries(), ids=lambda query: query.name)
-def test_the_example_of_each_question_answers(
-    query: saved_questions.Query, tested_runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_example_of_each_question_answers(query, tested_runs, capsys):
     program, command, *words = shlex.split(query.example)
     assert (program, command, words[0]) == ("countdown-train", "sql", query.name)
     assert run_command([command, *words, f"storage.root={tested_runs}"]) == 0
     assert capsys.readouterr().out
 
 
-def test_there_are_the_questions_that_the_diary_asked() -> None:
+def test_there_are_the_questions_that_the_diary_asked():
     assert {query.name for query in saved_questions.list_queries()} == set(ANSWERS)
-    assert {query.topic for query in saved_questions.list_queries()} == {
-        "rollouts",
-        "metrics",
-        "evaluation",
-        "runs",
-    }
+    topics = {query.topic for query in saved_questions.list_queries()}
+    assert topics == {"rollouts", "metrics", "evaluation", "runs"}
 
 
-def test_one_run_by_name_or_latest(shared_runs: Path) -> None:
+def test_one_run_by_name_or_latest(shared_runs):
     def runs(run: str | None) -> list[str]:
-        return sql.run_query("select run_id from runs", root=shared_runs, run=run)[
-            "run_id"
-        ].to_list()
+        found = sql.run_query("select run_id from runs", root=shared_runs, run=run)
+        return found["run_id"].to_list()
 
-    assert runs(None) == [A, B]
-    assert runs("alpha") == [A]
-    assert runs("latest") == [B]
+    assert runs(None) == ["alpha", "beta"]
+    assert runs("alpha") == ["alpha"]
+    assert runs("latest") == ["beta"]
     counted = sql.run_query("select count(*) from rollouts", root=shared_runs, run="latest")
     assert counted.item() == 1
     with pytest.raises(ValueError, match=r"no run 'alhpa' in .*; did you mean alpha\?"):
         runs("alhpa")
 
 
-def test_turns_are_rows_and_a_response_in_one_go_is_one(shared_runs: Path) -> None:
+def test_turns_are_rows_and_a_response_in_one_go_is_one(shared_runs):
     turns = sql.run_query(
         "select turn, author, tokens, text, reward, verdict from turns where step = 3 "
         "and run_id = 'alpha' and prompt_index = 5 order by sample_index, turn",
@@ -101,12 +93,12 @@ def test_turns_are_rows_and_a_response_in_one_go_is_one(shared_runs: Path) -> No
     assert of_turns == whole
 
 
-def test_a_slow_question_prints_nothing_of_its_own(tmp_path: Path) -> None:
+def test_a_slow_question_prints_nothing_of_its_own(tmp_path):
     shown = sql.run_query("select current_setting('enable_progress_bar')", root=tmp_path)
     assert shown.item() is False
 
 
-def test_without_any_run_all_views_are_empty_with_their_columns(tmp_path: Path) -> None:
+def test_without_any_run_all_views_are_empty_with_their_columns(tmp_path):
     def columns(view: str) -> list[str]:
         frame = sql.run_query(f"from {view}", root=tmp_path)
         assert frame.is_empty()
@@ -120,7 +112,7 @@ def test_without_any_run_all_views_are_empty_with_their_columns(tmp_path: Path) 
         sql.run_query("from runs", root=tmp_path, run="latest")
 
 
-def test_unknown_names_suggest_the_nearest(shared_runs: Path) -> None:
+def test_unknown_names_suggest_the_nearest(shared_runs):
     with pytest.raises(ValueError, match=r"'learning_curv': did you mean 'learning_curve'\?"):
         sql.ask("learning_curv", root=shared_runs)
     with pytest.raises(ValueError, match=r"no parameter 'limt': did you mean 'limit'\?"):
@@ -129,7 +121,7 @@ def test_unknown_names_suggest_the_nearest(shared_runs: Path) -> None:
         sql.ask("longest_responses", {"limit": "many"}, root=shared_runs)
 
 
-def test_by_default_the_most_frequent_mistake_is_shown(shared_runs: Path) -> None:
+def test_by_default_the_most_frequent_mistake_is_shown(shared_runs):
     rows = sql.ask("samples_of_a_verdict", root=shared_runs, run="alpha")
     counts = sql.run_query(
         "select verdict, count(*) as n from rollouts where verdict <> 'correct' group by verdict",
@@ -140,7 +132,7 @@ def test_by_default_the_most_frequent_mistake_is_shown(shared_runs: Path) -> Non
     assert set(rows["verdict"]) == {most[0]}
 
 
-def test_parameters_are_values_never_sql(shared_runs: Path) -> None:
+def test_parameters_are_values_never_sql(shared_runs):
     hostile = "correct' or 1=1 --"
     assert sql.ask("samples_of_a_verdict", {"verdict": hostile}, root=shared_runs).is_empty()
     shifted = sql.run_query("select $days + 1 as n", {"days": 2}, root=shared_runs)
@@ -168,9 +160,7 @@ def test_parameters_are_values_never_sql(shared_runs: Path) -> None:
         "selec 1",
     ],
 )
-def test_only_a_select_over_the_views_is_answered(
-    statement: str, shared_runs: Path, tmp_path: Path
-) -> None:
+def test_only_a_select_over_the_views_is_answered(statement, shared_runs, tmp_path):
     out, secret = tmp_path / "out.csv", tmp_path / "secret.parquet"
     pq.write_table(pa.table({"x": [1]}), secret)
     with pytest.raises(ValueError, match=r".") as caught:
@@ -182,74 +172,26 @@ def test_only_a_select_over_the_views_is_answered(
 @pytest.mark.parametrize(
     "statement", ["select '1 day'::interval", "select 1::union(a int)", "select '\udcff'"]
 )
-def test_what_cannot_be_shown_is_refused_in_words(
-    statement: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_shown_is_refused_in_words(statement, tmp_path, capfd):
     assert run_command(["sql", "-q", statement, f"storage.root={tmp_path}"]) == 2
     said = capfd.readouterr().err
     assert "cast it to text, COLUMN::varchar" in said or "no UTF-8" in said
 
 
 _PIECES = [
-    *[
-        "select ",
-        "from ",
-        "rollouts ",
-        "metrics ",
-        ",",
-        "(",
-        ")",
-        "[",
-        "]",
-        "{",
-        "}",
-        "'",
-        '"',
-        "*",
-    ],
-    *[
-        "1",
-        "99999999999999999999",
-        "1e999",
-        "null",
-        "'nan'::double",
-        "$a",
-        "$1",
-        "?",
-        "::",
-        "blob ",
-    ],
-    *["interval ", "map ", "union ", "enum ", "hugeint ", "decimal(38,10) ", "json ", "order by "],
-    *[
-        "limit ",
-        "group by all ",
-        "values ",
-        "describe ",
-        "summarize ",
-        "pivot ",
-        "x -> x",
-        ";",
-        "--",
-    ],
-    *[
-        "range(3)",
-        "unnest",
-        "\x00",
-        "\ud800",
-        "\U0001f600",
-        "/*",
-        "*/",
-        "copy ",
-        "error('x')",
-        "date ",
-    ],
-    *["read_csv('/etc/passwd')", "query_table", "cast(", " as ", "'infinity'::timestamp", "now()"],
-    *["[1,2]", "{'a':1}", "map{'a':1}", "'x'::blob", "'1 day'::interval", "with t as (", "bit "],
+    *["select ", "from ", "rollouts ", "metrics ", ",", "(", ")", "[", "]", "{", "}", "'", '"'],
+    *["*", "1", "99999999999999999999", "1e999", "null", "'nan'::double", "$a", "$1", "?", "::"],
+    *["blob ", "interval ", "map ", "union ", "enum ", "hugeint ", "json ", "decimal(38,10) "],
+    *["order by ", "limit ", "group by all ", "values ", "describe ", "summarize ", "pivot "],
+    *["x -> x", ";", "--", "range(3)", "unnest", "\x00", "\ud800", "\U0001f600", "/*", "*/"],
+    *["copy ", "error('x')", "date ", "read_csv('/etc/passwd')", "query_table", "cast(", " as "],
+    *["'infinity'::timestamp", "now()", "[1,2]", "{'a':1}", "map{'a':1}", "'x'::blob"],
+    *["'1 day'::interval", "with t as (", "bit "],
 ]
 
 
 @pytest.mark.parametrize("value", ["'infinity'::timestamp", "'-infinity'::date"])
-def test_a_date_that_python_does_not_have_is_refused_in_words(empty_root: Path, value: str) -> None:
+def test_a_date_that_python_does_not_have_is_refused_in_words(empty_root, value):
     with pytest.raises(ValueError, match=r"column x .* cast it to text, \"x\"::varchar"):
         sql.run_query(f"select {value} as x", root=empty_root)
     shown = sql.run_query(f"select ({value})::varchar as x, null::date as y", root=empty_root)
@@ -263,18 +205,18 @@ def test_a_date_that_python_does_not_have_is_refused_in_words(empty_root: Path, 
 
 @settings(max_examples=20)  # each opens a database
 @given(st.lists(st.one_of(st.sampled_from(_PIECES), st.text(max_size=3)), max_size=8).map(" ".join))
-def test_any_select_is_answered_or_refused_in_words(empty_root: Path, text: str) -> None:
+def test_any_select_is_answered_or_refused_in_words(empty_root, text):
     for statement in (text, f"select {text}"):
         with contextlib.suppress(ValueError):
             render(sql.run_query(statement, root=empty_root), "json", width=120)
 
 
-def test_a_name_given_as_a_value_reads_its_view_too(shared_runs: Path) -> None:
+def test_a_name_given_as_a_value_reads_its_view_too(shared_runs):
     by_value = "select count(*) from query_table('roll' || 'outs')"
     assert sql.run_query(by_value, root=shared_runs).item() == 13
 
 
-def test_files_of_older_versions_and_odd_folders_answer(tmp_path: Path) -> None:
+def test_files_of_older_versions_and_odd_folders_answer(tmp_path):
     root = tmp_path / "it's [odd]*"
     for run, columns in (("old", ["step", "verdict", "response_tokens"]), ("new", ROLLOUTS.names)):
         folder = root / "runs" / run / "rollouts"
@@ -291,7 +233,7 @@ def test_files_of_older_versions_and_odd_folders_answer(tmp_path: Path) -> None:
     assert (old["epoch"], old["rollouts"], old["tokens_per_correct"]) == (None, 1, 3.0)
 
 
-def test_how_far_off_wrong_answers_are_can_be_asked(tmp_path: Path) -> None:
+def test_how_far_off_wrong_answers_are_can_be_asked(tmp_path):
     log = RunFolder.create(RunConfig(run_id="alpha", storage=StorageConfig(root=tmp_path))).rollouts
     problem = Problem(5, "countdown", (), {"target": 35, "numbers": [3, 14, 7]}, 1)
     for step, value in enumerate(("77/2", "29", None, "9" * 400), start=1):
@@ -307,7 +249,7 @@ def test_how_far_off_wrong_answers_are_can_be_asked(tmp_path: Path) -> None:
     assert truths.rows() == [('{"numbers": [3, 14, 7], "target": 35}', 35.0)]
 
 
-def test_rollouts_of_before_value_and_truth_still_answer(tmp_path: Path) -> None:
+def test_rollouts_of_before_value_and_truth_still_answer(tmp_path):
     names = [name for name in ROLLOUTS.names if name not in ("value", "truth")]
     folder = tmp_path / "runs" / "old" / "rollouts"
     folder.mkdir(parents=True)
@@ -320,8 +262,8 @@ def test_rollouts_of_before_value_and_truth_still_answer(tmp_path: Path) -> None
 
 
 def test_a_saved_question_writes_nothing_and_opens_no_other_file(
-    shared_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    shared_runs, tmp_path, monkeypatch
+):
     """Even if its words were a stranger's."""
     secret = tmp_path / "secret.parquet"
     pq.write_table(pa.table({"x": [1]}), secret)
@@ -353,16 +295,11 @@ def write_weights(folder: Path) -> None:
     (folder / "weights").write_bytes(b"12345")
 
 
-def test_reads_what_a_run_really_writes_while_it_writes(tmp_path: Path) -> None:
+def test_reads_what_a_run_really_writes_while_it_writes(tmp_path):
     run = RunFolder.create(RunConfig(run_id="live", storage=StorageConfig(root=tmp_path)))
     metrics = run.path / "metrics.jsonl"
     for step in (1, 2):
-        run.rollouts.write(
-            step,
-            0,
-            [rollout("correct", 0), rollout("no_answer", step)],
-            {},
-        )
+        run.rollouts.write(step, 0, [rollout("correct", 0), rollout("no_answer", step)], {})
         run.held_out.write(step, [rollout("correct", 0), rollout("no_answer", 1)])
         run.metrics.append(step, {"reward/accuracy": 0.5, "critic/kl": float("nan")})
         metrics.write_text(metrics.read_text() + '{"step": 3, "rew')
@@ -386,12 +323,12 @@ def test_reads_what_a_run_really_writes_while_it_writes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("last_score", "best"), [(0.2, 2), (0.3, 2), (0.4, 4)])
 def test_of_equal_tests_the_higher_score_is_the_best_as_the_pointer_has_it(
-    two_runs: Path, last_score: float, best: int
-) -> None:
+    two_runs, last_score, best
+):
     """Not the test before the first step, which has no checkpoint."""
     metrics = RunFolder(two_runs / "runs" / "beta").metrics
     metrics.cut_after(1)  # and half a line that is being written
     for step, score in ((2, 0.3), (4, last_score)):
         metrics.append(step, {"val/accuracy": 0.125, "val/score": score})  # as before training
-    (row,) = (r for r in sql.ask("compare_runs", root=two_runs).to_dicts() if r["run_id"] == B)
+    (row,) = (r for r in sql.ask("compare_runs", root=two_runs).to_dicts() if r["run_id"] == "beta")
     assert (row["best_test"], row["best_at_step"]) == (0.125, best)

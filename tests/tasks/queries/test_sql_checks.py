@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,7 +17,7 @@ def check(tmp_path: Path) -> saved_questions.Query:
     return saved_questions.load_check(path)
 
 
-def test_a_check_selects_the_rows_that_break_the_rule(check: saved_questions.Query) -> None:
+def test_a_check_selects_the_rows_that_break_the_rule(check):
     with sql.open_checks() as session:
         session.add("train", pa.table({"target": [6, 51]}))
         session.add("test", pa.table({"target": [60, 50]}))
@@ -28,14 +26,14 @@ def test_a_check_selects_the_rows_that_break_the_rule(check: saved_questions.Que
         assert session.violations(check, {"limit": 60}).is_empty()
 
 
-def test_a_table_that_was_not_added_is_named(check: saved_questions.Query) -> None:
+def test_a_table_that_was_not_added_is_named(check):
     with sql.open_checks() as session:
         session.add("train", pa.table({"target": [6, 51]}))
         with pytest.raises(ValueError, match=r"test does not exist.*\(there are: train\)"):
             session.violations(check)
 
 
-def test_a_check_reads_no_files(tmp_path: Path) -> None:
+def test_a_check_reads_no_files(tmp_path):
     (tmp_path / "secret.csv").write_text("a\n1\n")
     path = tmp_path / "nosy.sql"
     path.write_text(f"-- one row per line.\nselect * from '{tmp_path}/secret.csv'\n")
@@ -43,7 +41,7 @@ def test_a_check_reads_no_files(tmp_path: Path) -> None:
         session.violations(saved_questions.load_check(path))
 
 
-def test_a_column_of_a_type_that_sql_does_not_have_is_one_line() -> None:
+def test_a_column_of_a_type_that_sql_does_not_have_is_one_line():
     halves = pa.table({"x": pa.array([1.5], pa.float16())})
     with sql.open_checks() as session:
         with pytest.raises(ValueError, match="train: a column's type is unknown") as caught:

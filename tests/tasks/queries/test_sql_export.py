@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -9,7 +7,6 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from flows.cli.main import run_command
 from tasks.queries import saved_questions, sql
@@ -17,7 +14,7 @@ from tasks.queries import saved_questions, sql
 SHELL = Path(sys.executable).parent / "duckdb"
 
 
-def test_any_client_opens_the_catalogue_and_sees_later_rollouts(two_runs: Path) -> None:
+def test_any_client_opens_the_catalogue_and_sees_later_rollouts(two_runs):
     """DuckDB's own shell, of another version than the library that wrote the file."""
     file = two_runs / "catalog.duckdb"
     sql.export_catalog(two_runs, file)
@@ -40,7 +37,7 @@ def test_any_client_opens_the_catalogue_and_sees_later_rollouts(two_runs: Path) 
     assert ask(question)[1] == {"run_id": "beta", "n": 2}
 
 
-def test_a_step_in_a_joined_file_and_in_its_own_counts_once(two_runs: Path) -> None:
+def test_a_step_in_a_joined_file_and_in_its_own_counts_once(two_runs):
     """Both are there while a run joins its files, and after that if it was killed."""
     file = two_runs / "catalog.duckdb"
     sql.export_catalog(two_runs, file)
@@ -61,7 +58,7 @@ def test_a_step_in_a_joined_file_and_in_its_own_counts_once(two_runs: Path) -> N
         assert connection.execute(question).fetchall() == counts
 
 
-def test_every_saved_question_answers_over_the_catalogue(tested_runs: Path, tmp_path: Path) -> None:
+def test_every_saved_question_answers_over_the_catalogue(tested_runs, tmp_path):
     file = tmp_path / "catalog.duckdb"
     sql.export_catalog(tested_runs, file)
     with duckdb.connect(str(file), read_only=True) as connection:
@@ -73,7 +70,7 @@ def test_every_saved_question_answers_over_the_catalogue(tested_runs: Path, tmp_
             seen.add(query.topic)
 
 
-def test_without_runs_the_views_are_there_and_empty(tmp_path: Path) -> None:
+def test_without_runs_the_views_are_there_and_empty(tmp_path):
     file = tmp_path / "catalog.duckdb"
     sql.export_catalog(tmp_path / "nothing", file)
     with duckdb.connect(str(file), read_only=True) as connection:
@@ -81,9 +78,7 @@ def test_without_runs_the_views_are_there_and_empty(tmp_path: Path) -> None:
             assert connection.execute(f"select count(*) from {view}").fetchone() == (0,)
 
 
-def test_what_cannot_be_written_is_one_line_and_leaves_nothing(
-    capsys: pytest.CaptureFixture[str], two_runs: Path, tmp_path: Path
-) -> None:
+def test_what_cannot_be_written_is_one_line_and_leaves_nothing(capsys, two_runs, tmp_path):
     target = tmp_path / "no" / "folder" / "x.duckdb"
     arguments = ["sql", f"storage.root={two_runs}", "--export", str(target)]
     assert run_command(arguments) == 2
@@ -91,9 +86,7 @@ def test_what_cannot_be_written_is_one_line_and_leaves_nothing(
     assert not target.parent.exists()
 
 
-def test_only_a_catalogue_is_written_anew(
-    capsys: pytest.CaptureFixture[str], two_runs: Path, tmp_path: Path
-) -> None:
+def test_only_a_catalogue_is_written_anew(capsys, two_runs, tmp_path):
     def export(file: Path) -> tuple[int, str]:
         code = run_command(["sql", f"storage.root={two_runs}", "--export", str(file)])
         return code, capsys.readouterr().err

@@ -1,7 +1,5 @@
 """Some right and some wrong answers of an evaluation, harmless wherever they are shown."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -28,22 +26,11 @@ def asked(num_problems: int) -> list[Problem]:
 
 
 def row(i: int, verdict: str, response: str, answer: str | None) -> dict[str, Any]:
-    return {
-        "mode": "greedy",
-        "prompt_index": i,
-        "data_source": "countdown",
-        "prompt": f"prompt {i}",
-        "num_solutions": 1,
-        "num_operands": 3,
-        "ground_truth": "{}",
-        "verdict": verdict,
-        "verdict_strict": verdict,
-        "verdict_lenient": verdict,
-        "response": response,
-        "answer": answer,
-        "score": 0.0,
-        "response_tokens": 7 + i,
-    }
+    problem = {"prompt_index": i, "data_source": "countdown", "prompt": f"prompt {i}"}
+    problem |= {"num_solutions": 1, "num_operands": 3, "ground_truth": "{}"}
+    verdicts = dict.fromkeys(("verdict", "verdict_strict", "verdict_lenient"), verdict)
+    said = {"response": response, "answer": answer, "score": 0.0, "response_tokens": 7 + i}
+    return {"mode": "greedy"} | problem | verdicts | said
 
 
 def rows(*, answer: str | None = None) -> list[dict[str, Any]]:
@@ -53,16 +40,15 @@ def rows(*, answer: str | None = None) -> list[dict[str, Any]]:
         own = answer or (None if verdict == "no_answer" else f"{i} + {i}")
         response = f"first\nthen <answer>{own}</answer>" if own else "first\nthen nothing"
         made.append(row(i, verdict, response, own))
-    return label_rows(
-        made, run_id="r", model="step_000025", step=25, evaluation="7-problems-x", num_problems=7
-    )
+    of = {"run_id": "r", "model": "step_000025", "step": 25, "evaluation": "7-problems-x"}
+    return label_rows(made, **of, num_problems=7)
 
 
 def chosen(*, most: int = 3, answer: str | None = None) -> Answers:
     return choose_answers(rows(answer=answer), asked(7), most=most)
 
 
-def test_right_ones_in_order_and_wrong_ones_of_each_kind_in_turn() -> None:
+def test_right_ones_in_order_and_wrong_ones_of_each_kind_in_turn():
     answers = chosen()
     assert (answers.name, answers.num_right) == ("r/step_000025", 4)
     assert answers.verdicts == {"correct": 4, "wrong_value": 2, "no_answer": 1}
@@ -75,7 +61,7 @@ def test_right_ones_in_order_and_wrong_ones_of_each_kind_in_turn() -> None:
     ]
 
 
-def test_the_terminal_shows_problem_answer_and_verdict_in_a_line_each() -> None:
+def test_the_terminal_shows_problem_answer_and_verdict_in_a_line_each():
     summary = summarise(rows())
     evaluated = Evaluated(
         (summary,), (Path("a.parquet"),), None, (chosen(most=2),), (Path("a.html"),)
@@ -95,7 +81,7 @@ def test_the_terminal_shows_problem_answer_and_verdict_in_a_line_each() -> None:
     ]
 
 
-def test_a_question_in_words_is_shortened() -> None:
+def test_a_question_in_words_is_shortened():
     problems = [Problem(0, "gsm8k", ({"role": "user", "content": "how many? " * 99},), "18", 0)]
     one = choose_answers(rows()[:1], problems, most=1)
     (line,) = as_table(one)
@@ -103,7 +89,7 @@ def test_a_question_in_words_is_shortened() -> None:
     assert len(line["problem"]) < 70
 
 
-def test_a_question_in_words_is_shown_without_its_template() -> None:
+def test_a_question_in_words_is_shown_without_its_template():
     asked = tuple(render_messages("base", "Capital of 日本?"))
     for truth, said in (("東京", "東京"), (["a", "b"], '["a", "b"]'), ("x " * 99, "x x")):
         one = choose_answers(rows()[:1], [Problem(0, "custom", asked, truth, 0)], most=1)
@@ -112,7 +98,7 @@ def test_a_question_in_words_is_shown_without_its_template() -> None:
         assert len(line["problem"]) < 90
 
 
-def test_text_of_a_model_steers_no_terminal_and_breaks_out_of_no_markdown() -> None:
+def test_text_of_a_model_steers_no_terminal_and_breaks_out_of_no_markdown():
     answers = chosen(answer=f"{STEERING}[x](http://evil) {HOSTILE}")
     shown = "".join(line["answer"] for line in as_table(answers))
     assert "\x1b" not in shown
@@ -124,7 +110,7 @@ def test_text_of_a_model_steers_no_terminal_and_breaks_out_of_no_markdown() -> N
     assert "\x1b" not in markdown
 
 
-def test_the_page_holds_each_problem_and_no_markup_of_a_model(tmp_path: Path) -> None:
+def test_the_page_holds_each_problem_and_no_markup_of_a_model(tmp_path):
     write_page(rows(answer=HOSTILE), asked(7), tmp_path / "rows.parquet")
     page = (tmp_path / "rows.html").read_text()
     assert page.count("<script") == page.count("</script") == 1
@@ -148,7 +134,7 @@ def test_the_page_does_nothing_in_a_real_browser(tmp_path: Path) -> None:
     assert (console, urls) == ("", set())
 
 
-def test_of_a_reasoning_gym_row_question_and_answer_are_shown() -> None:
+def test_of_a_reasoning_gym_row_question_and_answer_are_shown():
     truth = {"task": "gcd", "config": {}, "question": "gcd of 8, 12?", "answer": "4", "metadata": 1}
     asked = tuple(render_messages("chat", "gcd of 8, 12?"))
     one = choose_answers(rows()[:1], [Problem(0, "reasoning_gym/gcd", asked, truth, 0)], most=1)

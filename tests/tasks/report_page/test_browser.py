@@ -1,7 +1,5 @@
 """Reports in a real Chromium: what a pointer finds, and that hostile text is never but text."""
 
-from __future__ import annotations
-
 import html
 import json
 import re
@@ -120,7 +118,7 @@ def poison(run: Path) -> None:
         metrics.write(json.dumps(line | {f"timing_s/{HOSTILE}": 1.0}) + "\n")
 
 
-def test_all_text_is_escaped(two_runs: Path) -> None:
+def test_all_text_is_escaped(two_runs):
     run = two_runs / "runs" / "alpha"
     poison(run)
     page = write_report(run).html.read_text()

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +23,7 @@ def words_of(chart: Chart) -> set[str | None]:
     return {node.text for node in drawing.iter("text")}
 
 
-def test_charts_take_every_colour_from_the_page(two_runs: Path, alpha_data: ReportData) -> None:
+def test_charts_take_every_colour_from_the_page(two_runs, alpha_data):
     page = write_report(two_runs / "runs" / "alpha").html.read_text()
     light = dict(re.findall(r"--([\w-]+): (#\w+)", page[: page.index("@media")]))
     used = set(re.findall(r"var\(--([\w-]+)\)", page))
@@ -36,7 +34,7 @@ def test_charts_take_every_colour_from_the_page(two_runs: Path, alpha_data: Repo
         assert f'<svg role="img" aria-label="{title}" viewBox=' in page
 
 
-def test_charts_show_the_logged_steps(alpha_data: ReportData) -> None:
+def test_charts_show_the_logged_steps(alpha_data):
     drawn = charts(alpha_data)
     assert list(drawn) == [
         "Accuracy",
@@ -52,7 +50,7 @@ def test_charts_show_the_logged_steps(alpha_data: ReportData) -> None:
     assert {"correct", "wrong_value", "bad_syntax", "no_answer"} <= verdicts
 
 
-def test_verdicts_that_nobody_knows_are_told_apart(alpha_data: ReportData) -> None:
+def test_verdicts_that_nobody_knows_are_told_apart(alpha_data):
     names = ("correct", "incorrect", "reward_error", "too_short", "off_topic")
     shares = pl.DataFrame([{"step": 1, "verdict": name, "share": 0.2} for name in names])
     drawn = charts(replace(alpha_data, verdicts=shares))["What became of the responses"]
@@ -61,16 +59,13 @@ def test_verdicts_that_nobody_knows_are_told_apart(alpha_data: ReportData) -> No
     assert len(set(areas)) == len(names)
 
 
-def test_fine_tuning_before_the_run_has_a_curve(alpha_data: ReportData) -> None:
+def test_fine_tuning_before_the_run_has_a_curve(alpha_data):
     rows = [{"step": 0, "held_out_loss": 2.0}, {"step": 1, "loss": 1.5}]
     drawn = charts(replace(alpha_data, sft=rows))["Loss of fine-tuning (SFT), before training"]
-    assert drawn.says == [
-        "step 0: held out 2",
-        "step 1: learned 1.5 · held out 2 (step 0)",
-    ]
+    assert drawn.says == ["step 0: held out 2", "step 1: learned 1.5 · held out 2 (step 0)"]
 
 
-def test_a_hover_says_what_was_measured(alpha_data: ReportData) -> None:
+def test_a_hover_says_what_was_measured(alpha_data):
     drawn = charts(alpha_data)
     assert drawn["Accuracy"].says == [
         "step 0: test, greedy 0.25",
@@ -101,7 +96,7 @@ def test_a_hover_says_what_was_measured(alpha_data: ReportData) -> None:
     ]
 
 
-def test_the_machine_is_drawn_too(alpha_data: ReportData) -> None:
+def test_the_machine_is_drawn_too(alpha_data):
     drawn = resource_charts(alpha_data)
     assert list(drawn) == ["Seconds per step", "Memory of the learner, fullest phase of the step"]
     assert drawn["Seconds per step"].says == [
@@ -112,7 +107,7 @@ def test_the_machine_is_drawn_too(alpha_data: ReportData) -> None:
     assert drawn["Memory of the learner, fullest phase of the step"].at_rest == "step 3: learner 2"
 
 
-def test_a_stack_sums_up_what_is_small(alpha_data: ReportData) -> None:
+def test_a_stack_sums_up_what_is_small(alpha_data):
     rows = [
         {"step": step, "metric": f"memory/host_gib/p{i}", "value": float(10 - i)}
         for step in (1, 2)
@@ -127,26 +122,18 @@ def test_a_stack_sums_up_what_is_small(alpha_data: ReportData) -> None:
     assert "Staleness of tokens" not in drawn
 
 
-def test_a_run_whose_rollouts_were_ahead_shows_how_stale_its_tokens_were(
-    alpha_data: ReportData,
-) -> None:
+def test_a_run_whose_rollouts_were_ahead_shows_how_stale_its_tokens_were(alpha_data):
+    measured = [(1, "mean", 0.0), (1, "max", 0.0), (2, "mean", 1.5), (2, "max", 2.0)]
     rows = [
         {"step": step, "metric": f"rollout/staleness_{which}", "value": value}
-        for step, which, value in [
-            (1, "mean", 0.0),
-            (1, "max", 0.0),
-            (2, "mean", 1.5),
-            (2, "max", 2.0),
-        ]
+        for step, which, value in measured
     ]
     drawn = resource_charts(replace(alpha_data, timeline=pl.DataFrame(rows)))
-    assert drawn["Staleness of tokens"].says == [
-        "step 1: mean 0 · max 0",
-        "step 2: mean 1.5 · max 2",
-    ]
+    said = ["step 1: mean 0 · max 0", "step 2: mean 1.5 · max 2"]
+    assert drawn["Staleness of tokens"].says == said
 
 
-def test_runs_are_overlaid_with_what_each_reached() -> None:
+def test_runs_are_overlaid_with_what_each_reached():
     curve = pl.DataFrame({"step": [0, 10], "test_accuracy": [0.1, 0.4]})
     other = pl.DataFrame({"step": [0, 20], "test_accuracy": [0.1, None]})
     empty = {"accuracy": [], "score": [], "response_tokens": [], "entropy": [], "kl": []}

@@ -1,16 +1,12 @@
-from __future__ import annotations
-
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 
-from flows.cli.main import run_command
 from tasks.report_page.compare import compare_runs
 
 
-def test_two_runs_beside_one_another(shared_runs: Path) -> None:
+def test_two_runs_beside_one_another(shared_runs):
     comparison = compare_runs(shared_runs, ["beta", "alpha"])
     assert comparison.run_ids == ["beta", "alpha"]
     assert comparison.overview["run_id"].to_list() == ["alpha", "beta"]  # the better one first
@@ -19,48 +15,43 @@ def test_two_runs_beside_one_another(shared_runs: Path) -> None:
     assert comparison.paired.is_empty()
 
 
-def test_the_command_prints_tables_and_writes_one_page_without_network(
-    capsys: pytest.CaptureFixture[str], two_runs: Path
-) -> None:
-    root = f"storage.root={two_runs}"
-    assert run_command(["compare", "alpha", "beta", root]) == 0
-    said = capsys.readouterr().out
-    assert "seed  0      1" in said
+@pytest.fixture
+def compare(cli, two_runs):
+    return lambda *words, code=0: cli("compare", *words, root=two_runs, code=code)
+
+
+def test_the_command_prints_tables_and_writes_one_page_without_network(compare, two_runs):
+    assert "seed  0      1" in compare("alpha", "beta").out
     page = (two_runs / "compare.html").read_text()
     assert "<h3>Test accuracy</h3><svg" in page
     assert re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?https?:""", page) == []
 
-    assert run_command(["compare", "alpha", "latest", root, f"output={two_runs}/x.html"]) == 0
+    compare("alpha", "latest", f"output={two_runs}/x.html")
     assert (two_runs / "x.html").exists()
 
 
 @pytest.mark.parametrize("names", [[], ["alpha"], ["alpha", "alpha"], ["alpha", "gamma"]])
-def test_what_cannot_be_compared_ends_with_2(
-    capsys: pytest.CaptureFixture[str], two_runs: Path, names: list[str]
-) -> None:
-    assert run_command(["compare", *names, f"storage.root={two_runs}"]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
+def test_what_cannot_be_compared_ends_with_2(compare, two_runs, names):
+    assert len(compare(*names, code=2).err.splitlines()) == 1
     assert not (two_runs / "compare.html").exists()
 
 
-def test_a_page_of_other_runs_and_any_other_file_stay(
-    capsys: pytest.CaptureFixture[str], two_runs: Path
-) -> None:
-    root, page = f"storage.root={two_runs}", two_runs / "compare.html"
+def test_a_page_of_other_runs_and_any_other_file_stay(compare, two_runs):
+    page = two_runs / "compare.html"
     shutil.copytree(two_runs / "runs" / "alpha", two_runs / "runs" / "gamma")
-    assert run_command(["compare", "alpha", "beta", root]) == 0
+    compare("alpha", "beta")
     first = page.read_bytes()
-    assert run_command(["compare", "beta", "alpha", root]) == 0
+    compare("beta", "alpha")
     assert list(two_runs.glob("compare-*")) == []  # of the same runs: made from them anew
-    assert run_command(["compare", "alpha", "beta", root]) == 0
-    assert run_command(["compare", "alpha", "gamma", root]) == 0
+    compare("alpha", "beta")
+    said = compare("alpha", "gamma").out
     kept = two_runs / "compare-alpha-beta.html"
-    assert f"the page of other runs that was there is now {kept}" in capsys.readouterr().out
+    assert f"the page of other runs that was there is now {kept}" in said
     assert kept.read_bytes() == first
     assert "alpha, gamma" in page.read_text()
 
     settings = two_runs / "runs" / "alpha" / "config.yaml"
     before = settings.read_bytes()
-    assert run_command(["compare", "alpha", "beta", root, f"output={settings}"]) == 2
-    assert "is there and compares no runs" in capsys.readouterr().err
+    said = compare("alpha", "beta", f"output={settings}", code=2).err
+    assert "is there and compares no runs" in said
     assert settings.read_bytes() == before

@@ -1,15 +1,12 @@
-from __future__ import annotations
-
 import json
 import shutil
-from pathlib import Path
 
 from rl_core.runs.run_folder import Attempt, RunFolder
 from tasks.report import write_report
 from tasks.report_page.faults import Fault, LoggedWarning, faults, warnings
 
 
-def test_attempts_memory_and_checkpoints_are_told(two_runs: Path) -> None:
+def test_attempts_memory_and_checkpoints_are_told(two_runs):
     run = RunFolder(two_runs / "runs" / "alpha")
     first = run.read().attempts[0]
     oom, day = "out of memory in load_engine", "2026-11-20"
@@ -57,13 +54,13 @@ def test_attempts_memory_and_checkpoints_are_told(two_runs: Path) -> None:
     assert "<dd>7, see below</dd>" in page
 
 
-def test_a_quiet_run_survived_nothing(shared_runs: Path) -> None:
+def test_a_quiet_run_survived_nothing(shared_runs):
     run = RunFolder(shared_runs / "runs" / "alpha")
     assert faults(run.path, run.read()) == []
     assert warnings(run.path) == []
 
 
-def test_warnings_of_the_log_are_told_once(tmp_path: Path) -> None:
+def test_warnings_of_the_log_are_told_once(tmp_path):
     (tmp_path / "log.txt").write_text(
         "2026-11-20T20:00:00Z INFO tasks.train: step 1\n"
         "2026-11-20T20:00:01Z WARNING rl_core.runs.rollout_log: the rollouts of step 1 were lost\n"
@@ -77,7 +74,7 @@ def test_warnings_of_the_log_are_told_once(tmp_path: Path) -> None:
     ]
 
 
-def test_a_disk_that_was_full_is_no_quiet_run(two_runs: Path) -> None:
+def test_a_disk_that_was_full_is_no_quiet_run(two_runs):
     """As training writes it: see `background_save`, `rollout_log` and `validation_log`."""
     run = RunFolder(two_runs / "runs" / "alpha")
     (run.path / "log.txt").write_text(
@@ -105,7 +102,7 @@ def test_a_disk_that_was_full_is_no_quiet_run(two_runs: Path) -> None:
     ]
 
 
-def test_settings_data_and_versions_are_on_the_page(two_runs: Path) -> None:
+def test_settings_data_and_versions_are_on_the_page(two_runs):
     run = two_runs / "runs" / "alpha"
     record = json.loads((run / "run.json").read_text())
     record["own_settings"] = {"actor.lr": [3e-4, 1e-4], "trainer.logger": [["console"], []]}

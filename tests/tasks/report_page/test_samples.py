@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -30,19 +28,17 @@ Row = dict[str, Any]
         ("the answer lies elsewhere", "7", ("the answer lies elsewhere", "", "")),
     ],
 )
-def test_response_is_cut_around_the_scored_answer(
-    response: str, answer: str | None, parts: tuple[str, str, str]
-) -> None:
+def test_response_is_cut_around_the_scored_answer(response, answer, parts):
     assert cut_around_answer(response, answer) == parts
 
 
 @given(st.text(alphabet="<answer>/ 12", max_size=80), st.none() | st.text(max_size=3))
 @example("</answer><answer>", "1")
-def test_cutting_loses_nothing_of_a_short_response(response: str, answer: str | None) -> None:
+def test_cutting_loses_nothing_of_a_short_response(response, answer):
     assert "".join(cut_around_answer(response, answer)) == response
 
 
-def test_long_responses_are_shortened_around_the_answer() -> None:
+def test_long_responses_are_shortened_around_the_answer():
     before, answer, after = cut_around_answer(
         "x" * 50_000 + "<answer>1</answer>" + "y" * 50_000, "1"
     )
@@ -52,7 +48,7 @@ def test_long_responses_are_shortened_around_the_answer() -> None:
     assert 3_000 < len(before) + len(after) < 10_000
 
 
-def test_an_excerpt_is_as_long_as_asked() -> None:
+def test_an_excerpt_is_as_long_as_asked():
     assert cut_around_answer("abcdefgh 12 ijklmnop", "12", longest=3) == ("gh ", "12", " ij")
 
 
@@ -83,7 +79,7 @@ def brief(story: Story) -> tuple[str, str, list[tuple[int, str]], int, int]:
     return story.title, story.problem, shown, story.num_correct, story.num_tests
 
 
-def test_problems_are_followed_from_test_to_test(two_runs: Path) -> None:
+def test_problems_are_followed_from_test_to_test(two_runs):
     run = two_runs / "runs" / "alpha"
     yes, wrong, none = "correct", "wrong_value", "no_answer"
     series = {
@@ -124,7 +120,7 @@ def test_problems_are_followed_from_test_to_test(two_runs: Path) -> None:
         ("18", "the answer is 18"),
     ],
 )
-def test_a_problem_in_words_is_told_by_its_answer(tmp_path: Path, truth: object, said: str) -> None:
+def test_a_problem_in_words_is_told_by_its_answer(tmp_path, truth, said):
     row: Row = {"prompt_index": 0, "prompt": "?", "response": "", "answer": None, "score": 0.0}
     row |= {"verdict": "incorrect", "ground_truth": json.dumps(truth, ensure_ascii=False)}
     for step in (0, 1):
@@ -132,7 +128,7 @@ def test_a_problem_in_words_is_told_by_its_answer(tmp_path: Path, truth: object,
     assert [story.problem for story in stories(RunFolder(tmp_path))] == [said]
 
 
-def test_a_run_that_kept_no_tests_tells_of_its_evaluation(shared_runs: Path) -> None:
+def test_a_run_that_kept_no_tests_tells_of_its_evaluation(shared_runs):
     """Greedily: problem 0 and 2 were won, 3 was lost, 1 stayed wrong."""
     briefs = [brief(story) for story in stories(RunFolder(shared_runs / "runs" / "alpha"))]
     assert {problem for _, problem, *_ in briefs} == {'the answer is {"target": 10}'}

@@ -1,7 +1,5 @@
 """What commands of another machine see of the runs of a store."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -43,9 +41,7 @@ def config(root: Path, run_id: str = "r") -> RunConfig:
     return compose(SMALL, base=base)
 
 
-def test_another_machine_asks_about_a_run_prunes_it_and_makes_its_report(
-    port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_machine_asks_about_a_run_prunes_it_and_makes_its_report(port, tmp_path, capsys):
     here, there = tmp_path / "here", tmp_path / "there"
     with published(config(here)):
         run = RunFolder.create(config(here))
@@ -73,9 +69,7 @@ def test_another_machine_asks_about_a_run_prunes_it_and_makes_its_report(
     assert "runs/r/report.html" in keys
 
 
-def test_a_run_that_was_stopped_elsewhere_is_found_by_its_settings_alone(
-    port: int, tmp_path: Path
-) -> None:
+def test_a_run_that_was_stopped_elsewhere_is_found_by_its_settings_alone(port, tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     with published(config(here)):
         RunFolder.create(config(here)).update(status="interrupted")
@@ -87,9 +81,7 @@ def test_a_run_that_was_stopped_elsewhere_is_found_by_its_settings_alone(
     assert choose_run(other, None).run_id != "r"
 
 
-def test_a_run_that_another_machine_writes_is_refused_in_a_line(
-    port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_another_machine_writes_is_refused_in_a_line(port, tmp_path, capsys):
     here, there = tmp_path / "here", tmp_path / "there"
     with published(config(here)):
         RunFolder.create(config(here))
@@ -101,7 +93,7 @@ def test_a_run_that_another_machine_writes_is_refused_in_a_line(
     assert said.count("\n") == 1
 
 
-def test_a_data_set_is_made_once_for_all_machines(port: int, tmp_path: Path) -> None:
+def test_a_data_set_is_made_once_for_all_machines(port, tmp_path):
     made, brought = (
         [f"storage.root={tmp_path / name}", f"storage.url={s3.URL}", *SMALL]
         for name in ("here", "there")
@@ -126,14 +118,8 @@ def test_a_data_set_is_made_once_for_all_machines(port: int, tmp_path: Path) -> 
     ],
 )
 def test_a_store_that_cannot_be_used_is_refused_in_a_line(
-    port: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    url: str,
-    environment: dict[str, str],
-    said: str,
-) -> None:
+    port, tmp_path, monkeypatch, capsys, url, environment, said
+):
     monkeypatch.chdir(tmp_path)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

@@ -1,7 +1,5 @@
 """What a watched process tells its parent, and how."""
 
-from __future__ import annotations
-
 import logging
 import socket
 from contextlib import suppress
@@ -26,7 +24,7 @@ class UnpicklableError(RuntimeError):
         super().__init__(f"{a} and {b}\nand more")
 
 
-def test_an_error_arrives_as_it_is_or_at_least_in_words() -> None:
+def test_an_error_arrives_as_it_is_or_at_least_in_words():
     ours, theirs = map(Channel, socket.socketpair())
     reporter = Reporter(theirs)
     reporter.error(OutOfMemory("update", "2 GiB"))
@@ -39,7 +37,7 @@ def test_an_error_arrives_as_it_is_or_at_least_in_words() -> None:
     theirs.socket.close()
 
 
-def test_a_reporter_tells_what_happens_and_outlives_its_listener() -> None:
+def test_a_reporter_tells_what_happens_and_outlives_its_listener():
     ours, theirs = map(Channel, socket.socketpair())
     reporter = Reporter(theirs)
     record = logging.LogRecord("rl_core.x", logging.WARNING, "", 0, "%d of 3\nbad", (2,), None)
@@ -98,8 +96,8 @@ def test_what_the_trainer_refuses_is_refused_here(
 
 @pytest.mark.parametrize("logs_to_wandb", [False, True])
 def test_a_watched_process_has_no_secrets_and_lends_wandbs_to_the_one_that_needs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logs_to_wandb: bool
-) -> None:
+    tmp_path, monkeypatch, logs_to_wandb
+):
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(traps := set_traps(tmp_path / "cwd"))

@@ -1,12 +1,9 @@
 """What of the workers' output reaches whoever trains: real lines of real libraries, and a flood."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -47,14 +44,14 @@ def told(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
     return [(record.levelno, record.getMessage()) for record in caplog.records]
 
 
-def test_lines_of_loggers_are_told_apart_from_noise() -> None:
+def test_lines_of_loggers_are_told_apart_from_noise():
     assert {line: worth_telling(line) for line in TOLD} == TOLD
     assert [line for line in NOISE if worth_telling(line)] == []
 
 
 def test_a_process_is_heard_while_it_lives_once_per_thing_and_without_secrets(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, caplog, monkeypatch
+):
     """A real process that writes as a worker does, and half a line before it goes on."""
     monkeypatch.setenv("TEST_API_KEY", "a-secret-of-eight")
     monkeypatch.setattr(module, "_POLL_S", 0.05)
@@ -89,9 +86,7 @@ raise KeyError("last words")
     ]
 
 
-def test_a_flood_is_counted_and_long_lines_are_cut(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_flood_is_counted_and_long_lines_are_cut(tmp_path, caplog):
     with worker_logs(tmp_path, logging.getLogger("mine")):
         words = [f"{'ab'[i % 2] * (i + 1)}" for i in range(50)]
         lines = [f"2026-11-21T20:46:16Z ERROR rl_core.x: {word}" for word in words]

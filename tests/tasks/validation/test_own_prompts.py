@@ -1,7 +1,5 @@
 """Four files that passed every check and could teach nothing, each by the command itself."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -70,13 +68,8 @@ def rows_of(prompt: object) -> list[object]:
     ids=["json", "tags", "closed"],
 )
 def test_prompts_that_the_model_would_see_otherwise_are_refused(
-    prompt: object,
-    check: str,
-    remedy: str,
-    chat_model: Path,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    prompt, check, remedy, chat_model, tmp_path, capfd
+):
     assert validate(rows_of(prompt), tmp_path, chat_model) != 0
     said = capfd.readouterr().err
     assert f"check {check} failed on 12 rows" in said
@@ -85,8 +78,8 @@ def test_prompts_that_the_model_would_see_otherwise_are_refused(
 
 
 def test_prompts_that_ask_for_another_form_than_the_rule_reads_are_a_warning(
-    chat_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+    chat_model, tmp_path, capfd
+):
     rows = rows_of(lambda i: asked(i, "The last line must be Answer: $Answer. "))
     assert validate(rows, tmp_path, chat_model) == 0
     said = capfd.readouterr().out
@@ -95,8 +88,8 @@ def test_prompts_that_ask_for_another_form_than_the_rule_reads_are_a_warning(
 
 
 def test_sound_prompts_pass_and_the_first_is_shown_as_the_model_reads_it(
-    chat_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+    chat_model, tmp_path, capfd
+):
     assert validate(rows_of(asked), tmp_path, chat_model) == 0
     said = capfd.readouterr().out
     assert "all checks passed" in said
@@ -107,6 +100,6 @@ def test_sound_prompts_pass_and_the_first_is_shown_as_the_model_reads_it(
     assert shown[2] == "  <|im_start|>assistant"
 
 
-def test_texts_that_are_templated_already_pass_as_texts(chat_model: Path, tmp_path: Path) -> None:
+def test_texts_that_are_templated_already_pass_as_texts(chat_model, tmp_path):
     rows = rows_of(lambda i: f"<|im_start|>user\n{asked(i)}<|im_end|>\n<|im_start|>assistant\n")
     assert validate(rows, tmp_path, chat_model, "env.prompt_template=base") == 0

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import polars as pl
 import pytest
 
@@ -44,17 +42,17 @@ def report(lengths: list[int], limit: int) -> LengthReport:
         ),
     ],
 )
-def test_the_verdict_in_words(limit: int, verdict: str) -> None:
+def test_the_verdict_in_words(limit, verdict):
     found = report(QWEN, limit)
     assert found.verdict == verdict
     assert found.smallest_limit == 146
 
 
-def test_prompts_of_one_length_have_no_range() -> None:
+def test_prompts_of_one_length_have_no_range():
     assert "they take 7 tokens" in report([7] * 4, 9).verdict
 
 
-def test_candidate_limits_around_the_lengths_and_our_own() -> None:
+def test_candidate_limits_around_the_lengths_and_our_own():
     assert [
         (row["limit"], row["rejected"], row["share"], row["note"])
         for row in report(QWEN, 143).limits
@@ -66,14 +64,14 @@ def test_candidate_limits_around_the_lengths_and_our_own() -> None:
     ]
 
 
-def test_a_share_is_nought_only_if_it_is() -> None:
+def test_a_share_is_nought_only_if_it_is():
     few = report([100] * 9_999 + [200], 150)
     assert "1 of 10,000 prompts (<0.1%)" in few.verdict
     most = report([100] + [200] * 9_999, 150)
     assert "9,999 of 10,000 prompts (>99.9%)" in most.verdict
 
 
-def test_the_histogram_counts_every_prompt_once() -> None:
+def test_the_histogram_counts_every_prompt_once():
     assert report(QWEN, 256).histogram == [
         {"tokens": "140", "train": 5, "test": 0},
         {"tokens": "143", "train": 20, "test": 0},
@@ -86,7 +84,7 @@ def test_the_histogram_counts_every_prompt_once() -> None:
     assert sum(row["train"] + row["test"] for row in wide) == 101
 
 
-def test_lines_show_histogram_limits_and_verdict() -> None:
+def test_lines_show_histogram_limits_and_verdict():
     lines = list(report(QWEN, 128).lines())
     assert lines[0].split() == ["tokens", "train", "test"]
     assert lines[2].split() == ["143", "20", "0", "█" * 30]

@@ -1,7 +1,5 @@
 """The default data set at its full size."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow.parquet as pq

@@ -1,0 +1,51 @@
+"""A small HTTP server on loopback: the tests' hubs, webhooks and stand-ins are handlers for it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Reads whole bodies and answers in one piece, silently."""
+
+    protocol_version = "HTTP/1.1"
+
+    def respond(self) -> None:
+        """Answers a request of any kind: `self.command` says which."""
+        raise NotImplementedError
+
+    def sent(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    def answer(self, status: int, content: bytes | dict[str, Any] = b"", **headers: str) -> None:
+        data = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None: ...
+
+    def _do(self) -> None:
+        self.respond()
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _do  # noqa: N815  # http.server's names
+
+
+@contextmanager
+def serving(handler: type[Handler]) -> Iterator[str]:
+    """Yields the URL of a server that is up within the block."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
