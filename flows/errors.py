@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rl_core.system.atomic import is_disk_full
 from rl_core.system.printable import printable
+from rl_core.system.words import cut, in_one_line
 
 
 class SettingsError(ValueError):
@@ -38,7 +39,6 @@ def one_line(error: BaseException) -> str:
     said = str(error) if is_worded and str(error) else f"{kind.__name__}: {error}"
     if isinstance(error, OSError) and error.filename and not is_disk_full(error):
         said = f"{error.filename}: {error.strerror}"
-    text = printable(" ".join(said.split()))
+    text = printable(in_one_line(said))
     remedy = _DISK_FULL if is_disk_full(error) else ""
-    longest = _LONGEST - len(remedy)
-    return (text if len(text) <= longest else text[: longest - 1] + "…") + remedy
+    return cut(text, _LONGEST - len(remedy)) + remedy

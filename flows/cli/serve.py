@@ -45,6 +45,7 @@ from flows.prefect_patches.login import (
 )
 from rl_core.system.child_process import how_it_ended
 from rl_core.system.network import LOOPBACK
+from rl_core.system.words import in_one_line
 
 _ROOT: Final = Path(__file__).parents[2]
 _PREFECT: Final = (sys.executable, "-P", "-m", "prefect")
@@ -391,7 +392,7 @@ def _cut(log: Path) -> None:
 
 
 def _end_of(text: str) -> str:
-    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    lines = [in_one_line(line) for line in text.splitlines() if line.strip()]
     return " | ".join(lines[-_LINES_SHOWN:])
 
 

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from rl_core.system.log_file import listening, redact
 from rl_core.system.printable import LINES, printable
+from rl_core.system.words import cut
 
 if TYPE_CHECKING:
     import polars as pl
@@ -71,7 +72,7 @@ class _LineHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         task = getattr(record, "task_run_name", None)
-        text = printable(redact(record.getMessage().split("\n", 1)[0])[:_WIDTH])
+        text = printable(cut(redact(record.getMessage().split("\n", 1)[0]), _WIDTH))
         is_link = text.startswith("View at ")
         if record.levelno >= logging.ERROR or (is_link and not self._links):
             return  # the command ends by saying the error, once

@@ -23,6 +23,7 @@ from rl_core.runs.run_folder import RunFolder, RunRecord
 from rl_core.system.atomic import is_disk_full
 from rl_core.system.disk_reserve import RESERVE_BYTES
 from rl_core.system.log_file import redact
+from rl_core.system.words import GIB
 from tasks.importers.failure_causes import remedy_of
 from tasks.prefect_ui.artifacts import create_markdown_artifact
 from tasks.prefect_ui.attempts import settings_that_help
@@ -39,7 +40,6 @@ _SHOWN: Final = (
 _TIMELINES: Final = {"memory/peak_gib/": "", "memory/host_gib/": "host "}
 _STEPS_KEPT: Final = 20
 _STEPS_IN_TABLE: Final = 8
-_GIB: Final = 2**30
 _logger = logging.getLogger(__name__)
 
 
@@ -195,7 +195,7 @@ def _missing_gib(run: RunFolder) -> float:
     """Returns what the largest checkpoint wants beside what is free, in GiB, at least 0.1."""
     config = _settings(run) or RunConfig()
     checkpoint = max((c.size_bytes for c in list_checkpoints(run.path)), default=0)
-    wanted = config.storage.min_free_gib + (checkpoint + RESERVE_BYTES) / _GIB
+    wanted = config.storage.min_free_gib + (checkpoint + RESERVE_BYTES) / GIB
     return max(wanted - run.free_gib(), 0.1)
 
 

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from rl_core.runs.rollout_log import rollout_files
 from rl_core.system.atomic import reading
+from rl_core.system.words import without_middle
 
 COLUMNS: Final = ("step", "prompt", "response", "answer", "verdict", "score")
 _SAMPLES: Final = 8
@@ -40,12 +41,10 @@ def samples_of_step(folder: Path, step: int) -> list[list[Any]]:
         return []
     chosen = np.unique(np.linspace(0, rows.num_rows - 1, _SAMPLES, dtype=int))
     taken = rows.take(chosen) if rows.num_rows else rows
-    return [[_shortened(row[name]) for name in COLUMNS] for row in taken.to_pylist()]
-
-
-def _shortened(value: Any) -> Any:
-    """Returns a text without its middle where it is too long, anything else as it is."""
-    if not isinstance(value, str) or len(value) <= _MOST_CHARACTERS:
-        return value
-    half = _MOST_CHARACTERS // 2
-    return f"{value[:half]} [...] {value[-half:]}"
+    return [
+        [
+            without_middle(value, _MOST_CHARACTERS) if isinstance(value, str) else value
+            for value in (row[name] for name in COLUMNS)
+        ]
+        for row in taken.to_pylist()
+    ]

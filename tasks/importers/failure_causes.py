@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rl_core.system.printable import printable
+from rl_core.system.words import cut, in_one_line
 from tasks.importers.verl_table import read_table
 
 _LONGEST: Final = 300
@@ -82,12 +83,12 @@ def find_failure(text: str) -> Failure | None:
     for line in lines[begins:]:
         for cause in _CAUSES:
             if cause.pattern.search(line):
-                return Failure(_in_detail(cause, line, lines[begins:]), _cut(line), cause.remedy)
+                return Failure(_in_detail(cause, line, lines[begins:]), _short(line), cause.remedy)
     named = [line for line in lines[begins:] if _ERROR.match(line)]
     if not named:
         return None
     return Failure(
-        "the program ended with an error", _cut(named[-1]), "the traceback above it says where"
+        "the program ended with an error", _short(named[-1]), "the traceback above it says where"
     )
 
 
@@ -122,6 +123,5 @@ def _in_detail(cause: _Cause, line: str, lines: list[str]) -> str:
     return f"{cause.says}{during}{f', {asked[1]} more were asked for' if asked else ''}"
 
 
-def _cut(line: str) -> str:
-    text = printable(" ".join(line.split()))
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+def _short(line: str) -> str:
+    return cut(printable(in_one_line(line)), _LONGEST)

@@ -10,12 +10,14 @@ import pyarrow.parquet as pq
 
 from rl_core.runs.rollout_log import RolloutLog, rollout_files
 from rl_core.system.atomic import reading
+from rl_core.system.words import without_middle
 from tasks.prefect_ui.artifacts import quoted
 
 _SHOWN: Final = 4
 _LONGEST_PROMPT: Final = 1_000
 _LONGEST_RESPONSE: Final = 1_500
 """Characters: the beginning and the end of what is longer."""
+_GAP: Final = "\n[...]\n"
 _COLUMNS: Final = ("verdict", "score", "response_tokens", "finish_reason", "prompt", "response")
 
 
@@ -67,13 +69,6 @@ def _as_markdown(row: dict[str, Any]) -> str:
         f"### {row['verdict']}: score {row['score']:g}, {row['response_tokens']} tokens, "
         f"{row['finish_reason']}"
     )
-    prompt = quoted(_cut(row["prompt"], _LONGEST_PROMPT))
-    response = quoted(_cut(row["response"], _LONGEST_RESPONSE))
+    prompt = quoted(without_middle(row["prompt"], _LONGEST_PROMPT, _GAP))
+    response = quoted(without_middle(row["response"], _LONGEST_RESPONSE, _GAP))
     return f"{head}\n\nAsked:\n\n{prompt}\n\nAnswered:\n\n{response}"
-
-
-def _cut(text: str, longest: int) -> str:
-    if len(text) <= longest:
-        return text
-    half = longest // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters ...]\n{text[-half:]}"

@@ -34,10 +34,11 @@ from rl_core.resources.memory_plan import (
 )
 from rl_core.resources.placement import why_no_shared_card
 from rl_core.system.versions import version_of
+from rl_core.system.words import GIB, disk_size
 from rl_core.tracking.host_memory import memory_left, own_bytes
 from tasks.hours.time_plan import planned_steps
 from tasks.preflight_checks.device import Card, read_device
-from tasks.preflight_checks.finding import GIB, Finding
+from tasks.preflight_checks.finding import Finding
 
 _FLOAT32: Final = 4
 _VERSIONS_IN_FLIGHT: Final = 4
@@ -178,9 +179,10 @@ def disk_findings(config: RunConfig) -> Iterator[Finding]:
     free = shutil.disk_usage(_existing(config.storage.root)).free
     at = plan.fills_at(free)
     said = (
-        f"a checkpoint takes {_size(plan.checkpoint_bytes)}, those kept {_size(plan.kept_bytes)} "
-        f"with the one being written; rollouts, tests and metrics {_size(plan.step_bytes)} a step "
-        f"at most; {_size(plan.total_bytes)} after {num_steps:,} steps, {_size(free)} are free"
+        f"a checkpoint takes {disk_size(plan.checkpoint_bytes)}, those kept "
+        f"{disk_size(plan.kept_bytes)} with the one being written; rollouts, tests and metrics "
+        f"{disk_size(plan.step_bytes)} a step at most; {disk_size(plan.total_bytes)} after "
+        f"{num_steps:,} steps, {disk_size(free)} are free"
     )
     if at == 0:
         yield Finding(
@@ -227,8 +229,8 @@ def _temporary_files(sent_bytes: int) -> Iterator[Finding]:
     yield Finding(
         "disk plan",
         "warning" if wanted <= on_disk else "fatal",
-        f"Ray wants {_size(wanted)} for weights on their way, {shared} has {_size(free)} free; it "
-        f"will use {spill} ({_size(on_disk)} free), which is slower",
+        f"Ray wants {disk_size(wanted)} for weights on their way, {shared} has {disk_size(free)} "
+        f"free; it will use {spill} ({disk_size(on_disk)} free), which is slower",
         "give the machine (or container: --shm-size) more shared memory",
     )
 
@@ -250,10 +252,3 @@ def model_shape(config: RunConfig) -> ModelShape | None:
 def _existing(path: Path) -> Path:
     """The path, or the nearest folder above it that is there."""
     return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
-
-
-def _size(num_bytes: int) -> str:
-    """Bytes as a person says them: `18 MB`, `37.0 GB`."""
-    if num_bytes < 10**9:
-        return f"{max(num_bytes / 10**6, 0.1):.3g} MB"
-    return f"{num_bytes / 10**9:.1f} GB"

@@ -14,6 +14,7 @@ import duckdb
 import polars as pl
 import pyarrow as pa
 
+from rl_core.system.words import in_one_line
 from tasks.queries.saved_questions import Value
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _paths(files: Sequence[Path]) -> str:
 
 
 def _message(error: duckdb.Error) -> str:
-    return " ".join(str(error).split("\n\nLINE ")[0].split())
+    return in_one_line(str(error).split("\n\nLINE ")[0])
 
 
 def select(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from rl_core.system.printable import printable
+from rl_core.system.words import counted, cut
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -161,7 +162,7 @@ def _shortened(
     left = width - sum(size + 2 for name, size in widths.items() if name not in long)
     room = max(_LEAST_TEXT, left // max(1, len(long)) - 2)
     return {
-        name: [_shorten(cell, room) if name in long else cell for cell in column]
+        name: [cut(cell, room) if name in long else cell for cell in column]
         for name, column in cells.items()
     }, room >= _LONG_TEXT or not long
 
@@ -213,11 +214,7 @@ def _cell(value: object) -> str:
 
 
 def _count(frame: pl.DataFrame) -> str:
-    return f"({frame.height or 'no'} row{'' if frame.height == 1 else 's'})"
-
-
-def _shorten(text: str, room: int) -> str:
-    return text if len(text) <= room else text[: room - 1] + "…"
+    return f"({counted(frame.height, 'row') if frame.height else 'no rows'})"
 
 
 def _csv(frame: pl.DataFrame) -> bytes:

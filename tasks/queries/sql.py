@@ -21,6 +21,7 @@ import polars as pl
 import pyarrow as pa
 
 from rl_core import schema
+from rl_core.system.words import in_one_line
 from tasks.queries import run_tables as run_files
 from tasks.queries.connection import connect, quoted, register, select
 from tasks.queries.saved_questions import SQL_FOLDER, Query, Value, load_query
@@ -215,7 +216,7 @@ def export_catalog(root: Path, file: Path) -> None:
         new.replace(file)
     except (duckdb.Error, OSError) as error:
         new.unlink(missing_ok=True)
-        raise ValueError(f"{file} cannot be written: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{file} cannot be written: {in_one_line(error)}") from error
 
 
 def _refuse_to_replace(file: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rl_core.runs.resume import remarks
 from rl_core.runs.run_folder import AFTER, Attempt, RunFolder, RunRecord
+from rl_core.system.words import counted
 
 _MOST_WARNINGS = 40
 _LINE = re.compile(
@@ -136,7 +137,7 @@ def _out_of_memory(rows: Iterable[dict[str, Any]]) -> list[Fault]:
     return [
         Fault(
             f"step {first[phase]}",
-            f"out of memory in {phase}, {_times(counts[phase])}",
+            f"out of memory in {phase}, {counted(counts[phase], 'time')}",
             f"split and done again, the result unchanged{left.get(phase, '')}",
         )
         for phase in sorted(counts, key=lambda phase: first[phase])
@@ -150,7 +151,7 @@ def _engine_restarts(rows: Iterable[dict[str, Any]]) -> list[Fault]:
         [
             Fault(
                 f"step {next(iter(died))}",
-                f"a rollout engine died, {_times(sum(died.values()))}",
+                f"a rollout engine died, {counted(sum(died.values()), 'time')}",
                 "started again, its responses asked once more, the result unchanged",
             )
         ]
@@ -162,12 +163,8 @@ def _engine_restarts(rows: Iterable[dict[str, Any]]) -> list[Fault]:
 def _full_disk(logged: Iterable[LoggedWarning]) -> list[Fault]:
     """Returns what found no room on the disk, each kind once."""
     return [
-        Fault(f"step {match[1]}", f"{what}, {_times(line.count)}", how)
+        Fault(f"step {match[1]}", f"{what}, {counted(line.count, 'time')}", how)
         for line in logged
         for pattern, (what, how) in _FULL_DISK.items()
         if (match := re.search(pattern, line.message)) is not None
     ]
-
-
-def _times(count: int) -> str:
-    return f"{count} time{'s' if count > 1 else ''}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from rl_core.resources.oom_recovery import in_words
+from rl_core.system.words import disk_size, exact_duration
 from tasks.prefect_ui.chart import PALETTE
 from tasks.report_page.answers import Answers
 from tasks.report_page.charts import charts, overlaid, resource_charts
@@ -73,7 +74,7 @@ def _environment(*, autoescape: bool) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"share": _share, "bytes": _bytes, "time": _time, "signed": _signed}
+    environment.filters |= {"share": _share, "bytes": disk_size, "time": _time, "signed": _signed}
     environment.filters |= {"typed": in_words, "setting": _setting}
     return environment
 
@@ -95,19 +96,5 @@ def _setting(value: object) -> str:
     return "null" if value is None else str(value)
 
 
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
-
-
 def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+    return "-" if seconds is None else exact_duration(seconds)

@@ -19,6 +19,7 @@ from typing import Final
 
 from rl_core.system.log_file import Log, redact
 from rl_core.system.printable import printable
+from rl_core.system.words import cut
 
 TRAINER_LOGGER: Final = "tasks.train"
 """What the trainer logs under this name goes to the logger of whoever asked for the training."""
@@ -94,7 +95,7 @@ class _Tail:
             if not self._may_tell():
                 left += 1
                 continue
-            text = printable(redact(found[1]))[:_LINE_CHARACTERS]
+            text = cut(printable(redact(found[1])), _LINE_CHARACTERS)
             logger.log(found[0], "%s: %s", self.path.stem, text)
         if left:
             logger.warning("%s: %d more lines, in %s", self.path.stem, left, self.path)
