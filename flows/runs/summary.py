@@ -11,7 +11,6 @@ from rl_core.runs.resume import remarks
 from rl_core.runs.run_folder import RunFolder, RunRecord
 from rl_core.runs.settings_file import read_settings
 from rl_core.system.printable import printable
-from rl_core.system.words import exact_duration
 from rl_core.tracking.diagnosis import diagnose
 from tasks.queries.sql import ask
 
@@ -49,7 +48,7 @@ def summary_lines(run: RunFolder, root: Path) -> list[str]:
         ),
         *(("checkpoint", remark) for remark in remarks(run.path)),
         *([("reason", record.reason)] if record.reason else []),
-        ("time", ", ".join(filter(None, (exact_duration(seconds), price)))),
+        ("time", f"{seconds / 60:.1f} min" + (f", {price}" if price else "")),
         *(("", f"{seconds:8.1f} s {stage}") for stage, seconds in record.timings_s.items()),
         ("data set", str(record.data)),
         ("base model", str(record.model)),
