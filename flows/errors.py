@@ -21,7 +21,6 @@ class RunFailedError(RuntimeError):
 
 _OURS = ("flows", "tasks", "rl_core")
 _LONGEST = 400
-_DISK_FULL = ": delete other runs or files on that disk, or set storage.root to a folder of another"
 
 
 def one_line(error: BaseException) -> str:
@@ -40,5 +39,10 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename and not is_disk_full(error):
         said = f"{error.filename}: {error.strerror}"
     text = printable(in_one_line(said))
-    remedy = _DISK_FULL if is_disk_full(error) else ""
+    if not is_disk_full(error):
+        return cut(text, _LONGEST)
+    from tasks.report_page.failure_causes import cause_of  # a table, read if it is needed
+
+    cause = cause_of(error)
+    remedy = f": {cause.remedy}" if cause is not None else ""
     return cut(text, _LONGEST - len(remedy)) + remedy

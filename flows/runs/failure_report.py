@@ -17,16 +17,15 @@ from flows.runs.lookup import settings_of_run
 from flows.runs.state import is_cancelled
 from rl_core.checkpoints.store import list_checkpoints
 from rl_core.config.run import RunConfig
-from rl_core.errors import OutOfMemory, WorkerDied
+from rl_core.errors import OutOfMemory
 from rl_core.resources.oom_recovery import beyond_recovery
 from rl_core.runs.run_folder import RunFolder, RunRecord
-from rl_core.system.atomic import is_disk_full
 from rl_core.system.disk_reserve import RESERVE_BYTES
 from rl_core.system.log_file import redact
 from rl_core.system.words import GIB
-from tasks.importers.failure_causes import remedy_of
 from tasks.prefect_ui.artifacts import create_markdown_artifact
 from tasks.prefect_ui.attempts import settings_that_help
+from tasks.report_page.failure_causes import cause_of
 from tasks.report_page.faults import later_attempts
 
 _SHOWN: Final = (
@@ -58,33 +57,16 @@ def next_step(error: BaseException, run: RunFolder) -> str:
     step = last_saved(run)
     outcome = f"goes on from step {step}" if step else "starts it again"
     again = f"the same command with run_id={run.run_id}"
-    log = run.path / "log.txt"
     if isinstance(error, KeyboardInterrupt | TerminationSignal | Pause):
         same = "Retry in the UI" if is_cancelled() else "the same command"
         return f"{same}, or run_id={run.run_id}, {outcome}"
     if isinstance(error, OutOfMemory):
         return _make_room(error, run, again, outcome)
-    if isinstance(error, WorkerDied):
-        return (
-            f"read {run.path / 'workers' / f'{error.worker}.log'}, and ask `dmesg -T | grep -i "
-            f"'killed process'` whether the kernel wanted its memory; {again} {outcome}"
-        )
-    if is_disk_full(error):
-        return (
-            f"free {_missing_gib(run):.1f} GiB where {run.path} lies (`countdown-train prune "
-            f"run_id={run.run_id} storage.root={run.root} dry_run=true` shows what "
-            f"may go); {again} {outcome}"
-        )
-    if type(error).__name__ == "Stalled":
-        return (
-            f"see in {run.path / 'workers' / '*.log'} where every thread stood (a phase that is "
-            f"only slow needs a larger watchdog.stall_s); {again} {outcome}"
-        )
-    if isinstance(error, ValueError):
-        return f"set right what the message names; {again} {outcome}"
-    if (remedy := remedy_of(f"{type(error).__name__}: {error}")) is not None:
-        return f"{remedy}; {again} {outcome}"
-    return f"the end of {log} has the error in full; {again} {outcome}"
+    if (cause := cause_of(error)) is None:
+        return f"the end of {run.path / 'log.txt'} has the error in full; {again} {outcome}"
+    facts = {"missing_gib": _missing_gib(run)} if "{missing_gib" in cause.here else {}
+    remedy = cause.here.format(error=error, run=run, workers=run.path / "workers", **facts)
+    return f"{remedy}; {again} {outcome}"
 
 
 def last_saved(run: RunFolder) -> int:

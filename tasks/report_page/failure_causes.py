@@ -1,18 +1,20 @@
-"""What the text of a failure means, for logs that are imported and for runs that ended.
+"""What a failure means and what to do about it, by the table `failures.yaml` beside this file.
 
-`failures.yaml` lists the causes, without errors that we raise ourselves:
-`flows/runs/failure_report.py` knows those by their type.
+Read by the report, by a run's last words, by the command line and of logs that are imported.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
 
 from rl_core.system.printable import printable
 from rl_core.system.words import cut, in_one_line
-from tasks.importers.verl_table import read_table
 
 _LONGEST: Final = 300
 
@@ -28,16 +30,35 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class _Cause:
+class Cause:
+    """A row of the table."""
+
+    errors: frozenset[str]
+    """Names of types."""
     pattern: re.Pattern[str]
     says: str
     remedy: str
+    here: str
+    """The remedy where the run is known, to be formatted with `error`, `run` and so on."""
+
+    @classmethod
+    def of_row(cls, row: dict[str, Any]) -> Cause:
+        """Returns a cause; one without patterns fits no text."""
+        pattern = re.compile("|".join(row.get("patterns", ["(?!)"])))
+        remedy = row.get("remedy", "")
+        errors = frozenset(row.get("errors", ()))
+        return cls(errors, pattern, row.get("says", ""), remedy, row.get("here", remedy))
 
 
-_CAUSES: Final = [
-    _Cause(re.compile("|".join(row["patterns"])), row["says"], row["remedy"])
-    for row in read_table("failures.yaml")
+_TABLE: Final = yaml.load(
+    Path(__file__).with_name("failures.yaml").read_text(encoding="utf-8"),
+    getattr(yaml, "CSafeLoader", yaml.SafeLoader),
+)
+_CAUSES: Final = [Cause.of_row(row) for row in _TABLE["ended"]]
+SURVIVED: Final = [
+    (re.compile(row["pattern"]), row["what"], row["how"]) for row in _TABLE["survived"]
 ]
+"""What a run's log says, with the step; what that was; how the run went on."""
 _ERROR: Final = re.compile(r"^\s*(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Exit))\b:? ?(.*)$")
 _TRACEBACK: Final = "Traceback (most recent call last)"
 PREFIX: Final = re.compile(r"^\s*\(\w+ pid=\d+(?:, ip=[^)]*)?\) ?")
@@ -54,10 +75,13 @@ _PHASES: Final = {
 }
 
 
-def remedy_of(text: str) -> str | None:
-    """Returns what to do about an error's text, where its cause is a known one."""
-    found = (cause.remedy for cause in _CAUSES if cause.pattern.search(text))
-    return next(found, None)
+def cause_of(error: BaseException) -> Cause | None:
+    """Returns the cause of an error, by its type or else by its text."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    text = f"{type(error).__name__}: {error}"
+    by_type = (cause for cause in _CAUSES if cause.errors & kinds)
+    by_text = (cause for cause in _CAUSES if cause.pattern.search(text))
+    return next(chain(by_type, by_text), None)
 
 
 def is_of_a_program(text: str) -> bool:
@@ -111,7 +135,7 @@ def _where_it_ends(lines: list[str]) -> int | None:
     return begins if is_error else None
 
 
-def _in_detail(cause: _Cause, line: str, lines: list[str]) -> str:
+def _in_detail(cause: Cause, line: str, lines: list[str]) -> str:
     """Returns what a cause says, of memory with the bytes and the phase, where the log has them."""
     if "memory is full" not in cause.says:
         return cause.says
