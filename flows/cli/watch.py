@@ -23,8 +23,8 @@ from rl_core.runs.settings_file import read_settings
 from rl_core.system.printable import printable
 from rl_core.tracking.diagnosis import diagnose
 from rl_core.tracking.memory_growth import AVAILABLE_GIB, HOST_GIB
+from rl_core.tracking.rollout_samples import samples_of_step
 from tasks.hours.run_time import last_step_of, left_of
-from tasks.queries.sql import run_query
 from tasks.report_page.samples import problem_in_words
 
 INTERVAL_S: Final = 2.0
@@ -170,13 +170,6 @@ def _memory(rows: list[dict[str, Any]]) -> list[RenderableType]:
 
 def _samples(run: RunFolder) -> list[RenderableType]:
     """The newest rollouts, as the model wrote them: what a terminal obeys is taken out."""
-    newest = run_query(
-        "select step, verdict, score, response, truth from rollouts "
-        "order by step desc, group_id asc, sample_index asc limit $limit",
-        {"limit": _SAMPLES},
-        root=run.root,
-        run=run.run_id,
-    )
     return [
         Panel(
             Text("\n".join(map(printable, _end_of(str(row["response"])).split("\n")))),
@@ -185,7 +178,7 @@ def _samples(run: RunFolder) -> list[RenderableType]:
             subtitle_align="left",
             title_align="left",
         )
-        for row in newest.to_dicts()
+        for row in samples_of_step(run.rollouts.folder, most=_SAMPLES)
     ]
 
 

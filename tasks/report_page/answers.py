@@ -18,9 +18,9 @@ from rl_core.evaluation.summary import EvaluationSummary, summarise
 from rl_core.system.atomic import is_disk_full, write_text_atomically
 from rl_core.system.printable import printable
 from rl_core.system.words import in_one_line, without_middle
+from rl_core.tracking.rollout_samples import in_turns
 from rl_core.types import Problem
 from tasks.prefect_ui.artifacts import create_markdown_artifact, quoted
-from tasks.prefect_ui.samples import in_turns
 from tasks.report_page.samples import Sample, as_sample
 
 IN_TERMINAL: Final = 3
