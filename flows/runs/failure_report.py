@@ -25,6 +25,7 @@ from rl_core.system.log_file import redact
 from rl_core.system.words import GIB
 from tasks.prefect_ui.artifacts import create_markdown_artifact
 from tasks.prefect_ui.attempts import settings_that_help
+from tasks.queries.render import markdown_table
 from tasks.report_page.failure_causes import cause_of
 from tasks.report_page.faults import later_attempts
 
@@ -136,19 +137,20 @@ def as_markdown(record: RunRecord) -> str:
     ]
     lines += [f"\n{_plain(str(fault))}" for fault in later_attempts(record)]
     if record.last_metrics:
-        lines += ["", "| last measured | |", "|---|---:|"]
-        lines += [f"| {name} | {value:.4g} |" for name, value in record.last_metrics.items()]
+        rows = [[name, f"{value:.4g}"] for name, value in record.last_metrics.items()]
+        lines += ["", markdown_table(["last measured", ""], rows, numbers=[1])]
     if record.host_peak_gib:
         peaks = (f"{name} {gib:.2f}" for name, gib in record.host_peak_gib.items())
         lines += ["", f"The most of the machine's memory, in GiB: {', '.join(peaks)}"]
     if record.memory_gib:
         steps = record.memory_gib["step"][-_STEPS_IN_TABLE:]
-        lines += ["", "| GiB at step | " + " | ".join(f"{step:g}" for step in steps) + " |"]
-        lines += ["|---|" + "---:|" * len(steps)]
-        for name, values in record.memory_gib.items():
-            if name != "step":
-                cells = ("" if v is None else f"{v:.2f}" for v in values[-_STEPS_IN_TABLE:])
-                lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        rows = [
+            [name, *("" if v is None else f"{v:.2f}" for v in values[-_STEPS_IN_TABLE:])]
+            for name, values in record.memory_gib.items()
+            if name != "step"
+        ]
+        heads = ["GiB at step", *(f"{step:g}" for step in steps)]
+        lines += ["", markdown_table(heads, rows, numbers=range(1, len(heads)))]
     return "\n".join(lines) + "\n"
 
 

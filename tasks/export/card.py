@@ -14,6 +14,7 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.settings_file import read_settings
 from tasks.queries import sql
 from tasks.queries.checkpoint_names import NamedModel
+from tasks.queries.render import markdown_table
 
 
 def model_card(model: NamedModel, root: Path, *, dtype: str) -> str:
@@ -71,12 +72,17 @@ def _accuracy(model: NamedModel, run: RunFolder, root: Path) -> list[str]:
         *heading,
         "Greedy, on problems that were not trained on; 95% (Wilson) intervals.",
         "",
-        "| model | problems | accuracy | interval |",
-        "|---|---|---|---|",
-        *(
-            f"| {row['model']} | {row['problems']} | {row['accuracy']:.3f} | "
-            f"{row['accuracy_low']:.3f} to {row['accuracy_high']:.3f} |"
-            for row in shown
+        markdown_table(
+            ["model", "problems", "accuracy", "interval"],
+            [
+                [
+                    row["model"],
+                    row["problems"],
+                    f"{row['accuracy']:.3f}",
+                    f"{row['accuracy_low']:.3f} to {row['accuracy_high']:.3f}",
+                ]
+                for row in shown
+            ],
         ),
     ]
 

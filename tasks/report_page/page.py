@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any, Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from rl_core.resources.oom_recovery import in_words
 from rl_core.system.words import disk_size, exact_duration
 from tasks.prefect_ui.chart import PALETTE
+from tasks.queries.render import markdown_table
 from tasks.report_page.answers import Answers
 from tasks.report_page.charts import charts, overlaid, resource_charts
 from tasks.report_page.compare import Comparison
@@ -74,17 +78,36 @@ def _environment(*, autoescape: bool) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"share": _share, "bytes": disk_size, "time": _time, "signed": _signed}
+    kinds = {kind: partial(_shown, kind=kind) for kind in _KINDS}
+    environment.filters |= {"shown": _shown, "in_markdown": _in_markdown, **kinds}
     environment.filters |= {"typed": in_words, "setting": _setting}
     return environment
 
 
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+_KINDS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "share": "{:.3f}".format,
+    "signed": "{:+.3f}".format,
+    "whole": "{:.0f}".format,
+    "hundredths": "{:.2f}".format,
+    "time": exact_duration,
+    "bytes": disk_size,
+}
+"""How a number is shown."""
 
 
-def _signed(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.3f}"
+def _shown(value: Any, kind: str) -> Any:
+    if value is None and kind:
+        return "-"
+    return _KINDS[kind](value) if kind in _KINDS else value
+
+
+def _in_markdown(rows: Iterable[Any], columns: Sequence[tuple[str, Any, str]]) -> str:
+    """Returns a table of rows; of each column its head, field and kind, a number if it has one."""
+    return markdown_table(
+        [head for head, _, _ in columns],
+        [[_shown(row[field], kind) for _, field, kind in columns] for row in rows],
+        numbers=[i for i, (_, _, kind) in enumerate(columns) if kind],
+    )
 
 
 def _setting(value: object) -> str:
@@ -94,7 +117,3 @@ def _setting(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "null" if value is None else str(value)
-
-
-def _time(seconds: float | None) -> str:
-    return "-" if seconds is None else exact_duration(seconds)

@@ -187,7 +187,7 @@ def test_the_page_names_reason_advice_and_numbers_and_shows_text_as_it_is() -> N
         "",
         "**What to do next:** do *this*",
         "",
-        "| last measured | |",
+        "| last measured |  |",
         "|---|---:|",
         "| step | 2 |",
         "| critic/kl | 0.01234 |",
