@@ -128,6 +128,10 @@ class Evaluator:
         """Whether known rows are those of today: a user's own reward may have been changed."""
         return self.config.env.reward is None
 
+    def reusable_rows(self, name: str, model: Path) -> Rows | None:
+        """Returns a model's rows, if it need not be asked again."""
+        return self.known_rows(name, model) if self.may_reuse else None
+
     def known_rows(self, name: str, model: Path) -> Rows | None:
         """Returns a model's rows, if it was asked before."""
         file = self.rows_file(name, model)

@@ -124,7 +124,7 @@ def test_a_token_without_a_row_in_the_model_is_named(tmp_path: Path, tiny_model_
 
 
 def test_both_models_are_scored_on_disk_and_in_the_runs_record(
-    tmp_path: Path, tiny_model_path: Path
+    tmp_path: Path, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = write_data(tmp_path / "data")
     config = settings(tmp_path / "out")
@@ -132,6 +132,8 @@ def test_both_models_are_scored_on_disk_and_in_the_runs_record(
     engines = KnowingEngines(tiny_model_path)
     before, after = evaluate_with(engines, config, run, data, tiny_model_path)
     assert engines.loaded == ["step_000007"]
+    monkeypatch.delattr("tasks.evaluate.call_supervised")  # all is known: no process is started
+    assert evaluate_run(config, run, data, tiny_model_path) == [before, after]
 
     assert (before.model, before.step, before.accuracy.value) == ("base", 0, 0.25)
     assert (after.model, after.step, after.accuracy.value) == ("step_000007", 7, 1.0)
