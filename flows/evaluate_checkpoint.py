@@ -21,8 +21,7 @@ from tasks.generate import generate_dataset
 from tasks.queries.checkpoint_names import NamedModel, find_model
 from tasks.queries.render import plain_table
 from tasks.report_page.answers import Answers, as_table
-from tasks.storage.bring import bring_model
-from tasks.storage.publish import inputs_published
+from tasks.storage import bring_model, inputs_published
 
 
 @dataclass(frozen=True)

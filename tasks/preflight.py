@@ -43,9 +43,9 @@ from tasks.preflight_checks.device import device_findings, quantization_findings
 from tasks.preflight_checks.finding import Finding, PreflightError
 from tasks.preflight_checks.hours import time_findings
 from tasks.preflight_checks.leftovers import leftover_findings
-from tasks.preflight_checks.lengths import length_findings
 from tasks.preflight_checks.plans import (
     disk_findings,
+    length_findings,
     machine_findings,
     memory_findings,
     rank_findings,

@@ -13,7 +13,7 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.system.atomic import write_text_atomically
 from rl_core.system.redaction import redacting_errors
 from tasks.prefect_ui.artifacts import create_markdown_artifact
-from tasks.prefect_ui.learning_curve import as_picture, learning_curve
+from tasks.prefect_ui.chart import as_picture, learning_curve
 from tasks.report_page.data import gather
 from tasks.report_page.page import render_html, render_markdown
 

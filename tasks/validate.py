@@ -34,8 +34,7 @@ from tasks.prefect_ui.artifacts import create_table_artifact, plain
 from tasks.prefect_ui.result_keys import once_per_flow_run
 from tasks.queries.saved_questions import SQL_FOLDER, Value, load_check
 from tasks.queries.sql import CheckSession, open_checks
-from tasks.validation.own_prompts import Prompt, Render, look_at_prompts
-from tasks.validation.prompt_report import LengthReport, report_lengths
+from tasks.validation import LengthReport, Prompt, Render, look_at_prompts, report_lengths
 
 SHOWN_ROWS = 3
 """Offending rows that an error and the table show."""

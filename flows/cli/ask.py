@@ -24,7 +24,7 @@ from rl_core.system.printable import printable
 from rl_core.system.words import in_one_line
 from tasks.ask import Reply, ask_model, question_of, read_question
 from tasks.queries.checkpoint_names import NamedModel, find_model
-from tasks.storage.bring import bring_model
+from tasks.storage import bring_model
 
 _ARGUMENTS: Final = ("problems", "samples", "answer")
 _SETTING: Final = re.compile(r"[a-z][\w.]*=.*", re.DOTALL)

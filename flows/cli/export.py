@@ -12,10 +12,9 @@ from flows.runs.lookup import take_arguments, where_and_others
 from flows.settings.compose import compose
 from rl_core.checkpoints.store import reading_sound
 from rl_core.system.words import in_one_line
-from tasks.export.folder import DTYPES, export_model
-from tasks.export.push import check_push, push_folder
+from tasks.export import DTYPES, check_push, export_model, push_folder
 from tasks.queries.checkpoint_names import find_model
-from tasks.storage.bring import bring_model
+from tasks.storage import bring_model
 
 _ARGUMENTS: Final = ("to", "dtype", "push")
 

@@ -39,7 +39,7 @@ def storage_root(overrides: Sequence[str]) -> Path:
 
     storage = compose(overrides).storage
     if storage.url is not None:
-        from tasks.storage.bring import bring_runs
+        from tasks.storage import bring_runs
 
         bring_runs(storage)
     return storage.root
@@ -140,7 +140,7 @@ def find_run(overrides: Sequence[str]) -> RunFolder:
 
     where = compose(overrides)
     if where.storage.url is not None:
-        from tasks.storage.bring import bring_records, bring_runs
+        from tasks.storage import bring_records, bring_runs
 
         bring_records(where.storage)
     try:

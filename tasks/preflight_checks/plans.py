@@ -1,15 +1,17 @@
-"""Preflight's arithmetic: what the run will need of memory and disk (`preflight_time`: of time)."""
+"""Preflight's arithmetic: what the run will need of memory and disk, and how long a text may be."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from rl_core.config.base_model import NUM_POSITIONS
 from rl_core.config.run import RunConfig
 from rl_core.data.gguf_source import local_folder
 from rl_core.resources.disk_plan import disk_plan
@@ -46,6 +48,8 @@ _VERSIONS_IN_FLIGHT: Final = 4
 _SAVE_S_PER_GB: Final = 2.4
 """Of a snapshot and its write, on a busy machine (benchmarks/checkpoints.py)."""
 _NO_HELP: Final = "data.train_batch_size and trainer.test_problems change nothing here"
+_STRETCHED: Final = ("linear", "dynamic")
+"""Kinds of RoPE that read `factor` times as many tokens as the config's positions."""
 
 
 def memory_findings(config: RunConfig) -> Iterator[Finding]:
@@ -252,3 +256,36 @@ def model_shape(config: RunConfig) -> ModelShape | None:
 def _existing(path: Path) -> Path:
     """The path, or the nearest folder above it that is there."""
     return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+
+
+def length_findings(config: RunConfig) -> Iterator[Finding]:
+    """Nothing where the longest rollout fits: vLLM would refuse another as it loads."""
+    positions, data = _positions(config), config.data
+    longest = data.max_prompt_length + data.max_response_length
+    if positions is None or longest <= positions:
+        return
+    model = "the home-made base model" if config.model.path is None else config.model.path
+    yield Finding(
+        "lengths",
+        "fatal",
+        f"data.max_prompt_length={data.max_prompt_length} and data.max_response_length="
+        f"{data.max_response_length} are {longest:,} tokens, and {model} reads {positions:,}",
+        "lower one of them, or set model.path to a model that reads more",
+    )
+
+
+def _positions(config: RunConfig) -> int | None:
+    """Returns how many tokens the model reads; None where nothing here tells it."""
+    if config.model.path is None:
+        return NUM_POSITIONS
+    try:
+        file = local_folder(config.model.path, config.storage.root) / "config.json"
+        settings: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None  # said of the model
+    positions = settings.get("max_position_embeddings")
+    if positions is None:
+        return None
+    rope = settings.get("rope_scaling") or settings.get("rope_parameters") or {}
+    is_stretched = rope.get("rope_type", rope.get("type")) in _STRETCHED
+    return int(positions * (rope.get("factor") or 1)) if is_stretched else int(positions)

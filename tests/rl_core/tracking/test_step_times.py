@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rl_core.tracking.step_times import per_token_ms
+from rl_core.tracking.observers import per_token_ms
 from rl_core.types import Rollout
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from tasks.validation.prompt_report import LengthReport, report_lengths
+from tasks.validation import LengthReport, report_lengths
 
 QWEN = [140] * 5 + [143] * 20 + [146] * 15
 """Lengths as Qwen2.5's tokenizer gives them."""
