@@ -152,15 +152,8 @@ def record_rows(
 ) -> EvaluationSummary:
     """Writes one model's rows into the run's folder and returns their summary.
 
-    A full disk costs the file, and the run's reason says so.
-
-    Args:
-        evaluator: that asked.
-        run: the model's.
-        rows: its answers.
-        model: `base` or `step_000100`.
-        step: of training.
-        is_own: whether the run's own settings ask this; else the rows lie beside its own.
+    A full disk costs the file, and the run's reason says so. `is_own`: the run's own settings ask
+    this; else the rows lie beside its own.
     """
     labelled = evaluator.label(rows, run_id=run.run_id, model=model, step=step)
 

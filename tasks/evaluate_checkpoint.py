@@ -73,13 +73,9 @@ def evaluate_models(
 def evaluated_of_run(
     config: RunConfig, run: RunFolder, data: Path, models: Sequence[str]
 ) -> Evaluated:
-    """Returns what an evaluation of a run under these settings has left in its folder.
+    """Returns what `evaluate_run` has left in a run's folder of these models (`step_000100`).
 
-    Args:
-        config: under which it was evaluated.
-        run: evaluated by `evaluate_run`.
-        data: folder of the data set.
-        models: `step_000100`, `base`; one whose rows a full disk did not take is left out.
+    One whose rows a full disk did not take is left out.
     """
     evaluator = Evaluator(config, data)
     found = [run.evaluations.find(model, evaluator.evaluation) for model in models]
@@ -119,12 +115,7 @@ def evaluate_models_task(
 
 
 def as_numbers(evaluated: Evaluated, names: Sequence[str]) -> dict[str, Any]:
-    """Returns plain values: `models`, `comparison` and `files`.
-
-    Args:
-        evaluated: what was found out.
-        names: of the models, in their order.
-    """
+    """Returns plain values: `models`, called by these names, `comparison` and `files`."""
     comparison = evaluated.comparison
     return {
         "models": [

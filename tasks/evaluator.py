@@ -143,12 +143,7 @@ class Evaluator:
     def ask(self, engines: Engines, name: str, model: Path) -> Rows:
         """Returns the rows of the model whose weights the engines hold, and keeps them.
 
-        A full disk costs the keeping and a warning.
-
-        Args:
-            engines: with the weights of `model`.
-            name: the model's.
-            model: its folder, of which the tokenizer is used.
+        The tokenizer is that of the model's folder. A full disk costs the keeping and a warning.
 
         Raises:
             ValueError: a prompt has a token that the model does not know.

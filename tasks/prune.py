@@ -29,11 +29,6 @@ _logger = logging.getLogger(__name__)
 def prune_run(config: RunConfig, run: RunFolder, *, dry_run: bool = False) -> list[dict[str, Any]]:
     """Deletes what need not stay, joins rollout files, and says what became of each checkpoint.
 
-    Args:
-        config: `checkpoints` and `storage` say how much stays and how many bytes it may take.
-        run: the run.
-        dry_run: only says what would be done.
-
     Returns:
         A row per checkpoint, newest first, then one per file of rollouts that is deleted.
     """
@@ -97,11 +92,8 @@ def prune_runs(
 ) -> list[dict[str, Any]]:
     """Prunes runs one by one; what keeps one from it is no reason to stop at the others.
 
-    A run in progress is left alone: it makes room for itself, by settings that may be others.
-
-    Args:
-        runs: each with its settings, or why these cannot be read.
-        dry_run: only says what would be done.
+    A run in progress is left alone: it makes room for itself, by settings that may be others. So is
+    one for whose settings there is a reason why they cannot be read.
 
     Returns:
         The rows of `prune_run`, each with its `run`, and one per run that was left alone.

@@ -33,9 +33,7 @@ class Report:
 def write_report(run_folder: Path, *, is_last_stage: bool = False) -> Report:
     """Writes `report.html` into a run's folder, from what lies there, and returns it.
 
-    Args:
-        run_folder: `<storage.root>/runs/<run_id>`.
-        is_last_stage: the run ends with this report, so `running` is shown as `finished`.
+    `is_last_stage`: the run ends with this report, so `running` is shown as `finished`.
 
     Raises:
         ValueError: there is no run at that path.

@@ -138,10 +138,8 @@ def bring_inputs_of_run(storage: StorageConfig, run: RunFolder) -> None:
 def published(config: RunConfig) -> Iterator[None]:
     """Has a run here, as the store knows it, and publishes it within the block.
 
-    Data set, base model and champions come with it, where the store has them.
-
-    Args:
-        config: settings with a `run_id`; the run need not exist.
+    The run, named in the settings, need not exist. Data set, base model and champions come with it,
+    where the store has them.
 
     Raises:
         ValueError: another machine is at work on the run.

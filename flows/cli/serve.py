@@ -309,8 +309,7 @@ class _Processes:
     def watch(self, start_server: Callable[[], None] | None) -> NoReturn:
         """Waits until one of the processes ends, which it says by an error.
 
-        Args:
-            start_server: starts the server again, if it was started here: runs can wait for it.
+        `start_server` starts the server again, if it was started here: runs can wait for it.
         """
         restarts: list[float] = []
         while True:

@@ -35,10 +35,7 @@ def show_rows(
 ) -> None:
     """Prints rows as `tasks.queries.render` formats them, a table as wide as the terminal.
 
-    Args:
-        rows: all of them.
-        output_format: see `render`.
-        most_rows: see `render`; where no terminal is, but a file or a pipe, all are printed.
+    Where no terminal is, but a file or a pipe, all rows are printed.
 
     Raises:
         ValueError: there is no such format.
@@ -87,8 +84,7 @@ class _LineHandler(logging.Handler):
 def progress_on_stdout(*, links: bool) -> Iterator[None]:
     """Shows what our loggers and Prefect's run loggers say, from INFO up, within the block.
 
-    Args:
-        links: whether to show Prefect's links into its UI: those of a private server lead nowhere.
+    `links`: to Prefect's UI too; those of a private server lead nowhere.
     """
     with listening(_LineHandler(links=links)):
         yield

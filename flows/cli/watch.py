@@ -71,9 +71,7 @@ def watch(words: Sequence[str]) -> None:
 def view(run: RunFolder, *, in_ascii: bool = False) -> RenderableType:
     """Returns what there is to see of a run: progress, curves, memory, samples, diagnosis.
 
-    Args:
-        run: any.
-        in_ascii: whether the terminal shows no other characters: then its curves are of these.
+    `in_ascii`: the terminal shows no other characters, so its curves are of these.
     """
     record, rows = run.read(), run.metrics.read()
     colour = {"running": "cyan", "finished": "green"}.get(record.status, "red")

@@ -76,21 +76,13 @@ def last_saved(run: RunFolder) -> int:
 
 
 def last_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns the last step, and the last value of each metric by which people judge a run.
-
-    Args:
-        rows: of `metrics.jsonl`, in their order.
-    """
+    """Returns the last step, and the last value of each metric by which people judge a run."""
     found = {name: float(row[name]) for name in _SHOWN for row in rows if row.get(name) is not None}
     return {"step": float(rows[-1]["step"])} | found if rows else {}
 
 
 def memory_timeline(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float | None, ...]]:
-    """Returns `step`, and by phase (or `host PROCESS`) GiB at each of these steps, at most 20.
-
-    Args:
-        rows: of `metrics.jsonl`, in their order.
-    """
+    """Returns `step`, and by phase (or `host PROCESS`) GiB at each of these steps, at most 20."""
     last = rows[-_STEPS_KEPT:]
     names = {
         metric: short + metric.removeprefix(prefix)

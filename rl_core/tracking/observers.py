@@ -51,12 +51,7 @@ def all_of(observers: Sequence[StepObserver]) -> StepObserver:
 
 
 class BudgetLimit:
-    """Stops where another step would exceed the run's hours or price.
-
-    Args:
-        budget: the limits.
-        run: whose earlier steps count.
-    """
+    """Stops where another step would exceed the run's hours or price, its earlier steps counted."""
 
     def __init__(self, budget: BudgetConfig, run: RunFolder) -> None:
         self._spending = Spending(budget, run.metrics.values("timing_s/step"))
@@ -88,12 +83,7 @@ class BudgetLimit:
 
 
 def per_token_ms(seconds: Mapping[str, float], rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Returns `timing_per_token_ms/*` as verl counts: `gen` by sampled tokens, the rest by all.
-
-    Args:
-        seconds: `timing_s/*` of a step.
-        rollouts: the step's.
-    """
+    """Returns `timing_per_token_ms/*` as verl counts: `gen` by sampled tokens, the rest by all."""
     completions = [rollout.completion for rollout in rollouts]
     num_tokens = sum(len(rollout.prompt_ids) for rollout in rollouts)
     num_tokens += sum(len(completion.response_ids) for completion in completions)

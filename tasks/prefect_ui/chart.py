@@ -324,14 +324,11 @@ def _mean_of(span: int) -> str:
 
 
 def learning_curve(rows: Sequence[Mapping[str, Any]], title: str) -> str | None:
-    """Returns accuracy, score, length and KL over steps as an SVG data URI.
+    """Returns accuracy, score, length and KL by ascending steps as an SVG data URI, if any.
 
     Args:
-        rows: `step` and metrics, as in `metrics.jsonl`, by ascending steps.
+        rows: `step` and metrics, as in `metrics.jsonl`.
         title: stands above the charts.
-
-    Returns:
-        None where there is nothing to draw yet.
     """
     drawings: list[str] = []
     for name, lines in _CHARTS.items():

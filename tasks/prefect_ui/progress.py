@@ -169,14 +169,7 @@ class TrainingProgress:
 
 
 def latest_samples(rollouts: RolloutLog) -> str | None:
-    """Returns responses of the last step as markdown that no text of a model can break out of.
-
-    Args:
-        rollouts: of a run, which may be writing them.
-
-    Returns:
-        None before the first step.
-    """
+    """Returns responses of the last step, if any, as markdown that none can break out of."""
     rows = samples_of_step(rollouts.folder, most=_SAMPLES)
     if not rows:
         return None

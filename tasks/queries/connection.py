@@ -117,13 +117,7 @@ def select(
     parameters: Mapping[str, Value],
     tables: Sequence[str],
 ) -> pl.DataFrame:
-    """Returns the rows of one SELECT.
-
-    Args:
-        connection: of `connect`.
-        sql: one SELECT.
-        parameters: values of its `$parameters`.
-        tables: names of those there are, for messages.
+    """Returns the rows of one SELECT; `tables` are the names of those there are, for messages.
 
     Raises:
         ValueError: not one SELECT, or DuckDB refuses it.

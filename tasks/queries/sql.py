@@ -74,14 +74,7 @@ def ask(
 def values_there(
     name: str, arguments: Mapping[str, Value], *, root: Path, run: str | None = None
 ) -> str | None:
-    """Says which values there are where a saved question is asked for one that no row has.
-
-    Args:
-        name: of the question.
-        arguments: values of its parameters, as `ask` takes them.
-        root: `storage.root`.
-        run: a run id or `latest`; by default all runs.
-    """
+    """Says which values there are where `ask` is asked for one that no row has."""
     default = {parameter.name: parameter.default for parameter in load_query(name).parameters}
     for parameter, (view, column) in _VALUES.items():
         value = arguments.get(parameter)
@@ -182,14 +175,10 @@ def _read_view(view: str) -> str:
 
 
 def export_catalog(root: Path, file: Path) -> None:
-    """Writes a DuckDB file with all views, for any DuckDB client.
+    """Writes a DuckDB file with all views, for any DuckDB client from 1.0 on.
 
     Rollouts, rescores and answers to tests stay where they are, and new ones are seen at the next
     query; metrics, records, settings and footers are copied as they are now.
-
-    Args:
-        root: `storage.root`.
-        file: to be written; the format is that of DuckDB 1.0, which later ones read.
 
     Raises:
         ValueError: it cannot be written, or something else is there.
@@ -314,11 +303,7 @@ class CheckSession:
     def violations(
         self, check: Query, parameters: Mapping[str, Value] | None = None
     ) -> pl.DataFrame:
-        """Returns the rows that violate one check (none: it passes).
-
-        Args:
-            check: what its SELECT reads has been added.
-            parameters: values of its `$parameters`; defaults come from the check's header.
+        """Returns the rows that violate one check, whose tables have been added (none: it passes).
 
         Raises:
             ValueError: the SELECT does not fit the tables' columns.

@@ -108,14 +108,9 @@ def choose_answers(rows: Sequence[Row], problems: Sequence[Problem], *, most: in
 
 
 def write_page(rows: Sequence[Row], problems: Sequence[Problem], file: Path) -> None:
-    """Writes the page of a model's answers beside the file of their rows.
+    """Writes the page of a model's answers (see `choose_answers`) beside the file of their rows.
 
     A full disk costs the page and a warning.
-
-    Args:
-        rows: complete, of one model and evaluation.
-        problems: that were asked.
-        file: of the rows.
     """
     from tasks.report_page.page import render_answers  # which needs `Answers`
 
@@ -149,12 +144,7 @@ def show_answers(several: Sequence[Answers], pages: Sequence[Path]) -> None:
 
 
 def as_markdown(several: Sequence[Answers], pages: Sequence[Path]) -> str:
-    """Returns some answers of each model as markdown that no text of a model can break out of.
-
-    Args:
-        several: the models' answers.
-        pages: where more of them can be seen.
-    """
+    """Returns some answers as markdown that no text of a model can break out of, and the pages."""
     parts = []
     for one in several:
         parts.append(f"## {one.name}: {one.num_right} of {one.summary.num_problems} right")

@@ -92,13 +92,10 @@ def is_of_a_program(text: str) -> bool:
 
 
 def find_failure(text: str) -> Failure | None:
-    """Returns what ended a program, as the end of its log tells it; None where it tells nothing.
+    """Returns what ended a program, as the end of its log or a traceback tells it, if it does.
 
     Of several known causes the first that stands in the last part with an error counts: what
     follows it are its consequences. Without one it is the last line that names an error.
-
-    Args:
-        text: a log or a traceback.
     """
     lines = [PREFIX.sub("", line) for line in _plain(text).splitlines()]
     begins = _where_it_ends(lines)

@@ -225,10 +225,6 @@ def cut_around_answer(
 
 
 def from_the_end(verdicts: pl.DataFrame) -> int:
-    """Returns the step from which on samples are taken: the last fifth of training.
-
-    Args:
-        verdicts: rows with a `step`, of steps that have rollouts.
-    """
+    """Returns the step from which on samples are taken: the last fifth of those with rollouts."""
     last = int(verdicts["step"].max() or 0)  # type: ignore[arg-type]  # an int column, or empty
     return max(1, last - last // 5)

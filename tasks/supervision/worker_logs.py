@@ -63,11 +63,7 @@ _OTHERS: Final = tuple(
 
 
 def worth_telling(line: str) -> tuple[int, str] | None:
-    """Returns level and text of a line that people should see, None for any other.
-
-    Args:
-        line: of a worker's output.
-    """
+    """Returns level and text of a worker's line that people should see, None for any other."""
     for pattern in (_OURS, *_OTHERS):
         if match := pattern.fullmatch(line.rstrip()):
             level = match.groupdict().get("level")
@@ -128,14 +124,10 @@ class _Tail:
 
 @contextmanager
 def worker_logs(folder: Path, logger: Log) -> Iterator[None]:
-    """Passes on what learner and engines say within the block, each thing once.
+    """Passes on what learner and engines say within the block, each thing once: `engine_0: text`.
 
-    A thread looks into their files now and then: it costs the workers nothing, and a worker that
-    writes without end costs no more than the last of it.
-
-    Args:
-        folder: a run's `workers/`, where the files are or will be.
-        logger: hears `engine_0: text` at the level at which it was said.
+    A thread looks into their files in a run's `workers/` now and then: it costs the workers
+    nothing, and a worker that writes without end costs no more than the last of it.
     """
     tails = {path: _Tail(path, from_start=False) for path in _files(folder)}
     over = threading.Event()
