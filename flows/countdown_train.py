@@ -42,8 +42,7 @@ from tasks.preflight import preflight_task  # noqa: E402
 from tasks.promote import promote_task  # noqa: E402
 from tasks.prune import prune_task  # noqa: E402
 from tasks.report import report_task  # noqa: E402
-from tasks.storage.bring import bring_records  # noqa: E402
-from tasks.storage.publish import published  # noqa: E402
+from tasks.storage import bring_records, published  # noqa: E402
 from tasks.train import train_task  # noqa: E402
 from tasks.validate import validate_task  # noqa: E402
 

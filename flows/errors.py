@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rl_core.system.atomic import is_disk_full
 from rl_core.system.printable import printable
+from rl_core.system.words import cut, in_one_line
 
 
 class SettingsError(ValueError):
@@ -20,7 +21,6 @@ class RunFailedError(RuntimeError):
 
 _OURS = ("flows", "tasks", "rl_core")
 _LONGEST = 400
-_DISK_FULL = ": delete other runs or files on that disk, or set storage.root to a folder of another"
 
 
 def one_line(error: BaseException) -> str:
@@ -38,7 +38,11 @@ def one_line(error: BaseException) -> str:
     said = str(error) if is_worded and str(error) else f"{kind.__name__}: {error}"
     if isinstance(error, OSError) and error.filename and not is_disk_full(error):
         said = f"{error.filename}: {error.strerror}"
-    text = printable(" ".join(said.split()))
-    remedy = _DISK_FULL if is_disk_full(error) else ""
-    longest = _LONGEST - len(remedy)
-    return (text if len(text) <= longest else text[: longest - 1] + "…") + remedy
+    text = printable(in_one_line(said))
+    if not is_disk_full(error):
+        return cut(text, _LONGEST)
+    from tasks.report_page.failure_causes import cause_of  # a table, read if it is needed
+
+    cause = cause_of(error)
+    remedy = f": {cause.remedy}" if cause is not None else ""
+    return cut(text, _LONGEST - len(remedy)) + remedy

@@ -7,9 +7,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.table import Table
-from rich.text import Text
-
 from flows.errors import BadInputError
 from flows.runs.lookup import refuse_unnamed_code, settings_of_run, where_and_others
 from flows.settings.compose import compose
@@ -22,10 +19,9 @@ from tasks.evaluate import measures
 from tasks.evaluate_checkpoint import Evaluated, evaluate_models
 from tasks.generate import generate_dataset
 from tasks.queries.checkpoint_names import NamedModel, find_model
-from tasks.queries.render import as_text
+from tasks.queries.render import plain_table
 from tasks.report_page.answers import Answers, as_table
-from tasks.storage.bring import bring_model
-from tasks.storage.publish import inputs_published
+from tasks.storage import bring_model, inputs_published
 
 
 @dataclass(frozen=True)
@@ -89,14 +85,9 @@ def evaluate_chosen(chosen: Chosen) -> str:
 
 def render(evaluated: Evaluated, names: Sequence[str]) -> str:
     """Returns the table: a row per number, a column per model; then the verdict and the files."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
-    for name in names:
-        table.add_column(Text(name), no_wrap=True)
     numbers = [_numbers(summary) for summary in evaluated.summaries]
-    for name in numbers[0]:
-        table.add_row(Text(name), *(Text(of_model[name]) for of_model in numbers))
-    lines = [as_text(table, width=10_000), *map(_answers, evaluated.answers)]
+    rows = [[name, *(of_model[name] for of_model in numbers)] for name in numbers[0]]
+    lines = [plain_table(["", *names], rows), *map(_answers, evaluated.answers)]
     if evaluated.comparison is not None:
         lines.append(f"{names[0]} against {names[1]}: {evaluated.comparison}\n")
     lines += [f"rows: {file}" for file in evaluated.files]
@@ -106,14 +97,10 @@ def render(evaluated: Evaluated, names: Sequence[str]) -> str:
 
 def _answers(answers: Answers) -> str:
     """Returns some right and some wrong answers, a line each."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
     rows = as_table(answers)
-    for name in rows[0]:
-        table.add_column(name, no_wrap=True)
-    for row in rows:
-        table.add_row(*map(Text, row.values()))
     of = f"{answers.num_right} of {answers.summary.num_problems} right"
-    return f"{answers.name}: {of}\n{as_text(table, width=10_000)}"
+    table = plain_table(list(rows[0]), [list(row.values()) for row in rows])
+    return f"{answers.name}: {of}\n{table}"
 
 
 def _numbers(summary: EvaluationSummary) -> dict[str, str]:

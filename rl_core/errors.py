@@ -103,6 +103,11 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def last_line(error: BaseException) -> str:
+    """Returns what an error of another process says, below that process's traceback."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Says whether `error` is one of the forms that running out of memory takes."""
     if isinstance(error, MemoryError) or any(

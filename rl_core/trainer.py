@@ -19,8 +19,7 @@ from rl_core.rollout.prefetch import Clock, RolloutsAhead, steps_ahead
 from rl_core.rollout.staleness import staleness_metrics
 from rl_core.rollout.turns import TurnTaking
 from rl_core.system.signals import StopAsked
-from rl_core.tracking.observers import StepObserver, all_of
-from rl_core.tracking.step_times import per_token_ms
+from rl_core.tracking.observers import StepObserver, all_of, per_token_ms
 from rl_core.types import GenerationRequest, PromptedProblem, Rollout, SamplingSettings
 
 if TYPE_CHECKING:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow.parquet as pq
 from prefect import task
 
-from rl_core.checkpoints.champion import champion_file, read_champion
-from rl_core.checkpoints.store import list_checkpoints, reading_latest, reading_sound
+from rl_core.checkpoints.champion import PromotedContender, champion_file, read_champion
+from rl_core.checkpoints.store import latest, list_checkpoints, reading_latest, reading_sound
 from rl_core.config.run import RunConfig
 from rl_core.evaluation.files import PAGE
 from rl_core.evaluation.rows import read_rows
@@ -22,7 +22,6 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.storage.champions import bring_champion
 from rl_core.storage.object_store import StoreError
 from rl_core.system.redaction import redacting_errors
-from rl_core.types import Completion, GenerationRequest, SamplingSettings
 from rl_core.workers.cluster import Workers
 from tasks.evaluator import Engines, Evaluator, Rows
 from tasks.prefect_ui.artifacts import create_table_artifact
@@ -33,8 +32,6 @@ from tasks.supervision.supervisor import call_supervised
 if TYPE_CHECKING:
     from tasks.supervision.child import Reporter
 
-GROUPS: Final = "Greedy accuracy by how many numbers and how many solutions a problem has."
-"""What the table of `group_table` shows."""
 _TOKENIZER: Final = "tokenizer.json"
 _logger = logging.getLogger(__name__)
 
@@ -45,8 +42,8 @@ def evaluate_run(
     """Evaluates base model and latest checkpoint, and returns a summary of each.
 
     In a watched process, as training; where all rows are known, without it and without engines. The
-    latest checkpoint, not the best: `best` was chosen on
-    these very problems, so its accuracy is too rosy. See `evaluate_with` for what is written.
+    latest checkpoint, not the best: `best` was chosen on these very problems, so its accuracy is
+    too rosy. See `evaluate_with` for what is written.
 
     Args:
         config: the run's settings.
@@ -59,9 +56,8 @@ def evaluate_run(
         WorkerDied: the evaluator was killed, or one of its workers was.
         Stalled: nothing moved for `watchdog.stall_s`.
     """
-    if Evaluator(config, data).may_reuse:
-        with suppress(_EnginesNeededError):
-            return evaluate_with(_NoEngines(), config, run, data, model_path)
+    if _are_known(Evaluator(config, data), run, model_path):
+        return evaluate_with(None, config, run, data, model_path)
     summaries = call_supervised(
         evaluate_for_parent,
         {"config": config, "run": run, "data": data, "model_path": model_path},
@@ -75,20 +71,15 @@ def evaluate_run(
     return summaries or []
 
 
-class _EnginesNeededError(Exception):
-    """A model was not asked yet."""
-
-
-class _NoEngines:
-    """Stands for engines where there may be nothing to ask."""
-
-    def generate(
-        self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
-    ) -> list[Completion]:
-        raise _EnginesNeededError
-
-    def load_weights(self, folder: Path) -> None:
-        raise _EnginesNeededError
+def _are_known(evaluator: Evaluator, run: RunFolder, model_path: Path) -> bool:
+    """Says whether there is nobody to ask: not the run's models, and not the champion."""
+    if not evaluator.may_reuse or not evaluator.rows_file("base", model_path).exists():
+        return False
+    newest = latest(run.path, to_resume=False)  # which reads all of it
+    if newest is None:
+        return True
+    is_known = evaluator.rows_file(checkpoint_name(newest.path), newest.path).exists()
+    return is_known and _champion_to_ask(evaluator, model_path) is None
 
 
 def evaluate_for_parent(
@@ -107,9 +98,9 @@ def evaluate_for_parent(
 
 
 def evaluate_with(
-    engines: Engines, config: RunConfig, run: RunFolder, data: Path, model_path: Path
+    engines: Engines | None, config: RunConfig, run: RunFolder, data: Path, model_path: Path
 ) -> list[EvaluationSummary]:
-    """Evaluates both models with engines that hold the base model's weights.
+    """Evaluates both models with engines that hold the base model's weights; None: all is known.
 
     Writes `eval/base.parquet` and `eval/step_000100.parquet`, and `accuracy_before` and
     `accuracy_after` in `run.json`. Asked otherwise than the run's own settings say, both models'
@@ -124,14 +115,16 @@ def evaluate_with(
     elif run.evaluations.own() not in (None, evaluator.evaluation):
         run.update(accuracy_before=None, accuracy_after=None)  # of other problems than these
 
-    def asked(name: str, folder: Path, load: Callable[[], None]) -> Rows:
-        rows = evaluator.known_rows(name, folder) if evaluator.may_reuse else None
+    def asked(name: str, folder: Path) -> Rows:
+        rows = evaluator.reusable_rows(name, folder)
         if rows is None:
-            load()
+            assert engines is not None, f"the rows of {name} were there a moment ago"
+            if folder != model_path:
+                engines.load_weights(folder)
             rows = evaluator.ask(engines, name, folder)
         return rows
 
-    rows = asked("base", model_path, lambda: None)
+    rows = asked("base", model_path)
     before = record_rows(evaluator, run, rows, model="base", step=0, is_own=is_own)
     if is_own:
         run.update(accuracy_before=before.accuracy.value)
@@ -140,11 +133,12 @@ def evaluate_with(
             _logger.warning("%s has no checkpoint: only the base model was evaluated", run.run_id)
             return [before]
         path = checkpoint.path
-        rows = asked(checkpoint_name(path), path, lambda: engines.load_weights(path))
+        rows = asked(checkpoint_name(path), path)
     after = record_rows(evaluator, run, rows, model=path.name, step=checkpoint.step, is_own=is_own)
     if is_own:
         run.update(accuracy_after=after.accuracy.value)
-    _ask_champion(evaluator, engines, model_path)
+    if engines is not None and (champion := _champion_to_ask(evaluator, model_path)) is not None:
+        _ask_champion(evaluator, engines, champion)
     return [before, after]
 
 
@@ -158,15 +152,8 @@ def record_rows(
 ) -> EvaluationSummary:
     """Writes one model's rows into the run's folder and returns their summary.
 
-    A full disk costs the file, and the run's reason says so.
-
-    Args:
-        evaluator: that asked.
-        run: the model's.
-        rows: its answers.
-        model: `base` or `step_000100`.
-        step: of training.
-        is_own: whether the run's own settings ask this; else the rows lie beside its own.
+    A full disk costs the file, and the run's reason says so. `is_own`: the run's own settings ask
+    this; else the rows lie beside its own.
     """
     labelled = evaluator.label(rows, run_id=run.run_id, model=model, step=step)
 
@@ -210,25 +197,27 @@ def _run_name(parameters: dict[str, Any]) -> str:
 def evaluate_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) -> None:
     """Evaluates in a flow run; table artifacts compare the models, also by difficulty."""
     summaries = evaluate_run(config, run, data, model_path)
-    create_table_artifact(
-        summary_table(summaries),
-        key="evaluation",
-        description=(
-            f"{run.run_id} on the test split, with 95% intervals. accuracy: solved greedily, as "
-            "scored in training; strict and lenient: by the strictest and the kindest reading of "
-            "an answer; pass@k: one of k samples is right; maj@k: their majority is."
-        ),
-    )
-    create_table_artifact(
-        group_table(summaries),
-        key="evaluation-by-difficulty",
-        description=GROUPS,
+    show_tables(
+        summaries,
+        f"{run.run_id} on the test split, with 95% intervals. accuracy: solved greedily, as "
+        "scored in training; strict and lenient: by the strictest and the kindest reading of "
+        "an answer; pass@k: one of k samples is right; maj@k: their majority is.",
     )
     evaluator = Evaluator(config, data)
     file = run.evaluations.find(summaries[-1].model, evaluator.evaluation)
     if file is not None:  # or a full disk did not take the rows
         newest = choose_answers(read_rows(file), evaluator.asked, most=IN_ARTIFACT)
         show_answers([newest], [file.with_suffix(PAGE)])
+
+
+def show_tables(summaries: Sequence[EvaluationSummary], description: str) -> None:
+    """Shows what models reached, all in all and by difficulty, in the Prefect UI."""
+    create_table_artifact(summary_table(summaries), key="evaluation", description=description)
+    create_table_artifact(
+        group_table(summaries),
+        key="evaluation-by-difficulty",
+        description="Greedy accuracy by how many numbers and how many solutions a problem has.",
+    )
 
 
 def summary_table(summaries: Sequence[EvaluationSummary]) -> list[dict[str, Any]]:
@@ -270,8 +259,8 @@ def group_table(summaries: Sequence[EvaluationSummary]) -> list[dict[str, Any]]:
     ]
 
 
-def _ask_champion(evaluator: Evaluator, engines: Engines, model_path: Path) -> None:
-    """Evaluates the champion of these problems, unless it was asked before or cannot be."""
+def _champion_to_ask(evaluator: Evaluator, model_path: Path) -> PromotedContender | None:
+    """Returns the champion of these problems, unless it was asked before or cannot be asked."""
     storage = evaluator.config.storage
     root = storage.root
     try:
@@ -280,20 +269,25 @@ def _ask_champion(evaluator: Evaluator, engines: Engines, model_path: Path) -> N
         _logger.warning("the champion is the one that is known here: %s", error)
     champion = read_champion(champion_file(root, evaluator.config.env.name, evaluator.problem_set))
     if champion is None or not champion.is_there(root):
-        return
+        return None
     folder = root / champion.current.checkpoint
-    known = evaluator.known_rows(checkpoint_name(folder), folder)
-    if known is not None and evaluator.may_reuse:
-        return
-    name = champion.current.name
+    if evaluator.reusable_rows(checkpoint_name(folder), folder) is not None:
+        return None
     if (folder / _TOKENIZER).read_bytes() != (model_path / _TOKENIZER).read_bytes():
+        name = champion.current.name
         _logger.warning("the champion %s has another tokenizer: it is not evaluated anew", name)
-        return
+        return None
+    return champion.current
+
+
+def _ask_champion(evaluator: Evaluator, engines: Engines, champion: PromotedContender) -> None:
+    """Evaluates the champion, if its checkpoint is whole."""
+    folder = evaluator.config.storage.root / champion.checkpoint
     with ExitStack() as held:
         try:
             held.enter_context(reading_sound(folder))
             engines.load_weights(folder)
         except (FileNotFoundError, ValueError) as error:
-            _logger.warning("the champion %s cannot be evaluated anew: %s", name, error)
+            _logger.warning("the champion %s cannot be evaluated anew: %s", champion.name, error)
             return
         evaluator.ask(engines, checkpoint_name(folder), folder)

@@ -19,15 +19,8 @@ from rl_core.evaluation.summary import Comparison, EvaluationSummary, compare, s
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.redaction import redacting_errors
 from rl_core.workers.cluster import Workers
-from tasks.evaluate import (
-    GROUPS,
-    checkpoint_name,
-    group_table,
-    record_rows,
-    summary_table,
-)
+from tasks.evaluate import checkpoint_name, record_rows, show_tables
 from tasks.evaluator import Evaluator, Rows
-from tasks.prefect_ui.artifacts import create_table_artifact
 from tasks.queries.checkpoint_names import NamedModel
 from tasks.report_page.answers import IN_ARTIFACT, Answers, choose_answers, show_answers, write_page
 
@@ -80,13 +73,9 @@ def evaluate_models(
 def evaluated_of_run(
     config: RunConfig, run: RunFolder, data: Path, models: Sequence[str]
 ) -> Evaluated:
-    """Returns what an evaluation of a run under these settings has left in its folder.
+    """Returns what `evaluate_run` has left in a run's folder of these models (`step_000100`).
 
-    Args:
-        config: under which it was evaluated.
-        run: evaluated by `evaluate_run`.
-        data: folder of the data set.
-        models: `step_000100`, `base`; one whose rows a full disk did not take is left out.
+    One whose rows a full disk did not take is left out.
     """
     evaluator = Evaluator(config, data)
     found = [run.evaluations.find(model, evaluator.evaluation) for model in models]
@@ -120,25 +109,13 @@ def evaluate_models_task(
         for summary, name in zip(evaluated.summaries, names, strict=True)
     ]
     verdict = f"{names[0]} against {names[1]}: {evaluated.comparison}" if against else names[0]
-    create_table_artifact(
-        summary_table(summaries),
-        key="evaluation",
-        description=f"{verdict}, on the test split, with 95% intervals.",
-    )
-    create_table_artifact(
-        group_table(summaries), key="evaluation-by-difficulty", description=GROUPS
-    )
+    show_tables(summaries, f"{verdict}, on the test split, with 95% intervals.")
     show_answers(evaluated.answers, evaluated.pages)
     return as_numbers(evaluated, names)
 
 
 def as_numbers(evaluated: Evaluated, names: Sequence[str]) -> dict[str, Any]:
-    """Returns plain values: `models`, `comparison` and `files`.
-
-    Args:
-        evaluated: what was found out.
-        names: of the models, in their order.
-    """
+    """Returns plain values: `models`, called by these names, `comparison` and `files`."""
     comparison = evaluated.comparison
     return {
         "models": [
@@ -158,8 +135,7 @@ def as_numbers(evaluated: Evaluated, names: Sequence[str]) -> dict[str, Any]:
 
 def _answers(evaluator: Evaluator, model: NamedModel) -> Rows:
     name = _file_name(model)
-    rows = evaluator.known_rows(name, model.folder) if evaluator.may_reuse else None
-    if rows is not None:
+    if (rows := evaluator.reusable_rows(name, model.folder)) is not None:
         return rows
     with (
         reading_sound(model.folder),

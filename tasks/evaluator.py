@@ -128,6 +128,10 @@ class Evaluator:
         """Whether known rows are those of today: a user's own reward may have been changed."""
         return self.config.env.reward is None
 
+    def reusable_rows(self, name: str, model: Path) -> Rows | None:
+        """Returns a model's rows, if it need not be asked again."""
+        return self.known_rows(name, model) if self.may_reuse else None
+
     def known_rows(self, name: str, model: Path) -> Rows | None:
         """Returns a model's rows, if it was asked before."""
         file = self.rows_file(name, model)
@@ -139,12 +143,7 @@ class Evaluator:
     def ask(self, engines: Engines, name: str, model: Path) -> Rows:
         """Returns the rows of the model whose weights the engines hold, and keeps them.
 
-        A full disk costs the keeping and a warning.
-
-        Args:
-            engines: with the weights of `model`.
-            name: the model's.
-            model: its folder, of which the tokenizer is used.
+        The tokenizer is that of the model's folder. A full disk costs the keeping and a warning.
 
         Raises:
             ValueError: a prompt has a token that the model does not know.

@@ -18,6 +18,7 @@ from rl_core.data.dataset import dataset_folder, generator_settings, is_ready, w
 from rl_core.data.env_source import SPLITS
 from rl_core.system.atomic import locked, sweep_leftovers
 from rl_core.system.redaction import redacting_errors
+from rl_core.system.words import cut
 
 _NAME_CHARACTERS: Final = 80
 _logger = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ def _run_name(parameters: dict[str, Any]) -> str:
     config: RunConfig = parameters["config"]
     data, env = config.data, config.env
     if data.train_files:
-        return f"take over problems from {', '.join(data.train_files)}"[:_NAME_CHARACTERS]
+        return cut(f"take over problems from {', '.join(data.train_files)}", _NAME_CHARACTERS)
     if not env.is_generated:
         return f"read the problems of {env.name}"
     return f"generate {data.train_size + data.test_size:,} problems"

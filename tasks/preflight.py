@@ -34,17 +34,18 @@ from rl_core.storage.object_store import why_unusable
 from rl_core.system.network import hub_url, hubs_are_off, wandb_url, why_silent, why_unreachable
 from rl_core.system.redaction import redacting_errors
 from rl_core.system.versions import version_of
+from rl_core.system.words import GIB
 from rl_core.types import Problem
 from tasks.hours.time_plan import planned_steps
 from tasks.prefect_ui.artifacts import create_table_artifact, plain
 from tasks.preflight_checks.cluster import cluster_findings
 from tasks.preflight_checks.device import device_findings, quantization_findings
-from tasks.preflight_checks.finding import GIB, Finding, PreflightError
+from tasks.preflight_checks.finding import Finding, PreflightError
 from tasks.preflight_checks.hours import time_findings
 from tasks.preflight_checks.leftovers import leftover_findings
-from tasks.preflight_checks.lengths import length_findings
 from tasks.preflight_checks.plans import (
     disk_findings,
+    length_findings,
     machine_findings,
     memory_findings,
     rank_findings,

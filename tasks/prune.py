@@ -9,7 +9,7 @@ from typing import Any, Final
 from prefect import task
 
 from rl_core.checkpoints.pruning import prune
-from rl_core.checkpoints.retention import PruningDecision, gigabytes
+from rl_core.checkpoints.retention import PruningDecision
 from rl_core.config.run import RunConfig
 from rl_core.runs.rollout_log import RolloutFile
 from rl_core.runs.run_folder import RunFolder
@@ -18,6 +18,7 @@ from rl_core.storage.mirror import mirrored
 from rl_core.storage.object_store import ObjectStore, StoreError
 from rl_core.storage.spool import Spool
 from rl_core.system.redaction import redacting_errors
+from rl_core.system.words import GIB, disk_size
 from tasks.prefect_ui.artifacts import create_table_artifact
 from tasks.prefect_ui.result_keys import once_per_training
 
@@ -28,11 +29,6 @@ _logger = logging.getLogger(__name__)
 def prune_run(config: RunConfig, run: RunFolder, *, dry_run: bool = False) -> list[dict[str, Any]]:
     """Deletes what need not stay, joins rollout files, and says what became of each checkpoint.
 
-    Args:
-        config: `checkpoints` and `storage` say how much stays and how many bytes it may take.
-        run: the run.
-        dry_run: only says what would be done.
-
     Returns:
         A row per checkpoint, newest first, then one per file of rollouts that is deleted.
     """
@@ -41,7 +37,7 @@ def prune_run(config: RunConfig, run: RunFolder, *, dry_run: bool = False) -> li
         keep_last=config.checkpoints.keep_last,
         quota_bytes=config.checkpoints.quota_bytes,
         keep_every=config.checkpoints.keep_every,
-        min_free_bytes=int(config.storage.min_free_gib * 2**30),
+        min_free_bytes=int(config.storage.min_free_gib * GIB),
         dry_run=dry_run,
     )
     gone = [decision for decision in decisions if not decision.keep]
@@ -50,7 +46,7 @@ def prune_run(config: RunConfig, run: RunFolder, *, dry_run: bool = False) -> li
         len(gone),
         len(decisions),
         "would be deleted" if dry_run else "deleted",
-        gigabytes(sum(decision.checkpoint.size_bytes for decision in gone)),
+        disk_size(sum(decision.checkpoint.size_bytes for decision in gone)),
     )
     if not dry_run:
         run.rollouts.compact(last_too=True)
@@ -64,8 +60,8 @@ def prune_run(config: RunConfig, run: RunFolder, *, dry_run: bool = False) -> li
 def _run_name(parameters: dict[str, Any]) -> str:
     config: RunConfig = parameters["config"]
     return (
-        f"prune checkpoints to {gigabytes(config.checkpoints.quota_bytes)}, "
-        f"rollouts to {gigabytes(config.storage.rollout_quota_bytes)}"
+        f"prune checkpoints to {disk_size(config.checkpoints.quota_bytes)}, "
+        f"rollouts to {disk_size(config.storage.rollout_quota_bytes)}"
     )
 
 
@@ -85,8 +81,8 @@ def prune_task(config: RunConfig, run: RunFolder) -> None:
         description=(
             f"Checkpoints of {run.run_id}: latest, best, a champion and the newest "
             f"{config.checkpoints.keep_last} stay within "
-            f"{gigabytes(config.checkpoints.quota_bytes)}. Rollouts: the newest "
-            f"{gigabytes(config.storage.rollout_quota_bytes)}."
+            f"{disk_size(config.checkpoints.quota_bytes)}. Rollouts: the newest "
+            f"{disk_size(config.storage.rollout_quota_bytes)}."
         ),
     )
 
@@ -96,11 +92,8 @@ def prune_runs(
 ) -> list[dict[str, Any]]:
     """Prunes runs one by one; what keeps one from it is no reason to stop at the others.
 
-    A run in progress is left alone: it makes room for itself, by settings that may be others.
-
-    Args:
-        runs: each with its settings, or why these cannot be read.
-        dry_run: only says what would be done.
+    A run in progress is left alone: it makes room for itself, by settings that may be others. So is
+    one for whose settings there is a reason why they cannot be read.
 
     Returns:
         The rows of `prune_run`, each with its `run`, and one per run that was left alone.
@@ -148,7 +141,7 @@ def prune_runs_task(
         key="pruned",
         description=(
             f"{len(runs)} runs: {len(deleted)} checkpoints and files of rollouts, "
-            f"{gigabytes(total_bytes)}, {'would be ' if dry_run else ''}deleted."
+            f"{disk_size(total_bytes)}, {'would be ' if dry_run else ''}deleted."
         ),
     )
     return {
@@ -180,7 +173,7 @@ def _rollouts_row(file: RolloutFile, size_bytes: int, quota_bytes: int) -> dict[
     return {
         "what": f"rollouts/{file.path.name}",
         "decision": "deleted",
-        "why": f"oldest beyond the quota of {gigabytes(quota_bytes)}",
+        "why": f"oldest beyond the quota of {disk_size(quota_bytes)}",
         "bytes": size_bytes,
         "accuracy": None,
         "created_at": None,

@@ -13,7 +13,7 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.system.atomic import write_text_atomically
 from rl_core.system.redaction import redacting_errors
 from tasks.prefect_ui.artifacts import create_markdown_artifact
-from tasks.prefect_ui.learning_curve import as_picture, learning_curve
+from tasks.prefect_ui.chart import as_picture, learning_curve
 from tasks.report_page.data import gather
 from tasks.report_page.page import render_html, render_markdown
 
@@ -33,9 +33,7 @@ class Report:
 def write_report(run_folder: Path, *, is_last_stage: bool = False) -> Report:
     """Writes `report.html` into a run's folder, from what lies there, and returns it.
 
-    Args:
-        run_folder: `<storage.root>/runs/<run_id>`.
-        is_last_stage: the run ends with this report, so `running` is shown as `finished`.
+    `is_last_stage`: the run ends with this report, so `running` is shown as `finished`.
 
     Raises:
         ValueError: there is no run at that path.

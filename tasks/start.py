@@ -25,7 +25,7 @@ from tasks.evaluator import Evaluator
 from tasks.generate import generate_dataset
 from tasks.prefect_ui.result_keys import once_per_flow_run
 from tasks.preflight_checks.plans import model_shape
-from tasks.storage.bring import bring_inputs, bring_records
+from tasks.storage import bring_inputs, bring_records
 
 StartFrom = Literal["champion", "afresh"]
 

@@ -29,12 +29,12 @@ from rl_core.envs import ENVS, env_of
 from rl_core.envs.settings import EnvSettings
 from rl_core.system.printable import printable
 from rl_core.system.redaction import redacting_errors
+from rl_core.system.words import cut
 from tasks.prefect_ui.artifacts import create_table_artifact, plain
 from tasks.prefect_ui.result_keys import once_per_flow_run
 from tasks.queries.saved_questions import SQL_FOLDER, Value, load_check
 from tasks.queries.sql import CheckSession, open_checks
-from tasks.validation.own_prompts import Prompt, Render, look_at_prompts
-from tasks.validation.prompt_report import LengthReport, report_lengths
+from tasks.validation import LengthReport, Prompt, Render, look_at_prompts, report_lengths
 
 SHOWN_ROWS = 3
 """Offending rows that an error and the table show."""
@@ -330,7 +330,7 @@ def _result(check: str, proves: str, rows: pl.DataFrame) -> Result:
         "proves": proves,
         "rows": rows.height,
         "status": "failed" if rows.height else "ok",
-        "first rows": "; ".join(printable(text[:_SHOWN_CHARACTERS]) for text in first),
+        "first rows": "; ".join(printable(cut(text, _SHOWN_CHARACTERS)) for text in first),
     }
 
 

@@ -21,9 +21,10 @@ from rl_core.config.run import RunConfig
 from rl_core.data.dataset import dataset_folder, read_problems
 from rl_core.envs.record import Question
 from rl_core.system.printable import printable
+from rl_core.system.words import in_one_line
 from tasks.ask import Reply, ask_model, question_of, read_question
 from tasks.queries.checkpoint_names import NamedModel, find_model
-from tasks.storage.bring import bring_model
+from tasks.storage import bring_model
 
 _ARGUMENTS: Final = ("problems", "samples", "answer")
 _SETTING: Final = re.compile(r"[a-z][\w.]*=.*", re.DOTALL)
@@ -49,7 +50,7 @@ def ask(words: Sequence[str]) -> None:
         model, config = _model_and_settings(named[0], settings)
         questions = _questions(config, model, named[1:], given.get("answer"), count)
     except (OSError, ValueError) as error:
-        raise BadInputError(" ".join(str(error).split())) from error
+        raise BadInputError(in_one_line(error)) from error
     how = "greedy" if samples is None else f"{samples} samples of each question"
     say(f"{model.name}, {how}, at most {config.data.max_response_length} tokens")
     with reading_sound(model.folder):

@@ -235,11 +235,7 @@ class _Root(_Parser):
 def build_parser(
     completer: Callable[[str], Callable[..., object]] | None = None,
 ) -> argparse.ArgumentParser:
-    """Returns the parser of all commands.
-
-    Args:
-        completer: of a command's words, for argcomplete.
-    """
+    """Returns the parser of all commands; `completer` is of their words, for argcomplete."""
     parser = _Root(
         prog=PROGRAM,
         description="Reinforcement learning on verifiable tasks, from puzzles to a report.",

@@ -15,6 +15,7 @@ from rl_core.config.run import RunConfig
 from rl_core.data.dataset import dataset_folder
 from rl_core.data.gguf_source import is_gguf_or_package, local_folder
 from rl_core.runs.run_folder import RunFolder
+from rl_core.system.words import in_one_line
 from tasks.queries.parquet_look import (
     CountTokens,
     columns,
@@ -56,7 +57,7 @@ def data(words: Sequence[str], *, output_format: str) -> None:
             (file,) = _files(places, asked, settings, default="train")
             _rows(output_format, file, count if look == "head" else None)
     except ValueError as error:
-        raise BadInputError(" ".join(str(error).split())) from error
+        raise BadInputError(in_one_line(error)) from error
 
 
 def _is_run(word: str, settings: list[str]) -> bool:

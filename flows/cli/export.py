@@ -11,10 +11,10 @@ from flows.errors import BadInputError
 from flows.runs.lookup import take_arguments, where_and_others
 from flows.settings.compose import compose
 from rl_core.checkpoints.store import reading_sound
-from tasks.export.folder import DTYPES, export_model
-from tasks.export.push import check_push, push_folder
+from rl_core.system.words import in_one_line
+from tasks.export import DTYPES, check_push, export_model, push_folder
 from tasks.queries.checkpoint_names import find_model
-from tasks.storage.bring import bring_model
+from tasks.storage import bring_model
 
 _ARGUMENTS: Final = ("to", "dtype", "push")
 
@@ -47,4 +47,4 @@ def export(words: Sequence[str]) -> None:
         if "push" in given:
             say(push_folder(folder, given["push"]))
     except ValueError as error:
-        raise BadInputError(" ".join(str(error).split())) from error
+        raise BadInputError(in_one_line(error)) from error

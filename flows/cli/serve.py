@@ -45,6 +45,7 @@ from flows.prefect_patches.login import (
 )
 from rl_core.system.child_process import how_it_ended
 from rl_core.system.network import LOOPBACK
+from rl_core.system.words import in_one_line
 
 _ROOT: Final = Path(__file__).parents[2]
 _PREFECT: Final = (sys.executable, "-P", "-m", "prefect")
@@ -308,8 +309,7 @@ class _Processes:
     def watch(self, start_server: Callable[[], None] | None) -> NoReturn:
         """Waits until one of the processes ends, which it says by an error.
 
-        Args:
-            start_server: starts the server again, if it was started here: runs can wait for it.
+        `start_server` starts the server again, if it was started here: runs can wait for it.
         """
         restarts: list[float] = []
         while True:
@@ -391,7 +391,7 @@ def _cut(log: Path) -> None:
 
 
 def _end_of(text: str) -> str:
-    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    lines = [in_one_line(line) for line in text.splitlines() if line.strip()]
     return " | ".join(lines[-_LINES_SHOWN:])
 
 

@@ -32,7 +32,7 @@ from rl_core.runs.lock import started
 from rl_core.runs.run_folder import RunFolder
 from rl_core.storage.mirror import mirrored
 from rl_core.system.printable import printable
-from rl_core.tracking.wandb_sync import sync_runs, wants_wandb
+from rl_core.tracking.wandb_tracker import sync_runs, wants_wandb
 from tasks import preflight as checks
 from tasks.base_model import base_model, keep_curve
 from tasks.generate import generate_dataset, rows_per_split
@@ -43,8 +43,7 @@ from tasks.preflight_checks.hours import plan_steps
 from tasks.prune import prune_run
 from tasks.queries.run_tables import find_runs
 from tasks.rescore import rescore_run
-from tasks.storage.bring import bring_inputs_of_run, bring_records
-from tasks.storage.publish import inputs_published, published
+from tasks.storage import bring_inputs_of_run, bring_records, inputs_published, published
 
 if TYPE_CHECKING:
     from rl_core.config.run import RunConfig

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from rl_core.system.log_file import listening, redact
 from rl_core.system.printable import LINES, printable
+from rl_core.system.words import cut
 
 if TYPE_CHECKING:
     import polars as pl
@@ -34,10 +35,7 @@ def show_rows(
 ) -> None:
     """Prints rows as `tasks.queries.render` formats them, a table as wide as the terminal.
 
-    Args:
-        rows: all of them.
-        output_format: see `render`.
-        most_rows: see `render`; where no terminal is, but a file or a pipe, all are printed.
+    Where no terminal is, but a file or a pipe, all rows are printed.
 
     Raises:
         ValueError: there is no such format.
@@ -71,7 +69,7 @@ class _LineHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         task = getattr(record, "task_run_name", None)
-        text = printable(redact(record.getMessage().split("\n", 1)[0])[:_WIDTH])
+        text = printable(cut(redact(record.getMessage().split("\n", 1)[0]), _WIDTH))
         is_link = text.startswith("View at ")
         if record.levelno >= logging.ERROR or (is_link and not self._links):
             return  # the command ends by saying the error, once
@@ -86,8 +84,7 @@ class _LineHandler(logging.Handler):
 def progress_on_stdout(*, links: bool) -> Iterator[None]:
     """Shows what our loggers and Prefect's run loggers say, from INFO up, within the block.
 
-    Args:
-        links: whether to show Prefect's links into its UI: those of a private server lead nowhere.
+    `links`: to Prefect's UI too; those of a private server lead nowhere.
     """
     with listening(_LineHandler(links=links)):
         yield

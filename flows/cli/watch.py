@@ -23,8 +23,8 @@ from rl_core.runs.settings_file import read_settings
 from rl_core.system.printable import printable
 from rl_core.tracking.diagnosis import diagnose
 from rl_core.tracking.memory_growth import AVAILABLE_GIB, HOST_GIB
+from rl_core.tracking.rollout_samples import samples_of_step
 from tasks.hours.run_time import last_step_of, left_of
-from tasks.queries.sql import run_query
 from tasks.report_page.samples import problem_in_words
 
 INTERVAL_S: Final = 2.0
@@ -71,9 +71,7 @@ def watch(words: Sequence[str]) -> None:
 def view(run: RunFolder, *, in_ascii: bool = False) -> RenderableType:
     """Returns what there is to see of a run: progress, curves, memory, samples, diagnosis.
 
-    Args:
-        run: any.
-        in_ascii: whether the terminal shows no other characters: then its curves are of these.
+    `in_ascii`: the terminal shows no other characters, so its curves are of these.
     """
     record, rows = run.read(), run.metrics.read()
     colour = {"running": "cyan", "finished": "green"}.get(record.status, "red")
@@ -170,13 +168,6 @@ def _memory(rows: list[dict[str, Any]]) -> list[RenderableType]:
 
 def _samples(run: RunFolder) -> list[RenderableType]:
     """The newest rollouts, as the model wrote them: what a terminal obeys is taken out."""
-    newest = run_query(
-        "select step, verdict, score, response, truth from rollouts "
-        "order by step desc, group_id asc, sample_index asc limit $limit",
-        {"limit": _SAMPLES},
-        root=run.root,
-        run=run.run_id,
-    )
     return [
         Panel(
             Text("\n".join(map(printable, _end_of(str(row["response"])).split("\n")))),
@@ -185,7 +176,7 @@ def _samples(run: RunFolder) -> list[RenderableType]:
             subtitle_align="left",
             title_align="left",
         )
-        for row in newest.to_dicts()
+        for row in samples_of_step(run.rollouts.folder, most=_SAMPLES)
     ]
 
 

@@ -90,9 +90,7 @@ def message(event: Event | str, night: Night, reason: str) -> dict[str, Any]:
 def killed(night: Night, said: str | None) -> tuple[str, str | None]:
     """Returns why a process is gone that could not tell it itself, and what to do; noted, too.
 
-    Args:
-        night: the night.
-        said: the message of the state that Prefect's worker gave the flow run.
+    `said` is the message of the state that Prefect's worker gave the flow run.
     """
     found = _EXIT_CODE.search(said or "")
     reason = f"its process ended: {how_it_ended(int(found[1]))}" if found else said or "it died"

@@ -57,8 +57,7 @@ TellOfRefused = Callable[[FlowRun, str], None]
 def refusing_others(tell: TellOfRefused) -> Iterator[None]:
     """Gives each night that Prefect cancels within the block the state Refused, with its reason.
 
-    Args:
-        tell: called with the flow run that was refused, and why.
+    `tell` is called with both.
     """
     context = FlowRunContext.get()
     if context is None or context.flow_run is None or context.flow_run.deployment_id is None:
@@ -122,10 +121,6 @@ def missed_nights(client: SyncPrefectClient, own: FlowRun | None = None) -> str 
     """Returns in a sentence which nights did not run, or ended unseen; None if all is well.
 
     Each is named once: the server keeps until when it was told.
-
-    Args:
-        client: of the server.
-        own: the night that asks; None outside of a night.
     """
     there = deployed(client)
     if there is None or (own is not None and own.deployment_id != there.id):

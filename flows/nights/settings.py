@@ -18,6 +18,7 @@ from tzlocal import get_localzone_name
 
 from flows.errors import BadInputError
 from flows.settings.keys import PresetName
+from rl_core.system.words import in_one_line
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -98,7 +99,7 @@ def read_night(file: Path = NIGHT_FILE) -> NightSettings:
         known = ", ".join(NightSettings.model_fields)
         raise BadInputError(f"{file}: {key}: {message} (it may say {known})") from None
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise BadInputError(f"{file} cannot be read: {' '.join(str(error).split())}") from None
+        raise BadInputError(f"{file} cannot be read: {in_one_line(error)}") from None
 
 
 def deploy_step(file: str) -> dict[str, Any]:

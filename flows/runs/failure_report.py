@@ -17,15 +17,16 @@ from flows.runs.lookup import settings_of_run
 from flows.runs.state import is_cancelled
 from rl_core.checkpoints.store import list_checkpoints
 from rl_core.config.run import RunConfig
-from rl_core.errors import OutOfMemory, WorkerDied
+from rl_core.errors import OutOfMemory
 from rl_core.resources.oom_recovery import beyond_recovery
 from rl_core.runs.run_folder import RunFolder, RunRecord
-from rl_core.system.atomic import is_disk_full
 from rl_core.system.disk_reserve import RESERVE_BYTES
 from rl_core.system.log_file import redact
-from tasks.importers.failure_causes import remedy_of
+from rl_core.system.words import GIB
 from tasks.prefect_ui.artifacts import create_markdown_artifact
 from tasks.prefect_ui.attempts import settings_that_help
+from tasks.queries.render import markdown_table
+from tasks.report_page.failure_causes import cause_of
 from tasks.report_page.faults import later_attempts
 
 _SHOWN: Final = (
@@ -39,7 +40,6 @@ _SHOWN: Final = (
 _TIMELINES: Final = {"memory/peak_gib/": "", "memory/host_gib/": "host "}
 _STEPS_KEPT: Final = 20
 _STEPS_IN_TABLE: Final = 8
-_GIB: Final = 2**30
 _logger = logging.getLogger(__name__)
 
 
@@ -58,33 +58,16 @@ def next_step(error: BaseException, run: RunFolder) -> str:
     step = last_saved(run)
     outcome = f"goes on from step {step}" if step else "starts it again"
     again = f"the same command with run_id={run.run_id}"
-    log = run.path / "log.txt"
     if isinstance(error, KeyboardInterrupt | TerminationSignal | Pause):
         same = "Retry in the UI" if is_cancelled() else "the same command"
         return f"{same}, or run_id={run.run_id}, {outcome}"
     if isinstance(error, OutOfMemory):
         return _make_room(error, run, again, outcome)
-    if isinstance(error, WorkerDied):
-        return (
-            f"read {run.path / 'workers' / f'{error.worker}.log'}, and ask `dmesg -T | grep -i "
-            f"'killed process'` whether the kernel wanted its memory; {again} {outcome}"
-        )
-    if is_disk_full(error):
-        return (
-            f"free {_missing_gib(run):.1f} GiB where {run.path} lies (`countdown-train prune "
-            f"run_id={run.run_id} storage.root={run.root} dry_run=true` shows what "
-            f"may go); {again} {outcome}"
-        )
-    if type(error).__name__ == "Stalled":
-        return (
-            f"see in {run.path / 'workers' / '*.log'} where every thread stood (a phase that is "
-            f"only slow needs a larger watchdog.stall_s); {again} {outcome}"
-        )
-    if isinstance(error, ValueError):
-        return f"set right what the message names; {again} {outcome}"
-    if (remedy := remedy_of(f"{type(error).__name__}: {error}")) is not None:
-        return f"{remedy}; {again} {outcome}"
-    return f"the end of {log} has the error in full; {again} {outcome}"
+    if (cause := cause_of(error)) is None:
+        return f"the end of {run.path / 'log.txt'} has the error in full; {again} {outcome}"
+    facts = {"missing_gib": _missing_gib(run)} if "{missing_gib" in cause.here else {}
+    remedy = cause.here.format(error=error, run=run, workers=run.path / "workers", **facts)
+    return f"{remedy}; {again} {outcome}"
 
 
 def last_saved(run: RunFolder) -> int:
@@ -93,21 +76,13 @@ def last_saved(run: RunFolder) -> int:
 
 
 def last_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns the last step, and the last value of each metric by which people judge a run.
-
-    Args:
-        rows: of `metrics.jsonl`, in their order.
-    """
+    """Returns the last step, and the last value of each metric by which people judge a run."""
     found = {name: float(row[name]) for name in _SHOWN for row in rows if row.get(name) is not None}
     return {"step": float(rows[-1]["step"])} | found if rows else {}
 
 
 def memory_timeline(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float | None, ...]]:
-    """Returns `step`, and by phase (or `host PROCESS`) GiB at each of these steps, at most 20.
-
-    Args:
-        rows: of `metrics.jsonl`, in their order.
-    """
+    """Returns `step`, and by phase (or `host PROCESS`) GiB at each of these steps, at most 20."""
     last = rows[-_STEPS_KEPT:]
     names = {
         metric: short + metric.removeprefix(prefix)
@@ -154,19 +129,20 @@ def as_markdown(record: RunRecord) -> str:
     ]
     lines += [f"\n{_plain(str(fault))}" for fault in later_attempts(record)]
     if record.last_metrics:
-        lines += ["", "| last measured | |", "|---|---:|"]
-        lines += [f"| {name} | {value:.4g} |" for name, value in record.last_metrics.items()]
+        rows = [[name, f"{value:.4g}"] for name, value in record.last_metrics.items()]
+        lines += ["", markdown_table(["last measured", ""], rows, numbers=[1])]
     if record.host_peak_gib:
         peaks = (f"{name} {gib:.2f}" for name, gib in record.host_peak_gib.items())
         lines += ["", f"The most of the machine's memory, in GiB: {', '.join(peaks)}"]
     if record.memory_gib:
         steps = record.memory_gib["step"][-_STEPS_IN_TABLE:]
-        lines += ["", "| GiB at step | " + " | ".join(f"{step:g}" for step in steps) + " |"]
-        lines += ["|---|" + "---:|" * len(steps)]
-        for name, values in record.memory_gib.items():
-            if name != "step":
-                cells = ("" if v is None else f"{v:.2f}" for v in values[-_STEPS_IN_TABLE:])
-                lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        rows = [
+            [name, *("" if v is None else f"{v:.2f}" for v in values[-_STEPS_IN_TABLE:])]
+            for name, values in record.memory_gib.items()
+            if name != "step"
+        ]
+        heads = ["GiB at step", *(f"{step:g}" for step in steps)]
+        lines += ["", markdown_table(heads, rows, numbers=range(1, len(heads)))]
     return "\n".join(lines) + "\n"
 
 
@@ -195,7 +171,7 @@ def _missing_gib(run: RunFolder) -> float:
     """Returns what the largest checkpoint wants beside what is free, in GiB, at least 0.1."""
     config = _settings(run) or RunConfig()
     checkpoint = max((c.size_bytes for c in list_checkpoints(run.path)), default=0)
-    wanted = config.storage.min_free_gib + (checkpoint + RESERVE_BYTES) / _GIB
+    wanted = config.storage.min_free_gib + (checkpoint + RESERVE_BYTES) / GIB
     return max(wanted - run.free_gib(), 0.1)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from flows.errors import BadInputError
+from rl_core.system.words import in_one_line
 
 if TYPE_CHECKING:
     from rl_core.config.run import RunConfig
@@ -38,7 +39,7 @@ def storage_root(overrides: Sequence[str]) -> Path:
 
     storage = compose(overrides).storage
     if storage.url is not None:
-        from tasks.storage.bring import bring_runs
+        from tasks.storage import bring_runs
 
         bring_runs(storage)
     return storage.root
@@ -139,13 +140,13 @@ def find_run(overrides: Sequence[str]) -> RunFolder:
 
     where = compose(overrides)
     if where.storage.url is not None:
-        from tasks.storage.bring import bring_records, bring_runs
+        from tasks.storage import bring_records, bring_runs
 
         bring_records(where.storage)
     try:
         (folder,) = find_runs(where.storage.root, where.run_id or "latest")
     except (OSError, ValueError) as error:
-        raise BadInputError(" ".join(str(error).split())) from None
+        raise BadInputError(in_one_line(error)) from None
     if where.storage.url is not None:
         bring_runs(where.storage, chosen=lambda run_id: run_id == folder.name)
     run = RunFolder(folder)
@@ -184,4 +185,4 @@ def settings_of_run(
         settings["storage"] |= {"root": root or run.root, "url": url}
         return RunConfig.model_validate(settings)
     except (ValueError, TypeError, KeyError) as error:
-        raise BadInputError(" ".join(str(error).split())) from None
+        raise BadInputError(in_one_line(error)) from None

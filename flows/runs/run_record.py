@@ -30,13 +30,9 @@ _logger = logging.getLogger(__name__)
 def choose_run(config: RunConfig, flow_run_id: str | None) -> RunConfig:
     """Returns the settings with `run_id` filled in.
 
-    A run_id that was given stands. Else a retry of the same flow run goes on with its own run; else
-    the latest run of exactly these settings is continued, if it was interrupted; else the run is
-    new.
-
-    Args:
-        config: the run's settings.
-        flow_run_id: a name that all attempts of one flow run share; None outside of a flow run.
+    A run_id that was given stands. Else a retry of the same flow run (all its attempts share
+    `flow_run_id`) goes on with its own run; else the latest run of exactly these settings is
+    continued, if it was interrupted; else the run is new.
 
     Raises:
         BadInputError: the run_id is that of a run whose results would be lost.

@@ -40,6 +40,7 @@ from flows.settings.keys import PresetName as PresetName
 from rl_core.config.run import RunConfig
 from rl_core.envs import DEFAULT_ENV, ENVS
 from rl_core.runs.settings_file import leaves
+from rl_core.system.words import in_one_line
 
 DEFAULT_PRESET: Final = "quickstart"
 _FILE: Final = "from-a-file"
@@ -161,7 +162,7 @@ def _stored(name: str) -> str:
     try:
         settings = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise SettingsError(_one_line(f"preset={name} cannot be read: {error}")) from None
+        raise SettingsError(in_one_line(f"preset={name} cannot be read: {error}")) from None
     if not isinstance(settings, dict):
         raise SettingsError(f"preset={name} holds no settings: SECTION: and NAME: VALUE below it")
     _refuse_resolvers(settings)
@@ -217,7 +218,7 @@ def _merge(
         _refuse_resolvers(OmegaConf.to_container(config))
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException) as error:
-        raise SettingsError(_one_line(str(error))) from None
+        raise SettingsError(in_one_line(error)) from None
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 
@@ -248,7 +249,7 @@ def _refuse_resolvers(tree: object) -> None:
             _refuse_resolvers(item)
     elif isinstance(tree, str) and "${" in _OF_ANOTHER_SETTING.sub("", tree):
         raise SettingsError(
-            f"{_one_line(tree)!r} is refused: in a value ${{...}} may name another setting, "
+            f"{in_one_line(tree)!r} is refused: in a value ${{...}} may name another setting, "
             "${SECTION.NAME}, and nothing of the environment, which may be a secret"
         )
 
@@ -335,7 +336,7 @@ _LIMITS: Final = {
 def _explain(error: ErrorDetails, env: str) -> str:
     """Returns `key=value: limit` for one of pydantic's errors, or our own validator's words."""
     if error["type"] == "value_error":
-        return _one_line(error["msg"].removeprefix("Value error, "))
+        return in_one_line(error["msg"].removeprefix("Value error, "))
     key, value = _key(error), error["input"]
     if error["type"] == "extra_forbidden":
         if "." in str(error["loc"][-1]):
@@ -346,11 +347,7 @@ def _explain(error: ErrorDetails, env: str) -> str:
         return f"unknown setting {key!r}{nearest(key, known_keys(env))}"
     limit = _LIMITS.get(error["type"])
     context = error.get("ctx", {})
-    said = limit.format(**context) if limit is not None else _one_line(error["msg"])
+    said = limit.format(**context) if limit is not None else in_one_line(error["msg"])
     if error["type"] == "literal_error" and isinstance(value, str):
         said += nearest(value, context["expected"].replace(" or ", ", ").strip("'").split("', '"))
     return f"{key}={value}: {said}"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -15,6 +15,7 @@ from flows.errors import SettingsError
 from rl_core.config.run import RunConfig
 from rl_core.envs import ENVS, env_names, find_env
 from rl_core.runs.settings_file import REMOVED
+from rl_core.system.words import in_one_line
 
 PresetName = Literal[
     "quickstart",
@@ -89,7 +90,7 @@ def check_choice(group: str, name: str) -> None:
         try:
             find_env(name)
         except ValueError as error:
-            raise SettingsError(" ".join(str(error).split())) from None
+            raise SettingsError(in_one_line(error)) from None
 
 
 def of_another_env(key: str, env: str) -> str:

@@ -13,11 +13,12 @@ from typing import Protocol
 
 from rl_core.checkpoints.manifest import find_damage
 from rl_core.checkpoints.pruning import make_room, prune
-from rl_core.checkpoints.retention import gigabytes
 from rl_core.checkpoints.store import list_checkpoints, save_checkpoint
 from rl_core.config.operations import CheckpointsConfig
+from rl_core.errors import last_line
 from rl_core.system.atomic import is_disk_full
 from rl_core.system.disk_reserve import demand_room
+from rl_core.system.words import disk_size
 from rl_core.types import SnapshotBytes
 
 _logger = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ class BackgroundSave:
         except Exception as failure:
             if error is None:
                 raise
-            _logger.error("the last save failed as well (%s)", _last_line(failure))
+            _logger.error("the last save failed as well (%s)", last_line(failure))
 
     def _wait(self) -> None:
         """Waits for the write that is under way; it counts as done even if it failed."""
@@ -145,7 +146,7 @@ class BackgroundSave:
             folder = self._save_what_fits(step, accuracy, score)
         except OSError as error:
             remedy = f": {self._missing_room()}" if is_disk_full(error) else ""
-            self.trouble = f"step {step} was not saved ({_last_line(error)}){remedy}"
+            self.trouble = f"step {step} was not saved ({last_line(error)}){remedy}"
             _logger.error("%s; training goes on", self.trouble)
             return
         damage = find_damage(folder, from_disk=True)
@@ -225,12 +226,7 @@ class BackgroundSave:
         resumable = [c.step for c in list_checkpoints(self._run_folder) if c.resumable]
         resumed = f"step {resumable[-1]}" if resumable else "the start"
         return (
-            f"a checkpoint takes {gigabytes(size.model + size.state)}, {gigabytes(free)} are free, "
+            f"a checkpoint takes {disk_size(size.model + size.state)}, {disk_size(free)} are free, "
             f"a resume would go on from {resumed}. Delete other runs or files, or lower "
             "checkpoints.keep_last or storage.rollout_quota_bytes; the next save tries again"
         )
-
-
-def _last_line(error: Exception) -> str:
-    """Returns what an error says: one of another process carries its whole traceback before."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

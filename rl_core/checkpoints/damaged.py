@@ -10,8 +10,8 @@ import re
 import shutil
 from pathlib import Path
 
-from rl_core.checkpoints.retention import gigabytes
 from rl_core.system.atomic import remove_folder
+from rl_core.system.words import disk_size
 
 _DAMAGED = re.compile(r"damaged_step_(\d{6,})")
 _logger = logging.getLogger(__name__)
@@ -58,4 +58,4 @@ def give_up_damaged(checkpoints: Path, excess_bytes: int) -> None:
         size = size_bytes(folder)
         remove_folder(folder)
         excess_bytes -= size
-        _logger.warning("%s deleted: its %s are needed", folder.name, gigabytes(size))
+        _logger.warning("%s deleted: its %s are needed", folder.name, disk_size(size))

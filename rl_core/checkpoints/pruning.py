@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rl_core.checkpoints.champion import champion_steps
 from rl_core.checkpoints.damaged import damaged_folders, give_up_damaged, size_bytes
-from rl_core.checkpoints.retention import Checkpoint, PruningDecision, gigabytes, plan_pruning
+from rl_core.checkpoints.retention import Checkpoint, PruningDecision, plan_pruning
 from rl_core.checkpoints.store import (
     best_of,
     checkpoints_folder,
@@ -25,6 +25,7 @@ from rl_core.checkpoints.store import (
     move_pointers,
 )
 from rl_core.system.atomic import alone_in, locked, remove_folder, sweep_leftovers
+from rl_core.system.words import disk_size
 
 _BEING_READ = "being read by another process"
 _logger = logging.getLogger(__name__)
@@ -118,11 +119,11 @@ def make_room(
     if free < incoming_bytes + min_free_bytes:
         _logger.warning(
             "the next checkpoint takes about %s but %s are free%s",
-            gigabytes(incoming_bytes),
-            gigabytes(free),
+            disk_size(incoming_bytes),
+            disk_size(free),
             ": saving it may fail"
             if free < incoming_bytes
-            else f", of which {gigabytes(min_free_bytes)} are to stay so (storage.min_free_gib)",
+            else f", of which {disk_size(min_free_bytes)} are to stay so (storage.min_free_gib)",
         )
     return decisions
 

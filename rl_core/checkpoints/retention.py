@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rl_core.system.words import disk_size
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -81,19 +83,10 @@ def plan_pruning(
     return decisions
 
 
-def gigabytes(num_bytes: int) -> str:
-    """Returns bytes as people compare them with a disk's: `4.5 GB`, of 10^9 bytes, or `60 kB`."""
-    size = max(num_bytes, 0)
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if size >= unit:
-            return f"{size / unit:.3g} {name}"
-    return f"{size} B"
-
-
 def _why_no_room(used_bytes: int, quota_bytes: int, disk_bytes: int | None) -> str:
     """Returns what so many bytes exceed, or nothing."""
     if used_bytes > quota_bytes:
-        return f"over the quota of {gigabytes(quota_bytes)}"
+        return f"over the quota of {disk_size(quota_bytes)}"
     if disk_bytes is not None and used_bytes > disk_bytes:
-        return f"the disk has room for {gigabytes(disk_bytes)} of checkpoints"
+        return f"the disk has room for {disk_size(disk_bytes)} of checkpoints"
     return ""

@@ -13,8 +13,8 @@ from torch import Tensor
 from rl_core.batch import TrainBatch
 from rl_core.config.run import RunConfig
 from rl_core.resources.memory_plan import ModelShape
+from rl_core.system.words import GIB
 
-_GIB = 2**30
 _PAGES = ("VmHWM", "RssFile", "RssShmem")
 
 
@@ -34,13 +34,13 @@ def measured(phase: str, device: torch.device, metrics: dict[str, float]) -> Ite
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     metrics[f"timing_s/{phase}"] = time.perf_counter() - start
-    metrics[f"memory/peak_gib/{phase}"] = _peak_bytes(device) / _GIB
+    metrics[f"memory/peak_gib/{phase}"] = _peak_bytes(device) / GIB
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         # What torch keeps for later can be used again, so it is not gone.
         mine = torch.cuda.memory_reserved(device)
-        metrics[f"memory/card_left_gib/{phase}"] = (free + mine - _peak_bytes(device)) / _GIB
-        metrics["memory/card_gib"] = total / _GIB
+        metrics[f"memory/card_left_gib/{phase}"] = (free + mine - _peak_bytes(device)) / GIB
+        metrics["memory/card_gib"] = total / GIB
 
 
 def _reset_peak(device: torch.device) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from rl_core.system.words import cut, in_one_line
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -113,7 +115,7 @@ def _expected(folder: Path) -> dict[str, tuple[str, Shape]]:
     except Exception as error:  # whatever a class makes of settings that it never saw
         raise ValueError(
             "transformers builds no model from config.json "
-            f"({' '.join(str(error).split())[:200]}): copy it from the model again"
+            f"({cut(in_one_line(error), 200)}): copy it from the model again"
         ) from error
     if get_model_conversion_mapping(model, add_legacy=False):
         return {}

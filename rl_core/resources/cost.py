@@ -8,6 +8,7 @@ from statistics import median, quantiles
 from typing import Final
 
 from rl_core.config.operations import BudgetConfig
+from rl_core.system.words import duration
 
 _S_PER_HOUR = 3_600.0
 MEASURED_FROM: Final = 5
@@ -57,13 +58,6 @@ def time_left(
         return None
     last = step_seconds[-_LAST_STEPS:]
     return f"{time_and_price(sum(last) / len(last) * num_steps, budget)} left"
-
-
-def duration(seconds: float) -> str:
-    """Returns a duration in words: `40 s`, `12 min`, `3.2 h`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5_400 else f"{seconds / _S_PER_HOUR:.1f} h"
 
 
 def price(seconds: float, budget: BudgetConfig) -> float | None:

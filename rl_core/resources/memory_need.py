@@ -20,8 +20,8 @@ from rl_core.resources.memory_plan import (
     snapshot_bytes,
 )
 from rl_core.resources.placement import LEARNER, card_tenants, shares_a_card
+from rl_core.system.words import GIB
 
-_GIB: Final = 2**30
 _FLOAT32: Final = 4
 _LEARNER_GIB: Final = 0.5
 _ENGINE_GIB: Final = {"hf": 0.4, "vllm": 1.1}
@@ -90,7 +90,7 @@ def least_engine_gib(shape: ModelShape, config: RunConfig, num_sequences: int = 
     """Returns what vLLM must have of a card for the model and so many of the longest responses."""
     weights = shape.num_parameters * compute_width(config)
     held = weights + num_sequences * longest_bytes(config, shape)
-    return held / config.rollout.tensor_parallel_size / _GIB + ENGINE_ITSELF_GIB
+    return held / config.rollout.tensor_parallel_size / GIB + ENGINE_ITSELF_GIB
 
 
 def why_not_split(shape: ModelShape, parts: int) -> str | None:
@@ -167,7 +167,7 @@ def beside_cards(shape: ModelShape, config: RunConfig) -> Moment:
 
 
 def _in_gib(in_bytes: Mapping[str, int]) -> dict[str, float]:
-    return {name: size / _GIB for name, size in in_bytes.items()}
+    return {name: size / GIB for name, size in in_bytes.items()}
 
 
 def _processes(config: RunConfig) -> dict[str, float]:
@@ -230,10 +230,10 @@ def _on_card(
     if LEARNER not in tenants:
         return Need([Moment(awake | cuda)])
     peak, before = learner_peak(plan), _sft(shape, config, {"CUDA": CUDA_GIB})
-    works = {f"learner ({peak.phase})": peak.total_bytes / _GIB}
+    works = {f"learner ({peak.phase})": peak.total_bytes / GIB}
     if not (num_engines and takes_turns(config)):
         return Need([*before, Moment(works | awake | cuda)])
-    rests = {"learner at rest": resting_learner(shape, config).total_bytes / _GIB}
+    rests = {"learner at rest": resting_learner(shape, config).total_bytes / GIB}
     name = f"{_several(num_engines, 'engine', 'engines')} asleep"
     asleep = {name: num_engines * ENGINE_ITSELF_GIB}
     return Need([*before, Moment(works | asleep | cuda), Moment(rests | awake | cuda)])
@@ -241,7 +241,7 @@ def _on_card(
 
 def _sft(shape: ModelShape, config: RunConfig, beside: Mapping[str, float]) -> list[Moment]:
     phase = sft_memory(shape, config)
-    return [] if phase is None else [Moment({"SFT": phase.total_bytes / _GIB, **beside})]
+    return [] if phase is None else [Moment({"SFT": phase.total_bytes / GIB, **beside})]
 
 
 def _awake(
@@ -251,8 +251,8 @@ def _awake(
         return {}
     name, share = _several(num_engines, "engine", "engines"), config.rollout.gpu_memory_utilization
     if config.rollout.engine == "hf":
-        return {name: num_engines * engine.total_bytes / _GIB}
-    incoming = engine.parts["incoming_weights"] / _GIB
+        return {name: num_engines * engine.total_bytes / GIB}
+    incoming = engine.parts["incoming_weights"] / GIB
     return {
         f"{name} ({share:g} of the card)": num_engines * share * card_gib,
         "new weights on their way": num_engines * incoming,

@@ -12,6 +12,7 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from rl_core.config.run import RunConfig
+from rl_core.system.words import counted
 
 LEARNER: Final = "learner"
 _ALMOST: Final = 1e-4
@@ -162,12 +163,12 @@ def too_little(
     """Returns in words what is asked (see `asked_of_ray`), what there is, and what to do."""
     engines = [bundle for name, bundle in asked.items() if not name.startswith(LEARNER)]
     ranks = [bundle for name, bundle in asked.items() if name.startswith(LEARNER)]
-    named = {_number(len(engines), "engine"): engines}
+    named = {counted(len(engines), "engine"): engines}
     if ranks:
         named["learner" if len(ranks) == 1 else f"{len(ranks)} learner ranks"] = ranks
     parts = [f"{who} of {in_words(x[0])}{' each' * (len(x) > 1)}" for who, x in named.items()]
     alike = Counter(in_words(machine) for machine in machines)
-    there = " + ".join(f"{_number(n, 'machine')} of {has}" for has, n in alike.items())
+    there = " + ".join(f"{counted(n, 'machine')} of {has}" for has, n in alike.items())
     kinds = lacking(asked, machines) or _SETTINGS
     settings = [name for kind in kinds for name in _SETTINGS[kind]]
     counts = ["rollout.num_engines", "resources.learner_ranks"][: 1 + (len(ranks) > 1)]
@@ -179,8 +180,4 @@ def too_little(
 
 def in_words(bundle: Mapping[str, float]) -> str:
     """Returns CPUs and GPUs in words: `2 CPUs and 1 GPU`."""
-    return " and ".join(_number(bundle.get(kind, 0), kind) for kind in _SETTINGS)
-
-
-def _number(count: float, what: str) -> str:
-    return f"{count:g} {what}{'' if count == 1 else 's'}"
+    return " and ".join(counted(bundle.get(kind, 0), kind) for kind in _SETTINGS)

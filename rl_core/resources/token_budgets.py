@@ -22,6 +22,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, TypeAdapter
 
+from rl_core.errors import first_line
 from rl_core.system.atomic import locked, write_text_atomically
 
 BUDGETS_FILE: Final = "token_budgets.json"
@@ -149,8 +150,7 @@ def _read_all(file: Path) -> dict[str, Learned]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        said = str(error).splitlines()[0]
-        _logger.warning("%s: holds no token budgets and is ignored: %s", file, said)
+        _logger.warning("%s: holds no token budgets and is ignored: %s", file, first_line(error))
         return {}
 
 

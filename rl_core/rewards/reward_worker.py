@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from rl_core.system.child_process import channel_to_parent
 from rl_core.system.isolation import stay_among_own
+from rl_core.system.words import cut, in_one_line
 
 _PR_SET_PDEATHSIG: Final = 1
 SIGNATURE: Final = "def NAME(data_source, solution_str, ground_truth, extra_info=None)"
@@ -141,7 +142,7 @@ def _is_number(value: object) -> bool:
 
 def describe(error: BaseException) -> str:
     """Returns an error in a line of moderate length."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return cut(in_one_line(f"{type(error).__name__}: {error}"), 300)
 
 
 def _die_with(parent: int) -> None:

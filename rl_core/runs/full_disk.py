@@ -6,10 +6,10 @@ import logging
 import shutil
 from collections.abc import Callable
 
-from rl_core.checkpoints.retention import gigabytes
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.atomic import is_disk_full
 from rl_core.system.disk_reserve import demand_room
+from rl_core.system.words import disk_size
 
 _logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def write_unless_full(
             raise
         free = shutil.disk_usage(run.path).free
         sentence = (
-            f"{product} was not written, the disk of {run.path} is full ({gigabytes(free)} free): "
+            f"{product} was not written, the disk of {run.path} is full ({disk_size(free)} free): "
             f"delete other runs or files there, then {remedy}"
         )
         _logger.warning("%s", sentence)

@@ -24,10 +24,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rl_core.checkpoints.retention import gigabytes
 from rl_core.schema import ROLLOUTS
 from rl_core.system.atomic import TEMPORARY_PREFIX, alone_in, new_file, sweep_leftovers
 from rl_core.system.disk_reserve import demand_room, may_write, write_last_words
+from rl_core.system.words import disk_size
 from rl_core.types import Rollout
 
 LEARNED_COLUMNS = ("reward", "advantage_mean", "value_mean", "logprob_gap_mean", "ref_kl")
@@ -144,7 +144,7 @@ class RolloutLog:
             "rollouts of steps %d to %d deleted: over storage.rollout_quota_bytes, %s",
             old[0][0].first,
             old[-1][0].last,
-            gigabytes(quota_bytes),
+            disk_size(quota_bytes),
         )
         return old
 

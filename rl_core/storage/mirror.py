@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from rl_core.checkpoints.retention import gigabytes
 from rl_core.config.operations import StorageConfig
 from rl_core.resources.token_budgets import BUDGETS_FILE
 from rl_core.storage.download import download_run, everything, listing_of
@@ -20,6 +19,7 @@ from rl_core.storage.lease import Lease, LeaseHeldError, Timing, is_written_else
 from rl_core.storage.object_store import ObjectStore, StoreError
 from rl_core.storage.spool import SHARED, Spool, Stat, files_of
 from rl_core.storage.upload import Upload
+from rl_core.system.words import disk_size
 
 INTERVAL_S: Final = 2.0
 """Seconds between two looks at what changed."""
@@ -75,7 +75,7 @@ class Mirror:
                 "%d files (%s) of run %s are not in %s yet%s: they lie in %s, and the next "
                 "command with this storage.root sends them",
                 len(left),
-                gigabytes(sum(stat.size for stat in left.values())),
+                disk_size(sum(stat.size for stat in left.values())),
                 self._run.name,
                 self._run.store.url,
                 f" ({self._trouble})" if self._trouble else "",

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rl_core.system.log_file import redact
+from rl_core.system.words import cut, in_one_line
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Backend
@@ -243,8 +244,7 @@ def _line(error: Exception) -> str:
     status, code = _STATUS.search(text), _CODE.search(text)
     if status:
         return " ".join(filter(None, (status[1].strip(), code and code[1])))
-    said = redact(_QUERY.sub("", " ".join(text.split())))
-    return said if len(said) <= _LONGEST else f"{said[: _LONGEST - 1]}…"
+    return cut(redact(_QUERY.sub("", in_one_line(text))), _LONGEST)
 
 
 def _version(meta: Any) -> Version:

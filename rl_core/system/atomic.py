@@ -41,10 +41,7 @@ def new_file(final: Path) -> Iterator[Path]:
     """Yields a temporary sibling path to write; at the end it is fsynced and becomes `final`.
 
     A file that exists is replaced in one step. On any exception the temporary vanishes and the old
-    file stands. Parent folders are made.
-
-    Args:
-        final: the file to make; who may read it is by the umask.
+    file stands. Parent folders are made; who may read the file is by the umask.
     """
     temporary = _temporary_sibling(final)
     try:
@@ -62,9 +59,6 @@ def new_folder(final: Path) -> Iterator[Path]:
     """Yields an empty temporary sibling folder to fill; at the end it becomes `final`.
 
     On any exception the temporary vanishes and what was at `final` stands. Parent folders are made.
-
-    Args:
-        final: the folder to make; one that exists is replaced.
     """
     temporary = _temporary_sibling(final)
     try:
@@ -79,12 +73,8 @@ def new_folder(final: Path) -> Iterator[Path]:
 def replace_folder(temporary: Path, final: Path) -> None:
     """Makes a finished folder durable (every file, every folder) and renames it to `final`.
 
-    Folders cannot be exchanged in one portable step: where `final` exists it is moved aside first,
-    so for an instant neither is there, but never half of one.
-
-    Args:
-        temporary: the finished folder, on the same file system as `final`.
-        final: where it goes.
+    Both are on one file system. Folders cannot be exchanged in one portable step: where `final`
+    exists it is moved aside first, so for an instant neither is there, but never half of one.
     """
     for parent, _, files in os.walk(temporary, topdown=False):
         for name in files:
@@ -200,12 +190,7 @@ def alone_in(folder: Path, *, wait: bool) -> Iterator[bool]:
 
 
 def append_line(path: Path, line: bytes, *, durable: bool = True) -> None:
-    """Appends a whole line or nothing, in one write.
-
-    Args:
-        path: the file, made if missing.
-        line: with its line feed.
-        durable: flushed to the disk before returning.
+    """Appends a whole line, with its line feed, or nothing, in one write; `durable`: to the disk.
 
     Raises:
         OSError: the disk is full or fails, or the file is not ours; it is as it was.

@@ -25,11 +25,7 @@ PREFECTS_RUN_LOGGERS: Final = ("prefect.flow_runs", "prefect.task_runs")
 
 
 class RedactingFormatter(logging.Formatter):
-    """Formats `2026-11-20T23:56:31Z WARNING rl_core.runs.resume: ...`, tracebacks redacted too.
-
-    Args:
-        layout: another one.
-    """
+    """Formats `2026-11-20T23:56:31Z WARNING rl_core.runs.resume: ...`, tracebacks redacted too."""
 
     converter = staticmethod(time.gmtime)
 
@@ -42,11 +38,7 @@ class RedactingFormatter(logging.Formatter):
 
 
 class _LineByLine(logging.Handler):
-    """Appends whole records to a file; a full disk costs the record, not the program.
-
-    Args:
-        path: the file, in a run's folder.
-    """
+    """Appends whole records to a file of a run; a full disk costs the record, not the program."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(logging.INFO)

@@ -87,11 +87,7 @@ def is_credential(name: str, value: str) -> bool:
 
 
 def environment_of_child(*needs: Need) -> dict[str, str]:
-    """Returns our environment for a process that we start, without credentials.
-
-    Args:
-        needs: whose credentials it gets nevertheless.
-    """
+    """Returns our environment for a process that we start, with the credentials of `needs` only."""
     kept = [_NEEDED[need] for need in needs]
     return {
         **{

@@ -19,11 +19,7 @@ Result = TypeVar("Result")
 
 
 class MicroBatchThreads:
-    """A pool of `num_threads`; with one thread everything runs in the caller's.
-
-    Args:
-        num_threads: micro-batches computed at a time; each costs its activations.
-    """
+    """A pool of `num_threads`, each with its activations; with one all runs in the caller's."""
 
     def __init__(self, num_threads: int) -> None:
         self._num_threads = num_threads

@@ -21,12 +21,12 @@ from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
 from rl_core.resources.oom_recovery import remedies
 from rl_core.runs.run_folder import RunFolder
+from rl_core.system.words import GIB
 from rl_core.tracking.memory_growth import AVAILABLE_GIB, HOST_GIB
 
 INTERVAL_S: Final = 5.0
 LEVELS: Final = (0.15, 0.08)
 """Shares of the memory left at which to warn; at 0.05 Ray kills a worker of its own accord."""
-_GIB: Final = 2**30
 _WORKER_LOG: Final = re.compile(r"/(learner|engine_\d+)\.log$")
 _PLASMA: Final = re.compile(r"/plasma\w* \(deleted\)$")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
@@ -147,7 +147,7 @@ class HostMemory:
         if last is None:
             return {}
         named = {f"{HOST_GIB}{name}": gib for name, gib in (_in_gib(last) | peaks).items()}
-        return named | {AVAILABLE_GIB: last.available_bytes / _GIB}
+        return named | {AVAILABLE_GIB: last.available_bytes / GIB}
 
     def note(self, usage: Usage) -> None:
         """Remembers peaks, and warns where little is left: once for each level."""
@@ -179,10 +179,10 @@ def warning(usage: Usage, config: RunConfig) -> str:
     where = "gen" if largest.startswith("engine") else largest
     helpful = remedies(config, OutOfMemory(where, "killed"))
     return (
-        f"memory is short: {usage.available_bytes / _GIB:.1f} of {usage.limit_bytes / _GIB:.1f} "
+        f"memory is short: {usage.available_bytes / GIB:.1f} of {usage.limit_bytes / GIB:.1f} "
         f"GiB are left, and the kernel kills a process when none is. This run holds "
-        f"{usage.run_bytes / _GIB:.1f} ({', '.join(f'{name} {gib:.1f}' for name, gib in held)}), "
-        f"the rest of the machine {elsewhere / _GIB:.1f}. What helps: "
+        f"{usage.run_bytes / GIB:.1f} ({', '.join(f'{name} {gib:.1f}' for name, gib in held)}), "
+        f"the rest of the machine {elsewhere / GIB:.1f}. What helps: "
         f"{' or '.join(helpful) or 'a machine with more memory'}"
     )
 
@@ -191,7 +191,7 @@ def _in_gib(usage: Usage) -> dict[str, float]:
     named = dict(usage.processes)
     if usage.object_store_bytes:
         named["object_store"] = usage.object_store_bytes
-    return {name: count / _GIB for name, count in named.items()}
+    return {name: count / GIB for name, count in named.items()}
 
 
 def worker_name(pid: int) -> str:

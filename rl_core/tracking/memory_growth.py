@@ -49,22 +49,13 @@ class Growth:
 
 
 def growths(held: Mapping[str, Points]) -> list[Growth]:
-    """Returns the processes that grow steadily, the fastest first.
-
-    Args:
-        held: what each process held, by its name.
-    """
+    """Returns the processes that grow steadily, the fastest first."""
     found = [growth for name, points in held.items() if (growth := _growth(name, points))]
     return sorted(found, key=lambda growth: -growth.gib_per_step)
 
 
 def full_at(found: Sequence[Growth], available_gib: float) -> int:
-    """Returns the step at which nothing is left, if all go on like that.
-
-    Args:
-        found: at least one that grows.
-        available_gib: what the machine has left after their last step.
-    """
+    """Returns the step at which nothing of what is available is left, if all go on like that."""
     last_step = max(growth.last_step for growth in found)
     return last_step + round(available_gib / sum(growth.gib_per_step for growth in found))
 

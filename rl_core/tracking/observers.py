@@ -6,16 +6,19 @@ training.py, where a training process is wired.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rl_core.config.operations import BudgetConfig
 from rl_core.resources.cost import Spending
 from rl_core.runs.run_folder import RunFolder
+from rl_core.types import Rollout
 
 OnStep = Callable[[int, int, dict[str, float]], None]
 """Called with (step, last step, all metrics of the step) when it is done, logged, and where it is
 due being saved; step 0 is the test before the first step."""
+_PER_RESPONSE_TOKEN = ("gen",)
+_PER_TOKEN = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,7 @@ def all_of(observers: Sequence[StepObserver]) -> StepObserver:
 
 
 class BudgetLimit:
-    """Stops where another step would exceed the run's hours or price.
-
-    Args:
-        budget: the limits.
-        run: whose earlier steps count.
-    """
+    """Stops where another step would exceed the run's hours or price, its earlier steps counted."""
 
     def __init__(self, budget: BudgetConfig, run: RunFolder) -> None:
         self._spending = Spending(budget, run.metrics.values("timing_s/step"))
@@ -82,3 +80,18 @@ class BudgetLimit:
     def _exceeds(self, num_steps: int) -> bool:
         self._limit = self._spending.limit_within(num_steps)
         return self._limit is not None
+
+
+def per_token_ms(seconds: Mapping[str, float], rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Returns `timing_per_token_ms/*` as verl counts: `gen` by sampled tokens, the rest by all."""
+    completions = [rollout.completion for rollout in rollouts]
+    num_tokens = sum(len(rollout.prompt_ids) for rollout in rollouts)
+    num_tokens += sum(len(completion.response_ids) for completion in completions)
+    num_sampled = sum(completion.num_sampled for completion in completions)
+    divisors = dict.fromkeys(_PER_RESPONSE_TOKEN, num_sampled)
+    divisors |= dict.fromkeys(_PER_TOKEN, num_tokens)
+    return {
+        f"timing_per_token_ms/{phase}": 1e3 * seconds[f"timing_s/{phase}"] / divisor
+        for phase, divisor in divisors.items()
+        if f"timing_s/{phase}" in seconds
+    }

@@ -1,51 +1,80 @@
-"""A few rollouts of a step, small enough to be shown anywhere: read from the run's folder."""
+"""A few rollouts of a step, chosen once for wandb, the Prefect UI and `watch`."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rl_core.runs.rollout_log import rollout_files
+from rl_core.schema import ROLLOUTS
 from rl_core.system.atomic import reading
+from rl_core.system.words import without_middle
 
 COLUMNS: Final = ("step", "prompt", "response", "answer", "verdict", "score")
+"""Of a table at wandb."""
+_READ: Final = (*COLUMNS, "response_tokens", "finish_reason", "truth")
 _SAMPLES: Final = 8
 _MOST_CHARACTERS: Final = 2_000
 """Of a text; the middle of a longer one is left out."""
 
+Row = dict[str, Any]
 
-def samples_of_step(folder: Path, step: int) -> list[list[Any]]:
-    """Returns up to 8 rollouts of a step, evenly spread over its rows: `COLUMNS` of each.
 
-    The same step gives the same samples. Without rollouts of it that can be read, there are none.
+def samples_of_step(folder: Path, step: int | None = None, *, most: int = _SAMPLES) -> list[Row]:
+    """Returns a few rollouts of a step, see `in_turns`: the same ones each time.
+
+    Without rollouts of it that can be read, there are none.
 
     Args:
-        folder: a run's `rollouts/`.
-        step: that learned from them.
+        folder: a run's `rollouts/`, where it may be writing.
+        step: that learned from them; by default the last.
+        most: how many; of fewer, those that are the first of more.
     """
     try:
         with reading(folder):
-            files = [file for file in rollout_files(folder) if file.first <= step <= file.last]
+            files = rollout_files(folder)
+            step = files[-1].last if step is None and files else step
             rows = pq.read_table(
-                [file.path for file in files],
-                columns=list(COLUMNS),
+                [file.path for file in files if file.first <= (step or 0) <= file.last],
+                columns=list(_READ),
                 filters=[("step", "=", step)],
                 partitioning=None,
+                schema=ROLLOUTS,
             )
     except (OSError, ValueError, pa.ArrowException):  # none yet, aged out, or a full disk's half
         return []
-    chosen = np.unique(np.linspace(0, rows.num_rows - 1, _SAMPLES, dtype=int))
-    taken = rows.take(chosen) if rows.num_rows else rows
-    return [[_shortened(row[name]) for name in COLUMNS] for row in taken.to_pylist()]
+    return in_turns(rows.to_pylist(), most)
 
 
-def _shortened(value: Any) -> Any:
-    """Returns a text without its middle where it is too long, anything else as it is."""
-    if not isinstance(value, str) or len(value) <= _MOST_CHARACTERS:
-        return value
-    half = _MOST_CHARACTERS // 2
-    return f"{value[:half]} [...] {value[-half:]}"
+def sample_table(folder: Path, step: int) -> list[list[Any]]:
+    """Returns `COLUMNS` of `samples_of_step`, with texts of moderate length."""
+    return [
+        [
+            without_middle(value, _MOST_CHARACTERS) if isinstance(value, str) else value
+            for value in (row[name] for name in COLUMNS)
+        ]
+        for row in samples_of_step(folder, step)
+    ]
+
+
+def in_turns(rows: Sequence[Row], most: int) -> list[Row]:
+    """Returns some rows: one of each verdict in turn, `correct` first and then the most frequent.
+
+    Args:
+        rows: with a `verdict` each; of a verdict the first are taken.
+        most: to be returned.
+    """
+    counts = Counter(str(row["verdict"]) for row in rows)
+    verdicts = sorted(counts, key=lambda verdict: (verdict != "correct", -counts[verdict], verdict))
+    seen: Counter[str] = Counter()
+    turns = []
+    for row in rows:
+        verdict = str(row["verdict"])
+        turns.append((seen[verdict], verdicts.index(verdict), row))
+        seen[verdict] += 1
+    return [row for _, _, row in sorted(turns, key=lambda turn: turn[:2])[:most]]

@@ -41,7 +41,7 @@ from rl_core.runs.settings_file import leaves, read_settings
 from rl_core.system.atomic import alone_in, write_text_atomically
 from rl_core.system.child_process import channel_to_parent
 from rl_core.system.network import wandb_url, why_silent
-from rl_core.tracking.rollout_samples import COLUMNS, samples_of_step
+from rl_core.tracking.rollout_samples import COLUMNS, sample_table
 from rl_core.tracking.wandb_run_id import UPLOADED, keep_wandb_run_id, wandb_run_id
 
 START_TIMEOUT_S: Final = 10.0
@@ -105,7 +105,7 @@ def _work(run_folder: Path, mode: str, timeout_s: float, parent: _Parent) -> Non
                 raise
             _go_offline(run_folder, timeout_s, parent, first_line(error))
     rows = NewRows(run_folder / "metrics.jsonl")
-    sent = _hand_over(run, rows, partial(samples_of_step, run_folder / "rollouts"), parent)
+    sent = _hand_over(run, rows, partial(sample_table, run_folder / "rollouts"), parent)
     run.finish(exit_code=parent.exit_code)
     if mode != "offline" and rows.last_step is not None:
         facts = {"server": wandb_url(), "wandb_run_id": run.id}

@@ -22,12 +22,7 @@ _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def wandb_run_id(run_folder: Path, checkpoint: Path | None = None) -> str:
-    """Returns a run's name at wandb.
-
-    Args:
-        run_folder: `runs/<run_id>`; what it holds counts before what the checkpoint holds.
-        checkpoint: that the run resumes from.
-    """
+    """Returns a run's name at wandb: of its folder, else of the checkpoint that it resumes from."""
     resumed = checkpoint / RESUME_FOLDER / TRACKING if checkpoint else None
     return _read(run_folder / TRACKING) or (_read(resumed) if resumed else None) or run_folder.name
 

@@ -13,7 +13,7 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +21,12 @@ from typing import Any, Literal
 
 from rl_core.config.run import RunConfig
 from rl_core.runs.metrics_log import MetricsLog
+from rl_core.runs.settings_file import leaves, read_settings
 from rl_core.system.atomic import open_own
 from rl_core.system.child_process import Child, how_it_ended
 from rl_core.system.log_file import redact
-from rl_core.system.network import wandb_url
-from rl_core.tracking.wandb_run_id import UPLOADED, keep_wandb_run_id, wandb_run_id
+from rl_core.system.network import wandb_url, why_silent
+from rl_core.tracking.wandb_run_id import TRACKING, UPLOADED, keep_wandb_run_id, wandb_run_id
 
 FINISH_TIMEOUT_S = 10.0
 """What is not uploaded this long after the end waits for `countdown-train sync`."""
@@ -178,3 +179,28 @@ def _end(child: Child, timeout_s: float, exit_code: int) -> None:
             child.process.wait(timeout_s)
     finally:  # an impatient Ctrl-C too
         child.kill()
+
+
+def wants_wandb(run_folder: Path) -> bool:
+    """Says whether a run asked for wandb, in its settings or in an earlier start."""
+    asked = dict(leaves(read_settings(run_folder))).get("trainer.logger")
+    return (run_folder / TRACKING).exists() or "wandb" in (asked or ())
+
+
+def sync_runs(
+    runs: Sequence[Path], timeout_s: float = UPLOAD_TIMEOUT_S
+) -> list[dict[str, str | int]]:
+    """Uploads runs one after the other and returns one row each: run, result, steps, note.
+
+    Raises:
+        ConnectionError: the server does not answer, so nothing was tried.
+    """
+    if runs and (why := why_silent(wandb_url())) is not None:
+        raise ConnectionError(f"{wandb_url()} does not answer ({why}): nothing was uploaded")
+    rows: list[dict[str, str | int]] = []
+    for run in runs:
+        upload = upload_run(run, timeout_s)
+        rows.append(
+            {"run": run.name, "result": upload.result, "steps": upload.steps, "note": upload.note}
+        )
+    return rows

@@ -19,6 +19,7 @@ import ray
 from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rl_core.errors import last_line
 from rl_core.system.versions import version_of
 from rl_core.workers.ray_auth import send_token
 from rl_core.workers.session import options_of_cluster
@@ -94,7 +95,7 @@ def check_nodes(nodes: Iterable[str], folders: Iterable[Path]) -> None:
             try:
                 theirs, unseen = answer.future().result()
             except RayTaskError as error:
-                why = str(error.cause).strip().splitlines()[-1]  # below the other's traceback
+                why = last_line(error.cause)
                 raise ValueError(
                     f"{machine} cannot load rl_core ({why}): install there what is installed here, "
                     "and start its Ray from that environment"

@@ -6,8 +6,9 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from rl_core.errors import first_line
+from rl_core.errors import first_line, last_line
 from rl_core.system.printable import printable
+from rl_core.system.words import cut, in_one_line
 
 _TELLING: Final = ("gcs_server.err", "raylet.err", "gcs_server.out", "raylet.out")
 """Logs of the processes that must be up; Ray marks errors with E, fatal ones with C."""
@@ -25,7 +26,8 @@ def why_not_started(error: Exception, session: Path, keep_in: Path | None) -> st
         keep_in: a folder for the logs, which the line then names; without one they are lost.
     """
     logs = session / "session_latest" / "logs"
-    reason = " ".join(_telling_line(error).split())
+    is_traceback = "Traceback (most recent call last)" in str(error)  # that Ray's head sent
+    reason = in_one_line(last_line(error) if is_traceback else first_line(error))
     last = _last_words(logs)
     if keep_in is None or not logs.is_dir():
         return "; ".join(filter(None, (reason, last)))
@@ -40,14 +42,6 @@ def why_not_started(error: Exception, session: Path, keep_in: Path | None) -> st
     return "; ".join(filter(None, (reason, last, f"all its logs: {kept}")))
 
 
-def _telling_line(error: Exception) -> str:
-    """Returns the first line, or the last of a traceback that Ray's head sent."""
-    said = str(error).strip()
-    return (
-        said.splitlines()[-1] if "Traceback (most recent call last)" in said else first_line(error)
-    )
-
-
 def _last_words(logs: Path) -> str:
     """Returns the last error that a daemon wrote, else nothing; after it come but stack frames."""
     for name in _TELLING:
@@ -57,5 +51,5 @@ def _last_words(logs: Path) -> str:
             continue
         errors = [line.strip() for line in lines if " E " in line or " C " in line]
         if errors:
-            return f"{name} says: {printable(errors[-1][:_CHARACTERS])}"
+            return f"{name} says: {printable(cut(errors[-1], _CHARACTERS))}"
     return ""

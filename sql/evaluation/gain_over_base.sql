@@ -30,17 +30,7 @@ paired as (
 tested as (
     select
         *,
-        least(
-            1,
-            2 * list_sum(
-                list_transform(
-                    range(least(won, lost) + 1),
-                    lambda i: exp(
-                        lgamma(won + lost + 1) - lgamma(i + 1) - lgamma(won + lost - i + 1) - (won + lost) * ln(2)
-                    )
-                )
-            )
-        ) as p_value
+        mcnemar_p(won, lost) as p_value
     from paired
 ),
 

@@ -87,13 +87,7 @@ def measured_before(config: RunConfig) -> StepEstimate | None:
 def estimates(
     config: RunConfig, shape: ModelShape | None, machines: list[Machine]
 ) -> list[StepEstimate]:
-    """Returns what is known of a step's time: one figure, or one per machine that it may be.
-
-    Args:
-        config: the run's settings.
-        shape: of the model, None where it is unknown.
-        machines: those that the run is planned for.
-    """
+    """Returns what is known of a step's time: one figure, or one per machine that it may be."""
     known = measured_before(config)
     if known is not None:
         return [known]

@@ -19,7 +19,7 @@ from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import IMPORTED, RunFolder, RunRecord
 from rl_core.runs.settings_file import leaves, settings_as_yaml
 from rl_core.system.atomic import write_text_atomically
-from tasks.importers.failure_causes import COLOURS, PREFIX, find_failure
+from tasks.report_page.failure_causes import COLOURS, PREFIX, find_failure
 
 _STEP = re.compile(r"(?:^|\s)step:(?P<step>\d+) - (?P<metrics>.+)$")
 _METRIC = re.compile(r"^(?P<name>[\w/.@=-]+):(?:np\.\w+\()?(?P<value>[^()\s]+)\)?$")

@@ -17,13 +17,10 @@ Settings = dict[str, Any]
 """Our dotted keys and their values."""
 
 
-def read_table(name: str) -> Any:
-    """Returns what a YAML file beside this one holds; the C loader is 40 times as fast."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.load(Path(__file__).with_name(name).read_text(encoding="utf-8"), loader)
-
-
-TABLE: Final[dict[str, Any]] = read_table("verl.yaml")
+TABLE: Final[dict[str, Any]] = yaml.load(
+    Path(__file__).with_name("verl.yaml").read_text(encoding="utf-8"),
+    getattr(yaml, "CSafeLoader", yaml.SafeLoader),  # 40 times as fast
+)
 SAME: Final[dict[str, str]] = TABLE["same"]
 """verl's key -> ours, with the same meaning."""
 NEAREST: Final[dict[str, str]] = TABLE["nearest"]

@@ -56,11 +56,7 @@ def create_markdown_artifact(
 ) -> None:
     """Shows a page, in place of an earlier one of this flow run and key.
 
-    Args:
-        markdown: the page.
-        key: its name in the UI.
-        description: the line above it.
-        is_first: it is of the flow run and of no task run, which the flow run's page lists first.
+    `is_first`: it is of the flow run and of no task run, which the flow run's page lists first.
     """
     _put_unless_away("markdown", redact(markdown), key, redact(description), is_first)
 
@@ -181,11 +177,7 @@ class LiveArtifacts:
     def show(self, key: str, kind: ArtifactKind, make: Callable[[], Any], description: str) -> None:
         """Shows this soon, unless something newer comes before.
 
-        Args:
-            key: the artifact's name in the UI.
-            kind: what Prefect shall take it for.
-            make: returns what is shown; None leaves the artifact as it is.
-            description: the line above it.
+        `make` returns what is shown; None leaves the artifact as it is.
         """
         with self._changing:
             self._pending[key] = _Pending(kind, make, description)

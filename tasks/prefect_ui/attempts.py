@@ -38,11 +38,6 @@ def changes_for_retry(config: RunConfig, run: RunFolder, error: BaseException) -
 
     Nothing changes after a process died for the first time; when it dies again, the machine's
     memory is what the next attempt takes less of. A Ray that was too slow to start holds none.
-
-    Args:
-        config: as the user asked for it.
-        run: whose attempts are read.
-        error: that ended the last attempt.
     """
     in_force = settings_in_force(config, run)
     if isinstance(error, OutOfMemory):
@@ -77,11 +72,7 @@ def telling_of_the_end(config: RunConfig, run: RunFolder) -> Iterator[None]:
 
 
 def attempt_name(parameters: dict[str, Any]) -> str:
-    """Returns the train task run's name: `train`, or what is different about a later attempt.
-
-    Args:
-        parameters: of the task, with its `run`.
-    """
+    """Returns the train task run's name: `train`, or what is different about a later attempt."""
     attempts = parameters["run"].read().attempts
     if len(attempts) < 2:
         return "train"

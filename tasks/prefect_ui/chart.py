@@ -1,5 +1,6 @@
 """One chart as SVG, in the colours of whatever page it is put on, and what a hover on it says.
 
+Also four small ones as a picture: the learning curve in the Prefect UI, drawn while training.
 By hand: a plotting library takes longer to load than all charts take to draw, which the Prefect UI
 wants again and again while training needs the processor. The words of a hover are written here;
 `hover.js` of the report's templates only finds the nearest.
@@ -7,12 +8,14 @@ wants again and again while training needs the processor. The words of a hover a
 
 from __future__ import annotations
 
+import base64
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 PALETTE: Final = {
     "ink": "#1b2431",
@@ -53,6 +56,15 @@ _STROKES: Final[Mapping[Look, str]] = {
     "dots": "2.8",
     "dashes": "2;stroke-dasharray:7 4",
 }
+_HEAD: Final = 30
+"""Of the learning curve: height of the title, and of each chart's name."""
+_CHARTS: Final = {
+    "accuracy": (("reward/accuracy", "training", "train"), ("val/accuracy", "test", "test")),
+    "score, partial credit included": (("critic/score/mean", "", "test"),),
+    "tokens per response": (("response_length/mean", "", "test"),),
+    "KL to the reference, nats per response": (("critic/kl", "", "test"),),
+}
+"""Metric, name and colour of each line."""
 
 
 @dataclass(frozen=True)
@@ -309,3 +321,50 @@ def _say(x: float, names: Mapping[float, str], series: Sequence[Series]) -> str:
 
 def _mean_of(span: int) -> str:
     return f", mean of {span}" if span > 1 else ""
+
+
+def learning_curve(rows: Sequence[Mapping[str, Any]], title: str) -> str | None:
+    """Returns accuracy, score, length and KL by ascending steps as an SVG data URI, if any.
+
+    Args:
+        rows: `step` and metrics, as in `metrics.jsonl`.
+        title: stands above the charts.
+    """
+    drawings: list[str] = []
+    for name, lines in _CHARTS.items():
+        series = [Series(words, colour, _points(rows, metric)) for metric, words, colour in lines]
+        if chart := draw(series, ""):
+            x = len(drawings) % 2 * WIDTH
+            y = _HEAD + len(drawings) // 2 * (_HEAD + HEIGHT)
+            only = [one.name for one in series if one.points]
+            words = f"{name}, {only[0]}" if only != [one.name for one in series] else name
+            named = text(WIDTH / 2, 20, words, colour="ink", anchor="middle")
+            drawing = f'<g transform="translate(0 {_HEAD})">{chart.drawing}</g>'
+            drawings.append(f'<g transform="translate({x} {y})">{named}{drawing}</g>')
+    if not drawings:
+        return None
+    width, height = 2 * WIDTH, _HEAD + math.ceil(len(drawings) / 2) * (_HEAD + HEIGHT)
+    head = text(12, 21, title, colour="ink", more=' font-size="15"')
+    svg = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">'
+        f'<rect width="{width}" height="{height}" fill="white"/>'
+        f"{head}{''.join(drawings)}</svg>"
+    )
+    colours = {name.replace("_", "-"): colour for name, colour in PALETTE.items()}
+    svg = re.sub(r"var\(--([a-z-]+)\)", lambda found: colours[found[1]], svg)
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
+
+
+def as_picture(uri: str | None) -> str | None:
+    """Returns the picture as markdown: beneath an image artifact the page shows its URI in full."""
+    return None if uri is None else f"![accuracy, score, tokens and KL by step]({uri})\n"
+
+
+def _points(rows: Sequence[Mapping[str, Any]], metric: str) -> list[tuple[float, float]]:
+    """Returns a metric by step, without what is no number."""
+    return [
+        (float(row["step"]), float(value))
+        for row in rows
+        if (value := row.get(metric)) is not None and math.isfinite(value)
+    ]

@@ -48,13 +48,7 @@ class Listeners:
 
 
 def notify(listeners: Listeners, message: Mapping[str, Any], log: Log) -> None:
-    """Tells all listeners, and logs a line on each.
-
-    Args:
-        listeners: may be none.
-        message: what JSON can hold, `event` among it.
-        log: hears a warning where a listener was not reached.
-    """
+    """Tells all listeners, and logs a line on each: a warning where one was not reached."""
     for who, refusal in deliver(listeners, message).items():
         if refusal is None:
             log.info("%s was told: %s", who, message["event"])

@@ -6,24 +6,32 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from tqdm import tqdm
 
 from rl_core.config.operations import BudgetConfig
 from rl_core.config.run import RunConfig
 from rl_core.resources.cost import Spread, time_left
+from rl_core.runs.rollout_log import RolloutLog
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.log_file import Log
+from rl_core.system.words import without_middle
 from rl_core.tracking.diagnosis import diagnose
-from tasks.prefect_ui.artifacts import LiveArtifacts
-from tasks.prefect_ui.learning_curve import as_picture, learning_curve
-from tasks.prefect_ui.samples import latest_samples
+from rl_core.tracking.rollout_samples import samples_of_step
+from tasks.prefect_ui.artifacts import LiveArtifacts, quoted
+from tasks.prefect_ui.chart import as_picture, learning_curve
 
 LOG_INTERVAL_S = 30.0
 DIAGNOSIS_STEPS = 5
 """Between two diagnoses; more of a run of more than 500 steps."""
 _DIAGNOSES_PER_RUN = 100
+_SAMPLES: Final = 4
+"""Responses shown of the last step."""
+_LONGEST_PROMPT: Final = 1_000
+_LONGEST_RESPONSE: Final = 1_500
+"""Characters: the beginning and the end of what is longer."""
+_GAP: Final = "\n[...]\n"
 
 
 def describe(metrics: dict[str, float]) -> str:
@@ -158,3 +166,23 @@ class TrainingProgress:
             lines = [f"- **{one.says}** ({one.evidence}). Try: {one.advice}" for one in found]
             text = "\n".join(lines)
             self._artifacts.show("diagnosis", "markdown", lambda: text, f"As of step {step}.")
+
+
+def latest_samples(rollouts: RolloutLog) -> str | None:
+    """Returns responses of the last step, if any, as markdown that none can break out of."""
+    rows = samples_of_step(rollouts.folder, most=_SAMPLES)
+    if not rows:
+        return None
+    parts = [f"Of step {rows[0]['step']}:", *map(_as_markdown, rows)]
+    more = f"countdown-train sql samples_of_a_verdict --run {rollouts.run_id} -p verdict=correct"
+    return "\n\n".join([*parts, f"More of them: `{more}`"]) + "\n"
+
+
+def _as_markdown(row: dict[str, Any]) -> str:
+    head = (
+        f"### {row['verdict']}: score {row['score']:g}, {row['response_tokens']} tokens, "
+        f"{row['finish_reason']}"
+    )
+    prompt = quoted(without_middle(row["prompt"], _LONGEST_PROMPT, _GAP))
+    response = quoted(without_middle(row["response"], _LONGEST_RESPONSE, _GAP))
+    return f"{head}\n\nAsked:\n\n{prompt}\n\nAnswered:\n\n{response}"

@@ -20,22 +20,12 @@ from rl_core.runs.run_folder import RunFolder
 
 
 def once_per_flow_run(context: TaskRunContext, inputs: Mapping[str, Any]) -> str:
-    """Returns a cache key that a stage of a flow run has in common with its retries alone.
-
-    Args:
-        context: of the task run.
-        inputs: the task's arguments: settings, the run's folder, paths, plain values.
-    """
+    """Returns a cache key that a stage of a flow run has in common with its retries alone."""
     return key_of(context, {name: _plain(value) for name, value in inputs.items()})
 
 
 def once_per_training(context: TaskRunContext, inputs: Mapping[str, Any]) -> str:
-    """Returns a key as `once_per_flow_run` does, which is another one when training has gone on.
-
-    Args:
-        context: of the task run.
-        inputs: the task's arguments, `run` among them.
-    """
+    """Returns a key as `once_per_flow_run` does, which is another one when training has gone on."""
     metrics = inputs["run"].metrics.path
     trained_at = metrics.stat().st_mtime_ns if metrics.exists() else None
     return once_per_flow_run(context, {**inputs, "trained_at": trained_at})

@@ -23,6 +23,7 @@ from rl_core.config.run import RunConfig
 from rl_core.resources.placement import card_tenants
 from rl_core.system.process_env import environment_of_child
 from rl_core.system.versions import version_of
+from rl_core.system.words import in_one_line
 from tasks.preflight_checks.finding import Finding
 
 _PROBE_TIMEOUT_S: Final = 30.0
@@ -259,4 +260,4 @@ def _nvidia_smi(query: str) -> list[str]:
         )
     except (OSError, subprocess.SubprocessError):
         return []
-    return [" ".join(line.split()) for line in said.stdout.splitlines() if line.strip()]
+    return [in_one_line(line) for line in said.stdout.splitlines() if line.strip()]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
-
-GIB: Final = 2**30
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from prefect.exceptions import PrefectException, PrefectHTTPStatusError
 from prefect.settings import get_current_settings
 
 from rl_core.system.network import PROBE_TIMEOUT_S, why_unreachable
-from tasks.preflight_checks.finding import GIB, Finding
+from rl_core.system.words import GIB
+from tasks.preflight_checks.finding import Finding
 
 _OUR_FOLDERS: Final = "/rl-"
 """Ray's daemons name their session's folder: ours start like this."""

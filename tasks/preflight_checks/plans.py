@@ -1,15 +1,17 @@
-"""Preflight's arithmetic: what the run will need of memory and disk (`preflight_time`: of time)."""
+"""Preflight's arithmetic: what the run will need of memory and disk, and how long a text may be."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from rl_core.config.base_model import NUM_POSITIONS
 from rl_core.config.run import RunConfig
 from rl_core.data.gguf_source import local_folder
 from rl_core.resources.disk_plan import disk_plan
@@ -34,10 +36,11 @@ from rl_core.resources.memory_plan import (
 )
 from rl_core.resources.placement import why_no_shared_card
 from rl_core.system.versions import version_of
+from rl_core.system.words import GIB, disk_size
 from rl_core.tracking.host_memory import memory_left, own_bytes
 from tasks.hours.time_plan import planned_steps
 from tasks.preflight_checks.device import Card, read_device
-from tasks.preflight_checks.finding import GIB, Finding
+from tasks.preflight_checks.finding import Finding
 
 _FLOAT32: Final = 4
 _VERSIONS_IN_FLIGHT: Final = 4
@@ -45,6 +48,8 @@ _VERSIONS_IN_FLIGHT: Final = 4
 _SAVE_S_PER_GB: Final = 2.4
 """Of a snapshot and its write, on a busy machine (benchmarks/checkpoints.py)."""
 _NO_HELP: Final = "data.train_batch_size and trainer.test_problems change nothing here"
+_STRETCHED: Final = ("linear", "dynamic")
+"""Kinds of RoPE that read `factor` times as many tokens as the config's positions."""
 
 
 def memory_findings(config: RunConfig) -> Iterator[Finding]:
@@ -178,9 +183,10 @@ def disk_findings(config: RunConfig) -> Iterator[Finding]:
     free = shutil.disk_usage(_existing(config.storage.root)).free
     at = plan.fills_at(free)
     said = (
-        f"a checkpoint takes {_size(plan.checkpoint_bytes)}, those kept {_size(plan.kept_bytes)} "
-        f"with the one being written; rollouts, tests and metrics {_size(plan.step_bytes)} a step "
-        f"at most; {_size(plan.total_bytes)} after {num_steps:,} steps, {_size(free)} are free"
+        f"a checkpoint takes {disk_size(plan.checkpoint_bytes)}, those kept "
+        f"{disk_size(plan.kept_bytes)} with the one being written; rollouts, tests and metrics "
+        f"{disk_size(plan.step_bytes)} a step at most; {disk_size(plan.total_bytes)} after "
+        f"{num_steps:,} steps, {disk_size(free)} are free"
     )
     if at == 0:
         yield Finding(
@@ -227,8 +233,8 @@ def _temporary_files(sent_bytes: int) -> Iterator[Finding]:
     yield Finding(
         "disk plan",
         "warning" if wanted <= on_disk else "fatal",
-        f"Ray wants {_size(wanted)} for weights on their way, {shared} has {_size(free)} free; it "
-        f"will use {spill} ({_size(on_disk)} free), which is slower",
+        f"Ray wants {disk_size(wanted)} for weights on their way, {shared} has {disk_size(free)} "
+        f"free; it will use {spill} ({disk_size(on_disk)} free), which is slower",
         "give the machine (or container: --shm-size) more shared memory",
     )
 
@@ -252,8 +258,34 @@ def _existing(path: Path) -> Path:
     return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
 
 
-def _size(num_bytes: int) -> str:
-    """Bytes as a person says them: `18 MB`, `37.0 GB`."""
-    if num_bytes < 10**9:
-        return f"{max(num_bytes / 10**6, 0.1):.3g} MB"
-    return f"{num_bytes / 10**9:.1f} GB"
+def length_findings(config: RunConfig) -> Iterator[Finding]:
+    """Nothing where the longest rollout fits: vLLM would refuse another as it loads."""
+    positions, data = _positions(config), config.data
+    longest = data.max_prompt_length + data.max_response_length
+    if positions is None or longest <= positions:
+        return
+    model = "the home-made base model" if config.model.path is None else config.model.path
+    yield Finding(
+        "lengths",
+        "fatal",
+        f"data.max_prompt_length={data.max_prompt_length} and data.max_response_length="
+        f"{data.max_response_length} are {longest:,} tokens, and {model} reads {positions:,}",
+        "lower one of them, or set model.path to a model that reads more",
+    )
+
+
+def _positions(config: RunConfig) -> int | None:
+    """Returns how many tokens the model reads; None where nothing here tells it."""
+    if config.model.path is None:
+        return NUM_POSITIONS
+    try:
+        file = local_folder(config.model.path, config.storage.root) / "config.json"
+        settings: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None  # said of the model
+    positions = settings.get("max_position_embeddings")
+    if positions is None:
+        return None
+    rope = settings.get("rope_scaling") or settings.get("rope_parameters") or {}
+    is_stretched = rope.get("rope_type", rope.get("type")) in _STRETCHED
+    return int(positions * (rope.get("factor") or 1)) if is_stretched else int(positions)

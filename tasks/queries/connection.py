@@ -14,6 +14,7 @@ import duckdb
 import polars as pl
 import pyarrow as pa
 
+from rl_core.system.words import in_one_line
 from tasks.queries.saved_questions import Value
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _paths(files: Sequence[Path]) -> str:
 
 
 def _message(error: duckdb.Error) -> str:
-    return " ".join(str(error).split("\n\nLINE ")[0].split())
+    return in_one_line(str(error).split("\n\nLINE ")[0])
 
 
 def select(
@@ -116,13 +117,7 @@ def select(
     parameters: Mapping[str, Value],
     tables: Sequence[str],
 ) -> pl.DataFrame:
-    """Returns the rows of one SELECT.
-
-    Args:
-        connection: of `connect`.
-        sql: one SELECT.
-        parameters: values of its `$parameters`.
-        tables: names of those there are, for messages.
+    """Returns the rows of one SELECT; `tables` are the names of those there are, for messages.
 
     Raises:
         ValueError: not one SELECT, or DuckDB refuses it.

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rl_core.errors import first_line
+from rl_core.system.words import disk_size
 
 CountTokens: TypeAlias = Callable[[Sequence[Any]], Sequence[int]]
 """Tokens of each text of a batch; a text is a string, or a conversation (role, content)."""
@@ -59,7 +60,7 @@ def columns(file: Path) -> pl.DataFrame:
 def describe_file(file: Path) -> str:
     """Returns how much a file holds, in one line."""
     rows, size = pq.read_metadata(file).num_rows, file.stat().st_size
-    return f"{file}: {rows:,} rows, " + (f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size} bytes")
+    return f"{file}: {rows:,} rows, {disk_size(size)}"
 
 
 @dataclass(frozen=True)

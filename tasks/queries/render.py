@@ -6,13 +6,14 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 import polars as pl
 
 from rl_core.system.printable import printable
+from rl_core.system.words import counted, cut
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -78,6 +79,26 @@ def render_queries(queries: Sequence[Query], *, width: int) -> str:
     return as_text(table, width)
 
 
+def plain_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a table as wide as its texts need, a line per row."""
+    return _side_by_side(
+        _align(column, to_right=False) for column in zip(heads, *rows, strict=True)
+    )
+
+
+def markdown_table(
+    heads: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Collection[int] = ()
+) -> str:
+    """Returns the lines of a table in markdown; `numbers` are the columns that end flush."""
+    ends = ["---:" if i in numbers else "---" for i in range(len(heads))]
+    lines = [f"| {' | '.join(map(str, row))} |" for row in (heads, *rows)]
+    return "\n".join([lines[0], f"|{'|'.join(ends)}|", *lines[1:]])
+
+
+def _side_by_side(columns: Iterable[Sequence[str]]) -> str:
+    return "".join(f"{'  '.join(row).rstrip()}\n" for row in zip(*columns, strict=True))
+
+
 def _table(every: pl.DataFrame, width: int, most_rows: int) -> bytes:
     """A table that is made narrower, where it is too wide, by what costs the reader least.
 
@@ -106,11 +127,10 @@ def _table(every: pl.DataFrame, width: int, most_rows: int) -> bytes:
     if is_cut:
         cells = {name: [*column[:half], "⋮", *column[half:]] for name, column in cells.items()}
     height = 1 + max((head.count("\n") for head in heads.values()), default=0)
-    shown = [
+    lines = _side_by_side(
         _align(_lines(heads[name], height) + column, to_right=frame[name].dtype.is_numeric())
         for name, column in cells.items()
-    ]
-    lines = "".join(f"{'  '.join(row).rstrip()}\n" for row in zip(*shown, strict=True))
+    )
     shown_here = f", the first and last {half} here: --format csv has all" if is_cut else ""
     return f"{told}{lines}{_count(every)[:-1]}{shown_here})\n".encode()
 
@@ -161,7 +181,7 @@ def _shortened(
     left = width - sum(size + 2 for name, size in widths.items() if name not in long)
     room = max(_LEAST_TEXT, left // max(1, len(long)) - 2)
     return {
-        name: [_shorten(cell, room) if name in long else cell for cell in column]
+        name: [cut(cell, room) if name in long else cell for cell in column]
         for name, column in cells.items()
     }, room >= _LONG_TEXT or not long
 
@@ -213,11 +233,7 @@ def _cell(value: object) -> str:
 
 
 def _count(frame: pl.DataFrame) -> str:
-    return f"({frame.height or 'no'} row{'' if frame.height == 1 else 's'})"
-
-
-def _shorten(text: str, room: int) -> str:
-    return text if len(text) <= room else text[: room - 1] + "…"
+    return f"({counted(frame.height, 'row') if frame.height else 'no rows'})"
 
 
 def _csv(frame: pl.DataFrame) -> bytes:

@@ -21,6 +21,7 @@ import polars as pl
 import pyarrow as pa
 
 from rl_core import schema
+from rl_core.system.words import in_one_line
 from tasks.queries import run_tables as run_files
 from tasks.queries.connection import connect, quoted, register, select
 from tasks.queries.saved_questions import SQL_FOLDER, Query, Value, load_query
@@ -73,14 +74,7 @@ def ask(
 def values_there(
     name: str, arguments: Mapping[str, Value], *, root: Path, run: str | None = None
 ) -> str | None:
-    """Says which values there are where a saved question is asked for one that no row has.
-
-    Args:
-        name: of the question.
-        arguments: values of its parameters, as `ask` takes them.
-        root: `storage.root`.
-        run: a run id or `latest`; by default all runs.
-    """
+    """Says which values there are where `ask` is asked for one that no row has."""
     default = {parameter.name: parameter.default for parameter in load_query(name).parameters}
     for parameter, (view, column) in _VALUES.items():
         value = arguments.get(parameter)
@@ -141,6 +135,7 @@ def _answer(
         }
         with connect(tables | _records(root, of), own) as connection:
             _create_views(connection, named if is_ours else VIEWS)
+            connection.execute((SQL_FOLDER / "macros.sql").read_text(encoding="utf-8"))
             return select(connection, sql, parameters, VIEWS)
 
 
@@ -180,14 +175,10 @@ def _read_view(view: str) -> str:
 
 
 def export_catalog(root: Path, file: Path) -> None:
-    """Writes a DuckDB file with all views, for any DuckDB client.
+    """Writes a DuckDB file with all views, for any DuckDB client from 1.0 on.
 
     Rollouts, rescores and answers to tests stay where they are, and new ones are seen at the next
     query; metrics, records, settings and footers are copied as they are now.
-
-    Args:
-        root: `storage.root`.
-        file: to be written; the format is that of DuckDB 1.0, which later ones read.
 
     Raises:
         ValueError: it cannot be written, or something else is there.
@@ -215,7 +206,7 @@ def export_catalog(root: Path, file: Path) -> None:
         new.replace(file)
     except (duckdb.Error, OSError) as error:
         new.unlink(missing_ok=True)
-        raise ValueError(f"{file} cannot be written: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{file} cannot be written: {in_one_line(error)}") from error
 
 
 def _refuse_to_replace(file: Path) -> None:
@@ -312,11 +303,7 @@ class CheckSession:
     def violations(
         self, check: Query, parameters: Mapping[str, Value] | None = None
     ) -> pl.DataFrame:
-        """Returns the rows that violate one check (none: it passes).
-
-        Args:
-            check: what its SELECT reads has been added.
-            parameters: values of its `$parameters`; defaults come from the check's header.
+        """Returns the rows that violate one check, whose tables have been added (none: it passes).
 
         Raises:
             ValueError: the SELECT does not fit the tables' columns.

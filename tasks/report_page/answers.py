@@ -17,9 +17,10 @@ from rl_core.evaluation.files import PAGE
 from rl_core.evaluation.summary import EvaluationSummary, summarise
 from rl_core.system.atomic import is_disk_full, write_text_atomically
 from rl_core.system.printable import printable
+from rl_core.system.words import in_one_line, without_middle
+from rl_core.tracking.rollout_samples import in_turns
 from rl_core.types import Problem
 from tasks.prefect_ui.artifacts import create_markdown_artifact, quoted
-from tasks.prefect_ui.samples import in_turns
 from tasks.report_page.samples import Sample, as_sample
 
 IN_TERMINAL: Final = 3
@@ -107,14 +108,9 @@ def choose_answers(rows: Sequence[Row], problems: Sequence[Problem], *, most: in
 
 
 def write_page(rows: Sequence[Row], problems: Sequence[Problem], file: Path) -> None:
-    """Writes the page of a model's answers beside the file of their rows.
+    """Writes the page of a model's answers (see `choose_answers`) beside the file of their rows.
 
     A full disk costs the page and a warning.
-
-    Args:
-        rows: complete, of one model and evaluation.
-        problems: that were asked.
-        file: of the rows.
     """
     from tasks.report_page.page import render_answers  # which needs `Answers`
 
@@ -148,12 +144,7 @@ def show_answers(several: Sequence[Answers], pages: Sequence[Path]) -> None:
 
 
 def as_markdown(several: Sequence[Answers], pages: Sequence[Path]) -> str:
-    """Returns some answers of each model as markdown that no text of a model can break out of.
-
-    Args:
-        several: the models' answers.
-        pages: where more of them can be seen.
-    """
+    """Returns some answers as markdown that no text of a model can break out of, and the pages."""
     parts = []
     for one in several:
         parts.append(f"## {one.name}: {one.num_right} of {one.summary.num_problems} right")
@@ -176,20 +167,17 @@ def _in_words(row: Row, asked: Mapping[int, Problem]) -> str:
     truth = problem.ground_truth
     if isinstance(truth, Mapping) and truth.keys() >= {"numbers", "target"}:
         return f"{', '.join(map(str, truth['numbers']))} -> {truth['target']}"
-    question = _cut(question_in(problem.messages[-1]["content"]), _LONGEST_QUESTION)
-    return f"{question} -> {_cut(shown_truth(truth), _LONGEST_QUESTION)}"
+    question = _short(question_in(problem.messages[-1]["content"]), _LONGEST_QUESTION)
+    return f"{question} -> {_short(shown_truth(truth), _LONGEST_QUESTION)}"
 
 
 def _line(text: str) -> str:
-    return printable(_cut(text, _LONGEST_LINE))
+    return printable(_short(text, _LONGEST_LINE))
 
 
 def _end(text: str) -> str:
-    return printable(" ".join(text.split())[-_LONGEST_LINE:])
+    return printable(in_one_line(text)[-_LONGEST_LINE:])
 
 
-def _cut(text: str, longest: int) -> str:
-    """Returns a text in one line, without its middle where it is longer."""
-    line = " ".join(text.split())
-    half = longest // 2
-    return line if len(line) <= longest else f"{line[:half]} ... {line[-half:]}"
+def _short(text: str, longest: int) -> str:
+    return without_middle(in_one_line(text), longest)

@@ -74,11 +74,7 @@ _OVERLAID = (
 
 
 def overlaid(curves: Mapping[str, pl.DataFrame]) -> dict[str, Chart]:
-    """Returns charts with one line per run: title to chart.
-
-    Args:
-        curves: rows of `learning_curve` by run, in the order of the legend.
-    """
+    """Returns charts with one line per run (rows of `learning_curve` by run): title to chart."""
     return _drawn(
         {
             title: draw(

@@ -42,11 +42,7 @@ class Comparison:
 
 
 def compare_runs(root: Path, names: Sequence[str]) -> Comparison:
-    """Returns the comparison of some runs.
-
-    Args:
-        root: `storage.root`.
-        names: run ids, or `latest`.
+    """Returns the comparison of some runs, named by their ids or `latest`.
 
     Raises:
         ValueError: there is no such run, or fewer than two are named.

@@ -10,41 +10,14 @@ from typing import Any
 
 from rl_core.runs.resume import remarks
 from rl_core.runs.run_folder import AFTER, Attempt, RunFolder, RunRecord
+from rl_core.system.words import counted
+from tasks.report_page.failure_causes import SURVIVED
 
 _MOST_WARNINGS = 40
 _LINE = re.compile(
     r"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)Z "
     r"(?P<level>WARNING|ERROR|CRITICAL) (?P<logger>[\w.]+): (?P<message>.*)"
 )
-
-_LEFT_OUT = "left out, training went on"
-_FULL_DISK = {
-    r"the disk filled up while step (\d+) was saved": (
-        "the disk filled up during a save",
-        "older checkpoints were deleted for it, training went on",
-    ),
-    r"of step (\d+) the model alone was saved": (
-        "no room for a whole checkpoint",
-        "the model alone was saved, training went on",
-    ),
-    r"step (\d+) was not saved": (
-        "a checkpoint could not be saved",
-        "the one before stands, training went on",
-    ),
-    r"the rollouts of step (\d+) could not be written": (
-        "rollouts could not be written",
-        _LEFT_OUT,
-    ),
-    r"the metrics of step (\d+) could not be written": ("metrics could not be written", _LEFT_OUT),
-    r"the answers of the test at (\d+) could not be written": (
-        "answers of a test could not be written",
-        _LEFT_OUT,
-    ),
-}
-"""What a run's log says of a disk without room: pattern with the step -> what, and how it went on.
-
-The metrics cannot tell: they may be what found no room.
-"""
 
 
 @dataclass(frozen=True)
@@ -136,7 +109,7 @@ def _out_of_memory(rows: Iterable[dict[str, Any]]) -> list[Fault]:
     return [
         Fault(
             f"step {first[phase]}",
-            f"out of memory in {phase}, {_times(counts[phase])}",
+            f"out of memory in {phase}, {counted(counts[phase], 'time')}",
             f"split and done again, the result unchanged{left.get(phase, '')}",
         )
         for phase in sorted(counts, key=lambda phase: first[phase])
@@ -150,7 +123,7 @@ def _engine_restarts(rows: Iterable[dict[str, Any]]) -> list[Fault]:
         [
             Fault(
                 f"step {next(iter(died))}",
-                f"a rollout engine died, {_times(sum(died.values()))}",
+                f"a rollout engine died, {counted(sum(died.values()), 'time')}",
                 "started again, its responses asked once more, the result unchanged",
             )
         ]
@@ -160,14 +133,10 @@ def _engine_restarts(rows: Iterable[dict[str, Any]]) -> list[Fault]:
 
 
 def _full_disk(logged: Iterable[LoggedWarning]) -> list[Fault]:
-    """Returns what found no room on the disk, each kind once."""
+    """Returns what found no room on the disk, by the log: metrics may be what found none."""
     return [
-        Fault(f"step {match[1]}", f"{what}, {_times(line.count)}", how)
+        Fault(f"step {match[1]}", f"{what}, {counted(line.count, 'time')}", how)
         for line in logged
-        for pattern, (what, how) in _FULL_DISK.items()
-        if (match := re.search(pattern, line.message)) is not None
+        for pattern, what, how in SURVIVED
+        if (match := pattern.search(line.message)) is not None
     ]
-
-
-def _times(count: int) -> str:
-    return f"{count} time{'s' if count > 1 else ''}"

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any, Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from rl_core.resources.oom_recovery import in_words
+from rl_core.system.words import disk_size, exact_duration
 from tasks.prefect_ui.chart import PALETTE
+from tasks.queries.render import markdown_table
 from tasks.report_page.answers import Answers
 from tasks.report_page.charts import charts, overlaid, resource_charts
 from tasks.report_page.compare import Comparison
@@ -73,17 +78,36 @@ def _environment(*, autoescape: bool) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"share": _share, "bytes": _bytes, "time": _time, "signed": _signed}
+    kinds = {kind: partial(_shown, kind=kind) for kind in _KINDS}
+    environment.filters |= {"shown": _shown, "in_markdown": _in_markdown, **kinds}
     environment.filters |= {"typed": in_words, "setting": _setting}
     return environment
 
 
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+_KINDS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "share": "{:.3f}".format,
+    "signed": "{:+.3f}".format,
+    "whole": "{:.0f}".format,
+    "hundredths": "{:.2f}".format,
+    "time": exact_duration,
+    "bytes": disk_size,
+}
+"""How a number is shown."""
 
 
-def _signed(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.3f}"
+def _shown(value: Any, kind: str) -> Any:
+    if value is None and kind:
+        return "-"
+    return _KINDS[kind](value) if kind in _KINDS else value
+
+
+def _in_markdown(rows: Iterable[Any], columns: Sequence[tuple[str, Any, str]]) -> str:
+    """Returns a table of rows; of each column its head, field and kind, a number if it has one."""
+    return markdown_table(
+        [head for head, _, _ in columns],
+        [[_shown(row[field], kind) for _, field, kind in columns] for row in rows],
+        numbers=[i for i, (_, _, kind) in enumerate(columns) if kind],
+    )
 
 
 def _setting(value: object) -> str:
@@ -93,21 +117,3 @@ def _setting(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "null" if value is None else str(value)
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
-
-
-def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

@@ -16,6 +16,7 @@ import polars as pl
 
 from rl_core.envs.text_problems import shown_truth
 from rl_core.runs.run_folder import RunFolder
+from rl_core.system.words import cut, in_one_line
 from tasks.queries import sql
 
 Row = dict[str, Any]
@@ -163,9 +164,7 @@ def problem_in_words(ground_truth: str | None) -> str:
         return ""
     with suppress(TypeError, KeyError):
         return f"{', '.join(map(str, truth['numbers']))} -> {truth['target']}"
-    line = " ".join(shown_truth(truth).split())
-    short = line if len(line) <= _LONGEST_TRUTH else f"{line[:_LONGEST_TRUTH]}..."
-    return f"the answer is {short}"
+    return f"the answer is {cut(in_one_line(shown_truth(truth)), _LONGEST_TRUTH)}"
 
 
 def _is_right(row: Row) -> bool:
@@ -226,10 +225,6 @@ def cut_around_answer(
 
 
 def from_the_end(verdicts: pl.DataFrame) -> int:
-    """Returns the step from which on samples are taken: the last fifth of training.
-
-    Args:
-        verdicts: rows with a `step`, of steps that have rollouts.
-    """
+    """Returns the step from which on samples are taken: the last fifth of those with rollouts."""
     last = int(verdicts["step"].max() or 0)  # type: ignore[arg-type]  # an int column, or empty
     return max(1, last - last // 5)

@@ -19,6 +19,7 @@ from typing import Final
 
 from rl_core.system.log_file import Log, redact
 from rl_core.system.printable import printable
+from rl_core.system.words import cut
 
 TRAINER_LOGGER: Final = "tasks.train"
 """What the trainer logs under this name goes to the logger of whoever asked for the training."""
@@ -62,11 +63,7 @@ _OTHERS: Final = tuple(
 
 
 def worth_telling(line: str) -> tuple[int, str] | None:
-    """Returns level and text of a line that people should see, None for any other.
-
-    Args:
-        line: of a worker's output.
-    """
+    """Returns level and text of a worker's line that people should see, None for any other."""
     for pattern in (_OURS, *_OTHERS):
         if match := pattern.fullmatch(line.rstrip()):
             level = match.groupdict().get("level")
@@ -94,7 +91,7 @@ class _Tail:
             if not self._may_tell():
                 left += 1
                 continue
-            text = printable(redact(found[1]))[:_LINE_CHARACTERS]
+            text = cut(printable(redact(found[1])), _LINE_CHARACTERS)
             logger.log(found[0], "%s: %s", self.path.stem, text)
         if left:
             logger.warning("%s: %d more lines, in %s", self.path.stem, left, self.path)
@@ -127,14 +124,10 @@ class _Tail:
 
 @contextmanager
 def worker_logs(folder: Path, logger: Log) -> Iterator[None]:
-    """Passes on what learner and engines say within the block, each thing once.
+    """Passes on what learner and engines say within the block, each thing once: `engine_0: text`.
 
-    A thread looks into their files now and then: it costs the workers nothing, and a worker that
-    writes without end costs no more than the last of it.
-
-    Args:
-        folder: a run's `workers/`, where the files are or will be.
-        logger: hears `engine_0: text` at the level at which it was said.
+    A thread looks into their files in a run's `workers/` now and then: it costs the workers
+    nothing, and a worker that writes without end costs no more than the last of it.
     """
     tails = {path: _Tail(path, from_start=False) for path in _files(folder)}
     over = threading.Event()

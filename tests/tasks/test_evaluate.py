@@ -78,13 +78,17 @@ def test_a_token_without_a_row_in_the_model_is_named(tmp_path, tiny_model_path):
         evaluator.ask(KnowingEngines(tiny_model_path), "base", model)
 
 
-def test_both_models_are_scored_on_disk_and_in_the_runs_record(tmp_path, tiny_model_path):
+def test_both_models_are_scored_on_disk_and_in_the_runs_record(
+    tmp_path, tiny_model_path, monkeypatch
+):
     data = write_data(tmp_path / "data")
     config = settings(tmp_path / "out")
     run = finished_run(config, tiny_model_path)
     engines = KnowingEngines(tiny_model_path)
     before, after = evaluate_with(engines, config, run, data, tiny_model_path)
     assert engines.loaded == ["step_000007"]
+    monkeypatch.delattr("tasks.evaluate.call_supervised")  # all is known: no process is started
+    assert evaluate_run(config, run, data, tiny_model_path) == [before, after]
 
     assert (before.model, before.step, before.accuracy.value) == ("base", 0, 0.25)
     assert (after.model, after.step, after.accuracy.value) == ("step_000007", 7, 1.0)

@@ -106,7 +106,8 @@ def test_a_failure_by_a_full_disk_names_the_place_and_what_to_do(disk):
     assert "No space left on device" in words
     assert str(disk) in words
     assert words.endswith(
-        ": delete other runs or files on that disk, or set storage.root to a folder of another"
+        ": delete other runs or files, or set storage.root to a folder of another disk; "
+        "checkpoints.keep_last=1 keeps fewer checkpoints"
     )
     assert len(one_line(OSError(28, "w" * 1_000))) == 400
 

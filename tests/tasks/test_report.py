@@ -125,7 +125,7 @@ def test_markdown_has_headline_and_tables_but_no_model_text(alpha):
     assert "\npreset quickstart · 3 steps · 5 min 00 s\n" in markdown
     assert "\n| solutions | problems | before | after | gain |\n|---|---:|" in markdown
     assert "\n| 8-15 | 1 | 1.000 | 0.000 | -1.000 |\n" in markdown
-    assert "\n| step_000003 | 4 | 1.000 | 1.000 to 1.000 |\n" in markdown
+    assert "\n| step_000003 | 4 | 1.000 | 1.000 | 1.000 |\n" in markdown
     assert "\n| train | 3 min 00 s |\n" in markdown
     assert "response" not in markdown
 

@@ -104,8 +104,9 @@ def test_a_full_disk_still_takes_the_last_words_and_says_how_much_to_free(tmp_pa
             "step 400"
         )
         assert record.reason == (
-            "OSError: [Errno 28] No space left on device: delete other runs or files on that disk, "
-            "or set storage.root to a folder of another"
+            "OSError: [Errno 28] No space left on device: delete other runs or files, or set "
+            "storage.root to a folder of another disk; checkpoints.keep_last=1 keeps fewer "
+            "checkpoints"
         )
         assert record.last_metrics == {"step": 1, **METRICS}
         rows = [row["step"] for row in run.metrics.read()]
@@ -176,7 +177,7 @@ def test_the_page_names_reason_advice_and_numbers_and_shows_text_as_it_is():
         "",
         "**What to do next:** do *this*",
         "",
-        "| last measured | |",
+        "| last measured |  |",
         "|---|---:|",
         "| step | 2 |",
         "| critic/kl | 0.01234 |",

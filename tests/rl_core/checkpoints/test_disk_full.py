@@ -20,12 +20,12 @@ import transformers
 
 from rl_core.batch import TrainBatch
 from rl_core.checkpoints.background_save import BackgroundSave
-from rl_core.checkpoints.retention import gigabytes
 from rl_core.checkpoints.store import latest, list_checkpoints
 from rl_core.config.operations import CheckpointsConfig
 from rl_core.config.run import RunConfig
 from rl_core.learner.learner import STATE_FOLDER, Learner
 from rl_core.system.disk_reserve import RESERVE, RESERVE_BYTES, hold_reserve, write_last_words
+from rl_core.system.words import disk_size
 from rl_core.types import SnapshotBytes
 from tests.support.checkpoint_files import hidden, steps
 from tests.support.faults import leave_files, leave_free, mounted_small_disk
@@ -206,7 +206,7 @@ def test_training_goes_on_with_the_same_numbers_and_the_next_save_tries_again(
         saves.write(4, 0.7)
     assert without_timings(metrics) == trained.metrics_of_step_three
     assert said.startswith("step 3 was not saved ([Errno 28] No space left on device")
-    needed = f"a checkpoint takes {gigabytes(whole)}, {gigabytes(PAGE)} are free"
+    needed = f"a checkpoint takes {disk_size(whole)}, {disk_size(PAGE)} are free"
     assert f"{needed}, a resume would go on from step 2. Delete other runs" in said
     assert said in caplog.text
     assert saves.trouble is None

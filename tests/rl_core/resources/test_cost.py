@@ -7,7 +7,6 @@ from rl_core.config.operations import BudgetConfig
 from rl_core.resources.cost import (
     Spending,
     Spread,
-    duration,
     measured_step,
     price,
     seconds_in_words,
@@ -17,13 +16,6 @@ from rl_core.resources.cost import (
 )
 
 RENTED = BudgetConfig(price_per_hour=2.18)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(89.4, "89 s"), (90, "2 min"), (5_399, "90 min"), (91_800, "25.5 h")]
-)
-def test_durations_are_said_as_people_say_them(seconds, text):
-    assert duration(seconds) == text
 
 
 def test_the_diary_is_worked_out_as_it_was_by_hand():

@@ -1,6 +1,6 @@
 import pytest
 
-from rl_core.tracking.step_times import per_token_ms
+from rl_core.tracking.observers import per_token_ms
 
 
 def test_times_per_token_by_hand(make_rollout):

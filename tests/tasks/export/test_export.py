@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flows.cli.main import run_command
 from rl_core.runs.run_folder import RunFolder
-from tasks.export.folder import export_model
+from tasks.export import export_model
 from tasks.queries.checkpoint_names import NamedModel
 from tests.support.hub_server import serve_hub
 

@@ -5,8 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tasks.prefect_ui.chart import MOST_POINTS
-from tasks.prefect_ui.learning_curve import learning_curve
+from tasks.prefect_ui.chart import MOST_POINTS, learning_curve
 
 SVG = "{http://www.w3.org/2000/svg}"
 

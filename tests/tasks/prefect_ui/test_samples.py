@@ -2,7 +2,7 @@ import re
 
 from rl_core.runs.rollout_log import RolloutLog
 from tasks.prefect_ui.artifacts import plain, quoted
-from tasks.prefect_ui.samples import latest_samples
+from tasks.prefect_ui.progress import latest_samples
 from tests.tasks.conftest import HOSTILE
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from rl_core.config.run import DataConfig, ModelConfig, RunConfig
-from tasks.preflight_checks.lengths import length_findings
+from tasks.preflight_checks.plans import length_findings
 
 
 def found(prompt: int, response: int, path: Path | None = None) -> list[tuple[str, str]]:

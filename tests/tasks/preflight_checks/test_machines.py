@@ -11,7 +11,7 @@ import pytest
 from rl_core.config.run import RunConfig
 from tasks.preflight_checks import machines
 from tasks.preflight_checks.device import Card, DeviceFacts
-from tasks.preflight_checks.machines import PROBE, planned_machines
+from tasks.preflight_checks.hours import PROBE, planned_machines
 
 ON_GPU = {"learner_gpus": 0.5, "rollout_gpus": 0.5}
 

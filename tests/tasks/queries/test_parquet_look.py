@@ -5,6 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rl_core.system.words import disk_size
 from tasks.queries.parquet_look import columns, describe_file, first_rows, text_lengths
 
 ROWS = [
@@ -24,7 +25,7 @@ def file(tmp_path: Path) -> Path:
 def test_first_rows_keep_what_is_nested(file):
     assert first_rows(file, 2).to_dicts() == [ROWS[0], ROWS[1] | {"answer": None}]
     assert first_rows(file, 99).height == 3
-    assert describe_file(file) == f"{file}: 3 rows, {file.stat().st_size} bytes"
+    assert describe_file(file) == f"{file}: 3 rows, {disk_size(file.stat().st_size)}"
 
 
 def test_columns_are_named_with_types_as_verl_writes_them(file):

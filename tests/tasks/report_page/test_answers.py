@@ -85,7 +85,7 @@ def test_a_question_in_words_is_shortened():
     problems = [Problem(0, "gsm8k", ({"role": "user", "content": "how many? " * 99},), "18", 0)]
     one = choose_answers(rows()[:1], problems, most=1)
     (line,) = as_table(one)
-    assert re.fullmatch(r"(how many\? ?)+ \.\.\. .* -> 18", line["problem"])
+    assert re.fullmatch(r"(how many\? ?)+ \[\.\.\.\] .* -> 18", line["problem"])
     assert len(line["problem"]) < 70
 
 

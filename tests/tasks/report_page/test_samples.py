@@ -116,7 +116,7 @@ def test_problems_are_followed_from_test_to_test(two_runs):
         ("東京", "the answer is 東京"),
         ("two\nlines", "the answer is two lines"),
         (["a", 1], 'the answer is ["a", 1]'),
-        ("long " * 40, f"the answer is {'long ' * 16}..."),
+        ("long " * 40, f"the answer is {'long ' * 15}long…"),
         ("18", "the answer is 18"),
     ],
 )

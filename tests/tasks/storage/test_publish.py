@@ -14,8 +14,7 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.storage.lease import Lease, Timing
 from rl_core.storage.object_store import ObjectStore
 from tasks.prune import prune_runs
-from tasks.storage.bring import bring_records
-from tasks.storage.publish import inputs_published, published
+from tasks.storage import bring_records, inputs_published, published
 from tests.rl_core.storage.test_mirror import save
 from tests.support import s3
 

@@ -1,7 +1,7 @@
 import polars as pl
 import pytest
 
-from tasks.validation.prompt_report import LengthReport, report_lengths
+from tasks.validation import LengthReport, report_lengths
 
 QWEN = [140] * 5 + [143] * 20 + [146] * 15
 """Lengths as Qwen2.5's tokenizer gives them."""

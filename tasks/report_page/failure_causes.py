@@ -1,17 +1,20 @@
-"""What the text of a failure means, for logs that are imported and for runs that ended.
+"""What a failure means and what to do about it, by the table `failures.yaml` beside this file.
 
-`failures.yaml` lists the causes, without errors that we raise ourselves:
-`flows/runs/failure_report.py` knows those by their type.
+Read by the report, by a run's last words, by the command line and of logs that are imported.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
 
 from rl_core.system.printable import printable
-from tasks.importers.verl_table import read_table
+from rl_core.system.words import cut, in_one_line
 
 _LONGEST: Final = 300
 
@@ -27,16 +30,35 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class _Cause:
+class Cause:
+    """A row of the table."""
+
+    errors: frozenset[str]
+    """Names of types."""
     pattern: re.Pattern[str]
     says: str
     remedy: str
+    here: str
+    """The remedy where the run is known, to be formatted with `error`, `run` and so on."""
+
+    @classmethod
+    def of_row(cls, row: dict[str, Any]) -> Cause:
+        """Returns a cause; one without patterns fits no text."""
+        pattern = re.compile("|".join(row.get("patterns", ["(?!)"])))
+        remedy = row.get("remedy", "")
+        errors = frozenset(row.get("errors", ()))
+        return cls(errors, pattern, row.get("says", ""), remedy, row.get("here", remedy))
 
 
-_CAUSES: Final = [
-    _Cause(re.compile("|".join(row["patterns"])), row["says"], row["remedy"])
-    for row in read_table("failures.yaml")
+_TABLE: Final = yaml.load(
+    Path(__file__).with_name("failures.yaml").read_text(encoding="utf-8"),
+    getattr(yaml, "CSafeLoader", yaml.SafeLoader),
+)
+_CAUSES: Final = [Cause.of_row(row) for row in _TABLE["ended"]]
+SURVIVED: Final = [
+    (re.compile(row["pattern"]), row["what"], row["how"]) for row in _TABLE["survived"]
 ]
+"""What a run's log says, with the step; what that was; how the run went on."""
 _ERROR: Final = re.compile(r"^\s*(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Exit))\b:? ?(.*)$")
 _TRACEBACK: Final = "Traceback (most recent call last)"
 PREFIX: Final = re.compile(r"^\s*\(\w+ pid=\d+(?:, ip=[^)]*)?\) ?")
@@ -53,10 +75,13 @@ _PHASES: Final = {
 }
 
 
-def remedy_of(text: str) -> str | None:
-    """Returns what to do about an error's text, where its cause is a known one."""
-    found = (cause.remedy for cause in _CAUSES if cause.pattern.search(text))
-    return next(found, None)
+def cause_of(error: BaseException) -> Cause | None:
+    """Returns the cause of an error, by its type or else by its text."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    text = f"{type(error).__name__}: {error}"
+    by_type = (cause for cause in _CAUSES if cause.errors & kinds)
+    by_text = (cause for cause in _CAUSES if cause.pattern.search(text))
+    return next(chain(by_type, by_text), None)
 
 
 def is_of_a_program(text: str) -> bool:
@@ -67,13 +92,10 @@ def is_of_a_program(text: str) -> bool:
 
 
 def find_failure(text: str) -> Failure | None:
-    """Returns what ended a program, as the end of its log tells it; None where it tells nothing.
+    """Returns what ended a program, as the end of its log or a traceback tells it, if it does.
 
     Of several known causes the first that stands in the last part with an error counts: what
     follows it are its consequences. Without one it is the last line that names an error.
-
-    Args:
-        text: a log or a traceback.
     """
     lines = [PREFIX.sub("", line) for line in _plain(text).splitlines()]
     begins = _where_it_ends(lines)
@@ -82,12 +104,12 @@ def find_failure(text: str) -> Failure | None:
     for line in lines[begins:]:
         for cause in _CAUSES:
             if cause.pattern.search(line):
-                return Failure(_in_detail(cause, line, lines[begins:]), _cut(line), cause.remedy)
+                return Failure(_in_detail(cause, line, lines[begins:]), _short(line), cause.remedy)
     named = [line for line in lines[begins:] if _ERROR.match(line)]
     if not named:
         return None
     return Failure(
-        "the program ended with an error", _cut(named[-1]), "the traceback above it says where"
+        "the program ended with an error", _short(named[-1]), "the traceback above it says where"
     )
 
 
@@ -110,7 +132,7 @@ def _where_it_ends(lines: list[str]) -> int | None:
     return begins if is_error else None
 
 
-def _in_detail(cause: _Cause, line: str, lines: list[str]) -> str:
+def _in_detail(cause: Cause, line: str, lines: list[str]) -> str:
     """Returns what a cause says, of memory with the bytes and the phase, where the log has them."""
     if "memory is full" not in cause.says:
         return cause.says
@@ -122,6 +144,5 @@ def _in_detail(cause: _Cause, line: str, lines: list[str]) -> str:
     return f"{cause.says}{during}{f', {asked[1]} more were asked for' if asked else ''}"
 
 
-def _cut(line: str) -> str:
-    text = printable(" ".join(line.split()))
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+def _short(line: str) -> str:
+    return cut(printable(in_one_line(line)), _LONGEST)

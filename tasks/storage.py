@@ -1,9 +1,10 @@
-"""What a command needs of a store: nothing without `storage.url`."""
+"""What a command needs of a store, and leaves in it: nothing without `storage.url`."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +26,7 @@ from rl_core.storage.download import (
     records,
 )
 from rl_core.storage.lease import is_written_elsewhere
-from rl_core.storage.mirror import LAST_OF_DATA, LAST_OF_MODEL
+from rl_core.storage.mirror import LAST_OF_DATA, LAST_OF_MODEL, mirrored, shared_upload
 from rl_core.storage.object_store import Entry, ObjectStore
 from rl_core.storage.spool import Spool
 from rl_core.system.atomic import write_bytes_atomically
@@ -131,3 +132,40 @@ def bring_inputs_of_run(storage: StorageConfig, run: RunFolder) -> None:
     for place, last in ((record.data, LAST_OF_DATA), (record.model, LAST_OF_MODEL)):
         if place is not None and Path(place).is_relative_to(storage.root):
             bring_folder(store, storage.root, str(Path(place).relative_to(storage.root)), last)
+
+
+@contextmanager
+def published(config: RunConfig) -> Iterator[None]:
+    """Has a run here, as the store knows it, and publishes it within the block.
+
+    The run, named in the settings, need not exist. Data set, base model and champions come with it,
+    where the store has them.
+
+    Raises:
+        ValueError: another machine is at work on the run.
+        StoreError: the store does not answer.
+    """
+    assert config.run_id is not None, "choose_run has named it"
+
+    def bring(store: ObjectStore, spool: Spool) -> Sequence[str]:
+        return bring_inputs(config, store)
+
+    with mirrored(config.storage, config.run_id, bring=bring):
+        yield
+
+
+@contextmanager
+def inputs_published(config: RunConfig) -> Iterator[None]:
+    """Has data set and base model here, where the store has them, and publishes them at the end.
+
+    Raises:
+        StoreError: the store does not answer.
+    """
+    if config.storage.url is None:
+        yield
+        return
+    storage = config.storage
+    store, spool = ObjectStore(config.storage.url), Spool(storage.root, config.storage.url)
+    folders = bring_inputs(config, store)
+    yield
+    shared_upload(store, spool, folders).send(everything=True)

@@ -1,0 +1,56 @@
+"""Numbers and texts as all of the program shows them: bytes, durations, counts, texts cut short.
+
+One line of an error: `rl_core/errors.py`; what would steer a terminal: `printable.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+GIB: Final = 2**30
+"""Bytes in the unit in which memory is counted."""
+
+
+def disk_size(num_bytes: float) -> str:
+    """Returns bytes as people compare them with a disk's: `4.5 GB`, of 10^9 bytes, or `60 kB`."""
+    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if num_bytes >= 0.9995 * unit:
+            return f"{num_bytes / unit:.3g} {name}"
+    return f"{max(num_bytes, 0):.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """Returns about how long something takes: `40 s`, `12 min`, `3.2 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5_400 else f"{seconds / 3_600:.1f} h"
+
+
+def exact_duration(seconds: float) -> str:
+    """Returns how long something took: `8.3 s`, `5 min 00 s`, `2 h 05 min`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def counted(number: float, noun: str) -> str:
+    """Returns `1 row`, `2 rows`, `0.5 rows`."""
+    return f"{number:.12g} {noun}{'' if number == 1 else 's'}"
+
+
+def in_one_line(said: object) -> str:
+    """Returns a text, or what an error says, in one line, with single spaces."""
+    return " ".join(str(said).split())
+
+
+def cut(text: str, longest: int) -> str:
+    """Returns at most so many characters of a text; of a longer one the last of them is `…`."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def without_middle(text: str, longest: int, gap: str = " [...] ") -> str:
+    """Returns the beginning and the end of a text that has more characters, with a gap between."""
+    half = longest // 2
+    return text if len(text) <= longest else f"{text[:half]}{gap}{text[-half:]}"

@@ -1,0 +1,216 @@
+"""A checkpoint as a folder for others, with a model card; pushed to the hub only if asked."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import yaml
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError
+from safetensors.torch import load_file, save_file
+
+from rl_core.checkpoints.manifest import MANIFEST
+from rl_core.errors import first_line
+from rl_core.evaluation.statistics import share
+from rl_core.runs.run_folder import RunFolder
+from rl_core.runs.settings_file import read_settings
+from rl_core.sft.named_data import CURVE_NAME
+from rl_core.system.atomic import disk_full_as_os_error, new_folder
+from rl_core.system.network import hubs_are_off
+from tasks.queries import sql
+from tasks.queries.checkpoint_names import NamedModel
+from tasks.queries.render import markdown_table
+
+DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_INDEX: Final = "model.safetensors.index.json"
+_NOT_COPIED: Final = (MANIFEST, "warm_start.json", CURVE_NAME, "README.md", _INDEX)
+_REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def model_card(model: NamedModel, root: Path, *, dtype: str) -> str:
+    """Returns the card as Markdown; of a model without a run it can say little."""
+    version = importlib.metadata.version("countdown-train")
+    lines = [f"# {model.name}", "", f"Weights in {dtype}, exported by countdown-train {version}."]
+    front = ["library_name: transformers", "pipeline_tag: text-generation"]
+    if model.run is not None:
+        settings = read_settings(model.run.path)
+        base = settings.get("model", {}).get("path")
+        if base is not None and not Path(base).expanduser().is_absolute():
+            front.append(f"base_model: {base.removeprefix('modelscope:')}")
+        lines += _how(model, settings, base)
+        lines += _accuracy(model, model.run, root)
+        if settings:
+            own = yaml.safe_dump(_without_places(settings), sort_keys=False)
+            lines += ["", "## Settings", "", "```yaml", own.rstrip(), "```"]
+    return "\n".join(["---", *front, "---", "", *lines, ""])
+
+
+def _how(model: NamedModel, settings: dict[str, Any], base: str | None) -> list[str]:
+    run = model.run
+    assert run is not None, "a model of no run was not made here"
+    record = run.read()
+    data, algorithm = settings.get("data", {}), settings.get("algorithm", {})
+    env = settings.get("env", {})
+    files = ", ".join(data.get("train_files") or ()) or "generated, or the env's own source"
+    lines = [
+        "",
+        "## Data and training",
+        "",
+        f"- Base model: {base or 'made at home, warm-started on search traces'}.",
+        f"- Problems: `{env.get('name')}`, {files}; prompts by `{env.get('prompt_template')}`.",
+        f"- Reinforcement learning by `{algorithm.get('estimator')}`: {model.step} steps of "
+        f"{data.get('train_batch_size')} prompts x {algorithm.get('group_size')}.",
+    ]
+    tuned = None if record.model is None else Path(record.model) / "warm_start.json"
+    if settings.get("sft", {}).get("data") is not None and tuned is not None and tuned.is_file():
+        report = json.loads(tuned.read_text(encoding="utf-8"))
+        lines.append(
+            f"- Before that supervised fine-tuning: {report['steps']} steps on {report['data']}; "
+            f"held-out loss {report['held_out_loss_before']} before, "
+            f"{report['held_out_loss_after']} after."
+        )
+    return lines
+
+
+def _accuracy(model: NamedModel, run: RunFolder, root: Path) -> list[str]:
+    rows = sql.ask("evaluation_summary", root=root, run=run.run_id).to_dicts()
+    shown = [row for row in rows if row["model"] in ("base", model.model)]
+    heading = ["", "## Accuracy", ""]
+    if not any(row["model"] == model.model for row in shown):
+        return [*heading, _tested(model, run, root)]
+    return [
+        *heading,
+        "Greedy, on problems that were not trained on; 95% (Wilson) intervals.",
+        "",
+        markdown_table(
+            ["model", "problems", "accuracy", "interval"],
+            [
+                [
+                    row["model"],
+                    row["problems"],
+                    f"{row['accuracy']:.3f}",
+                    f"{row['accuracy_low']:.3f} to {row['accuracy_high']:.3f}",
+                ]
+                for row in shown
+            ],
+        ),
+    ]
+
+
+def _tested(model: NamedModel, run: RunFolder, root: Path) -> str:
+    """Returns what the tests of training said of a step that was not evaluated after it."""
+    rows = sql.run_query(
+        "select accuracy from checkpoints where step = $step",
+        {"step": model.step},
+        root=root,
+        run=run.run_id,
+    )
+    settings = read_settings(run.path)
+    counts = (
+        settings.get("trainer", {}).get("test_problems"),
+        settings.get("data", {}).get("test_size"),
+    )
+    known = [count for count in counts if count]
+    accuracy = rows["accuracy"].drop_nulls().to_list()
+    if not accuracy or not known:
+        return f"It was not evaluated: `countdown-train evaluate {model.name}` does that."
+    problems = min(known)
+    said = share(round(accuracy[0] * problems), problems)
+    return (
+        f"Greedy, at its test during training: {said}, a 95% (Wilson) interval, on {problems} "
+        f"problems that were not trained on. `countdown-train evaluate {model.name}` asks all."
+    )
+
+
+def _without_places(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns what decides what is learned: not where files and machines are."""
+    ours = ("storage", "resources", "checkpoints", "retry", "budget", "watchdog", "run_id")
+    return {name: value for name, value in settings.items() if name not in ours}
+
+
+def export_model(model: NamedModel, root: Path, *, dtype: str, to: Path) -> Path:
+    """Writes a model's folder, whole or not at all, and returns it.
+
+    Args:
+        model: a checkpoint, whose adapters are merged already, or any other model's folder.
+        root: `storage.root`.
+        dtype: one of `DTYPES`; whole numbers stay what they are.
+        to: the folder to make.
+
+    Raises:
+        ValueError: there is something at `to`, or a weight is too large for the type.
+        OSError: no room.
+    """
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise ValueError(f"to={to} is there already: name a folder that is not, or empty it")
+    with disk_full_as_os_error(to.absolute().parent), new_folder(to.absolute()) as temporary:
+        for file in sorted(path for path in model.folder.iterdir() if path.is_file()):
+            if file.suffix == ".safetensors":
+                _write_weights(file, temporary / file.name, DTYPES[dtype])
+            elif file.name not in _NOT_COPIED:
+                shutil.copyfile(file, temporary / file.name)
+        _write_index(model.folder, temporary)
+        config = temporary / "config.json"
+        settings: dict[str, Any] = json.loads(config.read_text(encoding="utf-8"))
+        settings.pop("torch_dtype", None)
+        config.write_text(json.dumps(settings | {"dtype": dtype}, indent=2) + "\n")
+        (temporary / "README.md").write_text(model_card(model, root, dtype=dtype), encoding="utf-8")
+    return to
+
+
+def _write_weights(file: Path, target: Path, dtype: torch.dtype) -> None:
+    """Casts one file, which is all that is in memory at a time."""
+    weights = load_file(file)
+    for name, weight in weights.items():
+        if weight.is_floating_point():
+            cast = weight.to(dtype)
+            if torch.isinf(cast).any() and not torch.isinf(weight).any():
+                raise ValueError(
+                    f"{name} holds {weight.abs().max().item():g}, more than {dtype} can: "
+                    "dtype=bfloat16 can"
+                )
+            weights[name] = cast
+    save_file(weights, target, metadata={"format": "pt"})
+
+
+def _write_index(source: Path, target: Path) -> None:
+    """Of weights in several files: which file has which."""
+    if (source / _INDEX).is_file():
+        index = json.loads((source / _INDEX).read_text(encoding="utf-8"))
+        total = sum(file.stat().st_size for file in target.glob("*.safetensors"))
+        index["metadata"] = {"total_size": total}
+        (target / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+def check_push(name: str) -> None:
+    """Raises ValueError where a model could not be pushed, before anything is written."""
+    if not _REPOSITORY.fullmatch(name):
+        raise ValueError(f"push={name} must be OWNER/NAME of the Hugging Face hub")
+    if hubs_are_off():
+        raise ValueError(f"push={name}, and HF_HUB_OFFLINE is set: unset it, or leave push= out")
+
+
+def push_folder(folder: Path, name: str) -> str:
+    """Uploads a folder and returns the repository's address; a new one is private.
+
+    The hub is `HF_ENDPOINT`'s, the token that of `hf auth login` or `HF_TOKEN`.
+
+    Raises:
+        ValueError: the hub refuses or does not answer; the folder stays.
+    """
+    hub = HfApi()
+    try:
+        hub.create_repo(name, private=True, exist_ok=True)
+        hub.upload_folder(repo_id=name, folder_path=folder, commit_message="Add the model")
+    except (HfHubHTTPError, OSError) as error:
+        raise ValueError(
+            f"push={name}: the hub did not take it ({first_line(error)}); the folder {folder} is "
+            "complete: check HF_TOKEN and its rights, and push again from an empty to="
+        ) from error
+    return f"{hub.endpoint}/{name}"

@@ -1,1 +1,0 @@
-"""A model for others: a folder of its own with a card, and a hub's repository if asked."""

@@ -1,1 +1,0 @@
-"""What commands have of an object store, and what they leave there."""

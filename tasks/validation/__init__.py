@@ -1,1 +1,0 @@
-"""What the data checks need beside the two splits."""
