@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from rl_core.config.run import RunConfig
-from rl_core.envs import env_of
 from rl_core.types import Message
 
 _TAGS: Final = re.compile(
@@ -30,7 +29,7 @@ def look_at_prompts(config: RunConfig, rows: Iterable[tuple[str, int, Prompt]]) 
         rows: (split, index, messages) of each problem.
     """
     is_chat = config.env.prompt_template == "chat"
-    mark = env_of(config.env).answer_mark
+    mark = config.env.answer_mark
     json_rows, tagged, closed, has_mark, first = [], [], [], False, None
     for split, index, messages in rows:
         texts = [message["content"] for message in messages]

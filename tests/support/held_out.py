@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rl_core.envs.countdown.table import COUNTDOWN_DATASET
+from rl_core.envs.countdown.tables import COUNTDOWN_DATASET
 
 
 def write_test_split(folder: Path, prompts: Sequence[str]) -> Path:

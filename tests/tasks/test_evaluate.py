@@ -15,7 +15,7 @@ from rl_core.checkpoints.pruning import prune
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.config.run import RunConfig
 from rl_core.data.prompts import load_tokenizer
-from rl_core.envs.countdown.table import COUNTDOWN_DATASET
+from rl_core.envs.countdown.tables import COUNTDOWN_DATASET
 from rl_core.evaluation.rows import read_rows
 from rl_core.evaluation.statistics import wilson_interval
 from rl_core.runs.run_folder import RunFolder

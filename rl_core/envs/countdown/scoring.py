@@ -7,8 +7,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias
 
-from rl_core.envs.answer_tags import AnswerFrom, find_answer
 from rl_core.envs.countdown.arithmetic import ASCII_SPACE, ExpressionError, parse, run
+from rl_core.envs.text_problems import AnswerFrom, find_answer
 
 Verdict: TypeAlias = Literal[
     "no_answer",

@@ -19,16 +19,13 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from itertools import islice
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from rl_core.envs.reasoning_gym.settings import DATA_SOURCE, INSTALL, ReasoningGymConfig
+from rl_core.envs.reasoning_gym.env import DATA_SOURCE, INSTALL, ReasoningGymConfig
 from rl_core.envs.reasoning_gym.typed_json import to_json, with_enums
-from rl_core.envs.text_problems import prompt_key, render_messages, text_table
-from rl_core.envs.user_rows import OwnProblem
+from rl_core.envs.rows import Row
+from rl_core.envs.text_problems import prompt_key, render_messages
 from rl_core.system.process_env import environment_of_child
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _DRAW_FROM_SETS: Final = frozenset(
     {"codeio", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note"}
@@ -41,9 +38,9 @@ _TRIED_PER_ROW = 10
 """A task that gives no new question in so many tries per row has too few."""
 
 
-def make_tables(
+def make_rows(
     env: ReasoningGymConfig, *, train_size: int, test_size: int, seed: int
-) -> dict[str, pa.Table]:
+) -> dict[str, list[Row]]:
     """Returns the rows of both splits, the tasks mixed by their weights.
 
     Raises:
@@ -54,7 +51,7 @@ def make_tables(
         raise ValueError(INSTALL)
     if not _DRAW_FROM_SETS.isdisjoint(env.weights) and not _SAME_SETS.items() <= os.environ.items():
         return _make_elsewhere(env=env, train_size=train_size, test_size=test_size, seed=seed)
-    rows: dict[str, list[OwnProblem]] = {"test": [], "train": []}
+    rows: dict[str, list[Row]] = {"test": [], "train": []}
     for name, counts in _rows_per_task(env.weights, test_size, train_size).items():
         dataset, config = open_task(name, env, seed=seed, num_rows=sum(counts))
         problems = list(islice(_problems(env, name, dataset, config), sum(counts)))
@@ -68,14 +65,11 @@ def make_tables(
         rows["train"] += problems[counts[0] :]
     for split, problems in rows.items():
         random.Random(f"{seed}/{split}").shuffle(problems)
-    return {
-        split: text_table(split, rows[split], [problem.data_source for problem in rows[split]])
-        for split in ("train", "test")
-    }
+    return {split: rows[split] for split in ("train", "test")}
 
 
-def _make_elsewhere(**asked: Any) -> dict[str, pa.Table]:
-    """Calls `make_tables` in a process in which sets have one order always."""
+def _make_elsewhere(**asked: Any) -> dict[str, list[Row]]:
+    """Calls `make_rows` in a process in which sets have one order always."""
     with TemporaryFile() as answer:  # tasks may print
         subprocess.run(
             [sys.executable, "-P", "-m", __name__, str(answer.fileno())],
@@ -86,7 +80,7 @@ def _make_elsewhere(**asked: Any) -> dict[str, pa.Table]:
             check=True,
         )
         answer.seek(0)
-        made: dict[str, pa.Table] | ValueError = pickle.load(answer)
+        made: dict[str, list[Row]] | ValueError = pickle.load(answer)
     if isinstance(made, ValueError):
         raise made
     return made
@@ -148,7 +142,7 @@ def _of_level(curriculum: Any, level: int) -> dict[str, Any]:
 
 def _problems(
     env: ReasoningGymConfig, name: str, dataset: Any, config: Mapping[str, Any]
-) -> Iterator[OwnProblem]:
+) -> Iterator[Row]:
     """Yields different questions; stops where the first tries give none.
 
     Raises:
@@ -174,14 +168,8 @@ def _problems(
         if score_answer(dataset, truth["answer"], truth) != 1:
             continue
         seen.add(key)
-        yield OwnProblem(
-            key,
-            prompt,
-            env.prompt_template,
-            truth,
-            solution=truth["answer"],
-            data_source=f"{DATA_SOURCE}/{name}",
-        )
+        source = f"{DATA_SOURCE}/{name}"
+        yield Row(key, prompt, env.prompt_template, truth, source, solution=truth["answer"])
 
 
 def _truth(name: str, config: Mapping[str, Any], entry: Mapping[str, Any]) -> Any:
@@ -217,9 +205,9 @@ def _answer_parent() -> None:
 
     random.seed(0)  # codeio runs programs that draw numbers without a seed
     np.random.seed(0)  # theirs is this one
-    made: dict[str, pa.Table] | ValueError
+    made: dict[str, list[Row]] | ValueError
     try:
-        made = make_tables(**pickle.load(sys.stdin.buffer))
+        made = make_rows(**pickle.load(sys.stdin.buffer))
     except ValueError as error:
         made = error
     with open(int(sys.argv[1]), "wb") as answer:  # noqa: PTH123  # a descriptor

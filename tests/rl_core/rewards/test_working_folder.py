@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_core.envs.countdown.settings import CountdownConfig
+from rl_core.envs.countdown import CountdownConfig
 from rl_core.rewards.scoring import refusal
 from tests.support.traps import set_traps, sprung
 

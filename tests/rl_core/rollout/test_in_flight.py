@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import string
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ import torch
 from transformers import DynamicCache
 
 from rl_core.data.prompts import load_tokenizer, text_codec
-from rl_core.envs import ENVS
 from rl_core.envs.countdown import CountdownConfig
-from rl_core.envs.record import Answers, EnvTurn
+from rl_core.envs.text_env import EnvTurn
 from rl_core.rollout.protocol import RolloutEngine, in_order
 from rl_core.rollout.turns import TurnTaking
 from rl_core.types import Completion, GenerationRequest, Problem, SamplingSettings
@@ -100,11 +98,11 @@ def test_requests_that_wait_begin_under_the_weights_that_are_there_by_then(
 def test_turns_go_on_across_an_update_and_those_after_it_read_all_by_the_new_weights(
     engine: RolloutEngine, reference: Any, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def answer(env: CountdownConfig, truth: dict[str, Any], response: str) -> EnvTurn:
+    def reply(env: CountdownConfig, response: str, truth: dict[str, Any]) -> EnvTurn:
         return EnvTurn("<7>")
 
-    answers = Answers(stop=tuple(string.ascii_letters), answer=answer)
-    monkeypatch.setitem(ENVS, "countdown", replace(ENVS["countdown"], answers=answers))
+    monkeypatch.setattr(CountdownConfig, "stop", tuple(string.ascii_letters))
+    monkeypatch.setattr(CountdownConfig, "reply", reply)
     old, rounds = copy.deepcopy(reference), 0
 
     def stream(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,9 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from rl_core.data.prompts import load_tokenizer, text_codec
-from rl_core.envs import ENVS
 from rl_core.envs.countdown import CountdownConfig, render_prompt
 from rl_core.envs.countdown.sft_examples import SearchExamples
-from rl_core.envs.record import Answers, EnvTurn
+from rl_core.envs.text_env import EnvTurn
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.rollout.turns import TurnTaking
 from rl_core.sft.examples import draw_examples, greedy_responses
@@ -75,12 +74,12 @@ def test_greedy_responses_are_those_of_a_rollout(
     uncut = greedy_responses(model, tokenizer, prompts, max_tokens=40)
     answered = Answered(tuple({c for ids in uncut for c in tokenizer.decode(ids[2:5])} & ASCII))
 
-    def answer(env: object, truth: object, response: str) -> EnvTurn | None:
+    def reply(env: object, response: str, truth: object) -> EnvTurn | None:
         said = answered.answer(response)
         return None if said is None else EnvTurn(said)
 
-    answering = replace(ENVS["countdown"], answers=Answers(stop=answered.stop, answer=answer))
-    monkeypatch.setitem(ENVS, "countdown", answering)
+    monkeypatch.setattr(CountdownConfig, "stop", answered.stop)
+    monkeypatch.setattr(CountdownConfig, "reply", reply)
     engine = HfEngine(tiny_model_path, dtype="float32", max_num_seqs=16, on_gpu=False)
     taking = TurnTaking(CountdownConfig(max_turns=99), *text_codec(tokenizer))
     requests = [GenerationRequest(tuple(tokenizer.encode(prompt)), 0) for prompt in prompts]
