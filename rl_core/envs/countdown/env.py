@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from rl_core.envs.countdown.calculator import CALL_CLOSE, answer_call
 from rl_core.envs.countdown.rows import (
     DATA_SOURCE,
     Template,
@@ -20,7 +19,7 @@ from rl_core.envs.countdown.rows import (
     render_prompt,
     stated_puzzle,
 )
-from rl_core.envs.countdown.scoring import score_response
+from rl_core.envs.countdown.scoring import CALL_CLOSE, answer_call, score_response
 from rl_core.envs.countdown.search_traces import FEWEST, MOST
 from rl_core.envs.rows import Record, Row, choose_prompt, own_prompt
 from rl_core.envs.sft_examples import SftExamples
@@ -148,7 +147,7 @@ class CountdownConfig(TextEnv):
     @staticmethod
     def with_solutions(rows: Sequence[Row]) -> list[Row | None]:
         """Returns each puzzle with a solution and how many there are; None if there is none."""
-        from rl_core.envs.countdown.solving.solver import solve_many
+        from rl_core.envs.countdown.solver import solve_many
 
         numbers, targets = [row.key[0] for row in rows], [row.key[1] for row in rows]
         return [

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rl_core.envs.countdown.arithmetic import ExpressionError, parse, run
+from rl_core.envs.countdown.forms import num_forms
 from rl_core.envs.countdown.rows import DATA_SOURCE, Template, message_templates
-from rl_core.envs.countdown.solving.forms import num_forms
-from rl_core.envs.countdown.solving.solver import solve_many
+from rl_core.envs.countdown.scoring import ExpressionError, parse, run
+from rl_core.envs.countdown.solver import solve_many
 from rl_core.envs.rows import table_of_columns
 from rl_core.schema import dataset_schema
 

@@ -2,7 +2,8 @@
 
 Data path stage 1. A task is a function of a seed and an index: the test split has the first
 questions, the train split those behind them, whatever is asked before left out. A question counts
-only if its scorer gives the package's own answer full marks, both read from the file.
+only if its scorer gives the package's own answer full marks, both read from the file. Its JSON
+gives tuples and keys that are no texts back as they were: scorers compare them.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from importlib.util import find_spec
 from itertools import islice
 from tempfile import TemporaryFile
-from typing import Any, Final
+from typing import Any, Final, get_args, get_type_hints
 
 from rl_core.envs.reasoning_gym.env import DATA_SOURCE, INSTALL, ReasoningGymConfig
-from rl_core.envs.reasoning_gym.typed_json import to_json, with_enums
 from rl_core.envs.rows import Row
 from rl_core.envs.text_problems import prompt_key, render_messages
 from rl_core.system.process_env import environment_of_child
@@ -36,6 +37,9 @@ _SAME_SETS: Final = {"PYTHONHASHSEED": "0"}
 _TRIED_AT_LEAST = 50
 _TRIED_PER_ROW = 10
 """A task that gives no new question in so many tries per row has too few."""
+
+_TUPLE: Final = "__tuple__"
+_ITEMS: Final = "__items__"
 
 
 def make_rows(
@@ -197,6 +201,50 @@ def _shares(weights: list[float], size: int) -> list[int]:
     for i in by_remainder[: size - sum(counts)]:
         counts[i] += 1
     return counts
+
+
+def to_json(value: Any) -> Any:
+    """Returns a value of plain lists and objects; what is no container stays what it is."""
+    if isinstance(value, tuple):
+        return {_TUPLE: [to_json(item) for item in value]}
+    if isinstance(value, list):
+        return [to_json(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    if all(isinstance(key, str) for key in value) and not {_TUPLE, _ITEMS} & value.keys():
+        return {key: to_json(item) for key, item in value.items()}
+    return {_ITEMS: [[to_json(key), to_json(item)] for key, item in value.items()]}
+
+
+def from_json(value: Any) -> Any:
+    """Returns what `to_json` was given."""
+    if isinstance(value, list):
+        return [from_json(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    if _TUPLE in value:
+        return tuple(from_json(item) for item in value[_TUPLE])
+    if _ITEMS in value:
+        return {from_json(key): from_json(item) for key, item in value[_ITEMS]}
+    return {key: from_json(item) for key, item in value.items()}
+
+
+def with_enums(config: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """Returns settings with members of enums in place of their texts, as the fields of `kind` say.
+
+    Raises:
+        ValueError: a text that is no member.
+    """
+    hints = get_type_hints(kind)
+    return {name: _member(value, hints.get(name)) for name, value in config.items()}
+
+
+def _member(value: Any, hint: Any) -> Any:
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint(value)
+    if isinstance(value, list) and get_args(hint):
+        return [_member(item, get_args(hint)[0]) for item in value]
+    return value
 
 
 def _answer_parent() -> None:

@@ -18,7 +18,7 @@ from rl_core.envs.reasoning_gym.own_scorers import (
     load_sympy,
     score_answer,
 )
-from rl_core.envs.reasoning_gym.typed_json import from_json, with_enums
+from rl_core.envs.reasoning_gym.problems import from_json, with_enums
 from rl_core.envs.text_problems import find_answer
 from rl_core.system.sealed import TooSlow, sealed
 

@@ -49,7 +49,7 @@ def test_gsm8k_options_come_from_the_settings() -> None:
         "envs.reasoning_gym.env",
         "envs.number_questions",
         "envs.countdown.puzzles",
-        "envs.countdown.solving.solver",
+        "envs.countdown.solver",
         "envs.gsm8k.word_problems",
         "envs.countdown.sft_examples",
     ],

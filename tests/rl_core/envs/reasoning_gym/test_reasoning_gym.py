@@ -19,7 +19,7 @@ from rl_core.config.run import DataConfig
 from rl_core.data.dataset import dataset_name, is_ready, read_problems, write_dataset
 from rl_core.envs.countdown import CountdownConfig
 from rl_core.envs.reasoning_gym import ReasoningGymConfig
-from rl_core.envs.reasoning_gym.typed_json import from_json, to_json
+from rl_core.envs.reasoning_gym.problems import from_json, to_json
 from rl_core.rewards.scoring import start_rewards
 from rl_core.types import Problem
 
