@@ -21,7 +21,6 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from flows.settings.compose import compose
 from rl_core.data.dataset import read_solved
-from rl_core.envs import env_of
 from rl_core.envs.gsm8k.word_problems import generate_word_problems
 from rl_core.resources.known_shapes import known_config
 from tasks.generate import generate_dataset
@@ -108,11 +107,10 @@ def write_questions(folder: Path) -> list[str]:
 def countdown_texts(root: Path) -> list[str]:
     """Returns puzzles as the templates ask them, with their searches."""
     config = compose([f"storage.root={root}", *DATA])
-    write = env_of(config.env).write_trace
-    assert write is not None, "Countdown has traces"
+    write = config.env.write_trace
     rng = random.Random(0)
     pairs = read_solved(generate_dataset(config) / "train.parquet")
-    return [p.messages[0]["content"] + write(config.env, p, s, rng, 0.0) for p, s in pairs]
+    return [p.messages[0]["content"] + write(p, s, rng, 0.0) for p, s in pairs]
 
 
 DATA = ("data.train_size=2000", "data.test_size=64")

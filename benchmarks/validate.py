@@ -63,7 +63,7 @@ def main() -> None:
     from rl_core.data.parquet_guard import read_parquet
     from rl_core.data.prompt_lengths import measure_all
     from rl_core.data.prompts import count_tokens, encode_prompt, load_tokenizer
-    from rl_core.envs.countdown.check_tables import recounts_table, solutions_table
+    from rl_core.envs.countdown.tables import recounts_table, solutions_table
     from rl_core.sft.tokenizer import train_tokenizer
     from tasks.validate import check_dataset, measure_prompts, run_checks
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import polars as pl
 
-from rl_core.envs.countdown.arithmetic import evaluate
+from rl_core.envs.countdown.scoring import evaluate
 
 TRY = re.compile(r"\nTry (?P<text>[^:]+): (?P<steps>.+)\. (?P<verdict>Not|That is) \d+\.")
 NUMBERS = re.compile(r"numbers \[([\d, ]+)\]")

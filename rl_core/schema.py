@@ -27,18 +27,12 @@ _EXTRA_INFO = pa.struct(
 )
 
 
-def dataset_schema(
-    truth: pa.DataType,
-    own: Sequence[tuple[str, pa.DataType]] = (),
-    *,
-    extra: Sequence[tuple[str, pa.DataType]] = (),
-) -> pa.Schema:
+def dataset_schema(truth: pa.DataType, own: Sequence[tuple[str, pa.DataType]] = ()) -> pa.Schema:
     """Returns the columns of an env's data set: its own, then those that verl reads.
 
     Args:
         truth: type of `reward_model.ground_truth`.
         own: names and types of the env's own columns.
-        extra: of its own fields of `extra_info`, behind those that all have.
     """
     return pa.schema(
         [
@@ -47,7 +41,7 @@ def dataset_schema(
             ("prompt", pa.list_(_MESSAGE)),
             ("ability", pa.string()),
             ("reward_model", pa.struct([("style", pa.string()), ("ground_truth", truth)])),
-            ("extra_info", pa.struct([*_EXTRA_INFO, *extra])),
+            ("extra_info", _EXTRA_INFO),
         ]
     )
 

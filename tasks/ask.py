@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl_core.config.run import RunConfig
-from rl_core.envs import env_of
-from rl_core.envs.record import Question
+from rl_core.envs.text_env import Question
 from rl_core.system.process_env import hide_cuda_only_packages, process_environment
 from rl_core.system.seeds import seed_of
 from rl_core.types import GenerationRequest, Problem, SamplingSettings, ScoredText
@@ -45,12 +44,12 @@ def read_question(config: RunConfig, text: str, answer: str | None = None) -> Qu
     """
     if any("\ud800" <= character <= "\udfff" for character in text + (answer or "")):
         raise ValueError("the question holds bytes that are no UTF-8")
-    return env_of(config.env).read_question(config.env, text, answer)
+    return config.env.read_question(text, answer)
 
 
 def question_of(config: RunConfig, problem: Problem) -> Question:
     """Returns a problem of a data set as a question."""
-    return Question(env_of(config.env).show(problem), problem, is_scored=True)
+    return Question(config.env.show(problem), problem, is_scored=True)
 
 
 def ask_model(

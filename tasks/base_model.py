@@ -22,7 +22,6 @@ from rl_core.checkpoints.manifest import model_digest
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import generator_settings, read_solved
 from rl_core.data.gguf_source import local_folder
-from rl_core.envs import env_of
 from rl_core.errors import Stalled, WorkerDied
 from rl_core.sft.named_data import CURVE_NAME, check_sft, data_digest
 from rl_core.system.atomic import locked, sweep_leftovers, write_bytes_atomically
@@ -230,12 +229,12 @@ def _warm_start(config: RunConfig, data: Path, folder: Path) -> WarmStartReport:
 
 
 def _examples(config: RunConfig, data: Path) -> SftExamples:
-    home_made = env_of(config.env).home_made
-    if home_made is None:
-        raise ValueError(f"model.path must name a model: env={config.env.name} has none home-made")
+    env = config.env
+    if env.home_made is None:
+        raise ValueError(f"model.path must name a model: env={env.name} has none home-made")
     train, test = (read_solved(data / f"{split}.parquet") for split in ("train", "test"))
-    return home_made.examples(
-        config.env, give_up_prob=config.base_model.give_up_prob, train=train, test=test
+    return env.home_made_examples(
+        give_up_prob=config.base_model.give_up_prob, train=train, test=test
     )
 
 

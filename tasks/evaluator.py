@@ -12,7 +12,7 @@ import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -20,7 +20,6 @@ from rl_core.checkpoints.manifest import model_digest
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_problems
 from rl_core.data.prompts import check_embedded, encode_prompt, load_tokenizer, text_codec
-from rl_core.envs import env_of
 from rl_core.evaluation.rows import evaluate_model, label_rows, read_rows, write_rows
 from rl_core.rewards.scoring import start_rewards
 from rl_core.rollout.protocol import in_order
@@ -171,16 +170,15 @@ class Evaluator:
             return in_order(turns.play(stream, requests, sampling, problems))
 
         env, evaluation = self.config.env, self.config.evaluation
-        rule = env_of(env)
-        strict, lenient = rule.strict_and_lenient(env)
+        strict, lenient = env.strict_and_lenient()
         with start_rewards(env) as rewards:
             rows = evaluate_model(
                 generate,
                 asked,
                 decode=decode,
                 score=rewards.submit,
-                score_strictly=partial(rule.score, strict),
-                score_leniently=partial(rule.score, lenient),
+                score_strictly=strict.score,
+                score_leniently=lenient.score,
                 max_tokens=self.config.data.max_response_length,
                 samples_per_problem=evaluation.samples_per_problem,
                 temperature=evaluation.temperature,

@@ -24,9 +24,7 @@ from rl_core.data.dataset import NO_PROBLEMS
 from rl_core.data.gguf_source import is_gguf_or_package, unpack_model
 from rl_core.data.modelscope_source import cached_from_modelscope, modelscope_name, modelscope_url
 from rl_core.data.user_files import first_own_problems, look_up_files
-from rl_core.envs import ENVS, env_of
-from rl_core.envs.reasoning_gym.problems import check_tasks
-from rl_core.envs.reasoning_gym.settings import ReasoningGymConfig
+from rl_core.envs import ENVS
 from rl_core.models.folder_check import check_model_folder
 from rl_core.rewards.scoring import refusal
 from rl_core.sft.named_data import check_sft
@@ -140,12 +138,11 @@ def _verdict(findings: list[Finding]) -> str:
 
 def _own_files(config: RunConfig) -> Iterator[Finding]:
     """Files that are not there, or not named where there are no other problems."""
-    if env_of(config.env).generate is None and not config.data.train_files:
+    if not config.env.makes_problems and not config.data.train_files:
         yield Finding("data", "fatal", NO_PROBLEMS.format(name=config.env.name))
     try:
         look_up_files(config.data)
-        if isinstance(config.env, ReasoningGymConfig):
-            check_tasks(config.env)
+        config.env.require_package()
     except ValueError as error:
         yield Finding("data", "fatal", str(error))
 
@@ -281,16 +278,16 @@ def _hub_model(path: str, *, is_cached: bool, hub: str, url: str) -> Finding:
 
 def _home_made_model(config: RunConfig) -> Iterator[Finding]:
     env = config.env
-    home_made = env_of(env).home_made
-    if home_made is None or not home_made.is_taught(env) or env.prompt_template == "chat":
-        known = [one.home_made for one in ENVS.values() if one.home_made is not None]
+    if not env.is_taught or env.prompt_template == "chat":
+        whats, choices = zip(
+            *(one.home_made for one in ENVS.values() if one.home_made), strict=True
+        )
         yield Finding(
             "model",
             "fatal",
-            f"the home-made base model knows only {' and '.join(one.what for one in known)}, "
-            "asked without chat tags",
-            f"set model.path, or {', or '.join(one.choose for one in known)}"
-            if home_made is not None
+            f"the home-made base model knows only {' and '.join(whats)}, asked without chat tags",
+            f"set model.path, or {', or '.join(choices)}"
+            if env.home_made is not None
             else f"env={env.name} wants a model that reads and answers already: model.path=FOLDER, "
             "or a name such as Qwen/Qwen2.5-1.5B-Instruct",
         )
@@ -333,7 +330,7 @@ def _refused(check: str, error: ValueError) -> Finding:
 
 def _known_outcomes(config: RunConfig) -> Iterator[Finding]:
     """What others tried before, so that nobody pays for it again."""
-    env, name = env_of(config.env), (config.model.path or "").lower()
+    env, name = config.env, (config.model.path or "").lower()
     is_base = not name.endswith("-instruct")
     weak = [size for size in env.weak_models if size in name]
     if is_base and weak and config.sft.data is None:
@@ -341,8 +338,8 @@ def _known_outcomes(config: RunConfig) -> Iterator[Finding]:
             "outcome",
             "warning",
             f"model.path={config.model.path}: base models of {weak[0].removesuffix('b')} billion "
-            f"parameters were not seen to learn {env.title} by reinforcement alone (format, then "
-            "nothing)",
+            f"parameters were not seen to learn {env.name.capitalize()} by reinforcement alone "
+            "(format, then nothing)",
             "sft.data=traces shows it how first; or take 1.5 billion or more, an instruction-tuned "
             "model, or read it as a rehearsal",
         )

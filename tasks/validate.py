@@ -1,7 +1,7 @@
 """Validate: every SQL check on both splits, and prompt lengths under the model's own tokenizer.
 
 A check is a file of `sql/checks` that selects the rows which break a rule. Those that an env names
-as its own (`Env.checks`) run for that env only, all others run always.
+as its own (`TextEnv.check_files`) run for that env only, all others run always.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,8 @@ from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_verified
 from rl_core.data.parquet_guard import MAX_ROWS, DatasetError
 from rl_core.data.prompt_lengths import SAMPLE_ROWS, CountTokens, measure_all, measure_by_parts
-from rl_core.envs import ENVS, env_of
-from rl_core.envs.settings import EnvSettings
+from rl_core.envs import ENVS
+from rl_core.envs.text_env import TextEnv
 from rl_core.system.printable import printable
 from rl_core.system.redaction import redacting_errors
 from rl_core.system.words import cut
@@ -167,11 +166,11 @@ def _look_at_prompts(config: RunConfig, splits: Mapping[str, pa.Table], data: Pa
     return results
 
 
-def check_files(env: EnvSettings) -> list[Path]:
+def check_files(env: TextEnv) -> list[Path]:
     """Returns the SQL checks of an env, the one of its columns first."""
     folder = SQL_FOLDER / "checks"
-    owned = {folder / file for one in ENVS.values() for file in one.checks.files}
-    columns, *own = (folder / file for file in env_of(env).checks.files)
+    owned = {folder / file for one in ENVS.values() for file in one.check_files()}
+    columns, *own = (folder / file for file in env.check_files())
     of_no_env = set(folder.glob("*.sql")) - owned
     return [columns, *sorted({*own, *of_no_env}, key=lambda path: path.name)]
 
@@ -204,7 +203,7 @@ def validate_task(config: RunConfig, data: Path, model_path: Path) -> None:
 
 
 def measure_prompts(
-    env: EnvSettings,
+    env: TextEnv,
     splits: Mapping[str, pa.Table],
     count_tokens: CountTokens,
     *,
@@ -219,12 +218,12 @@ def measure_prompts(
         count_tokens: the tokenizer.
         are_templated: whether every prompt was proved to be the env's template, filled.
     """
-    render = env_of(env).prompt_of_numbers
-    columns = ["prompt"] if render is None else ["prompt", "nums", "target"]
+    of_numbers = env.overrides(TextEnv.prompt_of_numbers)
+    columns = ["prompt", "nums", "target"] if of_numbers else ["prompt"]
     rows = pl.concat([_frame(table.select(columns)) for table in splits.values()])
     tokens = None
-    if render is not None and are_templated and rows.height > SAMPLE_ROWS:
-        tokens = measure_by_parts(rows, partial(render, env), count_tokens)
+    if of_numbers and are_templated and rows.height > SAMPLE_ROWS:
+        tokens = measure_by_parts(rows, env.prompt_of_numbers, count_tokens)
         if tokens is None:
             _logger.info("prompts are not as long as their parts here: each one is tokenized")
     if tokens is None:
@@ -250,12 +249,11 @@ def run_checks(config: RunConfig, data: Path, splits: Mapping[str, pa.Table]) ->
         DatasetError: a column is of a type that no check could read.
     """
     columns, *others = check_files(config.env)
-    checks, sizes = env_of(config.env).checks, config.data
+    env = config.env
     if config.data.train_files:
-        others = [path for path in others if path.stem not in checks.of_generated_rows]
-    parameters = checks.parameters(
-        config.env, train_size=sizes.train_size, test_size=sizes.test_size
-    )
+        others = [path for path in others if path.stem not in env.checks_of_generator]
+    sizes = config.data.model_dump(include={"train_size", "test_size"})
+    parameters = env.check_parameters(**sizes)
     with open_checks() as session:
         for split, table in splits.items():
             try:
@@ -268,14 +266,14 @@ def run_checks(config: RunConfig, data: Path, splits: Mapping[str, pa.Table]) ->
         results = [_run_check(session, columns, parameters)]
         _raise_if_failed(Validation(results, None), data)  # the others need these columns
         session.unite("problems", list(splits))
-        tables, notes = checks.tables(splits)
+        tables, notes = env.check_tables(splits)
         for name, table in tables.items():
             session.add(name, table)
         results += [
             _run_check(session, path, parameters, notes.get(path.stem, "")) for path in others
         ]
     if config.data.train_files:
-        _excuse_own_prompts(results, checks.of_templates)
+        _excuse_own_prompts(results, env.checks_of_template)
     _raise_if_failed(Validation(results, None), data)  # rows with nulls, say, hold no prompts
     return results
 

@@ -11,7 +11,6 @@ from typing import Any, Final, TypeAlias
 import polars as pl
 
 from rl_core.config.run import RunConfig
-from rl_core.envs import env_of
 from rl_core.types import Message
 
 CANDIDATES = (32, 64, 96, 128, 160, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
@@ -162,7 +161,7 @@ def look_at_prompts(config: RunConfig, rows: Iterable[tuple[str, int, Prompt]]) 
         rows: (split, index, messages) of each problem.
     """
     is_chat = config.env.prompt_template == "chat"
-    mark = env_of(config.env).answer_mark
+    mark = config.env.answer_mark
     json_rows, tagged, closed, has_mark, first = [], [], [], False, None
     for split, index, messages in rows:
         texts = [message["content"] for message in messages]

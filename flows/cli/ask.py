@@ -19,7 +19,7 @@ from flows.settings.compose import compose
 from rl_core.checkpoints.store import reading_sound
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import dataset_folder, read_problems
-from rl_core.envs.record import Question
+from rl_core.envs.text_env import Question
 from rl_core.system.printable import printable
 from rl_core.system.words import in_one_line
 from tasks.ask import Reply, ask_model, question_of, read_question

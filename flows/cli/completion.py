@@ -64,7 +64,7 @@ def _values(key: str) -> Iterable[str]:
     field = RunConfig.model_fields.get(section)
     models: list[Any] = [field.annotation] if field else []
     if section == "env":
-        models = [env.settings for env in ENVS.values()]
+        models = [*ENVS.values()]
     schemas = [model.model_json_schema()["properties"].get(name, {}) for model in models]
     return dict.fromkeys(value for schema in schemas for value in _choices(schema))
 

@@ -228,7 +228,7 @@ def _composed(groups: tuple[str, ...], envs: tuple[str, ...]) -> DictConfig:
     """Returns Hydra's composition of a preset and an env."""
     store = ConfigStore.instance()
     for name in envs:
-        store.store(group="env", name=name, node=ENVS[name].settings().model_dump(mode="json"))
+        store.store(group="env", name=name, node=ENVS[name]().model_dump(mode="json"))
     defaults = ["_self_", {"env": DEFAULT_ENV}, {"preset": DEFAULT_PRESET}]
     node = RunConfig().model_dump(mode="json", exclude={"env", "preset"})
     store.store(name="countdown_train", node={"defaults": defaults, **node})
@@ -266,7 +266,7 @@ def _another_env(env: str, merged: Mapping[str, Any], given: Mapping[str, str]) 
         given: what the user wrote per key.
     """
     stays = {key for key in merged if key.startswith("reward") or f"env.{key}" in given}
-    own: dict[str, Any] = ENVS[env].settings().model_dump(mode="json")
+    own: dict[str, Any] = ENVS[env]().model_dump(mode="json")
     return own | {key: merged[key] for key in stays}
 
 

@@ -152,7 +152,7 @@ def _settings_of(model: type[BaseModel], prefix: str, env: str | None) -> Iterat
         key = f"{prefix}{name}"
         if key == "env":
             for name_of_env, one in ENVS.items():
-                yield from _settings_of(one.settings, "env.", name_of_env)
+                yield from _settings_of(one, "env.", name_of_env)
             continue
         if inspect.isclass(field.annotation) and issubclass(field.annotation, Section):
             yield from _settings_of(field.annotation, f"{key}.", env)

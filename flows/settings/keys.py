@@ -40,9 +40,7 @@ CHOICES: Final[Mapping[str, Collection[str]]] = {"preset": get_args(PresetName),
 @cache
 def known_keys(env: str) -> tuple[str, ...]:
     """Returns the dotted keys that a user may set under an env, in the order of the models."""
-    return tuple(
-        _leaves(RunConfig(env=ENVS[env].settings()).model_dump(mode="json", exclude={"preset"}))
-    )
+    return tuple(_leaves(RunConfig(env=ENVS[env]()).model_dump(mode="json", exclude={"preset"})))
 
 
 def check_key(key: str, arguments: Sequence[str]) -> None:

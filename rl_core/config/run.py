@@ -257,7 +257,7 @@ class RunConfig(Section):
     seed: int = Field(0, ge=0)
     """Of order, sampling and fresh weights: the same seed repeats a run."""
     storage: StorageConfig = StorageConfig()
-    env: EnvConfig = ENVS[DEFAULT_ENV].settings()
+    env: EnvConfig = ENVS[DEFAULT_ENV]()
     """The family of problems, chosen by `env=countdown` or `env=gsm8k`."""
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()

@@ -7,7 +7,7 @@ turn it is is taken with the probability p (1 - p) / the largest of all problems
 is known all are taken.
 
 p is what the problem's own responses say, drawn towards the rate of all that are about as hard
-(`Env.difficulty`): where data are plenty most problems are asked once, and their like many times.
+(`difficulty_of`): where data are plenty most problems are asked once, and their like many times.
 
 All that is chosen is a function of seed and outcomes of the steps before: rollouts are collected
 one step after the other even where they are collected ahead, so that holds there too.
@@ -26,8 +26,7 @@ from safetensors.numpy import load_file, save_file
 
 from rl_core.data.dataset import read_solved
 from rl_core.data.sampling import epoch_order
-from rl_core.envs import env_of
-from rl_core.envs.settings import EnvSettings
+from rl_core.envs.text_env import TextEnv
 
 LEAST_WEIGHT: Final = 0.05
 """Of the surest problem: what is measured of it stays true only if it is asked now and then."""
@@ -60,11 +59,10 @@ class CurriculumState:
     """float64 [C]."""
 
 
-def difficulty_classes(env: EnvSettings, file: Path) -> list[str]:
+def difficulty_classes(env: TextEnv, file: Path) -> list[str]:
     """Returns for each problem of a split which are about as hard: data source and env say it."""
-    difficulty = env_of(env).difficulty
     return [
-        f"{problem.data_source} {difficulty(problem.ground_truth, solution or '')}"
+        f"{problem.data_source} {env.difficulty_of(problem.ground_truth, solution or '')}"
         for problem, solution in read_solved(file)
     ]
 

@@ -21,9 +21,7 @@ from rl_core.config.run import DataConfig, RunConfig
 from rl_core.data.env_source import SPLITS, find_source, read_rows, source_digest
 from rl_core.data.parquet_guard import MAX_ROWS, DatasetError, read_parquet
 from rl_core.data.user_files import own_settings, read_own_data
-from rl_core.envs import env_of
-from rl_core.envs.record import Generate, Source
-from rl_core.envs.settings import EnvSettings
+from rl_core.envs.text_env import TextEnv
 from rl_core.envs.text_problems import JSON_STYLE
 from rl_core.system.atomic import new_folder
 from rl_core.system.versions import version_of
@@ -50,7 +48,7 @@ _NOT_GENERATOR_SETTINGS = {
 _ROW_GROUP_ROWS = 65_536
 
 
-def generator_settings(env: EnvSettings, data: DataConfig) -> dict[str, Any]:
+def generator_settings(env: TextEnv, data: DataConfig) -> dict[str, Any]:
     """Returns everything that the rows depend on, as plain values.
 
     Raises:
@@ -64,12 +62,12 @@ def generator_settings(env: EnvSettings, data: DataConfig) -> dict[str, Any]:
     }
     if env.is_generated:
         settings |= data.model_dump(mode="json", include={"train_size", "test_size", "seed"})
-        if (package := env_of(env).made_by) is not None:
+        if (package := env.made_by) is not None:
             settings["package"] = f"{package} {version_of(package)}"
     return settings
 
 
-def dataset_name(env: EnvSettings, data: DataConfig) -> str:
+def dataset_name(env: TextEnv, data: DataConfig) -> str:
     """Returns the folder's name: `data.name`, else the env's name and a hash of what makes it."""
     settings = json.dumps(generator_settings(env, data), sort_keys=True)
     return data.name or f"{env.slug}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
@@ -80,7 +78,7 @@ def dataset_folder(config: RunConfig) -> Path:
     return config.storage.root / "data" / dataset_name(config.env, config.data)
 
 
-def write_dataset(env: EnvSettings, data: DataConfig, folder: Path) -> None:
+def write_dataset(env: TextEnv, data: DataConfig, folder: Path) -> None:
     """Makes both splits; the folder appears whole, or not at all.
 
     The same settings give the same bytes on every machine with the same pyarrow.
@@ -119,7 +117,7 @@ def write_dataset(env: EnvSettings, data: DataConfig, folder: Path) -> None:
             )
 
 
-def is_ready(env: EnvSettings, data: DataConfig, folder: Path) -> bool:
+def is_ready(env: TextEnv, data: DataConfig, folder: Path) -> bool:
     """Says whether the folder holds the data set of these settings; not if a file is missing.
 
     Raises:
@@ -134,7 +132,7 @@ def is_ready(env: EnvSettings, data: DataConfig, folder: Path) -> bool:
         return False
     if data.train_files or env.is_generated:
         return True  # the settings hold the hash of own files, and all that is generated
-    source = _source_of(env).name(env)
+    source = _source_of(env)
     if Path(source).expanduser().is_dir():
         made_from = (pq.read_metadata(paths[0]).metadata or {}).get(_SOURCE, b"").decode()
         if made_from != source_digest(find_source(source)):
@@ -247,34 +245,27 @@ def _check_file(path: Path, settings: dict[str, Any]) -> None:
         )
 
 
-def _tables(env: EnvSettings, data: DataConfig) -> tuple[dict[str, pa.Table], dict[bytes, str]]:
+def _tables(env: TextEnv, data: DataConfig) -> tuple[dict[str, pa.Table], dict[bytes, str]]:
     """Returns the rows of each split, and what the metadata says of where they come from."""
     if data.train_files:
         own = read_own_data(env, data)
         return own.tables, {_OWN: json.dumps(own.facts)}
     if env.is_generated:
-        tables = _generator(env)(
-            env, train_size=data.train_size, test_size=data.test_size, seed=data.seed
-        )
-        return tables, {}
-    source = _source_of(env)
-    files = find_source(source.name(env))
-    facts = {_SOURCE: source_digest(files)}
-    return {
-        split: source.table(env, split, read_rows(source, files[split])) for split in SPLITS
-    }, facts
+        if not env.makes_problems:
+            raise ValueError(NO_PROBLEMS.format(name=env.name))
+        sizes = data.model_dump(include={"train_size", "test_size", "seed"})
+        return env.generate(**sizes), {}
+    files = find_source(_source_of(env))
+    pairs = {split: read_rows(files[split]) for split in SPLITS}
+    rows = {split: [env.source_row(*pair) for pair in pairs[split]] for split in SPLITS}
+    return {split: env.table(split, rows[split]) for split in SPLITS}, {
+        _SOURCE: source_digest(files)
+    }
 
 
-def _generator(env: EnvSettings) -> Generate[Any]:
-    if (generate := env_of(env).generate) is None:
-        raise ValueError(NO_PROBLEMS.format(name=env.name))
-    return generate
-
-
-def _source_of(env: EnvSettings) -> Source[Any]:
-    source = env_of(env).source
-    assert source is not None, f"env={env.name} neither generates its rows nor reads them"
-    return source
+def _source_of(env: TextEnv) -> str:
+    assert env.source_name is not None, f"env={env.name} generates its rows"
+    return env.source_name
 
 
 def _feed(digest: hashlib._Hash, chunks: list[pa.Array]) -> None:

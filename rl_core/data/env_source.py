@@ -6,15 +6,14 @@ Not what its rows mean (`envs`): only where the two splits come from.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from rl_core.data.readers import file_digest, hub_files, read_records
-from rl_core.envs.record import Source
 
 SPLITS = ("train", "test")
 HUB_CONFIG = "main"
+_COLUMNS = ("question", "answer")
 
 
 def find_source(source: str) -> dict[str, list[Path]]:
@@ -47,19 +46,19 @@ def find_source(source: str) -> dict[str, list[Path]]:
     return found
 
 
-def read_rows(source: Source[Any], files: list[Path]) -> list[Any]:
-    """Returns the rows of one split, in order, as the env reads each of them.
+def read_rows(files: Iterable[Path]) -> list[tuple[str, str]]:
+    """Returns the (question, answer) pairs of one split, in order.
 
     Raises:
-        ValueError: a file cannot be read, or a row is not what the env takes.
+        ValueError: a file cannot be read, or a row lacks one of the two.
     """
-    rows: list[Any] = []
+    rows: list[tuple[str, str]] = []
     for file in files:
-        for number, record in read_records(file, source.columns):
-            try:
-                rows.append(source.read_row(record))
-            except ValueError as error:
-                raise ValueError(f"{file}: row {number} {error}") from None
+        for number, record in read_records(file, _COLUMNS):
+            question, answer = (record.get(name) for name in _COLUMNS)
+            if not (isinstance(question, str) and isinstance(answer, str)):
+                raise ValueError(f"{file}: row {number} lacks `question` or `answer` as text")
+            rows.append((question, answer))
     return rows
 
 

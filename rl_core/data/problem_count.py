@@ -10,7 +10,6 @@ from rl_core.data.dataset import dataset_name
 from rl_core.data.env_source import find_source
 from rl_core.data.readers import count_rows, is_hub_name
 from rl_core.data.user_files import num_own_training_rows
-from rl_core.envs import env_of
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,9 @@ def count_problems(config: RunConfig) -> ProblemCount:
         if fetched:
             return ProblemCount(data.train_size, is_bound=True)
         return ProblemCount(num_own_training_rows(data), is_bound=True)
-    source = env_of(env).source
+    source = env.source_name
     assert source is not None, f"env={env.name} neither generates its rows nor reads them"
-    if Path(source.name(env)).expanduser().is_dir():
-        return ProblemCount(sum(map(count_rows, find_source(source.name(env))["train"])))
-    return ProblemCount(source.num_problems)
+    if Path(source).expanduser().is_dir():
+        return ProblemCount(sum(map(count_rows, find_source(source)["train"])))
+    assert env.hub_problems is not None, f"env={env.name} reads what it does not know"
+    return ProblemCount(env.hub_problems)

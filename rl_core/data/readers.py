@@ -19,7 +19,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rl_core.envs.user_rows import Record
+from rl_core.envs.rows import Record
 from rl_core.errors import first_line
 
 _SUFFIXES = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz")

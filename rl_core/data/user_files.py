@@ -26,9 +26,8 @@ from rl_core.data.readers import (
     find_files,
     read_records,
 )
-from rl_core.envs import env_of
-from rl_core.envs.settings import EnvSettings
-from rl_core.envs.user_rows import COLUMNS, UNKNOWN_TEMPLATE, OwnProblem, Record
+from rl_core.envs.rows import COLUMNS, UNKNOWN_TEMPLATE, Record, Row
+from rl_core.envs.text_env import TextEnv
 from rl_core.types import Problem
 
 _logger = logging.getLogger(__name__)
@@ -60,7 +59,7 @@ class OwnData:
 
 
 @_refused_as_own_files()
-def own_settings(env: EnvSettings, data: DataConfig) -> dict[str, Any]:
+def own_settings(env: TextEnv, data: DataConfig) -> dict[str, Any]:
     """Returns everything that the rows depend on: the files count by content, not by name.
 
     Raises:
@@ -95,7 +94,7 @@ def num_own_training_rows(data: DataConfig) -> int:
 
 
 @_refused_as_own_files()
-def read_own_data(env: EnvSettings, data: DataConfig) -> OwnData:
+def read_own_data(env: TextEnv, data: DataConfig) -> OwnData:
     """Returns both splits, and logs in one line what was taken and what was dropped.
 
     Without `data.test_files` the first train_size + test_size rows are taken and the last test_size
@@ -119,7 +118,7 @@ def read_own_data(env: EnvSettings, data: DataConfig) -> OwnData:
         tested = {problem.key for problem in rows[split]}
     _say_what_was_left_out(rows, num_read, left_out)
     return OwnData(
-        tables={split: env_of(env).user_table(split, rows[split]) for split in SPLITS},
+        tables={split: env.table(split, rows[split]) for split in SPLITS},
         facts={
             "rows_read": num_read,
             "left_out": {split: dict(+left_out[split]) for split in SPLITS},
@@ -132,19 +131,19 @@ def read_own_data(env: EnvSettings, data: DataConfig) -> OwnData:
     )
 
 
-def first_own_problems(env: EnvSettings, data: DataConfig, count: int) -> list[Problem]:
+def first_own_problems(env: TextEnv, data: DataConfig, count: int) -> list[Problem]:
     """Returns the first problems of the user's files on this machine; empty where there are none.
 
     Raises:
         ValueError: one of them cannot be read.
     """
     files = _find(data, from_hub=False).get("train", [])
-    records = _records(files, (*env_of(env).own_columns, *COLUMNS))
+    records = _records(files, (*env.own_columns, *COLUMNS))
     own = [_read(env, *record) for record in islice(records, count)]
     return [
         Problem(
             index,
-            one.data_source or env_of(env).data_source,
+            one.data_source,
             tuple(one.prompt),
             one.truth,
             one.num_solutions,
@@ -164,14 +163,14 @@ def _find(data: DataConfig, *, from_hub: bool = True) -> dict[str, list[Path]]:
 
 
 def _read_splits(
-    env: EnvSettings,
+    env: TextEnv,
     data: DataConfig,
     files: dict[str, list[Path]],
     left_out: Counter[str],
-) -> dict[str, list[OwnProblem]]:
+) -> dict[str, list[Row]]:
     """Returns the rows of each split; counts those of the train files that are not taken."""
     to_take = data.train_size if data.test_files else data.train_size + data.test_size
-    columns = (*env_of(env).own_columns, *COLUMNS)
+    columns = (*env.own_columns, *COLUMNS)
     records = _records(files["train"], columns)
     rows = {"train": [_read(env, *record) for record in islice(records, to_take)]}
     left_out[f"beyond data.train_size={data.train_size}"] = sum(1 for _ in records)
@@ -207,18 +206,18 @@ def _records(files: Iterable[Path], columns: Sequence[str]) -> Iterator[tuple[Pa
             yield file, row, record
 
 
-def _read(env: EnvSettings, file: Path, row: int, record: Record) -> OwnProblem:
+def _read(env: TextEnv, file: Path, row: int, record: Record) -> Row:
     try:
-        return env_of(env).read_row(env, record)
+        return env.read_row(record)
     except ValueError as error:
         raise ValueError(f"{file}: row {row}: {error}") from None
 
 
 def _without_doubles(
-    problems: Sequence[OwnProblem], tested: set[tuple[Any, ...]], left_out: Counter[str]
-) -> list[OwnProblem]:
+    problems: Sequence[Row], tested: set[tuple[Any, ...]], left_out: Counter[str]
+) -> list[Row]:
     """Returns the first problem of each key that is not in the test split."""
-    unique: dict[tuple[Any, ...], OwnProblem] = {}
+    unique: dict[tuple[Any, ...], Row] = {}
     for problem in problems:
         if problem.key in tested:
             left_out["in the test split"] += 1
@@ -229,18 +228,16 @@ def _without_doubles(
     return list(unique.values())
 
 
-def _with_solutions(
-    env: EnvSettings, problems: Sequence[OwnProblem], left_out: Counter[str]
-) -> list[OwnProblem]:
+def _with_solutions(env: TextEnv, problems: Sequence[Row], left_out: Counter[str]) -> list[Row]:
     """Returns the solvable problems, with what the env's solver says of each, if it has one."""
-    solved = env_of(env).with_solutions(problems)
+    solved = env.with_solutions(problems)
     kept = [problem for problem in solved if problem is not None]
     left_out["without a solution"] += len(problems) - len(kept)
     return kept
 
 
 def _say_what_was_left_out(
-    rows: dict[str, list[OwnProblem]],
+    rows: dict[str, list[Row]],
     num_read: Mapping[Split, int],
     left_out: dict[str, Counter[str]],
 ) -> None:
@@ -257,7 +254,7 @@ def _say_what_was_left_out(
     _logger.info("own files: %s", "; ".join(said))
 
 
-def _say_whose_prompts(env: EnvSettings, rows: dict[str, list[OwnProblem]]) -> dict[str, int]:
+def _say_whose_prompts(env: TextEnv, rows: dict[str, list[Row]]) -> dict[str, int]:
     """Returns how many prompts each other template has, and warns of each."""
     others = [
         (problem.template, f"index {index} of {split}")

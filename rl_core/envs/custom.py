@@ -6,33 +6,25 @@ A row is `{question, answer}`, `{prompt, ...}` or as verl writes it.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from rl_core.envs.record import Checks, Env, LaunchScripts, Question, Value
-from rl_core.envs.settings import EnvSettings
+from rl_core.envs.rows import Record, Row, own_prompt, shown, struct_of, text_of
+from rl_core.envs.text_env import TEXT_CHECKS, Question, TextEnv
 from rl_core.envs.text_problems import (
-    CHECKS,
     prompt_key,
     question_in,
     render_messages,
     score_text,
     text_of_truth,
-    text_table,
 )
-from rl_core.envs.user_rows import OwnProblem, Record, own_prompt, shown, struct_of, text_of
 from rl_core.types import Message, Problem, ScoredText
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 DATA_SOURCE: Final = "custom"
-COLUMNS: Final = ("question", "answer", "ground_truth", "data_source")
 
 
-class CustomConfig(EnvSettings):
+class CustomConfig(TextEnv):
     """Questions and answers of `data.train_files`, scored by `env.reward` or word for word."""
 
     name: Literal["custom"] = "custom"
@@ -45,32 +37,76 @@ class CustomConfig(EnvSettings):
     format_score: float = Field(0.0, ge=0, le=1)
     """Score of an answer in tags that is not the truth, where `env.reward` names no function."""
 
+    shared_checks: ClassVar = (*TEXT_CHECKS, "text_prompt.sql")
+    checks: ClassVar = ("custom_ground_truth.sql",)
+    readings: ClassVar = ("last_line", "anywhere")
+    answer_mark: ClassVar = "<answer>"
+    makes_problems: ClassVar = False
+    own_columns: ClassVar = ("question", "answer", "ground_truth", "data_source")
+    script_remedy: ClassVar = "data.train_files=FILE names rows of yours"
 
-def read_row(env: CustomConfig, record: Record) -> OwnProblem:
-    """Returns the problem of one row.
+    def score(self, response: str, truth: Any) -> ScoredText:
+        """Scores word for word."""
+        return score_text(
+            response,
+            text_of_truth(truth),
+            answer_from=self.answer_from,
+            format_score=self.format_score,
+            full_score=self.full_score,
+        )
 
-    Raises:
-        ValueError: something is missing or of a wrong type; the message names the value and a
-            remedy.
-    """
-    extra = struct_of(record, "extra_info")
-    truth = _truth(record)
-    prompt = _prompt(env, record)
-    data_source = text_of(record, {}, "data_source")
-    return OwnProblem(
-        key=prompt_key(prompt),
-        prompt=prompt,
-        template=env.prompt_template,
-        truth=truth,
-        solution=text_of(extra, {}, "solution") or text_of_truth(truth),
-        data_source=data_source or DATA_SOURCE,
-        extra_info=json.dumps(extra, ensure_ascii=False, default=str) if extra else "",
-    )
+    def read_row(self, record: Record) -> Row:
+        """Returns the problem of one row."""
+        extra = struct_of(record, "extra_info")
+        truth = _truth(record)
+        prompt = self._prompt(record)
+        return Row(
+            prompt_key(prompt),
+            prompt,
+            self.prompt_template,
+            truth,
+            text_of(record, {}, "data_source") or DATA_SOURCE,
+            solution=text_of(extra, {}, "solution") or text_of_truth(truth),
+            extra_info=json.dumps(extra, ensure_ascii=False, default=str) if extra else "",
+        )
 
+    def check_parameters(self, *, train_size: int, test_size: int) -> dict[str, Any]:
+        """Returns whether a function scores, which may take any truth."""
+        return {"has_reward": self.reward is not None}
 
-def user_table(split: str, problems: Sequence[OwnProblem]) -> pa.Table:
-    """Returns the rows of one split as an Arrow table."""
-    return text_table(split, problems, [problem.data_source for problem in problems])
+    def read_question(self, text: str, answer: str | None) -> Question:
+        """Returns a question in the words of the template."""
+        asked = tuple(render_messages(self.prompt_template, text))
+        problem = Problem(0, DATA_SOURCE, asked, answer or "", 0)
+        return Question(text, problem, is_scored=answer is not None)
+
+    def show(self, problem: Problem) -> str:
+        """Returns the question without the words of the template."""
+        truth = text_of_truth(problem.ground_truth)
+        return f"{question_in(problem.messages[-1]['content'])} (the answer is {truth})"
+
+    @staticmethod
+    def has_truth(truth: Any) -> bool:
+        """Says whether there is any."""
+        return truth is not None
+
+    def _prompt(self, record: Record) -> list[Message]:
+        """Returns what is asked; a prompt of the row's own is kept as it is."""
+        if (own := record.get("prompt")) is None:
+            question = text_of(record, {}, "question")
+            if not (question or "").strip():
+                raise ValueError("it has neither `question` nor `prompt`: add one")
+            return render_messages(self.prompt_template, question or "")
+        prompt = [Message(role="user", content=own)] if isinstance(own, str) else own_prompt(record)
+        assert prompt is not None, "there is one"
+        if not any(message["content"].strip() for message in prompt):
+            raise ValueError(f"prompt={shown(own)} asks nothing: write what is asked")
+        if self.prompt_template == "base" and [message["role"] for message in prompt] != ["user"]:
+            raise ValueError(
+                f"prompt={shown(own)} is a conversation, and env.prompt_template=base is for one "
+                "text: use env.prompt_template=chat"
+            )
+        return prompt
 
 
 def _truth(record: Record) -> Any:
@@ -100,73 +136,3 @@ def _truth(record: Record) -> Any:
 
 def _is_blank(value: Any) -> bool:
     return isinstance(value, str) and not value.strip()
-
-
-def _prompt(env: CustomConfig, record: Record) -> list[Message]:
-    """Returns what is asked; a prompt of the row's own is kept as it is."""
-    if (own := record.get("prompt")) is None:
-        question = text_of(record, {}, "question")
-        if not (question or "").strip():
-            raise ValueError("it has neither `question` nor `prompt`: add one")
-        return render_messages(env.prompt_template, question or "")
-    prompt = [Message(role="user", content=own)] if isinstance(own, str) else own_prompt(record)
-    assert prompt is not None, "there is one"
-    if not any(message["content"].strip() for message in prompt):
-        raise ValueError(f"prompt={shown(own)} asks nothing: write what is asked")
-    if env.prompt_template == "base" and [message["role"] for message in prompt] != ["user"]:
-        raise ValueError(
-            f"prompt={shown(own)} is a conversation, and env.prompt_template=base is for one text: "
-            "use env.prompt_template=chat"
-        )
-    return prompt
-
-
-def _score(env: CustomConfig, response: str, truth: Any) -> ScoredText:
-    return score_text(
-        response,
-        text_of_truth(truth),
-        answer_from=env.answer_from,
-        format_score=env.format_score,
-        full_score=env.full_score,
-    )
-
-
-def _check_parameters(env: CustomConfig, /, *, train_size: int, test_size: int) -> dict[str, Value]:
-    return {"has_reward": env.reward is not None}
-
-
-def _read_question(env: CustomConfig, text: str, answer: str | None) -> Question:
-    asked = tuple(render_messages(env.prompt_template, text))
-    problem = Problem(0, DATA_SOURCE, asked, answer or "", 0)
-    return Question(text, problem, is_scored=answer is not None)
-
-
-def _show(problem: Problem) -> str:
-    truth = text_of_truth(problem.ground_truth)
-    return f"{question_in(problem.messages[-1]['content'])} (the answer is {truth})"
-
-
-CUSTOM: Final = Env(
-    settings=CustomConfig,
-    title="your own rows",
-    data_source=DATA_SOURCE,
-    answer_from=("last_line", "anywhere"),
-    score=_score,
-    generate=None,
-    own_columns=COLUMNS,
-    read_row=read_row,
-    user_table=user_table,
-    checks=Checks(
-        columns="text_columns.sql",
-        rows=(*CHECKS, "custom_ground_truth.sql"),
-        parameters=_check_parameters,
-    ),
-    read_question=_read_question,
-    show=_show,
-    launch_scripts=LaunchScripts(
-        words=(),
-        has_columns=lambda row: False,
-        has_truth=lambda truth: truth is not None,
-        made="data.train_files=FILE names rows of yours",
-    ),
-)

@@ -106,6 +106,3 @@ def _plain(number: str) -> str:
     whole, _, rest = number.removeprefix("-").partition(".")
     text = (whole.lstrip("0") or "0") + (f".{rest}" if (rest := rest.rstrip("0")) else "")
     return f"-{text}" if number.startswith("-") and text != "0" else text
-
-
-NUMBER_QUESTIONS: Final = NumberQuestionsConfig.record()

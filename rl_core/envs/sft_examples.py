@@ -1,14 +1,19 @@
 """What an env hands to the making of a home-made base model: texts, their weights, and gates.
 
-Data path stage 0. Texts alone are known here: `rl_core/sft/` tokenizes them and trains on them.
+Data path stage 0. Only texts are known here: `rl_core/sft/` tokenizes them and trains on them.
 """
 
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Final
+
+TOKENIZER_TEXTS: Final = 2_000
+GATE_PROBLEMS: Final = 256
+"""Held-out problems, from the first, that the gates are measured on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,65 +23,86 @@ class SftText:
     prompt: str
     response: str
     note: Any = None
-    """What the env's own `weigh` wants to know of it."""
+    """For the env's own `weigh`."""
     turns: tuple[str, ...] = ()
     """The response's pieces, the model's and the env's by turns: the env's are not learned.
 
-    Empty where all of it is the model's.
+    Empty if all of it is the model's.
     """
 
 
-class SftExamples(Protocol):
+class SftExamples(ABC):
     """The examples of one env: Countdown's search traces, or the solutions of word problems."""
+
+    floors: ClassVar[Mapping[str, float]] = {}
+    """Gates: the least that a measure of `judge` may be."""
+    ceilings: ClassVar[Mapping[str, float]] = {}
 
     @property
     def digits_per_token(self) -> int:
         """Most digits of a token: 1 spells numbers, more make the frequent ones a token each."""
+        return 1
 
     @property
     def words(self) -> Sequence[str]:
         """Words that are tokens by themselves, whatever stands beside them."""
+        return ()
 
     @property
+    def stop(self) -> Sequence[str]:
+        """Texts after which a response waits for the env's words; none if it never does."""
+        return ()
+
+    @property
+    @abstractmethod
     def marks(self) -> Sequence[str]:
         """Texts whose first tokens `weigh` looks for."""
 
     @property
+    @abstractmethod
     def held_out(self) -> Sequence[str]:
         """Prompts of the problems that the model is measured with."""
 
+    @abstractmethod
     def tokenizer_texts(self, rng: random.Random) -> list[str]:
         """Returns prompts and responses to fit the tokenizer to."""
 
+    @abstractmethod
     def draw(self, count: int, rng: random.Random) -> list[SftText]:
         """Returns a fresh batch."""
 
+    @abstractmethod
     def weigh(self, text: SftText, response: Sequence[int], marks: Sequence[int]) -> list[float]:
         """Returns the loss weight of each token.
 
         Args:
             text: one of `draw`.
             response: the token ids of all turns, end included.
-            marks: token ids of `marks`.
+            marks: the first token id of each of `marks`.
         """
 
+    @abstractmethod
     def judge(self, responses: Sequence[str]) -> dict[str, float]:
         """Returns what greedy responses to the held-out problems are worth."""
 
-    def failed_gates(self, measured: Mapping[str, float]) -> tuple[str, ...]:
-        """Returns one sentence per gate that is missed."""
-
-
-@runtime_checkable
-class AnsweredExamples(Protocol):
-    """What examples of several turns have beside, so that what was learned can be measured."""
-
-    @property
-    def stop(self) -> Sequence[str]:
-        """Texts after which a response waits for the env's words; none if it never does."""
-
     def answer(self, response: str) -> str | None:
-        """Returns the env's words to a response that stopped there; None where it is over."""
+        """Returns the env's words to a response that stopped there; None if it is over."""
+        return None
+
+    @classmethod
+    def failed_gates(cls, measured: Mapping[str, float]) -> tuple[str, ...]:
+        """Returns one sentence per gate that is missed."""
+        low = (
+            f"{name} is {measured[name]:.3f}, below {floor}"
+            for name, floor in cls.floors.items()
+            if measured[name] < floor
+        )
+        high = (
+            f"{name} is {measured[name]:.3f}, above {ceiling}"
+            for name, ceiling in cls.ceilings.items()
+            if measured[name] > ceiling
+        )
+        return (*low, *high)
 
 
 def require_problems(train: Sequence[Any], test: Sequence[Any]) -> None:
@@ -86,12 +112,3 @@ def require_problems(train: Sequence[Any], test: Sequence[Any]) -> None:
             f"{len(train)} train and {len(test)} test problems: the home-made base model needs "
             "some of both"
         )
-
-
-def below(measured: Mapping[str, float], floors: Mapping[str, float]) -> tuple[str, ...]:
-    """Returns one sentence per measure that is below its floor."""
-    return tuple(
-        f"{name} is {measured[name]:.3f}, below {floor}"
-        for name, floor in floors.items()
-        if measured[name] < floor
-    )

@@ -1,27 +1,44 @@
-"""An env in one class: its settings are the fields, its problems and its rule the methods.
+"""An env: one class. Its fields are the settings, its methods the problems and the rule.
 
-Everything else that `Env` (record.py) needs is the same for all problems in words: it stands here.
+A class with `problems` and `score` is one (docs/data.md). Everything else has a default here, for
+questions in words; an env overrides what is different there. Settings and scores are needed where
+nothing heavy may load, so a method imports pyarrow or a solver when it is called.
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias, get_args
 
-from rl_core.envs.record import Answers, Checks, Env, EnvTurn, Question
-from rl_core.envs.settings import EnvSettings
-from rl_core.envs.text_problems import CHECKS, prompt_key, shown_truth, text_table
-from rl_core.envs.user_rows import OwnProblem
+from pydantic import Field, model_validator
+
+from rl_core.envs.rows import Record, Row, table_of_rows
+from rl_core.envs.text_problems import prompt_key, shown_truth
+from rl_core.section import Section
 from rl_core.types import Message, Problem, ScoredText
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from rl_core.envs.sft_examples import SftExamples
+
+REWARD_NAME: Final = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+TEXT_CHECKS: Final = (
+    *("text_columns.sql", "text_no_nulls.sql", "text_unique.sql"),
+    "text_splits_disjoint.sql",
+)
+"""SQL checks that any question in words must pass; the one of the columns first."""
 _MOST_REPEATS = 10_000
 """Prompts in a row that were there already: then there are no others, or hardly any."""
+
+Truth: TypeAlias = Any
+"""`Problem.ground_truth`: only the env's own methods know its shape."""
+Solved: TypeAlias = Sequence[tuple[Problem, str]]
+"""Problems with a solution each."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +54,36 @@ class TextProblem:
     """Only for people, and for `TextEnv.difficulty_of`."""
 
 
-class TextEnv(EnvSettings):
+@dataclass(frozen=True)
+class EnvTurn:
+    """What an env says to a response, which the model then goes on with."""
+
+    text: str
+    """Tokenized as a prompt is: a chat's marks in it are recognised. Not empty."""
+    reward: float = 0.0
+    """Of the model's turn that it answers, beside the score of the whole response: finite, and it
+    counts as far as the bounds of a reward let it (`rl_core.rollout.turns.within_bounds`)."""
+
+    def __post_init__(self) -> None:
+        if not self.text or not math.isfinite(self.reward):
+            raise ValueError(
+                f"an env's turn {self.text!r} with reward={self.reward}: it must say something, "
+                "and its reward be finite (None ends the response)"
+            )
+
+
+@dataclass(frozen=True)
+class Question:
+    """A problem that a person asks."""
+
+    shown: str
+    """As a person would write it."""
+    problem: Problem
+    is_scored: bool
+    """Whether the right answer is known."""
+
+
+class TextEnv(Section):
     """An env of questions in words: a class with `problems` and `score` is one.
 
     `env=my_module:MyClass` chooses it; with a default for the field `name`, a package can offer
@@ -50,11 +96,59 @@ class TextEnv(EnvSettings):
     """`chat`: the prompt in the tokenizer's own tags; `base`: the prompt as it is."""
     answer_from: str = "strict"
     """Where a response's answer may stand."""
+    format_score: float = Field(0.0, ge=0, le=1)
+    """Score of a response with an answer that is not correct."""
+    full_score: float = Field(1.0, gt=0)
+    """Score of a correct response."""
+    max_turns: int = Field(1, ge=1)
+    """Times that the model writes: more let the env answer a response, and the model goes on."""
+    reward: str | None = Field(None, pattern=REWARD_NAME)
+    """package.module:function, a reward of your own with verl's signature, see rl_core/rewards/."""
+    reward_workers: int = Field(1, ge=1)
+    """Processes that call it."""
+    reward_timeout_s: float = Field(5.0, gt=0)
+    """Seconds that it may take for one response."""
+    reward_env: tuple[str, ...] = ()
+    """Variables of your environment that it gets although they look like credentials: [NAME]."""
+    reward_memory_mib: int = Field(4_096, ge=64)
+    """Address space of such a process."""
 
     checks: ClassVar[tuple[str | Path, ...]] = ()
     """SQL files in `sql/checks`, or whole paths; each selects the rows that are wrong."""
+    shared_checks: ClassVar[tuple[str | Path, ...]] = (
+        *TEXT_CHECKS,
+        *("text_prompt.sql", "row_count.sql"),
+    )
+    """Checks that other envs have too. The first says which columns there are, and runs first."""
+    checks_of_generator: ClassVar[tuple[str, ...]] = ()
+    """Names of checks that say nothing of `data.train_files`, but what the generator was asked."""
+    checks_of_template: ClassVar[tuple[str, ...]] = ()
+    """Names of checks that prompts of `data.train_files` may fail: the user wrote them so."""
     stop: ClassVar[tuple[str, ...]] = ()
-    """Texts after which `reply` is asked."""
+    """Texts after which `reply` is asked; each ends in an ASCII character. Without any, it is asked
+    when the response has ended by itself."""
+    readings: ClassVar[tuple[str, ...]] = ()
+    """Values of `answer_from`, the strictest first; by default in the order of its Literal."""
+    answer_mark: ClassVar[str] = ""
+    """What a response must hold to be scored: prompts that ask for it otherwise teach nothing."""
+    makes_problems: ClassVar[bool] = True
+    """Whether there are problems beside the user's."""
+    made_by: ClassVar[str | None] = None
+    """A package whose version the generated rows depend on."""
+    hub_problems: ClassVar[int | None] = None
+    """Train problems of the hub's data set that `source_name` is by default."""
+    own_columns: ClassVar[tuple[str, ...]] = ()
+    """What is read of a user's row beside `rows.COLUMNS`."""
+    home_made: ClassVar[tuple[str, str] | None] = None
+    """Problems that a home-made base model can be taught, and the settings that choose them."""
+    traces_give_up: ClassVar[bool] = False
+    """Whether `write_trace` writes searches, which can: else the probability is 0."""
+    weak_models: ClassVar[tuple[str, ...]] = ()
+    """Sizes of base models that were not seen to learn it by reinforcement alone."""
+    script_words: ClassVar[tuple[str, ...]] = ()
+    """Words in file names, projects and data sources of verl's launch scripts for this env."""
+    script_remedy: ClassVar[str] = ""
+    """What replaces a script's data files that are not on this machine."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -64,6 +158,17 @@ class TextEnv(EnvSettings):
             cls.__pydantic_fields__["name"].default = f"{cls.__module__}:{cls.__qualname__}"
             cls.model_rebuild(force=True)
 
+    @model_validator(mode="after")
+    def _pays_most_for_what_is_right(self) -> Self:
+        if self.format_score >= self.full_score:
+            raise ValueError(
+                f"env.format_score={self.format_score:g} of a wrong answer must be below "
+                f"env.full_score={self.full_score:g} of a right one"
+            )
+        return self
+
+    # What an env must have, and what it may add.
+
     def problems(self, rng: random.Random) -> Iterator[TextProblem]:
         """Yields problems, those of the test split first; a prompt that comes again is left out."""
         raise NotImplementedError
@@ -72,8 +177,18 @@ class TextEnv(EnvSettings):
         """Returns `scored(...)`; bounded in time and memory for any text."""
         raise NotImplementedError
 
+    def scored(self, answer: str | None, *, right: bool) -> ScoredText:
+        """Returns the score of the answer that a response gives; None if it gives none."""
+        if answer is None:
+            return ScoredText(0.0, "no_answer", None)
+        if right:
+            return ScoredText(self.full_score, "correct", answer, answer)
+        return ScoredText(self.format_score, "wrong_value", answer, answer)
+
     def reply(self, response: str, truth: Any) -> EnvTurn | None:
         """Returns what the env says to a response, of which `env.max_turns` allows more than one.
+
+        None ends the response. Bounded in time and memory for any text.
 
         Args:
             response: so far, with the env's own words.
@@ -86,88 +201,173 @@ class TextEnv(EnvSettings):
         """Returns a name for problems that are about as hard, for `data.curriculum`."""
         return ""
 
-    def scored(self, answer: str | None, *, right: bool) -> ScoredText:
-        """Returns the score of the answer that a response gives; None if it gives none."""
-        if answer is None:
-            return ScoredText(0.0, "no_answer", None)
-        if right:
-            return ScoredText(self.full_score, "correct", answer, answer)
-        return ScoredText(self.format_score, "wrong_value", answer, answer)
+    # The rows of a data set.
+
+    @property
+    def source_name(self) -> str | None:
+        """A folder or a data set of the hub that the rows come from; None if they are generated."""
+        return None
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether `data.train_size`, `data.test_size` and `data.seed` make the rows."""
+        return self.source_name is None
+
+    def rows_of_splits(self, *, train_size: int, test_size: int, seed: int) -> dict[str, list[Row]]:
+        """Returns generated rows; the same arguments give the same rows on every machine.
+
+        Raises:
+            ValueError: there are too few; the message is for users.
+        """
+        made: dict[tuple[str, ...], Row] = {}
+        repeats, size = 0, train_size + test_size
+        for one in self.problems(random.Random(f"{self.name}/{seed}")):
+            prompt = [Message(role="user", content=one.prompt)]
+            key = prompt_key(prompt)
+            repeats = repeats + 1 if key in made else 0
+            if repeats == 0:
+                kind = f"{self.name}/{one.kind}" if one.kind else self.name
+                made[key] = Row(key, prompt, self.prompt_template, one.truth, kind, one.solution)
+            if len(made) == size or repeats == _MOST_REPEATS:
+                break
+        if len(made) < size:
+            raise ValueError(
+                f"env={self.name} has {len(made):,} different prompts: "
+                f"data.train_size={train_size:,} and data.test_size={test_size:,} ask for {size:,}"
+            )
+        rows = list(made.values())
+        return {"train": rows[test_size:], "test": rows[:test_size]}
+
+    def generate(self, *, train_size: int, test_size: int, seed: int) -> dict[str, pa.Table]:
+        """Returns the rows of `rows_of_splits` as tables."""
+        rows = self.rows_of_splits(train_size=train_size, test_size=test_size, seed=seed)
+        return {split: self.table(split, rows[split]) for split in rows}
+
+    def source_row(self, question: str, answer: str) -> Row:
+        """Returns the problem of a row of `source_name`, or raises ValueError."""
+        raise NotImplementedError
+
+    def read_row(self, record: Record) -> Row:
+        """Returns a user's row as a checked problem.
+
+        Raises:
+            ValueError: the row cannot be used; the message names value, limit and remedy.
+        """
+        raise ValueError(f"env={self.name} makes its own problems: env=custom takes rows of yours")
+
+    @staticmethod
+    def with_solutions(rows: Sequence[Row]) -> Sequence[Row | None]:
+        """Returns the user's rows with what a solver says of them; None if it finds no solution."""
+        return rows
+
+    @staticmethod
+    def arrow_schema() -> pa.Schema:
+        """Returns the columns of the data set."""
+        import pyarrow as pa
+
+        from rl_core.schema import dataset_schema
+
+        return dataset_schema(pa.string())
 
     @classmethod
-    def record(cls) -> Env[Any]:
-        """Returns the env as the rest of the system knows it."""
-        readings = get_args(cls.model_fields["answer_from"].annotation) or ("strict",)
-        answers: Answers[Any] = Answers(
-            stop=cls.stop, answer=lambda env, truth, text: env.reply(text, truth)
+    def table(cls, split: str, rows: Sequence[Row]) -> pa.Table:
+        """Returns the rows of one split as an Arrow table."""
+        return table_of_rows(cls.arrow_schema(), split, rows)
+
+    @classmethod
+    def check_files(cls) -> tuple[str | Path, ...]:
+        """Returns all SQL checks of the env's own, the one of the columns first."""
+        return (*cls.shared_checks, *cls.checks)
+
+    def check_parameters(self, *, train_size: int, test_size: int) -> Mapping[str, Any]:
+        """Returns values for parameters of the checks; any other keeps its check's default."""
+        return {"train_size": train_size, "test_size": test_size}
+
+    @staticmethod
+    def check_tables(
+        splits: Mapping[str, pa.Table],
+    ) -> tuple[dict[str, pa.Table], dict[str, str]]:
+        """Returns tables for checks beside the splits, and words to add to what a check proves."""
+        return {}, {}
+
+    def prompt_of_numbers(self, numbers: Sequence[int], target: int) -> list[Message]:
+        """Returns the prompt of a row's columns `nums` and `target`.
+
+        An env has it if its prompts differ in nothing else: their lengths are summed from parts.
+        """
+        raise NotImplementedError
+
+    def require_package(self) -> None:
+        """Raises ValueError if what makes the problems is missing here, or refuses the settings."""
+
+    # Questions of people, and the two ways to read an answer.
+
+    def read_question(self, text: str, answer: str | None) -> Question:
+        """Returns a person's question; `answer` is None if it is not told.
+
+        Raises:
+            ValueError: it is no such question; the message says why.
+        """
+        asked = (Message(role="user", content=text),)
+        problem = Problem(0, self.name, asked, answer or "", 0)
+        return Question(text, problem, is_scored=answer is not None)
+
+    def show(self, problem: Problem) -> str:
+        """Returns a problem as a person would write it, its answer included."""
+        answer = shown_truth(problem.ground_truth)
+        return f"{problem.messages[-1]['content']} (the answer is {answer})"
+
+    def strict_and_lenient(self) -> tuple[Self, Self]:
+        """Returns the settings with the strictest place of an answer, and the most lenient."""
+        annotation = type(self).model_fields["answer_from"].annotation
+        readings = self.readings or get_args(annotation) or ("strict",)
+        strict, lenient = (
+            self.model_copy(update={"answer_from": place}) for place in (readings[0], readings[-1])
         )
-        return Env(
-            settings=cls,
-            title=(cls.__doc__ or cls.__name__).partition("\n")[0].rstrip("."),
-            data_source=cls.model_fields["name"].default,
-            answer_from=(readings[0], readings[-1]),
-            answer_mark="",
-            score=lambda env, response, truth: env.score(response, truth),
-            generate=_generate,
-            answers=None if cls.reply is TextEnv.reply else answers,
-            own_columns=(),
-            read_row=_read_row,
-            user_table=_user_table,
-            checks=Checks(
-                columns="text_columns.sql",
-                rows=(*CHECKS, "row_count.sql", *cls.checks),
-                parameters=lambda env, /, **sizes: sizes,
-            ),
-            read_question=_read_question,
-            show=lambda problem: (
-                f"{problem.messages[-1]['content']} "
-                f"(the answer is {shown_truth(problem.ground_truth)})"
-            ),
-            difficulty=cls.difficulty_of,
-        )
+        return strict, lenient
 
+    # What a model may learn from before reinforcement.
 
-def _generate(
-    env: TextEnv, /, *, train_size: int, test_size: int, seed: int
-) -> dict[str, pa.Table]:
-    made: list[OwnProblem] = []
-    seen: set[tuple[str, ...]] = set()
-    repeats = 0
-    for one in env.problems(random.Random(f"{env.name}/{seed}")):
-        prompt = [Message(role="user", content=one.prompt)]
-        key = prompt_key(prompt)
-        repeats = repeats + 1 if key in seen else 0
-        if repeats == 0:
-            seen.add(key)
-            source = f"{env.name}/{one.kind}" if one.kind else env.name
-            made.append(
-                OwnProblem(
-                    key, prompt, env.prompt_template, one.truth, one.solution, data_source=source
-                )
-            )
-        if len(made) == train_size + test_size or repeats == _MOST_REPEATS:
-            break
-    if len(made) < train_size + test_size:
-        raise ValueError(
-            f"env={env.name} has {len(made):,} different prompts: data.train_size={train_size:,} "
-            f"and data.test_size={test_size:,} ask for {train_size + test_size:,}"
-        )
-    splits = {"train": made[test_size:], "test": made[:test_size]}
-    return {
-        split: text_table(split, rows, [row.data_source for row in rows])
-        for split, rows in splits.items()
-    }
+    @property
+    def is_taught(self) -> bool:
+        """Whether these settings choose problems of `home_made`."""
+        return False
 
+    def home_made_examples(
+        self, *, give_up_prob: float, train: Solved, test: Solved
+    ) -> SftExamples:
+        """Returns the examples that a home-made base model is made from, or raises ValueError."""
+        raise NotImplementedError
 
-def _read_row(env: TextEnv, record: Any) -> NoReturn:
-    raise ValueError(f"env={env.name} makes its own problems: env=custom takes rows of yours")
+    def write_trace(
+        self, problem: Problem, solution: str, rng: random.Random, give_up_prob: float
+    ) -> str:
+        """Returns a response that a given model may learn from (`sft.data=traces`)."""
+        raise NotImplementedError
 
+    # What the importer of verl's launch scripts asks.
 
-def _user_table(split: str, problems: Any) -> NoReturn:
-    raise AssertionError("no row was read")
+    @staticmethod
+    def has_columns(row: Record) -> bool:
+        """Says whether a row has the env's own columns."""
+        return False
 
+    @staticmethod
+    def has_truth(truth: Truth) -> bool:
+        """Says whether a ground truth is of the env's shape."""
+        return False
 
-def _read_question(env: TextEnv, text: str, answer: str | None) -> Question:
-    asked = (Message(role="user", content=text),)
-    problem = Problem(0, env.name, asked, answer or "", 0)
-    return Question(text, problem, is_scored=answer is not None)
+    @staticmethod
+    def imported_settings(row: Record, model: str) -> dict[str, Any]:
+        """Returns settings by dotted key, for the first row and a model's lower-case name."""
+        return {}
+
+    @classmethod
+    def overrides(cls, method: Callable[..., Any]) -> bool:
+        """Says whether the class has a method of `TextEnv` of its own: `TextEnv.reply`, say."""
+        return getattr(cls, method.__name__) is not method
+
+    @property
+    def slug(self) -> str:
+        """The name as part of a folder's: that of a module's env has a colon."""
+        return self.name.replace(":", ".")

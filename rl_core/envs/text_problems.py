@@ -1,7 +1,7 @@
-"""What envs share whose problems are a question in words and any truth (data path stages 1 and 4).
+"""Questions in words: their prompts, where an answer stands, and the comparison word for word.
 
-A truth that is a text lies in the data set as it is. Any other, a number or an object, lies there
-as JSON, its `style` being `JSON_STYLE`; whoever reads the data set gets it back as it was.
+Data path stages 1 and 4. A truth that is a text lies in the data set as it is. Any other, a number
+or an object, lies there as JSON, its `style` being `JSON_STYLE`.
 """
 
 from __future__ import annotations
@@ -9,27 +9,16 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
-from rl_core.envs.answer_tags import AnswerFrom, find_answer
-from rl_core.envs.user_rows import OwnProblem, columns_of
-from rl_core.types import OWN_EXTRA_INFO, Message, ScoredText
+from rl_core.types import Message, ScoredText
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
+OPEN_TAG, CLOSE_TAG = "<answer>", "</answer>"
 JSON_STYLE: Final = "json"
 LONGEST_ANSWER: Final = 1_000
 """Characters of an answer that are compared: a longer one is wrong."""
 
-CHECKS: Final = (
-    "text_no_nulls.sql",
-    "text_prompt.sql",
-    "text_unique.sql",
-    "text_splits_disjoint.sql",
-)
-"""SQL checks of rows that any question in words must pass."""
-
+AnswerFrom: TypeAlias = Literal["anywhere", "last_line"]
 Template: TypeAlias = Literal["chat", "base"]
 
 _QUESTION = (
@@ -72,29 +61,6 @@ def prompt_key(prompt: Sequence[Message]) -> tuple[str, ...]:
     return tuple(" ".join(message["content"].split()) for message in prompt)
 
 
-def text_table(split: str, problems: Sequence[OwnProblem], data_sources: Sequence[str]) -> pa.Table:
-    """Returns the rows of one split as an Arrow table.
-
-    Args:
-        split: its name, for `extra_info`.
-        problems: whose truths are any values of JSON.
-        data_sources: the column of this name.
-    """
-    import pyarrow as pa
-
-    from rl_core.schema import dataset_schema
-
-    columns = columns_of("", split, problems)
-    columns["data_source"] = list(data_sources)
-    columns["reward_model"] = [_reward_model(problem.truth) for problem in problems]
-    extra: list[tuple[str, pa.DataType]] = []
-    if any(problem.extra_info for problem in problems):
-        extra = [(OWN_EXTRA_INFO, pa.string())]
-        for info, problem in zip(columns["extra_info"], problems, strict=True):
-            info[OWN_EXTRA_INFO] = problem.extra_info
-    return pa.Table.from_pydict(columns, schema=dataset_schema(pa.string(), extra=extra))
-
-
 def text_of_truth(truth: Any) -> str:
     """Returns a truth as a text: a number or an object as JSON."""
     return truth if isinstance(truth, str) else json.dumps(truth, ensure_ascii=False)
@@ -107,23 +73,38 @@ def shown_truth(truth: Any) -> str:
     return text_of_truth(truth)
 
 
-def score_text(
-    response: str, truth: str, *, answer_from: AnswerFrom, format_score: float, full_score: float
-) -> ScoredText:
-    """Returns the score of an answer that must be the truth, word for word.
+def find_answer(response: str, answer_from: AnswerFrom) -> str:
+    """Returns the text between the last closing tag and the nearest opening one before it.
 
-    Case, white space, the form of Unicode (NFKC) and a full stop at the end do not count. Total,
-    deterministic and linear in the response's length.
+    Empty if there is none; linear in the response's length.
 
     Args:
         response: what the model wrote after the prompt; any text.
-        truth: the right answer.
-        answer_from: where the answer's tags may stand.
-        format_score: score of another answer.
-        full_score: score of the right answer.
+        answer_from: `last_line` reads tags on the response's last line only, as TinyZero does.
 
-    Returns:
-        `no_answer` (score 0), `wrong_value` (format_score) or `correct` (full_score).
+    Raises:
+        ValueError: `answer_from` is neither of the two.
+    """
+    if answer_from == "anywhere":
+        start = 0
+    elif answer_from == "last_line":
+        start = response.rfind("\n") + 1
+    else:
+        raise ValueError(f"answer_from={answer_from!r} must be 'anywhere' or 'last_line'")
+    close = response.rfind(CLOSE_TAG, start)
+    if close < 0:
+        return ""
+    opening = response.rfind(OPEN_TAG, start, close)
+    return "" if opening < 0 else response[opening + len(OPEN_TAG) : close]
+
+
+def score_text(
+    response: str, truth: str, *, answer_from: AnswerFrom, format_score: float, full_score: float
+) -> ScoredText:
+    """Returns `no_answer`, `wrong_value` or `correct`: an answer in tags must be the truth.
+
+    Case, white space, the form of Unicode (NFKC) and a full stop at the end do not count. Total,
+    deterministic and linear in the response's length.
     """
     raw = find_answer(response, answer_from).strip()
     if not raw:
@@ -136,8 +117,3 @@ def score_text(
 
 def _normal_form(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).removesuffix(".")
-
-
-def _reward_model(truth: Any) -> dict[str, str]:
-    style = "rule" if isinstance(truth, str) else JSON_STYLE
-    return {"style": style, "ground_truth": text_of_truth(truth)}

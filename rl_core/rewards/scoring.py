@@ -27,8 +27,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Protocol
 
-from rl_core.envs import env_of
-from rl_core.envs.settings import EnvSettings
+from rl_core.envs.text_env import TextEnv
 from rl_core.system.child_process import Child, how_it_ended
 from rl_core.system.process_env import credentials_for
 from rl_core.types import Problem, ScoredText
@@ -58,7 +57,7 @@ class Rewards(Protocol):
 
 
 @contextmanager
-def start_rewards(env: EnvSettings) -> Iterator[Rewards]:
+def start_rewards(env: TextEnv) -> Iterator[Rewards]:
     """Yields what scores the env's responses, and leaves no process behind.
 
     Raises:
@@ -74,7 +73,7 @@ def start_rewards(env: EnvSettings) -> Iterator[Rewards]:
         rewards.close()
 
 
-def refusal(env: EnvSettings, tried_on: Sequence[Problem] = ()) -> str | None:
+def refusal(env: TextEnv, tried_on: Sequence[Problem] = ()) -> str | None:
     """Returns in words why `env.reward` cannot be used; None if it can, or if none is set.
 
     Args:
@@ -119,12 +118,12 @@ def _question(response: str, problem: Problem) -> dict[str, Any]:
 
 
 class _RuleRewards:
-    def __init__(self, env: EnvSettings) -> None:
+    def __init__(self, env: TextEnv) -> None:
         self._env = env
 
     def submit(self, response: str, problem: Problem) -> Future[ScoredText]:
         scored: Future[ScoredText] = Future()
-        scored.set_result(env_of(self._env).score(self._env, response, problem.ground_truth))
+        scored.set_result(self._env.score(response, problem.ground_truth))
         return scored
 
 
@@ -134,7 +133,7 @@ class _UserRewards:
     What waits to be scored is held anyway, as the rollouts of a step: the queue needs no bound.
     """
 
-    def __init__(self, env: EnvSettings, name: str) -> None:
+    def __init__(self, env: TextEnv, name: str) -> None:
         self._env, self._name = env, name
         self._own = threading.local()
         self._processes: set[_Process] = set()
@@ -204,7 +203,7 @@ class _UserRewards:
 class _Process(Child):
     """One process with the user's function; killed once anything went wrong with it."""
 
-    def __init__(self, env: EnvSettings, name: str) -> None:
+    def __init__(self, env: TextEnv, name: str) -> None:
         """Starts it and waits until the function is loaded.
 
         Raises:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rl_core.config.run import RunConfig
-from rl_core.envs.settings import EnvSettings
+from rl_core.envs.text_env import TextEnv
 from rl_core.rewards.scoring import Rewards
 from rl_core.rollout.turns import Stream, TurnTaking, turn_metrics, within_bounds
 from rl_core.system.seeds import seed_of
@@ -189,7 +189,7 @@ def read_answers(
 def to_rollouts(
     problems: Sequence[PromptedProblem],
     answers: Sequence[Answer],
-    env: EnvSettings,
+    env: TextEnv,
     *,
     group_size: int,
 ) -> list[Rollout]:

@@ -14,9 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from rl_core.envs import env_of
-from rl_core.envs.record import Answers, Truth
-from rl_core.envs.settings import EnvSettings
+from rl_core.envs.text_env import TextEnv, Truth
 from rl_core.system.seeds import seed_of
 from rl_core.types import (
     Completion,
@@ -126,7 +124,7 @@ class TurnTaking:
         encode: the env's words to token ids, special tokens recognised.
     """
 
-    env: EnvSettings
+    env: TextEnv
     decode: Callable[[Sequence[int]], str]
     encode: Callable[[str], Sequence[int]]
 
@@ -147,20 +145,18 @@ class TurnTaking:
             sampling: `max_tokens` is of the whole response, the env's words included.
             problems: of each position.
         """
-        answers = env_of(self.env).answers
-        if self.env.max_turns == 1 or answers is None:
+        if self.env.max_turns == 1 or not self.env.overrides(TextEnv.reply):
             return stream(requests, sampling)
-        return self._play(answers, stream, requests, sampling, problems)
+        return self._play(stream, requests, sampling, problems)
 
     def _play(
         self,
-        answers: Answers[EnvSettings],
         stream: Stream,
         requests: Sequence[GenerationRequest],
         sampling: SamplingSettings,
         problems: Sequence[Problem],
     ) -> Iterator[tuple[int, Completion]]:
-        sampling = replace(sampling, stop=answers.stop)
+        sampling = replace(sampling, stop=self.env.stop)
         dialogues = [_Dialogue(request) for request in requests]
         asked, positions = list(requests), list(range(len(requests)))
         while asked:
@@ -168,7 +164,7 @@ class TurnTaking:
             for i, completion in stream(asked, sampling):
                 dialogue = dialogues[positions[i]]
                 truth = problems[positions[i]].ground_truth
-                reason = self._take(answers, dialogue, completion, sampling.max_tokens, truth)
+                reason = self._take(dialogue, completion, sampling.max_tokens, truth)
                 if reason is None:
                     goes_on.append(positions[i])
                 else:
@@ -178,7 +174,6 @@ class TurnTaking:
 
     def _take(
         self,
-        answers: Answers[EnvSettings],
         dialogue: _Dialogue,
         completion: Completion,
         max_tokens: int,
@@ -190,7 +185,7 @@ class TurnTaking:
         dialogue.turns.append(Turn(True, len(own), self.decode(own)))
         said = None
         if completion.finish_reason == "stop":
-            said = answers.answer(self.env, truth, self.decode(ids))
+            said = self.env.reply(self.decode(ids), truth)
         if said is None:
             return completion.finish_reason
         dialogue.turns[-1] = replace(dialogue.turns[-1], reward=said.reward)

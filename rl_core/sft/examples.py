@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
-from rl_core.envs.sft_examples import AnsweredExamples, SftExamples
+from rl_core.envs.sft_examples import SftExamples
 
 _GENERATION_BATCH: Final = 128
 
@@ -60,7 +60,7 @@ def measure(
     Beside what the env itself measures: mean_prompt_tokens, and mean_response_tokens, end included.
     """
     prompts = source.held_out
-    answered = source if isinstance(source, AnsweredExamples) and source.stop else None
+    answered = source if source.stop else None
     responses = greedy_responses(
         model, tokenizer, prompts, max_tokens=max_tokens, answered=answered
     )
@@ -78,7 +78,7 @@ def greedy_responses(
     prompts: Sequence[str],
     *,
     max_tokens: int,
-    answered: AnsweredExamples | None = None,
+    answered: SftExamples | None = None,
 ) -> list[list[int]]:
     """Returns response ids, eos and the env's answers included, without padding."""
     histories = [(ids, len(ids)) for ids in tokenizer(list(prompts))["input_ids"]]

@@ -9,7 +9,8 @@ from typing import Final
 from rl_core.config.run import RunConfig
 from rl_core.config.sft import TRACE_STEPS
 from rl_core.data.readers import count_rows, digest_of, find_files
-from rl_core.envs import ENVS, env_of
+from rl_core.envs import ENVS
+from rl_core.envs.text_env import TextEnv
 
 SETTING: Final = "sft.data"
 TRACES: Final = "traces"
@@ -24,13 +25,13 @@ def check_sft(config: RunConfig) -> None:
         return
     if name != TRACES:
         find_files(SETTING, [name], "train", from_hub=False)
-    elif env_of(config.env).write_trace is None:
-        able = [env.name for env in ENVS.values() if env.write_trace is not None]
+    elif not config.env.overrides(TextEnv.write_trace):
+        able = [name for name, env in ENVS.items() if env.overrides(TextEnv.write_trace)]
         raise ValueError(
             f"{SETTING}=traces: env={config.env.name} writes no traces ({' and '.join(able)} do): "
             "name a FILE of prompt and response"
         )
-    if config.sft.give_up_prob and (name != TRACES or not env_of(config.env).traces_give_up):
+    if config.sft.give_up_prob and (name != TRACES or not config.env.traces_give_up):
         raise ValueError(
             f"sft.give_up_prob={config.sft.give_up_prob:g} is of traces that search "
             f"({SETTING}=traces env=countdown): leave it at 0"

@@ -20,8 +20,7 @@ from rl_core.config.sft import TRACE_STEPS
 from rl_core.data.dataset import read_solved
 from rl_core.data.prompts import encode_prompt
 from rl_core.data.readers import read_records
-from rl_core.envs import env_of
-from rl_core.envs.user_rows import Record, own_prompt, shown
+from rl_core.envs.rows import Record, own_prompt, shown
 from rl_core.sft.examples import Example
 from rl_core.sft.named_data import SETTING, TRACES, check_sft, find_rows
 from rl_core.types import Message, Problem
@@ -97,12 +96,10 @@ def _fitting_trace(
     rng: random.Random,
 ) -> Example:
     """Returns a trace within `data.max_response_length`, as a rollout's response must be."""
-    write = env_of(config.env).write_trace
-    assert write is not None, "the env's traces were asked for before"
     chat, longest = config.env.prompt_template == "chat", config.data.max_response_length
     lengths = []
     for _ in range(_TRACE_DRAWS):
-        response = write(config.env, problem, solution, rng, config.sft.give_up_prob)
+        response = config.env.write_trace(problem, solution, rng, config.sft.give_up_prob)
         example = _encode(problem.messages, response, tokenizer, chat_template=chat)
         lengths.append(int(sum(example.weights)))
         if lengths[-1] <= longest:

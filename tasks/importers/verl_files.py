@@ -17,8 +17,8 @@ from rl_core.config.run import DataConfig, RunConfig
 from rl_core.data.readers import find_files, is_hub_name, read_records
 from rl_core.data.sampling import steps_per_epoch, total_steps
 from rl_core.envs import DEFAULT_ENV, ENVS
-from rl_core.envs.record import LaunchScripts
-from rl_core.envs.user_rows import Record
+from rl_core.envs.rows import Record
+from rl_core.envs.text_env import TextEnv
 from rl_core.resources.disk_plan import checkpoint_bytes
 from tasks.importers.verl_table import Asked, nested
 from tasks.preflight_checks.plans import model_shape
@@ -61,8 +61,8 @@ def add_files(asked: Asked) -> None:
         if not rewards:
             facts = {"file": here[0], "source": source, "env": settings["env.name"]}
             asked.say("problems_of_no_env", _TRAIN, **facts)
-    if (scripts := ENVS[settings["env.name"]].launch_scripts) is not None:
-        settings |= scripts.settings(row, settings.get("model.path", "").lower())
+    model = settings.get("model.path", "").lower()
+    settings |= ENVS[settings["env.name"]].imported_settings(row, model)
     for key in rewards:
         _add_reward(asked, key)
 
@@ -79,8 +79,8 @@ def num_problems(asked: Asked) -> int | None:
         return min(rows, most or rows) if len(paths) == len(files) else None
     if _TRAIN in asked.given and _env_by_name(asked) is None:
         return None
-    if (source := ENVS[asked.settings["env.name"]].source) is not None:
-        return source.num_problems
+    if (on_hub := ENVS[asked.settings["env.name"]].hub_problems) is not None:
+        return on_hub
     return most or int(DataConfig.model_fields["train_size"].default)
 
 
@@ -185,9 +185,8 @@ def _say_missing(asked: Asked, key: str, missing: Sequence[str], env: str | None
     """Says what becomes of files that are not here: the env's are made, others are left out."""
     named = [name for name in missing if _env_in(name) is not None]
     made = [n for n in named or missing if env is not None and _env_in(n) in (env, None)]
-    scripts = ENVS[env].launch_scripts if env is not None else None
     for names, remedy in (
-        (made, scripts.made if scripts else ""),
+        (made, ENVS[env].script_remedy if env is not None else ""),
         ([name for name in missing if name not in made], "left out"),
     ):
         if names:
@@ -202,14 +201,13 @@ def _env_by_name(asked: Asked) -> str | None:
 
 
 def _env_in(name: str) -> str | None:
-    return _env_whose(lambda its: any(word in name.lower() for word in its.words))
+    return _env_whose(lambda its: any(word in name.lower() for word in its.script_words))
 
 
-def _env_whose(fits: Callable[[LaunchScripts], bool]) -> str | None:
+def _env_whose(fits: Callable[[type[TextEnv]], bool]) -> str | None:
     """Returns the first env that fits, the default one last: its peer's name is in any path."""
-    named = [(name, env.launch_scripts) for name, env in ENVS.items() if env.launch_scripts]
-    named.sort(key=lambda item: item[0] == DEFAULT_ENV)
-    return next((name for name, its in named if fits(its)), None)
+    names = sorted(ENVS, key=lambda name: name == DEFAULT_ENV)
+    return next((name for name in names if fits(ENVS[name])), None)
 
 
 def _first_row(files: Sequence[str]) -> Record:

@@ -1,4 +1,4 @@
-"""A third family of problems is a package that offers its record: it goes all the way to the page.
+"""A third family of problems is a package that offers its class: it goes all the way to the page.
 
 Its folder is `tests/support/echo/`; nothing in the project knows its name.
 """
@@ -24,7 +24,7 @@ from tasks.ask import question_of, read_question
 from tasks.importers.launch_script import import_script
 from tasks.preflight import preflight_validation
 from tasks.validate import check_dataset, check_files
-from tests.support.echo.env import ECHO
+from tests.support.echo.env import EchoConfig
 
 ROOT = Path(__file__).parents[2]
 STAGES = """
@@ -46,13 +46,14 @@ for env in envs:
 PAGE = (ROOT / "docs" / "data.md").read_text()
 LETTERS = PAGE.split("```python\n")[1].partition("```")[0]
 """The class of the docs, word for word."""
+OFFERED = {"echo": "EchoConfig", "noecho": "No", "echoes": "EchoConfig"}
 SIZES = ["data.train_size=40", "data.test_size=8", "data.train_batch_size=8"]
 
 
 @pytest.fixture
 def echo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """ENVS with a third env, for one test."""
-    monkeypatch.setitem(ENVS, ECHO.name, ECHO)
+    monkeypatch.setitem(ENVS, "echo", EchoConfig)
     all_settings.cache_clear()
     yield
     all_settings.cache_clear()
@@ -113,13 +114,13 @@ def test_what_it_lacks_is_said_and_what_it_does_not_know_leaves_others_alone():
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder where Python finds an installed package with it, which offers its record."""
+    """A folder where Python finds an installed package with it, which offers its class."""
     site = tmp_path / "site"
     shutil.copytree(ROOT / "tests" / "support" / "echo", site / "echo_env")
     about = site / "echo_env-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: echo-env\nVersion: 1.0\n")
-    points = ["echo = echo_env.env:ECHO", "noecho = echo_env.env:NO", "echoes = echo_env.env:ECHO"]
+    points = [f"{name} = echo_env.env:{found}" for name, found in OFFERED.items()]
     (about / "entry_points.txt").write_text("\n".join(["[countdown_train.envs]", *points]))
     (site / "letters.py").write_text(LETTERS)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(ROOT)]))
@@ -156,7 +157,7 @@ def test_what_is_wrong_with_an_offered_env_is_one_line(tmp_path):
         "ecko": "unknown env 'ecko'; did you mean echo? (there are: countdown, gsm8k, ",
         "noecho": "env=noecho cannot be loaded: AttributeError: ",
         "echoes": "env=echoes calls itself 'echo': the default of its settings' `name` must be",
-        "letters:Field": "env=letters:Field must be a class of TextEnv or a record, an Env, not",
+        "letters:Field": "env=letters:Field must be a class of TextEnv, not",
         "nowhere.to:ENV": "env=nowhere.to:ENV cannot be loaded: ModuleNotFoundError: ",
         ":": "env=: cannot be loaded: ",
     }

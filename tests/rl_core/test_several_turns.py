@@ -3,16 +3,14 @@
 import math
 import random
 import string
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rl_core.config.run import RunConfig
-from rl_core.envs import ENVS
 from rl_core.envs.countdown import CountdownConfig
-from rl_core.envs.record import Answers, EnvTurn
+from rl_core.envs.text_env import EnvTurn
 from tests.rl_core.test_trainer import comparable, rollouts, settings, train_until
 from tests.rl_core.workers.test_engines import kill_one
 
@@ -24,17 +22,15 @@ def test_a_run_of_several_turns_loses_an_engine_and_resumes_as_if_undisturbed(
     """The env's words stand in the log as they were said, and no policy sampled them."""
     left = math.inf
 
-    def answer(env: CountdownConfig, truth: dict[str, Any], response: str) -> EnvTurn:
+    def reply(env: CountdownConfig, response: str, truth: dict[str, Any]) -> EnvTurn:
         nonlocal left
         left -= 1
         if left == 0:  # others' turns are under way, and this one's next about to begin
             kill_one(random.Random(3))
         return EnvTurn(f"<{truth['target']}>", reward=0.75)
 
-    answering = replace(
-        ENVS["countdown"], answers=Answers(stop=tuple(string.ascii_letters), answer=answer)
-    )
-    monkeypatch.setitem(ENVS, "countdown", answering)
+    monkeypatch.setattr(CountdownConfig, "stop", tuple(string.ascii_letters))
+    monkeypatch.setattr(CountdownConfig, "reply", reply)
 
     def config(run_id: str) -> RunConfig:
         base = settings(tmp_path, run_id, "hf").model_dump()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rl_core.envs.countdown.solving.solver import solve_many
+from rl_core.envs.countdown.solver import solve_many
 
 
 def solve(numbers: Sequence[int], target: int) -> tuple[str | None, int]:

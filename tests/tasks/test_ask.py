@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from flows.settings.compose import compose
 from rl_core.config.run import RunConfig
 from rl_core.data.prompts import encode_prompt, load_tokenizer
-from rl_core.envs import env_of
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.types import GenerationRequest, SamplingSettings
 from tasks.ask import ask_model, question_of, read_question
@@ -52,7 +51,7 @@ def test_any_question_is_read_or_refused_in_words(tiny_model_path, text, answer,
     encode_prompt(question.problem.messages, _tokenizer(tiny_model_path), chat_template=False)
     if question.is_scored:
         truth = question.problem.ground_truth
-        env_of(config.env).score(config.env, f"<answer>{text}</answer>", truth)
+        config.env.score(f"<answer>{text}</answer>", truth)
 
 
 @cache

@@ -1,6 +1,7 @@
 """Countdown: combine all the numbers, each once, with + - * / to make the target."""
 
-from rl_core.envs.countdown.prompts import (
+from rl_core.envs.countdown.env import CountdownConfig
+from rl_core.envs.countdown.rows import (
     DATA_SOURCE,
     Template,
     message_templates,
@@ -8,7 +9,6 @@ from rl_core.envs.countdown.prompts import (
     render_prompt,
 )
 from rl_core.envs.countdown.scoring import ScoredResponse, Verdict, score_response
-from rl_core.envs.countdown.settings import CountdownConfig
 
 __all__ = [
     "DATA_SOURCE",

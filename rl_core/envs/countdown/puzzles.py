@@ -19,15 +19,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import islice
 from math import comb
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from rl_core.envs.countdown.settings import CountdownConfig
-from rl_core.envs.countdown.solving.forms import Ints, num_forms
-from rl_core.envs.countdown.solving.solution_texts import solution_texts
-from rl_core.envs.countdown.solving.solver import Solved, solve_range
+from rl_core.envs.countdown.forms import Ints, num_forms
+from rl_core.envs.countdown.solver import Solved, solution_texts, solve_range
+
+if TYPE_CHECKING:
+    from rl_core.envs.countdown.env import CountdownConfig
 
 MAX_SETS = 5_000_000
 """Most sets of numbers that are looked at for one operand count."""

@@ -1,24 +1,59 @@
-"""Countdown: the score of a response (data path stage 4). Not the parser (`arithmetic`)."""
+"""Countdown's rule: reads and evaluates arithmetic, scores a response, answers a calculator call.
+
+Data path stage 4. Exact, total, never `eval`. It is not a Python parser: `**`, `//`, decimals,
+names and unicode digits have no meaning here. A text's skeleton, which has a 0 for every digit, is
+read once, left to right, with two explicit stacks, and remembered: most answers of a model have
+been seen before with other numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+import re
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from rl_core.envs.answer_tags import AnswerFrom, find_answer
-from rl_core.envs.countdown.arithmetic import ASCII_SPACE, ExpressionError, parse, run
+from rl_core.envs.text_problems import AnswerFrom, find_answer
 
-Verdict: TypeAlias = Literal[
-    "no_answer",
-    "too_long",
-    "bad_syntax",
-    "wrong_numbers",
-    "division_by_zero",
-    "wrong_value",
-    "correct",
-]
+MAX_LENGTH = 256
+"""Longest expression that is read, in characters."""
+MAX_DEPTH = 32
+"""Deepest nesting of parentheses that is read."""
+CACHED_SKELETONS = 2_048
+"""Of at most `MAX_LENGTH` characters each: about 8 MB, whatever the models write."""
+
+ASCII_SPACE = " \t\n\r\f\v"
+CALL_OPEN, CALL_CLOSE = "<calc>", "</calc>"
+NO_VALUE: Final = "error"
+
+ErrorVerdict = Literal["too_long", "bad_syntax", "division_by_zero"]
+Verdict: TypeAlias = ErrorVerdict | Literal["no_answer", "wrong_numbers", "wrong_value", "correct"]
+Operation: TypeAlias = Callable[[Any, Any], int | Fraction]
+Instruction: TypeAlias = tuple[Operation, int, int]
+"""What to do with the numbers at two places; the result takes the first of them."""
+Program: TypeAlias = tuple[Instruction, ...]
+"""In evaluation order: 1 - (2 + 3) is ((+, 1, 2), (-, 0, 1)). The result ends up at place 0."""
+
+_TO_SKELETON = bytes(ord("0") if chr(c).isdecimal() else c for c in range(256))
+_TO_DIGITS = bytes(c if chr(c).isdecimal() else ord(" ") for c in range(256))
+_TOKEN = re.compile(f"0+|[^{ASCII_SPACE}]")
+_as_int = lru_cache(1_024)(int)
+"""Numbers of puzzles are few, and reading one takes twice as long as finding it here."""
+_OPERAND, _NEGATE = "0", "neg"
+_PRECEDENCE = {"+": 1, "-": 1, _NEGATE: 2, "*": 2, "/": 2}
+_CALL_ANSWER: Final = re.compile(rf"(?<={CALL_CLOSE})(\d+)")
+
+
+class ExpressionError(ValueError):
+    """Why a text has no value."""
+
+    @property
+    def verdict(self) -> ErrorVerdict:
+        """The scorer's word for it."""
+        verdict: ErrorVerdict = self.args[0]
+        return verdict
 
 
 class ScoredResponse(NamedTuple):
@@ -80,3 +115,181 @@ def score_response(
     except ExpressionError as error:
         verdict = error.verdict
     return ScoredResponse(format_score, verdict, answer, None)
+
+
+def answer_call(response: str) -> str | None:
+    """Returns the exact value of the call that a response ends with; None where it has ended.
+
+    In lowest terms, `7/2`; `error` for what the scorer's parser does not read, or cannot divide.
+    Bounded by that parser's limits for any text, as is the length of what is returned.
+    """
+    before, close, after = response.rpartition(CALL_CLOSE)
+    # The token that closes the call may hold white space too.
+    if not close or after.strip(ASCII_SPACE):
+        return None
+    _, opened, expression = before.rpartition(CALL_OPEN)
+    if not opened:
+        return NO_VALUE
+    try:
+        return str(evaluate(expression))
+    except ExpressionError:
+        return NO_VALUE
+
+
+def written_call(x: int, op: str, y: int, value: int) -> str:
+    """Returns a call and its answer, as a response shows them."""
+    return f"{CALL_OPEN}{x}{op}{y}{CALL_CLOSE}{value}"
+
+
+def turns_of(response: str) -> tuple[str, ...]:
+    """Returns the pieces of a response with answered calls, the model's and the env's by turns.
+
+    None where there is no call.
+    """
+    pieces = _CALL_ANSWER.split(response)
+    return tuple(pieces) if len(pieces) > 1 else ()
+
+
+def parse(text: str) -> tuple[list[int], Program]:
+    """Returns the integers that `text` names, in its order, and what it does with them.
+
+    Integers are ASCII digits without a leading zero; + - * / as in school; parentheses; ASCII white
+    space between them; a minus sign at the start or directly after an opening parenthesis.
+
+    Raises:
+        ExpressionError: `too_long` (more than `MAX_LENGTH` characters or `MAX_DEPTH` levels of
+            parentheses, whatever else is wrong), else `bad_syntax`.
+    """
+    if len(text) > MAX_LENGTH:
+        raise ExpressionError("too_long")
+    ascii_text = text.encode("ascii", "replace")  # what is not ASCII becomes a question mark
+    # The second step lets numbers of one and of two digits share a skeleton.
+    program = compiled(ascii_text.translate(_TO_SKELETON).replace(b"00", b"0"))
+    if isinstance(program, str):
+        raise ExpressionError(program)
+    # As text again: `in` and reading a number take a third of the time that they take in bytes.
+    digits = " " + ascii_text.translate(_TO_DIGITS).decode()
+    numerals = digits.split()
+    if " 0" in digits and any(n.startswith("0") and n != "0" for n in numerals):
+        raise ExpressionError("bad_syntax")
+    return list(map(_as_int, numerals)), program
+
+
+def run(program: Program, numbers: list[int]) -> int | Fraction:
+    """Returns the exact value of a parsed text: an int where no fraction came up on the way.
+
+    Raises:
+        ExpressionError: `division_by_zero`.
+    """
+    values: list[Any] = [*numbers]
+    try:
+        for operation, place, other in program:
+            values[place] = operation(values[place], values[other])
+    except ZeroDivisionError:
+        raise ExpressionError("division_by_zero") from None
+    value: int | Fraction = values[0]
+    return value
+
+
+def evaluate(text: str) -> Fraction:
+    """Returns the exact value of an expression.
+
+    Raises:
+        ExpressionError: the text is no expression or divides by zero.
+    """
+    numbers, program = parse(text)
+    return Fraction(run(program, numbers))
+
+
+@lru_cache(CACHED_SKELETONS)
+def compiled(skeleton: bytes) -> Program | Literal["too_long", "bad_syntax"]:
+    """Returns what computes all texts of this skeleton, or what is wrong with all of them.
+
+    Source: Dijkstra 1961, "Algol 60 translation" (the shunting yard).
+    """
+    tokens = _TOKEN.findall(skeleton.decode())
+    if _depth(tokens) > MAX_DEPTH:
+        return "too_long"
+    output: list[str] = []
+    pending: list[str] = []
+    previous = "("  # the start of the text is like the start of a parenthesis
+    for token in tokens:
+        operand_wanted = previous in "(+-*/"
+        if token.startswith("0"):
+            fits = operand_wanted
+            output.append(_OPERAND)
+        elif token == "(":
+            fits = operand_wanted
+            pending.append(token)
+        elif token == ")":
+            fits = not operand_wanted and _pop_until_open(output, pending)
+        else:
+            negates = token == "-" and previous == "("
+            fits = token in "+-*/" and (negates or not operand_wanted)
+            if fits:
+                _push_operator(_NEGATE if negates else token, output, pending)
+        if not fits:
+            return "bad_syntax"
+        previous = token
+    if previous in "(+-*/" or "(" in pending:
+        return "bad_syntax"
+    return _instructions([*output, *reversed(pending)])
+
+
+def _instructions(postfix: list[str]) -> Program:
+    """Returns the program of operands and operators in evaluation order."""
+    instructions: list[Instruction] = []
+    stack: list[int] = []
+    num_operands = 0
+    for symbol in postfix:
+        if symbol == _OPERAND:
+            stack.append(num_operands)
+            num_operands += 1
+        else:
+            other = stack[-1] if symbol == _NEGATE else stack.pop()
+            instructions.append((_OPERATIONS[symbol], stack[-1], other))
+    return tuple(instructions)
+
+
+def _depth(tokens: list[str]) -> int:
+    depth = deepest = 0
+    for token in tokens:
+        if token == "(":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif token == ")":
+            depth -= 1
+    return deepest
+
+
+def _push_operator(symbol: str, output: list[str], pending: list[str]) -> None:
+    """Emits what binds at least as tightly (all associate to the left), then waits."""
+    while symbol != _NEGATE and pending and _PRECEDENCE.get(pending[-1], 0) >= _PRECEDENCE[symbol]:
+        output.append(pending.pop())
+    pending.append(symbol)
+
+
+def _pop_until_open(output: list[str], pending: list[str]) -> bool:
+    """Emits what waits inside the parenthesis; returns whether one was open."""
+    while pending and pending[-1] != "(":
+        output.append(pending.pop())
+    return bool(pending and pending.pop())
+
+
+def _negate(number: int | Fraction, _: object) -> int | Fraction:
+    return -number
+
+
+def _divide(left: int | Fraction, right: int | Fraction) -> int | Fraction:
+    """Returns the exact quotient: a Fraction only where it must be one, since they are slow."""
+    quotient, rest = divmod(left, right)
+    return Fraction(left) / right if rest else quotient
+
+
+_OPERATIONS: dict[str, Operation] = {
+    _NEGATE: _negate,
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": _divide,
+}

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from rl_core.envs.countdown.calculator import CALL_CLOSE, CALL_OPEN, written_call
+from rl_core.envs.countdown.scoring import CALL_CLOSE, CALL_OPEN, written_call
 
 FEWEST, MOST = 3, 4
 ANSWER_OPEN: Final = "</think>\n<answer>"

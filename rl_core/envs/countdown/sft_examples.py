@@ -7,13 +7,12 @@ reads the search traces as well.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
-from rl_core.envs.countdown.calculator import CALL_CLOSE, answer_call, turns_of
-from rl_core.envs.countdown.scoring import score_response
+from rl_core.envs.countdown.scoring import CALL_CLOSE, answer_call, score_response, turns_of
 from rl_core.envs.countdown.search_traces import (
     ANSWER_OPEN,
     VERDICTS,
@@ -23,15 +22,17 @@ from rl_core.envs.countdown.search_traces import (
     is_covered,
     write_trace,
 )
-from rl_core.envs.sft_examples import SftText, below, require_problems
+from rl_core.envs.sft_examples import (
+    GATE_PROBLEMS,
+    TOKENIZER_TEXTS,
+    SftExamples,
+    SftText,
+    require_problems,
+)
 
 NumbersAndTarget: TypeAlias = tuple[tuple[int, ...], int]
 PromptRenderer: TypeAlias = Callable[[Sequence[int], int], str]
 
-GATE_FLOORS: Final = {"format_share": 0.9, "arithmetic_share": 0.9, "judging_share": 0.9}
-"""Reinforcement learning made use of what lies above: sums of 0.92 went from 0.29 to 0.72, of 0.95
-from 0.24 to 0.83 (benchmarks/README.md)."""
-GATE_CEILINGS: Final = {"repetition_share": 0.05}
 _CORPUS_GIVE_UP_PROBS: Final = {3: 0.1, 4: 0.05}
 """By the most numbers there are. Giving up is rarer in the traces than in the model: weights on the
 choice make up for it, so that deep searches, which are rare at `give_up_prob`, are still seen
@@ -39,12 +40,10 @@ often. Four numbers have searches of up to 40 verdicts."""
 _VERDICT_WEIGHT: Final = 3.0
 """Judging is what is learned last, from one token in eight."""
 _MOST_OF_TWO_DIGITS: Final = 99
-_TOKENIZER_TEXTS: Final = 2_000
-_GATE_PROBLEMS: Final = 256
 
 
 @dataclass(frozen=True)
-class SearchExamples:
+class SearchExamples(SftExamples):
     """Fresh search traces over the train problems.
 
     Attributes:
@@ -58,6 +57,11 @@ class SearchExamples:
     Raises:
         ValueError: If the problems are not of three or four positive numbers, or there are none.
     """
+
+    floors: ClassVar = {"format_share": 0.9, "arithmetic_share": 0.9, "judging_share": 0.9}
+    """Reinforcement learning made use of what lies above: sums of 0.92 went from 0.29 to 0.72, of
+    0.95 from 0.24 to 0.83 (benchmarks/README.md)."""
+    ceilings: ClassVar = {"repetition_share": 0.05}
 
     give_up_prob: float
     prompts: Sequence[str]
@@ -80,11 +84,6 @@ class SearchExamples:
         return 3 if max(target for _, target in self.problems) <= _MOST_OF_TWO_DIGITS else 1
 
     @property
-    def words(self) -> Sequence[str]:
-        """None but the verdicts, which the tokenizer keeps apart."""
-        return ()
-
-    @property
     def marks(self) -> Sequence[str]:
         """The verdicts, and how a response ends its search: by an answer of three or four numbers.
 
@@ -104,11 +103,11 @@ class SearchExamples:
     @property
     def held_out(self) -> Sequence[str]:
         """Prompts of the first held-out problems."""
-        return [self.render_prompt(*problem) for problem in self.holdout[:_GATE_PROBLEMS]]
+        return [self.render_prompt(*problem) for problem in self.holdout[:GATE_PROBLEMS]]
 
     def tokenizer_texts(self, rng: random.Random) -> list[str]:
         """Returns as many traces as prompts."""
-        texts = list(self.prompts[:_TOKENIZER_TEXTS])
+        texts = list(self.prompts[:TOKENIZER_TEXTS])
         return texts + [self._trace(rng.choice(self.problems), rng).text for _ in texts]
 
     def draw(self, count: int, rng: random.Random) -> list[SftText]:
@@ -154,7 +153,7 @@ class SearchExamples:
             mean_attempts: Numbers tried per response.
             mean_verdicts: "yes" and "no" per response: how long a search lasts.
         """
-        problems = self.holdout[:_GATE_PROBLEMS]
+        problems = self.holdout[:GATE_PROBLEMS]
         verdicts = [
             score_response(text, numbers, target).verdict
             for text, (numbers, target) in zip(responses, problems, strict=True)
@@ -173,20 +172,6 @@ class SearchExamples:
             "mean_attempts": sum(check.num_attempts for check in checks) / count,
             "mean_verdicts": judged / count,
         }
-
-    def failed_gates(self, measured: Mapping[str, float]) -> tuple[str, ...]:
-        """Returns `failed_gates`."""
-        return failed_gates(measured)
-
-
-def failed_gates(measured: Mapping[str, float]) -> tuple[str, ...]:
-    """Returns one sentence per gate that is missed."""
-    high = (
-        f"{name} is {measured[name]:.3f}, above {ceiling}"
-        for name, ceiling in GATE_CEILINGS.items()
-        if measured[name] > ceiling
-    )
-    return (*below(measured, GATE_FLOORS), *high)
 
 
 def response_weights(

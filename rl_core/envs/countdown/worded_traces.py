@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, Final
 
-from rl_core.envs.countdown.arithmetic import parse, run
+from rl_core.envs.countdown.scoring import parse, run
 
 _MORE_TRIES_PROB: Final = 0.75
 """Of one more wrong try: three on average."""

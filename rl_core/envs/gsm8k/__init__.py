@@ -1,8 +1,7 @@
 """GSM8K: grade-school word problems with a number as the answer."""
 
-from rl_core.envs.gsm8k.prompts import DATA_SOURCE, Template, render_messages
+from rl_core.envs.gsm8k.env import DATA_SOURCE, Gsm8kConfig, Template, render_messages
 from rl_core.envs.gsm8k.scoring import MAX_NUMBER_LENGTH, extract_truth, score_response
-from rl_core.envs.gsm8k.settings import Gsm8kConfig
 
 __all__ = [
     "DATA_SOURCE",

@@ -1,144 +1,204 @@
-"""GSM8K's record: all that the rest of the system knows of it."""
+"""GSM8K: grade-school word problems with a number as the answer, from a data set or written here.
+
+Prompts are byte for byte those of the field's data, so that models and logs compare.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+import re
+from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
 
-from rl_core.envs.gsm8k.prompts import DATA_SOURCE, render_messages
+from pydantic import Field
+
 from rl_core.envs.gsm8k.scoring import extract_truth, is_number, score_response
-from rl_core.envs.gsm8k.settings import Gsm8kConfig
-from rl_core.envs.gsm8k.user_rows import read_row, read_source_row, user_table
-from rl_core.envs.record import (
-    Checks,
-    Env,
-    HomeMadeModel,
-    LaunchScripts,
-    Question,
-    Source,
-    Value,
-)
+from rl_core.envs.rows import Record, Row, choose_prompt, own_prompt, shown, struct_of, text_of
 from rl_core.envs.sft_examples import SftExamples
-from rl_core.types import Problem, ScoredText
+from rl_core.envs.text_env import TEXT_CHECKS, Question, Solved, TextEnv
+from rl_core.types import Message, Problem, ScoredText
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+DATA_SOURCE: Final = "openai/gsm8k"
+TOY_SOURCE: Final = "toy"
 
-_TRAIN_PROBLEMS: Final = 7_473
-"""Of openai/gsm8k, config `main`."""
+Template: TypeAlias = Literal["chat", "think"]
+
+_NUMBER: Final = re.compile(r"\s*\$?[-+]?[\d,]*\.?\d+\s*")
+_TEXTS: Final[dict[Template, str]] = {
+    "chat": '{question} Let\'s think step by step and output the final answer after "####".',
+    "think": (
+        "A conversation between User and Assistant. The user asks a question, and the Assistant "
+        "solves it. The assistant first thinks about the reasoning process in the mind and then "
+        "provides the user with the answer.\nUser: {question} Show your work in <think> </think> "
+        "tags. And write the final answer as a number after ####, for example #### 18.\n"
+        "Assistant: Let me solve this step by step.\n<think>"
+    ),
+}
 
 
-def _score(env: Gsm8kConfig, response: str, truth: str) -> ScoredText:
-    return score_response(
-        response,
-        truth,
-        answer_from=env.answer_from,
-        format_score=env.format_score,
-        full_score=env.full_score,
+class Gsm8kConfig(TextEnv):
+    """The GSM8K problem family: grade-school word problems with a numeric answer."""
+
+    name: Literal["gsm8k"] = "gsm8k"
+    """Chosen by `env=gsm8k`."""
+    source: str = "openai/gsm8k"
+    """A Hugging Face data set (config `main`), or a folder of train and test JSONL or parquet.
+
+    `toy` is neither: word problems of one to three steps in GSM8K's form, written on the spot.
+    """
+    prompt_template: Template = "chat"  # type: ignore[assignment]  # another choice of texts
+    """`chat`: the tokenizer's own tags; `think`: a plain text that ends with <think>."""
+    answer_from: Literal["strict", "lenient"] = "strict"
+    """`strict`: the last `#### x`; `lenient`: the last number."""
+    format_score: float = Field(0.0, ge=0, le=1)
+    """Score of a response with a number that is not correct."""
+
+    shared_checks: ClassVar = (*TEXT_CHECKS, "labels.sql")
+    checks: ClassVar = ("gsm8k_ground_truth.sql", "gsm8k_prompt.sql")
+    checks_of_template: ClassVar = ("gsm8k_prompt",)
+    answer_mark: ClassVar = "####"
+    hub_problems: ClassVar = 7_473
+    own_columns: ClassVar = ("question", "answer")
+    home_made: ClassVar = (
+        "toy word problems",
+        "env=gsm8k env.source=toy env.prompt_template=think",
+    )
+    script_words: ClassVar = ("gsm8k",)
+    script_remedy: ClassVar = (
+        "the run fetches openai/gsm8k; env.source=FOLDER, data.train_files=FILE name copies"
     )
 
+    @property
+    def source_name(self) -> str | None:
+        """The folder or data set; None for toy problems."""
+        return None if self.source == TOY_SOURCE else self.source
 
-def _generate(
-    env: Gsm8kConfig, /, *, train_size: int, test_size: int, seed: int
-) -> dict[str, pa.Table]:
-    from rl_core.envs.gsm8k.table import toy_tables
+    def score(self, response: str, truth: str) -> ScoredText:
+        """Compares the number that a response gives."""
+        return score_response(
+            response,
+            truth,
+            answer_from=self.answer_from,
+            format_score=self.format_score,
+            full_score=self.full_score,
+        )
 
-    return toy_tables(env, train_size=train_size, test_size=test_size, seed=seed)
+    @staticmethod
+    def difficulty_of(truth: Any, solution: str) -> str:
+        """Returns the number of a solution's lines."""
+        return f"{solution.count(chr(10))} steps"
+
+    def rows_of_splits(self, *, train_size: int, test_size: int, seed: int) -> dict[str, list[Row]]:
+        """Returns toy problems."""
+        from rl_core.envs.gsm8k.word_problems import generate_word_problems
+
+        written = generate_word_problems(size=train_size + test_size, seed=seed)
+        rows = [self.source_row(problem.question, problem.answer) for problem in written]
+        return {"train": rows[test_size:], "test": rows[:test_size]}
+
+    def source_row(self, question: str, answer: str) -> Row:
+        """Returns a problem with the data set's own answer, which must end with its number."""
+        prompt = render_messages(self.prompt_template, question)
+        truth = extract_truth(answer)
+        return Row((question,), prompt, self.prompt_template, truth, DATA_SOURCE, answer)
+
+    def read_row(self, record: Record) -> Row:
+        """Returns the word problem of one row: `{question, answer}`, or as verl writes it."""
+        extra = struct_of(record, "extra_info")
+        question = text_of(record, extra, "question")
+        answer = text_of(_as_texts(record, "answer"), _as_texts(extra, "answer"), "answer")
+        answer = answer or text_of(extra, {}, "solution")
+        if answer is not None and _NUMBER.fullmatch(answer):
+            answer = f"#### {answer.strip()}"  # a plain number, as many files have it
+        truth = _as_texts(struct_of(record, "reward_model"), "ground_truth").get("ground_truth")
+        if truth is not None and not isinstance(truth, str):
+            raise ValueError(f"ground_truth={shown(truth)} must be a number as text, such as '18'")
+        if truth is None and answer is None:
+            raise ValueError("it has neither `answer` nor reward_model.ground_truth: add one")
+        answer = answer or f"#### {truth}"
+        number = extract_truth(answer)
+        if truth is not None and score_response(f"#### {truth}", number).verdict != "correct":
+            raise ValueError(f"ground_truth={shown(truth)} is not its answer's number {number}")
+        prompt = own_prompt(record)
+        if question is None and prompt is None:
+            raise ValueError("it has neither `question` nor `prompt`: add one")
+        prompt, template = choose_prompt(
+            prompt,
+            (self.prompt_template, *get_args(Template)),
+            lambda template: render_messages(template, question or _framed(template, prompt)),
+        )
+        key = tuple(message["content"] for message in prompt)
+        return Row(key, prompt, template, number, DATA_SOURCE, answer)
+
+    def check_parameters(self, *, train_size: int, test_size: int) -> dict[str, Any]:
+        """Returns the words of the template around a question."""
+        before, _, after = _TEXTS[self.prompt_template].partition("{question}")
+        return {"data_source": DATA_SOURCE, "before": before, "after": after}
+
+    def read_question(self, text: str, answer: str | None) -> Question:
+        """Returns a word problem in the words of the template."""
+        known = "0" if answer is None else extract_truth(f"#### {answer}")
+        asked = tuple(render_messages(self.prompt_template, text))
+        problem = Problem(0, DATA_SOURCE, asked, known, 0)
+        return Question(text, problem, is_scored=answer is not None)
+
+    @property
+    def is_taught(self) -> bool:
+        """Whether the problems are toys."""
+        return self.is_generated
+
+    def home_made_examples(
+        self, *, give_up_prob: float, train: Solved, test: Solved
+    ) -> SftExamples:
+        """Returns solutions of which some stop too early."""
+        from rl_core.envs.gsm8k.sft_examples import SolutionExamples
+
+        train_pairs, test_pairs = (
+            [(problem.messages[0]["content"], solution) for problem, solution in split]
+            for split in (train, test)
+        )
+        return SolutionExamples(give_up_prob, train=train_pairs, test=test_pairs)
+
+    def write_trace(
+        self, problem: Problem, solution: str, rng: random.Random, give_up_prob: float
+    ) -> str:
+        """Returns the data set's own solution."""
+        from rl_core.envs.gsm8k.sft_examples import write_in_words
+
+        return write_in_words(solution, thinks=self.prompt_template == "think")
+
+    @staticmethod
+    def has_columns(row: Record) -> bool:
+        """Says whether there is a question."""
+        return bool(row.get("question"))
+
+    @staticmethod
+    def has_truth(truth: Any) -> bool:
+        """Says whether it is a number as text."""
+        return is_number(truth)
 
 
-def _source_table(env: Gsm8kConfig, split: str, pairs: Sequence[tuple[str, str]]) -> pa.Table:
-    from rl_core.envs.gsm8k.table import gsm8k_table
+def render_messages(template: Template, question: str) -> list[Message]:
+    """Returns the `prompt` column of one question, one user message.
 
-    return gsm8k_table(env, split, pairs)
-
-
-def _check_parameters(env: Gsm8kConfig, /, *, train_size: int, test_size: int) -> dict[str, Value]:
-    (message,) = render_messages(env.prompt_template, "{question}")
-    before, _, after = message["content"].partition("{question}")
-    return {"data_source": DATA_SOURCE, "before": before, "after": after}
-
-
-def _read_question(env: Gsm8kConfig, text: str, answer: str | None) -> Question:
-    known = "0" if answer is None else extract_truth(f"#### {answer}")
-    asked = tuple(render_messages(env.prompt_template, text))
-    return Question(text, Problem(0, DATA_SOURCE, asked, known, 0), is_scored=answer is not None)
+    Args:
+        template: `chat` is rendered by the tokenizer's own chat template, `think` is a whole prompt
+            text to be tokenized raw.
+        question: the word problem.
+    """
+    return [Message(role="user", content=_TEXTS[template].replace("{question}", question))]
 
 
-def _show(problem: Problem) -> str:
-    return f"{problem.messages[-1]['content']} (the answer is {problem.ground_truth})"
+def _as_texts(record: Record, name: str) -> Record:
+    """Returns a row with a number of that name as text: 4 and 4.0 are `4`."""
+    value = record.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return record
+    is_whole = isinstance(value, float) and value.is_integer()
+    return record | {name: str(int(value) if is_whole else value)}
 
 
-def _examples(
-    env: Gsm8kConfig,
-    /,
-    *,
-    give_up_prob: float,
-    train: Sequence[tuple[Problem, str]],
-    test: Sequence[tuple[Problem, str]],
-) -> SftExamples:
-    from rl_core.envs.gsm8k.sft_examples import SolutionExamples
-
-    return SolutionExamples(give_up_prob, train=_prompted(train), test=_prompted(test))
-
-
-def _prompted(pairs: Sequence[tuple[Problem, str]]) -> list[tuple[str, str]]:
-    return [(problem.messages[0]["content"], solution) for problem, solution in pairs]
-
-
-def _write_trace(
-    env: Gsm8kConfig, problem: Problem, solution: str, rng: random.Random, give_up_prob: float
-) -> str:
-    from rl_core.envs.gsm8k.sft_examples import write_in_words
-
-    return write_in_words(solution, thinks=env.prompt_template == "think")
-
-
-GSM8K: Final = Env(
-    settings=Gsm8kConfig,
-    title="GSM8K",
-    data_source=DATA_SOURCE,
-    answer_from=("strict", "lenient"),
-    answer_mark="####",
-    score=_score,
-    generate=_generate,
-    source=Source(
-        name=lambda env: env.source,
-        num_problems=_TRAIN_PROBLEMS,
-        columns=("question", "answer"),
-        read_row=read_source_row,
-        table=_source_table,
-    ),
-    own_columns=("question", "answer"),
-    read_row=read_row,
-    user_table=user_table,
-    checks=Checks(
-        columns="text_columns.sql",
-        rows=(
-            "gsm8k_ground_truth.sql",
-            "labels.sql",
-            "text_no_nulls.sql",
-            "text_unique.sql",
-            "text_splits_disjoint.sql",
-            "gsm8k_prompt.sql",
-        ),
-        of_templates=("gsm8k_prompt",),
-        parameters=_check_parameters,
-    ),
-    read_question=_read_question,
-    show=_show,
-    home_made=HomeMadeModel(
-        is_taught=lambda env: env.is_generated,
-        what="toy word problems",
-        choose="env=gsm8k env.source=toy env.prompt_template=think",
-        examples=_examples,
-    ),
-    write_trace=_write_trace,
-    difficulty=lambda truth, solution: f"{solution.count(chr(10))} steps",
-    launch_scripts=LaunchScripts(
-        words=("gsm8k",),
-        has_columns=lambda row: bool(row.get("question")),
-        has_truth=is_number,
-        made="the run fetches openai/gsm8k; env.source=FOLDER, data.train_files=FILE name copies",
-    ),
-)
+def _framed(template: Template, prompt: list[Message] | None) -> str:
+    """Returns what stands in a prompt where the template has the question; the rest may differ."""
+    before, after = _TEXTS[template].split("{question}")
+    content = prompt[0]["content"] if prompt else ""
+    return content[len(before) : len(content) - len(after)]

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final
+from typing import ClassVar, Final
 
 from rl_core.envs.gsm8k.scoring import extract_truth, score_response
 from rl_core.envs.gsm8k.word_problems import WORDS
-from rl_core.envs.sft_examples import SftText, below, require_problems
+from rl_core.envs.sft_examples import (
+    GATE_PROBLEMS,
+    TOKENIZER_TEXTS,
+    SftExamples,
+    SftText,
+    require_problems,
+)
 
 THINK_CLOSE: Final = "</think>\n#### "
-GATE_FLOORS: Final = {"format_share": 0.9, "arithmetic_share": 0.8}
 
 _GO_ON: Final = ".\n"
 _STOP: Final = f".{THINK_CLOSE}"
@@ -29,13 +34,13 @@ so that second and third steps, which are rare at `stop_prob`, are still seen of
 _ANNOTATION: Final = re.compile(
     r"<<(?P<left>\d+)(?P<sign>[-+*/])(?P<right>\d+)=(?P<result>\d+)>>", re.ASCII
 )
-_TOKENIZER_TEXTS: Final = 2_000
-_GATE_PROBLEMS: Final = 256
 
 
 @dataclass(frozen=True)
-class SolutionExamples:
+class SolutionExamples(SftExamples):
     """Solutions of the train split, each step followed by an early end with a fixed chance.
+
+    Numbers are spelt: with a token for each, fewer sums were true (benchmarks/README.md).
 
     Attributes:
         stop_prob: How often the model shall stop early.
@@ -46,20 +51,14 @@ class SolutionExamples:
         ValueError: If there are none.
     """
 
+    floors: ClassVar = {"format_share": 0.9, "arithmetic_share": 0.8}
+
     stop_prob: float
     train: Sequence[tuple[str, str]]
     test: Sequence[tuple[str, str]]
 
     def __post_init__(self) -> None:
         require_problems(self.train, self.test)
-
-    @property
-    def digits_per_token(self) -> int:
-        """1: products of its numbers are too many to be learned one by one.
-
-        With a token for each number fewer sums were true (benchmarks/README.md).
-        """
-        return 1
 
     @property
     def words(self) -> Sequence[str]:
@@ -74,11 +73,11 @@ class SolutionExamples:
     @property
     def held_out(self) -> Sequence[str]:
         """Prompts of the first held-out problems."""
-        return [prompt for prompt, _ in self.test[:_GATE_PROBLEMS]]
+        return [prompt for prompt, _ in self.test[:GATE_PROBLEMS]]
 
     def tokenizer_texts(self, rng: random.Random) -> list[str]:
         """Returns prompts, and responses as the model will write them."""
-        pairs = self.train[:_TOKENIZER_TEXTS]
+        pairs = self.train[:TOKENIZER_TEXTS]
         responses = [self._response(solution, rng) for _, solution in pairs]
         return [prompt for prompt, _ in pairs] + responses
 
@@ -121,7 +120,7 @@ class SolutionExamples:
         """
         verdicts = [
             score_response(text, extract_truth(solution)).verdict
-            for text, (_, solution) in zip(responses, self.test[:_GATE_PROBLEMS], strict=True)
+            for text, (_, solution) in zip(responses, self.test[:GATE_PROBLEMS], strict=True)
         ]
         steps = [is_true for text in responses for is_true in check_annotations(text)]
         count = len(responses)
@@ -131,10 +130,6 @@ class SolutionExamples:
             "accuracy": verdicts.count("correct") / count,
             "mean_steps": len(steps) / count,
         }
-
-    def failed_gates(self, measured: Mapping[str, float]) -> tuple[str, ...]:
-        """Returns one sentence per gate that is missed."""
-        return below(measured, GATE_FLOORS)
 
     def _response(self, solution: str, rng: random.Random) -> str:
         return write_response(solution, stop_prob=_CORPUS_STOP_PROB, rng=rng)

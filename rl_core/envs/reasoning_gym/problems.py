@@ -2,7 +2,8 @@
 
 Data path stage 1. A task is a function of a seed and an index: the test split has the first
 questions, the train split those behind them, whatever is asked before left out. A question counts
-only if its scorer gives the package's own answer full marks, both read from the file.
+only if its scorer gives the package's own answer full marks, both read from the file. Its JSON
+gives tuples and keys that are no texts back as they were: scorers compare them.
 """
 
 from __future__ import annotations
@@ -16,19 +17,16 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from importlib.util import find_spec
 from itertools import islice
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, get_args, get_type_hints
 
-from rl_core.envs.reasoning_gym.settings import DATA_SOURCE, INSTALL, ReasoningGymConfig
-from rl_core.envs.reasoning_gym.typed_json import to_json, with_enums
-from rl_core.envs.text_problems import prompt_key, render_messages, text_table
-from rl_core.envs.user_rows import OwnProblem
+from rl_core.envs.reasoning_gym.env import DATA_SOURCE, INSTALL, ReasoningGymConfig
+from rl_core.envs.rows import Row
+from rl_core.envs.text_problems import prompt_key, render_messages
 from rl_core.system.process_env import environment_of_child
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _DRAW_FROM_SETS: Final = frozenset(
     {"codeio", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note"}
@@ -40,10 +38,13 @@ _TRIED_AT_LEAST = 50
 _TRIED_PER_ROW = 10
 """A task that gives no new question in so many tries per row has too few."""
 
+_TUPLE: Final = "__tuple__"
+_ITEMS: Final = "__items__"
 
-def make_tables(
+
+def make_rows(
     env: ReasoningGymConfig, *, train_size: int, test_size: int, seed: int
-) -> dict[str, pa.Table]:
+) -> dict[str, list[Row]]:
     """Returns the rows of both splits, the tasks mixed by their weights.
 
     Raises:
@@ -54,7 +55,7 @@ def make_tables(
         raise ValueError(INSTALL)
     if not _DRAW_FROM_SETS.isdisjoint(env.weights) and not _SAME_SETS.items() <= os.environ.items():
         return _make_elsewhere(env=env, train_size=train_size, test_size=test_size, seed=seed)
-    rows: dict[str, list[OwnProblem]] = {"test": [], "train": []}
+    rows: dict[str, list[Row]] = {"test": [], "train": []}
     for name, counts in _rows_per_task(env.weights, test_size, train_size).items():
         dataset, config = open_task(name, env, seed=seed, num_rows=sum(counts))
         problems = list(islice(_problems(env, name, dataset, config), sum(counts)))
@@ -68,14 +69,11 @@ def make_tables(
         rows["train"] += problems[counts[0] :]
     for split, problems in rows.items():
         random.Random(f"{seed}/{split}").shuffle(problems)
-    return {
-        split: text_table(split, rows[split], [problem.data_source for problem in rows[split]])
-        for split in ("train", "test")
-    }
+    return {split: rows[split] for split in ("train", "test")}
 
 
-def _make_elsewhere(**asked: Any) -> dict[str, pa.Table]:
-    """Calls `make_tables` in a process in which sets have one order always."""
+def _make_elsewhere(**asked: Any) -> dict[str, list[Row]]:
+    """Calls `make_rows` in a process in which sets have one order always."""
     with TemporaryFile() as answer:  # tasks may print
         subprocess.run(
             [sys.executable, "-P", "-m", __name__, str(answer.fileno())],
@@ -86,7 +84,7 @@ def _make_elsewhere(**asked: Any) -> dict[str, pa.Table]:
             check=True,
         )
         answer.seek(0)
-        made: dict[str, pa.Table] | ValueError = pickle.load(answer)
+        made: dict[str, list[Row]] | ValueError = pickle.load(answer)
     if isinstance(made, ValueError):
         raise made
     return made
@@ -148,7 +146,7 @@ def _of_level(curriculum: Any, level: int) -> dict[str, Any]:
 
 def _problems(
     env: ReasoningGymConfig, name: str, dataset: Any, config: Mapping[str, Any]
-) -> Iterator[OwnProblem]:
+) -> Iterator[Row]:
     """Yields different questions; stops where the first tries give none.
 
     Raises:
@@ -174,14 +172,8 @@ def _problems(
         if score_answer(dataset, truth["answer"], truth) != 1:
             continue
         seen.add(key)
-        yield OwnProblem(
-            key,
-            prompt,
-            env.prompt_template,
-            truth,
-            solution=truth["answer"],
-            data_source=f"{DATA_SOURCE}/{name}",
-        )
+        source = f"{DATA_SOURCE}/{name}"
+        yield Row(key, prompt, env.prompt_template, truth, source, solution=truth["answer"])
 
 
 def _truth(name: str, config: Mapping[str, Any], entry: Mapping[str, Any]) -> Any:
@@ -211,15 +203,59 @@ def _shares(weights: list[float], size: int) -> list[int]:
     return counts
 
 
+def to_json(value: Any) -> Any:
+    """Returns a value of plain lists and objects; what is no container stays what it is."""
+    if isinstance(value, tuple):
+        return {_TUPLE: [to_json(item) for item in value]}
+    if isinstance(value, list):
+        return [to_json(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    if all(isinstance(key, str) for key in value) and not {_TUPLE, _ITEMS} & value.keys():
+        return {key: to_json(item) for key, item in value.items()}
+    return {_ITEMS: [[to_json(key), to_json(item)] for key, item in value.items()]}
+
+
+def from_json(value: Any) -> Any:
+    """Returns what `to_json` was given."""
+    if isinstance(value, list):
+        return [from_json(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    if _TUPLE in value:
+        return tuple(from_json(item) for item in value[_TUPLE])
+    if _ITEMS in value:
+        return {from_json(key): from_json(item) for key, item in value[_ITEMS]}
+    return {key: from_json(item) for key, item in value.items()}
+
+
+def with_enums(config: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """Returns settings with members of enums in place of their texts, as the fields of `kind` say.
+
+    Raises:
+        ValueError: a text that is no member.
+    """
+    hints = get_type_hints(kind)
+    return {name: _member(value, hints.get(name)) for name, value in config.items()}
+
+
+def _member(value: Any, hint: Any) -> Any:
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint(value)
+    if isinstance(value, list) and get_args(hint):
+        return [_member(item, get_args(hint)[0]) for item in value]
+    return value
+
+
 def _answer_parent() -> None:
     """Makes what `_make_elsewhere` asks for."""
     import numpy as np
 
     random.seed(0)  # codeio runs programs that draw numbers without a seed
     np.random.seed(0)  # theirs is this one
-    made: dict[str, pa.Table] | ValueError
+    made: dict[str, list[Row]] | ValueError
     try:
-        made = make_tables(**pickle.load(sys.stdin.buffer))
+        made = make_rows(**pickle.load(sys.stdin.buffer))
     except ValueError as error:
         made = error
     with open(int(sys.argv[1]), "wb") as answer:  # noqa: PTH123  # a descriptor

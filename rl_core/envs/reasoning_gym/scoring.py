@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import Any, Final
 
-from rl_core.envs.answer_tags import find_answer
+from rl_core.envs.reasoning_gym.env import INSTALL
 from rl_core.envs.reasoning_gym.own_scorers import (
     GENERATORS,
     is_absurd,
     load_sympy,
     score_answer,
 )
-from rl_core.envs.reasoning_gym.settings import INSTALL
-from rl_core.envs.reasoning_gym.typed_json import from_json, with_enums
+from rl_core.envs.reasoning_gym.problems import from_json, with_enums
+from rl_core.envs.text_problems import find_answer
 from rl_core.system.sealed import TooSlow, sealed
 
 try:

@@ -16,19 +16,16 @@ from rl_core.config.run import RunConfig
 from rl_core.data.dataset import dataset_folder, write_dataset
 from rl_core.envs import ENVS
 from rl_core.runs.run_folder import RunFolder
-from tests.support.echo.env import ECHO
+from tests.support.echo.env import EchoConfig
 
 MODULE = """
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
-from tests.support.echo.env import ECHO, EchoConfig
+from tests.support.echo.env import EchoConfig
 Path(__file__).with_name("imported").touch()
 
-class TrapConfig(EchoConfig):
+class ENV(EchoConfig):
     name: Literal["trap_env:ENV"] = "trap_env:ENV"
-
-ENV = replace(ECHO, settings=TrapConfig)
 """
 
 
@@ -82,7 +79,7 @@ def test_a_new_run_and_the_nightly_pruning_pass_it_over(imported):
 def test_it_is_imported_where_the_command_names_it(imported):
     run = RunFolder.under(imported.parent, "r")
     settings = yaml.safe_load((run.path / "config.yaml").read_text())
-    settings["env"] = ECHO.settings().model_dump(mode="json") | {"name": "trap_env:ENV"}
+    settings["env"] = EchoConfig().model_dump(mode="json") | {"name": "trap_env:ENV"}
     try:
         (run.path / "config.yaml").write_text(yaml.safe_dump(settings))
         where = ["run_id=r", f"storage.root={imported.parent}"]

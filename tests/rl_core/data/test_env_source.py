@@ -23,7 +23,6 @@ from rl_core.config.run import DataConfig
 from rl_core.data.dataset import is_ready, read_problems, write_dataset
 from rl_core.data.env_source import find_source, read_rows
 from rl_core.envs.gsm8k import Gsm8kConfig
-from rl_core.envs.gsm8k.env import GSM8K
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ROWS = {
@@ -64,7 +63,7 @@ def test_the_default_source_is_read_from_the_cache(fill_cache: FillCache, tmp_pa
     assert files == {
         split: [snapshot / "main" / f"{split}-00000-of-00001.parquet"] for split in ROWS
     }
-    assert {split: read_rows(GSM8K.source, files[split]) for split in files} == ROWS
+    assert {split: read_rows(files[split]) for split in files} == ROWS
 
     write_dataset(Gsm8kConfig(), DataConfig(), tmp_path / "out")
     problems = read_problems(tmp_path / "out" / "train.parquet")
@@ -151,9 +150,8 @@ def test_the_default_source_is_fetched_once_and_main_alone(
     address, asked = hub
     code = (
         "import json; from rl_core.data.env_source import *\n"
-        "from rl_core.envs.gsm8k.env import GSM8K\n"
         "files = find_source('openai/gsm8k')\n"
-        "print(json.dumps({split: read_rows(GSM8K.source, files[split]) for split in files}))"
+        "print(json.dumps({split: read_rows(files[split]) for split in files}))"
     )
     environment = os.environ | {
         "HF_ENDPOINT": address,

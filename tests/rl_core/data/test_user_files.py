@@ -15,9 +15,8 @@ import pytest
 from rl_core.config.run import DataConfig
 from rl_core.data.dataset import dataset_name, is_ready, read_problems, verify_file, write_dataset
 from rl_core.envs.countdown import CountdownConfig, render_messages, score_response
-from rl_core.envs.countdown.table import COUNTDOWN_DATASET
+from rl_core.envs.countdown.tables import COUNTDOWN_DATASET
 from rl_core.envs.gsm8k import Gsm8kConfig
-from rl_core.envs.gsm8k.table import GSM8K_DATASET
 from tests.support.own_data import (
     SOLVABLE,
     TINYZERO,
@@ -384,7 +383,11 @@ def test_gsm8k_rows_of_every_shape(
     assert [row["reward_model"]["ground_truth"] for row in out["test"]] == [".5", "18"]
     assert [row["prompt"] for row in out["test"]] == [verl_gsm8k(i)["prompt"] for i in (2, 0)]
     assert out["train"][0]["extra_info"]["solution"].endswith("00")
-    assert pq.read_schema(tmp_path / "out" / "test.parquet").remove_metadata().equals(GSM8K_DATASET)
+    assert (
+        pq.read_schema(tmp_path / "out" / "test.parquet")
+        .remove_metadata()
+        .equals(Gsm8kConfig.arrow_schema())
+    )
     assert read_problems(tmp_path / "out" / "test.parquet")[1].ground_truth == "18"
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from rl_core.config.run import DataConfig
 from rl_core.data.dataset import read_problems, write_dataset
-from rl_core.envs import env_of
-from rl_core.envs.custom import CustomConfig, read_row
+from rl_core.envs.custom import CustomConfig
 from rl_core.rewards.scoring import start_rewards
 from rl_core.types import Problem, ScoredText
 
@@ -21,8 +20,7 @@ ASKED = [{"role": "user", "content": "Capital of France?"}]
 
 
 def score(response: str, truth: Any, **settings: Any) -> ScoredText:
-    env = CustomConfig(**settings)
-    return env_of(env).score(env, response, truth)
+    return CustomConfig(**settings).score(response, truth)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +45,7 @@ def score(response: str, truth: Any, **settings: Any) -> ScoredText:
 def test_a_row_says_what_is_asked_and_what_is_right(
     row: dict[str, Any], truth: Any, content: str
 ) -> None:
-    problem = read_row(CustomConfig(), row)
+    problem = CustomConfig().read_row(row)
     assert (problem.truth, problem.template) == (truth, "chat")
     assert problem.prompt == [{"role": "user", "content": content}]
 
@@ -68,15 +66,15 @@ def test_a_row_says_what_is_asked_and_what_is_right(
 )
 def test_what_is_missing_is_named(row: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
-        read_row(CustomConfig(), row)
+        CustomConfig().read_row(row)
     assert said in str(caught.value)
 
 
 def test_a_conversation_wants_chat_tags() -> None:
     row = {"prompt": [{"role": "system", "content": "Be brief."}, *ASKED], "answer": "Paris"}
-    assert len(read_row(CustomConfig(), row).prompt) == 2
+    assert len(CustomConfig().read_row(row).prompt) == 2
     with pytest.raises(ValueError, match=r"use env\.prompt_template=chat"):
-        read_row(CustomConfig(prompt_template="base"), row)
+        CustomConfig(prompt_template="base").read_row(row)
 
 
 TRUTHS = ["Paris", "42", "", 42, 1.5, True, {"city": "Paris", "also": [1, None]}, ["a", ["b"]]]
@@ -125,9 +123,9 @@ def test_any_text_has_a_score(response: str, truth: Any) -> None:
 def test_a_problem_is_shown_without_the_words_of_its_template(template: str) -> None:
     env = CustomConfig.model_validate({"prompt_template": template})
     for row in ({"question": "Capital of 日本?"}, {"prompt": "Capital of 日本?"}):
-        asked = read_row(env, row | {"answer": "東京"}).prompt
+        asked = env.read_row(row | {"answer": "東京"}).prompt
         problem = Problem(0, "custom", tuple(asked), "東京", 0)
-        assert env_of(env).show(problem) == "Capital of 日本? (the answer is 東京)"
+        assert env.show(problem) == "Capital of 日本? (the answer is 東京)"
 
 
 def test_a_function_gets_the_truth_as_it_was() -> None:

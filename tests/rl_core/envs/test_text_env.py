@@ -13,9 +13,8 @@ from pydantic import Field
 
 from rl_core.config.run import DataConfig
 from rl_core.data.dataset import read_problems, write_dataset
-from rl_core.envs import ENVS, env_of, find_env
-from rl_core.envs.record import EnvTurn
-from rl_core.envs.text_env import TextEnv, TextProblem
+from rl_core.envs import ENVS, find_env
+from rl_core.envs.text_env import EnvTurn, TextEnv, TextProblem
 from rl_core.types import Problem, ScoredText
 
 
@@ -45,15 +44,14 @@ class Guess(Sums):
 
 
 def made(env: TextEnv, folder: Path, train: int, test: int, seed: int = 0) -> list[list[Problem]]:
-    ENVS.setdefault(env.name, type(env).record())
+    ENVS.setdefault(env.name, type(env))
     write_dataset(env, DataConfig(train_size=train, test_size=test, seed=seed), folder)
     return [read_problems(folder / f"{split}.parquet") for split in ("train", "test")]
 
 
 def test_a_class_is_named_as_it_is_found_and_a_name_of_its_own_is_kept() -> None:
-    assert Sums().name == Sums.record().name == f"{__name__}:Sums"
+    assert Sums().name == Sums.model_fields["name"].default == f"{__name__}:Sums"
     assert Guess().name == "guess"
-    assert Sums.record().title == "Sums of two digits"
 
 
 def test_every_prompt_is_asked_once_over_both_splits_and_the_seed_chooses(tmp_path: Path) -> None:
@@ -83,18 +81,16 @@ def test_an_answer_is_right_wrong_or_none() -> None:
 
 
 def test_a_class_replies_only_if_it_says_how() -> None:
-    made_of_guess = Guess.record().answers
-    assert Sums.record().answers is None
-    assert made_of_guess is not None
-    assert made_of_guess.answer(Guess(), {"sum": 7}, "6") == EnvTurn(" no, ")
-    assert made_of_guess.answer(Guess(), {"sum": 7}, "6 no, 7") is None
+    assert not Sums.overrides(TextEnv.reply)
+    assert Guess.overrides(TextEnv.reply)
+    assert Guess().reply("6", {"sum": 7}) == EnvTurn(" no, ")
+    assert Guess().reply("6 no, 7", {"sum": 7}) is None
 
 
 def test_a_question_is_scored_if_its_answer_is_told() -> None:
-    record = Sums.record()
-    asked = record.read_question(Sums(), "What is 1 + 1?", None)
+    asked = Sums().read_question("What is 1 + 1?", None)
     assert (asked.shown, asked.is_scored) == ("What is 1 + 1?", False)
-    assert record.read_question(Sums(), "What is 1 + 1?", "2").problem.ground_truth == "2"
+    assert Sums().read_question("What is 1 + 1?", "2").problem.ground_truth == "2"
 
 
 class Half(TextEnv):
@@ -112,4 +108,4 @@ def test_a_class_that_lacks_a_method_is_refused_by_its_name() -> None:
 def test_it_takes_no_rows_of_a_users(tmp_path: Path) -> None:
     made(Sums(), tmp_path, 8, 2)
     with pytest.raises(ValueError, match="makes its own problems: env=custom takes rows of yours"):
-        env_of(Sums()).read_row(Sums(), {"question": "?"})
+        Sums().read_row({"question": "?"})

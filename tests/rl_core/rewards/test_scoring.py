@@ -17,7 +17,6 @@ import torch
 
 from rl_core.config.run import RunConfig
 from rl_core.envs.countdown import CountdownConfig
-from rl_core.envs.countdown.env import COUNTDOWN
 from rl_core.envs.gsm8k import Gsm8kConfig
 from rl_core.rewards.reward_worker import checked
 from rl_core.rewards.scoring import Rewards, refusal, start_rewards
@@ -57,9 +56,7 @@ def test_without_a_function_the_envs_own_rule_scores_at_once():
         problem = Problem(0, "countdown", (), TRUTH, 1)
         scored = rewards.submit("<answer>1 + 2</answer>", problem)
         assert scored.done()
-        assert scored.result() == COUNTDOWN.score(
-            CountdownConfig(), "<answer>1 + 2</answer>", TRUTH
-        )
+        assert scored.result() == CountdownConfig().score("<answer>1 + 2</answer>", TRUTH)
         assert children() == before
 
 

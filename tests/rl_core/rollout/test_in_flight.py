@@ -3,7 +3,6 @@
 import copy
 import string
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ import torch
 from transformers import DynamicCache
 
 from rl_core.data.prompts import load_tokenizer, text_codec
-from rl_core.envs import ENVS
 from rl_core.envs.countdown import CountdownConfig
-from rl_core.envs.record import Answers, EnvTurn
+from rl_core.envs.text_env import EnvTurn
 from rl_core.rollout.protocol import RolloutEngine, in_order
 from rl_core.rollout.turns import TurnTaking
 from rl_core.types import Completion, GenerationRequest, Problem, SamplingSettings
@@ -96,11 +94,11 @@ def test_requests_that_wait_begin_under_the_weights_that_are_there_by_then(engin
 def test_turns_go_on_across_an_update_and_those_after_it_read_all_by_the_new_weights(
     engine, reference, tiny_model_path, monkeypatch
 ):
-    def answer(env: CountdownConfig, truth: dict[str, Any], response: str) -> EnvTurn:
+    def reply(env: CountdownConfig, response: str, truth: dict[str, Any]) -> EnvTurn:
         return EnvTurn("<7>")
 
-    answers = Answers(stop=tuple(string.ascii_letters), answer=answer)
-    monkeypatch.setitem(ENVS, "countdown", replace(ENVS["countdown"], answers=answers))
+    monkeypatch.setattr(CountdownConfig, "stop", tuple(string.ascii_letters))
+    monkeypatch.setattr(CountdownConfig, "reply", reply)
     old, rounds = copy.deepcopy(reference), 0
 
     def stream(

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_core.config.run import RunConfig
-from rl_core.envs import ENVS
-from rl_core.envs.record import Answers, EnvTurn
+from rl_core.envs.text_env import EnvTurn
 from rl_core.rollout.turns import TurnTaking, within_bounds
 from rl_core.types import (
     Completion,
@@ -21,10 +20,10 @@ from rl_core.types import (
     SamplingSettings,
     Turn,
 )
-from tests.support.echo.env import ECHO, EchoConfig
+from tests.support.echo.env import EchoConfig
 
 
-def answer(env: EchoConfig, truth: Any, response: str) -> EnvTurn | None:
+def reply(env: EchoConfig, response: str, truth: Any) -> EnvTurn | None:
     """`?` is answered with the letter, and worth half a point where the letter was said."""
     if not response.endswith("?"):
         return None
@@ -33,8 +32,8 @@ def answer(env: EchoConfig, truth: Any, response: str) -> EnvTurn | None:
 
 @pytest.fixture(autouse=True)
 def echo_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    answering = replace(ECHO, answers=Answers(stop=("?",), answer=answer))
-    monkeypatch.setitem(ENVS, "echo", answering)
+    monkeypatch.setattr(EchoConfig, "stop", ("?",))
+    monkeypatch.setattr(EchoConfig, "reply", reply)
 
 
 class Scripted:

@@ -1,16 +1,15 @@
 """Examples of several turns: what of them is learned, and how what was learned is measured."""
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import AutoModelForCausalLM
 
 from rl_core.data.prompts import load_tokenizer, text_codec
-from rl_core.envs import ENVS
 from rl_core.envs.countdown import CountdownConfig, render_prompt
 from rl_core.envs.countdown.sft_examples import SearchExamples
-from rl_core.envs.record import Answers, EnvTurn
+from rl_core.envs.text_env import EnvTurn
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.rollout.turns import TurnTaking
 from rl_core.sft.examples import draw_examples, greedy_responses
@@ -69,12 +68,12 @@ def test_greedy_responses_are_those_of_a_rollout(tiny_model_path, monkeypatch):
     uncut = greedy_responses(model, tokenizer, prompts, max_tokens=40)
     answered = Answered(tuple({c for ids in uncut for c in tokenizer.decode(ids[2:5])} & ASCII))
 
-    def answer(env: object, truth: object, response: str) -> EnvTurn | None:
+    def reply(env: object, response: str, truth: object) -> EnvTurn | None:
         said = answered.answer(response)
         return None if said is None else EnvTurn(said)
 
-    answering = replace(ENVS["countdown"], answers=Answers(stop=answered.stop, answer=answer))
-    monkeypatch.setitem(ENVS, "countdown", answering)
+    monkeypatch.setattr(CountdownConfig, "stop", answered.stop)
+    monkeypatch.setattr(CountdownConfig, "reply", reply)
     engine = HfEngine(tiny_model_path, dtype="float32", max_num_seqs=16, on_gpu=False)
     taking = TurnTaking(CountdownConfig(max_turns=99), *text_codec(tokenizer))
     requests = [GenerationRequest(tuple(tokenizer.encode(prompt)), 0) for prompt in prompts]

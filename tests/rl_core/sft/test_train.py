@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from rl_core.config.base_model import BaseModelConfig
 from rl_core.envs.countdown import render_messages
 from rl_core.envs.countdown.search_traces import ANSWER_OPEN, Trace, is_covered
-from rl_core.envs.countdown.sft_examples import SearchExamples, failed_gates, response_weights
+from rl_core.envs.countdown.sft_examples import SearchExamples, response_weights
 from rl_core.sft.muon import Muon, orthogonalise
 from rl_core.sft.tokenizer import train_tokenizer
 from rl_core.sft.train import WarmStartReport, make_base_model
@@ -208,9 +208,9 @@ def test_giving_up_is_rarer_in_traces_of_four_numbers_and_weighs_as_much_more(
 
 def test_failed_gates_are_named_with_value_and_limit():
     good = {"format_share": 1, "arithmetic_share": 1, "judging_share": 1, "repetition_share": 0}
-    assert failed_gates(good) == ()
+    assert SearchExamples.failed_gates(good) == ()
     bad = good | {"arithmetic_share": 0.8, "repetition_share": 0.2}
-    assert failed_gates(bad) == (
+    assert SearchExamples.failed_gates(bad) == (
         "arithmetic_share is 0.800, below 0.9",
         "repetition_share is 0.200, above 0.05",
     )

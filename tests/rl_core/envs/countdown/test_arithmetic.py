@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rl_core.envs.countdown.arithmetic import ExpressionError, evaluate, parse
+from rl_core.envs.countdown.scoring import ExpressionError, evaluate, parse
 
 
 def outcome(text: str) -> Fraction | str:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_core.envs.countdown import arithmetic, score_response, scoring
+from rl_core.envs.countdown import score_response, scoring
 
-MAX_LINES = 50 * arithmetic.MAX_LENGTH
+MAX_LINES = 50 * scoring.MAX_LENGTH
 """Lines of Python for any text: a few dozen for each character that the parser reads."""
 HOSTILE = [
     "<answer>" * 100_000,
@@ -49,9 +49,9 @@ HOSTILE = [
 
 
 def lines_run(response: str, mode: Any) -> int:
-    """Lines of the two modules that scoring runs, nothing remembered from before."""
-    arithmetic.compiled.cache_clear()
-    files = {arithmetic.__file__, scoring.__file__}
+    """Lines of its module that scoring runs, nothing remembered from before."""
+    scoring.compiled.cache_clear()
+    files = {scoring.__file__}
     count = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -74,21 +74,21 @@ def lines_run(response: str, mode: Any) -> int:
 @pytest.mark.parametrize("response", HOSTILE, ids=lambda text: ascii(text[:16]))
 def test_no_text_costs_more_than_the_longest_expression(response: str, mode: Any) -> None:
     assert lines_run(response, mode) <= MAX_LINES
-    if len(response) > 2 * arithmetic.MAX_LENGTH:
+    if len(response) > 2 * scoring.MAX_LENGTH:
         # Beyond the limit only C's linear searches see more of it.
         assert lines_run(response + response, mode) <= lines_run(response, mode) + 1
 
 
-@given(st.text(alphabet="0123456789+-*/() ", max_size=arithmetic.MAX_LENGTH))
+@given(st.text(alphabet="0123456789+-*/() ", max_size=scoring.MAX_LENGTH))
 def test_lines_grow_with_the_length_of_the_answer(inner: str) -> None:
     assert lines_run(f"<answer>{inner}</answer>", "anywhere") <= 60 + 45 * len(inner)
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    for i in range(3 * arithmetic.CACHED_SKELETONS):
+    for i in range(3 * scoring.CACHED_SKELETONS):
         score_response(f"<answer>{'(' * (i % 30)}{'x' * (i % 200)} {i:b}</answer>", [1], 1)
         score_response(f"<answer>{i} / 7</answer>", [i, 7], 1)
-    assert arithmetic.compiled.cache_info().currsize <= arithmetic.CACHED_SKELETONS
+    assert scoring.compiled.cache_info().currsize <= scoring.CACHED_SKELETONS
     values = scoring.as_fraction.cache_info()
     assert values.maxsize is not None
     assert values.currsize <= values.maxsize
@@ -104,6 +104,6 @@ pieces = st.one_of(
 @given(st.lists(pieces, max_size=40).map("".join), st.sampled_from(["anywhere", "last_line"]))
 def test_any_text_has_a_score_that_no_memory_of_others_changes(response: str, mode: Any) -> None:
     remembered = score_response(response, [1, 7], 8, answer_from=mode)
-    arithmetic.compiled.cache_clear()
+    scoring.compiled.cache_clear()
     assert score_response(response, [1, 7], 8, answer_from=mode) == remembered
     assert remembered.score == {"no_answer": 0.0, "correct": 1.0}.get(remembered.verdict, 0.1)

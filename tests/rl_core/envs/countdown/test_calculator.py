@@ -7,9 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_core.envs.countdown.arithmetic import MAX_LENGTH
-from rl_core.envs.countdown.calculator import CALL_CLOSE, CALL_OPEN, answer_call, turns_of
-from rl_core.envs.countdown.scoring import score_response
+from rl_core.envs.countdown.scoring import (
+    CALL_CLOSE,
+    CALL_OPEN,
+    MAX_LENGTH,
+    answer_call,
+    score_response,
+    turns_of,
+)
 from rl_core.envs.countdown.search_traces import check_response, write_trace
 
 

@@ -10,9 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_core.envs.countdown import CountdownConfig, score_response
-from rl_core.envs.countdown.check_tables import SAMPLE_ROWS, recounts_table, solutions_table
 from rl_core.envs.countdown.puzzles import generate_puzzles
-from rl_core.envs.countdown.table import countdown_table
+from rl_core.envs.countdown.tables import (
+    SAMPLE_ROWS,
+    countdown_table,
+    recounts_table,
+    solutions_table,
+)
 from tests.support.solving import solve
 
 Row = tuple[str | None, list[int | None] | None, int | None]

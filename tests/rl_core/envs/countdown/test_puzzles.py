@@ -13,10 +13,10 @@ import pytest
 
 from rl_core.envs.countdown import CountdownConfig
 from rl_core.envs.countdown import puzzles as module
-from rl_core.envs.countdown.arithmetic import evaluate, parse
+from rl_core.envs.countdown.forms import Ints
 from rl_core.envs.countdown.puzzles import Puzzles, assert_unique, generate_puzzles
-from rl_core.envs.countdown.solving.forms import Ints
-from rl_core.envs.countdown.solving.solver import solve_range
+from rl_core.envs.countdown.scoring import evaluate, parse
+from rl_core.envs.countdown.solver import solve_range
 from tests.support.solving import solve
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rl_core.envs.countdown import CountdownConfig, Template, render_messages
-from rl_core.envs.countdown import table as module
+from rl_core.envs.countdown import tables as module
 from rl_core.envs.countdown.puzzles import generate_puzzles
-from rl_core.envs.countdown.table import COUNTDOWN_DATASET, countdown_table
+from rl_core.envs.countdown.tables import COUNTDOWN_DATASET, countdown_table
 
 
 @pytest.mark.parametrize("template", ["base", "qwen-instruct", "chat"])

@@ -9,8 +9,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_core.envs.countdown.arithmetic import evaluate
-from rl_core.envs.countdown.scoring import score_response
+from rl_core.envs.countdown.scoring import evaluate, score_response
 from rl_core.envs.countdown.worded_traces import write_worded_trace
 
 TRY = re.compile(

@@ -20,9 +20,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", SyntaxWarning)
     from reasoning_gym.factory import DATASETS, has_curriculum
 
-from rl_core.envs.reasoning_gym.problems import _truth, open_task
+from rl_core.envs.reasoning_gym.problems import _truth, from_json, open_task
 from rl_core.envs.reasoning_gym.scoring import compute_score
-from rl_core.envs.reasoning_gym.typed_json import from_json
 
 WITHOUT_ANSWERS = ("boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour")
 EXECUTED = (

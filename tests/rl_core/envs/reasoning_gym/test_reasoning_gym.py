@@ -19,7 +19,7 @@ from rl_core.config.run import DataConfig
 from rl_core.data.dataset import dataset_name, is_ready, read_problems, write_dataset
 from rl_core.envs.countdown import CountdownConfig
 from rl_core.envs.reasoning_gym import ReasoningGymConfig
-from rl_core.envs.reasoning_gym.typed_json import from_json, to_json
+from rl_core.envs.reasoning_gym.problems import from_json, to_json
 from rl_core.rewards.scoring import start_rewards
 from rl_core.types import Problem
 
@@ -34,7 +34,7 @@ util.find_spec = lambda name: None
 from rl_core.envs import find_env
 env = find_env("reasoning_gym")
 try:
-    env.generate(env.settings(), train_size=1, test_size=1, seed=0)
+    env().generate(train_size=1, test_size=1, seed=0)
 except ValueError as error:
     print(error)
 """
@@ -44,13 +44,13 @@ import hashlib, warnings
 warnings.simplefilter("ignore", SyntaxWarning)
 from reasoning_gym.factory import DATASETS
 from rl_core.envs.reasoning_gym import ReasoningGymConfig
-from rl_core.envs.reasoning_gym.problems import _DRAW_FROM_SETS, _truth, make_tables, open_task
+from rl_core.envs.reasoning_gym.problems import _DRAW_FROM_SETS, _truth, open_task
 for task in sorted({*DATASETS} - {"composite"} - _DRAW_FROM_SETS):
     dataset, config = open_task(task, ReasoningGymConfig(), seed=3, num_rows=3)
     rows = [_truth(task, config, dataset[index]) for index in range(3)]
     print(task, hashlib.md5(repr(rows).encode()).hexdigest())
 env = ReasoningGymConfig(task=tuple(sorted(_DRAW_FROM_SETS)))
-for split, rows in make_tables(env, train_size=18, test_size=6, seed=3).items():
+for split, rows in env.generate(train_size=18, test_size=6, seed=3).items():
     print(split, hashlib.md5(repr(rows.to_pylist()).encode()).hexdigest())
 """
 

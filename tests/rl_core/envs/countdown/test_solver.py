@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_core.envs.countdown.arithmetic import evaluate, parse
-from rl_core.envs.countdown.solving.forms import Tree, form_trees, form_values, num_forms
-from rl_core.envs.countdown.solving.solution_texts import solution_texts
-from rl_core.envs.countdown.solving.solver import solve_many, solve_range
+from rl_core.envs.countdown.forms import Tree, form_trees, form_values, num_forms
+from rl_core.envs.countdown.scoring import evaluate, parse
+from rl_core.envs.countdown.solver import solution_texts, solve_many, solve_range
 from tests.support.brute_force import brute_force
 from tests.support.solving import solve
 

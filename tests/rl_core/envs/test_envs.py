@@ -1,4 +1,4 @@
-"""The envs' records: scores by their settings, checks that are there, and what an import loads."""
+"""The envs: scores by their settings, checks that are there, and what an import loads."""
 
 from __future__ import annotations
 
@@ -11,22 +11,18 @@ import pytest
 from pydantic import ValidationError
 
 from rl_core.config.run import RunConfig
-from rl_core.envs import ENVS, env_of
+from rl_core.envs import ENVS, find_env
 from rl_core.envs.countdown import CountdownConfig
 from rl_core.envs.gsm8k import Gsm8kConfig
-from rl_core.envs.settings import EnvSettings
+from rl_core.envs.text_env import TextEnv
 from rl_core.types import ScoredText
 
 SQL = Path(__file__).parents[3] / "sql"
 TRUTH = {"target": 14, "numbers": [2, 3, 4]}
 
 
-def score(env: EnvSettings, response: str, truth: object) -> ScoredText:
-    return env_of(env).score(env, response, truth)
-
-
-def strict_and_lenient(env: EnvSettings) -> tuple[EnvSettings, EnvSettings]:
-    return env_of(env).strict_and_lenient(env)
+def score(env: TextEnv, response: str, truth: object) -> ScoredText:
+    return env.score(response, truth)
 
 
 def test_countdown_options_come_from_the_settings() -> None:
@@ -53,7 +49,7 @@ def test_gsm8k_options_come_from_the_settings() -> None:
         "envs.reasoning_gym.env",
         "envs.number_questions",
         "envs.countdown.puzzles",
-        "envs.countdown.solving.solver",
+        "envs.countdown.solver",
         "envs.gsm8k.word_problems",
         "envs.countdown.sft_examples",
     ],
@@ -86,29 +82,30 @@ def test_an_answer_has_a_value_in_lowest_terms() -> None:
 def test_each_env_is_scored_strictly_and_leniently() -> None:
     right = "<answer> 2 + 3 * 4 </answer>"
     for env in (CountdownConfig(), CountdownConfig(answer_from="last_line", format_score=0.5)):
-        strict, lenient = strict_and_lenient(env)
+        strict, lenient = env.strict_and_lenient()
         verdicts = [score(e, right + "\nor so", TRUTH).verdict for e in (strict, lenient)]
         assert verdicts == ["no_answer", "correct"]
         assert score(strict, right, TRUTH).verdict == "correct"
         assert strict.model_copy(update={"answer_from": env.answer_from}) == env
-    strict, lenient = strict_and_lenient(Gsm8kConfig())
+    strict, lenient = Gsm8kConfig().strict_and_lenient()
     assert [score(e, "so 18", "18").verdict for e in (strict, lenient)] == ["no_answer", "correct"]
     assert score(strict, "#### 18", "18").verdict == "correct"
 
 
 @pytest.mark.parametrize("name", ENVS)
-def test_a_record_is_whole(name: str) -> None:
+def test_an_env_is_whole(name: str) -> None:
     env = ENVS[name]
-    assert (env.name, env.settings().name) == (name, name)
-    assert env_of(env.settings()) is env
+    assert (env.model_fields["name"].default, env().name) == (name, name)
+    assert find_env(env().name) is env
     checks = SQL / "checks"
-    stems = {Path(file).stem for file in env.checks.files}
+    stems = {Path(file).stem for file in env.check_files()}
+    assert len(stems) == len(env.check_files())
     assert stems >= {file.stem for file in checks.glob(f"{name}_*.sql")}
-    assert all((checks / file).is_file() for file in env.checks.files)
-    assert stems >= {*env.checks.of_generated_rows, *env.checks.of_templates}
-    strict, lenient = env.strict_and_lenient(env.settings())
+    assert all((checks / file).is_file() for file in env.check_files())
+    assert stems >= {*env.checks_of_generator, *env.checks_of_template}
+    strict, lenient = env().strict_and_lenient()
     for places in (strict, lenient):
-        assert env.settings.model_validate(places.model_dump()) == places
+        assert env.model_validate(places.model_dump()) == places
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,177 @@
+"""Countdown's Arrow tables: the rows of a data set, and what SQL checks read beside them (stage 1).
+
+Rows are written as columns, never one by one. SQL cannot evaluate an expression: solutions are
+judged here, and difficulties counted again, and a check compares.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rl_core.envs.countdown.forms import num_forms
+from rl_core.envs.countdown.rows import DATA_SOURCE, Template, message_templates
+from rl_core.envs.countdown.scoring import ExpressionError, parse, run
+from rl_core.envs.countdown.solver import solve_many
+from rl_core.envs.rows import table_of_columns
+from rl_core.schema import dataset_schema
+
+if TYPE_CHECKING:
+    from rl_core.envs.countdown.puzzles import Puzzles
+
+COUNTDOWN_DATASET = dataset_schema(
+    pa.struct([("target", pa.int64()), ("numbers", pa.list_(pa.int64()))]),
+    own=[("nums", pa.list_(pa.int64())), ("target", pa.int64())],
+)
+SAMPLE_ROWS = 512
+"""Problems whose solutions are counted again, at most."""
+_SAMPLE_FORMS = 4_000_000
+"""Expressions that may be tried for it: a problem of six numbers has 443,825."""
+_MAX_OPERANDS, _MAX_NUMBER = 6, 999
+"""What the solver takes."""
+_TYPES = {
+    "index": pa.int64(),
+    "nums": pa.list_(pa.int64()),
+    "target": pa.int64(),
+    "solution": pa.large_string(),
+    "num_solutions": pa.int64(),
+}
+"""Other writers' files have dictionaries or large lists of the same values."""
+_CHUNK_ROWS = 65_536
+"""A column of strings holds 2 GiB at most: prompts of so many rows fit many times over."""
+
+
+def countdown_table(puzzles: Puzzles, *, split: str, template: Template) -> pa.Table:
+    """Returns the rows of one split, in the order of the puzzles."""
+    tables = [
+        _chunk(puzzles[start : start + _CHUNK_ROWS], start, split, template)
+        for start in range(0, len(puzzles), _CHUNK_ROWS)
+    ]
+    return pa.concat_tables([COUNTDOWN_DATASET.empty_table(), *tables])
+
+
+def _chunk(puzzles: Puzzles, start: int, split: str, template: Template) -> pa.Table:
+    size, given = len(puzzles), puzzles.numbers > 0
+    offsets = pa.array(np.append(0, np.cumsum(given.sum(axis=1))), pa.int32())
+    numbers = pa.array(puzzles.numbers[given], pa.int64())
+    nums = pa.ListArray.from_arrays(offsets, numbers)
+    target = pa.array(puzzles.targets, pa.int64())
+    words = pa.ListArray.from_arrays(offsets, pc.cast(numbers, pa.string()))
+    truth = COUNTDOWN_DATASET.field("reward_model").type.field("ground_truth").type
+    columns = {
+        "nums": nums,
+        "target": target,
+        "data_source": pa.repeat(DATA_SOURCE, size),
+        "prompt": _prompts(
+            template, numbers=pc.binary_join(words, ", "), target=pc.cast(target, pa.string())
+        ),
+        "style": pa.repeat("rule", size),
+        "ground_truth": _struct(truth, target=target, numbers=nums),
+        "num_solutions": puzzles.num_solutions,
+        "solution": puzzles.solutions,
+    }
+    return table_of_columns(COUNTDOWN_DATASET, split, columns, start=start)
+
+
+def _prompts(
+    template: Template, *, numbers: pa.StringArray, target: pa.StringArray
+) -> pa.ListArray:
+    """Returns each row's messages, as `render_messages` does."""
+    texts = {"{numbers}": pc.binary_join_element_wise("[", numbers, "]", ""), "{target}": target}
+    messages = message_templates(template)
+    size, kind = len(target), COUNTDOWN_DATASET.field("prompt").type
+    parts = []
+    for message in messages:
+        pieces = re.split(r"({numbers}|{target})", message["content"])
+        content = pc.binary_join_element_wise(*(texts.get(piece, piece) for piece in pieces), "")
+        if isinstance(content, pa.Scalar):
+            content = pa.repeat(content, size)
+        parts.append(
+            _struct(kind.value_type, role=pa.repeat(message["role"], size), content=content)
+        )
+    offsets = np.arange(0, size * len(parts) + 1, len(parts))
+    by_row = np.arange(size * len(parts)).reshape(len(parts), size).T.ravel()
+    together = parts[0] if len(parts) == 1 else pa.concat_arrays(parts).take(pa.array(by_row))
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), together, type=kind)
+
+
+def _struct(kind: pa.StructType, **columns: pa.Array) -> pa.StructArray:
+    return pa.StructArray.from_arrays([columns[field.name] for field in kind], fields=list(kind))
+
+
+def solutions_table(splits: Mapping[str, pa.Table]) -> pa.Table:
+    """Returns one row per problem: what it is, its stored solution, and `is_correct`.
+
+    Args:
+        splits: `train` and `test`, with the columns of a Countdown data set.
+    """
+    tables = []
+    for split, rows in splits.items():
+        extra = rows["extra_info"]
+        columns = {
+            "index": pc.struct_field(extra, "index"),
+            "nums": rows["nums"],
+            "target": rows["target"],
+            "solution": pc.struct_field(extra, "solution"),
+            "num_solutions": pc.struct_field(extra, "num_solutions"),
+        }
+        columns = {name: columns[name].cast(kind) for name, kind in _TYPES.items()}
+        judged = (columns[name].to_pylist() for name in ("solution", "nums", "target"))
+        columns["is_correct"] = pa.array(map(_is_correct, *judged), pa.bool_())
+        columns["split"] = pa.repeat(split, rows.num_rows)
+        tables.append(pa.table(columns))
+    return pa.concat_tables(tables)
+
+
+def recounts_table(solutions: pa.Table) -> pa.Table:
+    """Returns some rows of `solutions_table`, the same ones each time, with `recounted`.
+
+    Rows that no solver could take (a null, a number out of its range) are not drawn: other checks
+    name them.
+    """
+    drawn = np.random.default_rng(0).permutation(solutions.num_rows)[: 2 * SAMPLE_ROWS]
+    candidates = solutions.take(drawn)
+    chosen: list[int] = []
+    tried = 0
+    for row, (nums, target) in enumerate(_problems(candidates)):
+        if len(chosen) == SAMPLE_ROWS or not _is_solvable(nums, target):
+            continue
+        tried += num_forms(len(nums))
+        if tried > _SAMPLE_FORMS:
+            break
+        chosen.append(row)
+    sample = candidates.take(pa.array(chosen, pa.int64()))
+    problems = _problems(sample)
+    solved = solve_many([nums for nums, _ in problems], [target for _, target in problems])
+    counts = [count for _, count in solved]
+    return sample.append_column("recounted", pa.array(counts, pa.int64()))
+
+
+def _is_correct(solution: str | None, nums: list[int] | None, target: int | None) -> bool:
+    """Says whether the reward would call it correct; a row with a null is not."""
+    if solution is None or nums is None or None in nums:
+        return False
+    try:
+        used, program = parse(solution)
+        return sorted(used) == sorted(nums) and run(program, used) == target
+    except ExpressionError:
+        return False
+
+
+def _problems(table: pa.Table) -> list[tuple[list[int], int]]:
+    return list(zip(table["nums"].to_pylist(), table["target"].to_pylist(), strict=True))
+
+
+def _is_solvable(nums: list[int] | None, target: int | None) -> bool:
+    return (
+        nums is not None
+        and 1 <= len(nums) <= _MAX_OPERANDS
+        and all(number is not None and 1 <= number <= _MAX_NUMBER for number in nums)
+        and target is not None
+        and target >= 1
+    )
