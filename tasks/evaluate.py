@@ -26,7 +26,8 @@ from rl_core.workers.cluster import Workers
 from tasks.evaluator import Engines, Evaluator, Rows
 from tasks.prefect_ui.artifacts import create_table_artifact
 from tasks.prefect_ui.result_keys import once_per_training
-from tasks.report_page.answers import IN_ARTIFACT, choose_answers, show_answers, write_page
+from tasks.report_page.answers import IN_ARTIFACT, choose_answers, show_answers
+from tasks.report_page.page import write_page
 from tasks.supervision.supervisor import call_supervised
 
 if TYPE_CHECKING:

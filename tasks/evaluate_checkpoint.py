@@ -22,7 +22,8 @@ from rl_core.workers.cluster import Workers
 from tasks.evaluate import checkpoint_name, record_rows, show_tables
 from tasks.evaluator import Evaluator, Rows
 from tasks.queries.checkpoint_names import NamedModel
-from tasks.report_page.answers import IN_ARTIFACT, Answers, choose_answers, show_answers, write_page
+from tasks.report_page.answers import IN_ARTIFACT, Answers, choose_answers, show_answers
+from tasks.report_page.page import write_page
 
 _logger = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from rl_core.system.redaction import redacting_errors
 from rl_core.system.versions import version_of
 from rl_core.system.words import GIB
 from rl_core.types import Problem
-from tasks.hours.time_plan import planned_steps
+from tasks.hours import planned_steps
 from tasks.prefect_ui.artifacts import create_table_artifact, plain
 from tasks.preflight_checks.cluster import cluster_findings
 from tasks.preflight_checks.device import device_findings, quantization_findings

@@ -24,7 +24,7 @@ from rl_core.system.printable import printable
 from rl_core.tracking.diagnosis import diagnose
 from rl_core.tracking.memory_growth import AVAILABLE_GIB, HOST_GIB
 from rl_core.tracking.rollout_samples import samples_of_step
-from tasks.hours.run_time import last_step_of, left_of
+from tasks.hours import last_step_of, left_of
 from tasks.report_page.samples import problem_in_words
 
 INTERVAL_S: Final = 2.0

@@ -13,9 +13,9 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.utilities.urls import url_for
 
 from flows.nights.settings import Event
+from flows.runs.failure_report import last_saved
 from flows.runs.summary import accuracy_in_words, intervals_of
 from rl_core.checkpoints.champion import PromotedContender
-from rl_core.checkpoints.store import list_checkpoints
 from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder, RunRecord
 from rl_core.system.child_process import how_it_ended
@@ -99,7 +99,7 @@ def killed(night: Night, said: str | None) -> tuple[str, str | None]:
     run = night.run
     if run is None:
         return reason, None
-    step = max((c.step for c in list_checkpoints(run.path) if c.resumable), default=0)
+    step = last_saved(run)
     following = f"Retry goes on from step {step}" if step else "Retry starts it again"
     if run.read().status != "finished":
         run.update(status="interrupted", reason=reason, next_step=following)

@@ -25,18 +25,11 @@ from rl_core.system.log_file import redact
 from rl_core.system.words import GIB
 from tasks.prefect_ui.artifacts import create_markdown_artifact
 from tasks.prefect_ui.attempts import settings_that_help
+from tasks.prefect_ui.progress import HEADLINES
 from tasks.queries.render import markdown_table
 from tasks.report_page.failure_causes import cause_of
 from tasks.report_page.faults import later_attempts
 
-_SHOWN: Final = (
-    "reward/accuracy",
-    "val/accuracy",
-    "critic/score/mean",
-    "response_length/mean",
-    "critic/kl",
-    "rollout/tokens_per_s",
-)
 _TIMELINES: Final = {"memory/peak_gib/": "", "memory/host_gib/": "host "}
 _STEPS_KEPT: Final = 20
 _STEPS_IN_TABLE: Final = 8
@@ -77,7 +70,9 @@ def last_saved(run: RunFolder) -> int:
 
 def last_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Returns the last step, and the last value of each metric by which people judge a run."""
-    found = {name: float(row[name]) for name in _SHOWN for row in rows if row.get(name) is not None}
+    found = {
+        name: float(row[name]) for name in HEADLINES for row in rows if row.get(name) is not None
+    }
     return {"step": float(rows[-1]["step"])} | found if rows else {}
 
 

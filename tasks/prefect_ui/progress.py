@@ -26,6 +26,15 @@ LOG_INTERVAL_S = 30.0
 DIAGNOSIS_STEPS = 5
 """Between two diagnoses; more of a run of more than 500 steps."""
 _DIAGNOSES_PER_RUN = 100
+HEADLINES: Final = {
+    "reward/accuracy": "accuracy {:.3f}",
+    "val/accuracy": "test {:.3f}",
+    "critic/score/mean": "score {:.3f}",
+    "response_length/mean": "{:.0f} tokens",
+    "critic/kl": "KL {:.4f}",
+    "rollout/tokens_per_s": "{:,.0f} tokens/s",
+}
+"""Metrics by which people judge a run, and how a line shows them."""
 _SAMPLES: Final = 4
 """Responses shown of the last step."""
 _LONGEST_PROMPT: Final = 1_000
@@ -36,15 +45,8 @@ _GAP: Final = "\n[...]\n"
 
 def describe(metrics: dict[str, float]) -> str:
     """Returns a step in one line: accuracy, score, length, KL and tokens per second."""
-    shown = (
-        ("reward/accuracy", "accuracy {:.3f}"),
-        ("val/accuracy", "test {:.3f}"),
-        ("critic/score/mean", "score {:.3f}"),
-        ("response_length/mean", "{:.0f} tokens"),
-        ("critic/kl", "KL {:.4f}"),
-        ("rollout/tokens_per_s", "{:,.0f} tokens/s"),
-    )
-    return " · ".join(text.format(metrics[name]) for name, text in shown if name in metrics)
+    shown = ((text, metrics[name]) for name, text in HEADLINES.items() if name in metrics)
+    return " · ".join(text.format(value) for text, value in shown)
 
 
 class TrainingProgress:

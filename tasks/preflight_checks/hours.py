@@ -15,7 +15,7 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.sft.named_data import planned_sft_steps
 from rl_core.system.cards import CardFigures, cards_of, find_card, named_card
 from rl_core.system.versions import version_of
-from tasks.hours.time_plan import TimePlan, estimates
+from tasks.hours import TimePlan, estimates
 from tasks.preflight_checks.device import ask_python, read_device
 from tasks.preflight_checks.finding import Finding
 from tasks.preflight_checks.plans import model_shape

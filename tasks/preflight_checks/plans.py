@@ -38,7 +38,7 @@ from rl_core.resources.placement import why_no_shared_card
 from rl_core.system.versions import version_of
 from rl_core.system.words import GIB, disk_size
 from rl_core.tracking.host_memory import memory_left, own_bytes
-from tasks.hours.time_plan import planned_steps
+from tasks.hours import planned_steps
 from tasks.preflight_checks.device import Card, read_device
 from tasks.preflight_checks.finding import Finding
 

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rl_core.envs.text_problems import question_in, shown_truth
-from rl_core.evaluation.files import PAGE
 from rl_core.evaluation.summary import EvaluationSummary, summarise
-from rl_core.system.atomic import is_disk_full, write_text_atomically
 from rl_core.system.printable import printable
 from rl_core.system.words import in_one_line, without_middle
 from rl_core.tracking.rollout_samples import in_turns
@@ -105,22 +103,6 @@ def choose_answers(rows: Sequence[Row], problems: Sequence[Problem], *, most: in
         right=shown(right),
         wrong=shown(wrong),
     )
-
-
-def write_page(rows: Sequence[Row], problems: Sequence[Problem], file: Path) -> None:
-    """Writes the page of a model's answers (see `choose_answers`) beside the file of their rows.
-
-    A full disk costs the page and a warning.
-    """
-    from tasks.report_page.page import render_answers  # which needs `Answers`
-
-    answers = choose_answers(rows, problems, most=ON_PAGE)
-    try:
-        write_text_atomically(file.with_suffix(PAGE), render_answers(answers))
-    except OSError as error:
-        if not is_disk_full(error):
-            raise
-        _logger.warning("the page of right and wrong answers was not written: %s", error)
 
 
 def as_table(answers: Answers) -> list[dict[str, str]]:

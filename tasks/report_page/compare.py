@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import html
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import polars as pl
 
 from rl_core.runs.run_folder import RunFolder
-from rl_core.system.atomic import write_text_atomically
 from rl_core.tracking.diagnosis import diagnose
 from rl_core.tracking.series import Diagnosis
 from tasks.queries.run_tables import find_runs
 from tasks.queries.sql import ask
-
-_HEADLINE: Final = "runs beside one another</h1>"
-"""Of the page, by which it is known."""
-_LONGEST_NAME: Final = 150
 
 
 @dataclass(frozen=True)
@@ -61,37 +52,6 @@ def compare_runs(root: Path, names: Sequence[str]) -> Comparison:
         curves={run: ask("learning_curve", root=root, run=run) for run in runs},
         diagnoses={run: diagnose(RunFolder(folders[run]).metrics.read()) for run in runs},
     )
-
-
-def write_comparison(comparison: Comparison, page: Path) -> Path | None:
-    """Writes the page of a comparison; returns where a page of other runs went that was there.
-
-    Raises:
-        ValueError: what is there is no page of a comparison.
-    """
-    from tasks.report_page.page import render_comparison  # which needs `Comparison`
-
-    moved = None
-    if page.exists():
-        others = _compared_in(page)
-        if set(others) != set(comparison.run_ids):
-            name = "-".join(others)
-            if len(name) > _LONGEST_NAME:
-                name = hashlib.sha256(name.encode()).hexdigest()[:12]
-            moved = page.rename(page.with_name(f"{page.stem}-{name}{page.suffix}"))
-    write_text_atomically(page, render_comparison(comparison))
-    return moved
-
-
-def _compared_in(page: Path) -> list[str]:
-    """Returns the runs that a page of ours compares."""
-    text = page.read_text(encoding="utf-8", errors="replace")
-    title = re.search(r"<title>(.+) · countdown-train</title>", text)
-    if title is None or _HEADLINE not in text:
-        raise ValueError(
-            f"{page} is there and compares no runs: choose another name with output=FILE"
-        )
-    return html.unescape(title[1]).split(", ")
 
 
 def _settings(root: Path, runs: Sequence[str]) -> pl.DataFrame:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
+import logging
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,16 +14,23 @@ from typing import Any, Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from rl_core.evaluation.files import PAGE
 from rl_core.resources.oom_recovery import in_words
+from rl_core.system.atomic import is_disk_full, write_text_atomically
 from rl_core.system.words import disk_size, exact_duration
+from rl_core.types import Problem
 from tasks.prefect_ui.chart import PALETTE
 from tasks.queries.render import markdown_table
-from tasks.report_page.answers import Answers
+from tasks.report_page.answers import ON_PAGE, Answers, Row, choose_answers
 from tasks.report_page.charts import charts, overlaid, resource_charts
 from tasks.report_page.compare import Comparison
 from tasks.report_page.data import ReportData
 
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
+_HEADLINE: Final = "runs beside one another</h1>"
+"""Of the page of a comparison, by which it is known."""
+_LONGEST_NAME: Final = 150
+_logger = logging.getLogger(__name__)
 
 
 def render_html(data: ReportData) -> str:
@@ -52,6 +62,49 @@ def render_comparison(comparison: Comparison) -> str:
 def render_answers(answers: Answers) -> str:
     """Returns the page of a model's right and wrong answers, self-contained as a report is."""
     return _page("answers.html.j2", answers=answers)
+
+
+def write_page(rows: Sequence[Row], problems: Sequence[Problem], file: Path) -> None:
+    """Writes the page of a model's answers (see `choose_answers`) beside the file of their rows.
+
+    A full disk costs the page and a warning.
+    """
+    answers = choose_answers(rows, problems, most=ON_PAGE)
+    try:
+        write_text_atomically(file.with_suffix(PAGE), render_answers(answers))
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        _logger.warning("the page of right and wrong answers was not written: %s", error)
+
+
+def write_comparison(comparison: Comparison, page: Path) -> Path | None:
+    """Writes the page of a comparison; returns where a page of other runs went that was there.
+
+    Raises:
+        ValueError: what is there is no page of a comparison.
+    """
+    moved = None
+    if page.exists():
+        others = _compared_in(page)
+        if set(others) != set(comparison.run_ids):
+            name = "-".join(others)
+            if len(name) > _LONGEST_NAME:
+                name = hashlib.sha256(name.encode()).hexdigest()[:12]
+            moved = page.rename(page.with_name(f"{page.stem}-{name}{page.suffix}"))
+    write_text_atomically(page, render_comparison(comparison))
+    return moved
+
+
+def _compared_in(page: Path) -> list[str]:
+    """Returns the runs that a page of ours compares."""
+    text = page.read_text(encoding="utf-8", errors="replace")
+    title = re.search(r"<title>(.+) · countdown-train</title>", text)
+    if title is None or _HEADLINE not in text:
+        raise ValueError(
+            f"{page} is there and compares no runs: choose another name with output=FILE"
+        )
+    return html.unescape(title[1]).split(", ")
 
 
 def _page(template: str, **values: object) -> str:

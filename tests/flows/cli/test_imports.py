@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.settings.compose import SettingsError, compose
-from tasks.hours.time_plan import measured_before
+from tasks.hours import measured_before
 from tests.support.launch_scripts import FROM_OUTSIDE, GSM8K, PLANTED, PRINTED, SOUND
 
 UNNAMED = "step:1 - critic/score/mean:0.036 - timing_s/step:8.990\n"

@@ -9,7 +9,7 @@ import pytest
 from rl_core.config.run import RunConfig
 from rl_core.resources.cost import Spread
 from rl_core.runs.run_folder import RunFolder
-from tasks.hours.run_time import last_step_of, left_of, steps_in_words
+from tasks.hours import last_step_of, left_of, steps_in_words
 from tasks.importers.console_log import import_log
 from tasks.preflight_checks.hours import plan_steps
 from tasks.report import write_report

@@ -12,7 +12,7 @@ from rl_core.resources.cost import Spread
 from rl_core.resources.roofline import Lengths
 from rl_core.runs.run_folder import RunFolder
 from tasks.generate import dataset_folder
-from tasks.hours.time_plan import StepEstimate, lengths_seen, measured_before
+from tasks.hours import StepEstimate, lengths_seen, measured_before
 from tasks.importers.console_log import import_log
 from tasks.preflight import preflight, refuse_fatal
 from tasks.preflight_checks.finding import Finding, PreflightError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rl_core.config.run import RunConfig
-from tasks.preflight_checks import machines
+from tasks.preflight_checks import hours
 from tasks.preflight_checks.device import Card, DeviceFacts
 from tasks.preflight_checks.hours import PROBE, planned_machines
 
@@ -30,8 +30,8 @@ def two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
         Card("NVIDIA A100-PCIE-40GB", (8, 0), 42_297_458_688, 42_000_000_000),
     )
     facts = DeviceFacts("2.13.0+cu128", ("sm_80",), cards, "570.00", ())
-    monkeypatch.setattr(machines, "version_of", lambda package: "2.13.0+cu128")
-    monkeypatch.setattr(machines, "read_device", lambda: facts)
+    monkeypatch.setattr(hours, "version_of", lambda package: "2.13.0+cu128")
+    monkeypatch.setattr(hours, "read_device", lambda: facts)
 
 
 def test_the_card_that_is_there_counts_unless_another_is_named(two_cards):

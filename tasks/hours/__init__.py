@@ -1,1 +1,0 @@
-"""How long a run takes: planned by device, measured, and what is left."""
