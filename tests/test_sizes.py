@@ -15,7 +15,7 @@ LINES = {
     "rl_core/algos": (1_050, 1_050),
     "rl_core/checkpoints": (1_220, 1_000),
     "rl_core/data": (2_200, 1_400),
-    "rl_core/envs": (4_780, 3_000),
+    "rl_core/envs": (4_680, 3_000),
     "rl_core/learner": (2_260, 1_900),
     "rl_core/models": (1_790, 1_650),
     "rl_core/resources": (2_150, 1_850),

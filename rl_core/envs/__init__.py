@@ -30,7 +30,7 @@ ENVS: Final[dict[str, type[TextEnv]]] = {
 DEFAULT_ENV: Final = next(iter(ENVS))
 ENTRY_POINTS: Final = "countdown_train.envs"
 """The group of entry points by which installed packages offer theirs."""
-_MAKES_PROBLEMS: Final = (TextEnv.problems, TextEnv.rows_of_splits, TextEnv.generate)
+_MAKES_PROBLEMS: Final = (TextEnv.problems, TextEnv.rows_of_splits, TextEnv.make_splits)
 
 
 def env_names() -> list[str]:

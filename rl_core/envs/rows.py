@@ -77,8 +77,7 @@ def table_of_columns(
     Args:
         schema: of the env's data set.
         split: its name, for `extra_info`.
-        columns: the env's own and verl's, and the fields of `reward_model` and `extra_info`; lists
-            or arrays.
+        columns: those of the schema and the fields of its structs; lists or arrays.
         start: index of the first row.
     """
     import pyarrow as pa

@@ -238,10 +238,10 @@ class TextEnv(Section):
         rows = list(made.values())
         return {"train": rows[test_size:], "test": rows[:test_size]}
 
-    def generate(self, *, train_size: int, test_size: int, seed: int) -> dict[str, pa.Table]:
+    def make_splits(self, *, train_size: int, test_size: int, seed: int) -> dict[str, pa.Table]:
         """Returns the rows of `rows_of_splits` as tables."""
         rows = self.rows_of_splits(train_size=train_size, test_size=test_size, seed=seed)
-        return {split: self.table(split, rows[split]) for split in rows}
+        return {split: self.table_of(split, rows[split]) for split in rows}
 
     def source_row(self, question: str, answer: str) -> Row:
         """Returns the problem of a row of `source_name`, or raises ValueError."""
@@ -270,7 +270,7 @@ class TextEnv(Section):
         return dataset_schema(pa.string())
 
     @classmethod
-    def table(cls, split: str, rows: Sequence[Row]) -> pa.Table:
+    def table_of(cls, split: str, rows: Sequence[Row]) -> pa.Table:
         """Returns the rows of one split as an Arrow table."""
         return table_of_rows(cls.arrow_schema(), split, rows)
 
@@ -312,7 +312,7 @@ class TextEnv(Section):
         problem = Problem(0, self.name, asked, answer or "", 0)
         return Question(text, problem, is_scored=answer is not None)
 
-    def show(self, problem: Problem) -> str:
+    def show_problem(self, problem: Problem) -> str:
         """Returns a problem as a person would write it, its answer included."""
         answer = shown_truth(problem.ground_truth)
         return f"{problem.messages[-1]['content']} (the answer is {answer})"
