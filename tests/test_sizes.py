@@ -14,23 +14,23 @@ LINES = {
     # room: (at most, aim)
     "rl_core/algos": (1_050, 1_050),
     "rl_core/checkpoints": (1_220, 1_000),
-    "rl_core/data": (2_200, 1_400),
+    "rl_core/data": (2_180, 1_400),
     "rl_core/envs": (4_680, 3_000),
     "rl_core/learner": (2_260, 1_900),
     "rl_core/models": (1_790, 1_650),
     "rl_core/resources": (2_150, 1_850),
     "rl_core/rollout": (1_850, 1_600),
     "rl_core/runs": (1_230, 950),
-    "rl_core/sft": (1_270, 1_000),
+    "rl_core/sft": (1_260, 1_000),
     "rl_core/storage": (1_380, 850),
     "rl_core/system": (2_030, 1_300),
     "rl_core/tracking": (1_720, 1_300),
     "rl_core/workers": (1_910, 1_450),
-    "rl_core": (30_430, 23_500),
+    "rl_core": (29_780, 23_500),
     "tasks/importers": (1_630, 1_000),
-    "tasks": (11_150, 8_350),
+    "tasks": (11_140, 8_350),
     "flows": (5_700, 3_500),
-    "tests": (49_000, 36_000),
+    "tests": (48_980, 36_000),
 }
 
 

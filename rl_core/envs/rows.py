@@ -20,7 +20,7 @@ Record = dict[str, Any]
 """A row as it is read, by column."""
 
 COLUMNS = ("prompt", "reward_model", "extra_info")
-"""What any env's rows may have, beside its own columns."""
+"""What any env's rows may have, in addition to its own columns."""
 UNKNOWN_TEMPLATE = "unknown"
 _SHOWN_CHARACTERS = 80
 

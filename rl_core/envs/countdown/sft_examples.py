@@ -54,7 +54,7 @@ class SearchExamples(SftExamples):
     give_up_prob: float
     """How often the model shall give up."""
     prompts: Sequence[str]
-    """For the tokenizer, beside the traces."""
+    """For the tokenizer, as are the traces."""
     problems: Sequence[NumbersAndTarget]
     """Of the train split."""
     holdout: Sequence[NumbersAndTarget]

@@ -1,4 +1,4 @@
-"""Countdown's Arrow tables: the rows of a data set, and what SQL checks read beside them (stage 1).
+"""Countdown's Arrow tables: the rows of a data set, and what SQL checks read too (stage 1).
 
 Rows are written as columns, never one by one. SQL cannot evaluate an expression: solutions are
 judged here, and difficulties counted again, and a check compares.

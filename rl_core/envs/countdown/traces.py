@@ -253,7 +253,7 @@ def is_covered(numbers: Sequence[int], target: int) -> bool:
 
 
 def check_response(response: str) -> TraceCheck:
-    """What a response did: true equations, right verdicts and attempts, from its text alone."""
+    """What a response did: true equations, right verdicts and attempts, from its text only."""
     equations: list[tuple[int, int, str, int]] = []
     num_equations = num_true = verdicts = right_verdicts = 0
     tried: list[tuple[int, ...]] = []

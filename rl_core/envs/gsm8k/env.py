@@ -299,7 +299,7 @@ def _goes_on(rest: str) -> bool:
 
 
 def _value(number: str) -> Fraction | None:
-    """Returns a number's exact value; None where it is none, or absurdly long."""
+    """Returns a number's exact value; None if it is none, or absurdly long."""
     plain = number.strip().replace(",", "").replace("$", "").removesuffix(".")
     if len(plain) > MAX_NUMBER_LENGTH or not _PLAIN.fullmatch(plain):
         return None

@@ -85,9 +85,10 @@ class SolutionExamples(SftExamples):
         ]
 
     def weigh(self, text: SftText, response: Sequence[int], marks: Sequence[int]) -> list[float]:
-        """Returns 1 per token, and where it may stop early the ratio of wanted to written odds.
+        """Returns 1 per token, and at each choice to stop early the ratio of its odds, see below.
 
-        With the latter the model learns to stop with `stop_prob`, though the examples seldom do.
+        The ratio is of the odds that are wanted to those that are written: the model learns to stop
+        with `stop_prob`, though the examples seldom do.
         The end of a whole solution is no choice: weight 1. A text's note says whether it is cut.
         """
         weights = [1.0] * len(response)
