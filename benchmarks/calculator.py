@@ -30,7 +30,7 @@ from flows.settings.compose import compose  # noqa: E402
 from rl_core.batch import collate  # noqa: E402
 from rl_core.config.run import RunConfig  # noqa: E402
 from rl_core.data.sampling import Place, ProblemOrder  # noqa: E402
-from rl_core.envs.countdown.search_traces import check_response  # noqa: E402
+from rl_core.envs.countdown.traces import check_response  # noqa: E402
 from rl_core.evaluation.statistics import wilson_interval  # noqa: E402
 from rl_core.learner.learner import Learner  # noqa: E402
 from rl_core.rewards.scoring import Rewards, start_rewards  # noqa: E402

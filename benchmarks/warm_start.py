@@ -29,7 +29,7 @@ from transformers import (  # noqa: E402
 from flows.settings.compose import compose  # noqa: E402
 from rl_core.data.dataset import read_problems  # noqa: E402
 from rl_core.envs.countdown import render_prompt, score_response  # noqa: E402
-from rl_core.envs.countdown.search_traces import (  # noqa: E402
+from rl_core.envs.countdown.traces import (  # noqa: E402
     ANSWER_OPEN,
     VERDICTS,
     check_response,

@@ -49,7 +49,7 @@ def read_question(config: RunConfig, text: str, answer: str | None = None) -> Qu
 
 def question_of(config: RunConfig, problem: Problem) -> Question:
     """Returns a problem of a data set as a question."""
-    return Question(config.env.show(problem), problem, is_scored=True)
+    return Question(config.env.show_problem(problem), problem, is_scored=True)
 
 
 def ask_model(

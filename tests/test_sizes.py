@@ -13,7 +13,7 @@ LINES = {
     "rl_core/algos": (1_050, 1_050),
     "rl_core/checkpoints": (1_210, 1_000),
     "rl_core/data": (2_180, 1_400),
-    "rl_core/envs": (4_780, 3_000),
+    "rl_core/envs": (4_680, 3_000),
     "rl_core/learner": (2_260, 1_900),
     "rl_core/models": (1_440, 1_650),
     "rl_core/resources": (2_140, 1_850),
@@ -24,11 +24,11 @@ LINES = {
     "rl_core/system": (2_060, 1_300),
     "rl_core/tracking": (1_710, 1_300),
     "rl_core/workers": (1_910, 1_450),
-    "rl_core": (29_410, 23_500),
+    "rl_core": (29_300, 23_500),
     "tasks/importers": (1_500, 1_000),
-    "tasks": (10_890, 8_350),
+    "tasks": (10_880, 8_350),
     "flows": (5_690, 3_500),
-    "tests": (45_720, 36_000),
+    "tests": (45_740, 36_000),
 }
 
 

@@ -254,11 +254,11 @@ def _tables(env: TextEnv, data: DataConfig) -> tuple[dict[str, pa.Table], dict[b
         if not env.makes_problems:
             raise ValueError(NO_PROBLEMS.format(name=env.name))
         sizes = data.model_dump(include={"train_size", "test_size", "seed"})
-        return env.generate(**sizes), {}
+        return env.make_splits(**sizes), {}
     files = find_source(_source_of(env))
     pairs = {split: read_rows(files[split]) for split in SPLITS}
     rows = {split: [env.source_row(*pair) for pair in pairs[split]] for split in SPLITS}
-    return {split: env.table(split, rows[split]) for split in SPLITS}, {
+    return {split: env.table_of(split, rows[split]) for split in SPLITS}, {
         _SOURCE: source_digest(files)
     }
 

@@ -118,7 +118,7 @@ def read_own_data(env: TextEnv, data: DataConfig) -> OwnData:
         tested = {problem.key for problem in rows[split]}
     _say_what_was_left_out(rows, num_read, left_out)
     return OwnData(
-        tables={split: env.table(split, rows[split]) for split in SPLITS},
+        tables={split: env.table_of(split, rows[split]) for split in SPLITS},
         facts={
             "rows_read": num_read,
             "left_out": {split: dict(+left_out[split]) for split in SPLITS},

@@ -30,7 +30,7 @@ ENVS: Final[dict[str, type[TextEnv]]] = {
 DEFAULT_ENV: Final = next(iter(ENVS))
 ENTRY_POINTS: Final = "countdown_train.envs"
 """The group of entry points by which installed packages offer theirs."""
-_MAKES_PROBLEMS: Final = (TextEnv.problems, TextEnv.rows_of_splits, TextEnv.generate)
+_MAKES_PROBLEMS: Final = (TextEnv.problems, TextEnv.rows_of_splits, TextEnv.make_splits)
 
 
 def env_names() -> list[str]:
@@ -43,8 +43,8 @@ def find_env(name: object, *, imports: bool = True) -> type[TextEnv]:
 
     Args:
         name: of ours, of an entry point, or `package.module:CLASS`.
-        imports: whether a module that nobody has named yet in this process may be imported: not
-            where a file says so, which may be somebody else's.
+        imports: whether a module that is not loaded yet may be imported: not if a file names it,
+            which may be somebody else's.
 
     Raises:
         ValueError: there is none of this name, or it cannot be loaded.
@@ -85,7 +85,8 @@ def _load(name: str) -> type[TextEnv]:
         raise ValueError(f"env={name} cannot be loaded: {type(error).__name__}: {error}") from error
     if not (isinstance(env, type) and issubclass(env, TextEnv)):
         raise ValueError(f"env={name} must be a class of TextEnv, not {type(env).__name__}")
-    if not any(env.overrides(method) for method in _MAKES_PROBLEMS):
+    makes_them = any(env.overrides(method) for method in _MAKES_PROBLEMS)
+    if env.makes_problems and not makes_them:
         raise ValueError(f"env={name} has no method `problems`")
     if not env.overrides(TextEnv.score):
         raise ValueError(f"env={name} has no method `score`")

@@ -80,7 +80,7 @@ class CustomConfig(TextEnv):
         problem = Problem(0, DATA_SOURCE, asked, answer or "", 0)
         return Question(text, problem, is_scored=answer is not None)
 
-    def show(self, problem: Problem) -> str:
+    def show_problem(self, problem: Problem) -> str:
         """Returns the question without the words of the template."""
         truth = text_of_truth(problem.ground_truth)
         return f"{question_in(problem.messages[-1]['content'])} (the answer is {truth})"

@@ -64,7 +64,7 @@ class NumberQuestionsConfig(TextEnv):
         """Returns the score of a response: total, and linear in its length.
 
         Verdicts are `correct`, `wrong_value`, `several_numbers` (of a strict reading), and
-        `no_answer` where it holds no number.
+        `no_answer` if it holds no number.
         """
         found = list(dict.fromkeys(_NUMBER.findall(response)))
         if not found:

@@ -20,7 +20,7 @@ Record = dict[str, Any]
 """A row as it is read, by column."""
 
 COLUMNS = ("prompt", "reward_model", "extra_info")
-"""What any env's rows may have, beside its own columns."""
+"""What any env's rows may have, in addition to its own columns."""
 UNKNOWN_TEMPLATE = "unknown"
 _SHOWN_CHARACTERS = 80
 
@@ -77,8 +77,7 @@ def table_of_columns(
     Args:
         schema: of the env's data set.
         split: its name, for `extra_info`.
-        columns: the env's own and verl's, and the fields of `reward_model` and `extra_info`; lists
-            or arrays.
+        columns: those of the schema and the fields of its structs; lists or arrays.
         start: index of the first row.
     """
     import pyarrow as pa

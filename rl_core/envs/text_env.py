@@ -61,7 +61,7 @@ class EnvTurn:
     text: str
     """Tokenized as a prompt is: a chat's marks in it are recognised. Not empty."""
     reward: float = 0.0
-    """Of the model's turn that it answers, beside the score of the whole response: finite, and it
+    """Of the model's turn that it answers, added to the score of the whole response: finite, and it
     counts as far as the bounds of a reward let it (`rl_core.rollout.turns.within_bounds`)."""
 
     def __post_init__(self) -> None:
@@ -132,19 +132,19 @@ class TextEnv(Section):
     answer_mark: ClassVar[str] = ""
     """What a response must hold to be scored: prompts that ask for it otherwise teach nothing."""
     makes_problems: ClassVar[bool] = True
-    """Whether there are problems beside the user's."""
+    """Whether there are problems other than the user's."""
     made_by: ClassVar[str | None] = None
     """A package whose version the generated rows depend on."""
     hub_problems: ClassVar[int | None] = None
     """Train problems of the hub's data set that `source_name` is by default."""
     own_columns: ClassVar[tuple[str, ...]] = ()
-    """What is read of a user's row beside `rows.COLUMNS`."""
+    """What is read of a user's row in addition to `rows.COLUMNS`."""
     home_made: ClassVar[tuple[str, str] | None] = None
     """Problems that a home-made base model can be taught, and the settings that choose them."""
     traces_give_up: ClassVar[bool] = False
     """Whether `write_trace` writes searches, which can: else the probability is 0."""
     weak_models: ClassVar[tuple[str, ...]] = ()
-    """Sizes of base models that were not seen to learn it by reinforcement alone."""
+    """Sizes of base models that were not seen to learn it by reinforcement only."""
     script_words: ClassVar[tuple[str, ...]] = ()
     """Words in file names, projects and data sources of verl's launch scripts for this env."""
     script_remedy: ClassVar[str] = ""
@@ -238,10 +238,10 @@ class TextEnv(Section):
         rows = list(made.values())
         return {"train": rows[test_size:], "test": rows[:test_size]}
 
-    def generate(self, *, train_size: int, test_size: int, seed: int) -> dict[str, pa.Table]:
+    def make_splits(self, *, train_size: int, test_size: int, seed: int) -> dict[str, pa.Table]:
         """Returns the rows of `rows_of_splits` as tables."""
         rows = self.rows_of_splits(train_size=train_size, test_size=test_size, seed=seed)
-        return {split: self.table(split, rows[split]) for split in rows}
+        return {split: self.table_of(split, rows[split]) for split in rows}
 
     def source_row(self, question: str, answer: str) -> Row:
         """Returns the problem of a row of `source_name`, or raises ValueError."""
@@ -270,7 +270,7 @@ class TextEnv(Section):
         return dataset_schema(pa.string())
 
     @classmethod
-    def table(cls, split: str, rows: Sequence[Row]) -> pa.Table:
+    def table_of(cls, split: str, rows: Sequence[Row]) -> pa.Table:
         """Returns the rows of one split as an Arrow table."""
         return table_of_rows(cls.arrow_schema(), split, rows)
 
@@ -287,7 +287,7 @@ class TextEnv(Section):
     def check_tables(
         splits: Mapping[str, pa.Table],
     ) -> tuple[dict[str, pa.Table], dict[str, str]]:
-        """Returns tables for checks beside the splits, and words to add to what a check proves."""
+        """Returns more tables for the checks, and words to add to what a check proves."""
         return {}, {}
 
     def prompt_of_numbers(self, numbers: Sequence[int], target: int) -> list[Message]:
@@ -312,7 +312,7 @@ class TextEnv(Section):
         problem = Problem(0, self.name, asked, answer or "", 0)
         return Question(text, problem, is_scored=answer is not None)
 
-    def show(self, problem: Problem) -> str:
+    def show_problem(self, problem: Problem) -> str:
         """Returns a problem as a person would write it, its answer included."""
         answer = shown_truth(problem.ground_truth)
         return f"{problem.messages[-1]['content']} (the answer is {answer})"

@@ -1,7 +1,7 @@
 """A call that may compute and nothing else, in a process that ends with it.
 
 For scorers of other packages, which read what a model wrote. They get no way to run it: whatever
-they evaluate is replaced (`rl_core.envs.reasoning_gym.own_scorers`). This is the wall behind that:
+they evaluate is replaced (`rl_core.envs.reasoning_gym.scoring`). This is the wall behind that:
 each response has a copy of the process for itself, so nothing that is done there outlives it.
 """
 

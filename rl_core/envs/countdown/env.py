@@ -20,7 +20,7 @@ from rl_core.envs.countdown.rows import (
     stated_puzzle,
 )
 from rl_core.envs.countdown.scoring import CALL_CLOSE, answer_call, score_response
-from rl_core.envs.countdown.search_traces import FEWEST, MOST
+from rl_core.envs.countdown.traces import FEWEST, MOST
 from rl_core.envs.rows import Record, Row, choose_prompt, own_prompt
 from rl_core.envs.sft_examples import SftExamples
 from rl_core.envs.text_env import EnvTurn, Question, Solved, TextEnv
@@ -115,7 +115,7 @@ class CountdownConfig(TextEnv):
         """Returns how many numbers there are, and the operators of a solution in no order."""
         return f"{len(truth['numbers'])} {''.join(sorted(c for c in solution if c in '+-*/'))}"
 
-    def generate(self, *, train_size: int, test_size: int, seed: int) -> dict[str, pa.Table]:
+    def make_splits(self, *, train_size: int, test_size: int, seed: int) -> dict[str, pa.Table]:
         """Returns both splits, cut from one draw of puzzles."""
         from rl_core.envs.countdown.puzzles import generate_puzzles
         from rl_core.envs.countdown.tables import countdown_table
@@ -215,9 +215,9 @@ class CountdownConfig(TextEnv):
         messages = render_messages(self.prompt_template, numbers, target)
         truth = {"numbers": numbers, "target": target}
         problem = Problem(0, DATA_SOURCE, tuple(messages), truth, 0)
-        return Question(self.show(problem), problem, is_scored=True)
+        return Question(self.show_problem(problem), problem, is_scored=True)
 
-    def show(self, problem: Problem) -> str:
+    def show_problem(self, problem: Problem) -> str:
         """Returns the numbers and the target."""
         numbers, target = _numbers_and_target(problem)
         return f"{', '.join(map(str, numbers))} = {target}"
@@ -246,7 +246,7 @@ class CountdownConfig(TextEnv):
         self, problem: Problem, solution: str, rng: random.Random, give_up_prob: float
     ) -> str:
         """Returns a search in words."""
-        from rl_core.envs.countdown.worded_traces import write_worded_trace
+        from rl_core.envs.countdown.traces import write_worded_trace
 
         numbers, target = _numbers_and_target(problem)
         trace = write_worded_trace(numbers, target, solution, rng=rng, give_up_prob=give_up_prob)

@@ -9,7 +9,7 @@ a perfect player scores 1.0. They are drawn so:
    So every solvable puzzle has the same chance, and a target or a number is as frequent as among
    all puzzles: targets that many sets make, small ones above all, come more often. Where not all
    multisets were drawn, puzzles over the same numbers come together more often than by chance.
-3. Operand counts share the rows evenly; where fewer puzzles of one exist, the others fill up.
+3. Operand counts share the rows evenly; if fewer puzzles of one exist, the others fill up.
 4. Numbers are shown in random order, and rows stand in random order: splits are cut from one draw.
 """
 

@@ -118,7 +118,7 @@ def score_response(
 
 
 def answer_call(response: str) -> str | None:
-    """Returns the exact value of the call that a response ends with; None where it has ended.
+    """Returns the exact value of the call that a response ends with; None if it has ended.
 
     In lowest terms, `7/2`; `error` for what the scorer's parser does not read, or cannot divide.
     Bounded by that parser's limits for any text, as is the length of what is returned.
@@ -144,7 +144,7 @@ def written_call(x: int, op: str, y: int, value: int) -> str:
 def turns_of(response: str) -> tuple[str, ...]:
     """Returns the pieces of a response with answered calls, the model's and the env's by turns.
 
-    None where there is no call.
+    Empty if there is no call.
     """
     pieces = _CALL_ANSWER.split(response)
     return tuple(pieces) if len(pieces) > 1 else ()

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import ClassVar, Final, TypeAlias
 
 from rl_core.envs.countdown.scoring import CALL_CLOSE, answer_call, score_response, turns_of
-from rl_core.envs.countdown.search_traces import (
+from rl_core.envs.countdown.traces import (
     ANSWER_OPEN,
     VERDICTS,
     Trace,
@@ -44,19 +44,7 @@ _MOST_OF_TWO_DIGITS: Final = 99
 
 @dataclass(frozen=True)
 class SearchExamples(SftExamples):
-    """Fresh search traces over the train problems.
-
-    Attributes:
-        give_up_prob: How often the model shall give up.
-        prompts: Texts for the tokenizer beside the traces.
-        problems: (numbers, target) of the train split.
-        holdout: (numbers, target) of the test split: the gates are measured on the first 256.
-        render_prompt: The prompt text of (numbers, target).
-        calls: Whether traces ask the calculator.
-
-    Raises:
-        ValueError: If the problems are not of three or four positive numbers, or there are none.
-    """
+    """Fresh search traces over the train problems, of three or four positive numbers each."""
 
     floors: ClassVar = {"format_share": 0.9, "arithmetic_share": 0.9, "judging_share": 0.9}
     """Reinforcement learning made use of what lies above: sums of 0.92 went from 0.29 to 0.72, of
@@ -64,11 +52,16 @@ class SearchExamples(SftExamples):
     ceilings: ClassVar = {"repetition_share": 0.05}
 
     give_up_prob: float
+    """How often the model shall give up."""
     prompts: Sequence[str]
+    """For the tokenizer, as are the traces."""
     problems: Sequence[NumbersAndTarget]
+    """Of the train split."""
     holdout: Sequence[NumbersAndTarget]
+    """Of the test split."""
     render_prompt: PromptRenderer
     calls: bool = False
+    """Whether traces ask the calculator."""
 
     def __post_init__(self) -> None:
         require_problems(self.problems, self.holdout)
@@ -77,18 +70,15 @@ class SearchExamples(SftExamples):
 
     @property
     def digits_per_token(self) -> int:
-        """3 where all targets are of two digits: a token each, numbers are judged at a glance.
+        """3 if all targets have two digits: a number of one token is judged at a glance.
 
-        Larger ones are too many to be learned one by one, and are spelt.
+        Larger numbers are too many to be learned one by one, and are spelt.
         """
         return 3 if max(target for _, target in self.problems) <= _MOST_OF_TWO_DIGITS else 1
 
     @property
     def marks(self) -> Sequence[str]:
-        """The verdicts, and how a response ends its search: by an answer of three or four numbers.
-
-        A tokenizer may have a token for each.
-        """
+        """The verdicts, and how an answer of three or of four numbers begins."""
         return (*VERDICTS, ANSWER_OPEN + "(", ANSWER_OPEN + "((")
 
     @property
@@ -106,7 +96,7 @@ class SearchExamples(SftExamples):
         return [self.render_prompt(*problem) for problem in self.holdout[:GATE_PROBLEMS]]
 
     def tokenizer_texts(self, rng: random.Random) -> list[str]:
-        """Returns as many traces as prompts."""
+        """Returns prompts, and as many traces."""
         texts = list(self.prompts[:TOKENIZER_TEXTS])
         return texts + [self._trace(rng.choice(self.problems), rng).text for _ in texts]
 
@@ -128,7 +118,7 @@ class SearchExamples(SftExamples):
         return _CORPUS_GIVE_UP_PROBS[max(len(numbers) for numbers, _ in self.problems)]
 
     def weigh(self, text: SftText, response: Sequence[int], marks: Sequence[int]) -> list[float]:
-        """Returns `response_weights` of a trace."""
+        """Returns `response_weights`."""
         no, yes, *give_up = marks
         return response_weights(
             response,

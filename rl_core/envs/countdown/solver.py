@@ -116,7 +116,7 @@ def solution_texts(numbers: Ints, forms: Ints) -> Texts:
     for rows in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1):
         if len(rows):
             own = numbers[rows]
-            # Numbers enter a form by their order alone: a place that stands for its number will do.
+            # Numbers enter a form by their order only: a place that stands for its number will do.
             places = np.searchsorted(own[0], own[0]).tolist()
             texts[rows] = _write(_normal_form(trees[forms[rows[0]]], places), own.T)[0]
     return texts
@@ -125,7 +125,7 @@ def solution_texts(numbers: Ints, forms: Ints) -> Texts:
 def _sweep(numbers: Ints) -> Iterator[tuple[slice, Ints]]:
     """Yields batches of rows with what their forms are worth: int64 [forms, rows].
 
-    An absolute value; 0 where it is no integer, or the form equals one that is listed before it.
+    An absolute value; 0 if it is no integer, or the form equals one that is listed before it.
     Valid until the next batch.
     """
     size = numbers.shape[1]

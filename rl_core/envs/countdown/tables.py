@@ -1,4 +1,4 @@
-"""Countdown's Arrow tables: the rows of a data set, and what SQL checks read beside them (stage 1).
+"""Countdown's Arrow tables: the rows of a data set, and what SQL checks read too (stage 1).
 
 Rows are written as columns, never one by one. SQL cannot evaluate an expression: solutions are
 judged here, and difficulties counted again, and a check compares.
@@ -15,7 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rl_core.envs.countdown.forms import num_forms
-from rl_core.envs.countdown.rows import DATA_SOURCE, Template, message_templates
+from rl_core.envs.countdown.rows import (
+    DATA_SOURCE,
+    NUM_OPERANDS,
+    NUMBERS,
+    Template,
+    message_templates,
+)
 from rl_core.envs.countdown.scoring import ExpressionError, parse, run
 from rl_core.envs.countdown.solver import solve_many
 from rl_core.envs.rows import table_of_columns
@@ -32,8 +38,6 @@ SAMPLE_ROWS = 512
 """Problems whose solutions are counted again, at most."""
 _SAMPLE_FORMS = 4_000_000
 """Expressions that may be tried for it: a problem of six numbers has 443,825."""
-_MAX_OPERANDS, _MAX_NUMBER = 6, 999
-"""What the solver takes."""
 _TYPES = {
     "index": pa.int64(),
     "nums": pa.list_(pa.int64()),
@@ -62,16 +66,13 @@ def _chunk(puzzles: Puzzles, start: int, split: str, template: Template) -> pa.T
     nums = pa.ListArray.from_arrays(offsets, numbers)
     target = pa.array(puzzles.targets, pa.int64())
     words = pa.ListArray.from_arrays(offsets, pc.cast(numbers, pa.string()))
-    truth = COUNTDOWN_DATASET.field("reward_model").type.field("ground_truth").type
     columns = {
-        "nums": nums,
-        "target": target,
+        **{"nums": nums, "numbers": nums, "target": target},
         "data_source": pa.repeat(DATA_SOURCE, size),
         "prompt": _prompts(
             template, numbers=pc.binary_join(words, ", "), target=pc.cast(target, pa.string())
         ),
         "style": pa.repeat("rule", size),
-        "ground_truth": _struct(truth, target=target, numbers=nums),
         "num_solutions": puzzles.num_solutions,
         "solution": puzzles.solutions,
     }
@@ -92,7 +93,9 @@ def _prompts(
         if isinstance(content, pa.Scalar):
             content = pa.repeat(content, size)
         parts.append(
-            _struct(kind.value_type, role=pa.repeat(message["role"], size), content=content)
+            pa.StructArray.from_arrays(
+                [pa.repeat(message["role"], size), content], fields=list(kind.value_type)
+            )
         )
     offsets = np.arange(0, size * len(parts) + 1, len(parts))
     by_row = np.arange(size * len(parts)).reshape(len(parts), size).T.ravel()
@@ -100,16 +103,8 @@ def _prompts(
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), together, type=kind)
 
 
-def _struct(kind: pa.StructType, **columns: pa.Array) -> pa.StructArray:
-    return pa.StructArray.from_arrays([columns[field.name] for field in kind], fields=list(kind))
-
-
 def solutions_table(splits: Mapping[str, pa.Table]) -> pa.Table:
-    """Returns one row per problem: what it is, its stored solution, and `is_correct`.
-
-    Args:
-        splits: `train` and `test`, with the columns of a Countdown data set.
-    """
+    """Returns one row per problem: what it is, its stored solution, and `is_correct`."""
     tables = []
     for split, rows in splits.items():
         extra = rows["extra_info"]
@@ -170,8 +165,8 @@ def _problems(table: pa.Table) -> list[tuple[list[int], int]]:
 def _is_solvable(nums: list[int] | None, target: int | None) -> bool:
     return (
         nums is not None
-        and 1 <= len(nums) <= _MAX_OPERANDS
-        and all(number is not None and 1 <= number <= _MAX_NUMBER for number in nums)
+        and 1 <= len(nums) <= NUM_OPERANDS[-1]
+        and all(number in NUMBERS for number in nums)
         and target is not None
         and target >= 1
     )

@@ -1,7 +1,14 @@
 """GSM8K: grade-school word problems with a number as the answer."""
 
-from rl_core.envs.gsm8k.env import DATA_SOURCE, Gsm8kConfig, Template, render_messages
-from rl_core.envs.gsm8k.scoring import MAX_NUMBER_LENGTH, extract_truth, score_response
+from rl_core.envs.gsm8k.env import (
+    DATA_SOURCE,
+    MAX_NUMBER_LENGTH,
+    Gsm8kConfig,
+    Template,
+    extract_truth,
+    render_messages,
+    score_response,
+)
 
 __all__ = [
     "DATA_SOURCE",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Final
 
-from rl_core.envs.gsm8k.scoring import extract_truth, score_response
+from rl_core.envs.gsm8k.env import extract_truth, score_response
 from rl_core.envs.gsm8k.word_problems import WORDS
 from rl_core.envs.sft_examples import (
     GATE_PROBLEMS,
@@ -41,20 +41,14 @@ class SolutionExamples(SftExamples):
     """Solutions of the train split, each step followed by an early end with a fixed chance.
 
     Numbers are spelt: with a token for each, fewer sums were true (benchmarks/README.md).
-
-    Attributes:
-        stop_prob: How often the model shall stop early.
-        train: (prompt, solution) of the train split.
-        test: Those of the test split: the gates are measured on the first 256.
-
-    Raises:
-        ValueError: If there are none.
     """
 
     floors: ClassVar = {"format_share": 0.9, "arithmetic_share": 0.8}
 
     stop_prob: float
+    """How often the model shall stop early."""
     train: Sequence[tuple[str, str]]
+    """Prompts and solutions."""
     test: Sequence[tuple[str, str]]
 
     def __post_init__(self) -> None:
@@ -91,15 +85,11 @@ class SolutionExamples(SftExamples):
         ]
 
     def weigh(self, text: SftText, response: Sequence[int], marks: Sequence[int]) -> list[float]:
-        """Returns 1 per token, and where it may stop early the ratio of wanted to written odds.
+        """Returns 1 per token, and at each choice to stop early the ratio of its odds, see below.
 
-        With the latter the model learns to stop with `stop_prob`, though the examples seldom do.
-        The end of a whole solution is no choice: weight 1.
-
-        Args:
-            text: one of `draw`; its note says whether it is cut short.
-            response: its token ids.
-            marks: the first token of `marks`.
+        The ratio is of the odds that are wanted to those that are written: the model learns to stop
+        with `stop_prob`, though the examples seldom do.
+        The end of a whole solution is no choice: weight 1. A text's note says whether it is cut.
         """
         weights = [1.0] * len(response)
         ends = [index for index, token in enumerate(response) if token in marks]
@@ -141,7 +131,7 @@ def write_response(solution: str, *, stop_prob: float, rng: random.Random) -> st
     Args:
         solution: lines of steps, and `#### 18` on the last line.
         stop_prob: chance of stopping after each step but the last [0, 1].
-        rng: decides the stopping.
+        rng: decides it.
     """
     *lines, _ = solution.split("\n")
     written: list[str] = []
@@ -154,12 +144,7 @@ def write_response(solution: str, *, stop_prob: float, rng: random.Random) -> st
 
 
 def write_in_words(solution: str, *, thinks: bool) -> str:
-    """Returns a data set's solution, whole and without calculator annotations, as a response.
-
-    Args:
-        solution: lines of steps, and `#### 18` on the last line.
-        thinks: whether the prompt ends with `<think>`.
-    """
+    """Returns a data set's solution, whole and without calculator annotations, as a response."""
     *lines, _ = re.sub(r"<<[^>]*>>", "", solution).split("\n")
     number = extract_truth(solution)
     return _finish(lines, number) if thinks else "\n".join([*lines, f"#### {number}"])

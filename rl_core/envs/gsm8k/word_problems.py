@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 MAX_STEPS: Final = 3
@@ -31,15 +31,12 @@ WORDS: Final = (*_HE, *_SHE, *_THINGS, "dollars", "He", "She", "How", "Each")
 
 @dataclass(frozen=True)
 class WordProblem:
-    """A question and its answer, as a row of GSM8K holds them.
-
-    Attributes:
-        question: one paragraph.
-        answer: one line per step, `12 + 5 = <<12+5=17>>17 pens.`, and `#### 17` at the end.
-    """
+    """A question and its answer, as a row of GSM8K holds them."""
 
     question: str
+    """One paragraph."""
     answer: str
+    """One line per step, `12 + 5 = <<12+5=17>>17 pens.`, and `#### 17` at the end."""
 
 
 class _OutOfRangeError(Exception):
@@ -55,14 +52,20 @@ class _Story:
     pronoun: str
     other: str
     things: str
-    value: int
-    sentences: list[str]
-    lines: list[str]
+    value: int = 0
+    sentences: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
 
     def small(self, largest: int = 9) -> int:
         return self.rng.randint(2, largest)
 
-    def calculate(self, left: int, sign: str, right: int, unit: str) -> int:
+    def factor(self) -> int:
+        """Draws a factor of a product which the multiplication table holds."""
+        if self.value > _LARGEST_FACTOR:
+            raise _OutOfRangeError
+        return self.small()
+
+    def calculate(self, left: int, sign: str, right: int, unit: str | None = None) -> int:
         """Adds a step's line to the solution; returns its result, the story's new value."""
         if sign == "/" and left % right:
             raise _OutOfRangeError
@@ -71,7 +74,8 @@ class _Story:
         if not 1 <= result <= LARGEST_VALUE:
             raise _OutOfRangeError
         sum_ = f"{left} {sign} {right}"
-        self.lines.append(f"{sum_} = <<{sum_.replace(' ', '')}={result}>>{result} {unit}.")
+        line = f"{sum_} = <<{sum_.replace(' ', '')}={result}>>{result} {unit or self.things}."
+        self.lines.append(line)
         self.value = result
         return result
 
@@ -79,6 +83,11 @@ class _Story:
         """Adds a sentence or two."""
         words = {key: getattr(self, key) for key in ("name", "pronoun", "other", "things")}
         self.sentences.append(text.format(**words, **numbers))
+
+    def change(self, sign: str, number: int, *texts: str, unit: str | None = None) -> None:
+        """Says that the value changes by a number, {b}, in one of several ways."""
+        self.say(self.rng.choice(texts) if len(texts) > 1 else texts[0], b=number)
+        self.calculate(self.value, sign, number, unit)
 
 
 def _has(story: _Story) -> None:
@@ -89,35 +98,33 @@ def _has(story: _Story) -> None:
 def _boxes(story: _Story) -> None:
     boxes, each = story.small(), story.small()
     story.say("{name} buys {a} boxes with {b} {things} in each box.", a=boxes, b=each)
-    story.calculate(boxes, "*", each, story.things)
+    story.calculate(boxes, "*", each)
 
 
 def _two_colours(story: _Story) -> None:
     red, blue = story.small(30), story.small(30)
     story.say("{name} has {a} red {things} and {b} blue {things}.", a=red, b=blue)
-    story.calculate(red, "+", blue, story.things)
+    story.calculate(red, "+", blue)
 
 
 def _gets(story: _Story) -> None:
-    more = story.small()
-    text = (
+    story.change(
+        "+",
+        story.small(),
         "{pronoun} finds {b} more.",
         "{other} gives {name} {b} more.",
         "{pronoun} buys {b} more.",
     )
-    story.say(story.rng.choice(text), b=more)
-    story.calculate(story.value, "+", more, story.things)
 
 
 def _loses(story: _Story) -> None:
-    fewer = story.small()
-    text = (
+    story.change(
+        "-",
+        story.small(),
         "{pronoun} loses {b} of them.",
         "{pronoun} gives {b} to {other}.",
         "{pronoun} sells {b} of them.",
     )
-    story.say(story.rng.choice(text), b=fewer)
-    story.calculate(story.value, "-", fewer, story.things)
 
 
 def _now(story: _Story) -> None:
@@ -125,43 +132,29 @@ def _now(story: _Story) -> None:
 
 
 def _price(story: _Story) -> None:
-    price = _factor(story)
-    story.say("Each of them costs {b} dollars. How many dollars do they cost in all?", b=price)
-    story.calculate(story.value, "*", price, "dollars")
+    asked = "Each of them costs {b} dollars. How many dollars do they cost in all?"
+    story.change("*", story.factor(), asked, unit="dollars")
 
 
 def _times(story: _Story) -> None:
-    times = _factor(story)
-    story.say("{other} has {b} times as many. How many {things} does {other} have?", b=times)
-    story.calculate(story.value, "*", times, story.things)
+    asked = "{other} has {b} times as many. How many {things} does {other} have?"
+    story.change("*", story.factor(), asked)
 
 
 def _shares(story: _Story) -> None:
     bags = story.small()
-    story.say(
-        "{pronoun} puts them into {b} bags, equally many in each. How many {things} are in a bag?",
-        b=bags,
-    )
     if not 2 <= story.value // bags <= _LARGEST_FACTOR:
         raise _OutOfRangeError
-    story.calculate(story.value, "/", bags, story.things)
+    shared = "{pronoun} puts them into {b} bags, equally many in each."
+    story.change("/", bags, f"{shared} How many {{things}} are in a bag?")
 
 
 def _together(story: _Story) -> None:
     own, more = story.value, story.small()
     sign, word = story.rng.choice((("+", "more"), ("-", "fewer")))
-    story.say(
-        f"{{other}} has {{b}} {{things}} {word}. How many {{things}} do they have together?", b=more
-    )
-    others = story.calculate(own, sign, more, story.things)
-    story.calculate(own, "+", others, story.things)
-
-
-def _factor(story: _Story) -> int:
-    """Draws a factor of a product which the multiplication table holds."""
-    if story.value > _LARGEST_FACTOR:
-        raise _OutOfRangeError
-    return story.small()
+    asked = "How many {things} do they have together?"
+    story.change(sign, more, f"{{other}} has {{b}} {{things}} {word}. {asked}")
+    story.calculate(own, "+", story.value)
 
 
 _Part = Callable[[_Story], None]
@@ -172,11 +165,7 @@ _ENDINGS: Final[dict[_Part, int]] = {_now: 0, _price: 1, _times: 1, _shares: 1, 
 
 
 def generate_word_problems(*, size: int, seed: int) -> list[WordProblem]:
-    """Returns problems with different questions; the same seed gives the same ones, in order.
-
-    Args:
-        size: how many.
-        seed: of the generator; a larger size with the same seed begins with the same problems.
+    """Returns problems with different questions; a larger size begins with the same ones.
 
     Raises:
         ValueError: so many different questions were not found.
@@ -215,13 +204,5 @@ def _write(rng: random.Random) -> WordProblem:
 
 def _new_story(rng: random.Random) -> _Story:
     name, other = rng.sample(_HE + _SHE, 2)
-    return _Story(
-        rng=rng,
-        name=name,
-        pronoun="He" if name in _HE else "She",
-        other=other,
-        things=rng.choice(_THINGS),
-        value=0,
-        sentences=[],
-        lines=[],
-    )
+    pronoun = "He" if name in _HE else "She"
+    return _Story(rng, name, pronoun, other, rng.choice(_THINGS))

@@ -102,7 +102,7 @@ class ReasoningGymConfig(TextEnv):
         asked = tuple(render_messages(self.prompt_template, text))
         return Question(text, Problem(0, DATA_SOURCE, asked, {}, 0), is_scored=False)
 
-    def show(self, problem: Problem) -> str:
+    def show_problem(self, problem: Problem) -> str:
         """Returns the question of the package, and its answer."""
         truth: Any = problem.ground_truth
         return f"{truth['question']} (the answer is {truth['answer']})"

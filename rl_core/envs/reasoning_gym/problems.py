@@ -55,7 +55,7 @@ def make_rows(
         raise ValueError(INSTALL)
     if not _DRAW_FROM_SETS.isdisjoint(env.weights) and not _SAME_SETS.items() <= os.environ.items():
         return _make_elsewhere(env=env, train_size=train_size, test_size=test_size, seed=seed)
-    rows: dict[str, list[Row]] = {"test": [], "train": []}
+    rows: dict[str, list[Row]] = {"train": [], "test": []}
     for name, counts in _rows_per_task(env.weights, test_size, train_size).items():
         dataset, config = open_task(name, env, seed=seed, num_rows=sum(counts))
         problems = list(islice(_problems(env, name, dataset, config), sum(counts)))
@@ -69,7 +69,7 @@ def make_rows(
         rows["train"] += problems[counts[0] :]
     for split, problems in rows.items():
         random.Random(f"{seed}/{split}").shuffle(problems)
-    return {split: rows[split] for split in ("train", "test")}
+    return rows
 
 
 def _make_elsewhere(**asked: Any) -> dict[str, list[Row]]:
@@ -91,7 +91,7 @@ def _make_elsewhere(**asked: Any) -> dict[str, list[Row]]:
 
 
 def check_tasks(env: ReasoningGymConfig) -> None:
-    """Raises ValueError where the package is missing, or a task or a setting of it is not known."""
+    """Raises ValueError if the package is missing, or a task or a setting of it is not known."""
     if find_spec("reasoning_gym") is None:
         raise ValueError(INSTALL)
     for name in env.weights:
@@ -152,7 +152,7 @@ def _problems(
     Raises:
         ValueError: the task's answers are not known to the package itself.
     """
-    from rl_core.envs.reasoning_gym.own_scorers import score_answer  # loads sympy
+    from rl_core.envs.reasoning_gym.scoring import score_answer  # loads sympy
 
     seen: set[tuple[str, ...]] = set()
     for index in range(dataset.size):

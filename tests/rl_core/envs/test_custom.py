@@ -125,7 +125,7 @@ def test_a_problem_is_shown_without_the_words_of_its_template(template: str) -> 
     for row in ({"question": "Capital of 日本?"}, {"prompt": "Capital of 日本?"}):
         asked = env.read_row(row | {"answer": "東京"}).prompt
         problem = Problem(0, "custom", tuple(asked), "東京", 0)
-        assert env.show(problem) == "Capital of 日本? (the answer is 東京)"
+        assert env.show_problem(problem) == "Capital of 日本? (the answer is 東京)"
 
 
 def test_a_function_gets_the_truth_as_it_was() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from rl_core.config.run import RunConfig
 from rl_core.envs.countdown.scoring import turns_of
-from rl_core.envs.countdown.search_traces import write_trace
+from rl_core.envs.countdown.traces import write_trace
 from rl_core.learner.learner import Learner
 from rl_core.resources.disk_plan import DiskPlan, checkpoint_bytes, disk_plan
 from rl_core.resources.known_shapes import known_shape

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config
 
 from rl_core.envs.countdown import render_messages
-from rl_core.envs.countdown.search_traces import write_trace
+from rl_core.envs.countdown.traces import write_trace
 from rl_core.sft.tokenizer import train_tokenizer
 
 

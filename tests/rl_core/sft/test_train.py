@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from rl_core.config.base_model import BaseModelConfig
 from rl_core.envs.countdown import render_messages
-from rl_core.envs.countdown.search_traces import ANSWER_OPEN, Trace, is_covered
 from rl_core.envs.countdown.sft_examples import SearchExamples, response_weights
+from rl_core.envs.countdown.traces import ANSWER_OPEN, Trace, is_covered
 from rl_core.sft.muon import Muon, orthogonalise
 from rl_core.sft.tokenizer import train_tokenizer
 from rl_core.sft.train import WarmStartReport, make_base_model

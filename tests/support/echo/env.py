@@ -68,9 +68,9 @@ class EchoConfig(TextEnv):
 
     def read_question(self, text: str, answer: str | None) -> Question:
         problem = Problem(0, DATA_SOURCE, tuple(render(text)), {"letter": text}, 0)
-        return Question(self.show(problem), problem, is_scored=True)
+        return Question(self.show_problem(problem), problem, is_scored=True)
 
-    def show(self, problem: Problem) -> str:
+    def show_problem(self, problem: Problem) -> str:
         truth: Any = problem.ground_truth
         return f"say {truth['letter']}"
 

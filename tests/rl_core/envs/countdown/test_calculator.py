@@ -15,7 +15,7 @@ from rl_core.envs.countdown.scoring import (
     score_response,
     turns_of,
 )
-from rl_core.envs.countdown.search_traces import check_response, write_trace
+from rl_core.envs.countdown.traces import check_response, write_trace
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_core.envs.countdown import score_response
-from rl_core.envs.countdown.search_traces import (
+from rl_core.envs.countdown.traces import (
     check_response,
     complete_expression,
     is_covered,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_core.envs.countdown.scoring import evaluate, score_response
-from rl_core.envs.countdown.worded_traces import write_worded_trace
+from rl_core.envs.countdown.traces import write_worded_trace
 
 TRY = re.compile(
     r"\nTry (?P<text>[^:]+): (?P<steps>.+)\. (?P<verdict>Not|That is) (?P<target>\d+)\."

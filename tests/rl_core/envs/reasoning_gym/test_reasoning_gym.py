@@ -34,7 +34,7 @@ util.find_spec = lambda name: None
 from rl_core.envs import find_env
 env = find_env("reasoning_gym")
 try:
-    env().generate(train_size=1, test_size=1, seed=0)
+    env().make_splits(train_size=1, test_size=1, seed=0)
 except ValueError as error:
     print(error)
 """
@@ -50,7 +50,7 @@ for task in sorted({*DATASETS} - {"composite"} - _DRAW_FROM_SETS):
     rows = [_truth(task, config, dataset[index]) for index in range(3)]
     print(task, hashlib.md5(repr(rows).encode()).hexdigest())
 env = ReasoningGymConfig(task=tuple(sorted(_DRAW_FROM_SETS)))
-for split, rows in env.generate(train_size=18, test_size=6, seed=3).items():
+for split, rows in env.make_splits(train_size=18, test_size=6, seed=3).items():
     print(split, hashlib.md5(repr(rows.to_pylist()).encode()).hexdigest())
 """
 

@@ -1,7 +1,9 @@
-"""Search traces for the home-made base model: data path stage 0, before any rollout exists.
+"""Searches that a model learns from before reinforcement (data path stage 0).
 
-Not a solver of its own and not part of the reward: a writer of worked examples. A trace tries each
-number z as the LAST operand. It notes what the others have to make, target first. Two make it:
+Not a solver and not part of the reward: a writer of worked examples, of two kinds.
+
+`write_trace` is for the home-made base model. It tries each number z as the LAST operand, and notes
+what the others have to make, target first. Two make it:
 
     44 9 +53 -35 : 5 3 +8 no -2 no *15 no
 
@@ -15,18 +17,33 @@ Of four numbers each need is a target for the other three, and both are searched
     35 6 +41 -29 : 5 3 +8 no -2 no *15 no
 
 After a "no" a trace may give up and answer `(5+3)+9`, which is known to be wrong by then.
-Where there is a calculator it is asked for each value, ` <calc>5+3</calc>8 no` for ` +8 no`.
+If there is a calculator, it is asked for each value, ` <calc>5+3</calc>8 no` for ` +8 no`.
+
+`write_worded_trace` is for models that read English (`sft.data=traces`). It writes expressions,
+works each out step by step, says whether it makes the target, and goes on until one does:
+
+    Try (44 - 19) + 35: 44 - 19 = 25, 25 + 35 = 60. Not 98.
+    Try (44 + 19) + 35: 44 + 19 = 63, 63 + 35 = 98. That is 98.
+
+Wrong tries are the nearest of a few drawn by chance; how many there are is geometric. Which try is
+right cannot be known from the numbers: what shall be learned is to search on until one is.
+
+A small model learns from them above all that every fourth try is right, and makes it so by numbers
+and sums that are not. With a probability of giving up, a search is one that it can do: all tries
+are drawn blindly, and it ends at the first that is right, or gives up and answers a wrong one.
 """
 
 from __future__ import annotations
 
+import operator
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from fractions import Fraction
+from typing import Any, Final
 
-from rl_core.envs.countdown.scoring import CALL_CLOSE, CALL_OPEN, written_call
+from rl_core.envs.countdown.scoring import CALL_CLOSE, CALL_OPEN, parse, run, written_call
 
 FEWEST, MOST = 3, 4
 ANSWER_OPEN: Final = "</think>\n<answer>"
@@ -40,40 +57,43 @@ _LINE: Final = re.compile(
 _CALL: Final = re.compile(rf"{CALL_OPEN}\d+([-+*/])\d+{CALL_CLOSE}(\d+)")
 _NEED: Final = re.compile(r" ([-+*/])(\d+)")
 _RESULT: Final = re.compile(r" ([-+*/])(\d+) (no|yes)")
+_MORE_TRIES_PROB: Final = 0.75
+"""Of one more wrong try: three on average."""
+_MOST_WRONG_TRIES: Final = 10
+_CANDIDATES: Final = 3
+_BLIND_DRAWS: Final = 10
+_SIGNS: Final[dict[Callable[..., Any], str]] = {
+    operator.add: "+",
+    operator.sub: "-",
+    operator.mul: "*",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One worked example.
-
-    Attributes:
-        text: The response, from after `<think>` to `</answer>`.
-        solved: Whether it ends with a "yes" and a right answer.
-        exhausted: Whether it ends because no number is left to try.
-    """
+    """One worked example."""
 
     text: str
+    """The response, from after `<think>` to `</answer>`."""
     solved: bool
+    """It ends with a "yes" and a right answer."""
     exhausted: bool
+    """It ends because no number is left to try."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceCheck:
-    """What one response did, counted from its own text.
-
-    Attributes:
-        num_equations: Results written ("44-9=35" is written "44 9 ... -35").
-        num_true_equations: Those which are arithmetically true.
-        num_verdicts: "yes" and "no" written.
-        num_right_verdicts: Those which agree with the numbers written before them in the attempt.
-        tried: The last operands of each attempt, the very last first.
-    """
+    """What one response did, counted from its own text."""
 
     num_equations: int
+    """Results written ("44-9=35" is written "44 9 ... -35")."""
     num_true_equations: int
     num_verdicts: int
+    """Each "yes" and "no"."""
     num_right_verdicts: int
+    """Those that agree with the numbers written before them in the attempt."""
     tried: tuple[tuple[int, ...], ...]
+    """The last operands of each attempt, the very last first."""
 
     @property
     def num_attempts(self) -> int:
@@ -120,19 +140,14 @@ def complete_expression(pair: str, need: str, *, z: int, target: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """What the numbers that are left must make: the target, or what completes the need before it.
-
-    Attributes:
-        value: What is needed.
-        sign: The operation on the need before and z that gave it.
-        z: The number that completes it.
-        before: The need that it comes from; None for the target.
-    """
+    """What the numbers that are left must make: the target, or what completes the last need."""
 
     value: int
     sign: str = ""
+    """The operation on the need before and z that gave it."""
     z: int = 0
     before: _Need | None = None
+    """None for the target."""
 
     def narrowed(self, z: int) -> list[_Need]:
         """What is needed before z."""
@@ -148,21 +163,15 @@ class _Need:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """Two numbers are left, to make one of some needs.
-
-    Attributes:
-        text: What is written before the first result.
-        needs: What they may make.
-        x: The larger number.
-        y: The smaller one.
-        sum: An answer that adds up all numbers.
-    """
+    """Two numbers are left, x and the smaller y, to make one of some needs."""
 
     text: str
+    """What is written before the first result."""
     needs: list[_Need]
     x: int
     y: int
     sum: str
+    """An answer that adds up all numbers."""
 
 
 _Shown = Callable[[int, str, int, int], str]
@@ -198,17 +207,14 @@ def write_trace(
     rng: random.Random,
     calls: bool = False,
 ) -> Trace:
-    """A search over one problem which stops at the first hit, or gives up, or runs out of numbers.
+    """Returns a search that stops at the first hit, or gives up, or runs out of numbers.
 
     Args:
-        numbers: Three or four positive integers.
-        target: A positive integer.
-        give_up_prob: Chance of giving up after each "no" [0, 1].
-        rng: Decides the giving up.
-        calls: Whether a calculator is asked for each value.
-
-    Raises:
-        ValueError: If there are not three or four positive numbers.
+        numbers: three or four positive integers.
+        target: a positive integer.
+        give_up_prob: chance of giving up after each "no" [0, 1].
+        rng: decides the giving up.
+        calls: whether a calculator is asked for each value.
     """
     check_problem(numbers, target)
     shown = written_call if calls else _shown
@@ -233,11 +239,7 @@ def write_trace(
 
 
 def check_problem(numbers: Sequence[int], target: int) -> None:
-    """Raise unless traces are defined for this problem.
-
-    Raises:
-        ValueError: If there are not three or four positive numbers.
-    """
+    """Raises ValueError unless there are three or four positive numbers."""
     if not FEWEST <= len(numbers) <= MOST or min(*numbers, target) < 1:
         raise ValueError(
             f"the home-made base model searches over {FEWEST} or {MOST} positive numbers, not over "
@@ -246,12 +248,12 @@ def check_problem(numbers: Sequence[int], target: int) -> None:
 
 
 def is_covered(numbers: Sequence[int], target: int) -> bool:
-    """Whether a search that never gives up solves this problem."""
+    """Says whether a search that never gives up solves this problem."""
     return write_trace(numbers, target, give_up_prob=0.0, rng=random.Random(0)).solved
 
 
 def check_response(response: str) -> TraceCheck:
-    """What a response did: true equations, right verdicts and attempts, from its text alone."""
+    """What a response did: true equations, right verdicts and attempts, from its text only."""
     equations: list[tuple[int, int, str, int]] = []
     num_equations = num_true = verdicts = right_verdicts = 0
     tried: list[tuple[int, ...]] = []
@@ -291,3 +293,104 @@ def _is_true(a: int, b: int, op: str, value: int) -> bool:
     if op == "/":
         return b != 0 and a == b * value
     return value == {"+": a + b, "*": a * b, "-": abs(a - b)}[op]
+
+
+def write_worded_trace(
+    numbers: Sequence[int],
+    target: int,
+    solution: str,
+    *,
+    rng: random.Random,
+    give_up_prob: float = 0.0,
+) -> str:
+    """Returns a response, from after `<think>` to `</answer>`.
+
+    Args:
+        numbers: positive integers.
+        target: what they shall make.
+        solution: an expression of all numbers that makes it.
+        rng: decides the tries.
+        give_up_prob: chance of giving up after each wrong try of a blind search (0, 1]; with 0 the
+            search is not blind and ends with `solution`.
+    """
+    if give_up_prob:
+        tried, hit = _blind_search(numbers, target, give_up_prob, rng)
+    else:
+        tried, hit = _wrong_tries(numbers, target, rng), solution
+    lines = [f"\nTry {expression}: {_steps(expression)}. Not {target}." for expression in tried]
+    if hit is not None:
+        lines.append(f"\nTry {hit}: {_steps(hit)}. That is {target}.")
+    return f"{''.join(lines)}\n</think>\n<answer>{hit or tried[-1]}</answer>"
+
+
+def _wrong_tries(numbers: Sequence[int], target: int, rng: random.Random) -> list[str]:
+    tried: list[str] = []
+    while len(tried) < _MOST_WRONG_TRIES and rng.random() < _MORE_TRIES_PROB:
+        wrong = _near_miss(numbers, target, rng)
+        if wrong is not None and wrong not in tried:
+            tried.append(wrong)
+    return tried
+
+
+def _blind_search(
+    numbers: Sequence[int], target: int, give_up_prob: float, rng: random.Random
+) -> tuple[list[str], str | None]:
+    """Returns wrong tries, and what was right; None if it gave up."""
+    tried: list[str] = []
+    while True:
+        text, value = _blind_try(numbers, target, rng)
+        if value == target:
+            return tried, text
+        if text not in tried:
+            tried.append(text)
+        if rng.random() < give_up_prob or len(tried) == _MOST_WRONG_TRIES:
+            return tried, None
+
+
+def _blind_try(numbers: Sequence[int], target: int, rng: random.Random) -> tuple[str, int]:
+    """Returns an expression that is not absurdly large, as can be seen without working it out."""
+    for _ in range(_BLIND_DRAWS):
+        text, value = _random_expression(numbers, rng)
+        if value <= 2 * target:
+            break
+    return text, value
+
+
+def _near_miss(numbers: Sequence[int], target: int, rng: random.Random) -> str | None:
+    """Returns the nearest of some expressions that do not make the target; None if all do."""
+    drawn = [_random_expression(numbers, rng) for _ in range(_CANDIDATES)]
+    wrong = [(abs(value - target), text) for text, value in drawn if value != target]
+    return min(wrong)[1] if wrong else None
+
+
+def _random_expression(numbers: Sequence[int], rng: random.Random) -> tuple[str, int]:
+    """Returns an expression of all numbers, without negative or fractional values on the way."""
+    pool = [(str(number), number) for number in numbers]
+    while len(pool) > 1:
+        (left, x), (right, y) = (pool.pop(rng.randrange(len(pool))) for _ in range(2))
+        if x < y:
+            left, x, right, y = right, y, left, x
+        results = {"+": x + y, "-": x - y, "*": x * y}
+        if y > 1 and x % y == 0:
+            results["/"] = x // y
+        sign = rng.choice(list(results))
+        text = f"{left} {sign} {right}"
+        pool.append((f"({text})" if pool else text, results[sign]))
+    return pool[0]
+
+
+def _steps(expression: str) -> str:
+    """Returns each operation with its result: `44 + 19 = 63, 63 + 35 = 98`."""
+    numbers, program = parse(expression)
+    values: list[int | Fraction] = list(numbers)
+    written = []
+    for operation, place, other in program:
+        result = run(((operation, 0, 1),), [values[place], values[other]])  # type: ignore[list-item]
+        sign = _SIGNS.get(operation, "/")
+        written.append(f"{_signed(values[place])} {sign} {_signed(values[other])} = {result}")
+        values[place] = result
+    return ", ".join(written)
+
+
+def _signed(value: int | Fraction) -> str:
+    return str(value) if value.denominator == 1 and value >= 0 else f"({value})"
