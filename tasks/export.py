@@ -23,9 +23,9 @@ from rl_core.runs.settings_file import read_settings
 from rl_core.sft.named_data import CURVE_NAME
 from rl_core.system.atomic import disk_full_as_os_error, new_folder
 from rl_core.system.network import hubs_are_off
+from rl_core.system.words import markdown_table
 from tasks.queries import sql
 from tasks.queries.checkpoint_names import NamedModel
-from tasks.queries.render import markdown_table
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _INDEX: Final = "model.safetensors.index.json"

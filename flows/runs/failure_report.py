@@ -22,11 +22,10 @@ from rl_core.resources.oom_recovery import beyond_recovery
 from rl_core.runs.run_folder import RunFolder, RunRecord
 from rl_core.system.disk_reserve import RESERVE_BYTES
 from rl_core.system.log_file import redact
-from rl_core.system.words import GIB
+from rl_core.system.words import GIB, markdown_table
 from tasks.prefect_ui.artifacts import create_markdown_artifact
 from tasks.prefect_ui.attempts import settings_that_help
 from tasks.prefect_ui.progress import HEADLINES
-from tasks.queries.render import markdown_table
 from tasks.report_page.failure_causes import cause_of
 from tasks.report_page.faults import later_attempts
 

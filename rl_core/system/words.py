@@ -1,10 +1,11 @@
-"""Numbers and texts as all of the program shows them: bytes, durations, counts, texts cut short.
+"""Numbers and texts as all of the program shows them: bytes, durations, counts, cut texts, tables.
 
 One line of an error: `rl_core/errors.py`; what would steer a terminal: `printable.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 GIB: Final = 2**30
@@ -54,3 +55,12 @@ def without_middle(text: str, longest: int, gap: str = " [...] ") -> str:
     """Returns the beginning and the end of a text that has more characters, with a gap between."""
     half = longest // 2
     return text if len(text) <= longest else f"{text[:half]}{gap}{text[-half:]}"
+
+
+def markdown_table(
+    heads: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Collection[int] = ()
+) -> str:
+    """Returns the lines of a table in markdown; `numbers` are the columns that end flush."""
+    ends = ["---:" if i in numbers else "---" for i in range(len(heads))]
+    lines = [f"| {' | '.join(map(str, row))} |" for row in (heads, *rows)]
+    return "\n".join([lines[0], f"|{'|'.join(ends)}|", *lines[1:]])

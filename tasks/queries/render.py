@@ -6,7 +6,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -84,15 +84,6 @@ def plain_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return _side_by_side(
         _align(column, to_right=False) for column in zip(heads, *rows, strict=True)
     )
-
-
-def markdown_table(
-    heads: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Collection[int] = ()
-) -> str:
-    """Returns the lines of a table in markdown; `numbers` are the columns that end flush."""
-    ends = ["---:" if i in numbers else "---" for i in range(len(heads))]
-    lines = [f"| {' | '.join(map(str, row))} |" for row in (heads, *rows)]
-    return "\n".join([lines[0], f"|{'|'.join(ends)}|", *lines[1:]])
 
 
 def _side_by_side(columns: Iterable[Sequence[str]]) -> str:

@@ -17,10 +17,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rl_core.evaluation.files import PAGE
 from rl_core.resources.oom_recovery import in_words
 from rl_core.system.atomic import is_disk_full, write_text_atomically
-from rl_core.system.words import disk_size, exact_duration
+from rl_core.system.words import disk_size, exact_duration, markdown_table
 from rl_core.types import Problem
 from tasks.prefect_ui.chart import PALETTE
-from tasks.queries.render import markdown_table
 from tasks.report_page.answers import ON_PAGE, Answers, Row, choose_answers
 from tasks.report_page.charts import charts, overlaid, resource_charts
 from tasks.report_page.compare import Comparison
