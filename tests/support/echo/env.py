@@ -13,14 +13,7 @@ from pydantic import Field
 
 from rl_core.envs.record import Checks, Env, Question
 from rl_core.envs.settings import EnvSettings
-from rl_core.envs.user_rows import (
-    OwnProblem,
-    Record,
-    choose_prompt,
-    columns_of,
-    own_prompt,
-    shown,
-)
+from rl_core.envs.user_rows import OwnProblem, Record, choose_prompt, columns_of, own_prompt, shown
 from rl_core.schema import dataset_schema
 from rl_core.types import Message, Problem, ScoredText
 
