@@ -37,7 +37,6 @@ from rl_core.batch import collate  # noqa: E402
 from rl_core.config.run import RunConfig  # noqa: E402
 from rl_core.learner.learner import Learner  # noqa: E402
 from rl_core.learner.metrics import rollout_columns  # noqa: E402
-from rl_core.models import decoder  # noqa: E402
 from rl_core.rollout.collector import build_requests  # noqa: E402
 from rl_core.rollout.protocol import RolloutEngine, in_order  # noqa: E402
 from rl_core.types import (  # noqa: E402
@@ -150,7 +149,6 @@ def main() -> None:
     engine_name = sys.argv[3]
     if engine_name == "plain":
         engine_name = "hf"
-        decoder.supports = lambda backbone: False
         RunConfig.has_one_critic_update = False  # type: ignore[assignment,method-assign]
     config = RunConfig.model_validate(
         settings(variant, engine_name, int(sys.argv[4]), micro_batch_tokens)

@@ -33,7 +33,7 @@ PEERS = {"grpo": ("trl_grpo", "trl==1.16.0"), "ppo": ("trl_ppo", "trl==1.12.0")}
 """PPO left TRL after 1.12."""
 CONTESTANTS = ("trl", "hf", "vllm")
 BY_CHOICE = "plain"
-"""Ours, engine hf, by transformers' decoder and with a pass for the values: what ours saves."""
+"""Ours, engine hf, with a pass for the values: what the critic's only update saves."""
 
 
 @dataclass(frozen=True)

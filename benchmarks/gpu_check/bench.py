@@ -1,7 +1,6 @@
 """What all parts share: the device, random models without a hub, random rollouts, learners.
 
-The device is a parameter everywhere. On a CPU shapes are tiny, and the learner computes as it does
-on a card: through transformers' decoder, not through ours.
+The device is a parameter everywhere. On a CPU shapes are tiny.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from torch import Tensor
 
 from rl_core.batch import TrainBatch
 from rl_core.config.run import RunConfig
-from rl_core.models import decoder
 from rl_core.resources.known_shapes import known_config
 
 Sections = Mapping[str, Mapping[str, Any]]
@@ -96,16 +94,6 @@ class Bench:
         yield
         self.synchronize()
         seconds.append(time.perf_counter() - start)
-
-    @contextmanager
-    def as_on_a_card(self) -> Iterator[None]:
-        """Has learners take the way that they take on a card, on a CPU too."""
-        own = decoder.supports
-        decoder.supports = own if self.on_card else lambda backbone: False
-        try:
-            yield
-        finally:
-            decoder.supports = own
 
 
 def random_batch(

@@ -49,16 +49,15 @@ def checks(bench: Bench) -> Iterator[Row]:
         )
     model = bench.model("Qwen/Qwen2.5-0.5B", None if bench.on_card else TINY)
     batch = random_batch(rows, 1, prompt=prompt, response=response, vocab_size=512)
-    with bench.as_on_a_card():
-        expected, _ = Learner(bench.config(merged(settings, _SMALL)), model).learn(batch)
-        gc.collect()
-        learner = Learner(bench.config(settings), model)
-        seconds: list[float] = []
-        steps = []
-        with _capped(bench):
-            for _ in range(2):
-                with bench.timed(seconds):
-                    steps.append(learner.learn(batch)[0])
+    expected, _ = Learner(bench.config(merged(settings, _SMALL)), model).learn(batch)
+    gc.collect()
+    learner = Learner(bench.config(settings), model)
+    seconds: list[float] = []
+    steps = []
+    with _capped(bench):
+        for _ in range(2):
+            with bench.timed(seconds):
+                steps.append(learner.learn(batch)[0])
     errors = [_sum(step, "memory/oom/") for step in steps]
     numbers: dict[str, float | str] = {
         "errors in step 1": errors[0],

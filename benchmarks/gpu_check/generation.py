@@ -55,8 +55,7 @@ def checks(bench: Bench) -> Iterator[Row]:
             max_num_seqs=config.rollout.max_num_seqs,
             on_gpu=bench.on_card,
         )
-        with bench.as_on_a_card():
-            yield from _looked_at(bench, f"hf, {dtype}", engine, config, model)
+        yield from _looked_at(bench, f"hf, {dtype}", engine, config, model)
         engine.close()
     if find_spec("vllm") is None:
         yield Row("vLLM", None, note="not installed")
@@ -92,8 +91,7 @@ def _of_vllm(bench: Bench, model: Path, config: RunConfig) -> Iterator[Row]:
         on_gpu=bench.on_card,
         sleeps=bench.on_card,
     )
-    with bench.as_on_a_card():
-        yield from _looked_at(bench, f"vLLM, {config.model.dtype}", engine, config, model)
+    yield from _looked_at(bench, f"vLLM, {config.model.dtype}", engine, config, model)
     if bench.on_card:  # asleep since its last response
         gc.collect()
         torch.cuda.empty_cache()

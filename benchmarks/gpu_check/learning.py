@@ -115,9 +115,8 @@ def _cases(
         for dtype in ("float32", "bfloat16"):
             if dtype == "bfloat16" and not bench.on_card and name not in _REHEARSED:
                 continue
-            with bench.as_on_a_card():
-                settings = merged(base, sections)
-                found = _outcome(bench, model, batch, settings, dtype, on_card=bench.on_card)
+            settings = merged(base, sections)
+            found = _outcome(bench, model, batch, settings, dtype, on_card=bench.on_card)
             gap, metrics = _distance(found, exact), _metrics_gap(found, exact)
             if dtype == "float32":
                 allowed, ok = _FLOAT32_BOUND, metrics <= _METRICS_BOUND
@@ -173,8 +172,7 @@ def _resumes(bench: Bench, model: Path, batch: TrainBatch, base: Sections) -> It
     """Yields whether a resume gives the same bits, by torch's deterministic kernels and by any."""
     for name in ("gae", "grpo") if bench.on_card else ("grpo",):
         sections = merged(base, {"algorithm": {"estimator": name}, "model": {"dtype": "bfloat16"}})
-        with bench.as_on_a_card():
-            again, resumed, note = _repeats_exactly(bench, model, batch, sections)
+        again, resumed, note = _repeats_exactly(bench, model, batch, sections)
         yield Row(
             f"resume, {name}, deterministic kernels",
             resumed == again == 0,

@@ -123,11 +123,10 @@ def _on_card(
 
 
 def _rehearsed(bench: Bench, size: str, name: str, shape: ModelShape, config: RunConfig) -> Row:
-    with bench.as_on_a_card():
-        learner, batch = Learner(config, bench.folder / size), _batch(config, shape)
-        learner.learn(batch)
-        resident = _held(learner)
-        _, above = peak_bytes(bench.device, lambda: learner.learn(batch))
+    learner, batch = Learner(config, bench.folder / size), _batch(config, shape)
+    learner.learn(batch)
+    resident = _held(learner)
+    _, above = peak_bytes(bench.device, lambda: learner.learn(batch))
     planned = learner_peak(memory_plan(shape, config)).total_bytes
     return _row(f"{size}, {name}", planned / _GIB, (resident + above) / _GIB, on_card=False)
 

@@ -35,11 +35,10 @@ def checks(bench: Bench) -> Iterator[Row]:
     machine = _machine(bench)
     for name, (num_prompts, response) in (_SHAPES if bench.on_card else _REHEARSED).items():
         config = _config(bench, num_prompts, response)
-        with bench.as_on_a_card():
-            learner = Learner(config, model)
-            batch = _batch(config, response)
-            learner.learn(batch)
-            steps = [learner.learn(batch)[0] for _ in range(_STEPS)]
+        learner = Learner(config, model)
+        batch = _batch(config, response)
+        learner.learn(batch)
+        steps = [learner.learn(batch)[0] for _ in range(_STEPS)]
         seconds = {
             phase: statistics.median(step[f"timing_s/{phase}"] for step in steps)
             for phase in _PHASES

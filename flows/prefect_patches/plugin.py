@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from prefect.plugins import HookContext, register_hook
 
+from flows.prefect_patches.late import say_why_late
 from flows.prefect_patches.login import (
     AUTH_STRING,
     SERVER_AUTH_STRING,
@@ -52,6 +53,7 @@ def setup_environment(*, ctx: HookContext) -> None:
     if _STARTS_A_SERVER in " ".join(sys.argv) or "PREFECT__SERVER_FINAL" in os.environ:
         lock_before_reading()
         list_newest_artifacts_first()
+        say_why_late()
     elif settings.api.auth_string is None:
         login = login_for(ctx.api_url, settings)
         if login is not None:

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from rl_core.algos.logprobs import token_logprobs, token_logprobs_and_entropy
 from rl_core.batch import TrainBatch
-from rl_core.models import decoder, shared_prefix
 from rl_core.models.loading import Critic
 from rl_core.models.select_rows import select_rows
+from rl_core.models.shared_prefix import response_states
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,7 @@ def sampled_states(trunk: nn.Module, batch: TrainBatch, *, compute_dtype: torch.
         compute_dtype: float32, or bfloat16 for autocast.
     """
     with _autocast(batch, compute_dtype):
-        read = decoder if decoder.supports(trunk) else shared_prefix
-        hidden: Tensor = read.response_states(trunk, batch)
+        hidden = response_states(trunk, batch)
     if batch.env_mask is None:
         return hidden
     # What the env said is read, and never predicted.

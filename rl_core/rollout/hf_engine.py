@@ -13,11 +13,9 @@ from typing import Any, Literal, cast
 import torch
 from transformers import DynamicCache
 
-from rl_core.models import decoder
 from rl_core.models.fast_linear import use_fast_products
 from rl_core.models.loading import load_causal_lm
 from rl_core.models.shared_prefix import can_share_prompts
-from rl_core.rollout.fused_generation import FusedContext, FusedModel
 from rl_core.rollout.model_files import (
     complete_weights,
     stop_token_ids,
@@ -59,7 +57,6 @@ class HfEngine(RolloutEngine):
         self._stop_ids = torch.tensor(stop_token_ids(model_path), device=self._device)
         self._max_num_seqs = max_num_seqs
         self.policy_version = 0
-        self._fused: FusedModel | None = None
         self._model_path = model_path
         self._stop_texts: StopTexts | None = None
 
@@ -74,7 +71,6 @@ class HfEngine(RolloutEngine):
 
     def update_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Replaces all weights in place; see `RolloutEngine.update_weights`."""
-        self._fused = None  # it holds the old ones
         own = self._model.state_dict()
         with torch.no_grad():
             for name, tensor in complete_weights(weights, self._shapes).items():
@@ -86,7 +82,7 @@ class HfEngine(RolloutEngine):
 
     def close(self) -> None:
         """Frees the model."""
-        del self._model, self._fused
+        del self._model
 
     @torch.inference_mode()
     def _generate_batch(
@@ -161,17 +157,13 @@ class HfEngine(RolloutEngine):
             self._stop_texts = StopTexts(self._model_path, texts)
         return self._stop_texts if texts else None
 
-    def _read_prompts(
-        self, requests: Sequence[GenerationRequest]
-    ) -> tuple[_Context | FusedContext, torch.Tensor]:
+    def _read_prompts(self, requests: Sequence[GenerationRequest]) -> tuple[_Context, torch.Tensor]:
         """Reads each distinct prompt once; returns what follows must know, and logits [B, V].
 
         Prompts are padded on the left with token 0, masked.
         """
         places: dict[tuple[int, ...], int] = {}
         prompt_of_row = [places.setdefault(r.prompt_ids, len(places)) for r in requests]
-        if decoder.supports(self._model.get_decoder()):
-            return self._fused_model().read_prompts(list(places), prompt_of_row)
         longest = max(len(prompt) for prompt in places)
         padded = [[0] * (longest - len(prompt)) + list(prompt) for prompt in places]
         real = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in places]
@@ -199,15 +191,8 @@ class HfEngine(RolloutEngine):
             context = _Context(cache, positions, mask[rows], None)
         return context, read.logits[:, -1].float()[rows]
 
-    def _fused_model(self) -> FusedModel:
-        """Made anew after each change of the weights, which may come in mid-response."""
-        self._fused = self._fused or FusedModel(self._model)
-        return self._fused
-
-    def _next_logits(self, token: torch.Tensor, context: _Context | FusedContext) -> torch.Tensor:
+    def _next_logits(self, token: torch.Tensor, context: _Context) -> torch.Tensor:
         """Returns the logits after a further token int64 [b] of each row, float32 [b, V]."""
-        if isinstance(context, FusedContext):
-            return self._fused_model().next_logits(token, context)
         logits = self._model(
             input_ids=token[:, None],
             position_ids=context.positions,

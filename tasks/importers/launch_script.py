@@ -122,7 +122,7 @@ def _why_no_settings(text: str, script: Script) -> str:
         if re.search(pattern, text):
             return (
                 f"this is a script of {whose}, which is not read: docs/coming-from.md has the "
-                "names of settings in TRL and verl beside ours"
+                "names of settings in verl, TRL and OpenRLHF beside ours"
             )
     for line, said in enumerate(text.split("\n"), start=1):
         if "main_ppo" in said.partition("#")[0]:

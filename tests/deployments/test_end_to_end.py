@@ -21,6 +21,16 @@ def test_the_nightly_schedule_makes_runs_within_a_minute(prefect: Prefect) -> No
     assert all(run["auto_scheduled"] for run in runs)
 
 
+def test_a_run_that_no_worker_takes_says_so(prefect: Prefect) -> None:
+    def late() -> list[str]:
+        runs = prefect.flow_runs("countdown-train-nightly")
+        return [run["state"]["message"] for run in runs if run["state"]["name"] == "Late"]
+
+    wait_for(late, limit_s=120)
+    said = "No worker was there when it was due: `countdown-train serve` or `prefect worker start"
+    assert late()[0].startswith(said)
+
+
 def test_overlapping_nights_are_refused(prefect: Prefect) -> None:
     deployment = prefect.deployment("countdown-train-nightly")
     assert deployment["global_concurrency_limit"]["limit"] == 1

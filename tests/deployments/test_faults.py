@@ -24,7 +24,7 @@ from tests.support.chaos import Ledger
 from tests.support.harness import ROOT, WORKER, FlowRun, Prefect, edited, stop
 from tests.support.waiting import wait_for
 
-NUM_STEPS = 40
+NUM_STEPS = 60
 SAVE_FREQ = 3
 WITHIN_S = 45
 """Without a heartbeat a run is lost: Prefect knows none more often than every 30 s."""

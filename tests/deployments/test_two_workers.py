@@ -105,6 +105,8 @@ def test_two_runs_go_to_one_worker_each_and_the_next_to_the_one_that_lives(
     os.kill(workers["one"].pid, signal.SIGKILL)
     workers["one"].wait()
     wait_for(third.processes)
+    late = [message for name, message in third.states() if name == "Late"]
+    assert any(by["other"].name in message for message in late), third.states()
     assert _worker_of(third, {"other": workers["other"]}) == "other"
     assert not by["other"].processes()  # one at a time
     for run in (first, second, third):

@@ -14,7 +14,6 @@ import yaml
 
 from rl_core.batch import TrainBatch
 from rl_core.learner.learner import Learner
-from rl_core.models import decoder
 from rl_core.rollout.hf_engine import HfEngine
 from rl_core.types import GenerationRequest, SamplingSettings
 from tests.support.learners import without_timings
@@ -42,13 +41,6 @@ def no_default_device() -> Iterator[None]:
         torch.set_default_device(None)
 
 
-@pytest.fixture
-def as_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our decoder is for the CPU alone."""
-    monkeypatch.setattr(decoder, "supports", lambda backbone: False)
-
-
-@pytest.mark.usefixtures("as_on_a_card")
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_says_on_which_device_its_tensors_are(
     tiny_model_path, tmp_path, make_batch, settings, name
@@ -75,7 +67,6 @@ def test_a_step_says_on_which_device_its_tensors_are(
     assert without_timings(metrics) == without_timings(expected)
 
 
-@pytest.mark.usefixtures("as_on_a_card")
 def test_a_transformers_engine_says_on_which_device_its_tensors_are(tiny_model_path):
     engine = HfEngine(tiny_model_path, dtype="float32", max_num_seqs=4, on_gpu=False)
     asked = [GenerationRequest((5, 6, 7)[: 1 + i % 3], seed=i, max_tokens=3 + i) for i in range(6)]

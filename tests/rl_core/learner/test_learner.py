@@ -9,7 +9,6 @@ from rl_core.batch import collate
 from rl_core.learner.experience import assemble
 from rl_core.learner.learner import STATE_FOLDER, Learner
 from rl_core.learner.state import read_state
-from rl_core.models import decoder
 from rl_core.models.forward import forward_pass
 from tests.support.learners import all_weights, assert_bitwise_equal, without_timings
 
@@ -175,11 +174,7 @@ def test_bfloat16_trains_float32_weights(new_learner, make_batch):
     )
 
 
-def test_gradient_checkpointing_of_actor_and_critic_changes_no_bit(
-    new_learner, make_batch, monkeypatch
-):
-    # Without checkpointing this model would take the decoder of ours, and round otherwise.
-    monkeypatch.setattr(decoder, "supports", lambda backbone: False)
+def test_gradient_checkpointing_of_actor_and_critic_changes_no_bit(new_learner, make_batch):
     weights = []
     for checkpointed in (False, True):
         learner = new_learner(model={"gradient_checkpointing": checkpointed})

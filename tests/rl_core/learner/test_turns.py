@@ -100,7 +100,7 @@ def with_turns(batch: TrainBatch) -> TrainBatch:
     return replace(batch, env_mask=env_mask, turn_rewards=torch.zeros(shape))
 
 
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["decoder", "transformers"])
+@pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("group_size", [1, 4])
 def test_gradients_are_those_of_a_slow_loop_over_the_models_own_tokens(
     new_learner, tiny_model_path, make_batch, group_size, checkpointing

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rl_core.batch import TrainBatch, collate
-from rl_core.models import decoder, fast_linear, loading, packing, shared_prefix
+from rl_core.models import fast_linear, loading, packing, shared_prefix
 from rl_core.models.forward import forward_pass
 
 CPU = torch.device("cpu")
@@ -148,7 +148,6 @@ def test_sdpa_is_handed_no_mask_on_a_card(make_batch, monkeypatch, kind, group_s
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", note)
     monkeypatch.setattr(shared_prefix, "_on_card", lambda batch: True)
-    monkeypatch.setattr(decoder, "supports", lambda backbone: False)
     monkeypatch.setattr(fast_linear, "prefers_onednn", lambda: False)
     config, model_class = KINDS[kind]
     model = model_class(

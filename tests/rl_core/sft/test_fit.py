@@ -51,11 +51,11 @@ def plain_loss(model: Qwen2ForCausalLM) -> torch.Tensor:
 
 @pytest.mark.parametrize("losses", [whole_losses, blocked_losses(torch.float32)])
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("has_padding", [False, True], ids=["our_decoder", "transformers'"])
-def test_loss_and_gradient_are_those_of_each_example_alone(losses, threads, has_padding):
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_loss_and_gradient_are_those_of_each_example_alone(losses, threads, is_checkpointed):
     plain, model = new_model(), new_model()
-    if has_padding:
-        model.gradient_checkpointing_enable()  # which our decoder leaves to transformers
+    if is_checkpointed:
+        model.gradient_checkpointing_enable()
         model.train()
     expected = plain_loss(plain)
     expected.backward()

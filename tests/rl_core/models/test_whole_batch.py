@@ -1,8 +1,7 @@
-"""The fused decoder against transformers' own, in float64, one row at a time."""
+"""Loss and gradients of a batch against transformers in float64, one row at a time."""
 
 import copy
 
-import pytest
 import torch
 import transformers
 from hypothesis import given, settings
@@ -10,12 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rl_core.batch import TrainBatch
-from rl_core.models import decoder, loading
 from rl_core.models.forward import forward_pass
-from rl_core.models.lora import add_adapters
 from tests.rl_core.models.test_packing import batches
 
-CPU = torch.device("cpu")
 VOCAB = 48
 CLOSE = 1e-5
 CONFIGS = {"qwen2": transformers.Qwen2Config, "llama": transformers.LlamaConfig}
@@ -71,7 +67,6 @@ def by_rows(model: transformers.PreTrainedModel, batch: TrainBatch, weights: Ten
 @given(data=st.data())
 def test_loss_and_every_gradient_are_transformers(make_rollout, data):
     model, batch = data.draw(models()), data.draw(batches(make_rollout))
-    assert decoder.supports(model.get_decoder())
     weights = torch.randn(batch.response_mask.shape, generator=torch.Generator().manual_seed(0))
     outputs = forward_pass(
         batch, actor=model, with_entropy=True, temperature=0.8, compute_dtype=torch.float32
@@ -96,39 +91,3 @@ def test_loss_and_every_gradient_are_transformers(make_rollout, data):
         # where the model itself magnifies rounding, transformers' own float32 is as far off.
         allowed = 3 * max(CLOSE * truth.grad.norm(), CLOSE * 0.1 * total)
         assert error < max(allowed, 3 * (usual.grad - truth.grad).norm()), name
-
-
-def test_real_tokens_alone_are_computed_and_a_groups_prompt_once(tiny_model_path, make_batch):
-    backbone = loading.load_actor(tiny_model_path, CPU).get_decoder()
-    batch = make_batch(group_size=4)
-    num_tokens = 0
-
-    def count(module: torch.nn.Module, arguments: tuple[Tensor]) -> None:
-        nonlocal num_tokens
-        num_tokens += arguments[0].numel()
-
-    backbone.embed_tokens.register_forward_pre_hook(count)
-    decoder.response_states(backbone, batch)
-    # The last token of a prompt stands before each of its responses, whose last predicts nothing.
-    assert num_tokens == int(
-        (batch.prompt_lengths[[0, 4]] - 1).sum() + batch.response_lengths.sum()
-    )
-
-
-@pytest.mark.parametrize("kind", ["adapters", "bfloat16", "checkpointed", "window", "float64"])
-def test_what_it_does_not_know_goes_the_usual_way(tiny_model_path, make_batch, monkeypatch, kind):
-    model = loading.load_actor(tiny_model_path, CPU)
-    assert decoder.supports(model.get_decoder())
-    if kind == "adapters":
-        add_adapters(model, rank=2, alpha=4.0)
-    elif kind == "checkpointed":
-        loading.checkpoint_gradients(model)
-    elif kind == "window":
-        window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
-        model = MODELS["qwen2"](CONFIGS["qwen2"].from_dict(model.config.to_dict() | window))
-    elif kind == "float64":
-        model.double()
-    monkeypatch.setattr(decoder, "response_states", None)
-    dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
-    outputs = forward_pass(make_batch(group_size=2), actor=model, compute_dtype=dtype)
-    assert outputs.logprobs is not None
