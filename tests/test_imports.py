@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rl_core.sft.tokenizer import train_tokenizer
+from tests.support.programs import python
 
 ROOT = Path(__file__).parent.parent
 GONE = {
@@ -26,15 +27,8 @@ HEAVY = ("torch", "transformers", "vllm", "ray", "prefect", "wandb", "duckdb", "
 def loaded_by(code: str) -> set[str]:
     """The heavy packages in `sys.modules` after `code`, in a fresh interpreter."""
     report = f"\nimport sys; print('LOADED', *(m for m in {HEAVY!r} if m in sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", code + report],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=120,
-    )
+    done = python(code + report, cwd=ROOT, more={"PYTHONPATH": str(ROOT)}, timeout_s=120)
+    assert done.returncode == 0, done.stderr
     return set(done.stdout.rpartition("LOADED")[2].split())
 
 

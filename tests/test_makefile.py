@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -10,6 +9,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 from packaging.specifiers import SpecifierSet
+
+from tests.support.programs import Done, run
 
 ROOT = Path(__file__).parent.parent
 ALLOWED = SpecifierSet(
@@ -39,17 +40,11 @@ def install_python(clone: Path, name: str, version: str) -> None:
     script.chmod(0o755)
 
 
-def make_env(clone: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def make_env(clone: Path, *arguments: str) -> Done:
     # `make test` calls this, too: what make hands down would make this one a sub-make.
     without_make = {name: value for name, value in os.environ.items() if "MAKE" not in name}
-    return subprocess.run(
-        ["make", "env", *arguments],
-        cwd=clone,
-        env=without_make | {"PATH": f"{clone / 'bin'}:/usr/bin:/bin", "TORCH_FIND_LINKS": "/"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    more = {"PATH": f"{clone / 'bin'}:/usr/bin:/bin", "TORCH_FIND_LINKS": "/"}
+    return run("make", "env", *arguments, cwd=clone, env=without_make, more=more)
 
 
 @pytest.mark.parametrize("version", ["3.10.13", "3.11.7", "3.12.1", "3.13.0", "3.14.0"])
@@ -115,14 +110,7 @@ def test_what_is_compiled_is_left_out_where_nothing_compiles(clone, compiler, ex
 def test_only_torch_is_taken_from_its_index(clone, folder):
     install_python(clone, "python3", "3.11.7")
     environment = {"PATH": f"{clone / 'bin'}:/usr/bin:/bin", "TORCH_FIND_LINKS": folder}
-    said = subprocess.run(
-        ["make", "--dry-run", "env", "GPU="],
-        cwd=clone,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    said = run("make", "--dry-run", "env", "GPU=", cwd=clone, env=environment).stdout
     (install,) = [line for line in said.splitlines() if "uv pip install" in line]
     wheels = f"--find-links {folder}" if folder else "--torch-backend cpu"
     assert f" {wheels} --editable" in install

@@ -21,6 +21,7 @@ from flows.settings.compose import compose
 from flows.settings.keys import CHOICES, ENVS, known_keys
 from rl_core.runs.settings_file import REMOVED
 from tasks.importers.verl_table import NAMES, meaning
+from tests.support.programs import python
 from tests.support.reference_pages import pages as reference_pages
 
 ROOT = Path(__file__).parent.parent
@@ -225,24 +226,13 @@ def test_prefects_commands_are_there():
     asked = {(found[2], found[3]) for found in called if found}
     assert len(asked) > 5
     words = [group if group == "deploy" else f"{group} {command}" for group, command in asked]
-    done = subprocess.run(
-        [sys.executable, "-c", HELP_OF_EACH, *words],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
+    done = python(HELP_OF_EACH, *words, timeout_s=120)
     assert done.stdout.splitlines()[-1] == "unknown: []"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_every_command_does_what_it_says(
-    place: Path,
-    tiny_overrides: list[str],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_command_does_what_it_says(place, tiny_overrides, capsys, monkeypatch):
     """In one storage root with one small run; `run` itself in a process, as by hand."""
     small = [*tiny_overrides, "rollout.engine=hf", "trainer.total_steps=2"]
     home = place / "prefect"

@@ -1,5 +1,3 @@
-"""Seeded faults stay such: each changes one place of a file that is there."""
-
 from tests.support.seeded_faults import ROOT, read_faults
 
 

@@ -111,9 +111,7 @@ def test_it_is_listed_and_reported(outputs, capsys):
 
 
 @pytest.mark.slow
-def test_its_checkpoint_is_evaluated_and_it_is_resumed(
-    outputs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_its_checkpoint_is_evaluated_and_it_is_resumed(outputs, capsys):
     before = steps_of(outputs)
     shutil.rmtree(outputs / "evaluations")  # else the rows of that day would answer
     assert run_command(["evaluate", "run_id=stored"]) == 0

@@ -135,7 +135,6 @@ def _answer(
         }
         with connect(tables | _records(root, of), own) as connection:
             _create_views(connection, named if is_ours else VIEWS)
-            connection.execute((SQL_FOLDER / "macros.sql").read_text(encoding="utf-8"))
             return select(connection, sql, parameters, VIEWS)
 
 
@@ -158,7 +157,8 @@ def _records(root: Path, of: Mapping[str, Sequence[Path]]) -> dict[str, pa.Table
 
 
 def _create_views(connection: duckdb.DuckDBPyConnection, named: Collection[str] = VIEWS) -> None:
-    """Makes these views, and those that they look at."""
+    """Makes these views, those that they look at, and what questions call."""
+    connection.execute((SQL_FOLDER / "macros.sql").read_text(encoding="utf-8"))
     selects = {view: _read_view(view) for view in VIEWS}
     needed = set(named)
     for view in reversed(VIEWS):  # each looks at earlier ones only

@@ -12,6 +12,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.support.programs import python, run
+
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "benchmarks.gpu_check"]
 
@@ -74,8 +76,7 @@ def test_a_part_that_hangs_is_stopped(report, tmp_path):
     ],
 )
 def test_bad_input_is_a_line(arguments, said, tmp_path):
-    command = [*COMMAND, *arguments, "--out", str(tmp_path / "rows.jsonl")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = run(*COMMAND, *arguments, "--out", tmp_path / "rows.jsonl", cwd=ROOT)
     assert done.returncode != 0
     assert said in done.stderr
     assert "Traceback" not in done.stderr
@@ -83,12 +84,7 @@ def test_bad_input_is_a_line(arguments, said, tmp_path):
 
 def test_what_is_missing_is_named_in_one_line():
     """Without site-packages, as on a bare machine."""
-    done = subprocess.run(
-        [sys.executable, "-S", "-m", "benchmarks.gpu_check"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    done = run(sys.executable, "-S", "-m", "benchmarks.gpu_check", cwd=ROOT)
     assert done.returncode == 2
     assert done.stderr.startswith("gpu-check: missing: torch transformers peft ")
     assert len(done.stderr.splitlines()) == 1
@@ -130,14 +126,12 @@ def test_its_parts_import_only_what_it_asks_for():
         "    importlib.import_module(f'benchmarks.gpu_check.{name}')\n"
         "print(__main__.why_not())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
+    done = python(code, cwd=ROOT)
     assert done.stdout == "None\n", done.stderr
 
 
 @pytest.mark.slow
-def test_the_whole_check_is_rehearsed_on_a_cpu(report: ModuleType, tmp_path: Path) -> None:
+def test_the_whole_check_is_rehearsed_on_a_cpu(report, tmp_path):
     """The same code as on a card, by tiny shapes: only the device is new there."""
     file = tmp_path / "rows.jsonl"
     command = [*COMMAND, "--device", "cpu", "--out", str(file)]

@@ -104,7 +104,7 @@ def test_a_real_process_that_leaks_is_found_out(soak, leaks, found):
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 60)
-def test_two_hundred_steps_of_everything_stay_flat(tmp_path: Path) -> None:
+def test_two_hundred_steps_of_everything_stay_flat(tmp_path):
     """No process gains 0.2 MB per step, keeps files open or threads alive; no times are judged."""
     numbers_file = tmp_path / "numbers.json"
     command = [sys.executable, str(FILE), f"--steps={STEPS}", f"--warm-up={WARM_UP}"]

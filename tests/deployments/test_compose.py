@@ -110,9 +110,7 @@ def _words(given: list[str]) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_server_and_worker_start_by_these_commands_and_get_healthy(
-    services: dict[str, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_server_and_worker_start_by_these_commands_and_get_healthy(services, tmp_path):
     (port,) = free_ports(1)
     with postgresql() as url:
         database = urlsplit(url)

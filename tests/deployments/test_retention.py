@@ -63,7 +63,7 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
-def test_old_heartbeats_events_and_flow_runs_go_and_young_ones_stay(tmp_path: Path) -> None:
+def test_old_heartbeats_events_and_flow_runs_go_and_young_ones_stay(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         cwd=ROOT,

@@ -29,7 +29,6 @@ from rl_core.resources.oom_recovery import in_words
 from rl_core.runs.run_folder import RunFolder
 from tasks import train
 from tasks.prefect_ui.attempts import settings_in_force
-from tests.support.chaos import Ledger
 
 
 def test_the_form_offers_the_presets_and_explains_both_parameters():
@@ -130,8 +129,8 @@ OUT_OF_MEMORY = OutOfMemory("update_actor", "tried to allocate 2.3 GiB")
 @pytest.mark.chaos
 @pytest.mark.usefixtures("prefect_harness")
 def test_each_retry_takes_the_next_recovery_step_and_the_ui_says_which(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survived: Ledger
-) -> None:
+    tmp_path, monkeypatch, survived
+):
     attempts = Attempts(OUT_OF_MEMORY, OUT_OF_MEMORY, 300)
     training = Training(tmp_path, attempts, monkeypatch)
     assert training() == 300
@@ -167,9 +166,7 @@ def test_each_retry_takes_the_next_recovery_step_and_the_ui_says_which(
 @pytest.mark.slow
 @pytest.mark.chaos
 @pytest.mark.usefixtures("prefect_harness")
-def test_a_ladder_that_is_exhausted_says_what_was_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survived: Ledger
-) -> None:
+def test_a_ladder_that_is_exhausted_says_what_was_tried(tmp_path, monkeypatch, survived):
     no_room = OutOfMemory("save", "16 GiB")
     attempts = Attempts(*[no_room] * 9)
     training = Training(tmp_path, attempts, monkeypatch, ResourcesConfig(rollout_gpus=1))
@@ -194,9 +191,7 @@ def test_a_ladder_that_is_exhausted_says_what_was_tried(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_harness")
-def test_a_process_that_died_is_started_again_as_it_was_and_then_with_less(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_died_is_started_again_as_it_was_and_then_with_less(tmp_path, monkeypatch):
     died = WorkerDied("learner", "its process is gone (killed?)")
     attempts = Attempts(died, died, 300)
     training = Training(tmp_path, attempts, monkeypatch)
@@ -207,9 +202,7 @@ def test_a_process_that_died_is_started_again_as_it_was_and_then_with_less(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_harness")
-def test_a_ray_that_was_too_slow_to_start_costs_no_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ray_that_was_too_slow_to_start_costs_no_settings(tmp_path, monkeypatch):
     slow = WorkerDied("Ray", "it did not start (The current node timed out during startup)")
     training = Training(tmp_path, Attempts(slow, slow, 300), monkeypatch)
     assert training() == 300
@@ -218,7 +211,7 @@ def test_a_ray_that_was_too_slow_to_start_costs_no_settings(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_harness")
-def test_a_mistake_is_not_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_is_not_retried(tmp_path, monkeypatch):
     attempts = Attempts(ValueError("a setting is wrong"))
     training = Training(tmp_path, attempts, monkeypatch)
     with pytest.raises(ValueError, match="a setting is wrong"):

@@ -1,5 +1,3 @@
-"""`countdown-train evaluate checkpoint=A against=B`: what it takes and what it prints."""
-
 from pathlib import Path
 
 import pytest
@@ -7,12 +5,10 @@ import pytest
 from flows.cli.main import run_command
 from flows.evaluate_checkpoint import render
 from rl_core.checkpoints.store import save_checkpoint
-from rl_core.config.operations import StorageConfig
-from rl_core.config.run import RunConfig
 from rl_core.evaluation.summary import compare, summarise
-from rl_core.runs.run_folder import RunFolder
 from tasks.evaluate_checkpoint import Evaluated
 from tests.rl_core.evaluation.test_summary import row
+from tests.support.runs import new_run
 
 
 @pytest.mark.parametrize(
@@ -30,7 +26,7 @@ from tests.rl_core.evaluation.test_summary import row
     ],
 )
 def test_mistakes_are_one_line(capsys, tmp_path, arguments, words):
-    run = RunFolder.create(RunConfig(run_id="alpha", storage=StorageConfig(root=tmp_path)))
+    run = new_run(tmp_path, "alpha")
     save_checkpoint(run.path, 5, lambda folder: (folder / "w").touch(), 0.5)
     assert run_command(["evaluate", *arguments, f"storage.root={tmp_path}"]) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -94,9 +94,7 @@ def place(tmp_path: Path, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_harness")
-def test_nights_go_on_from_the_champion_and_tell_of_each_promotion(
-    place: Place, tiny_model_path: Path
-) -> None:
+def test_nights_go_on_from_the_champion_and_tell_of_each_promotion(place, tiny_model_path):
     first = place.night()
     (told,) = place.told
     name = f"{first['run_id']}/step_000003"
@@ -147,7 +145,7 @@ def test_nights_go_on_from_the_champion_and_tell_of_each_promotion(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_harness")
-def test_a_failure_is_told_of_and_stays_a_failure(place: Place) -> None:
+def test_a_failure_is_told_of_and_stays_a_failure(place):
     place.pipeline.error = OSError("no space at https://me:hunter2@example.com/x")
     with pytest.raises(OSError, match="no space"):
         place.night("run_id=broken")
@@ -165,7 +163,7 @@ def test_a_failure_is_told_of_and_stays_a_failure(place: Place) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_harness")
-def test_a_night_that_starts_afresh_against_its_setting_warns(place: Place) -> None:
+def test_a_night_that_starts_afresh_against_its_setting_warns(place):
     first = place.night()
     shutil.rmtree(place.root / "runs" / first["run_id"] / "checkpoints")
     second = place.night()
@@ -178,9 +176,7 @@ def test_a_night_that_starts_afresh_against_its_setting_warns(place: Place) -> N
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_harness")
-def test_a_model_path_that_is_not_there_is_refused_with_a_champion_too(
-    place: Place, tmp_path: Path
-) -> None:
+def test_a_model_path_that_is_not_there_is_refused_with_a_champion_too(place, tmp_path):
     place.night()
     with pytest.raises(PreflightError, match="there is no such folder"):
         place.night(model=tmp_path / "nothing")
@@ -196,7 +192,7 @@ def test_the_form_explains_every_parameter():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_harness")
-def test_a_secret_block_holds_the_webhooks_url() -> None:
+def test_a_secret_block_holds_the_webhooks_url():
     with hook() as server:
         Secret(value=server.url).save("night-hook")
         notify(Listeners("night-hook"), {"event": "failed"}, logging.getLogger(__name__))

@@ -48,7 +48,7 @@ class Stages:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_harness")
-def test_a_retry_does_what_is_left_and_another_flow_run_does_all(tmp_path: Path) -> None:
+def test_a_retry_does_what_is_left_and_another_flow_run_does_all(tmp_path):
     stages = Stages(tmp_path)
     stages.run()
     assert stages.done == ["train", "evaluate"]
@@ -58,7 +58,7 @@ def test_a_retry_does_what_is_left_and_another_flow_run_does_all(tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_harness")
-def test_what_depends_on_training_is_done_again_when_training_went_on(tmp_path: Path) -> None:
+def test_what_depends_on_training_is_done_again_when_training_went_on(tmp_path):
     stages = Stages(tmp_path, trains_on=True)
     stages.run()
     assert stages.done == ["train", "evaluate", "evaluate"]
@@ -66,7 +66,7 @@ def test_what_depends_on_training_is_done_again_when_training_went_on(tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_harness")
-def test_results_that_cannot_be_kept_cost_nothing_but_the_repetition(tmp_path: Path) -> None:
+def test_results_that_cannot_be_kept_cost_nothing_but_the_repetition(tmp_path):
     in_the_way = tmp_path / "storage"
     in_the_way.touch()
     stages = Stages(tmp_path / "out")

@@ -47,8 +47,8 @@ def test_what_names_no_run_is_bad_input(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_all_runs_that_want_wandb_are_uploaded_once_and_failures_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     a_run(tmp_path, "first", "console", "wandb")
     a_run(tmp_path, "without", "console")
     a_run(tmp_path, "broken", "wandb")

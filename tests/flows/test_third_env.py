@@ -6,8 +6,6 @@ Its folder is `tests/support/echo/`; nothing in the project knows its name.
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +23,7 @@ from tasks.importers.launch_script import import_script
 from tasks.preflight import preflight_validation
 from tasks.validate import check_dataset, check_files
 from tests.support.echo.env import EchoConfig
+from tests.support.programs import python
 
 ROOT = Path(__file__).parents[2]
 STAGES = """
@@ -104,9 +103,8 @@ def test_its_rows_are_made_read_checked_and_scored(tmp_path):
 
 @pytest.mark.usefixtures("echo")
 def test_what_it_lacks_is_said_and_what_it_does_not_know_leaves_others_alone():
-    (model,) = [
-        found for found in preflight_validation(compose(["env=echo"])) if found.level == "fatal"
-    ]
+    findings = preflight_validation(compose(["env=echo"]))
+    (model,) = [found for found in findings if found.level == "fatal"]
     assert "the home-made base model knows only Countdown with 3 or 4 numbers" in model.message
     script = "python3 -m verl.trainer.main_ppo data.train_files=gsm8k/train.parquet"
     assert import_script(script).settings["env.name"] == "gsm8k"
@@ -126,16 +124,6 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(ROOT)]))
 
 
-def run_stages(*settings: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", STAGES, *settings],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-
-
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(
     ("name", "more"),
@@ -143,7 +131,7 @@ def run_stages(*settings: str) -> subprocess.CompletedProcess[str]:
 )
 def test_an_installed_package_offers_it_and_a_module_is_named(tmp_path, tiny_overrides, name, more):
     settings = [f"storage.root={tmp_path}", f"env={name}", *more, *tiny_overrides]
-    done = run_stages("generate,validate", *settings)
+    done = python(STAGES, "generate,validate", *settings)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all checks passed" in done.stdout
     (train,) = tmp_path.glob("data/*/train.parquet")
@@ -161,12 +149,7 @@ def test_what_is_wrong_with_an_offered_env_is_one_line(tmp_path):
         "nowhere.to:ENV": "env=nowhere.to:ENV cannot be loaded: ModuleNotFoundError: ",
         ":": "env=: cannot be loaded: ",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", EACH, f"storage.root={tmp_path / 'none'}", *wrong],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = python(EACH, f"storage.root={tmp_path / 'none'}", *wrong)
     assert done.returncode == 0, done.stderr
     for line, said in zip(done.stderr.splitlines(), wrong.values(), strict=True):
         assert said in line
@@ -178,10 +161,9 @@ def test_what_is_wrong_with_an_offered_env_is_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("name", "more"), [("echo", []), ("letters:Letters", ["env.prompt_template=base"])]
 )
-def test_it_trains_and_is_evaluated_and_reported(
-    tmp_path: Path, tiny_overrides: list[str], name: str, more: list[str]
-) -> None:
-    done = run_stages(
+def test_it_trains_and_is_evaluated_and_reported(tmp_path, tiny_overrides, name, more):
+    done = python(
+        STAGES,
         "generate,validate,train,evaluate,report",
         f"storage.root={tmp_path}",
         *(f"env={name}", *more, *tiny_overrides, "rollout.engine=hf", "trainer.total_steps=2"),

@@ -1,7 +1,6 @@
 """Two people, or two terminals, start the same run at once on one outputs folder."""
 
 import json
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -25,7 +24,7 @@ SMALL_BASE_MODEL = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_both_finish_and_share_what_is_made_once(tmp_path: Path, tiny_overrides: list[str]) -> None:
+def test_both_finish_and_share_what_is_made_once(tmp_path, tiny_overrides):
     place = Place(
         tmp_path,
         [

@@ -16,6 +16,7 @@ from tests.support.faults import mounted_small_disk
 
 if TYPE_CHECKING:
     from rl_core.batch import TrainBatch
+    from rl_core.learner.learner import Learner
 
 MakeRollout = Callable[..., Rollout]
 
@@ -108,6 +109,17 @@ def _small_settings(**sections: dict[str, Any]) -> RunConfig:
 @pytest.fixture(scope="session")
 def settings() -> Callable[..., RunConfig]:
     return _small_settings
+
+
+@pytest.fixture
+def new_learner(tiny_model_path: Path) -> Callable[..., Learner]:
+    """`new_learner(resume_from=, actor={...}, ...)`: of the tiny model, with small settings."""
+    from rl_core.learner.learner import Learner  # here: it loads torch
+
+    def make(resume_from: Path | None = None, **sections: dict[str, Any]) -> Learner:
+        return Learner(_small_settings(**sections), tiny_model_path, resume_from=resume_from)
+
+    return make
 
 
 @pytest.fixture

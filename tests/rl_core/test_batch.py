@@ -119,13 +119,16 @@ Rows = st.lists(
 )
 
 
-@given(Rows, st.integers(1, 200), st.booleans())
-def test_micro_batches_hold_each_row_once_within_the_budget(groups, budget, share_prompts):
-    rows = [
+def rows_of(groups: list[tuple[int, list[int]]]) -> list[tuple[int, int, int]]:
+    return [
         (prompt, response, group)
         for group, (prompt, responses) in enumerate(groups)
         for response in responses
     ]
+
+
+@given(Rows.map(rows_of), st.integers(1, 200), st.booleans())
+def test_micro_batches_hold_each_row_once_within_the_budget(rows, budget, share_prompts):
     parts = [p.tolist() for p in micro_batches(sized(rows), budget, share_prompts=share_prompts)]
     assert sorted(row for part in parts for row in part) == list(range(len(rows)))
     for part in parts:
@@ -149,11 +152,7 @@ def test_parts_are_of_whole_groups_with_like_many_tokens():
 
 @given(Rows, st.integers(1, 5))
 def test_no_two_parts_differ_by_more_than_a_group(groups, num_parts):
-    rows = [
-        (prompt, response, group)
-        for group, (prompt, responses) in enumerate(groups)
-        for response in responses
-    ]
+    rows = rows_of(groups)
     assume(len({row[2] for row in rows}) >= num_parts)
     parts = [part.tolist() for part in balanced_rows(sized(rows), num_parts)]
     assert sorted(row for part in parts for row in part) == list(range(len(rows)))

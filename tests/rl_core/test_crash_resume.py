@@ -82,9 +82,7 @@ def saved_files(checkpoint: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_three_random_places_equals_an_undisturbed_one(
-    tmp_path: Path, tiny_model_path: Path
-) -> None:
+def test_a_run_killed_at_three_random_places_equals_an_undisturbed_one(tmp_path, tiny_model_path):
     engine = "vllm"
     chance = random.Random(engine)
     config = settings(tmp_path, "killed", engine)

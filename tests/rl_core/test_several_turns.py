@@ -3,7 +3,6 @@
 import math
 import random
 import string
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +16,8 @@ from tests.rl_core.workers.test_engines import kill_one
 
 @pytest.mark.slow
 def test_a_run_of_several_turns_loses_an_engine_and_resumes_as_if_undisturbed(
-    tmp_path: Path, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, tiny_model_path, monkeypatch
+):
     """The env's words stand in the log as they were said, and no policy sampled them."""
     left = math.inf
 

@@ -11,7 +11,6 @@ from rl_core.runs.rollout_log import rollout_files
 from rl_core.system.disk_reserve import RESERVE, RESERVE_BYTES
 from tests.rl_core.test_crash_resume import saved_files
 from tests.rl_core.test_trainer import comparable, settings, train_until
-from tests.support.chaos import Ledger
 from tests.support.faults import leave_free, mounted_small_disk
 
 STEPS = 6
@@ -29,8 +28,8 @@ def six_steps(root: Path, run_id: str) -> RunConfig:
 @pytest.mark.slow
 @pytest.mark.chaos
 def test_a_disk_full_for_two_steps_costs_two_rollout_files_and_a_checkpoint(
-    tmp_path: Path, tiny_model_path: Path, caplog: pytest.LogCaptureFixture, survived: Ledger
-) -> None:
+    tmp_path, tiny_model_path, caplog, survived
+):
     whole = train_until(six_steps(tmp_path, "whole"), tiny_model_path)
     with mounted_small_disk(tmp_path, DISK_BYTES) as disk:
         done: list[int] = []

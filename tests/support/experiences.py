@@ -29,11 +29,7 @@ def two_responses(make_rollout: Callable[..., Rollout]) -> TrainBatch:
 
 
 def experience_of(
-    batch: TrainBatch,
-    *,
-    ref: Tensor | None = REF,
-    values: Tensor | None = VALUES,
-    **algorithm: Any,
+    batch: TrainBatch, *, ref: Tensor | None = REF, values: Tensor | None = VALUES, **algorithm: Any
 ) -> Experience:
     width = batch.rollout_logprobs.shape[1]
     return assemble(

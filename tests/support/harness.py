@@ -234,10 +234,7 @@ class FlowRun:
 
     def tasks(self) -> list[tuple[str, str]]:
         """Returns name and state of all its task runs, oldest first."""
-        asked = {
-            "flow_runs": {"id": {"any_": [self.id]}},
-            "sort": "EXPECTED_START_TIME_ASC",
-        }
+        asked = {"flow_runs": {"id": {"any_": [self.id]}}, "sort": "EXPECTED_START_TIME_ASC"}
         found = self._prefect.post("/task_runs/filter", asked)
         return [(task["name"], task["state_name"]) for task in found]
 

@@ -79,9 +79,7 @@ def prefect_server(tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_server")
-def test_it_is_made_once_cached_then_and_made_again_where_it_was_deleted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_it_is_made_once_cached_then_and_made_again_where_it_was_deleted(tmp_path, caplog):
     caplog.set_level(logging.WARNING, logger="tasks.base_model")
     config = settings(tmp_path)
     data = generate_dataset(config)
@@ -154,8 +152,8 @@ def test_a_tuned_model_has_a_folder_by_all_that_it_depends_on(tmp_path, tiny_mod
 
 @pytest.mark.slow
 def test_a_model_is_tuned_in_a_process_of_its_own_and_then_found(
-    tmp_path: Path, tiny_model_path: Path, rows: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    tmp_path, tiny_model_path, rows, caplog
+):
     caplog.set_level(logging.INFO, logger="tasks.base_model")
     config = tuned_settings(tmp_path, tiny_model_path, rows, lr=1e-2)
     folder = base_model(config, tmp_path / "unused")

@@ -1,7 +1,5 @@
 """A run with a curriculum, stopped and resumed, asks what an undisturbed one asks."""
 
-from pathlib import Path
-
 import polars as pl
 import pytest
 
@@ -11,9 +9,7 @@ from rl_core.runs.run_folder import RunFolder
 
 
 @pytest.mark.slow
-def test_a_stopped_run_goes_on_with_its_curriculum(
-    tmp_path: Path, tiny_overrides: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stopped_run_goes_on_with_its_curriculum(tmp_path, tiny_overrides, capsys):
     """GRPO, a step ahead, groups replaced; twelve problems, so that most are asked twice."""
     settings = [
         *tiny_overrides,

@@ -217,9 +217,7 @@ def test_a_damaged_checkpoint_is_not_evaluated_under_any_name(tmp_path, tiny_mod
 
 
 @pytest.mark.slow
-def test_a_real_engine_answers_with_the_base_then_with_the_checkpoint(
-    tmp_path: Path, tiny_model_path: Path
-) -> None:
+def test_a_real_engine_answers_with_the_base_then_with_the_checkpoint(tmp_path, tiny_model_path):
     import torch
     from transformers import AutoModelForCausalLM
 

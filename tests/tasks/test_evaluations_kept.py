@@ -1,5 +1,3 @@
-"""A run's evaluations side by side: fewer problems, or other settings, replace nothing."""
-
 import html
 import re
 from pathlib import Path
@@ -7,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from flows.cli.main import run_command
 from flows.cli.stages import evaluate
 from rl_core.evaluation.files import evaluation_of
 from rl_core.evaluation.rows import read_rows
@@ -67,16 +64,14 @@ def text_of(page: Path) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
 
 
-def test_an_evaluation_of_fewer_problems_lies_beside_the_runs_own(place, capsys):
+def test_an_evaluation_of_fewer_problems_lies_beside_the_runs_own(place, cli):
     own = place.evaluated()
     before = {name: (place.run.path / "eval" / name).read_bytes() for name in place.files()}
     assert sorted(before) == ["base.parquet", "step_000007.parquet"]
     record = place.run.read()
     place.knows_the_checkpoint(evaluation=OF_TWO)
     command = ["evaluate", "checkpoint=r", "evaluation.max_problems=2"]
-    assert run_command([*command, f"storage.root={place.root}"]) == 0
-
-    said = capsys.readouterr().out
+    said = cli(*command, root=place.root).out
     (named,) = re.findall(r"^rows: (.*)$", said, re.MULTILINE)
     (page,) = re.findall(r"^right and wrong answers: (.*)$", said, re.MULTILINE)
     fewer = Path(named).parent.name
@@ -107,7 +102,7 @@ def test_an_evaluation_of_fewer_problems_lies_beside_the_runs_own(place, capsys)
     assert f"{fewer} step_000007 2 1.000" in text
 
     # The same again: the rows are read, not asked.
-    assert run_command([*command, f"storage.root={place.root}"]) == 0
+    cli(*command, root=place.root)
     assert place.files() == [f"{fewer}/step_000007.parquet", *before]
 
 

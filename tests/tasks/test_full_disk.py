@@ -1,5 +1,3 @@
-"""A disk that is full when a trained run is evaluated, compared and reported."""
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Generate: made once, reused while it verifies, and shown as cached in Prefect."""
-
 import asyncio
 import random
 import re
@@ -129,7 +127,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_a_killed_generation_leaves_nothing_that_looks_finished(tmp_path: Path) -> None:
+def test_a_killed_generation_leaves_nothing_that_looks_finished(tmp_path):
     """SIGKILL at a random moment, and at each of the last events: while files are written."""
     started = time.monotonic()
     undisturbed = start_generating(tmp_path / "whole")
@@ -157,7 +155,7 @@ def test_a_killed_generation_leaves_nothing_that_looks_finished(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_the_default_data_set_whole(tmp_path: Path) -> None:
+def test_the_default_data_set_whole(tmp_path):
     """327,680 + 1,024 rows by the command's own path, read by another library, against brute force.
 
     Brute force tries every expression and knows neither the solver nor its normal form.
@@ -197,7 +195,7 @@ def assert_solved_as_brute_force_says(row: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_prefect_shows_it_cached_until_a_file_is_gone(tmp_path: Path) -> None:
+def test_prefect_shows_it_cached_until_a_file_is_gone(tmp_path):
     config = settings(tmp_path / "outputs")
 
     @flow

@@ -1,5 +1,3 @@
-"""Own files through the stages: validated by the checks that fit them, and trained from."""
-
 import json
 import logging
 from collections.abc import Sequence
@@ -61,15 +59,13 @@ def test_foreign_prompts_are_a_warning_in_words(tmp_path, caplog):
     assert "Make 16 of 3, 5 and 8." in warning
 
 
-def test_a_mistake_in_own_files_is_bad_input_in_one_line(tmp_path, capsys):
+def test_a_mistake_in_own_files_is_bad_input_in_one_line(cli, tmp_path):
     (tmp_path / "mine.jsonl").write_text('{"nums": [0, 5], "target": 5}\n')
     for name, words in (
         ("none.jsonl", "there is no such file"),
         ("mine.jsonl", "row 1: nums=[0, 5] holds 0"),
     ):
-        given = [f"data.train_files={tmp_path / name}", f"storage.root={tmp_path}"]
-        assert run_command(["generate", *given]) == 2
-        err = capsys.readouterr().err
+        err = cli("generate", f"data.train_files={tmp_path / name}", code=2).err
         assert words in err
         assert len(err.splitlines()) == 1
 
@@ -89,9 +85,7 @@ def test_too_few_rows_for_a_batch_are_said_before_anything_starts(tmp_path, tiny
 
 
 @pytest.mark.slow
-def test_a_tinyzero_file_is_trained_from(
-    tmp_path: Path, tiny_overrides: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tinyzero_file_is_trained_from(tmp_path, tiny_overrides, capsys):
     write_dataset(CountdownConfig(), DataConfig(train_size=40, test_size=1), tmp_path / "made")
     made = pq.read_table(tmp_path / "made" / "train.parquet", columns=["nums", "target"])
     problems = [(row["nums"], row["target"]) for row in made.to_pylist()]

@@ -1,5 +1,4 @@
 import shutil
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from tasks.preflight import preflight, refuse_fatal
 from tasks.preflight_checks import device as preflight_device
 from tasks.preflight_checks.finding import Finding, PreflightError
 from tasks.preflight_checks.plans import model_shape
+from tests.support.fake_wandb import black_hole
 
 
 def small(root: Path, **changes: Any) -> RunConfig:
@@ -24,6 +24,11 @@ def small(root: Path, **changes: Any) -> RunConfig:
     data = {"max_response_length": 512} | changes.pop("data", {})
     sections = {"env": env, "storage": StorageConfig(root=root), "data": data}
     return RunConfig.model_validate(sections | changes)
+
+
+def refuses(config: RunConfig, words: str) -> None:
+    with pytest.raises(PreflightError, match=words):
+        refuse_fatal(preflight(config))
 
 
 def level(findings: list[Finding], check: str) -> str:
@@ -42,9 +47,7 @@ def test_all_is_well_on_this_machine(tmp_path):
 
 def test_a_root_under_a_file_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
-    findings = preflight(small(tmp_path / "file" / "root"))
-    with pytest.raises(PreflightError, match=r"storage\.root=.*file/root cannot be written"):
-        refuse_fatal(findings)
+    refuses(small(tmp_path / "file" / "root"), r"storage\.root=.*file/root cannot be written")
 
 
 def test_too_little_disk_is_fatal_and_says_how_much_there_is(tmp_path):
@@ -55,31 +58,24 @@ def test_too_little_disk_is_fatal_and_says_how_much_there_is(tmp_path):
 
 
 def test_own_files_that_are_not_there_are_fatal(tmp_path):
-    findings = preflight(small(tmp_path, data={"train_files": "none.jsonl"}))
-    with pytest.raises(
-        PreflightError, match=r"data\.train_files=none\.jsonl: there is no such file"
-    ):
-        refuse_fatal(findings)
+    lost = small(tmp_path, data={"train_files": "none.jsonl"})
+    refuses(lost, r"data\.train_files=none\.jsonl: there is no such file")
     hub = {"train_files": "nobody/nothing-of-this-name"}
     refuse_fatal(preflight(small(tmp_path, data=hub)))  # the network is not asked
 
 
 @pytest.mark.parametrize("path", ["/no/such/folder", "nope", "./a", "a/b/c", "../b", "/a"])
 def test_a_missing_folder_is_fatal(tmp_path, path, monkeypatch):
-    here = tmp_path / "here"
-    here.mkdir()
-    monkeypatch.chdir(here)
-    findings = preflight(small(tmp_path, model=ModelConfig(path=path)))
-    with pytest.raises(PreflightError, match="there is no such folder"):
-        refuse_fatal(findings)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    refuses(small(tmp_path, model=ModelConfig(path=path)), "there is no such folder")
 
 
 def test_a_folder_without_weights_is_fatal_and_one_with_them_is_fine(tmp_path, tiny_model_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
-    findings = preflight(small(tmp_path, model=ModelConfig(path=str(tmp_path / "model"))))
-    with pytest.raises(PreflightError, match=r"without a tokenizer .*, weights"):
-        refuse_fatal(findings)
+    empty = small(tmp_path, model=ModelConfig(path=str(tmp_path / "model")))
+    refuses(empty, r"without a tokenizer .*, weights")
     fine = preflight(small(tmp_path, model=ModelConfig(path=str(tiny_model_path))))
     assert level(fine, "model") == "ok"
 
@@ -96,8 +92,7 @@ def test_a_package_and_a_gguf_file_are_looked_for_before_anything_loads(
         ("package:not_there", r"the package not_there is not installed"),
         ("none.gguf", r"model\.path=none\.gguf: there is no such file"),
     ):
-        with pytest.raises(PreflightError, match=words):
-            refuse_fatal(preflight(small(tmp_path, model=ModelConfig(path=path))))
+        refuses(small(tmp_path, model=ModelConfig(path=path)), words)
 
 
 def test_a_hub_name_needs_the_hub_or_its_cache(tmp_path, monkeypatch):
@@ -105,10 +100,8 @@ def test_a_hub_name_needs_the_hub_or_its_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert level(preflight(config), "model") == "fatal"
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    with socket.socket() as hub:  # somebody answers there, and nobody at all
-        hub.bind(("127.0.0.1", 0))
-        hub.listen()
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.getsockname()[1]}")
+    with black_hole() as hub:  # somebody answers there, and nobody at all
+        monkeypatch.setenv("HF_ENDPOINT", hub)
         assert level(preflight(config), "model") == "ok"
     assert level(preflight(config), "model") == "fatal"
 
@@ -118,25 +111,20 @@ def test_a_name_on_modelscope_needs_it_or_its_cache(tmp_path, tiny_model_path, m
     monkeypatch.setenv("MODELSCOPE_CACHE", str(tmp_path / "cache"))
     assert level(preflight(config), "model") == "fatal"  # HF_HUB_OFFLINE is for all hubs
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    with socket.socket() as hub:  # somebody answers there, and nobody at all
-        hub.bind(("127.0.0.1", 0))
-        hub.listen()
-        monkeypatch.setenv("MODELSCOPE_ENDPOINT", f"http://127.0.0.1:{hub.getsockname()[1]}")
+    with black_hole() as hub:  # somebody answers there, and nobody at all
+        monkeypatch.setenv("MODELSCOPE_ENDPOINT", hub)
         assert level(preflight(config), "model") == "ok"
-    with pytest.raises(PreflightError, match="ModelScope does not answer"):
-        refuse_fatal(preflight(config))
+    refuses(config, "ModelScope does not answer")
     folder = tmp_path / "cache" / "models" / "someone--tiny" / "snapshots" / "master"
     shutil.copytree(tiny_model_path, folder)
     assert level(preflight(config), "model") == "ok"
     monkeypatch.setitem(sys.modules, "modelscope_hub", None)
-    with pytest.raises(PreflightError, match=r"not installed.* pip install modelscope-hub"):
-        refuse_fatal(preflight(config))
+    refuses(config, r"not installed.* pip install modelscope-hub")
 
 
 def test_a_known_model_is_planned_from_its_name_on_either_hub():
     shape = known_shape("modelscope:Qwen/Qwen2.5-0.5B")
-    assert shape is not None
-    assert shape == known_shape("Qwen/Qwen2.5-0.5B")
+    assert shape == known_shape("Qwen/Qwen2.5-0.5B") is not None
 
 
 @pytest.mark.parametrize(
@@ -170,8 +158,7 @@ def test_a_gpu_is_refused_by_a_cpu_build_only(tmp_path, monkeypatch):
 
 def test_an_engine_that_is_not_installed_is_fatal(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "version_of", lambda package: None)
-    with pytest.raises(PreflightError, match=r"rollout\.engine=vllm or Ray is not installed"):
-        refuse_fatal(preflight(small(tmp_path)))
+    refuses(small(tmp_path), r"rollout\.engine=vllm or Ray is not installed")
 
 
 def test_what_others_saw_is_said_before_the_start(tmp_path):
@@ -233,8 +220,7 @@ def test_an_unreachable_wandb_is_a_warning(tmp_path, monkeypatch):
     ],
 )
 def test_a_reward_of_ones_own_is_loaded_before_anything_else(name, expected, tmp_path):
-    findings = preflight(small(tmp_path, env=CountdownConfig(max_operands=3, reward=name)))
-    assert level(findings, "reward") == expected
+    config = small(tmp_path, env=CountdownConfig(max_operands=3, reward=name))
+    assert level(preflight(config), "reward") == expected
     if expected == "fatal":
-        with pytest.raises(PreflightError, match=rf"^env\.reward={name} cannot be loaded \(.*\)"):
-            refuse_fatal(findings)
+        refuses(config, rf"^env\.reward={name} cannot be loaded \(.*\)")

@@ -182,7 +182,7 @@ def test_a_run_without_a_step_is_reported_too(tmp_path):
 
 
 @pytest.mark.slow
-def test_task_shows_the_report_in_the_prefect_ui(two_runs: Path, tmp_path: Path) -> None:
+def test_task_shows_the_report_in_the_prefect_ui(two_runs, tmp_path):
     async def read() -> dict[str | None, tuple[str | None, object]]:
         async with get_client() as client:
             return {a.key: (a.type, a.data) for a in await client.read_artifacts()}

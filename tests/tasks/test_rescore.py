@@ -1,4 +1,3 @@
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -6,7 +5,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flows.cli.main import run_command
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_problems, write_dataset
 from rl_core.envs.countdown import CountdownConfig
@@ -21,21 +19,14 @@ SOLVED = "<answer>{}</answer>"
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     """A run of two rollouts: one answers in its last line, the other goes on talking after it."""
-    settings = {
-        "run_id": "one",
-        "storage": {"root": tmp_path},
-        "data": {"train_size": 8, "test_size": 2, "train_batch_size": 2},
-        "actor": {"mini_batch_size": 2},
-    }
-    config = RunConfig.model_validate(settings)
+    sizes = {"train_size": 8, "test_size": 2, "train_batch_size": 2}
+    settings = {"run_id": "one", "storage": {"root": tmp_path}, "data": sizes}
+    config = RunConfig.model_validate(settings | {"actor": {"mini_batch_size": 2}})
     run = RunFolder.create(config)
     data = tmp_path / "data" / "puzzles"
     write_dataset(CountdownConfig(), config.data, data)
     run.update(data=str(data), model="none")
-    solutions = [
-        json.loads(json.dumps(row["solution"]))
-        for row in pq.read_table(data / "train.parquet")["extra_info"].to_pylist()
-    ]
+    about = pq.read_table(data / "train.parquet")["extra_info"].to_pylist()
     first, second = read_problems(data / "train.parquet")[:2]
     rows = [
         {
@@ -44,7 +35,7 @@ def run(tmp_path: Path) -> RunFolder:
             "prompt_index": problem.index,
             "group_id": i,
             "sample_index": 0,
-            "response": SOLVED.format(solutions[i]) + after,
+            "response": SOLVED.format(about[i]["solution"]) + after,
             "verdict": "correct",
             "score": 1.0,
             "generated_at": datetime(2026, 11, 21, tzinfo=UTC),
@@ -57,16 +48,15 @@ def run(tmp_path: Path) -> RunFolder:
     return run
 
 
-def test_a_changed_reward_scores_what_lies_there(capsys, run, tmp_path):
-    root = f"storage.root={tmp_path}"
-    assert run_command(["rescore", "one", root, "env.answer_from=last_line"]) == 0
-    assert "env.answer_from=last_line  correct" in capsys.readouterr().out
+def test_a_changed_reward_scores_what_lies_there(cli, run, tmp_path):
+    said = cli("rescore", "one", "env.answer_from=last_line").out
+    assert "env.answer_from=last_line  correct" in said
     moved = sql.ask("rescored", root=tmp_path).select(
         "verdict_before", "verdict_after", "rollouts", "score_after"
     )
     assert moved.rows() == [("correct", "correct", 1, 1.0), ("correct", "no_answer", 1, 0.0)]
 
-    assert run_command(["rescore", "latest", root, "env.full_score=2"]) == 0
+    cli("rescore", "latest", "env.full_score=2")
     again = sql.ask("rescored", {"settings": "env.full_score=2"}, root=tmp_path)
     assert again["score_after"].to_list() == [2.0]
     stored = sql.run_query("select verdict, score from rollouts", root=tmp_path)
@@ -83,26 +73,23 @@ def test_a_changed_reward_scores_what_lies_there(capsys, run, tmp_path):
         (["one", "env.full_scor=2"], "did you mean env.full_score?"),
     ],
 )
-def test_what_makes_no_sense_ends_with_2(capsys, run, tmp_path, words, said):
-    assert run_command(["rescore", *words, f"storage.root={tmp_path}"]) == 2
-    assert said in capsys.readouterr().err
+def test_what_makes_no_sense_ends_with_2(cli, run, words, said):
+    assert said in cli("rescore", *words, code=2).err
     assert not (run.path / "rescored").exists()
 
 
-def test_scores_of_rollouts_that_aged_out_are_kept(run, tmp_path):
+def test_scores_of_rollouts_that_aged_out_are_kept(cli, run, tmp_path):
     """Nobody can score them anew; those of rollouts that are there are replaced."""
-    root = f"storage.root={tmp_path}"
     first = run.path / "rollouts" / "step_000001.parquet"
     later = [row | {"step": 2} for row in pq.read_table(first).to_pylist()]
     second = first.with_name("step_000002.parquet")
     pq.write_table(pa.Table.from_pylist(later, schema=ROLLOUTS), second)
-    command = ["rescore", "one", root, "env.answer_from=last_line"]
-    assert run_command(command) == 0
+    cli("rescore", "one", "env.answer_from=last_line")
     question = "select step, verdict from rescores order by step, group_id"
     before = sql.run_query(question, root=tmp_path).rows()
     assert [step for step, _ in before] == [1, 1, 2, 2]
     first.unlink()
-    assert run_command(command) == 0
+    cli("rescore", "one", "env.answer_from=last_line")
     assert sql.run_query(question, root=tmp_path).rows() == before
 
 

@@ -1,5 +1,3 @@
-"""The model that a night starts from, with real champions of real checkpoints."""
-
 import shutil
 from pathlib import Path
 

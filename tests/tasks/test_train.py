@@ -12,7 +12,6 @@ import pytest
 from rl_core.checkpoints.store import latest
 from rl_core.system.disk_reserve import RESERVE_BYTES
 from tests.rl_core.tracking.test_tensorboard_tracker import curves
-from tests.support.chaos import Ledger
 from tests.support.fake_wandb import API_KEY, black_hole
 from tests.support.faults import mounted_small_disk
 
@@ -34,9 +33,7 @@ def train(
 
 
 @pytest.mark.slow
-def test_a_budget_stops_training_with_a_checkpoint_and_a_reason(
-    tmp_path: Path, tiny_overrides: list[str]
-) -> None:
+def test_a_budget_stops_training_with_a_checkpoint_and_a_reason(tmp_path, tiny_overrides):
     # A step of the tiny model takes some tenths of a second: 400 of them are more than 3.6 s.
     settings = [*tiny_overrides, "rollout.engine=hf", "trainer.total_epochs=50"]
     limited = [*settings, "budget.max_hours=0.001"]
@@ -67,9 +64,7 @@ def test_a_budget_stops_training_with_a_checkpoint_and_a_reason(
 
 
 @pytest.mark.slow
-def test_a_disk_too_small_for_a_checkpoint_is_told_in_the_runs_record(
-    tmp_path: Path, tiny_overrides: list[str]
-) -> None:
+def test_a_disk_too_small_for_a_checkpoint_is_told_in_the_runs_record(tmp_path, tiny_overrides):
     with mounted_small_disk(tmp_path, RESERVE_BYTES + 3 * 2**19) as disk:
         small = ["rollout.engine=hf", "trainer.total_steps=2", "storage.min_free_gib=0"]
         done = train(disk, [*tiny_overrides, *small])
@@ -88,8 +83,8 @@ def test_a_disk_too_small_for_a_checkpoint_is_told_in_the_runs_record(
 @pytest.mark.slow
 @pytest.mark.chaos
 def test_a_wandb_that_never_answers_is_a_line_in_the_log_and_tensorboard_has_all(
-    tmp_path: Path, tiny_overrides: list[str], survived: Ledger
-) -> None:
+    tmp_path, tiny_overrides, survived
+):
     logged = [
         *tiny_overrides,
         "rollout.engine=hf",

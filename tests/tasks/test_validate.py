@@ -346,9 +346,7 @@ def test_other_writers_types_of_the_same_values_are_checked_too(sound, tmp_path)
 
 
 @pytest.mark.slow
-def test_prefect_shows_the_table_even_of_a_failure(
-    sound: dict[str, Any], tmp_path: Path, tiny_model_path: Path
-) -> None:
+def test_prefect_shows_the_table_even_of_a_failure(sound, tmp_path, tiny_model_path):
     failing(COUNTDOWN, sound["countdown"], tmp_path, None)
 
     @flow

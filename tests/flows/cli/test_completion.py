@@ -11,6 +11,7 @@ import pytest
 from flows.cli.completion import suggestions
 from flows.cli.main import run_command
 from flows.settings.keys import CHOICES
+from tests.support.programs import run
 from tests.test_imports import loaded_by
 
 ROOT = Path(__file__).parents[3]
@@ -43,18 +44,9 @@ def test_tab_in_bash_completes_commands_presets_settings_and_runs(tmp_path):
         "watch my": "my-run ",
         "data col": "column=|columns",
     }
-    done = subprocess.run(
-        ["bash", "--norc", "-c", TAB, "bash", *(f"countdown-train {line}" for line in asked)],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "PATH": f"{program.parent}:{os.environ['PATH']}",
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    lines = [f"countdown-train {line}" for line in asked]
+    more = {"PYTHONPATH": str(ROOT), "PATH": f"{program.parent}:{os.environ['PATH']}"}
+    done = run("bash", "--norc", "-c", TAB, "bash", *lines, cwd=tmp_path, more=more)
     assert done.stderr == ""
     found = dict(zip(asked, done.stdout.split("\n")[: len(asked)], strict=True))
     order = {line: sorted(words.split("|")) for line, words in found.items()}

@@ -1,7 +1,5 @@
 import json
-import os
 import re
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -14,16 +12,10 @@ import flows
 from flows.cli.commands import COMMANDS, GROUPS, parse
 from flows.cli.main import run_command
 from rl_core.checkpoints.store import save_checkpoint
-from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
-from rl_core.runs.run_folder import RunFolder
 from rl_core.types import Completion, Problem, Rollout, ScoredText
-
-PROGRAM = [sys.executable, "-c", "from flows.cli.main import main; main()"]
-
-
-def a_run(root: Path, run_id: str) -> RunFolder:
-    return RunFolder.create(RunConfig(run_id=run_id, storage=StorageConfig(root=root)))
+from tests.support import programs
+from tests.support.runs import new_run
 
 
 @pytest.mark.parametrize("command", ["run", "generate", "validate", "train"])
@@ -133,14 +125,14 @@ def test_an_equals_sign_in_a_question_is_left_alone():
     ],
 )
 def test_a_run_may_stand_alone_in_each_command_that_reads_one(fails, tmp_path, arguments, words):
-    a_run(tmp_path, "alpha")
-    a_run(tmp_path, "beta")
+    new_run(tmp_path, "alpha")
+    new_run(tmp_path, "beta")
     assert words in fails(*arguments)
 
 
-def test_runs_sql_and_prune_take_a_run(cli, tmp_path):
+def test_runs_sql_and_prune_take_new_run(cli, tmp_path):
     for run_id in ("alpha", "beta"):
-        a_run(tmp_path, run_id).metrics.append(1, {"reward/accuracy": 0.5})
+        new_run(tmp_path, run_id).metrics.append(1, {"reward/accuracy": 0.5})
     for words in (["runs"], ["sql", "learning_curve"], ["sql", "-q", "select run_id from metrics"]):
         assert "alpha" in cli(*words, "alpha").out
         assert "beta" not in cli(*words, "run_id=alpha").out
@@ -149,8 +141,8 @@ def test_runs_sql_and_prune_take_a_run(cli, tmp_path):
 
 
 def test_a_run_whose_record_is_cut_short_is_listed_as_unreadable(cli, tmp_path):
-    a_run(tmp_path, "alpha")
-    record = a_run(tmp_path, "beta").path / "run.json"
+    new_run(tmp_path, "alpha")
+    record = new_run(tmp_path, "beta").path / "run.json"
     for damaged in (record.read_text()[:150], "[]", "\0" * 40):
         record.write_text(damaged)
         printed = cli("runs").out
@@ -161,7 +153,7 @@ def test_a_run_whose_record_is_cut_short_is_listed_as_unreadable(cli, tmp_path):
 
 
 def test_a_value_that_no_row_has_names_those_that_are_there(cli, fails, tmp_path):
-    run = a_run(tmp_path, "alpha")
+    run = new_run(tmp_path, "alpha")
     run.metrics.append(1, {"critic/kl": 0.1})
     problem = Problem(5, "countdown", ({"role": "user", "content": "?"},), {}, 1)
     completion = Completion(np.arange(1), np.float32([-0.1]), "stop")
@@ -195,33 +187,21 @@ def test_a_card_that_is_planned_for_need_not_be_here(cli):
 
 
 def test_an_ascii_terminal_ends_no_command(tmp_path):
-    run = a_run(tmp_path, "alpha")
+    run = new_run(tmp_path, "alpha")
     for step in (1, 2, 3):
         run.metrics.append(step, {"reward/accuracy": step / 10})
-    for words, shown in (
-        (["watch", "alpha"], b"_=#"),
-        (["sql", "-q", "select 'é' as letter"], b"letter"),
-    ):
-        done = subprocess.run(
-            [*PROGRAM, *words, f"storage.root={tmp_path}"],
-            capture_output=True,
-            env={**os.environ, "PYTHONIOENCODING": "ascii"},
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.decode("ascii")
+    asked = {"_=#": ["watch", "alpha"], "letter": ["sql", "-q", "select 'é' as letter"]}
+    for shown, words in asked.items():
+        ascii_only = {"PYTHONIOENCODING": "ascii"}
+        done = programs.cli(*words, f"storage.root={tmp_path}", more=ascii_only, timeout_s=120)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.isascii()
         assert shown in done.stdout
-        assert done.stderr == b""
 
 
 def test_a_folder_of_prefect_that_cannot_be_written_is_one_line(tmp_path):
-    done = subprocess.run(
-        [*PROGRAM, "run", f"storage.root={tmp_path}"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PREFECT_HOME": "/dev/null/x"},
-        timeout=120,
-    )
+    home = {"PREFECT_HOME": "/dev/null/x"}
+    done = programs.cli("run", f"storage.root={tmp_path}", more=home, timeout_s=120)
     assert done.returncode == 2
     assert done.stderr == (
         "countdown-train: Prefect's folder /dev/null/x cannot be written (Not a directory): "
@@ -250,14 +230,14 @@ def test_preflight_speaks_json_too(cli):
 
 def test_runs_lists_what_is_there(cli, tmp_path):
     assert "no rows" in cli("runs").out
-    a_run(tmp_path, "alpha").update(status="finished", steps=7)
+    new_run(tmp_path, "alpha").update(status="finished", steps=7)
     printed = cli("runs").out
     assert "alpha" in printed
     assert "finished" in printed
 
 
 def test_sql_answers_in_each_format(capsysbinary, tmp_path):
-    run = a_run(tmp_path, "alpha")
+    run = new_run(tmp_path, "alpha")
     for step in (1, 2, 3):
         run.metrics.append(step, {"reward/accuracy": step / 10})
     question = ["sql", "-q", "select count(*) as n, max(step) as last from metrics"]
@@ -275,7 +255,7 @@ def test_sql_answers_in_each_format(capsysbinary, tmp_path):
 
 
 def test_sql_runs_a_saved_question_with_parameters(cli, tmp_path):
-    a_run(tmp_path, "alpha")
+    new_run(tmp_path, "alpha")
     words = ["sql", "longest_responses", "--run", "latest", "-p", "limit=3"]
     assert "(no rows)" in cli(*words).out
     assert "longest_responses" in cli("sql", "--list", root=None).out
@@ -302,12 +282,12 @@ def test_sql_runs_a_saved_question_with_parameters(cli, tmp_path):
 )
 def test_questions_about_nothing_end_with_2(fails, tmp_path, arguments, words):
     if "nobody" in " ".join(arguments):
-        a_run(tmp_path, "alpha")
+        new_run(tmp_path, "alpha")
     assert words in fails(*arguments)
 
 
 def test_prune_and_report_take_the_latest_run_under_its_own_settings(cli, fails, tmp_path):
-    a_run(tmp_path, "alpha")
+    new_run(tmp_path, "alpha")
     cli("prune", "checkpoints.keep_last=0")
     cli("report")
     assert (tmp_path / "runs" / "alpha" / "report.html").is_file()
@@ -315,7 +295,7 @@ def test_prune_and_report_take_the_latest_run_under_its_own_settings(cli, fails,
 
 
 def test_a_dry_prune_shows_what_it_would_delete(cli, fails, tmp_path):
-    run = a_run(tmp_path, "alpha").path
+    run = new_run(tmp_path, "alpha").path
     for step in (1, 2, 3):
         save_checkpoint(run, step, lambda folder: folder.joinpath("x").touch() and None, 0.5)
     words = ["prune", "checkpoints.keep_last=0"]
@@ -333,26 +313,17 @@ def test_a_dry_prune_shows_what_it_would_delete(cli, fails, tmp_path):
 
 
 def test_the_installed_program_ends_with_2_within_seconds(tmp_path):
-    done = subprocess.run(
-        [*PROGRAM, "run", "lr=abc"], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 2
-    assert done.stdout == ""
+    done = programs.cli("run", "lr=abc", cwd=tmp_path, timeout_s=60)
+    assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "countdown-train: unknown setting 'lr'; did you mean actor.lr?\n"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_reader_that_leaves_early_is_no_error():
     root = Path(flows.__file__).parent.parent
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    program = " ".join(("'" + PROGRAM[0] + "'", "-c", "'" + PROGRAM[2] + "'"))
-    done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {program} sql --list | true"],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=60,
-    )
+    program = f"'{sys.executable}' -c 'from flows.cli.main import main; main()'"
+    piped = f"set -o pipefail; {program} sql --list | true"
+    done = programs.run("bash", "-c", piped, more={"PYTHONPATH": str(root)}, timeout_s=60)
     assert done.stderr == ""
 
 

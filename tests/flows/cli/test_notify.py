@@ -1,5 +1,3 @@
-"""`countdown-train notify test` with a real webhook and a real program."""
-
 import json
 import sys
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""What `serve` does about automations that a server has already."""
-
 from typing import Any
 
 import yaml

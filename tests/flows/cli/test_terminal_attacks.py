@@ -13,10 +13,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rl_core.config.operations import StorageConfig
-from rl_core.config.run import RunConfig
-from rl_core.runs.run_folder import RunFolder
 from rl_core.schema import ROLLOUTS
+from tests.support.runs import new_run
 
 ATTACK = "\x1b]52;c;ZXZpbA==\x07 \x9b2J \x7f \u202egnp.exe \x1b[8mhidden \u2066x"
 STEERING = ("\x1b]", "\x07", "\x9b", "\x7f", "\u202e", "\u2066", "\x1b[8m")
@@ -49,7 +47,7 @@ def on_a_terminal(commands: list[list[str]], folder: Path) -> str:
 
 
 def test_no_command_passes_on_what_would_steer_a_terminal(tmp_path):
-    run = RunFolder.create(RunConfig(run_id="r", storage=StorageConfig(root=tmp_path)))
+    run = new_run(tmp_path)
     run.metrics.append(1, {"critic/score/mean": 0.5, f"memory/peak_gib/{ATTACK}": 1.0})
     row = {"run_id": "r", "step": 1, "group_id": 0, "sample_index": 0, "verdict": ATTACK}
     row |= {"score": 0.0, "response": ATTACK, "generated_at": datetime(2026, 11, 21, tzinfo=UTC)}

@@ -1,5 +1,3 @@
-"""What is told of a night that was killed, or that could not start from the champion."""
-
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4

@@ -1,5 +1,3 @@
-"""Nights that did not start, that were refused, or that ended without a word."""
-
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4

@@ -1,5 +1,3 @@
-"""The night's own file: what it says, what is refused, and what a deploy changes on the server."""
-
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any

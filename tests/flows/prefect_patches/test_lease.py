@@ -15,9 +15,7 @@ MAINTAIN = "maintain_concurrency_lease"
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_harness")
-def test_a_lease_that_the_server_has_forgotten_does_not_end_the_flow(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_lease_that_the_server_has_forgotten_does_not_end_the_flow(monkeypatch, caplog):
     monkeypatch.setattr(_leases, "_RENEWAL_MAX_ATTEMPTS", 1)
     monkeypatch.setattr(flow_engine, MAINTAIN, getattr(_leases, MAINTAIN))
 

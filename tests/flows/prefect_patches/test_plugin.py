@@ -66,7 +66,7 @@ assert made == sorted(made), made
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_harness")
-def test_a_bare_name_is_found_where_it_is_unique(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bare_name_is_found_where_it_is_unique(monkeypatch):
     @flow(name="one")
     def one() -> None: ...
 

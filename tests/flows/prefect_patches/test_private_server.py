@@ -32,7 +32,7 @@ def environment_of(home: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_only_its_run_can_use_it(tmp_path: Path) -> None:
+def test_only_its_run_can_use_it(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", f"{START}\n{ATTACK}"],
         env=environment_of(tmp_path / "prefect"),
@@ -44,7 +44,7 @@ def test_only_its_run_can_use_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_does_not_start_says_why_and_what_to_do(tmp_path: Path) -> None:
+def test_a_server_that_does_not_start_says_why_and_what_to_do(tmp_path):
     newer, file = tmp_path / "newer", tmp_path / "file"
     newer.mkdir()
     file.touch()
@@ -69,7 +69,7 @@ def test_a_server_that_does_not_start_says_why_and_what_to_do(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_the_first_two_runs_on_a_machine_may_start_at_once(tmp_path: Path) -> None:
+def test_the_first_two_runs_on_a_machine_may_start_at_once(tmp_path):
     """Each starts a server, and the first server of a PREFECT_HOME makes its database."""
     environment = environment_of(tmp_path / "prefect")
     runs = [
@@ -81,7 +81,7 @@ def test_the_first_two_runs_on_a_machine_may_start_at_once(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_server_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
+def test_a_server_ends_with_a_run_that_is_killed(tmp_path):
     environment = environment_of(tmp_path / "prefect")
     wait = "print(server._process.pid, flush=True); input()"
     run = subprocess.Popen(

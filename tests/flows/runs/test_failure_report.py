@@ -1,5 +1,3 @@
-"""What a run that failed leaves: one sentence why, one what to do next, and its last numbers."""
-
 import errno
 import json
 import os
@@ -12,12 +10,11 @@ from flows.runs.failure_report import as_markdown, last_metrics, memory_timeline
 from flows.runs.run_record import recorded
 from flows.runs.summary import summary_lines
 from rl_core.checkpoints.store import save_checkpoint
-from rl_core.config.operations import StorageConfig
-from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory, WorkerDied
 from rl_core.runs.run_folder import RunFolder, RunRecord
 from rl_core.system.disk_reserve import RESERVE_BYTES
 from tests.support.faults import leave_free, mounted_small_disk
+from tests.support.runs import new_run
 
 METRICS = {"reward/accuracy": 0.25, "critic/kl": 0.01}
 
@@ -26,8 +23,8 @@ class Stalled(RuntimeError):  # noqa: N818  # by its name
     """Stands for the watchdog's error."""
 
 
-def new_run(root: Path, *, checkpoint: int | None = 400) -> RunFolder:
-    run = RunFolder.create(RunConfig(run_id="r", storage=StorageConfig(root=root)))
+def saved_run(root: Path, *, checkpoint: int | None = 400) -> RunFolder:
+    run = new_run(root)
     if checkpoint is not None:
         save_checkpoint(run.path, checkpoint, lambda folder: None, accuracy=None)
     return run
@@ -60,21 +57,19 @@ def new_run(root: Path, *, checkpoint: int | None = 400) -> RunFolder:
         ),
     ],
 )
-def test_each_kind_of_error_has_its_advice(
-    tmp_path: Path, error: BaseException, advice: str
-) -> None:
-    run = new_run(tmp_path)
+def test_each_kind_of_error_has_its_advice(tmp_path, error, advice):
+    run = saved_run(tmp_path)
     again, outcome = "the same command with run_id=r", "goes on from step 400"
     assert next_step(error, run) == advice.format(run=run.path, again=again, outcome=outcome)
 
 
 def test_a_run_without_a_checkpoint_starts_again(tmp_path):
-    run = new_run(tmp_path, checkpoint=None)
+    run = saved_run(tmp_path, checkpoint=None)
     assert next_step(KeyboardInterrupt(), run).endswith("run_id=r, starts it again")
 
 
 def test_where_no_setting_helps_the_advice_is_a_smaller_task(tmp_path):
-    run = new_run(tmp_path)
+    run = saved_run(tmp_path)
     changes = {"checkpoints.in_background": (True, False), "rollout.max_num_seqs": (256, 8)}
     run.add_attempt("out of memory in save", changes)
     advice = next_step(OutOfMemory("save", "16 GiB"), run)
@@ -90,7 +85,7 @@ def test_where_no_setting_helps_the_advice_is_a_smaller_task(tmp_path):
 @pytest.mark.chaos
 def test_a_full_disk_still_takes_the_last_words_and_says_how_much_to_free(tmp_path, survived):
     with mounted_small_disk(tmp_path, RESERVE_BYTES + 2**20) as disk:
-        run = new_run(disk)
+        run = saved_run(disk)
         run.metrics.append(1, METRICS)
         leave_free(disk, 0)
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -141,7 +136,7 @@ def test_memory_is_told_by_phase_for_the_last_steps():
 
 def test_a_failure_is_told_in_run_json_and_a_new_start_forgets_it(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "a-secret-of-many-letters")
-    run = new_run(tmp_path)
+    run = saved_run(tmp_path)
     for step in (1, 2):
         run.metrics.append(step, METRICS | {"memory/peak_gib/ref": 1.5 * step})
     with pytest.raises(RuntimeError), recorded(run):
@@ -153,7 +148,7 @@ def test_a_failure_is_told_in_run_json_and_a_new_start_forgets_it(tmp_path, monk
     assert '"ref": [1.5, 3.0]' in text
     assert "a-secret" not in text + (run.path / "log.txt").read_text()
     assert "what to do next: the end of" in (run.path / "log.txt").read_text()
-    again = RunFolder.create(RunConfig(run_id="r", storage=StorageConfig(root=tmp_path))).read()
+    again = saved_run(tmp_path).read()
     assert (again.next_step, again.last_metrics, again.memory_gib) == (None, {}, {})
 
 
@@ -191,7 +186,7 @@ def test_the_page_names_reason_advice_and_numbers_and_shows_text_as_it_is():
 
 
 def test_the_table_at_the_end_names_what_retries_changed(tmp_path):
-    run = new_run(tmp_path)
+    run = saved_run(tmp_path)
     run.add_attempt("learner died")
     run.add_attempt("out of memory in gen", {"rollout.kv_cache_mib": (128, 64)})
     lines = [line for line in summary_lines(run, tmp_path) if line.startswith("retried")]
@@ -199,7 +194,7 @@ def test_the_table_at_the_end_names_what_retries_changed(tmp_path):
 
 
 def test_the_next_seed_is_no_command_without_what_the_user_set(tmp_path):
-    run = new_run(tmp_path)
+    run = saved_run(tmp_path)
     assert summary_lines(run, tmp_path)[-1].split()[-2:] == ["seed=1", f"storage.root={tmp_path}"]
     run.update(own_settings={"model.path": ("a/b", "c/d")})
     assert summary_lines(run, tmp_path)[-1].strip() == (
@@ -208,7 +203,7 @@ def test_the_next_seed_is_no_command_without_what_the_user_set(tmp_path):
 
 
 def test_a_record_from_before_there_were_last_words_is_read(tmp_path):
-    run = new_run(tmp_path)
+    run = saved_run(tmp_path)
     old = json.loads((run.path / "run.json").read_text())
     for name in ("next_step", "last_metrics", "memory_gib"):
         del old[name]

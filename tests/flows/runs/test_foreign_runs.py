@@ -17,6 +17,7 @@ from rl_core.data.dataset import dataset_folder, write_dataset
 from rl_core.envs import ENVS
 from rl_core.runs.run_folder import RunFolder
 from tests.support.echo.env import EchoConfig
+from tests.support.runs import new_run
 
 MODULE = """
 from pathlib import Path
@@ -34,7 +35,7 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run that names a module as its env, and the file which that makes when it is imported."""
     (tmp_path / "trap_env.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    run = RunFolder.create(RunConfig(run_id="r", storage=StorageConfig(root=tmp_path)))
+    run = new_run(tmp_path)
     run.metrics.append(1, {"critic/score/mean": 0.5})
     run.update(status="interrupted", steps=1)
     settings = yaml.safe_load((run.path / "config.yaml").read_text())

@@ -1,5 +1,3 @@
-"""What stands in the log of a flow run that a mistake ended, or a person."""
-
 from __future__ import annotations
 
 import logging

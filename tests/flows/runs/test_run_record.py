@@ -130,21 +130,24 @@ def test_no_second_start_changes_what_a_run_that_goes_on_says_of_itself(
     assert len(run.read().attempts) == 1
 
 
-def test_a_given_run_id_stands(tmp_path):
-    leave(settings(tmp_path), "a", KeyboardInterrupt())
-    assert choose_run(settings(tmp_path, run_id="b"), "flow-run").run_id == "b"
+@pytest.mark.parametrize(
+    ("changes", "flow_run", "chosen"),
+    [
+        ({}, "flow-run", "first"),
+        ({"seed": 1}, "flow-run", "flow-run"),  # other settings
+        ({"run_id": "b"}, "flow-run", "b"),
+        ({"seed": 1}, "1: my/run", "1-my-run"),  # a folder's name
+    ],
+)
+def test_a_run_is_continued_or_gets_a_name(tmp_path, changes, flow_run, chosen):
+    leave(settings(tmp_path), "first", KeyboardInterrupt())
+    assert choose_run(settings(tmp_path, **changes), flow_run).run_id == chosen
 
 
 def test_an_interrupted_run_of_the_same_settings_is_continued(tmp_path):
     leave(settings(tmp_path), "first", KeyboardInterrupt())
     chosen = choose_run(settings(tmp_path), "flow-run")
-    assert chosen.run_id == "first"
-    assert chosen.model_copy(update={"run_id": None}) == settings(tmp_path)
-
-
-def test_other_settings_start_a_new_run(tmp_path):
-    leave(settings(tmp_path), "first", KeyboardInterrupt())
-    assert choose_run(settings(tmp_path, seed=1), "flow-run").run_id == "flow-run"
+    assert chosen == settings(tmp_path, run_id="first")
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("x")])
@@ -161,14 +164,9 @@ def test_a_retry_of_a_flow_run_goes_on_with_its_own_run(tmp_path):
     assert choose_run(settings(tmp_path), "flow-run").run_id == "flow-run"
 
 
-def test_a_flow_runs_name_becomes_a_folders_name(tmp_path):
-    assert choose_run(settings(tmp_path), "1: my/run").run_id == "1-my-run"
-
-
 def test_outside_of_a_flow_run_the_name_is_new_each_time(tmp_path):
     name = choose_run(settings(tmp_path), None).run_id
-    assert name is not None
-    assert RunConfig(run_id=name).run_id == name
+    assert RunConfig(run_id=name).run_id == name is not None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({"seed": 1})])

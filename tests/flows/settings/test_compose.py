@@ -177,10 +177,9 @@ def test_the_toy_preset_compares_answers_to_word_problems_that_it_writes():
 def test_a_group_of_one_is_refused_with_the_reason(estimator):
     with pytest.raises(SettingsError) as refused:
         compose([f"algorithm.estimator={estimator}"])
-    assert str(refused.value) == (
-        f"algorithm.estimator={estimator} compares the responses to one prompt, and one alone "
-        "teaches nothing: algorithm.group_size=1 must be at least 2"
-    )
+    why = "compares the responses to one prompt, and one alone teaches nothing"
+    needed = "algorithm.group_size=1 must be at least 2"
+    assert str(refused.value) == f"algorithm.estimator={estimator} {why}: {needed}"
     compose([f"algorithm.estimator={estimator}", "algorithm.group_size=2"])
 
 

@@ -15,8 +15,8 @@ from flows.runs.lookup import settings_of_run
 from flows.runs.run_record import choose_run
 from rl_core.config.run import RunConfig
 from rl_core.learner.learner import Learner
-from rl_core.runs.run_folder import RunFolder
 from rl_core.workers.actors import ENGINES
+from tests.support.runs import new_run
 
 PICKLED = (
     *("pytorch_model.bin", "adapter_model.bin", "model.pt", "training_args.bin", "optimizer.pt"),
@@ -68,7 +68,7 @@ def test_pickles_beside_the_safetensors_of_a_checkpoint_are_not_loaded(
 
 
 @pytest.mark.slow
-def test_nor_by_vllm(tmp_path: Path, tiny_model_path: Path, config: RunConfig) -> None:
+def test_nor_by_vllm(tmp_path, tiny_model_path, config):
     proof, folder = tmp_path / "proof", tmp_path / "checkpoint"
     shutil.copytree(tiny_model_path, folder)
     plant(folder, proof)
@@ -115,7 +115,7 @@ def test_a_checkpoint_whose_weights_are_a_pickle_is_refused(tmp_path, tiny_model
 def test_settings_files_hold_settings_and_no_code(tmp_path, text):
     proof = tmp_path / "proof"
     poisoned = text.format(proof=proof)
-    run = RunFolder.create(RunConfig.model_validate({"run_id": "r", "storage": {"root": tmp_path}}))
+    run = new_run(tmp_path)
     run.update(status="interrupted")
     (run.path / "config.yaml").write_text(poisoned)
     with pytest.raises((BadInputError, yaml.YAMLError)):

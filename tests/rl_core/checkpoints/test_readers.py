@@ -1,5 +1,3 @@
-"""Checkpoints that somebody reads while others prune."""
-
 import contextlib
 import os
 import subprocess

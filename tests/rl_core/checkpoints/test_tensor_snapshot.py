@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rl_core.checkpoints.tensor_snapshot import SnapshotMemory
-from rl_core.learner.learner import Learner
 from rl_core.models.loading import load_actor
 from rl_core.system.threads import MicroBatchThreads
 
@@ -100,11 +99,9 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
-def test_a_learner_goes_on_while_its_snapshot_is_written(
-    tiny_model_path, tmp_path, make_batch, settings
-):
+def test_a_learner_goes_on_while_its_snapshot_is_written(new_learner, tmp_path, make_batch):
     controller = {"kl_controller": "adaptive", "kl_coef": 0.1, "kl_target": 0.01, "kl_horizon": 80}
-    learner = Learner(settings(algorithm=controller), tiny_model_path)
+    learner = new_learner(algorithm=controller)
     learner.learn(make_batch(0))
     learner.save(tmp_path / "at_once")
     learner.snapshot()
@@ -122,9 +119,9 @@ def test_a_learner_goes_on_while_its_snapshot_is_written(
 
 
 def test_the_model_files_are_those_that_transformers_would_write(
-    tiny_model_path, tmp_path, settings
+    new_learner, tiny_model_path, tmp_path
 ):
-    Learner(settings(), tiny_model_path).save(tmp_path / "ours")
+    new_learner().save(tmp_path / "ours")
     load_actor(tiny_model_path, torch.device("cpu")).save_pretrained(tmp_path / "theirs")
     ours, theirs = files(tmp_path / "ours"), files(tmp_path / "theirs")
     assert {"config.json", "generation_config.json", "model.safetensors"} == theirs.keys()
@@ -132,9 +129,9 @@ def test_the_model_files_are_those_that_transformers_would_write(
 
 
 def test_a_learner_reserves_all_but_numbers_and_random_states(
-    tiny_model_path, tmp_path, make_batch, settings, monkeypatch
+    new_learner, tmp_path, make_batch, monkeypatch
 ):
-    learner = Learner(settings(), tiny_model_path)
+    learner = new_learner()
     with taken_memory(monkeypatch) as reserved:
         learner.reserve_snapshot()
     learner.learn(make_batch())

@@ -1,5 +1,3 @@
-"""AdamW with moments of 8 bits, against float32, its plan, and a stop in the middle."""
-
 import json
 
 import pytest
@@ -8,7 +6,6 @@ import transformers
 from torch import Tensor, nn
 
 from rl_core.config.run import OptimizerName, RunConfig
-from rl_core.learner.learner import Learner
 from rl_core.learner.optimizer import ModelOptimizer, make_optimizers
 from rl_core.learner.ranks import ALONE
 from rl_core.models import bitsandbytes
@@ -99,13 +96,11 @@ def test_moments_are_announced_as_they_come():
     assert looks(announced) == looks(optimizer.state_tensors("actor"))
 
 
-def test_a_learner_resumes_only_with_the_same_moments(
-    tiny_model_path, tmp_path, make_batch, settings
-):
-    learner = Learner(settings(actor=EIGHT_BITS), tiny_model_path)
+def test_a_learner_resumes_only_with_the_same_moments(new_learner, tmp_path, make_batch):
+    learner = new_learner(actor=EIGHT_BITS)
     learner.learn(make_batch())
     learner.save(tmp_path)
-    plain = Learner(settings(), tiny_model_path)
+    plain = new_learner()
     with pytest.raises(ValueError, match=r'with actor\.optimizer="adamw_8bit", so .*="adamw" cann'):
         plain.load_state(tmp_path / "trainer")
 
@@ -139,7 +134,7 @@ def test_moments_and_checkpoints_are_planned_in_bytes(tiny_model_path):
 
 
 @pytest.mark.slow
-def test_ranks_step_as_one_process_and_their_moments_resume_at_another_number() -> None:
+def test_ranks_step_as_one_process_and_their_moments_resume_at_another_number():
     data = torch.Generator().manual_seed(1)
     gradients = [
         {name: torch.randn(shape, generator=data) for name, shape in CUT_SHAPES.items()}

@@ -6,10 +6,11 @@ Wherever torch picks the device, it picks `meta`, whose tensors hold nothing: wh
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from rl_core.batch import TrainBatch
 from rl_core.learner.learner import Learner
@@ -17,34 +18,7 @@ from rl_core.rollout.hf_engine import HfEngine
 from rl_core.types import GenerationRequest, SamplingSettings
 from tests.support.learners import without_timings
 
-KL_IN_LOSS = {"estimator": "grpo", "group_size": 2, "kl_mode": "loss", "kl_estimator": "k3"}
-CASES: dict[str, dict[str, dict[str, Any]]] = {
-    "gae": {"algorithm": {"kl_controller": "adaptive"}},
-    "one update": {"actor": {"mini_batch_size": 8}},
-    "shared trunk, checkpointing": {
-        "critic": {"share_trunk": True},
-        "model": {"gradient_checkpointing": True},
-    },
-    "KL in the loss, overlong masked": {"algorithm": {**KL_IN_LOSS, "mask_truncated": True}},
-    "rloo, gspo": {
-        "algorithm": {"estimator": "rloo", "group_size": 2},
-        "actor": {"policy_loss": "gspo", "loss_aggregation": "seq-mean-token-sum"},
-    },
-    "dr_grpo, cispo": {
-        "algorithm": {"estimator": "dr_grpo", "group_size": 2},
-        "actor": {"policy_loss": "cispo", "loss_aggregation": "seq-mean-token-mean"},
-    },
-    "reinforce_plus_plus": {"algorithm": {"estimator": "reinforce_plus_plus"}},
-    "adapters": {
-        "algorithm": {"estimator": "reinforce_plus_plus_baseline", "group_size": 2},
-        "model": {"lora_rank": 4},
-    },
-    "bfloat16": {
-        "algorithm": {"estimator": "grpo", "group_size": 2},
-        "model": {"dtype": "bfloat16"},
-    },
-}
-
+CASES = yaml.safe_load(Path(__file__).with_name("runs.yaml").read_text())["devices"]
 SEVERAL_TURNS = ("shared trunk, checkpointing", "rloo, gspo")
 
 

@@ -1,6 +1,3 @@
-"""Gradients of the learner's losses: independent of the split, equal to a slow loop."""
-
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -8,14 +5,10 @@ import torch
 from torch import Tensor
 
 from rl_core.batch import TrainBatch
-from rl_core.config.run import RunConfig
 from rl_core.learner.experience import Experience
 from rl_core.learner.learner import STATE_FOLDER, Learner
 from rl_core.learner.state import read_state
 from tests.support.learners import slow_actor_gradient, slow_critic_gradient, with_distances
-
-MakeBatch = Callable[..., TrainBatch]
-MakeSettings = Callable[..., RunConfig]
 
 
 def gradient(learner: Learner, batch: TrainBatch, which: str) -> Tensor:
@@ -47,17 +40,22 @@ def accumulated(learner: Learner, experience: Experience, which: str) -> Tensor:
 @pytest.mark.parametrize("which", ["actor", "critic"])
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
 def test_splitting_into_micro_batches_changes_no_gradient(
-    tiny_model_path, make_batch, group_size, which, aggregation, settings
+    new_learner, make_batch, group_size, which, aggregation
 ):
     gradients = []
     for micro_batch_tokens in (1, 23, 50, 10_000):
         actor = {"micro_batch_tokens": micro_batch_tokens, "loss_aggregation": aggregation}
-        config = settings(
-            actor=actor | {"mini_batch_size": 8, "entropy_coef": 0.01},
-            algorithm={"kl_mode": "loss", "kl_estimator": "k3", "kl_coef": 0.1},
-        )
         batch = make_batch(group_size=group_size)
-        gradients.append(gradient(Learner(config, tiny_model_path), batch, which))
+        gradients.append(
+            gradient(
+                new_learner(
+                    actor=actor | {"mini_batch_size": 8, "entropy_coef": 0.01},
+                    algorithm={"kl_mode": "loss", "kl_estimator": "k3", "kl_coef": 0.1},
+                ),
+                batch,
+                which,
+            )
+        )
     unsplit = gradients.pop()
     assert unsplit.norm() > 1e-3
     for split in gradients:
@@ -67,15 +65,14 @@ def test_splitting_into_micro_batches_changes_no_gradient(
 @pytest.mark.parametrize("which", ["actor", "critic"])
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
 def test_responses_cut_off_teach_nothing_where_they_are_masked(
-    tiny_model_path, make_batch, which, aggregation, settings
+    new_learner, make_batch, which, aggregation
 ):
-    config = settings(
+    batch = make_batch()
+    batch.truncated[[1, 4, 5]] = True
+    learner = new_learner(
         actor={"mini_batch_size": 8, "loss_aggregation": aggregation, "entropy_coef": 0.01},
         algorithm={"kl_mode": "none", "mask_truncated": True},
     )
-    batch = make_batch()
-    batch.truncated[[1, 4, 5]] = True
-    learner = Learner(config, tiny_model_path)
     experience = experience_of(learner, batch)
     whole = accumulated(learner, experience, which)
     others = accumulated(learner, experience.select(torch.tensor([0, 2, 3, 6, 7])), which)
@@ -87,15 +84,14 @@ def test_responses_cut_off_teach_nothing_where_they_are_masked(
 
 
 def test_each_mini_batch_moves_along_the_gradient_of_its_own_loss(
-    tiny_model_path, tmp_path, make_batch, settings
+    new_learner, tiny_model_path, tmp_path, make_batch
 ):
     """Against a slow loop over transformers' logits, with every term of the loss at work."""
-    config = settings(
-        actor={"entropy_coef": 0.05, "lr": 1e-12},  # the second mini-batch sees the same weights
+    learner = new_learner(
+        actor={"entropy_coef": 0.05, "lr": 1e-12},
         critic={"lr": 1e-12},
         algorithm={"kl_mode": "loss", "kl_estimator": "k3", "kl_coef": 0.1},
     )
-    learner = Learner(config, tiny_model_path)
     experience, _ = learner.make_experience(make_batch())
     experience = with_distances(experience)  # ratios near 1 and beyond the clip
     halves = [[0, 1, 2, 3], [4, 5, 6, 7]]

@@ -13,30 +13,28 @@ from rl_core.models.forward import forward_pass
 from tests.support.learners import all_weights, assert_bitwise_equal, without_timings
 
 
-def test_what_fills_up_the_rows_changes_nothing(tiny_model_path, make_batch, settings):
+def test_what_fills_up_the_rows_changes_nothing(new_learner, make_batch):
     results = []
     for pad_id in (0, 200):
-        learner = Learner(settings(), tiny_model_path)
+        learner = new_learner()
         metrics, columns = learner.learn(make_batch(pad_id=pad_id))
         results.append((without_timings(metrics), columns, all_weights(learner)))
     assert results[0][:2] == results[1][:2]
     assert_bitwise_equal(results[0][2], results[1][2])
 
 
-def test_the_same_seed_and_batches_give_the_same_bits(tiny_model_path, make_batch, settings):
+def test_the_same_seed_and_batches_give_the_same_bits(new_learner, make_batch):
     weights = []
     for _ in range(2):
-        learner = Learner(settings(), tiny_model_path)
+        learner = new_learner()
         for step in range(2):
             learner.learn(make_batch(step))
         weights.append(all_weights(learner))
     assert_bitwise_equal(*weights)
 
 
-def test_before_any_update_the_ratio_is_1_and_the_reference_is_the_policy(
-    tiny_model_path, make_batch, settings
-):
-    learner = Learner(settings(actor={"mini_batch_size": 8}), tiny_model_path)
+def test_before_any_update_the_ratio_is_1_and_the_reference_is_the_policy(new_learner, make_batch):
+    learner = new_learner(actor={"mini_batch_size": 8})
     metrics, columns = learner.learn(make_batch())
     assert metrics["actor/ppo_kl"] == pytest.approx(0.0, abs=1e-6)
     assert metrics["actor/pg_clipfrac"] == 0.0
@@ -46,8 +44,8 @@ def test_before_any_update_the_ratio_is_1_and_the_reference_is_the_policy(
     assert abs(after["critic/kl"]) > 1e-4
 
 
-def test_metrics_have_verls_names(tiny_model_path, make_batch, settings):
-    metrics, _ = Learner(settings(), tiny_model_path).learn(make_batch())
+def test_metrics_have_verls_names(new_learner, make_batch):
+    metrics, _ = new_learner().learn(make_batch())
     actor = ("entropy_loss", "pg_loss", "pg_clipfrac", "ppo_kl", "grad_norm", "lr")
     critic = ("kl", "kl_coeff", "vf_loss", "vf_clipfrac", "vpred_mean", "grad_norm", "lr")
     learned = {f"actor/{x}" for x in actor} | {f"critic/{x}" for x in critic}
@@ -68,11 +66,8 @@ def test_metrics_have_verls_names(tiny_model_path, make_batch, settings):
     assert metrics["actor/lr"] == 1e-3
 
 
-def test_without_gae_there_is_no_critic_and_without_kl_no_reference(
-    tiny_model_path, make_batch, settings
-):
-    config = settings(algorithm={"estimator": "grpo", "group_size": 2, "kl_mode": "none"})
-    learner = Learner(config, tiny_model_path)
+def test_without_gae_there_is_no_critic_and_without_kl_no_reference(new_learner, make_batch):
+    learner = new_learner(algorithm={"estimator": "grpo", "group_size": 2, "kl_mode": "none"})
     metrics, _ = learner.learn(make_batch(group_size=2))
     assert learner.models.critic is None
     assert learner.models.reference is None
@@ -81,8 +76,8 @@ def test_without_gae_there_is_no_critic_and_without_kl_no_reference(
     assert not absent & set(metrics)
 
 
-def test_during_critic_warm_up_the_actor_stands_still(tiny_model_path, make_batch, settings):
-    learner = Learner(settings(critic={"warmup_steps": 1}), tiny_model_path)
+def test_during_critic_warm_up_the_actor_stands_still(new_learner, make_batch):
+    learner = new_learner(critic={"warmup_steps": 1})
     before = all_weights(learner)
     metrics, _ = learner.learn(make_batch())
     moved = {name for name, x in all_weights(learner).items() if not torch.equal(x, before[name])}
@@ -97,9 +92,9 @@ def test_during_critic_warm_up_the_actor_stands_still(tiny_model_path, make_batc
 
 
 def test_each_epoch_updates_once_per_mini_batch_and_the_schedule_once_per_step(
-    tiny_model_path, tmp_path, make_batch, settings
+    new_learner, tmp_path, make_batch
 ):
-    learner = Learner(settings(actor={"ppo_epochs": 3, "warmup_steps": 4}), tiny_model_path)
+    learner = new_learner(actor={"ppo_epochs": 3, "warmup_steps": 4})
     rates = [learner.learn(make_batch(step))[0]["actor/lr"] for step in range(2)]
     assert rates == pytest.approx([0.25e-3, 0.5e-3])
     learner.save(tmp_path)
@@ -110,21 +105,20 @@ def test_each_epoch_updates_once_per_mini_batch_and_the_schedule_once_per_step(
     assert numbers["steps_done"] == 2
 
 
-def test_the_adaptive_controller_follows_the_kl(tiny_model_path, make_batch, settings):
+def test_the_adaptive_controller_follows_the_kl(new_learner, make_batch):
     algorithm = {"kl_controller": "adaptive", "kl_coef": 0.1, "kl_target": 6.0, "kl_horizon": 80}
-    learner = Learner(settings(algorithm=algorithm), tiny_model_path)
+    learner = new_learner(algorithm=algorithm)
     learner.learn(make_batch())
     # At first the KL is 0, far under its target: a fifth of 8 / 80 less.
     metrics, _ = learner.learn(make_batch(1))
     assert metrics["critic/kl_coeff"] == pytest.approx(0.1 * 0.98)
 
 
-def test_positive_advantages_raise_the_log_prob_and_negative_ones_lower_it(
-    tiny_model_path, make_batch, settings
-):
+def test_positive_advantages_raise_the_log_prob_and_negative_ones_lower_it(new_learner, make_batch):
     # Without a critic, whose only update would make advantages of its own.
-    config = settings(actor={"mini_batch_size": 8}, algorithm={"estimator": "reinforce_plus_plus"})
-    learner = Learner(config, tiny_model_path)
+    learner = new_learner(
+        actor={"mini_batch_size": 8}, algorithm={"estimator": "reinforce_plus_plus"}
+    )
     batch = make_batch()
     experience, _ = learner.make_experience(batch)
     signs = torch.tensor([1.0, -1.0] * 4).unsqueeze(-1)
@@ -142,10 +136,8 @@ def test_positive_advantages_raise_the_log_prob_and_negative_ones_lower_it(
     assert (change > 0).all()
 
 
-def test_prepare_changes_nothing_and_agrees_with_the_formulas(
-    tiny_model_path, make_batch, settings
-):
-    learner = Learner(settings(), tiny_model_path)
+def test_prepare_changes_nothing_and_agrees_with_the_formulas(new_learner, make_batch, settings):
+    learner = new_learner()
     batch, before = make_batch(), all_weights(learner)
     experience, metrics = learner.make_experience(batch)
     again, metrics_again = learner.make_experience(batch)
@@ -169,26 +161,23 @@ def test_prepare_changes_nothing_and_agrees_with_the_formulas(
     assert torch.equal(expected.advantages, experience.advantages)
 
 
-def test_bfloat16_trains_float32_weights(tiny_model_path, make_batch, settings):
-    learner = Learner(settings(model={"dtype": "bfloat16"}), tiny_model_path)
+def test_bfloat16_trains_float32_weights(new_learner, make_batch):
+    learner = new_learner(model={"dtype": "bfloat16"})
     before = all_weights(learner)
     metrics, _ = learner.learn(make_batch())
     after = all_weights(learner)
     assert {x.dtype for x in after.values()} == {torch.float32}
     assert not torch.equal(after["actor.model.norm.weight"], before["actor.model.norm.weight"])
-    reference, _ = Learner(settings(), tiny_model_path).learn(make_batch())
+    reference, _ = new_learner().learn(make_batch())
     assert metrics["rollout/logprob_gap_mean"] == pytest.approx(
         reference["rollout/logprob_gap_mean"], rel=0.05
     )
 
 
-def test_gradient_checkpointing_of_actor_and_critic_changes_no_bit(
-    tiny_model_path, make_batch, settings
-):
+def test_gradient_checkpointing_of_actor_and_critic_changes_no_bit(new_learner, make_batch):
     weights = []
     for checkpointed in (False, True):
-        config = settings(model={"gradient_checkpointing": checkpointed})
-        learner = Learner(config, tiny_model_path)
+        learner = new_learner(model={"gradient_checkpointing": checkpointed})
         learner.learn(make_batch())
         weights.append(all_weights(learner))
         assert learner.models.critic is not None
@@ -204,15 +193,14 @@ def test_a_missing_model_is_named(tmp_path, settings):
 
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
-def test_a_bandit_is_learned(tiny_model_path, make_rollout, estimator, settings):
+def test_a_bandit_is_learned(new_learner, make_rollout, estimator):
     """One prompt, one token of answer, reward for one of 258 tokens: its probability must rise."""
     lucky, prompt = 65, [70, 71, 72]
-    config = settings(
+    learner = new_learner(
         data={"train_batch_size": 32},
         actor={"mini_batch_size": 16, "micro_batch_tokens": 1_000, "lr": 2e-3},
         algorithm={"estimator": estimator, "group_size": 4, "kl_coef": 0.001},
     )
-    learner = Learner(config, tiny_model_path)
     generator = torch.Generator().manual_seed(0)
 
     def distribution() -> Tensor:

@@ -3,14 +3,10 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from rl_core.config.run import RunConfig
-from tests.support.chaos import Ledger
 from tests.support.learners import without_timings
 
 LEARN = """
@@ -51,8 +47,8 @@ print(json.dumps(metrics))
 @pytest.mark.slow
 @pytest.mark.chaos
 def test_a_capped_process_learns_what_one_with_all_memory_learns(
-    tiny_model_path: Path, tmp_path: Path, settings: Callable[..., RunConfig], survived: Ledger
-) -> None:
+    tiny_model_path, tmp_path, settings, survived
+):
     """32 rows of 512 tokens at once want 180 MiB, and 100 are there."""
     config = settings(
         data={"train_batch_size": 16, "max_response_length": 448},

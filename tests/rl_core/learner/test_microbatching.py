@@ -13,65 +13,32 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from rl_core.batch import TrainBatch, micro_batches, padded_tokens
+from rl_core.batch import micro_batches, padded_tokens
 from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
 from rl_core.learner.learner import Learner
 from rl_core.learner.microbatching import Microbatching, memory_place
 from rl_core.resources.token_budgets import BUDGETS_FILE
 from rl_core.system.threads import MicroBatchThreads
-from tests.support.chaos import Ledger
 from tests.support.learners import all_weights, assert_bitwise_equal, assert_close, without_timings
 from tests.support.memory_faults import MESSAGE, SAID, out_of_memory
 
-MakeBatch = Callable[..., TrainBatch]
 MakeSettings = Callable[..., RunConfig]
 Sections = dict[str, dict[str, Any]]
 
-GRPO = {"estimator": "grpo", "group_size": 4, "kl_mode": "loss", "kl_estimator": "k3"}
 EVALUATIONS = ("old_log_prob", "ref", "values")
 UPDATES = ("update_critic", "update_actor")
-RUNS: dict[str, tuple[Sections, set[str]]] = {
-    "ppo": ({}, {*EVALUATIONS, *UPDATES}),
-    "ppo on 2 threads, 2 epochs": (
-        {"actor": {"ppo_epochs": 2}, "resources": {"learner_threads": 2}},
-        {*EVALUATIONS, *UPDATES},
-    ),
-    "ppo on-policy": (
-        {"actor": {"mini_batch_size": 8}, "algorithm": {"kl_mode": "none"}},
-        set(UPDATES),
-    ),
-    "ppo with one trunk": (
-        {"critic": {"share_trunk": True}},
-        {"old_log_prob", "ref", "update_actor"},
-    ),
-    "grpo on-policy, prompts shared": (
-        {"actor": {"mini_batch_size": 8, "entropy_coef": 0.01}, "algorithm": GRPO},
-        {"ref", "update_actor"},
-    ),
-    "grpo on 2 threads, 2 epochs, prompts shared": (
-        {"actor": {"ppo_epochs": 2}, "algorithm": GRPO, "resources": {"learner_threads": 2}},
-        {"old_log_prob", "ref", "update_actor"},
-    ),
-    "grpo on 2 threads, on-policy, checkpointed, prompts shared": (
-        {
-            "actor": {"mini_batch_size": 8},
-            "algorithm": GRPO,
-            "model": {"gradient_checkpointing": True},
-            "resources": {"learner_threads": 2},
-        },
-        {"ref", "update_actor"},
-    ),
-}
+RUNS = yaml.safe_load(Path(__file__).with_name("runs.yaml").read_text())["out of memory"]
 
 
 @pytest.fixture(params=RUNS)
 def run(request: pytest.FixtureRequest, settings: MakeSettings) -> tuple[RunConfig, set[str]]:
     """A kind of run, and its phases."""
-    sections, phases = RUNS[request.param]
+    sections, phases = RUNS[request.param]["settings"], set(RUNS[request.param]["phases"])
     # Small, for where a gradient is next to 0, Adam makes a whole step of its rounding.
     common: Sections = {
         "actor": {"micro_batch_tokens": 60, "lr": 1e-5},
@@ -106,9 +73,7 @@ def state_of(learner: Learner) -> dict[str, Tensor]:
 
 @pytest.mark.slow  # some seconds each, a minute and more together
 @pytest.mark.chaos
-def test_what_did_not_fit_leaves_no_trace_in_the_result(
-    tiny_model_path: Path, make_batch: MakeBatch, run: tuple[RunConfig, set[str]], survived: Ledger
-) -> None:
+def test_what_did_not_fit_leaves_no_trace_in_the_result(tiny_model_path, make_batch, run, survived):
     config, phases = run
     injected, rows_lost = list[str](), 0
     call = 1  # of the second micro-batch, when the gradient of the first is there
@@ -145,8 +110,8 @@ def test_what_did_not_fit_leaves_no_trace_in_the_result(
 
 @pytest.mark.slow
 def test_a_step_done_again_is_bit_for_bit_one_that_was_split_so_at_once(
-    tiny_model_path: Path, make_batch: MakeBatch, run: tuple[RunConfig, set[str]]
-) -> None:
+    tiny_model_path, make_batch, run
+):
     config, phases = run
     batch = make_batch(1, group_size=config.algorithm.group_size)
     learner = make_learner(config, tiny_model_path)
@@ -163,13 +128,14 @@ def test_a_step_done_again_is_bit_for_bit_one_that_was_split_so_at_once(
     assert_bitwise_equal(state_of(learner), state_of(smaller))
 
 
-def test_metrics_tell_what_did_not_fit_and_what_holds_from_now_on(
-    tiny_model_path, make_batch, settings
-):
-    config = settings(
-        actor={"micro_batch_tokens": 10_000, "mini_batch_size": 8}, resources={"learner_threads": 1}
+def test_metrics_tell_what_did_not_fit_and_what_holds_from_now_on(new_learner, make_batch):
+    learner, batch = (
+        new_learner(
+            actor={"micro_batch_tokens": 10_000, "mini_batch_size": 8},
+            resources={"learner_threads": 1},
+        ),
+        make_batch(1),
     )
-    learner, batch = make_learner(config, tiny_model_path), make_batch(1)
     all_tokens = 8 * int(batch.lengths.max())
     with out_of_memory(learner, "update_actor", {0, 1}):
         metrics, _ = learner.learn(batch)
@@ -187,9 +153,9 @@ def test_metrics_tell_what_did_not_fit_and_what_holds_from_now_on(
 
 @pytest.mark.parametrize("phase", [*EVALUATIONS, *UPDATES])
 def test_a_single_row_that_does_not_fit_ends_the_step_and_names_phase_size_and_knobs(
-    tiny_model_path, make_batch, settings, phase
+    new_learner, make_batch, phase
 ):
-    learner, batch = make_learner(settings(), tiny_model_path), make_batch(1)
+    learner, batch = new_learner(), make_batch(1)
     with out_of_memory(learner, phase, range(1000)), pytest.raises(OutOfMemory) as caught:
         learner.learn(batch)
     assert caught.value.phase == phase
@@ -222,10 +188,8 @@ def test_moments_that_do_not_fit_at_once_are_made_in_the_next_attempt(
     assert_bitwise_equal(state_of(learner), state_of(smaller))
 
 
-def test_weights_move_without_any_memory_and_never_twice(
-    tiny_model_path, make_batch, settings, monkeypatch
-):
-    learner = make_learner(settings(), tiny_model_path)
+def test_weights_move_without_any_memory_and_never_twice(new_learner, make_batch, monkeypatch):
+    learner = new_learner()
     critic = learner.optimizers["critic"]
     step, calls = critic.step, itertools.count()
     allocated: list[int] = []
@@ -252,10 +216,10 @@ def test_weights_move_without_any_memory_and_never_twice(
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_the_next_attempt_begins_when_all_of_the_last_is_free(
-    tiny_model_path, make_batch, settings, num_threads
+    new_learner, make_batch, settings, num_threads
 ):
     batch, threads = make_batch(1), MicroBatchThreads(num_threads)
-    model = Learner(settings(), tiny_model_path).models.actor
+    model = new_learner().models.actor
     device = torch.device("cpu")
     microbatching = Microbatching(settings(), model, device, file=None)
     alive: list[weakref.ref[Tensor]] = []
@@ -285,8 +249,8 @@ def test_the_next_attempt_begins_when_all_of_the_last_is_free(
     assert len(alive) >= 4
 
 
-def test_other_errors_pass(tiny_model_path, make_batch, settings):
-    learner, calls = make_learner(settings(), tiny_model_path), itertools.count()
+def test_other_errors_pass(new_learner, make_batch):
+    learner, calls = new_learner(), itertools.count()
 
     def attempt(parts: list[Tensor]) -> None:
         next(calls)
@@ -315,14 +279,16 @@ def test_a_resumed_run_keeps_its_budgets_and_goes_on_bit_for_bit(
     assert_bitwise_equal(all_weights(resumed), all_weights(learner))
 
 
-def test_a_checkpoint_from_elsewhere_starts_anew(tiny_model_path, tmp_path, make_batch, settings):
-    learner = make_learner(settings(), tiny_model_path)
+def test_a_checkpoint_from_elsewhere_starts_anew(new_learner, tmp_path, make_batch):
+    learner = new_learner()
     with out_of_memory(learner, "ref", {0}):
         learner.learn(make_batch(1))
     learner.save(tmp_path)
-    longer = settings(data={"max_response_length": 2_000})
-    assert learned_budgets(Learner(longer, tiny_model_path, resume_from=tmp_path)) == {}
-    here = Learner(settings(), tiny_model_path, resume_from=tmp_path)
+    assert (
+        learned_budgets(new_learner(data={"max_response_length": 2_000}, resume_from=tmp_path))
+        == {}
+    )
+    here = new_learner(resume_from=tmp_path)
     assert learned_budgets(here) == learned_budgets(learner) != {}
 
 
@@ -359,3 +325,21 @@ def test_a_spoilt_file_is_ignored_with_a_warning_and_replaced(
         learner.learn(make_batch(1))
     (place,) = json.loads(file.read_text())
     assert place == memory_place(settings(), learner.models.actor, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("lever", "words"),
+    [
+        ({"model": {"gradient_checkpointing": True}}, "gradient_checkpointing"),
+        ({"model": {"lora_rank": 8, "load_in_4bit": True}}, "lora_rank 8; load_in_4bit"),
+        ({"actor": {"optimizer": "adamw_8bit"}}, "optimizer adamw_8bit"),
+        ({"resources": {"offload": True}}, "offload"),
+    ],
+)
+def test_what_was_learned_with_another_lever_is_not_taken_over(new_learner, settings, lever, words):
+    cpu, model = torch.device("cpu"), new_learner().models.actor
+    plain = memory_place(settings(), model, cpu)
+    assert set(memory_place(settings(**lever), model, cpu).split("; ")) == {
+        *plain.split("; "),
+        *words.split("; "),
+    }

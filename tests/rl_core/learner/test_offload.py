@@ -1,5 +1,3 @@
-"""Reference and optimizer state that rest elsewhere: the same numbers, and where they are when."""
-
 from contextlib import suppress
 
 import pytest

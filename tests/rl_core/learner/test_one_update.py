@@ -1,5 +1,3 @@
-"""One update per step: its own forward passes serve as those before it, bit for bit."""
-
 from typing import Any
 
 import numpy as np
@@ -12,25 +10,24 @@ from rl_core.learner.learner import Learner
 from rl_core.models.forward import forward_pass
 from tests.support.learners import all_weights, assert_bitwise_equal, without_timings
 
+ONE_UPDATE = {"actor": {"mini_batch_size": 8}}
+GROUPS = {"estimator": "grpo", "group_size": 2}
+GROUPS |= {"kl_estimator": "k3", "kl_controller": "adaptive"}
+
+
+def assert_same(learned: list[Any], expected: list[Any]) -> None:
+    """Metrics and columns of each step."""
+    for (actual, columns), (reference, reference_columns) in zip(learned, expected, strict=True):
+        assert without_timings(actual) == without_timings(reference)
+        np.testing.assert_array_equal(list(columns.values()), list(reference_columns.values()))
+
 
 @pytest.mark.parametrize("kl_mode", ["loss", "none"])
 def test_one_update_needs_no_log_probs_from_before_it(
-    tiny_model_path, make_batch, settings, monkeypatch, kl_mode
+    new_learner, make_batch, monkeypatch, kl_mode
 ):
-    config = settings(
-        actor={"mini_batch_size": 8},
-        algorithm={
-            "estimator": "grpo",
-            "group_size": 2,
-            "kl_mode": kl_mode,
-            "kl_estimator": "k3",
-            "kl_controller": "adaptive",
-        },
-        data={"train_batch_size": 8},
-    )
-
     def run(steps: int) -> tuple[list[Any], dict[str, Tensor]]:
-        learner = Learner(config, tiny_model_path)
+        learner = new_learner(**ONE_UPDATE, algorithm=GROUPS | {"kl_mode": kl_mode})
         learned = [learner.learn(make_batch(step, group_size=2)) for step in range(steps)]
         return learned, all_weights(learner)
 
@@ -41,21 +38,15 @@ def test_one_update_needs_no_log_probs_from_before_it(
     recomputed, expected = run(3)
     assert all("timing_s/old_log_prob" in metrics for metrics, _ in recomputed)
     assert_bitwise_equal(weights, expected)
-    for (actual, columns), (reference, reference_columns) in zip(saved, recomputed, strict=True):
-        assert without_timings(actual) == without_timings(reference)
-        np.testing.assert_array_equal(list(columns.values()), list(reference_columns.values()))
+    assert_same(saved, recomputed)
 
 
 @pytest.mark.parametrize(
     "sections", [{}, {"rollout": {"staleness": 1}}, {"critic": {"warmup_steps": 1}}]
 )
-def test_one_update_needs_no_values_from_before_it(
-    tiny_model_path, make_batch, settings, monkeypatch, sections
-):
-    config = settings(actor={"mini_batch_size": 8}, **sections)
-
+def test_one_update_needs_no_values_from_before_it(new_learner, make_batch, monkeypatch, sections):
     def run() -> tuple[list[Any], dict[str, Tensor]]:
-        learner = Learner(config, tiny_model_path)
+        learner = new_learner(actor={"mini_batch_size": 8}, **sections)
         learned = [learner.learn(make_batch(step)) for step in range(2)]
         return learned, all_weights(learner)
 
@@ -65,18 +56,15 @@ def test_one_update_needs_no_values_from_before_it(
     recomputed, expected = run()
     assert all("timing_s/values" in metrics for metrics, _ in recomputed)
     assert_bitwise_equal(weights, expected)
-    for (actual, columns), (reference, reference_columns) in zip(saved, recomputed, strict=True):
-        assert without_timings(actual) == without_timings(reference)
-        np.testing.assert_array_equal(list(columns.values()), list(reference_columns.values()))
+    assert_same(saved, recomputed)
 
 
 def test_the_engines_log_probs_serve_a_penalty_that_is_wanted_before_the_only_update(
-    tiny_model_path, make_batch, settings, monkeypatch
+    new_learner, make_batch, monkeypatch
 ):
-    config = settings(actor={"mini_batch_size": 8}, algorithm={"kl_coef": 0.3})
     results = []
     for is_recomputed in (False, True):
-        learner = Learner(config, tiny_model_path)
+        learner = new_learner(actor={"mini_batch_size": 8}, algorithm={"kl_coef": 0.3})
         learner.learn(make_batch(1))  # away from the reference
         batch = make_batch()
         with torch.no_grad():
@@ -102,18 +90,14 @@ def test_the_engines_log_probs_serve_a_penalty_that_is_wanted_before_the_only_up
         {},
         {"actor": {"mini_batch_size": 8, "ppo_epochs": 2}, "algorithm": {"kl_mode": "none"}},
         {"actor": {"mini_batch_size": 4}, "algorithm": {"kl_mode": "none"}},
-        {"actor": {"mini_batch_size": 8}, "model": {"dtype": "bfloat16"}},
-        {"actor": {"mini_batch_size": 8}, "rollout": {"staleness": 1}},
-        {
-            "actor": {"mini_batch_size": 8},
-            "algorithm": {"kl_mode": "none"},
-            "critic": {"warmup_steps": 1},
-        },
+        ONE_UPDATE | {"model": {"dtype": "bfloat16"}},
+        ONE_UPDATE | {"rollout": {"staleness": 1}},
+        ONE_UPDATE | {"algorithm": {"kl_mode": "none"}, "critic": {"warmup_steps": 1}},
     ],
 )
 def test_log_probs_are_recomputed_where_the_update_comes_too_late_or_more_than_once(
-    tiny_model_path, make_batch, settings, sections
+    new_learner, make_batch, sections
 ):
-    metrics, _ = Learner(settings(**sections), tiny_model_path).learn(make_batch())
+    metrics, _ = new_learner(**sections).learn(make_batch())
     assert "timing_s/old_log_prob" in metrics
     assert metrics["rollout/logprob_gap_mean"] > 0

@@ -1,12 +1,7 @@
 """What two real ranks send each other in a step, against what is counted."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
-from rl_core.batch import TrainBatch
-from rl_core.config.run import RunConfig
 from rl_core.resources.memory_plan import ModelShape
 from tests.support.harness import benchmark
 from tests.support.rank_processes import on_ranks
@@ -21,9 +16,7 @@ VARIANTS = (
 
 
 @pytest.mark.slow
-def test_a_steps_collectives_move_the_bytes_that_are_counted(
-    tiny_model_path: Path, settings: Callable[..., RunConfig], make_batch: Callable[..., TrainBatch]
-) -> None:
+def test_a_steps_collectives_move_the_bytes_that_are_counted(tiny_model_path, settings, make_batch):
     configs, batch = [settings(**sections) for sections in VARIANTS], make_batch()
     shape = ModelShape.from_folder(tiny_model_path)
     longest = int(batch.response_lengths.max())

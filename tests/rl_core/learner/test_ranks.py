@@ -1,7 +1,6 @@
 """Two and four learner ranks, real gloo between processes, against one."""
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -12,7 +11,6 @@ from transformers import AutoModelForCausalLM
 from rl_core.batch import TrainBatch
 from rl_core.config.run import RunConfig
 from rl_core.learner.ranks import ALONE, enter_meeting, open_meeting
-from tests.support.chaos import Ledger
 from tests.support.learners import assert_bitwise_equal, without_timings
 from tests.support.rank_processes import on_ranks
 from tests.support.rank_work import divide, go_on, learn, places_of_moments
@@ -105,13 +103,7 @@ def assert_equal_to_rounding(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "names"), [(2, tuple(VARIANTS)), (4, OF_FOUR)])
-def test_ranks_learn_what_one_process_learns(
-    tiny_model_path: Path,
-    settings: MakeSettings,
-    make_batch: MakeBatch,
-    size: int,
-    names: tuple[str, ...],
-) -> None:
+def test_ranks_learn_what_one_process_learns(tiny_model_path, settings, make_batch, size, names):
     configs, batches = variants(settings, make_batch, names)
     expected = learn(ALONE, configs, tiny_model_path, batches)
     once_more = configs[:1], batches[:1]
@@ -134,9 +126,7 @@ def test_ranks_learn_what_one_process_learns(
 
 
 @pytest.mark.slow
-def test_each_ranks_moments_rest_elsewhere(
-    tiny_model_path: Path, settings: MakeSettings, make_batch: MakeBatch
-) -> None:
+def test_each_ranks_moments_rest_elsewhere(tiny_model_path, settings, make_batch):
     config = settings(actor={"mini_batch_size": 8}, resources={"offload": True})
     for places in on_ranks(2, places_of_moments, config, tiny_model_path, make_batch()):
         assert {name.split(".")[0] for name in places} == {"actor", "critic"}
@@ -144,7 +134,7 @@ def test_each_ranks_moments_rest_elsewhere(
 
 
 @pytest.mark.slow
-def test_each_tensor_arrives_whole_at_one_rank_and_all_have_about_as_much() -> None:
+def test_each_tensor_arrives_whole_at_one_rank_and_all_have_about_as_much():
     shapes = [(8, 5), (1, 7), (5,), (3, 2, 2), (7, 4), (), (2,), (9, 3)]
     kept = on_ranks(3, divide, shapes)
     arrived: dict[str, Any] = {}
@@ -162,8 +152,8 @@ def test_each_tensor_arrives_whole_at_one_rank_and_all_have_about_as_much() -> N
 
 @pytest.mark.slow
 def test_a_checkpoint_resumes_at_another_number_of_ranks(
-    tiny_model_path: Path, tmp_path: Path, settings: MakeSettings, make_batch: MakeBatch
-) -> None:
+    tiny_model_path, tmp_path, settings, make_batch
+):
     config = settings(actor={"lr": 1e-5}, critic={"lr": 1e-5})
     batches = [make_batch(seed) for seed in range(4)]
     expected = go_on(ALONE, config, tiny_model_path, batches, save_to=tmp_path / "calm")
@@ -196,8 +186,8 @@ def test_a_checkpoint_resumes_at_another_number_of_ranks(
 @pytest.mark.slow
 @pytest.mark.chaos
 def test_memory_that_runs_out_on_one_rank_is_its_own_matter(
-    tiny_model_path: Path, settings: MakeSettings, make_batch: MakeBatch, survived: Ledger
-) -> None:
+    tiny_model_path, settings, make_batch, survived
+):
     config = settings(actor={"lr": 1e-5, "micro_batch_tokens": 1_000}, critic={"lr": 1e-5})
     batches = [make_batch(seed) for seed in range(2)]
     expected = go_on(ALONE, config, tiny_model_path, batches)

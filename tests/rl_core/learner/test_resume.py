@@ -1,5 +1,3 @@
-"""Saving and resuming: exact, and one clear line where it cannot be."""
-
 import pytest
 import torch
 import transformers
@@ -39,9 +37,9 @@ def test_saving_and_resuming_equals_no_stop_bit_for_bit(
 
 
 def test_settings_that_change_with_a_resume_are_in_force(
-    tiny_model_path, tmp_path, make_batch, settings
+    new_learner, tiny_model_path, tmp_path, make_batch, settings
 ):
-    learner = Learner(settings(actor={"lr": 1e-3, "warmup_steps": 4}), tiny_model_path)
+    learner = new_learner(actor={"lr": 1e-3, "warmup_steps": 4})
     learner.learn(make_batch(0))
     learner.save(tmp_path)
     changed = settings(
@@ -57,10 +55,8 @@ def test_settings_that_change_with_a_resume_are_in_force(
     assert once_more.learn(make_batch(6))[0]["actor/lr"] == 1e-4
 
 
-def test_a_checkpoint_is_a_model_folder_and_holds_no_pickle(
-    tiny_model_path, tmp_path, make_batch, settings
-):
-    learner = Learner(settings(), tiny_model_path)
+def test_a_checkpoint_is_a_model_folder_and_holds_no_pickle(new_learner, tmp_path, make_batch):
+    learner = new_learner()
     learner.learn(make_batch())
     learner.save(tmp_path)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -70,12 +66,14 @@ def test_a_checkpoint_is_a_model_folder_and_holds_no_pickle(
     assert suffixes <= {".json", ".safetensors", ".jinja", ".txt"}
 
 
-def test_what_cannot_be_resumed_is_one_clear_line(tiny_model_path, tmp_path, make_batch, settings):
+def test_what_cannot_be_resumed_is_one_clear_line(
+    new_learner, tiny_model_path, tmp_path, make_batch, settings
+):
     critic_free = settings(algorithm={"estimator": "grpo", "group_size": 2})
     learner = Learner(critic_free, tiny_model_path)
     learner.save(tmp_path)
     with pytest.raises(ValueError, match="saved without a critic"):
-        Learner(settings(), tiny_model_path, resume_from=tmp_path)
+        new_learner(resume_from=tmp_path)
     (tmp_path / STATE_FOLDER / "learner.json").unlink()
     with pytest.raises(ValueError, match="nothing to resume from") as error:
         Learner(critic_free, tiny_model_path, resume_from=tmp_path)

@@ -32,8 +32,8 @@ def trunk_and_head(learner: Learner) -> dict[str, Tensor]:
     }
 
 
-def test_there_is_no_second_backbone(tiny_model_path, settings):
-    learner = Learner(settings(critic=SHARED, algorithm={"kl_mode": "none"}), tiny_model_path)
+def test_there_is_no_second_backbone(new_learner):
+    learner = new_learner(critic=SHARED, algorithm={"kl_mode": "none"})
     assert learner.models.critic.backbone is learner.models.actor.get_decoder()
     held = {
         x.data_ptr(): x.numel()
@@ -47,12 +47,9 @@ def test_there_is_no_second_backbone(tiny_model_path, settings):
     assert sum(x.numel() for x in learner.optimizers["actor"].parameters) == actor
 
 
-def test_old_log_probs_and_values_of_one_pass_are_those_of_two(
-    tiny_model_path, make_batch, settings
-):
+def test_old_log_probs_and_values_of_one_pass_are_those_of_two(new_learner, make_batch):
     shared, apart = (
-        Learner(settings(critic={"share_trunk": share_trunk}), tiny_model_path)
-        for share_trunk in (True, False)
+        new_learner(critic={"share_trunk": share_trunk}) for share_trunk in (True, False)
     )
     random_head(shared)
     random_head(apart)
@@ -68,9 +65,9 @@ def test_old_log_probs_and_values_of_one_pass_are_those_of_two(
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("micro_batch_tokens", [1, 32, 10_000])
 def test_the_joint_gradient_is_the_sum_of_both(
-    tiny_model_path, make_batch, settings, threads, micro_batch_tokens
+    new_learner, tiny_model_path, make_batch, threads, micro_batch_tokens
 ):
-    config = settings(
+    learner = new_learner(
         actor={
             "entropy_coef": 0.05,
             "mini_batch_size": 8,
@@ -81,7 +78,6 @@ def test_the_joint_gradient_is_the_sum_of_both(
         algorithm={"kl_mode": "loss", "kl_estimator": "k3", "kl_coef": 0.1},
         resources={"learner_threads": threads},
     )
-    learner = Learner(config, tiny_model_path)
     random_head(learner)
     experience = with_distances(learner.make_experience(make_batch())[0])
     rows = list(range(8))
@@ -100,15 +96,12 @@ def test_the_joint_gradient_is_the_sum_of_both(
     torch.testing.assert_close(joint, expected, atol=1e-5, rtol=1e-3)
 
 
-def test_the_actors_rate_moves_the_trunk_and_the_critics_the_head(
-    tiny_model_path, make_batch, settings
-):
+def test_the_actors_rate_moves_the_trunk_and_the_critics_the_head(new_learner, make_batch):
     for still, actor_lr, critic_lr in (("head.", 1e-3, 1e-12), ("actor.", 1e-12, 1e-3)):
-        config = settings(
+        learner = new_learner(
             actor={"mini_batch_size": 8, "lr": actor_lr},
             critic={"share_trunk": True, "lr": critic_lr},
         )
-        learner = Learner(config, tiny_model_path)
         before = trunk_and_head(learner)
         metrics, _ = learner.learn(make_batch())
         assert (metrics["actor/lr"], metrics["critic/lr"]) == (actor_lr, critic_lr)
@@ -122,9 +115,9 @@ PHASES = ("update_critic", "values")
 """A shared trunk has none of its own."""
 
 
-def test_metrics_keep_their_names(tiny_model_path, make_batch, settings):
-    shared, _ = Learner(settings(critic=SHARED), tiny_model_path).learn(make_batch())
-    apart, _ = Learner(settings(), tiny_model_path).learn(make_batch())
+def test_metrics_keep_their_names(new_learner, make_batch):
+    shared, _ = new_learner(critic=SHARED).learn(make_batch())
+    apart, _ = new_learner().learn(make_batch())
     kinds = ("timing_s", "memory/peak_gib", "memory/budget_tokens", "memory/oom")
     costs = {f"{kind}/{phase}" for kind in kinds for phase in PHASES}
     assert set(apart) - set(shared) == costs | {"mfu/critic"}
@@ -132,11 +125,10 @@ def test_metrics_keep_their_names(tiny_model_path, make_batch, settings):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_during_critic_warm_up_the_head_alone_learns(
-    tiny_model_path, make_batch, settings, threads
-):
-    config = settings(critic=SHARED | {"warmup_steps": 1}, resources={"learner_threads": threads})
-    learner = Learner(config, tiny_model_path)
+def test_during_critic_warm_up_the_head_alone_learns(new_learner, make_batch, threads):
+    learner = new_learner(
+        critic=SHARED | {"warmup_steps": 1}, resources={"learner_threads": threads}
+    )
     before = trunk_and_head(learner)
     metrics, _ = learner.learn(make_batch())
     after = trunk_and_head(learner)
@@ -152,13 +144,12 @@ def test_during_critic_warm_up_the_head_alone_learns(
     )
 
 
-def test_the_head_learns_what_a_state_is_worth(tiny_model_path, make_rollout, settings):
-    config = settings(
+def test_the_head_learns_what_a_state_is_worth(new_learner, make_rollout):
+    learner = new_learner(
         actor={"mini_batch_size": 8, "lr": 1e-4, "micro_batch_tokens": 1_000},
         critic={"share_trunk": True, "lr": 2e-2, "value_clip": 10.0},
         algorithm={"kl_mode": "none"},
     )
-    learner = Learner(config, tiny_model_path)
     rollouts = [
         make_rollout([70, 71, prompt], [80, 81], score=float(prompt == 90), group_id=row)
         for row, prompt in enumerate([90, 91] * 4)
@@ -193,9 +184,7 @@ def test_saving_and_resuming_equals_no_stop_bit_for_bit(
     assert tensors["critic_weights.weight"].shape == (1, 64)
 
 
-def test_a_critic_of_its_own_and_a_shared_trunk_do_not_resume_each_other(
-    tiny_model_path, tmp_path, settings
-):
-    Learner(settings(critic=SHARED), tiny_model_path).save(tmp_path)
+def test_a_critic_of_its_own_and_a_shared_trunk_do_not_resume_each_other(new_learner, tmp_path):
+    new_learner(critic=SHARED).save(tmp_path)
     with pytest.raises(ValueError, match="share_trunk=true, so critic"):
-        Learner(settings(), tiny_model_path, resume_from=tmp_path)
+        new_learner(resume_from=tmp_path)

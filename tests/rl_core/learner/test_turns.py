@@ -1,5 +1,3 @@
-"""Responses with words of the env in them: what is learned from them, and what is not."""
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -12,7 +10,6 @@ from torch import Tensor
 from rl_core.batch import TrainBatch, collate
 from rl_core.config.run import AlgorithmConfig
 from rl_core.learner.experience import Experience, assemble
-from rl_core.learner.learner import Learner
 from rl_core.learner.metrics import rollout_columns
 from rl_core.types import Rollout, Turn
 from tests.support.learners import slow_actor_gradient, slow_critic_gradient
@@ -106,12 +103,12 @@ def with_turns(batch: TrainBatch) -> TrainBatch:
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("group_size", [1, 4])
 def test_gradients_are_those_of_a_slow_loop_over_the_models_own_tokens(
-    tiny_model_path, make_batch, settings, group_size, checkpointing
+    new_learner, tiny_model_path, make_batch, group_size, checkpointing
 ):
     batch = with_turns(make_batch(group_size=group_size))
     gradients: dict[str, list[Tensor]] = {"actor": [], "critic": []}
     for micro_batch_tokens in (1, 23, 10_000):
-        config = settings(
+        learner = new_learner(
             model={"gradient_checkpointing": checkpointing},
             actor={
                 "micro_batch_tokens": micro_batch_tokens,
@@ -120,7 +117,6 @@ def test_gradients_are_those_of_a_slow_loop_over_the_models_own_tokens(
             },
             algorithm={"kl_mode": "loss", "kl_estimator": "k3", "kl_coef": 0.1},
         )
-        learner = Learner(config, tiny_model_path)
         experience, _ = learner.make_experience(batch)
         assert experience.values is not None
         for tensor in (experience.old_logprobs, experience.ref_logprobs, experience.values):
@@ -141,16 +137,15 @@ def test_gradients_are_those_of_a_slow_loop_over_the_models_own_tokens(
             assert (gradient - expected).norm() / expected.norm() < 1e-4
 
 
-def test_one_turn_is_what_it_was(tiny_model_path, make_batch, settings):
+def test_one_turn_is_what_it_was(new_learner, make_batch):
     """A mask that leaves every token to the model changes no bit."""
-    config = settings(actor={"mini_batch_size": 4})
     plain = make_batch()
     masked = replace(
         plain,
         env_mask=torch.zeros_like(plain.response_mask),
         turn_rewards=torch.zeros_like(plain.rollout_logprobs),
     )
-    learners = [Learner(config, tiny_model_path) for _ in range(2)]
+    learners = [new_learner(actor={"mini_batch_size": 4}) for _ in range(2)]
     (_, one), (_, other) = (
         learner.learn(batch) for learner, batch in zip(learners, (plain, masked), strict=True)
     )

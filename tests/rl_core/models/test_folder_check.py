@@ -1,5 +1,3 @@
-"""Folders that cannot be trained, each refused by its headers, in one line with a remedy."""
-
 import json
 import shutil
 from collections.abc import Callable
@@ -98,31 +96,16 @@ def test_a_model_saved_without_its_head_passes_if_the_head_is_tied(tmp_path):
     )
 
 
+NO_DECODER, STATE = "no decoder-only causal LM", "carries a state from token to token"
+
+
 @pytest.mark.parametrize(
     ("config", "kind"),
     [
-        (
-            transformers.BertConfig(
-                vocab_size=64,
-                hidden_size=32,
-                num_hidden_layers=1,
-                num_attention_heads=2,
-                intermediate_size=32,
-            ),
-            "no decoder-only causal LM",
-        ),
-        (
-            transformers.T5Config(vocab_size=64, d_model=32, d_ff=32, num_layers=1, num_heads=2),
-            "no decoder-only causal LM",
-        ),
-        (
-            transformers.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1),
-            "carries a state from token to token",
-        ),
-        (
-            transformers.JambaConfig(**SMALL, num_experts=2, use_mamba_kernels=False),
-            "carries a state from token to token",
-        ),
+        (transformers.BertConfig(**SMALL), NO_DECODER),
+        (transformers.T5Config(vocab_size=64, d_model=32, d_ff=32, num_layers=1), NO_DECODER),
+        (transformers.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1), STATE),
+        (transformers.JambaConfig(**SMALL, num_experts=2, use_mamba_kernels=False), STATE),
     ],
     ids=["bert", "t5", "mamba", "jamba"],
 )

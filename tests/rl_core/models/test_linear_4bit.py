@@ -1,5 +1,3 @@
-"""Weights in 4 bits beside adapters: what they round, what learns, and who gets what."""
-
 from pathlib import Path
 from typing import Any
 
@@ -134,11 +132,9 @@ def test_frozen_weights_take_what_is_planned(tiny_model_path, settings):
     assert memory_plan(shape, whole)[0].parts["weights"] - first.parts["weights"] == less
 
 
-def test_rounding_again_takes_back_what_a_checkpoint_has_learned(
-    tiny_model_path, tmp_path, make_batch, settings
-):
+def test_rounding_again_takes_back_what_a_checkpoint_has_learned(new_learner, tmp_path, make_batch):
     """Why preflight refuses to."""
-    learner = Learner(settings(model=QLORA, actor={"lr": 1e-4}), tiny_model_path)
+    learner = new_learner(model=QLORA, actor={"lr": 1e-4})
     for step in range(2):
         learner.learn(make_batch(step))
     learner.save(tmp_path)

@@ -1,5 +1,3 @@
-"""Adapters: they alone learn, the base model is the reference, and outside nobody sees them."""
-
 from pathlib import Path
 
 import pytest
@@ -8,7 +6,6 @@ import transformers
 from torch import Tensor
 
 from rl_core.algos.masking import masked_sum
-from rl_core.learner.learner import Learner
 from rl_core.models import loading
 from rl_core.models.forward import forward_pass
 from rl_core.models.lora import add_adapters
@@ -86,14 +83,11 @@ def test_layers_that_hold_their_weight_transposed_are_merged_too(tmp_path):
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_only_adapters_and_the_value_head_learn(
-    tiny_model_path, make_batch, settings, threads, checkpointed
-):
-    config = settings(
+def test_only_adapters_and_the_value_head_learn(new_learner, make_batch, threads, checkpointed):
+    learner = new_learner(
         model=LORA | {"gradient_checkpointing": checkpointed},
         resources={"learner_threads": threads},
     )
-    learner = Learner(config, tiny_model_path)
     assert learner.models.critic is not None
     before = {
         name: {k: x.clone() for k, x in model.state_dict().items()}
@@ -108,14 +102,13 @@ def test_only_adapters_and_the_value_head_learn(
         assert all(x.grad is None for x in model.parameters())
 
 
-def test_threads_and_checkpointing_give_the_plain_gradient(tiny_model_path, make_batch, settings):
+def test_threads_and_checkpointing_give_the_plain_gradient(new_learner, make_batch):
     weights = []
     for threads, checkpointed in ((1, False), (2, False), (2, True)):
-        config = settings(
+        learner = new_learner(
             model=LORA | {"gradient_checkpointing": checkpointed},
             resources={"learner_threads": threads},
         )
-        learner = Learner(config, tiny_model_path)
         learner.learn(make_batch())
         weights.append(all_weights(learner))
     # Equal bit for bit in 2,000 tries alone; two whole runs of the suite differed: cause unknown.
@@ -124,9 +117,9 @@ def test_threads_and_checkpointing_give_the_plain_gradient(tiny_model_path, make
 
 
 def test_the_reference_stays_the_base_model_and_nothing_frozen_is_held_twice(
-    tiny_model_path, make_batch, settings
+    new_learner, tiny_model_path, make_batch
 ):
-    learner = Learner(settings(model=LORA), tiny_model_path)
+    learner = new_learner(model=LORA)
     for step in range(2):
         metrics, _ = learner.learn(make_batch(step))
     assert abs(metrics["critic/kl"]) > 1e-4
@@ -143,13 +136,12 @@ def test_the_reference_stays_the_base_model_and_nothing_frozen_is_held_twice(
     assert sum(held.values()) == base + 2 * NUM_ADAPTER_WEIGHTS + 64 + 1
 
 
-def test_rewarded_responses_become_likelier(tiny_model_path, make_batch, settings):
-    config = settings(
+def test_rewarded_responses_become_likelier(new_learner, make_batch):
+    learner = new_learner(
         model=LORA,
         actor={"mini_batch_size": 8, "lr": 1e-2},
         algorithm={"kl_mode": "none", "estimator": "reinforce_plus_plus"},
     )
-    learner = Learner(config, tiny_model_path)
     batch = make_batch()
     signs = torch.tensor([1.0, -1.0] * 4)
 
@@ -178,18 +170,16 @@ def test_rewarded_responses_become_likelier(tiny_model_path, make_batch, setting
         ({"lora_rank": 4}, "lora_alpha=8.0, so model.lora_alpha=16.0 cannot"),
     ],
 )
-def test_adapters_are_resumed_as_what_they_were_alone(
-    tiny_model_path, tmp_path, settings, changed, words
-):
-    Learner(settings(model=LORA), tiny_model_path).save(tmp_path)
+def test_adapters_are_resumed_as_what_they_were_alone(new_learner, tmp_path, changed, words):
+    new_learner(model=LORA).save(tmp_path)
     with pytest.raises(ValueError, match=words):
-        Learner(settings(model=changed), tiny_model_path, resume_from=tmp_path)
+        new_learner(model=changed, resume_from=tmp_path)
 
 
 def test_a_checkpoint_loads_as_it_lies_and_engines_get_the_same_model(
-    tiny_model_path, tmp_path, make_batch, settings
+    new_learner, tiny_model_path, tmp_path, make_batch
 ):
-    learner = Learner(settings(model=LORA, actor={"lr": 1e-2}), tiny_model_path)
+    learner = new_learner(model=LORA, actor={"lr": 1e-2})
     learner.learn(make_batch())
     learner.save(tmp_path)
     saved = {file.name for file in tmp_path.iterdir()}
@@ -209,16 +199,14 @@ def test_a_checkpoint_loads_as_it_lies_and_engines_get_the_same_model(
 
 
 @pytest.mark.parametrize("model", [{}, LORA])
-def test_weights_one_by_one_are_those_that_are_handed_over_at_once(
-    tiny_model_path, make_batch, settings, model
-):
-    learner = Learner(settings(model=model, actor={"lr": 1e-2}), tiny_model_path)
+def test_weights_one_by_one_are_those_that_are_handed_over_at_once(new_learner, make_batch, model):
+    learner = new_learner(model=model, actor={"lr": 1e-2})
     learner.learn(make_batch())
     check_one_by_one(learner, learner.weights())
 
 
-def test_bfloat16_keeps_adapters_and_their_state_in_float32(tiny_model_path, make_batch, settings):
-    learner = Learner(settings(model=LORA | {"dtype": "bfloat16"}), tiny_model_path)
+def test_bfloat16_keeps_adapters_and_their_state_in_float32(new_learner, make_batch):
+    learner = new_learner(model=LORA | {"dtype": "bfloat16"})
     before = all_weights(learner)
     learner.learn(make_batch())
     after = all_weights(learner)

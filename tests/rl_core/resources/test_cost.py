@@ -1,5 +1,3 @@
-"""Hours, prices and budgets: by hand, and as the diary worked them out afterwards."""
-
 import pytest
 from pydantic import ValidationError
 

@@ -1,5 +1,3 @@
-"""The disk plan, by hand and against checkpoints that a learner wrote."""
-
 import random
 
 import numpy as np
@@ -16,6 +14,7 @@ from rl_core.runs.rollout_log import RolloutLog
 from rl_core.sft.tokenizer import train_tokenizer
 from rl_core.types import Completion, Problem, Rollout, ScoredText, Turn
 
+SHAPE = known_shape("Qwen/Qwen2.5-0.5B")
 GRPO = {"estimator": "grpo", "group_size": 4}
 
 
@@ -38,23 +37,19 @@ def test_a_checkpoint_is_as_large_as_planned(tmp_path, tiny_model_path, changes)
 
 
 def test_what_stays_is_held_by_the_quota_but_never_below_two():
-    shape = known_shape("Qwen/Qwen2.5-0.5B")
-    assert shape is not None
-    one = checkpoint_bytes(shape, RunConfig())
+    one = checkpoint_bytes(SHAPE, RunConfig())
     # By hand: 494,032,768 weights and a critic with one number more per hidden unit, 3 floats each.
     assert one == pytest.approx(4 * 3 * (2 * 494_032_768 + 897), rel=1e-3)
     wide, tight = ({"checkpoints": {"quota_bytes": n * one}} for n in (10, 1))
-    assert disk_plan(shape, RunConfig.model_validate(wide), 1_000).kept_bytes == 4 * one
-    assert disk_plan(shape, RunConfig.model_validate(tight), 1_000).kept_bytes == 3 * one
-    assert disk_plan(shape, RunConfig.model_validate(wide), 100).kept_bytes == one
+    assert disk_plan(SHAPE, RunConfig.model_validate(wide), 1_000).kept_bytes == 4 * one
+    assert disk_plan(SHAPE, RunConfig.model_validate(tight), 1_000).kept_bytes == 3 * one
+    assert disk_plan(SHAPE, RunConfig.model_validate(wide), 100).kept_bytes == one
 
 
 def test_every_kth_checkpoint_is_counted_and_old_rollouts_are_not():
-    shape = known_shape("Qwen/Qwen2.5-0.5B")
-    assert shape is not None
-    one = checkpoint_bytes(shape, RunConfig())
+    one = checkpoint_bytes(SHAPE, RunConfig())
     checkpoints = {"keep_every": 200, "quota_bytes": 100 * one}
-    plan = disk_plan(shape, RunConfig.model_validate({"checkpoints": checkpoints}), 1_000)
+    plan = disk_plan(SHAPE, RunConfig.model_validate({"checkpoints": checkpoints}), 1_000)
     assert plan.kept_bytes == 9 * one  # latest, best, two newest, and 200, 400, ..., 1,000
     # By hand: 256 rows of 64 + 2 * 1,024 bytes, 3,000 of metrics, and at steps 0, 100, ..., 1,000
     # a file of 10,000 with the answers to 128 problems.
@@ -62,10 +57,10 @@ def test_every_kth_checkpoint_is_counted_and_old_rollouts_are_not():
     assert plan.step_bytes == 256 * 2_112 + 3_000 + test // 100
     assert plan.logs_bytes == 1_000 * (256 * 2_112 + 3_000) + 11 * test
     storage = {"rollout_quota_bytes": 10**8}
-    aged = disk_plan(shape, RunConfig.model_validate({"storage": storage}), 1_000)
+    aged = disk_plan(SHAPE, RunConfig.model_validate({"storage": storage}), 1_000)
     assert aged.logs_bytes == 1_000 * 3_000 + 10**8 + 11 * test
     few = RunConfig.model_validate({"storage": storage, "trainer": {"test_problems": 16}})
-    fewer = disk_plan(shape, few, 1_000)
+    fewer = disk_plan(SHAPE, few, 1_000)
     assert fewer.logs_bytes == 1_000 * 3_000 + 10**8 + 11 * (10_000 + 16 * 2_112)
 
 
@@ -80,12 +75,10 @@ def test_the_step_at_which_the_disk_is_full():
 
 def test_ranks_write_what_one_process_writes():
     """The first writes it, gathered: the files of 1 and 2 ranks are compared in workers/."""
-    shape = known_shape("Qwen/Qwen2.5-0.5B")
-    assert shape is not None
     one, four = (
         RunConfig.model_validate({"resources": {"learner_ranks": ranks}}) for ranks in (1, 4)
     )
-    assert disk_plan(shape, four, 100) == disk_plan(shape, one, 100)
+    assert disk_plan(SHAPE, four, 100) == disk_plan(SHAPE, one, 100)
 
 
 def asking_rollouts(num_rows: int) -> list[Rollout]:
@@ -112,8 +105,6 @@ def asking_rollouts(num_rows: int) -> list[Rollout]:
 
 
 def test_rollouts_of_several_turns_take_what_was_planned_for_their_lengths(tmp_path):
-    shape = known_shape("Qwen/Qwen2.5-0.5B")
-    assert shape is not None
     rollouts = asking_rollouts(512)
     file = RolloutLog(tmp_path, "run").write(1, 0, rollouts, {})
     lengths = [len(rollout.completion.response_ids) for rollout in rollouts]
@@ -125,7 +116,7 @@ def test_rollouts_of_several_turns_take_what_was_planned_for_their_lengths(tmp_p
         data = {"train_batch_size": 512, "max_response_length": round(np.mean(lengths))}
         config = RunConfig.model_validate({"env": env, "data": data})
         metrics_and_test = 3_000 + (10_000 + 128 * (64 + 2 * round(np.mean(lengths)))) // 100
-        return disk_plan(shape, config, 100).step_bytes - metrics_and_test
+        return disk_plan(SHAPE, config, 100).step_bytes - metrics_and_test
 
     written = file.stat().st_size
     assert 0.2 * planned(round(np.mean(turns))) < written <= planned(round(np.mean(turns)))

@@ -1,5 +1,3 @@
-"""What the advisor proposes fits, is valid, and nothing cheaper would do: brute force says so."""
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -1,5 +1,3 @@
-"""What lies on one card together, against sums by hand."""
-
 from typing import Any
 
 import pytest

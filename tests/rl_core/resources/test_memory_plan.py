@@ -238,13 +238,8 @@ SMALL = {
     ],
 )
 def test_measured_peaks_fit_into_the_plan_and_fill_half_of_it(
-    tmp_path: Path,
-    estimator: str,
-    dtype: str,
-    threads: int,
-    checkpointed: bool,
-    sections: dict[str, dict[str, Any]],
-) -> None:
+    tmp_path, estimator, dtype, threads, checkpointed, sections
+):
     group_size = 1 if estimator == "gae" else 2
     # Many CPUs emulate bfloat16: of short rows, or one step takes minutes.
     rows, prompt, response = (16, 64, 192) if dtype == "float32" else (8, 32, 96)
@@ -279,7 +274,7 @@ def test_measured_peaks_fit_into_the_plan_and_fill_half_of_it(
 
 
 @pytest.mark.slow
-def test_each_ranks_peaks_are_within_a_tenth_of_the_plan(tmp_path: Path) -> None:
+def test_each_ranks_peaks_are_within_a_tenth_of_the_plan(tmp_path):
     """Of a model whose weights outweigh what a layer takes and gives back, as larger ones' do.
 
     Two micro-batches each: before the first, a rank has no gradient yet.

@@ -1,5 +1,3 @@
-"""The retry ladder: it helps where memory was missing, leaves the result alone, and ends."""
-
 from typing import Any
 
 import pytest

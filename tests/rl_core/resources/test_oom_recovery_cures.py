@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
 from rl_core.resources.oom_recovery import in_words, next_recovery_step, with_changes
 from tests.rl_core.learner.test_memory_capped import LEARN
-from tests.support.chaos import Ledger
 
 NUM_LAYERS = 12
 
@@ -42,8 +40,8 @@ def learn(config: RunConfig, model: Path, folder: Path, free_mib: int) -> str | 
 @pytest.mark.slow
 @pytest.mark.chaos
 def test_the_next_recovery_step_makes_a_single_row_fit_and_the_weights_are_the_same(
-    tiny_model_path: Path, tmp_path: Path, settings: Callable[..., RunConfig], survived: Ledger
-) -> None:
+    tiny_model_path, tmp_path, settings, survived
+):
     model = deep_model(tiny_model_path, tmp_path / "deep")
     config = settings(
         data={"train_batch_size": 1, "max_response_length": 1_984},

@@ -192,9 +192,7 @@ def start(config: RunConfig, folder: Path) -> list[list[str]]:
 
 
 @pytest.mark.slow
-def test_ray_loads_who_shares_a_card_one_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ray_loads_who_shares_a_card_one_by_one(tmp_path, monkeypatch):
     # Ray believes in two cards that are not there; where it puts whom is its own doing.
     monkeypatch.setenv("RAY_OVERRIDE_RESOURCES", json.dumps({"GPU": 2}))
     monkeypatch.setattr(workers_module, "LearnerActor", RecordingActor)

@@ -165,9 +165,8 @@ def test_whatever_a_function_does_costs_its_own_response_alone(caplog):
         "SystemExit: 3",
         "its process died: exit code 3; further reasons are not told",
     ]
-    assert all(
-        m.startswith(f"{HERE}:misbehave gave no reward for a response to problem 7") for m in said
-    )
+    start = f"{HERE}:misbehave gave no reward for a response to problem 7"
+    assert all(message.startswith(start) for message in said)
 
 
 @pytest.mark.parametrize(
@@ -288,15 +287,10 @@ def test_a_killed_trainer_leaves_no_reward_process(tmp_path):
 
 
 def test_a_step_counts_reward_errors_and_goes_on():
-    config = RunConfig.model_validate(
-        {
-            "env": {"name": "countdown", "reward": f"{HERE}:misbehave"},
-            "data": {"train_batch_size": 128},
-        }
-    )
-    problems = [
-        PromptedProblem(Problem(i, "countdown", (), {"target": 1}, 1), "", (i,)) for i in range(4)
-    ]
+    settings = {"env": {"name": "countdown", "reward": f"{HERE}:misbehave"}}
+    config = RunConfig.model_validate(settings)
+    asked = [Problem(i, "countdown", (), {"target": 1}, 1) for i in range(4)]
+    problems = [PromptedProblem(problem, "", (problem.index,)) for problem in asked]
     engine = ScriptedEngine({i: [CORRECT if i else WRONG] for i in range(4)})
     with start_rewards(config.env) as rewards:
         collected = collect(

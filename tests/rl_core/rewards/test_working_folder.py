@@ -1,5 +1,3 @@
-"""A user's function in the working folder is found there, and nothing else that lies there is."""
-
 from rl_core.envs.countdown import CountdownConfig
 from rl_core.rewards.scoring import refusal
 from tests.support.traps import set_traps, sprung

@@ -18,7 +18,6 @@ from rl_core.rollout.model_files import read_weights
 from rl_core.rollout.protocol import in_order
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
 from rl_core.workers.actors import ENGINES
-from tests.support.chaos import Ledger
 from tests.support.memory_faults import SAID, engine_out_of_memory
 
 SAMPLED, GREEDY = (SamplingSettings(24, temperature) for temperature in (1.0, 0.0))
@@ -59,8 +58,8 @@ def assert_same(actual: list[Completion], expected: list[Completion]) -> None:
 @pytest.mark.chaos
 @pytest.mark.parametrize("name", ["hf", pytest.param("vllm", marks=pytest.mark.slow)])
 def test_an_engine_that_runs_out_of_memory_answers_as_if_it_had_not(
-    name: str, tiny_model_path: Path, tmp_path: Path, survived: Ledger
-) -> None:
+    name, tiny_model_path, tmp_path, survived
+):
     """In a pass over the first prompts, in mid-response, and when many have been handed over."""
     config, file = settings(name), tmp_path / BUDGETS_FILE
     engine = make(config, tiny_model_path, file)
@@ -97,8 +96,8 @@ def test_an_engine_that_runs_out_of_memory_answers_as_if_it_had_not(
 
 @pytest.mark.slow
 def test_a_vllm_engine_built_again_where_memory_is_short_has_a_smaller_cache(
-    tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tiny_model_path, monkeypatch
+):
     from rl_core.rollout import vllm_engine
 
     engine = make(settings("vllm"), tiny_model_path)
@@ -215,9 +214,7 @@ print(json.dumps([answers, engine.end_step()]))
 
 @pytest.mark.slow
 @pytest.mark.chaos
-def test_a_capped_process_generates_what_one_with_all_memory_generates(
-    tiny_model_path: Path, survived: Ledger
-) -> None:
+def test_a_capped_process_generates_what_one_with_all_memory_generates(tiny_model_path, survived):
     config = settings("hf", max_num_seqs=96)
     results = []
     for free_mib in (0, 60):

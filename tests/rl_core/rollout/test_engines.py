@@ -3,7 +3,6 @@
 import random
 from dataclasses import replace
 from itertools import islice, pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,9 +54,7 @@ def test_an_engine_that_sleeps_is_asleep_as_soon_as_its_last_answer_is_out(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_model_split_over_two_processes_is_the_same_model(
-    tiny_model_path: Path, reference: Any
-) -> None:
+def test_a_model_split_over_two_processes_is_the_same_model(tiny_model_path, reference):
     engine = make_vllm(tiny_model_path, num_parts=2)
     names = [process.name() for process in psutil.Process().children(recursive=True)]
     assert sum("Worker_TP" in name for name in names) == 2

@@ -1,5 +1,3 @@
-"""New weights between two tokens of a response, in both engines."""
-
 import copy
 import string
 from collections.abc import Iterator, Sequence

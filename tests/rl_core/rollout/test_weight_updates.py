@@ -1,5 +1,3 @@
-"""New weights for both engines: whole, partial, and in the middle of a response."""
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM

@@ -9,6 +9,7 @@ from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.runs.lock import close_lost_runs, owned, started, training
 from rl_core.runs.run_folder import RunFolder
+from tests.support.runs import new_run
 
 HOLDER = """
 import sys, time
@@ -19,10 +20,6 @@ with owned(RunFolder(Path(sys.argv[1]))):
     print("held", flush=True)
     time.sleep(1000)
 """
-
-
-def new_run(root: Path, run_id: str) -> RunFolder:
-    return RunFolder.create(RunConfig(run_id=run_id, storage=StorageConfig(root=root)))
 
 
 def hold(run: RunFolder) -> subprocess.Popen[str]:

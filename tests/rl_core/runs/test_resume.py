@@ -1,5 +1,3 @@
-"""A run whose newest checkpoint is damaged goes on from the one before, and says so in words."""
-
 import json
 import logging
 import shutil
@@ -31,6 +29,7 @@ from tests.support.checkpoint_files import (
     steps,
     writer,
 )
+from tests.support.runs import new_run
 
 
 def cut_the_weights(folder: Path) -> str:
@@ -49,7 +48,7 @@ def flip_a_byte_of_the_moments(folder: Path) -> str:
 
 
 def some_run(root: Path, num_steps: int = 5) -> RunFolder:
-    run = RunFolder.create(RunConfig.model_validate({"run_id": "r", "storage": {"root": root}}))
+    run = new_run(root)
     for step in range(num_steps + 1):
         run.metrics.append(step, {"a": 1.0})
     return run

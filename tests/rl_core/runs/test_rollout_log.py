@@ -1,5 +1,3 @@
-"""Rollout files joined and aged out: each row once for each reader, whatever is killed or full."""
-
 import itertools
 import os
 import shutil

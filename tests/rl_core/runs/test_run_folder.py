@@ -1,5 +1,7 @@
 import json
+import logging
 import os
+import pickle
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -330,8 +332,6 @@ def test_a_resume_forgets_what_lies_past_its_checkpoint(tmp_path):
 
 
 def test_logs_of_the_block_go_to_the_runs_log(tmp_path):
-    import logging
-
     run = RunFolder.create(config_in(tmp_path))
     with run.log_to_file():
         logging.getLogger("tasks.train").info("step 1")
@@ -339,8 +339,6 @@ def test_logs_of_the_block_go_to_the_runs_log(tmp_path):
 
 
 def test_a_run_folder_travels_to_other_processes(tmp_path):
-    import pickle
-
     run = RunFolder.create(config_in(tmp_path))
     assert pickle.loads(pickle.dumps(run)) == run
     assert os.fspath(run.path) == str(tmp_path / "runs" / "my-run")

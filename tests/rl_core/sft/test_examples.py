@@ -1,5 +1,3 @@
-"""Examples of several turns: what of them is learned, and how what was learned is measured."""
-
 import random
 from dataclasses import dataclass
 from typing import Any

@@ -1,5 +1,3 @@
-"""The loss and its gradient: those of transformers' own pass over each example alone."""
-
 import pytest
 import torch
 from hypothesis import given

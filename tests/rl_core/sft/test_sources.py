@@ -1,5 +1,3 @@
-"""What a given model is fine-tuned on: rows and traces as tokens, and rows that are refused."""
-
 import json
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""The tokenizer of the home-made base model: lossless, digits alone, the same by every road."""
-
 import random
 
 import pytest

@@ -1,5 +1,3 @@
-"""The home-made base model: weights on choices by hand, a tiny run, and the folder it leaves."""
-
 import json
 import random
 from pathlib import Path

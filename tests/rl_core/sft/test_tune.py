@@ -1,5 +1,3 @@
-"""Fine-tuning a given model: it learns, splits change nothing, a kill costs nothing."""
-
 import json
 import logging
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Two machines promote on the same problems: whoever comes second is judged by the first."""
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -224,9 +224,12 @@ def test_wherever_publishing_dies_the_store_holds_a_run_to_go_on_with(tmp_path):
     assert deaths > 5
 
 
+def bring(store: ObjectStore, root: Path, only: Callable[[str], bool] = lambda path: True) -> int:
+    return download_run(store, Spool(root, store.url), "r", only, listing_of(store, "r"))
+
+
 def latest_elsewhere(url: str, root: Path) -> int:
-    store = ObjectStore(url)
-    download_run(store, Spool(root, url), "r", lambda path: True, listing_of(store, "r"))
+    bring(ObjectStore(url), root)
     run = RunFolder.under(root, "r")
     found = latest(run.path)
     assert find_damage(found.path) is None
@@ -296,15 +299,12 @@ def test_questions_bring_what_is_small_and_only_what_changed(store, roots):
     here, there = roots
     with at_work(here) as run:
         save(run, 1)
-    spool = Spool(there, s3.URL)
-    brought = download_run(store, spool, "r", all_but_checkpoints, listing_of(store, "r"))
-    assert brought == 3  # run.json, config.yaml, metrics.jsonl
-    again = download_run(store, spool, "r", all_but_checkpoints, listing_of(store, "r"))
-    assert again == 0
+    assert bring(store, there, all_but_checkpoints) == 3  # run.json, config.yaml, metrics.jsonl
+    assert bring(store, there, all_but_checkpoints) == 0
     assert RunFolder.under(there, "r").metrics.values("reward") == [0.1]
     with at_work(here) as run:
         run.metrics.append(2, {"reward": 0.2})
-    download_run(store, spool, "r", all_but_checkpoints, listing_of(store, "r"))
+    bring(store, there, all_but_checkpoints)
     assert RunFolder.under(there, "r").metrics.values("reward") == [0.1, 0.2]
 
 
@@ -316,7 +316,7 @@ def test_a_record_names_the_places_of_the_folder_that_it_came_to(store, roots):
         run.update(data=str(here / "data" / "x"), model="/somewhere/else")
     for path in (here / "data").glob("*"):
         path.rmdir()
-    download_run(store, Spool(there, s3.URL), "r", lambda path: True, listing_of(store, "r"))
+    bring(store, there)
     record = RunFolder.under(there, "r").read()
     assert record.data == str(there / "data" / "x")
     assert record.model == "/somewhere/else"

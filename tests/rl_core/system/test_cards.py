@@ -1,5 +1,3 @@
-"""Cards by the names that torch, nvidia-smi and people give them."""
-
 import pytest
 
 from rl_core.system.cards import CARDS, cards_of, find_card, named_card

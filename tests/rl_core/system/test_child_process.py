@@ -1,5 +1,3 @@
-"""Real child processes: what arrives from them, and what becomes of one that is lost."""
-
 import os
 import signal
 import socket

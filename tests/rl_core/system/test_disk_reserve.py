@@ -1,10 +1,6 @@
-"""The bytes that pay for a dying run's last words."""
-
 import errno
 import logging
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +16,8 @@ from rl_core.system.disk_reserve import (
     write_last_words,
 )
 from tests.support.faults import leave_files, leave_free, mounted_small_disk
+from tests.support.programs import python
+from tests.support.runs import new_run
 
 DISK_BYTES = 3 * RESERVE_BYTES
 
@@ -78,7 +76,7 @@ def test_what_is_no_full_disk_keeps_the_reserve(disk):
 
 @pytest.mark.chaos
 def test_a_run_on_a_full_disk_still_says_why_it_ends(disk, survived):
-    run = RunFolder.create(RunConfig.model_validate({"run_id": "r", "storage": {"root": disk}}))
+    run = new_run(disk)
     run.metrics.append(1, {"a": 1.0})
     leave_free(disk, 0)
     with run.log_to_file():
@@ -95,9 +93,8 @@ def test_a_run_on_a_full_disk_still_says_why_it_ends(disk, survived):
 
 
 def test_without_any_room_a_record_and_log_lines_are_lost_but_not_the_run(small_disk, caplog):
-    run = RunFolder.create(
-        RunConfig.model_validate({"run_id": "r", "storage": {"root": small_disk}})
-    )
+    config = RunConfig.model_validate({"run_id": "r", "storage": {"root": small_disk}})
+    run = RunFolder.create(config)
     before = (run.path / "run.json").read_bytes()
     with run.log_to_file():
         logging.getLogger("rl_core.x").warning("first words")
@@ -129,15 +126,13 @@ Path(sys.argv[2]).write_text("done")
 """
     log, done = small_disk / "learner.log", small_disk.parent / "done"
     leave_free(small_disk, 4096 * 2)
-    result = subprocess.run(
-        [sys.executable, "-c", code, str(log), str(done)], capture_output=True, text=True
-    )
+    result = python(code, log, done)
     assert (result.returncode, result.stderr) == (0, "")
     assert done.read_text() == "done"
     assert log.read_text().startswith("line 0\n")
     leave_files(small_disk, 0)
     done.unlink()
     other = small_disk / "engine_0.log"
-    subprocess.run([sys.executable, "-c", code, str(other), str(done)], check=True)
+    assert python(code, other, done).returncode == 0
     assert done.read_text() == "done"
     assert not other.exists()

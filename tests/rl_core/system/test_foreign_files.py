@@ -20,6 +20,7 @@ from rl_core.system.atomic import (
 )
 from rl_core.system.disk_reserve import RESERVE, hold_reserve, write_last_words
 from rl_core.system.log_file import log_to_file
+from tests.support.runs import new_run
 
 PRECIOUS = "another user's file\n"
 STRANGER = 54321
@@ -68,7 +69,7 @@ def test_a_pipe_does_not_hold_a_run_up(name, tmp_path):
     if name == ".owner":
         folder = tmp_path / "runs" / "r"
         folder.mkdir(parents=True)
-        run = RunFolder.create(RunConfig(run_id="r", storage=StorageConfig(root=tmp_path)))
+        run = new_run(tmp_path)
         os.mkfifo(folder / ".owner")
         close_lost_runs(tmp_path)
         assert run.read().status == "running"

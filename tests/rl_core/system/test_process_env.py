@@ -1,9 +1,8 @@
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rl_core.system import process_env
 from rl_core.system.log_file import redact
@@ -15,46 +14,19 @@ from rl_core.system.process_env import (
     is_credential,
     process_environment,
 )
+from tests.support.programs import python
+
+TABLES = yaml.safe_load(Path(__file__).with_name("environment.yaml").read_text())
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *((name, "x") for name in ("HF_TOKEN", "WANDB_API_KEY", "OPENAI_APIKEY", "PGPASSWORD")),
-        *((name, "x") for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AZURE_STORAGE_SAS_KEY")),
-        *((name, "x") for name in ("PREFECT_API_AUTH_STRING", "RAY_AUTH_TOKEN_PATH", "GH_PAT")),
-        *((name, "x") for name in ("SMTP_PASS", "MY_SECRETS", "SENTRY_DSN", "SLACK_WEBHOOK_URL")),
-        ("STORAGE_CONNECTION_STRING", "AccountName=x"),
-        ("GOOGLE_APPLICATION_CREDENTIALS", "/home/me/key.json"),
-        ("PREFECT_SERVER_DATABASE_CONNECTION_URL", "sqlite:///x"),
-        ("DATABASE", "postgresql://me:pass/word@host/db"),
-        ("https_proxy", "http://me:word@proxy:3128"),
-        ("wandb_api_key", "x"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), TABLES["secrets"].items())
 def test_what_looks_like_a_secret_reaches_no_child(name, value, monkeypatch):
     monkeypatch.setenv(name, value)
     assert is_credential(name, value)
     assert name not in environment_of_child()
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("PATH", "/bin:/usr/bin"),
-        ("TOKENIZERS_PARALLELISM", "false"),
-        ("CUDA_DEVICE_MAX_CONNECTIONS", "1"),
-        ("NCCL_IB_PKEY", "1"),
-        ("VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE", "9"),
-        ("HF_ENDPOINT", "http://mirror:80"),
-        ("https_proxy", "http://proxy:3128"),
-        ("PREFECT_API_URL", "http://127.0.0.1:4200/api"),
-        ("KEYBOARD", "us"),
-        ("XDG_RUNTIME_DIR", "/run/user/0"),
-        ("COMPASS", "north"),
-        ("AUTHOR", "me@example.org"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), TABLES["needed"].items())
 def test_what_a_process_needs_for_its_work_stays(name, value, monkeypatch):
     monkeypatch.setenv(name, value)
     assert environment_of_child()[name] == value
@@ -148,14 +120,8 @@ def test_threads_reach_torch_and_the_driver_side_loads_none_of_it():
         "import torch\n"
         "print(torch.get_num_threads())\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={n: v for n, v in os.environ.items() if not n.endswith("_NUM_THREADS")}
-        | {"PYTHONPATH": str(Path.cwd())},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {n: v for n, v in os.environ.items() if not n.endswith("_NUM_THREADS")}
+    done = python(program, env=env, more={"PYTHONPATH": str(Path.cwd())})
     assert done.returncode == 0, done.stderr
     assert done.stdout == "1\n"
 
@@ -187,16 +153,9 @@ def test_every_kind_of_process_bounds_the_caches_before_torch(who, user, tmp_pat
         f"{_WHO_TAKES_THEM[who]}\n"
         "tell()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env={n: v for n, v in os.environ.items() if n not in bounds}
-        | {"PYTHONPATH": str(Path.cwd())}
-        | ({} if user is None else dict.fromkeys(bounds, user)),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {n: v for n, v in os.environ.items() if n not in bounds}
+    own = {} if user is None else dict.fromkeys(bounds, user)
+    done = python(program, cwd=tmp_path, env=env, more={"PYTHONPATH": str(Path.cwd()), **own})
     assert done.stdout == ("64 16" if user is None else "200 200"), done.stderr
 
 

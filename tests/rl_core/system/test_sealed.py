@@ -1,5 +1,3 @@
-"""The process around other packages' scorers: nothing gets out of it but a score."""
-
 import ctypes
 import os
 import shutil
@@ -12,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rl_core.system.sealed import NotSealed, TooSlow, sealed
+from tests.support.programs import python
 
 CODE = compile("1", "<string>", "exec")
 FLAG = {"is_changed": False}
@@ -93,16 +92,12 @@ def test_no_descriptor_of_the_parents_is_at_hand():
 @pytest.mark.skipif(sys.platform != "linux", reason="Landlock is Linux's")
 def test_where_the_kernel_helps_files_are_safe_without_the_hook(tmp_path):
     code = f"""
-        from pathlib import Path
-        from rl_core.system.isolation import stay_among_own
-        print(stay_among_own(compute_only=True))
-        Path({str(tmp_path / "made")!r}).touch()
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(line.strip() for line in code.splitlines())],
-        capture_output=True,
-        text=True,
-    )
+from pathlib import Path
+from rl_core.system.isolation import stay_among_own
+print(stay_among_own(compute_only=True))
+Path({str(tmp_path / "made")!r}).touch()
+"""
+    done = python(code)
     if done.stdout == "False\n":
         pytest.skip("the kernel is older than Linux 6.12")
     assert "PermissionError" in done.stderr

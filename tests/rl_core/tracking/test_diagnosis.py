@@ -1,10 +1,10 @@
-"""Each rule of the diagnosis: a series that triggers it, and a sound one that must not."""
-
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,42 +16,16 @@ Rows = list[dict[str, Any]]
 
 def steps(num_steps: int = 40, **series: Sequence[float]) -> Rows:
     """Rows of so many steps; a series of two values is a straight line between them."""
-    lines = {_NAMES[key]: np.linspace(x[0], x[-1], num_steps) for key, x in series.items()}
+    lines = {NAMES[key]: np.linspace(x[0], x[-1], num_steps) for key, x in series.items()}
     return [
         {"step": i + 1} | {name: float(line[i]) for name, line in lines.items()}
         for i in range(num_steps)
     ]
 
 
-_NAMES = {
-    "score": "critic/score/mean",
-    "accuracy": "reward/accuracy",
-    "length": "response_length/mean",
-    "entropy": "actor/entropy_loss",
-    "kl": "critic/kl",
-    "explained": "critic/vf_explained_var",
-    "clipped": "actor/pg_clipfrac",
-    "flat_groups": "group/zero_spread_frac",
-    "cut": "response_length/clip_ratio",
-    "gap": "rollout/logprob_gap_mean",
-    "repeated": "rollout/repeated_frac",
-    "rate": "rollout/tokens_per_s",
-}
-
-HEALTHY: Mapping[str, Sequence[float]] = {
-    "score": (0.2, 0.45),
-    "accuracy": (0.12, 0.4),
-    "length": (34, 51),
-    "entropy": (0.06, 0.075),
-    "kl": (0.0, 0.09),
-    "explained": (0.0, 0.07),
-    "clipped": (0.0025, 0.001),
-    "flat_groups": (0.4, 0.3),
-    "cut": (0.0, 0.02),
-    "gap": (3e-7, 4e-7),
-    "repeated": (0.02, 0.03),
-    "rate": (4600, 6900),
-}
+TABLES = yaml.safe_load(Path(__file__).with_name("diagnosis.yaml").read_text())
+NAMES = {key: name for key, (name, *_) in TABLES["series"].items()}
+HEALTHY: Mapping[str, Sequence[float]] = {key: x for key, (_, *x) in TABLES["series"].items()}
 
 
 def rules(rows: Rows) -> list[str]:
@@ -62,33 +36,7 @@ def test_a_healthy_run_has_nothing():
     assert rules(steps(**HEALTHY)) == []
 
 
-@pytest.mark.parametrize(
-    ("rule", "sick", "sound"),
-    [
-        ("reward_always_zero", {"score": (0, 0)}, {"score": (0, 0.001)}),
-        (
-            "format_credit_only",
-            {"score": (0.036, 0.1), "accuracy": (0, 0)},
-            {"score": (0.036, 0.119), "accuracy": (0, 0.03)},
-        ),
-        ("format_credit_only", {"score": (0.036, 0.11)}, {"score": (0.036, 0.3)}),
-        ("length_collapse", {"length": (181, 58)}, {"length": (181, 120)}),
-        (
-            "length_collapse",
-            {"length": (181, 58), "accuracy": (0.1, 0.1)},
-            {"length": (181, 58), "accuracy": (0.1, 0.5)},
-        ),
-        ("entropy_collapse", {"entropy": (0.5, 0.01)}, {"entropy": (0.5, 0.2)}),
-        ("useless_critic", {"explained": (0.1, -0.5)}, {"explained": (-0.5, 0.1)}),
-        ("never_clipped", {"clipped": (0, 0)}, {"clipped": (0, 0.0001)}),
-        ("groups_without_spread", {"flat_groups": (0.2, 0.8)}, {"flat_groups": (0.8, 0.2)}),
-        ("truncated", {"cut": (0.0, 0.4)}, {"cut": (0.4, 0.05)}),
-        ("growing_gap", {"gap": (1e-3, 0.02)}, {"gap": (0.02, 0.021)}),
-        ("growing_gap", {"gap": (1e-3, 0.02)}, {"gap": (1e-7, 9e-5)}),
-        ("repeated_text", {"repeated": (0.05, 0.6)}, {"repeated": (0.5, 0.5)}),
-        ("falling_throughput", {"rate": (6900, 2000)}, {"rate": (6900, 5500)}),
-    ],
-)
+@pytest.mark.parametrize(("rule", "sick", "sound"), TABLES["rules"])
 def test_each_rule(rule, sick, sound):
     assert rules(steps(**sick)) == [rule]
     assert rule not in rules(steps(**sound))
@@ -223,7 +171,7 @@ def test_too_few_steps_say_nothing():
     assert rules(steps(7, score=(0, 0), clipped=(0, 0), length=(181, 58))) == []
 
 
-names = st.sampled_from(sorted(_NAMES.values()))
+names = st.sampled_from(sorted(NAMES.values()))
 
 
 @given(st.lists(st.dictionaries(names, st.floats(-1e6, 1e6) | st.none()), max_size=60))

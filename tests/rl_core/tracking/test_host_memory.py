@@ -1,19 +1,17 @@
-"""The watcher of the machine's memory: whom it counts, what it counts, when it warns."""
-
 import logging
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking.host_memory import HostMemory, Usage, cgroup_rooms, usage_now, warning
 from rl_core.workers.cluster import Workers
+from tests.support.runs import new_run
 from tests.support.waiting import wait_for
 
 GIB = 2**30
@@ -101,7 +99,7 @@ def usage(available_gib: float, **processes: float) -> Usage:
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    return RunFolder.create(RunConfig(run_id="r", storage=StorageConfig(root=tmp_path)))
+    return new_run(tmp_path)
 
 
 def test_peaks_are_told_since_the_last_step_and_of_the_whole_run(run):
@@ -165,9 +163,7 @@ def test_a_look_that_fails_costs_the_watch_and_not_the_run(run, caplog):
 
 
 @pytest.mark.slow
-def test_ray_workers_and_their_object_store_are_told_apart(
-    tiny_model_path: Path, settings: Callable[..., RunConfig]
-) -> None:
+def test_ray_workers_and_their_object_store_are_told_apart(tiny_model_path, settings):
     config = settings(
         rollout={"engine": "hf", "num_engines": 2},
         resources={"learner_threads": 1},

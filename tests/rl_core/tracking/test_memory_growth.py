@@ -1,5 +1,3 @@
-"""Which memory grows steadily: lines, jumps, caches that fill up, saws and noise."""
-
 from collections.abc import Callable
 
 import numpy as np

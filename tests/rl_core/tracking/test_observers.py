@@ -1,5 +1,3 @@
-"""Several observers as one, and when a budget stops a run."""
-
 from pathlib import Path
 
 import pytest

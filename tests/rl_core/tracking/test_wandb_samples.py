@@ -1,6 +1,3 @@
-"""What wandb receives beside plain curves: tables of samples, under the names of TensorBoard's."""
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +9,6 @@ from rl_core.tracking import wandb_tracker
 from rl_core.tracking.tensorboard_tracker import TensorBoardTracker
 from rl_core.tracking.wandb_tracker import UploadOutcome, upload_run, wandb_tracking
 from rl_core.types import Rollout
-from tests.rl_core.conftest import MakeRollout
 from tests.rl_core.tracking.test_tensorboard_tracker import curves
 from tests.rl_core.tracking.test_wandb_tracker import (
     LIMIT_S,
@@ -42,11 +38,8 @@ def sampled(server: FakeWandb, run: str = "my-run") -> dict[int, list[list[Any]]
 
 @pytest.mark.slow
 def test_each_test_sends_a_table_of_samples_once_also_after_a_resume(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    make_rollout: MakeRollout,
-) -> None:
+    tmp_path, monkeypatch, caplog, make_rollout
+):
     config, run = a_run(tmp_path)
     rollout = make_rollout([1, 2], [3, 4], score=0.5, verdict="wrong_value")
     cells = [rollout.prompt_text, rollout.response_text, rollout.scored.answer, "wrong_value", 0.5]
@@ -74,11 +67,8 @@ def test_each_test_sends_a_table_of_samples_once_also_after_a_resume(
 
 @pytest.mark.slow
 def test_a_table_that_wandb_refuses_costs_a_warning_and_no_step(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    make_rollout: MakeRollout,
-) -> None:
+    tmp_path, monkeypatch, caplog, make_rollout
+):
     config, run = a_run(tmp_path)
     with FakeWandb(takes_tables=False) as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
@@ -92,9 +82,7 @@ def test_a_table_that_wandb_refuses_costs_a_warning_and_no_step(
 
 
 @pytest.mark.slow
-def test_tensorboard_and_wandb_receive_the_same_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensorboard_and_wandb_receive_the_same_names(tmp_path, monkeypatch):
     names = {"actor/pg_loss", "reward/verdict/no_answer", "memory/peak_gib/gen", "val/accuracy"}
     trainer = TrainerConfig(logger=("wandb", "tensorboard"), wandb_mode="online")
     config = RunConfig(run_id="my-run", storage=StorageConfig(root=tmp_path), trainer=trainer)

@@ -21,7 +21,6 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking import wandb_tracker
 from rl_core.tracking.wandb_run_id import wandb_run_id
 from rl_core.tracking.wandb_tracker import UploadOutcome, upload_run, wandb_tracking
-from tests.support.chaos import Ledger
 from tests.support.fake_wandb import API_KEY, FakeWandb, black_hole, closed_port
 from tests.support.waiting import wait_for
 
@@ -98,9 +97,7 @@ def files_with(word: str, folder: Path) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_a_resumed_runs_curve_goes_on_and_has_each_step_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_resumed_runs_curve_goes_on_and_has_each_step_once(tmp_path, monkeypatch, caplog):
     config, run = a_run(tmp_path)
     monkeypatch.setattr(wandb_tracker, "FINISH_TIMEOUT_S", float(LIMIT_S))
     with FakeWandb() as server, run.log_to_file():
@@ -133,9 +130,7 @@ def test_a_resumed_runs_curve_goes_on_and_has_each_step_once(
 
 
 @pytest.mark.slow
-def test_no_other_user_and_no_reader_of_command_lines_gets_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_other_user_and_no_reader_of_command_lines_gets_in(tmp_path, monkeypatch):
     """ATTACK: sockets, command lines and files of wandb's processes, while they are online."""
     config, run = a_run(tmp_path)
     monkeypatch.setattr(wandb_tracker, "FINISH_TIMEOUT_S", float(LIMIT_S))
@@ -173,9 +168,7 @@ def _seconds(time_text: str) -> float:
 
 
 @pytest.mark.slow
-def test_offline_each_start_leaves_one_file_with_all_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_offline_each_start_leaves_one_file_with_all_steps(tmp_path, monkeypatch, caplog):
     config, run = a_run(tmp_path, "offline")
     monkeypatch.setattr(wandb_tracker, "FINISH_TIMEOUT_S", float(LIMIT_S))
     with wandb_tracking(config, run.path):
@@ -243,12 +236,8 @@ FAULTS: dict[str, tuple[Fault, str]] = {
 @pytest.mark.chaos
 @pytest.mark.parametrize("fault", FAULTS)
 def test_whatever_wandb_does_the_run_goes_on_and_its_steps_are_uploaded_later(
-    fault: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    survived: Ledger,
-) -> None:
+    fault, tmp_path, monkeypatch, caplog, survived
+):
     serve, said = FAULTS[fault]
     config, run = a_run(tmp_path)
     monkeypatch.setattr(wandb_tracker, "FINISH_TIMEOUT_S", 8.0)
@@ -279,7 +268,7 @@ def test_whatever_wandb_does_the_run_goes_on_and_its_steps_are_uploaded_later(
 
 @pytest.mark.slow
 @pytest.mark.chaos
-def test_no_process_outlives_a_trainer_that_is_killed(tmp_path: Path, survived: Ledger) -> None:
+def test_no_process_outlives_a_trainer_that_is_killed(tmp_path, survived):
     _, run = a_run(tmp_path, "offline")
     code = """
 import sys, time
@@ -302,9 +291,7 @@ with wandb_tracking(RunConfig(trainer=TrainerConfig(logger=("wandb",))), Path(sy
 
 
 @pytest.mark.slow
-def test_a_run_that_was_deleted_at_wandb_goes_on_under_a_new_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_that_was_deleted_at_wandb_goes_on_under_a_new_name(tmp_path, monkeypatch, caplog):
     config, run = a_run(tmp_path)
     monkeypatch.setattr(wandb_tracker, "FINISH_TIMEOUT_S", float(LIMIT_S))
     with FakeWandb(deleted=("my-run",)) as server:
@@ -319,9 +306,7 @@ def test_a_run_that_was_deleted_at_wandb_goes_on_under_a_new_name(
 
 
 @pytest.mark.slow
-def test_an_upload_says_in_one_line_why_it_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_upload_says_in_one_line_why_it_failed(tmp_path, monkeypatch):
     _, run = a_run(tmp_path)
     assert upload_run(run.path) == UploadOutcome("already", 0, "no step was done")
     do_steps(run, 1, 2)

@@ -1,7 +1,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -32,9 +31,7 @@ learner.weights()
 
 
 @pytest.mark.slow
-def test_what_one_phase_has_freed_does_not_count_in_the_next(
-    tiny_model_path: Path, tmp_path: Path
-) -> None:
+def test_what_one_phase_has_freed_does_not_count_in_the_next(tiny_model_path, tmp_path):
     command = [sys.executable, "-c", LEARNER, str(tiny_model_path), str(tmp_path)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

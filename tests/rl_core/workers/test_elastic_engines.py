@@ -2,7 +2,7 @@
 
 import logging
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from rl_core.rollout.protocol import in_order
 from rl_core.types import GenerationRequest, Rollout, SamplingSettings
 from rl_core.workers import cluster as workers_module
 from rl_core.workers.cluster import Workers
-from tests.support.chaos import Ledger
 from tests.support.faulty_actors import FaultyRolloutActor
 from tests.support.harness import ROOT
 from tests.support.waiting import wait_for
@@ -141,13 +140,8 @@ def come_and_go(
 @pytest.mark.chaos
 @pytest.mark.timeout(900)
 def test_engines_come_and_go_with_their_machines(
-    tiny_model_path: Path,
-    tmp_path: Path,
-    settings: Callable[..., RunConfig],
-    random_rollouts: Callable[..., list[Rollout]],
-    monkeypatch: pytest.MonkeyPatch,
-    survived: Ledger,
-) -> None:
+    tiny_model_path, tmp_path, settings, random_rollouts, monkeypatch, survived
+):
     monkeypatch.syspath_prepend(ROOT)  # for the process, which imports this file
     monkeypatch.setenv("RAY_raylet_start_wait_time_s", "120")  # on a busy machine
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # its Ray takes this machine's address
@@ -172,14 +166,8 @@ def test_engines_come_and_go_with_their_machines(
 @pytest.mark.chaos
 @pytest.mark.timeout(900)
 def test_new_weights_reach_all_engines_and_outlive_each_of_them(
-    tiny_model_path: Path,
-    tmp_path: Path,
-    settings: Callable[..., RunConfig],
-    random_rollouts: Callable[..., list[Rollout]],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    survived: Ledger,
-) -> None:
+    tiny_model_path, tmp_path, settings, random_rollouts, monkeypatch, caplog, survived
+):
     monkeypatch.setattr(workers_module, "RolloutActor", FaultyRolloutActor)
     caplog.set_level(logging.WARNING, "rl_core.workers")
     config = settings(

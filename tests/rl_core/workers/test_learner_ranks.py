@@ -3,21 +3,17 @@
 import os
 import signal
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rl_core.batch import collate
-from rl_core.config.run import RunConfig
 from rl_core.errors import WorkerDied
 from rl_core.learner.learner import Learner
 from rl_core.rollout.model_files import read_weights
-from rl_core.types import GenerationRequest, Rollout, SamplingSettings
+from rl_core.types import GenerationRequest, SamplingSettings
 from rl_core.workers.cluster import Workers
-from tests.support.chaos import Ledger
 from tests.support.learners import without_timings
 
 GREEDY = SamplingSettings(max_tokens=12, temperature=0.0)
@@ -33,12 +29,8 @@ SECTIONS = {
 @pytest.mark.slow
 @pytest.mark.chaos
 def test_two_ranks_are_one_learner_until_one_of_them_dies(
-    tiny_model_path: Path,
-    tmp_path: Path,
-    settings: Callable[..., RunConfig],
-    random_rollouts: Callable[..., list[Rollout]],
-    survived: Ledger,
-) -> None:
+    tiny_model_path, tmp_path, settings, random_rollouts, survived
+):
     one = settings(**SECTIONS, resources={"learner_threads": 1})
     two = settings(**SECTIONS, resources={"learner_threads": 1, "learner_ranks": 2})
     rollouts = random_rollouts(8)

@@ -1,9 +1,6 @@
-"""A machine with another version of the project, or without the folders of a run, is refused."""
-
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -64,7 +61,7 @@ check_nodes([node["NodeID"] for node in ray.nodes()], [])
 
 
 @pytest.mark.slow
-def test_a_machine_that_cannot_load_the_project_is_named(tmp_path: Path) -> None:
+def test_a_machine_that_cannot_load_the_project_is_named(tmp_path):
     broken = tmp_path / "node" / "rl_core"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise ImportError('not for this Python')")

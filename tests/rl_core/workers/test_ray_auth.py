@@ -230,9 +230,7 @@ GENERATES = textwrap.dedent(
 
 
 @pytest.mark.slow
-def test_a_real_ray_serves_who_has_its_token_and_says_who_has_not(
-    tmp_path: Path, tiny_model_path: Path
-) -> None:
+def test_a_real_ray_serves_who_has_its_token_and_says_who_has_not(tmp_path, tiny_model_path):
     settings = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
     with ray_head(environment_of_ray(tmp_path, **settings)) as address:
 

@@ -1,8 +1,6 @@
 """Export: the folder that others load, its card, and a hub that is given it over HTTP."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -10,11 +8,11 @@ import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from flows.cli.main import run_command
 from rl_core.runs.run_folder import RunFolder
 from tasks.export import export_model
 from tasks.queries.checkpoint_names import NamedModel
 from tests.support.hub_server import serve_hub
+from tests.support.programs import python
 
 EACH = """
 import json, sys
@@ -23,10 +21,9 @@ print([run_command(words) for words in json.loads(sys.argv[1])])
 """
 
 
-def test_the_folder_loads_in_the_type_that_was_asked_for(tmp_path, tiny_model_path):
+def test_the_folder_loads_in_the_type_that_was_asked_for(cli, tmp_path, tiny_model_path):
     to = tmp_path / "exported"
-    words = ["export", str(tiny_model_path), f"to={to}", f"storage.root={tmp_path}"]
-    assert run_command(words) == 0
+    cli("export", str(tiny_model_path), f"to={to}")
     model = AutoModelForCausalLM.from_pretrained(to)
     assert model.dtype == torch.bfloat16
     source = load_file(tiny_model_path / "model.safetensors")
@@ -115,13 +112,12 @@ def test_the_card_of_a_step_that_was_only_tested_in_training_says_that_test(
     ],
 )
 def test_what_cannot_be_exported_ends_with_2(
-    capsys, monkeypatch, tmp_path, tiny_model_path, words, said
+    cli, monkeypatch, tmp_path, tiny_model_path, words, said
 ):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "file").touch()
     given = [word.format(model=tiny_model_path, tmp=tmp_path) for word in words]
-    assert run_command(["export", *given]) == 2
-    assert said in capsys.readouterr().err
+    assert said in cli("export", *given, code=2, root=None).err
     assert not (tmp_path / "to").exists()
 
 
@@ -137,12 +133,7 @@ def test_a_hub_is_given_the_folder_over_http_only_if_asked(tmp_path, tiny_model_
             ["export", model, f"to={tmp_path / 'b'}", "push=someone/tiny"],
             ["export", model, f"to={tmp_path / 'c'}", "push=another/tiny"],
         ]
-        done = subprocess.run(  # the hub's address is read when its library is loaded
-            [sys.executable, "-c", EACH, json.dumps(commands)],
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        done = python(EACH, json.dumps(commands))  # the library reads the hub's address on load
         assert done.stdout.endswith("[0, 0, 2]\n"), done.stderr
         assert f"\n{hub.url}/someone/tiny\n" in done.stdout
         (created,) = hub.created

@@ -1,5 +1,3 @@
-"""What a run says of its steps: planned before the first, measured from the fifth on."""
-
 from pathlib import Path
 
 import pyarrow as pa

@@ -1,5 +1,3 @@
-"""Hours and price before the start: from a run of the same shape, else by a roofline."""
-
 import json
 from pathlib import Path
 from typing import Any

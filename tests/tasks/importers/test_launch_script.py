@@ -8,6 +8,8 @@ from hypothesis import given
 from tasks.importers.launch_script import Imported, import_script
 from tests.support.launch_scripts import ARRAYS, FROM_OUTSIDE, GSM8K, PLANTED, SOUND, shell_texts
 
+TABLES = yaml.safe_load((Path(__file__).parent / "scripts/settings.yaml").read_text())
+
 
 def preset_of(script: str) -> dict[str, Any]:
     return yaml.safe_load((Path(__file__).parent / "scripts" / f"{script}.yaml").read_text())
@@ -187,32 +189,7 @@ def test_checkpointing_of_the_critic_alone_is_kept():
     assert found(imported, "holds for actor and critic here").startswith("line 6")
 
 
-@pytest.mark.parametrize(
-    ("setting", "ours", "value"),
-    [
-        ("actor_rollout_ref.actor.optim.lr_warmup_steps=7", "actor.warmup_steps", 7),
-        ("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.1", "actor.warmup_steps", 8),
-        ("actor_rollout_ref.actor.optim.warmup_style=cosine", "actor.lr_schedule", "cosine"),
-        ("actor_rollout_ref.actor.optim.warmup_style=cosine", "trainer.total_steps", 87),
-        ("actor_rollout_ref.actor.optim.optimizer=AdamW8bit", "actor.optimizer", "adamw_8bit"),
-        ("critic.optim.lr_scheduler_type=cosine", "critic.lr_schedule", "cosine"),
-        ("actor_rollout_ref.actor.optim.clip_grad=0.5", "actor.grad_clip", 0.5),
-        ("algorithm.norm_adv_by_std_in_grpo=False", "algorithm.estimator", "dr_grpo"),
-        ("algorithm.filter_groups.enable=True", "algorithm.resample_rounds", 10),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "actor.policy_loss", "gspo"),
-        ("actor_rollout_ref.ref.fsdp_config.param_offload=True", "resources.offload", True),
-        ("actor_rollout_ref.rollout.free_cache_engine=True", "rollout.sleep", True),
-        ("actor_rollout_ref.rollout.name=sglang", "rollout.engine", "vllm"),
-        ("actor_rollout_ref.rollout.top_k=50", "rollout.top_k", 0),
-        ("actor_rollout_ref.rollout.top_k=-1", "rollout.top_k", -1),
-        ("actor_rollout_ref.model.lora.rank=16", "model.lora_rank", 16),
-        ("actor_rollout_ref.actor.ppo_mini_batch_size=96", "actor.mini_batch_size", 64),
-        ("algorithm.adv_estimator=grpo_vectorized", "algorithm.estimator", "grpo"),
-        ("algorithm.adv_estimator=remax", "algorithm.estimator", "gae"),
-        ("trainer.max_actor_ckpt_to_keep=3", "checkpoints.keep_last", 3),
-        ("custom_reward_function.path=lib/mine.py", "env.reward", "mine:compute_score"),
-    ],
-)
+@pytest.mark.parametrize(("setting", "ours", "value"), TABLES["other form"])
 def test_settings_with_another_form_arrive(setting, ours, value):
     imported = import_script(f"{GSM8K.rstrip()} \\\n    {setting}\n")
     assert imported.settings[ours] == value
@@ -230,30 +207,9 @@ def test_what_is_out_of_range_and_what_is_lacking_is_said_and_left_out():
 UNKNOWN = "data.train_files=x trainer.experiment_name=x"
 
 
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        ("{actor}.policy_loss.loss_mode=gpg", "loss_mode=gpg is not known here: vanilla, gspo"),
-        ("actor_rollout_ref.rollout.top_p=0.9", "top_p=0.9 samples from fewer tokens"),
-        ("algorithm.kl_penalty=abs", "KL estimate abs is not known here: kl, k1"),
-        ("{actor}.optim.warmup_style=exp", "actor: the schedule exp is not known here"),
-        (f"{UNKNOWN} {{actor}}.optim.warmup_style=linear", "without a known number of steps"),
-        (f"{UNKNOWN} {{actor}}.optim.lr_warmup_steps_ratio=0.1", "0.1 of an unknown number"),
-        ("critic.optim.lr_warmup_steps=5", "the critic's rate starts in full"),
-        ("{actor}.optim.optimizer=Lion", "optim.optimizer=Lion is not known here: now AdamW"),
-        (
-            "trainer.n_gpus_per_node=8 {actor}.optim.optimizer=AdamW8bit",
-            "AdamW8bit works in one learner process here",
-        ),
-        ("custom_reward_function.path=my-score.py", "my-score.py cannot be imported by its name"),
-        ("data.train_batch_size=$(nproc)", "data.train_batch_size=$(nproc) is known only when it"),
-        ("trainer.save_freq=-1", "verl keeps nothing of the run: here every 100 steps"),
-        ("data.train_files=['a/gsm8k.json','b/gsm8k.json']", "b/gsm8k.json are not here"),
-        ("data.seed=1 data.shuffle=True", "data.seed, data.shuffle do nothing here"),
-    ],
-)
+@pytest.mark.parametrize(("setting", "words"), TABLES["sentences"].items())
 def test_each_sentence_of_the_table_has_its_facts(setting, words):
-    written = setting.format(actor="actor_rollout_ref.actor")
+    written = setting.format(actor="actor_rollout_ref.actor", unknown=UNKNOWN)
     assert found(import_script(f"{GSM8K.rstrip()} \\\n    {written}\n"), words)
 
 

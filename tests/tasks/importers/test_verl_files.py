@@ -1,5 +1,3 @@
-"""What a launch script's data are: told by rows that are here, else by names."""
-
 from pathlib import Path
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Every setting of verl and TinyZero is known by name; one that is misspelt is not."""
-
 import re
 from pathlib import Path
 

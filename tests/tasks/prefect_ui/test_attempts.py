@@ -1,5 +1,3 @@
-"""What the Prefect UI calls a start of training."""
-
 import logging
 
 import pytest
@@ -20,7 +18,9 @@ def test_a_later_start_is_named_by_what_is_other(tmp_path, caplog, seed, changed
     run = run_with(seed)
     assert attempt_name({"run": run}) == f"train attempt 2, continued: {changed}, from step 0"
     show_attempts(run, logging.getLogger("attempts"))
-    assert caplog.messages == [f"attempt 2, from step 0 with {changed}: continued"]
+    # A thread of an earlier test may warn of its server meanwhile.
+    said = [record.message for record in caplog.records if record.name == "attempts"]
+    assert said == [f"attempt 2, from step 0 with {changed}: continued"]
     run.add_attempt("out of memory in gen", {"rollout.kv_cache_mib": (128, 64)})
     name = "train attempt 3 after out of memory in gen: rollout.kv_cache_mib=64, from step 0"
     assert attempt_name({"run": run}) == name

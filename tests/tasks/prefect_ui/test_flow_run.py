@@ -1,5 +1,3 @@
-"""No error of any stage brings a secret to Prefect, which shows it to all who see the run."""
-
 import importlib
 import inspect
 import pkgutil

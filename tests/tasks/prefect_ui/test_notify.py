@@ -1,5 +1,3 @@
-"""A webhook and a command are told, and whatever they do costs a line of the log."""
-
 import json
 import logging
 import re

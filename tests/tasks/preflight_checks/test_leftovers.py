@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 import psutil
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
-from flows.cli.main import run_command
 from tasks.preflight_checks.finding import Finding
 from tasks.preflight_checks.leftovers import left_processes, leftover_findings
 from tests.support.faults import leave_free, mounted_small_disk
@@ -55,14 +54,13 @@ def test_what_answers_at_prefects_address_is_asked_what_it_is():
     assert "PREFECT_API_AUTH_STRING=name:password" in prefect.remedy
 
 
-def test_a_server_that_is_gone_stops_a_run_but_no_command_that_needs_none(tmp_path, capsys):
-    settings = [f"storage.root={tmp_path}", "data.train_size=256", "data.test_size=16"]
+def test_a_server_that_is_gone_stops_a_run_but_no_command_that_needs_none(cli):
+    settings = ["data.train_size=256", "data.test_size=16"]
     with temporary_settings({PREFECT_API_URL: NOBODY}):
-        assert run_command(["run", *settings]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        (line,) = cli("run", *settings, code=2).err.splitlines()
         assert f"PREFECT_API_URL={NOBODY} does not answer (127.0.0.1:9: " in line
         assert "`prefect server start`, or unset PREFECT_API_URL" in line
-        assert run_command(["generate", *settings]) == 0
+        cli("generate", *settings)
 
 
 def test_a_disk_on_which_prefect_has_no_room_is_a_warning(tmp_path):

@@ -1,5 +1,3 @@
-"""Which device hours are planned for: one that is named, one that is there, or this CPU."""
-
 import itertools
 import json
 import os

@@ -1,5 +1,3 @@
-"""Preflight's memory plan: does it fit, and what would make it fit."""
-
 import json
 from pathlib import Path
 from typing import get_args

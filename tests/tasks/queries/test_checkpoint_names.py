@@ -3,17 +3,15 @@ from pathlib import Path
 import pytest
 
 from rl_core.checkpoints.store import save_checkpoint
-from rl_core.config.operations import StorageConfig
-from rl_core.config.run import RunConfig
-from rl_core.runs.run_folder import RunFolder
 from tasks.queries.checkpoint_names import find_model
 from tests.support.checkpoint_files import writer
+from tests.support.runs import new_run
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     for run_id, accuracies in (("alpha", {10: 0.9, 20: 0.2}), ("beta", {5: 0.1})):
-        run = RunFolder.create(RunConfig(run_id=run_id, storage=StorageConfig(root=tmp_path)))
+        run = new_run(tmp_path, run_id)
         run.update(model=f"/models/{run_id}")
         for step, accuracy in accuracies.items():
             save_checkpoint(run.path, step, writer(), accuracy)

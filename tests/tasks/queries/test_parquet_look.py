@@ -38,16 +38,8 @@ def test_columns_are_named_with_types_as_verl_writes_them(file):
 
 def test_lengths_of_conversations_count_all_their_messages(file):
     (characters,) = text_lengths(file, None, None).summary
-    assert characters == {
-        "unit": "characters",
-        "rows": 3,
-        "min": 3,
-        "mean": 5.3,
-        "p50": 3,
-        "p90": 10,
-        "p99": 10,
-        "max": 10,
-    }
+    assert list(characters) == ["unit", "rows", "min", "mean", "p50", "p90", "p99", "max"]
+    assert list(characters.values()) == ["characters", 3, 3, 5.3, 3, 10, 10, 10]
 
 
 def test_lengths_count_tokens_where_there_is_a_tokenizer(file):
@@ -55,10 +47,8 @@ def test_lengths_count_tokens_where_there_is_a_tokenizer(file):
     assert [row["unit"] for row in found.summary] == ["characters", "tokens"]
     assert (found.summary[1]["min"], found.summary[1]["max"]) == (0, 7)
     assert found.histogram[0].split() == ["tokens", "rows"]
-    assert [line.split()[:2] for line in (found.histogram[1], found.histogram[-1])] == [
-        ["0", "1"],
-        ["7", "1"],
-    ]
+    shown = [line.split()[:2] for line in (found.histogram[1], found.histogram[-1])]
+    assert shown == [["0", "1"], ["7", "1"]]
 
 
 def test_bins_of_a_histogram_hold_every_row(tmp_path):

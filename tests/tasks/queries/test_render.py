@@ -71,12 +71,8 @@ def test_a_table_that_is_too_wide_tells_once_what_all_rows_share_and_folds_its_h
     assert render(frame, "table", width=120).decode().splitlines()[0].split() == frame.columns
     lines = render(frame, "table", width=40).decode().splitlines()
     assert lines[0] == "run_id: 20261121-190817-astonishing-dodo"
-    assert [line.split() for line in lines[1:5]] == [
-        ["mean_"],
-        ["response_"],
-        ["tokens", "folder"],
-        ["1.5", "…step_000000"],
-    ]
+    head = ["mean_", "response_", "tokens folder", "1.5 …step_000000"]
+    assert [" ".join(line.split()) for line in lines[1:5]] == head
     assert lines[-2].split() == ["1.5", "…step_000011"]
     assert max(map(len, lines)) <= 40
 
@@ -84,11 +80,8 @@ def test_a_table_that_is_too_wide_tells_once_what_all_rows_share_and_folds_its_h
 def test_a_few_rows_that_do_not_fit_stand_below_each_other():
     frame = pl.DataFrame({f"measure_{i}": [0.5, 0.25] for i in range(9)})
     lines = render(frame, "table", width=60).decode().splitlines()
-    assert [line.split() for line in lines[:3]] == [
-        ["--", "1", "--"],
-        ["measure_0", "0.5"],
-        ["measure_1", "0.5"],
-    ]
+    first = ["-- 1 --", "measure_0 0.5", "measure_1 0.5"]
+    assert [" ".join(line.split()) for line in lines[:3]] == first
     assert lines[-1] == "(2 rows)"
 
 
@@ -116,32 +109,12 @@ def test_no_row_and_no_column_are_a_count_alone():
 
 def test_no_text_becomes_a_formula_of_a_spreadsheet():
     """Texts that a model wrote; numbers stay what they are."""
-    texts = [
-        "=1+1",
-        "+cmd|' /C calc'!A0",
-        "-2+3",
-        "@SUM(A1)",
-        "\t=1",
-        "-2.5e3",
-        "+7",
-        "plain",
-        None,
-    ]
+    defused = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1"]
+    texts = [*defused, "-2.5e3", "+7", "plain", None]
     frame = pl.DataFrame({"=head": texts, "number": [-1.5 * i for i in range(len(texts))]})
     rows = list(csv.reader(io.StringIO(render(frame, "csv", width=80).decode())))
     assert rows[0] == ["'=head", "number"]
-    assert [row[0] for row in rows[1:]] == [
-        *(
-            "'=1+1",
-            "'+cmd|' /C calc'!A0",
-            "'-2+3",
-            "'@SUM(A1)",
-            "'\t=1",
-            "-2.5e3",
-            "+7",
-            "plain",
-            "",
-        )
-    ]
+    shown = [f"'{text}" for text in defused]
+    assert [row[0] for row in rows[1:]] == [*shown, "-2.5e3", "+7", "plain", ""]
     assert [float(row[1]) for row in rows[1:]] == frame["number"].to_list()
     assert json.loads(render(frame, "json", width=80))[0]["=head"] == "=1+1"

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 
 from flows.cli.main import run_command
 from rl_core.checkpoints.store import save_checkpoint
-from rl_core.config.operations import StorageConfig
-from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.schema import EVALUATION, ROLLOUTS
 from rl_core.types import Completion, Problem, Rollout, ScoredText
 from tasks.queries import saved_questions, sql
 from tasks.queries.render import render
+from tests.support.runs import new_run
 
 ANSWERS = yaml.safe_load((Path(__file__).parent / "answers.yaml").read_text())
 
@@ -234,7 +233,7 @@ def test_files_of_older_versions_and_odd_folders_answer(tmp_path):
 
 
 def test_how_far_off_wrong_answers_are_can_be_asked(tmp_path):
-    log = RunFolder.create(RunConfig(run_id="alpha", storage=StorageConfig(root=tmp_path))).rollouts
+    log = new_run(tmp_path, "alpha").rollouts
     problem = Problem(5, "countdown", (), {"target": 35, "numbers": [3, 14, 7]}, 1)
     for step, value in enumerate(("77/2", "29", None, "9" * 400), start=1):
         completion = Completion(np.arange(1), np.zeros(1, np.float32), "stop")
@@ -296,7 +295,7 @@ def write_weights(folder: Path) -> None:
 
 
 def test_reads_what_a_run_really_writes_while_it_writes(tmp_path):
-    run = RunFolder.create(RunConfig(run_id="live", storage=StorageConfig(root=tmp_path)))
+    run = new_run(tmp_path, "live")
     metrics = run.path / "metrics.jsonl"
     for step in (1, 2):
         run.rollouts.write(step, 0, [rollout("correct", 0), rollout("no_answer", step)], {})

@@ -127,7 +127,7 @@ def test_the_page_holds_each_problem_and_no_markup_of_a_model(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_page_does_nothing_in_a_real_browser(tmp_path: Path) -> None:
+def test_the_page_does_nothing_in_a_real_browser(tmp_path):
     write_page(rows(answer=HOSTILE), asked(7), tmp_path / "rows.parquet")
     dom, console, urls = dump_dom(tmp_path / "rows.html", tmp_path / "browser")
     assert "<title>r/step_000025 · countdown-train</title>" in dom

@@ -128,7 +128,7 @@ def test_all_text_is_escaped(two_runs):
 
 
 @pytest.mark.slow
-def test_a_hostile_run_does_nothing_in_a_real_browser(two_runs: Path, tmp_path: Path) -> None:
+def test_a_hostile_run_does_nothing_in_a_real_browser(two_runs, tmp_path):
     run = two_runs / "runs" / "alpha"
     poison(run)
     page = write_report(run).html
@@ -154,7 +154,7 @@ def test_a_hostile_run_does_nothing_in_a_real_browser(two_runs: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_pointer_a_finger_and_keys_find_the_nearest_step(two_runs: Path, tmp_path: Path) -> None:
+def test_a_pointer_a_finger_and_keys_find_the_nearest_step(two_runs, tmp_path):
     """Pointed at where the axis says 2; at the pages of one run and of several."""
     page = write_report(two_runs / "runs" / "alpha").html
     pointed = tmp_path / "pointed.html"

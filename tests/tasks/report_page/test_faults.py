@@ -9,9 +9,10 @@ from tasks.report_page.faults import Fault, LoggedWarning, faults, warnings
 def test_attempts_memory_and_checkpoints_are_told(two_runs):
     run = RunFolder(two_runs / "runs" / "alpha")
     first = run.read().attempts[0]
-    oom, day = "out of memory in load_engine", "2026-11-20"
+    oom, day = "out of memory", "2026-11-20"
+    split = "split and done again, the result unchanged"
     changes = {"rollout.kv_cache_mib": (128, 64)}
-    retry = Attempt(started_at=day, reason=oom, from_step=2, changes=changes)
+    retry = Attempt(started_at=day, reason=f"{oom} in load_engine", from_step=2, changes=changes)
     later = Attempt(started_at=day, reason="continued", from_step=3)
     failed = Attempt(started_at=day, reason="continued after: ValueError: no file", from_step=3)
     run.update(attempts=(first, retry, later, failed))
@@ -26,19 +27,13 @@ def test_attempts_memory_and_checkpoints_are_told(two_runs):
     damaged = run.path / "checkpoints" / "damaged_step_000001"
     shutil.move(run.path / "checkpoints" / "step_000001", damaged)
     assert faults(run.path, run.read()) == [
-        Fault("attempt 2", oom, "retried from step 2 with rollout.kv_cache_mib=64"),
+        Fault(
+            "attempt 2", f"{oom} in load_engine", "retried from step 2 with rollout.kv_cache_mib=64"
+        ),
         Fault("attempt 3", "interrupted", "continued from step 3"),
         Fault("attempt 4", "ValueError: no file", "continued from step 3"),
-        Fault(
-            "step 5",
-            "out of memory in update_actor, 3 times",
-            "split and done again, the result unchanged, 512 tokens at a time since",
-        ),
-        Fault(
-            "step 7",
-            "out of memory in gen, 1 time",
-            "split and done again, the result unchanged, 128 sequences at a time since",
-        ),
+        Fault("step 5", f"{oom} in update_actor, 3 times", f"{split}, 512 tokens at a time since"),
+        Fault("step 7", f"{oom} in gen, 1 time", f"{split}, 128 sequences at a time since"),
         Fault(
             "step 9",
             "a rollout engine died, 3 times",
@@ -77,12 +72,14 @@ def test_warnings_of_the_log_are_told_once(tmp_path):
 def test_a_disk_that_was_full_is_no_quiet_run(two_runs):
     """As training writes it: see `background_save`, `rollout_log` and `validation_log`."""
     run = RunFolder(two_runs / "runs" / "alpha")
+    lost = (
+        "2026-11-20T20:00:01Z WARNING rl_core.runs.rollout_log: the rollouts of step {} could not "
+        "be written: [Errno 28] No space left on device\n"
+    )
     (run.path / "log.txt").write_text(
-        "2026-11-20T20:00:01Z WARNING rl_core.runs.rollout_log: the rollouts of step 10 could not "
-        "be written: [Errno 28] No space left on device\n"
-        "2026-11-20T20:00:01Z WARNING rl_core.runs.rollout_log: the rollouts of step 11 could not "
-        "be written: [Errno 28] No space left on device\n"
-        "2026-11-20T20:00:02Z WARNING rl_core.checkpoints.background_save: the disk filled up "
+        lost.format(10)
+        + lost.format(11)
+        + "2026-11-20T20:00:02Z WARNING rl_core.checkpoints.background_save: the disk filled up "
         "while step 10 was saved\n"
         "2026-11-20T20:00:03Z ERROR rl_core.checkpoints.background_save: step 12 was not saved "
         "(OSError: [Errno 28] No space left on device): free 3 GB; training goes on\n"

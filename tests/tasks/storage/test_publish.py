@@ -1,11 +1,8 @@
-"""What commands of another machine see of the runs of a store."""
-
 import json
 from pathlib import Path
 
 import pytest
 
-from flows.cli.main import run_command
 from flows.runs.run_record import choose_run
 from flows.settings.compose import compose
 from rl_core.config.operations import StorageConfig
@@ -18,12 +15,9 @@ from tasks.storage import bring_records, inputs_published, published
 from tests.rl_core.storage.test_mirror import save
 from tests.support import s3
 
-SMALL = [
-    "data.train_size=64",
-    "data.test_size=16",
-    "data.train_batch_size=8",
-    "actor.mini_batch_size=4",
-]
+URL = f"storage.url={s3.URL}"
+SMALL = ["data.train_size=64", "data.test_size=16"]
+SMALL += ["data.train_batch_size=8", "actor.mini_batch_size=4"]
 
 
 @pytest.fixture
@@ -40,28 +34,25 @@ def config(root: Path, run_id: str = "r") -> RunConfig:
     return compose(SMALL, base=base)
 
 
-def test_another_machine_asks_about_a_run_prunes_it_and_makes_its_report(port, tmp_path, capsys):
+def test_another_machine_asks_about_a_run_prunes_it_and_makes_its_report(port, cli, tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     with published(config(here)):
         run = RunFolder.create(config(here))
         for step in (1, 2, 3):
             save(run, step)
         run.update(status="finished")
-    place = [f"storage.root={there}", f"storage.url={s3.URL}"]
     select = "select step, value from metrics where metric = 'reward' order by step"
-    asked = ["sql", "-q", select, "--format", "json", *place]
-    assert run_command(asked) == 0
-    assert [row["step"] for row in json.loads(capsys.readouterr().out)] == [1, 2, 3]
+    answer = cli("sql", "-q", select, "--format", "json", URL, root=there).out
+    assert [row["step"] for row in json.loads(answer)] == [1, 2, 3]
     assert not (there / "runs" / "r" / "checkpoints").exists()
-    assert run_command(["runs", *place]) == 0
-    assert "finished" in capsys.readouterr().out
+    assert "finished" in cli("runs", URL, root=there).out
 
     left_alone = prune_runs([(config(there), RunFolder.under(there, "r"))], dry_run=False)
     assert [row["decision"] for row in left_alone] == ["left alone"]
     assert "written by another machine" in left_alone[0]["why"]
 
-    assert run_command(["prune", "run_id=r", *place, "checkpoints.keep_last=0"]) == 0
-    assert run_command(["report", "run_id=r", *place]) == 0
+    cli("prune", "run_id=r", URL, "checkpoints.keep_last=0", root=there)
+    cli("report", "run_id=r", URL, root=there)
     keys = ObjectStore(s3.URL).list("runs/r/")
     steps = {key.split("/")[3] for key in keys if "/checkpoints/" in key}
     assert steps == {"step_000003"}  # latest and best
@@ -80,26 +71,20 @@ def test_a_run_that_was_stopped_elsewhere_is_found_by_its_settings_alone(port, t
     assert choose_run(other, None).run_id != "r"
 
 
-def test_a_run_that_another_machine_writes_is_refused_in_a_line(port, tmp_path, capsys):
-    here, there = tmp_path / "here", tmp_path / "there"
+def test_a_run_that_another_machine_writes_is_refused_in_a_line(port, cli, tmp_path):
+    here = tmp_path / "here"
     with published(config(here)):
         RunFolder.create(config(here))
-    place = ["run_id=r", f"storage.root={there}", f"storage.url={s3.URL}"]
     with Lease(ObjectStore(s3.URL), "r", "of-a-third", Timing(beat_s=0.2)):
-        assert run_command(["prune", *place]) == 1
-    said = capsys.readouterr().err
+        said = cli("prune", "run_id=r", URL, code=1, root=tmp_path / "there").err
     assert "is at work on run r: wait for it or stop it first" in said
     assert said.count("\n") == 1
 
 
-def test_a_data_set_is_made_once_for_all_machines(port, tmp_path):
-    made, brought = (
-        [f"storage.root={tmp_path / name}", f"storage.url={s3.URL}", *SMALL]
-        for name in ("here", "there")
-    )
-    assert run_command(["generate", *made]) == 0
+def test_a_data_set_is_made_once_for_all_machines(port, cli, tmp_path):
+    for name in ("here", "there"):
+        cli("generate", URL, *SMALL, root=tmp_path / name)
     (folder,) = (tmp_path / "here" / "data").glob("[!.]*")
-    assert run_command(["generate", *brought]) == 0
     for file in folder.glob("*.parquet"):
         other = tmp_path / "there" / "data" / folder.name / file.name
         assert other.read_bytes() == file.read_bytes()
@@ -117,13 +102,12 @@ def test_a_data_set_is_made_once_for_all_machines(port, tmp_path):
     ],
 )
 def test_a_store_that_cannot_be_used_is_refused_in_a_line(
-    port, tmp_path, monkeypatch, capsys, url, environment, said
+    port, cli, tmp_path, monkeypatch, url, environment, said
 ):
     monkeypatch.chdir(tmp_path)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert run_command(["generate", f"storage.root={url}"]) == 2
-    error = capsys.readouterr().err
+    error = cli("generate", code=2, root=url).err
     assert said in error
     assert error.count("\n") == 1
     assert "word" not in error

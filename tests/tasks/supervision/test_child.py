@@ -1,9 +1,6 @@
-"""What a watched process tells its parent, and how."""
-
 import logging
 import socket
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -66,9 +63,7 @@ def test_a_reporter_tells_what_happens_and_outlives_its_listener():
 
 
 @pytest.mark.slow
-def test_what_the_trainer_refuses_is_refused_here(
-    tmp_path: Path, tiny_model_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_the_trainer_refuses_is_refused_here(tmp_path, tiny_model_path, caplog):
     config = RunConfig.model_validate(
         {
             "run_id": "a",

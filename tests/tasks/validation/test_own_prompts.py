@@ -43,27 +43,23 @@ def rows_of(prompt: object) -> list[object]:
     return [{"prompt": prompt(i), "answer": str(i + 3)} for i in range(12)]  # type: ignore[operator]
 
 
+def turn_of(i: int) -> dict[str, str]:
+    return {"role": "user", "content": asked(i)}
+
+
+THINKING = {"role": "assistant", "content": "Let me think."}
+
+
 @pytest.mark.parametrize(
     ("prompt", "check", "remedy"),
     [
-        (
-            lambda i: json.dumps([{"role": "user", "content": asked(i)}]),
-            "prompt_no_json",
-            "json.loads",
-        ),
+        (lambda i: json.dumps([turn_of(i)]), "prompt_no_json", "json.loads"),
         (
             lambda i: f"<|im_start|>user\n{asked(i)}<|im_end|>\n<|im_start|>assistant\n",
             "prompt_no_tags",
             "choose env.prompt_template=base",
         ),
-        (
-            lambda i: [
-                {"role": "user", "content": asked(i)},
-                {"role": "assistant", "content": "Let me think."},
-            ],
-            "prompt_open_turn",
-            "leave it out",
-        ),
+        (lambda i: [turn_of(i), THINKING], "prompt_open_turn", "leave it out"),
     ],
     ids=["json", "tags", "closed"],
 )

@@ -15,36 +15,18 @@ def report(lengths: list[int], limit: int) -> LengthReport:
 @pytest.mark.parametrize(
     ("limit", "verdict"),
     [
-        (
-            128,
-            "all 40 prompts are rejected by data.max_prompt_length=128: they take 140 to 146 "
-            "tokens; the smallest limit that keeps all is 146",
-        ),
-        (
-            145,
-            "15 of 40 prompts (37.5%) are rejected by data.max_prompt_length=145: prompts take 140 "
-            "to 146 tokens; the smallest limit that keeps all is 146",
-        ),
-        (
-            146,
-            "all 40 prompts fit into data.max_prompt_length=146: they take 140 to 146 tokens, "
-            "which is the smallest limit that keeps all",
-        ),
-        (
-            256,
-            "all 40 prompts fit into data.max_prompt_length=256: they take 140 to 146 tokens; the "
-            "smallest limit that keeps all is 146, 110 fewer",
-        ),
-        (
-            1024,
-            "all 40 prompts fit into data.max_prompt_length=1024: they take 140 to 146 tokens; 86% "
-            "of that room is never used: the smallest limit that keeps all is 146",
-        ),
+        (128, "all 40 prompts are rejected by {}: they {}; {}"),
+        (145, "15 of 40 prompts (37.5%) are rejected by {}: prompts {}; {}"),
+        (146, "all 40 prompts fit into {}: they {}, which is the smallest limit that keeps all"),
+        (256, "all 40 prompts fit into {}: they {}; {}, 110 fewer"),
+        (1024, "all 40 prompts fit into {}: they {}; 86% of that room is never used: {}"),
     ],
 )
 def test_the_verdict_in_words(limit, verdict):
     found = report(QWEN, limit)
-    assert found.verdict == verdict
+    least = "the smallest limit that keeps all is 146"
+    setting = f"data.max_prompt_length={limit}"
+    assert found.verdict == verdict.format(setting, "take 140 to 146 tokens", least)
     assert found.smallest_limit == 146
 
 

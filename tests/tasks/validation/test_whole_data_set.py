@@ -1,7 +1,5 @@
 """The default data set at its full size."""
 
-from pathlib import Path
-
 import pyarrow.parquet as pq
 import pytest
 
@@ -10,7 +8,7 @@ from tasks.validate import ValidationFailed, validate_dataset
 
 
 @pytest.mark.slow
-def test_the_full_data_set_passes_every_check(full_dataset: Path, tiny_model_path: Path) -> None:
+def test_the_full_data_set_passes_every_check(full_dataset, tiny_model_path):
     config = RunConfig(data=DataConfig(max_prompt_length=1024))
     validation = validate_dataset(config, full_dataset, tiny_model_path)
     assert {check["status"] for check in validation.checks} == {"ok"}
