@@ -130,7 +130,7 @@ def test_a_run_may_stand_alone_in_each_command_that_reads_one(fails, tmp_path, a
     assert words in fails(*arguments)
 
 
-def test_runs_sql_and_prune_take_new_run(cli, tmp_path):
+def test_runs_sql_and_prune_take_a_run(cli, tmp_path):
     for run_id in ("alpha", "beta"):
         new_run(tmp_path, run_id).metrics.append(1, {"reward/accuracy": 0.5})
     for words in (["runs"], ["sql", "learning_curve"], ["sql", "-q", "select run_id from metrics"]):
