@@ -23,13 +23,13 @@ LINES = {
     "rl_core/runs": (1_230, 950),
     "rl_core/sft": (1_270, 1_000),
     "rl_core/storage": (1_380, 850),
-    "rl_core/system": (2_070, 1_300),
+    "rl_core/system": (2_060, 1_300),
     "rl_core/tracking": (1_710, 1_300),
     "rl_core/workers": (1_910, 1_450),
-    "rl_core": (30_430, 23_500),
+    "rl_core": (30_420, 23_500),
     "tasks/importers": (1_500, 1_000),
-    "tasks": (10_900, 8_350),
-    "flows": (5_640, 3_500),
+    "tasks": (10_880, 8_350),
+    "flows": (5_630, 3_500),
     "tests": (49_000, 36_000),
 }
 
