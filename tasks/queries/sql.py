@@ -135,7 +135,6 @@ def _answer(
         }
         with connect(tables | _records(root, of), own) as connection:
             _create_views(connection, named if is_ours else VIEWS)
-            connection.execute((SQL_FOLDER / "macros.sql").read_text(encoding="utf-8"))
             return select(connection, sql, parameters, VIEWS)
 
 
