@@ -21,14 +21,14 @@ LINES = {
     "rl_core/runs": (1_230, 950),
     "rl_core/sft": (1_260, 1_000),
     "rl_core/storage": (1_380, 850),
-    "rl_core/system": (2_070, 1_300),
-    "rl_core/tracking": (1_710, 1_300),
+    "rl_core/system": (2_060, 1_300),
+    "rl_core/tracking": (1_700, 1_300),
     "rl_core/workers": (1_910, 1_450),
-    "rl_core": (29_310, 23_500),
+    "rl_core": (29_300, 23_500),
     "tasks/importers": (1_500, 1_000),
     "tasks": (10_870, 8_350),
     "flows": (5_690, 3_500),
-    "tests": (44_920, 36_000),
+    "tests": (44_910, 36_000),
 }
 
 

@@ -12,11 +12,7 @@ def printable(text: str, *, keep: str = "") -> str:
     r"""Returns `text` with every character that could steer a terminal spelled out in ASCII.
 
     Those are escape sequences, line breaks, control characters above 127 too, and the characters
-    that turn the reading direction around.
-
-    Args:
-        text: what a model, a file or a log says.
-        keep: characters that stay: `LINES` where the text may have several.
+    that turn the reading direction around. Those in `keep` stay: `LINES` for a text of several.
     """
     if text.isprintable():
         return text

@@ -61,13 +61,8 @@ class MicroBatchThreads:
     ) -> list[Result]:
         """Adds the gradient of the summed losses to `.grad`, in the order of the items.
 
-        Args:
-            parameters: those that learn.
-            micro_loss: an item's loss, a scalar with gradient, and whatever else is wanted of it.
-            items: the micro-batches.
-
-        Returns:
-            What `micro_loss` returned beside the losses.
+        `micro_loss` returns an item's loss, a scalar with gradient, and what else is needed of it,
+        of which a list is returned.
         """
         if self._pool is None:
             results = []

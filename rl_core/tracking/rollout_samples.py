@@ -63,12 +63,7 @@ def sample_table(folder: Path, step: int) -> list[list[Any]]:
 
 
 def in_turns(rows: Sequence[Row], most: int) -> list[Row]:
-    """Returns some rows: one of each verdict in turn, `correct` first and then the most frequent.
-
-    Args:
-        rows: with a `verdict` each; of a verdict the first are taken.
-        most: to be returned.
-    """
+    """Returns some: one of each verdict in turn, `correct` first and then the most frequent."""
     counts = Counter(str(row["verdict"]) for row in rows)
     verdicts = sorted(counts, key=lambda verdict: (verdict != "correct", -counts[verdict], verdict))
     seen: Counter[str] = Counter()

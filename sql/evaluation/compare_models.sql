@@ -41,6 +41,16 @@ select
     problems,
     won,
     lost,
-    mcnemar_p(won, lost) as p_value
+    least(
+        1,
+        2 * list_sum(
+            list_transform(
+                range(least(won, lost) + 1),
+                lambda i: exp(
+                    lgamma(won + lost + 1) - lgamma(i + 1) - lgamma(won + lost - i + 1) - (won + lost) * ln(2)
+                )
+            )
+        )
+    ) as p_value
 from paired
 order by run_id asc, model asc, other_run_id asc, other_model asc

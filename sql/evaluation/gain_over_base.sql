@@ -30,7 +30,17 @@ paired as (
 tested as (
     select
         *,
-        mcnemar_p(won, lost) as p_value
+        least(
+            1,
+            2 * list_sum(
+                list_transform(
+                    range(least(won, lost) + 1),
+                    lambda i: exp(
+                        lgamma(won + lost + 1) - lgamma(i + 1) - lgamma(won + lost - i + 1) - (won + lost) * ln(2)
+                    )
+                )
+            )
+        ) as p_value
     from paired
 ),
 

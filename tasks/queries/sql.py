@@ -157,8 +157,7 @@ def _records(root: Path, of: Mapping[str, Sequence[Path]]) -> dict[str, pa.Table
 
 
 def _create_views(connection: duckdb.DuckDBPyConnection, named: Collection[str] = VIEWS) -> None:
-    """Makes these views, those that they look at, and what questions call."""
-    connection.execute((SQL_FOLDER / "macros.sql").read_text(encoding="utf-8"))
+    """Makes these views, and those that they look at."""
     selects = {view: _read_view(view) for view in VIEWS}
     needed = set(named)
     for view in reversed(VIEWS):  # each looks at earlier ones only

@@ -48,7 +48,6 @@ def test_the_interval_of_a_gain_leaves_out_0_exactly_where_its_p_value_is_below_
             evaluations += [{**both, "model": "step_000001", "verdict": trained}]
     connection = duckdb.connect()
     connection.register("evaluations", pa.Table.from_pylist(evaluations))
-    connection.execute((SQL_FOLDER / "macros.sql").read_text(encoding="utf-8"))
     question = (SQL_FOLDER / "evaluation" / "gain_over_base.sql").read_text(encoding="utf-8")
     rows = connection.sql(question).pl().to_dicts()
     assert len(rows) == 13**2
