@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Night:
-    """What is known of a night when something is told of it."""
+    """What is known of a night when a message about it is sent."""
 
     flow_run: FlowRun | None = None
     config: RunConfig | None = None
@@ -62,7 +62,7 @@ class Night:
 
 
 def message(event: Event | str, night: Night, reason: str) -> dict[str, Any]:
-    """Returns what is told: `event`, `reason` and, if there is a run, its numbers and files."""
+    """Returns the message: `event`, `reason` and, if there is a run, its numbers and files."""
     reason = redact(reason)
     told: dict[str, Any] = {
         "event": event,

@@ -1,4 +1,4 @@
-"""Who gets into a Prefect server of ours: its account and whoever was told the login, no page."""
+"""Our Prefect server lets in its own account and those who have the login, and no web page."""
 
 from __future__ import annotations
 
