@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from rl_core.system.atomic import is_disk_full
-from rl_core.system.printable import printable
-from rl_core.system.words import cut, in_one_line
+from rl_core.system.words import cut, in_one_line, printable
 
 
 class SettingsError(ValueError):

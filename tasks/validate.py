@@ -26,9 +26,8 @@ from rl_core.data.parquet_guard import MAX_ROWS, DatasetError
 from rl_core.data.prompt_lengths import SAMPLE_ROWS, CountTokens, measure_all, measure_by_parts
 from rl_core.envs import ENVS
 from rl_core.envs.text_env import TextEnv
-from rl_core.system.printable import printable
 from rl_core.system.redaction import redacting_errors
-from rl_core.system.words import cut
+from rl_core.system.words import cut, printable
 from tasks.prefect_ui.artifacts import create_table_artifact, plain
 from tasks.prefect_ui.result_keys import once_per_flow_run
 from tasks.queries.saved_questions import SQL_FOLDER, Value, load_check

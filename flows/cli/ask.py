@@ -20,8 +20,7 @@ from rl_core.checkpoints.store import reading_sound
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import dataset_folder, read_problems
 from rl_core.envs.text_env import Question
-from rl_core.system.printable import printable
-from rl_core.system.words import in_one_line
+from rl_core.system.words import in_one_line, printable
 from tasks.ask import Reply, ask_model, question_of, read_question
 from tasks.queries.checkpoint_names import NamedModel, find_model
 from tasks.storage import bring_model

@@ -21,7 +21,7 @@ from flows.settings.explain import (
 from flows.settings.keys import CHOICES, CONF, of_another_env
 from rl_core.config.run import RunConfig
 from rl_core.runs.settings_file import leaves
-from rl_core.system.printable import LINES, printable
+from rl_core.system.words import LINES, printable
 from tasks.importers.verl_table import meaning
 
 

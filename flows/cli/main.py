@@ -17,9 +17,9 @@ from typing import Final, NoReturn
 
 from flows.cli.commands import BAD_INPUT, COMMANDS, PROGRAM, parse
 from flows.errors import BadInputError, RunFailedError, SettingsError, one_line
-from rl_core.system.printable import printable
 from rl_core.system.process_env import apply_defaults
 from rl_core.system.redaction import redact
+from rl_core.system.words import printable
 
 FINE: Final = 0
 FAILED: Final = 1

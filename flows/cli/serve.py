@@ -45,6 +45,7 @@ from flows.prefect_patches.login import (
 )
 from rl_core.system.child_process import how_it_ended
 from rl_core.system.network import LOOPBACK
+from rl_core.system.process_group import environment_of
 from rl_core.system.words import in_one_line
 
 _ROOT: Final = Path(__file__).parents[2]
@@ -343,7 +344,7 @@ class _Processes:
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
-                if process.environ().get(_MARK) == self._mark and process.pid not in but:
+                if environment_of(process).get(_MARK) == self._mark and process.pid not in but:
                     found.append(process)
         return found
 
@@ -378,7 +379,7 @@ def _again(restarts: list[float]) -> bool:
 
 def _is_flow_run(process: psutil.Process | None) -> bool:
     with suppress(psutil.Error, OSError):
-        return process is not None and "PREFECT__FLOW_RUN_ID" in process.environ()
+        return process is not None and "PREFECT__FLOW_RUN_ID" in environment_of(process)
     return False
 
 

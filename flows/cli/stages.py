@@ -31,7 +31,7 @@ from rl_core.data.user_files import OwnFilesError
 from rl_core.runs.lock import started
 from rl_core.runs.run_folder import RunFolder
 from rl_core.storage.mirror import mirrored
-from rl_core.system.printable import printable
+from rl_core.system.words import printable
 from rl_core.tracking.wandb_tracker import sync_runs, wants_wandb
 from tasks import preflight as checks
 from tasks.base_model import base_model, keep_curve

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from rl_core.system.log_file import listening, redact
-from rl_core.system.printable import LINES, printable
-from rl_core.system.words import cut
+from rl_core.system.words import LINES, cut, printable
 
 if TYPE_CHECKING:
     import polars as pl

@@ -20,7 +20,7 @@ from flows.runs.summary import accuracy_in_words
 from rl_core.runs.lock import close_if_lost
 from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.settings_file import read_settings
-from rl_core.system.printable import printable
+from rl_core.system.words import printable
 from rl_core.tracking.diagnosis import diagnose
 from rl_core.tracking.memory_growth import AVAILABLE_GIB, HOST_GIB
 from rl_core.tracking.rollout_samples import samples_of_step

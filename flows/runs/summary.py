@@ -10,7 +10,7 @@ from rl_core.resources.oom_recovery import in_words
 from rl_core.runs.resume import remarks
 from rl_core.runs.run_folder import RunFolder, RunRecord
 from rl_core.runs.settings_file import read_settings
-from rl_core.system.printable import printable
+from rl_core.system.words import printable
 from rl_core.tracking.diagnosis import diagnose
 from tasks.queries.sql import ask
 

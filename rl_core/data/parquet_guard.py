@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rl_core.errors import first_line
-from rl_core.system.printable import printable
+from rl_core.system.words import printable
 
 MAX_ROWS = 20_000_000
 MAX_DECODED_BYTES = 8 * 2**30

@@ -30,6 +30,9 @@ _PREFIX: Final = "rl-"
 _LONGEST_TEMP_ROOT: Final = 28
 """Bytes: Ray's sockets lie up to 79 below it, and a unix socket's path may have 107."""
 _PRIVATE: Final = 0o700
+_LONGEST_LOADING_S: Final = 1.0
+_ENV_START: Final = 47
+"""Place of env_start among the fields of /proc/PID/stat after the name (proc(5): field 50)."""
 _DUMP: Final = signal.SIGUSR1
 _logger = logging.getLogger(__name__)
 
@@ -44,9 +47,25 @@ def members(group: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if process.pid != os.getpid() and process.environ().get(PROCESS_GROUP) == group:
+            if process.pid != os.getpid() and environment_of(process).get(PROCESS_GROUP) == group:
                 found.append(process)
     return found
+
+
+def environment_of(process: psutil.Process) -> dict[str, str]:
+    """Returns a process's environment; Linux shows none while it loads a program."""
+    deadline = time.monotonic() + _LONGEST_LOADING_S
+    while _loads_a_program(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    environment: dict[str, str] = process.environ()
+    return environment
+
+
+def _loads_a_program(pid: int) -> bool:
+    """Says whether a process is within execve: it has a program, but no environment yet."""
+    Path(f"/proc/{pid}/exe").readlink()  # OSError: a kernel thread, or another user's
+    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    return fields[_ENV_START] == "0"
 
 
 def end_process_group(group: str, timeout_s: float = 10.0) -> None:
@@ -64,22 +83,12 @@ def end_process_group(group: str, timeout_s: float = 10.0) -> None:
 
 def children_that_mention(path: Path) -> list[psutil.Process]:
     """Returns this process's children whose command line names a path, with all their own."""
-    children = [child for child in psutil.Process().children() if _mentions(child, path)]
-    return [process for child in children for process in _with_descendants(child)]
-
-
-def _mentions(process: psutil.Process, path: Path) -> bool:
-    try:
-        return any(str(path) in argument for argument in process.cmdline())
-    except psutil.Error:
-        return False
-
-
-def _with_descendants(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if any(str(path) in argument for argument in child.cmdline()):
+                found += [child, *child.children(recursive=True)]
+    return found
 
 
 def dump_stacks_on_request() -> None:

@@ -1,6 +1,6 @@
 """Numbers and texts as all of the program shows them: bytes, durations, counts, cut texts, tables.
 
-One line of an error: `rl_core/errors.py`; what would steer a terminal: `printable.py`.
+One line of an error: `rl_core/errors.py`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from typing import Final
 
 GIB: Final = 2**30
 """Bytes in the unit in which memory is counted."""
+LINES: Final = "\n\t"
+"""What `printable` keeps in a text of several lines."""
 
 
 def disk_size(num_bytes: float) -> str:
@@ -64,3 +66,19 @@ def markdown_table(
     ends = ["---:" if i in numbers else "---" for i in range(len(heads))]
     lines = [f"| {' | '.join(map(str, row))} |" for row in (heads, *rows)]
     return "\n".join([lines[0], f"|{'|'.join(ends)}|", *lines[1:]])
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    r"""Returns `text` with every character that could steer a terminal spelled out in ASCII.
+
+    Those are escape sequences, line breaks, control characters above 127 too, and the characters
+    that turn the reading direction around. Those in `keep` stay: `LINES` for a text of several.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        character
+        if character.isprintable() or character in keep
+        else character.encode("unicode_escape", "surrogatepass").decode()
+        for character in text
+    )

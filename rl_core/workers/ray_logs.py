@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from rl_core.errors import first_line, last_line
-from rl_core.system.printable import printable
-from rl_core.system.words import cut, in_one_line
+from rl_core.system.words import cut, in_one_line, printable
 
 _TELLING: Final = ("gcs_server.err", "raylet.err", "gcs_server.out", "raylet.out")
 """Logs of the processes that must be up; Ray marks errors with E, fatal ones with C."""

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import yaml
 
-from rl_core.system.printable import printable
 from rl_core.system.redaction import is_secret, is_secret_name
+from rl_core.system.words import printable
 from tasks.importers.shell_script import Command, Script, Word
 from tasks.importers.verl_rules import translate
 from tasks.importers.verl_table import (

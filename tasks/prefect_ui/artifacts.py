@@ -27,8 +27,8 @@ from prefect.exceptions import PrefectException
 from prefect.utilities.context import get_task_and_flow_run_ids
 
 from rl_core.errors import first_line
-from rl_core.system.printable import printable
 from rl_core.system.redaction import redact, redact_all
+from rl_core.system.words import printable
 
 ArtifactKind = Literal["progress", "markdown", "table"]
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from rl_core.system.printable import printable
-from rl_core.system.words import counted, cut
+from rl_core.system.words import counted, cut, printable
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from rl_core.envs.text_problems import question_in, shown_truth
 from rl_core.evaluation.summary import EvaluationSummary, summarise
-from rl_core.system.printable import printable
-from rl_core.system.words import in_one_line, without_middle
+from rl_core.system.words import in_one_line, printable, without_middle
 from rl_core.tracking.rollout_samples import in_turns
 from rl_core.types import Problem
 from tasks.prefect_ui.artifacts import create_markdown_artifact, quoted

@@ -13,8 +13,7 @@ from typing import Any, Final
 
 import yaml
 
-from rl_core.system.printable import printable
-from rl_core.system.words import cut, in_one_line
+from rl_core.system.words import cut, in_one_line, printable
 
 _LONGEST: Final = 300
 

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from rl_core.system.log_file import Log, redact
-from rl_core.system.printable import printable
-from rl_core.system.words import cut
+from rl_core.system.words import cut, printable
 
 TRAINER_LOGGER: Final = "tasks.train"
 """What the trainer logs under this name goes to the logger of whoever asked for the training."""

@@ -8,6 +8,7 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ from rl_core.system.process_group import (
     PROCESS_GROUP,
     dump_stacks,
     end_process_group,
+    environment_of,
     members,
     new_process_group,
     session_folder,
@@ -46,14 +48,19 @@ OWNER = """
 """
 
 
-def start(code: str, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+@contextmanager
+def start(code: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)],
         env=os.environ | {"PYTHONPATH": str(Path.cwd())} | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def said(process: subprocess.Popen[str]) -> str:
@@ -91,19 +98,16 @@ def test_the_stacks_of_all_threads_are_dumped_even_of_a_stopped_process():
 def test_what_a_killed_owner_left_is_swept_and_nothing_else(temp_root):
     (foreign := temp_root / "rl-foreign").mkdir()
     with start(OWNER) as dead, start(OWNER) as living:
-        try:
-            orphaned, held = Path(said(dead)), Path(said(living))
-            (orphan,) = members((orphaned / PROCESS_GROUP).read_text())
-            dead.kill()
-            dead.wait()
-            assert orphan.is_running()
-            sweep_sessions()
-            assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
-            assert sorted(temp_root.iterdir()) == sorted([foreign, held])
-            assert len(members((held / PROCESS_GROUP).read_text())) == 1
-            assert living.poll() is None
-        finally:
-            living.kill()
+        orphaned, held = Path(said(dead)), Path(said(living))
+        (orphan,) = members((orphaned / PROCESS_GROUP).read_text())
+        dead.kill()
+        dead.wait()
+        assert orphan.is_running()
+        sweep_sessions()
+        assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
+        assert sorted(temp_root.iterdir()) == sorted([foreign, held])
+        assert len(members((held / PROCESS_GROUP).read_text())) == 1
+        assert living.poll() is None
     with session_folder() as folder:  # each start sweeps
         assert sorted(temp_root.iterdir()) == sorted([foreign, folder])
         assert os.environ[PROCESS_GROUP] == (folder / PROCESS_GROUP).read_text()
@@ -180,6 +184,15 @@ def test_rays_sockets_have_room_below_any_temporary_folder(length, monkeypatch):
             session = folder / "r" / "session_2026-11-25_15-48-33_841914_4194304"
             # What the path of a unix socket may have.
             assert len(os.fsencode(session / "sockets" / "plasma_store")) <= 107
+
+
+def test_a_process_that_still_loads_its_program_is_a_member():
+    environment = os.environ | {PROCESS_GROUP: (group := new_process_group())}
+    for _ in range(200):
+        with subprocess.Popen(["sleep", "1000"], env=environment) as process:
+            found = environment_of(psutil.Process(process.pid))
+            process.kill()
+            assert found[PROCESS_GROUP] == group
 
 
 def test_a_family_ends_though_it_goes_on_to_fork():

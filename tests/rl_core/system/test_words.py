@@ -20,3 +20,10 @@ def test_a_text_is_cut_only_if_it_is_longer() -> None:
     assert [words.cut("abcde", longest) for longest in (5, 4)] == ["abcde", "abc…"]
     assert [words.without_middle("abcdef", n) for n in (6, 4)] == ["abcdef", "ab [...] ef"]
     assert words.in_one_line(ValueError("one\n  two\t three ")) == "one two three"
+
+
+def test_nothing_steers_the_terminal() -> None:
+    plain = "plain, 'quoted' and \"more\": Größe, 数"
+    hostile = [plain, "\x1b[31mred\x07", "two\nlines\r\t", "\x9b2J\x7f", "abc\u202egnp", "\ud800"]
+    shown = [r"\x1b[31mred\x07", r"two\nlines\r\t", r"\x9b2J\x7f", r"abc\u202egnp", r"\ud800"]
+    assert list(map(words.printable, hostile)) == [plain, *shown]
