@@ -17,7 +17,7 @@ from rl_core.algos.masking import whiten
 from rl_core.batch import TrainBatch
 from rl_core.config.run import AlgorithmConfig, RunConfig
 from rl_core.learner.microbatching import Microbatching
-from rl_core.learner.offload import on_device
+from rl_core.learner.optimizer import on_device
 from rl_core.learner.profiling import measured
 from rl_core.learner.ranks import ALONE, Ranks
 from rl_core.models.forward import ForwardPass, TokenOutputs
@@ -60,6 +60,13 @@ class Experience:
         if self.ref_logprobs is None:
             return None
         return kl_estimate(self.old_logprobs, self.ref_logprobs, self.kl_estimator)
+
+    @property
+    def teaches(self) -> Tensor:
+        """Rows of groups in which a token has an advantage, bool [B]; the others' loss is 0."""
+        groups = self.batch.group_ids
+        has_advantage = (self.loss_mask & (self.advantages != 0)).any(dim=-1)
+        return torch.isin(groups, groups[has_advantage.to(groups.device)])
 
     def set_old_logprobs(self, rows: Tensor, logprobs: Tensor) -> None:
         """Fills in what the step's only update has computed, [b, T]; see `is_on_policy`."""

@@ -26,8 +26,7 @@ from rl_core.learner.metrics import (
     rollout_columns,
 )
 from rl_core.learner.microbatching import Microbatching
-from rl_core.learner.offload import offload_device
-from rl_core.learner.optimizer import make_optimizers
+from rl_core.learner.optimizer import make_optimizers, offload_device
 from rl_core.learner.profiling import Utilisation
 from rl_core.learner.ranks import ALONE, Ranks
 from rl_core.learner.snapshot import LearnerSnapshot
@@ -148,7 +147,9 @@ class Learner:
         if experience.values_follow:
             metrics |= self._batch_metrics(experience)
         metrics |= policy_metrics(experience, kl_coef=self._kl_coef)
-        metrics |= self._utilisation(experience.batch, metrics) | self.microbatching.end_step()
+        teaches = self.updater.teaches(("actor",), experience)
+        metrics |= self._utilisation(experience.batch, teaches, metrics)
+        metrics |= self.microbatching.end_step()
         if actor_learns:
             self._kl_coef = self._next_kl_coef(experience)
         self.steps_done += 1

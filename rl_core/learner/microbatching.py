@@ -59,7 +59,11 @@ class Microbatching:
             self._budgets.restore(read_learned(file, self._place))
 
     def run(
-        self, phase: str, batch: TrainBatch, attempt: Callable[[list[Tensor]], Result]
+        self,
+        phase: str,
+        batch: TrainBatch,
+        attempt: Callable[[list[Tensor]], Result],
+        apart: Tensor | None = None,
     ) -> Result:
         """Returns `attempt(rows of each micro-batch, int64 [b])`, again until it fits.
 
@@ -67,12 +71,13 @@ class Microbatching:
             phase: whose budget holds.
             batch: is split, between ranks and then into micro-batches.
             attempt: must not mind what one that failed before has left.
+            apart: rows (bool [B]) that share no micro-batch with others, and come last.
 
         Raises:
             OutOfMemory: though every micro-batch was a single row.
         """
         while True:
-            parts = self._parts(phase, batch)
+            parts = self._parts(phase, batch, apart)
             try:
                 return attempt(parts)
             except (RuntimeError, MemoryError) as error:
@@ -90,13 +95,20 @@ class Microbatching:
                 raise nothing_smaller(self._config, phase, f"{said.rstrip('.')}. {rows}")
             self._budgets.shrink(phase, max(sizes))
 
-    def _parts(self, phase: str, batch: TrainBatch) -> list[Tensor]:
+    def _parts(self, phase: str, batch: TrainBatch, apart: Tensor | None) -> list[Tensor]:
         """Returns the rows of this rank's micro-batches."""
         own, budget = self._ranks.rows(batch), self._budgets[phase]
         if own is None:
-            return micro_batches(batch, budget, share_prompts=self._share_prompts)
-        parts = micro_batches(batch.select(own), budget, share_prompts=self._share_prompts)
-        return [own[part] for part in parts]
+            own = torch.arange(len(batch), device="cpu")
+        kinds = [own]
+        if apart is not None:
+            is_apart = apart.cpu()[own]
+            kinds = [rows for rows in (own[~is_apart], own[is_apart]) if len(rows)]
+        return [
+            rows[part]
+            for rows in kinds
+            for part in micro_batches(batch.select(rows), budget, share_prompts=self._share_prompts)
+        ]
 
     def end_step(self) -> dict[str, float]:
         """Returns the step's metrics, see `TokenBudgets`; the next run learns what is new."""

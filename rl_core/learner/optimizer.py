@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -293,3 +294,18 @@ def make_optimizers(
             offload_to=offload_to,
         )
     return optimizers
+
+
+def offload_device(config: RunConfig, device: torch.device) -> torch.device | None:
+    """Returns where reference and optimizer state wait for their use, None for where they are."""
+    return torch.device("cpu") if config.resources.offload and device.type == "cuda" else None
+
+
+@contextmanager
+def on_device(model: nn.Module, device: torch.device, offload_to: torch.device) -> Iterator[None]:
+    """Has a whole model on its device within the block; afterwards it is where it waits."""
+    model.to(device)
+    try:
+        yield
+    finally:
+        model.to(offload_to)

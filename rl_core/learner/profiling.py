@@ -87,11 +87,14 @@ class Utilisation:
         one = peak_flops(self._device, self._dtype, self._resources.learner_threads)
         return self._resources.learner_ranks * one
 
-    def __call__(self, batch: TrainBatch, seconds: Mapping[str, float]) -> dict[str, float]:
+    def __call__(
+        self, batch: TrainBatch, teaches: Tensor, seconds: Mapping[str, float]
+    ) -> dict[str, float]:
         """Returns `mfu/actor` and `mfu/critic`, of those that were updated.
 
         Args:
             batch: the step's rollouts.
+            teaches: bool [B], the rows from which the actor's gradient comes.
             seconds: with `timing_s/update_actor` and `timing_s/update_critic`.
         """
         if self._shape is None:
@@ -111,6 +114,7 @@ class Utilisation:
                     batch.prompt_lengths,
                     batch.response_lengths,
                     own_prompt=own_prompt,
+                    backward=teaches if has_head else None,
                     has_head=has_head,
                 )
                 shares[f"mfu/{model}"] = flops / (seconds[phase] * self._peak)
@@ -123,6 +127,7 @@ def training_flops(
     response_lengths: Tensor,
     *,
     own_prompt: Tensor | None = None,
+    backward: Tensor | None = None,
     has_head: bool,
 ) -> float:
     """Returns the floating-point operations of one forward and backward pass over a batch.
@@ -137,16 +142,17 @@ def training_flops(
         response_lengths: int64 [B], tokens.
         own_prompt: bool [B], the rows whose prompt is computed, one of each group where a group
             shares it; None for all.
+        backward: bool [B], the rows that have a backward pass; None for all.
         has_head: whether there is an output layer: an actor's, not a critic's.
     """
     shared = 0 if own_prompt is None else prompt_lengths.double() * ~own_prompt
     lengths = (prompt_lengths + response_lengths).double()
-    weights = shape.num_layers * shape.num_layer_parameters * float((lengths - shared).sum())
+    weights = shape.num_layers * shape.num_layer_parameters * (lengths - shared)
     query_size = shape.num_heads * shape.head_size
-    pairs = float((lengths.square() - shared**2).sum())
-    attention = shape.num_layers * query_size * pairs
-    head = shape.vocab_size * shape.hidden_size * float(response_lengths.sum()) if has_head else 0.0
-    return 3 * 2 * (weights + attention + head)
+    attention = shape.num_layers * query_size * (lengths.square() - shared**2)
+    head = shape.vocab_size * shape.hidden_size * response_lengths.double() * has_head
+    passes = 3 if backward is None else 1 + 2 * backward.double()
+    return float((passes * 2 * (weights + attention + head)).sum())
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype, num_threads: int) -> float:

@@ -122,7 +122,8 @@ class Updater:
 
         models = [getattr(self._models, name) for name in names]
         with self._ranks.gathered(models, learns=True):
-            metrics = self._microbatching.run(_phase(names), mini.batch, attempt)
+            teaches = self.teaches(names, mini)
+            metrics = self._microbatching.run(_phase(names), mini.batch, attempt, apart=~teaches)
         # Not done again: weights move once. On one process all memory is there, see `clip`.
         with out_of_memory_as(_phase(names)):
             if not self._ranks.is_alone:
@@ -130,6 +131,13 @@ class Updater:
             for name, optimizer in optimizers.items():
                 optimizer.step(metrics[f"{name}/grad_norm"])
         return metrics
+
+    def teaches(self, names: Sequence[str], mini: Experience) -> Tensor:
+        """Returns the rows (bool [B]) that a gradient can come from."""
+        has_other_terms = self._config.actor.entropy_coef > 0 or (
+            self._config.algorithm.kl_mode == "loss"
+        )
+        return mini.teaches | (CRITIC in names or has_other_terms)
 
     def accumulate(
         self, names: Sequence[str], mini: Experience, parts: Sequence[Tensor], kl_coef: float
@@ -151,11 +159,20 @@ class Updater:
         # Where all responses are masked nothing is learned, and any denominator will do.
         denominators = count_denominators(mask if bool(mask.any()) else mini.batch.sampled_mask)
 
-        def loss_and_metrics(rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            objective = self._objective(names, mini, rows, denominators, kl_coef)
+        teaches = self.teaches(names, mini)
+        backward = [bool(teaches[rows].any()) for rows in parts]
+        # AdamW moves weights along a gradient of 0, too, but leaves alone those that have none.
+        backward[0] |= not any(backward)
+
+        def loss_and_metrics(item: tuple[Tensor, bool]) -> tuple[Tensor, dict[str, Tensor]]:
+            rows, has_gradient = item
+            with torch.set_grad_enabled(has_gradient):
+                objective = self._objective(names, mini, rows, denominators, kl_coef)
             return objective.loss, {name: x.detach() for name, x in objective.metrics.items()}
 
-        computed = self._microbatching.threads.accumulate(parameters, loss_and_metrics, parts)
+        computed = self._microbatching.threads.accumulate(
+            parameters, loss_and_metrics, zip(parts, backward, strict=True)
+        )
         return {
             name: torch.stack([metrics[name] for metrics in computed]).sum() for name in computed[0]
         }

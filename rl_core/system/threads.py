@@ -61,19 +61,22 @@ class MicroBatchThreads:
     ) -> list[Result]:
         """Adds the gradient of the summed losses to `.grad`, in the order of the items.
 
-        `micro_loss` returns an item's loss, a scalar with gradient, and what else is needed of it,
-        of which a list is returned.
+        `micro_loss` returns an item's loss, a scalar, and what else is needed of it, of which a
+        list is returned. A loss without gradient adds nothing.
         """
         if self._pool is None:
             results = []
             for item in items:
                 loss, result = micro_loss(item)
-                loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                if loss.requires_grad:
+                    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 results.append(result)
             return results
 
         def gradients(item: Item) -> tuple[tuple[Tensor | None, ...], Result]:
             loss, result = micro_loss(item)
+            if not loss.requires_grad:
+                return (None,) * len(parameters), result
             return torch.autograd.grad(loss, list(parameters), allow_unused=True), result
 
         results = []

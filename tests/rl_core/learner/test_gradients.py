@@ -8,7 +8,16 @@ from rl_core.batch import TrainBatch
 from rl_core.learner.experience import Experience
 from rl_core.learner.learner import STATE_FOLDER, Learner
 from rl_core.learner.state import read_state
-from tests.support.learners import slow_actor_gradient, slow_critic_gradient, with_distances
+from rl_core.learner.update import Updater
+from rl_core.models.forward import TokenOutputs
+from tests.support.learners import (
+    all_weights,
+    assert_close,
+    slow_actor_gradient,
+    slow_critic_gradient,
+    with_distances,
+    without_timings,
+)
 
 
 def gradient(learner: Learner, batch: TrainBatch, which: str) -> Tensor:
@@ -81,6 +90,49 @@ def test_responses_cut_off_teach_nothing_where_they_are_masked(
     batch.truncated[:] = True
     experience = experience_of(learner, batch)
     assert accumulated(learner, experience, which).norm() == 0.0
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_groups_that_teach_nothing_have_no_backward_pass(
+    new_learner, make_batch, monkeypatch, num_threads
+):
+    """Equal to a backward pass over all; where none teaches, AdamW's momentum moves weights."""
+    batches = [make_batch(seed, group_size=2) for seed in range(3)]
+    outcomes = ([0, 0, 1, 0, 1, 0, 1, 1], [0, 1, 0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1, 1])
+    for batch, each in zip(batches, outcomes, strict=True):
+        batch.rewards.copy_(torch.tensor(each))
+        batch.correct.copy_(torch.tensor(each) > 0)
+
+    def learned() -> tuple[list[list[int]], dict[str, Tensor], list[dict[str, float]]]:
+        learner = new_learner(
+            actor={"mini_batch_size": 4, "micro_batch_tokens": 64, "entropy_coef": 0.0},
+            algorithm={"estimator": "grpo", "group_size": 2, "kl_mode": "none"},
+            resources={"learner_threads": num_threads},
+        )
+        backward, metrics, forward = [], [], learner.updater._forward
+
+        def spy(batch: TrainBatch, **models: object) -> TokenOutputs:
+            if torch.is_grad_enabled():
+                backward[-1] += batch.group_ids.tolist()
+            return forward(batch, **models)
+
+        monkeypatch.setattr(learner.updater, "_forward", spy)
+        for batch in batches:
+            backward.append([])
+            metrics.append(without_timings(learner.learn(batch)[0]))
+        # Attention does not depend on a key's bias: its gradient is rounding, which Adam enlarges.
+        weights = {k: x for k, x in all_weights(learner).items() if not k.endswith("k_proj.bias")}
+        return [sorted(set(groups)) for groups in backward], weights, metrics
+
+    groups, weights, metrics = learned()
+    assert groups[:2] == [[1, 2], [0]]
+    assert len(groups[2]) < 4  # the first micro-batch, with a gradient of 0
+    monkeypatch.setattr(Updater, "teaches", lambda *_: torch.ones(8, dtype=torch.bool))
+    groups, same_weights, same_metrics = learned()
+    assert groups == [[0, 1, 2, 3]] * 3
+    assert_close(weights, same_weights, atol=1e-5)
+    for one, other in zip(metrics, same_metrics, strict=True):
+        assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
 
 
 def test_each_mini_batch_moves_along_the_gradient_of_its_own_loss(

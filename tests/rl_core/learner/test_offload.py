@@ -10,7 +10,7 @@ from rl_core.learner import learner as learner_module
 from rl_core.learner.experience import ExperienceMaker
 from rl_core.learner.learner import Learner
 from rl_core.learner.microbatching import Microbatching
-from rl_core.learner.offload import offload_device, on_device
+from rl_core.learner.optimizer import offload_device, on_device
 from rl_core.learner.ranks import Ranks
 from rl_core.models.forward import forward_pass
 from rl_core.models.loading import Models
