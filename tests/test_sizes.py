@@ -12,7 +12,7 @@ LINES = {
     # room: (at most, aim)
     "rl_core/algos": (1_050, 1_050),
     "rl_core/checkpoints": (1_210, 1_000),
-    "rl_core/data": (2_180, 1_400),
+    "rl_core/data": (2_070, 1_400),
     "rl_core/envs": (4_660, 3_000),
     "rl_core/learner": (2_260, 1_900),
     "rl_core/models": (1_440, 1_650),
@@ -24,11 +24,11 @@ LINES = {
     "rl_core/system": (2_060, 1_300),
     "rl_core/tracking": (1_700, 1_300),
     "rl_core/workers": (1_910, 1_450),
-    "rl_core": (29_040, 23_500),
+    "rl_core": (28_920, 23_500),
     "tasks/importers": (1_500, 1_000),
     "tasks": (10_870, 8_350),
     "flows": (5_690, 3_500),
-    "tests": (44_870, 36_000),
+    "tests": (44_830, 36_000),
 }
 
 
