@@ -15,8 +15,8 @@ from rl_core.checkpoints.retention import Checkpoint
 from rl_core.config.run import RunConfig
 from rl_core.data.curriculum import Curriculum, difficulty_classes
 from rl_core.data.dataset import read_problems
-from rl_core.data.env_source import SPLITS
 from rl_core.data.prompts import check_embedded, encode_prompt, load_tokenizer, text_codec
+from rl_core.data.readers import SPLITS
 from rl_core.data.sampling import Place, ProblemOrder, read_place
 from rl_core.resources.token_budgets import log_out_of_memory
 from rl_core.rewards.scoring import start_rewards

@@ -32,7 +32,6 @@ from tasks.supervision.supervisor import call_supervised
 
 if TYPE_CHECKING:
     from rl_core.envs.sft_examples import SftExamples
-    from rl_core.sft.train import WarmStartReport
 
 RECIPE_VERSION: Final = 5
 """Part of the cache key: raise it when the same settings would make another model."""
@@ -209,7 +208,7 @@ def _tune(config: RunConfig, data: Path, folder: Path) -> None:
         raise InterruptedError(f"SFT was stopped; it goes on from its last save ({folder.name})")
 
 
-def _warm_start(config: RunConfig, data: Path, folder: Path) -> WarmStartReport:
+def _warm_start(config: RunConfig, data: Path, folder: Path) -> None:
     from transformers.utils.logging import disable_progress_bar
 
     from rl_core.sft.train import make_base_model
@@ -220,12 +219,16 @@ def _warm_start(config: RunConfig, data: Path, folder: Path) -> WarmStartReport:
         "is stopped before (Cancel, Ctrl-C), it starts again from step 0",
         config.base_model.steps,
     )
-    report = make_base_model(
-        config.base_model, _examples(config, data), folder=folder, on_step=_log_steps("warm start")
+    measured = make_base_model(
+        config.base_model,
+        _examples(config, data),
+        config.env,
+        folder=folder,
+        on_step=_log_steps("warm start"),
     )
-    shown = "; ".join(f"{name.replace('_', ' ')} {x:.3g}" for name, x in report.measured.items())
-    _logger.info("base model of %s parameters: %s", f"{report.num_parameters:,}", shown)
-    return report
+    shown = "; ".join(f"{name.replace('_', ' ')} {x:.3g}" for name, x in measured.items())
+    number = _read_report(folder)["num_parameters"]
+    _logger.info("base model of %s parameters: %s", f"{number:,}", shown)
 
 
 def _examples(config: RunConfig, data: Path) -> SftExamples:

@@ -15,7 +15,7 @@ from prefect.context import TaskRunContext
 
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import dataset_folder, generator_settings, is_ready, write_dataset
-from rl_core.data.env_source import SPLITS
+from rl_core.data.readers import SPLITS
 from rl_core.system.atomic import locked, sweep_leftovers
 from rl_core.system.redaction import redacting_errors
 from rl_core.system.words import cut

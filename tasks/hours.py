@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any, Final, Literal
 
 from rl_core.config.run import RunConfig
-from rl_core.data.problem_count import ProblemCount, count_problems
+from rl_core.data.dataset import ProblemCount, count_problems
 from rl_core.data.readers import count_rows
 from rl_core.data.sampling import steps_per_epoch, total_steps
 from rl_core.resources.cost import (

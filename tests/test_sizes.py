@@ -12,23 +12,23 @@ LINES = {
     # room: (at most, aim)
     "rl_core/algos": (1_050, 1_050),
     "rl_core/checkpoints": (1_210, 1_000),
-    "rl_core/data": (2_180, 1_400),
-    "rl_core/envs": (4_680, 3_000),
+    "rl_core/data": (2_070, 1_400),
+    "rl_core/envs": (4_660, 3_000),
     "rl_core/learner": (2_290, 1_900),
     "rl_core/models": (1_440, 1_650),
     "rl_core/resources": (2_140, 1_850),
     "rl_core/rollout": (1_720, 1_600),
     "rl_core/runs": (1_230, 950),
-    "rl_core/sft": (1_260, 1_000),
+    "rl_core/sft": (1_020, 1_000),
     "rl_core/storage": (1_380, 850),
     "rl_core/system": (2_070, 1_300),
     "rl_core/tracking": (1_700, 1_300),
     "rl_core/workers": (1_910, 1_450),
-    "rl_core": (29_340, 23_500),
+    "rl_core": (28_960, 23_500),
     "tasks/importers": (1_500, 1_000),
     "tasks": (10_870, 8_350),
     "flows": (5_690, 3_500),
-    "tests": (44_960, 36_000),
+    "tests": (44_880, 36_000),
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rl_core.config.run import DataConfig, RunConfig
-from rl_core.data.env_source import SPLITS, find_source, read_rows, source_digest
 from rl_core.data.parquet_guard import MAX_ROWS, DatasetError, read_parquet
-from rl_core.data.user_files import own_settings, read_own_data
+from rl_core.data.readers import (
+    SPLITS,
+    count_rows,
+    find_source,
+    is_hub_name,
+    read_rows,
+    source_digest,
+)
+from rl_core.data.user_files import num_own_training_rows, own_settings, read_own_data
 from rl_core.envs.text_env import TextEnv
 from rl_core.envs.text_problems import JSON_STYLE
 from rl_core.system.atomic import new_folder
@@ -81,19 +89,15 @@ def dataset_folder(config: RunConfig) -> Path:
 def write_dataset(env: TextEnv, data: DataConfig, folder: Path) -> None:
     """Makes both splits; the folder appears whole, or not at all.
 
-    The same settings give the same bytes on every machine with the same pyarrow.
-
-    Args:
-        env: what the problems are.
-        data: how many, and the seed.
-        folder: where they go; a data set that is there is replaced.
+    The same settings give the same bytes on every machine with the same pyarrow. A data set that is
+    there is replaced.
 
     Raises:
         ValueError: fewer problems exist than are asked for, the env's source or the user's files
             cannot be used, or the folder holds something else.
     """
-    others = _other_files(folder)
-    if others:
+    there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if others := sorted(there - {f"{split}.parquet" for split in SPLITS}):
         raise ValueError(
             f"{folder} holds {others[0]}, which is no data set: choose another data.name"
         )
@@ -143,6 +147,49 @@ def is_ready(env: TextEnv, data: DataConfig, folder: Path) -> bool:
     return True
 
 
+@dataclass(frozen=True)
+class ProblemCount:
+    """The rows of a train split."""
+
+    number: int
+    is_bound: bool = False
+    """There are no more, but perhaps fewer: doubles and rows of the test split are left out."""
+
+    def __str__(self) -> str:
+        """Returns it as a person says it: `8,000 problems`, `at most 5 problems`."""
+        return f"{'at most ' if self.is_bound else ''}{self.number:,} problems"
+
+
+def count_problems(config: RunConfig) -> ProblemCount:
+    """Returns how many problems there are to train on, without asking the network.
+
+    A data set that is there is counted, else what it will be made of: own files, a local copy of
+    `env.source`, or what the settings ask for.
+
+    Raises:
+        ValueError: a file cannot be read, or leaves no row for training.
+    """
+    env, data = config.env, config.data
+    if env.is_generated and not data.train_files:
+        return ProblemCount(data.train_size)
+    fetched = any(is_hub_name(name) for name in (*data.train_files, *data.test_files))
+    if data.name is not None or not fetched:
+        name = data.name or dataset_name(env, data)
+        made = config.storage.root / "data" / name / "train.parquet"
+        if made.is_file():
+            return ProblemCount(count_rows(made))
+    if data.train_files:
+        if fetched:
+            return ProblemCount(data.train_size, is_bound=True)
+        return ProblemCount(num_own_training_rows(data), is_bound=True)
+    source = env.source_name
+    assert source is not None, f"env={env.name} neither generates its rows nor reads them"
+    if Path(source).expanduser().is_dir():
+        return ProblemCount(sum(map(count_rows, find_source(source)["train"])))
+    assert env.hub_problems is not None, f"env={env.name} reads what it does not know"
+    return ProblemCount(env.hub_problems)
+
+
 def read_problems(path: Path) -> list[Problem]:
     """Returns the problems of one split, in file order.
 
@@ -164,15 +211,17 @@ def read_problems(path: Path) -> list[Problem]:
     problems: list[Problem] = []
     try:
         for number, (data_source, messages, reward_model, extra) in enumerate(rows):
-            index = (extra or {}).get("index")
+            extra = extra or {}
+            index, truth = extra.get("index"), reward_model["ground_truth"]
+            is_json = reward_model.get("style") == JSON_STYLE
             problems.append(
                 Problem(
                     index=number if index is None else index,
                     data_source=data_source,
                     messages=tuple(Message(role=m["role"], content=m["content"]) for m in messages),
-                    ground_truth=_truth(reward_model),
-                    num_solutions=(extra or {}).get("num_solutions") or 0,
-                    extra_info=(extra or {}).get(OWN_EXTRA_INFO) or "",
+                    ground_truth=json.loads(truth) if is_json else truth,
+                    num_solutions=extra.get("num_solutions") or 0,
+                    extra_info=extra.get(OWN_EXTRA_INFO) or "",
                 )
             )
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
@@ -183,10 +232,7 @@ def read_problems(path: Path) -> list[Problem]:
 
 
 def read_solved(path: Path) -> list[tuple[Problem, str]]:
-    """Returns the (problem, solution) pairs of one split, in file order.
-
-    Args:
-        path: a file of `write_dataset`.
+    """Returns the (problem, solution) pairs of one file of `write_dataset`, in file order.
 
     Raises:
         DatasetError: the file is missing or truncated.
@@ -195,20 +241,12 @@ def read_solved(path: Path) -> list[tuple[Problem, str]]:
     return list(zip(read_problems(path), solutions, strict=True))
 
 
-def verify_file(path: Path) -> dict[bytes, bytes]:
-    """Reads one split whole, and returns its key-value metadata.
-
-    Raises:
-        DatasetError: the file is missing or damaged, or its rows are not those of its own hash.
-    """
-    return read_verified(path).schema.metadata or {}
-
-
 def read_verified(path: Path, *, max_rows: int = MAX_ROWS) -> pa.Table:
     """Returns the rows of one split, proved to be those that were written.
 
     Raises:
-        DatasetError: as `verify_file`, or there are more than `max_rows` rows.
+        DatasetError: the file is missing or damaged, its rows are not those of its own hash, or
+            there are more than `max_rows`.
     """
     table = read_parquet(path, max_rows=max_rows)
     metadata = table.schema.metadata or {}
@@ -230,7 +268,7 @@ def content_hash(table: pa.Table) -> str:
 
 
 def _check_file(path: Path, settings: dict[str, Any]) -> None:
-    metadata = verify_file(path)
+    metadata = read_verified(path).schema.metadata or {}
     try:
         made_by = json.loads(metadata[_SETTINGS])
         changed = sorted(_flat(settings).items() ^ _flat(made_by).items(), key=repr)
@@ -248,8 +286,8 @@ def _check_file(path: Path, settings: dict[str, Any]) -> None:
 def _tables(env: TextEnv, data: DataConfig) -> tuple[dict[str, pa.Table], dict[bytes, str]]:
     """Returns the rows of each split, and what the metadata says of where they come from."""
     if data.train_files:
-        own = read_own_data(env, data)
-        return own.tables, {_OWN: json.dumps(own.facts)}
+        tables, facts = read_own_data(env, data)
+        return tables, {_OWN: json.dumps(facts)}
     if env.is_generated:
         if not env.makes_problems:
             raise ValueError(NO_PROBLEMS.format(name=env.name))
@@ -307,11 +345,6 @@ def _text_bytes(array: pa.StringArray) -> memoryview:
     return memoryview(values)[ends[0] : ends[1]]
 
 
-def _truth(reward_model: dict[str, Any]) -> Any:
-    truth = reward_model["ground_truth"]
-    return json.loads(truth) if reward_model.get("style") == JSON_STYLE else truth
-
-
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings under the names that a user types."""
     data = {
@@ -322,11 +355,3 @@ def _flat(settings: dict[str, Any]) -> dict[str, Any]:
     env = {f"env.{key}": value for key, value in settings["env"].items()}
     made_by = {"the package's version": settings.get("package")}
     return data | env | made_by | {"generator version": settings["version"]}
-
-
-def _other_files(folder: Path) -> list[str]:
-    if not folder.is_dir():
-        return []
-    return sorted(
-        {path.name for path in folder.iterdir()} - {f"{split}.parquet" for split in SPLITS}
-    )

@@ -17,13 +17,12 @@ from rl_core.system.atomic import locked
 from rl_core.system.network import hubs_are_off, why_unreachable
 
 if TYPE_CHECKING:
-    from modelscope_hub import DownloadReport, HubConfig
+    from modelscope_hub import HubConfig
 
 MODEL_FILES: Final = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
 """What a model is loaded from; pickled weights and pictures stay where they are."""
 _PREFIX: Final = "modelscope:"
 _NAME: Final = re.compile(r"[\w.-]*\w[\w.-]*/[\w.-]*\w[\w.-]*")
-_PACKAGE: Final = "modelscope_hub"
 _LONGEST_REASON: Final = 200  # characters
 
 
@@ -38,7 +37,7 @@ def modelscope_name(path: str) -> str | None:
     name = path.removeprefix(_PREFIX)
     if not _NAME.fullmatch(name):
         raise ValueError(f"model.path={path}: a model of ModelScope is {_PREFIX}OWNER/NAME")
-    if importlib.util.find_spec(_PACKAGE) is None:
+    if importlib.util.find_spec("modelscope_hub") is None:
         raise ValueError(
             f"model.path={path} needs the package modelscope-hub, which is not installed: "
             "pip install modelscope-hub (the extra `modelscope`), or give a local folder"
@@ -47,13 +46,9 @@ def modelscope_name(path: str) -> str | None:
 
 
 def fetch_from_modelscope(name: str) -> Path:
-    """Returns the folder of a model of ModelScope; what the local cache lacks is downloaded.
+    """Returns the folder of OWNER/NAME of ModelScope; what the local cache lacks is downloaded.
 
-    A download that broke goes on where it broke. A whole copy is taken as it is, without a word to
-    the network.
-
-    Args:
-        name: OWNER/NAME.
+    A download that broke goes on where it broke. For a whole copy the network is not asked.
 
     Raises:
         ValueError: neither the cache nor ModelScope have all of it.
@@ -93,7 +88,11 @@ def cached_from_modelscope(name: str) -> Path | None:
     # Files appear whole under their names, so what is missing is what tells: our own record knows
     # all of them, and what `modelscope download` broke off lacks weights more often than not.
     is_broken = _unfinished(settings, name).exists() or any(folder.glob("*.incomplete"))
-    return None if is_broken or not _has_weights(folder) else folder.resolve()
+    index, names = folder / "model.safetensors.index.json", {"model.safetensors"}
+    if index.is_file():
+        names = set(json.loads(index.read_text())["weight_map"].values())
+    is_whole = all((folder / file).is_file() for file in ("config.json", *names))
+    return folder.resolve() if is_whole and not is_broken else None
 
 
 def modelscope_url() -> str:
@@ -106,43 +105,28 @@ def _download(settings: HubConfig, name: str, refused: str) -> Path:
 
     try:
         site = HubApi(settings).resolve_endpoint_for_read(name)
-        client = HubApi(settings, endpoint=site)
         # The report names every file that failed, and paths that would lead out of the cache are
         # refused, unlike those of a plain download.
-        report = client.download_repo_report(
-            name, "model", allow_patterns=MODEL_FILES, retry_failed=True
-        )
+        with closing(
+            HubApi(settings, endpoint=site).download_repo_report(
+                name, "model", allow_patterns=MODEL_FILES, retry_failed=True
+            )
+        ) as report:
+            failed = [f"{file.path}: {file.error}" for file in report.iter_files() if file.error]
+            reasons = [report.global_error, *report.listing_errors, *failed, report.status]
+            reason = None if report.complete else next(filter(None, reasons))
+            folder = Path(report.output_dir)
     except (HubError, OSError) as error:
-        raise ValueError(_not_given(refused, str(error))) from None
-    with closing(report):
-        if not report.complete:
-            raise ValueError(_not_given(refused, _first_error(report)))
-    folder = Path(report.output_dir)
+        reason = str(error)
+    if reason is not None:
+        said = reason.strip().partition("\n")[0][:_LONGEST_REASON]  # a whole answer may follow
+        raise ValueError(
+            f"{refused}, and ModelScope did not give it whole ({said}): check the name and, for a "
+            "private model, MODELSCOPE_API_TOKEN; the same command goes on from what did arrive"
+        )
     if not (folder / "config.json").is_file():
         raise ValueError(f"{refused}, and what ModelScope has of it holds no config.json: no model")
     return folder.resolve()
-
-
-def _not_given(refused: str, reason: str) -> str:
-    said = reason.strip().partition("\n")[0][:_LONGEST_REASON]  # a whole answer may follow
-    return (
-        f"{refused}, and ModelScope did not give it whole ({said}): check the name and, for a "
-        "private model, MODELSCOPE_API_TOKEN; the same command goes on from what did arrive"
-    )
-
-
-def _first_error(report: DownloadReport) -> str:
-    listed = [report.global_error, *report.listing_errors]
-    failed = [f"{file.path}: {file.error}" for file in report.iter_files() if file.error]
-    return next((text for text in (*listed, *failed) if text), report.status)
-
-
-def _has_weights(folder: Path) -> bool:
-    index = folder / "model.safetensors.index.json"
-    names = {"model.safetensors"}
-    if index.is_file():
-        names = set(json.loads(index.read_text())["weight_map"].values())
-    return all((folder / name).is_file() for name in ("config.json", *names))
 
 
 def _unfinished(settings: HubConfig, name: str) -> Path:

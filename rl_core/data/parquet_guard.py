@@ -1,8 +1,8 @@
 """Opens a parquet file of unknown origin (data path stage 1): sound and small enough, or one line.
 
-Sizes are bounded before the rows are decoded. A file's metadata tells most of it, but not that a
-dictionary may hold one huge value which a few bytes then repeat a million times: so dictionaries
-are looked at first. Not here: what the rows mean (`sql/checks`).
+One limit, on what the rows take in memory, is checked before they are decoded. A file's metadata
+tells most of it, but not that a dictionary may hold one huge text which a few bytes then repeat a
+million times: so dictionaries are looked at. Not here: what the rows mean (`sql/checks`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ MAX_ROWS = 20_000_000
 MAX_DECODED_BYTES = 8 * 2**30
 """What the rows of one file may take in memory."""
 
-_FIXED_BYTES = 16
-"""At most, per value that is no text."""
-_OFFSET_BYTES = 8
+_VALUE_BYTES = 16
+"""At most, of a value that is no text; of a text its place in memory."""
 
 
 class DatasetError(ValueError):
@@ -82,43 +81,25 @@ def _refuse_too_large(path: Path, metadata: pq.FileMetaData, max_rows: int) -> N
             f"{path} holds {metadata.num_rows:,} rows, and at most {max_rows:,} are read: "
             "this is another data set, or data.train_size and data.test_size should say so"
         )
-    # Metadata first: the dictionaries that are decoded next are part of this sum.
-    for count in (_stated_bytes, lambda metadata: _decoded_bytes(path, metadata)):
-        if (num_bytes := count(metadata)) > MAX_DECODED_BYTES:
-            raise DatasetError(
-                f"{path}: {path.stat().st_size:,} bytes that would take up to "
-                f"{num_bytes / 2**30:,.1f} GiB in memory, and at most "
-                f"{MAX_DECODED_BYTES / 2**30:.0f} GiB are read: split the file, or delete it"
-            )
-
-
-def _stated_bytes(metadata: pq.FileMetaData) -> int:
-    """Returns what the pages take uncompressed, repeated values still written once."""
-    return sum(
-        metadata.row_group(group).column(column).total_uncompressed_size
+    chunks = [
+        (group, metadata.row_group(group).column(column))
         for group in range(metadata.num_row_groups)
         for column in range(metadata.num_columns)
-    )
-
-
-def _decoded_bytes(path: Path, metadata: pq.FileMetaData) -> int:
-    """Returns an upper bound of what all values take, repeated ones counted each time."""
-    total = 0
-    for group in range(metadata.num_row_groups):
-        columns = metadata.row_group(group)
-        for i in range(metadata.num_columns):
-            column = columns.column(i)
-            size = _FIXED_BYTES
-            if column.physical_type == "BYTE_ARRAY":
-                total += column.total_uncompressed_size
-                size = _OFFSET_BYTES + _longest_repeated(path, group, column)
-            total += column.num_values * size
-    return total
+    ]
+    num_bytes = sum(c.total_uncompressed_size + c.num_values * _VALUE_BYTES for _, c in chunks)
+    if num_bytes <= MAX_DECODED_BYTES:  # the dictionaries that are decoded next are part of it
+        num_bytes += sum(c.num_values * _longest_repeated(path, group, c) for group, c in chunks)
+    if num_bytes > MAX_DECODED_BYTES:
+        raise DatasetError(
+            f"{path}: {path.stat().st_size:,} bytes that would take up to "
+            f"{num_bytes / 2**30:,.1f} GiB in memory, and at most "
+            f"{MAX_DECODED_BYTES / 2**30:.0f} GiB are read: split the file, or delete it"
+        )
 
 
 def _longest_repeated(path: Path, group: int, column: pq.ColumnChunkMetaData) -> int:
-    """Returns the length of the longest value that a chunk may repeat: those of its dictionary."""
-    if not column.has_dictionary_page:
+    """Returns the length of the longest text that a chunk may repeat: those of its dictionary."""
+    if column.physical_type != "BYTE_ARRAY" or not column.has_dictionary_page:
         return 0
     leaf = column.path_in_schema
     with pq.ParquetFile(path, read_dictionary=[leaf]) as file:

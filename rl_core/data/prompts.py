@@ -54,17 +54,15 @@ def resolve_model(path: str, root: Path = Path("outputs")) -> Path:
     refused = f"model.path={path} is no folder and no cached hub model"
     if path.startswith((".", "/", "~")) or path.count("/") > 1:  # a hub name is at most OWNER/NAME
         raise ValueError(f"{refused}: check the path")
-    for cached_only in (True, False):
-        try:
-            return Path(
-                snapshot_download(path, local_files_only=cached_only, allow_patterns=MODEL_FILES)
-            )
-        except (OSError, ValueError, HfHubHTTPError) as error:
-            reason = error
-    raise ValueError(
-        f"{refused}, and the hub did not give it ({type(reason).__name__}): "
-        "give a local folder or a model that can be downloaded"
-    )
+    if (cached := find_model_here(path)) is not None:
+        return cached
+    try:
+        return Path(snapshot_download(path, allow_patterns=MODEL_FILES))
+    except (OSError, ValueError, HfHubHTTPError) as error:
+        raise ValueError(
+            f"{refused}, and the hub did not give it ({type(error).__name__}): "
+            "give a local folder or a model that can be downloaded"
+        ) from None
 
 
 def find_model_here(path: str) -> Path | None:
@@ -92,25 +90,27 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
             f"model.path={path} holds no tokenizer ({', '.join(_VOCABULARIES)}): copy the files of "
             "its base model's tokenizer into it"
         )
-    tokenizer = _tokenizer_of(folder)
-    _check_lossless(tokenizer, path)
-    return tokenizer
-
-
-def _tokenizer_of(folder: Path) -> PreTrainedTokenizerBase:
     settings = folder / "tokenizer_config.json"
-    found: PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerBase
     if (
         settings.is_file()
         and json.loads(settings.read_bytes()).get("auto_map") == OF_ITS_FILE_ALONE
     ):
-        found = PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)
     else:
         # Brings torch and every model's code: 2 s and 200 MB of a process that has no model.
         from transformers import AutoTokenizer
 
-        found = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    return found
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    # transformers may rebuild a tokenizer by the model's type, with another pre-tokenizer than the
+    # one it was trained with: rewards would then be given for text that the model never wrote.
+    back = tokenizer.decode(tokenizer.encode(_PROBE, add_special_tokens=False))
+    if back != _PROBE:
+        raise ValueError(
+            f"model.path={path}: the tokenizer is not lossless, {_PROBE!r} comes back as {back!r}; "
+            "check its pre-tokenizer and tokenizer_class"
+        )
+    return tokenizer
 
 
 def encode_prompt(
@@ -138,10 +138,6 @@ def check_embedded(ids: Iterable[Sequence[int]], tokenizer: PreTrainedTokenizerB
 
     A model may have more rows than its tokenizer has tokens, as Qwen's do. Where it has fewer,
     torch would say that an index is out of range, and a GPU that an assertion failed.
-
-    Args:
-        ids: of texts.
-        tokenizer: as `load_tokenizer` returned it.
 
     Raises:
         ValueError: one has no row in the model's embedding.
@@ -207,14 +203,3 @@ def _prompt_text(
             "use a chat template for conversations"
         )
     return messages[0]["content"]
-
-
-def _check_lossless(tokenizer: PreTrainedTokenizerBase, path: str) -> None:
-    # transformers may rebuild a tokenizer by the model's type, with another pre-tokenizer than the
-    # one it was trained with: rewards would then be given for text that the model never wrote.
-    back = tokenizer.decode(tokenizer.encode(_PROBE, add_special_tokens=False))
-    if back != _PROBE:
-        raise ValueError(
-            f"model.path={path}: the tokenizer is not lossless, {_PROBE!r} comes back as {back!r}; "
-            "check its pre-tokenizer and tokenizer_class"
-        )

@@ -1,6 +1,7 @@
 """Files that a user names: finds them, here or on the Hugging Face hub, and reads them (stage 1).
 
-Not what their rows mean (`user_files`, `env_source`): only which files, bytes and records.
+Those of `data.train_files` and its like, and the two splits of `env.source`. Not what their rows
+mean (`user_files`, `envs`): only which files, bytes and records.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
+from io import BufferedReader
 from json import JSONDecodeError
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +26,8 @@ import pyarrow.parquet as pq
 from rl_core.envs.rows import Record
 from rl_core.errors import first_line
 
+SPLITS = ("train", "test")
+_SOURCE_COLUMNS = ("question", "answer")
 _SUFFIXES = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz")
 _GLOB = re.compile(r"[*?\[]")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -33,6 +39,66 @@ _SHARD = re.compile(r"-of-(\d+)\.")
 _BATCH_ROWS = 16_384
 
 
+def find_source(source: str) -> dict[str, list[Path]]:
+    """Returns the files of each split.
+
+    Args:
+        source: a folder that holds `train` and `test` as .jsonl or .parquet (or shards
+            `train-*.parquet`), itself or in `main/`; else a data set of the hub, which is fetched
+            unless it is in the local cache.
+
+    Raises:
+        ValueError: a split is missing, or the hub does not give the data set.
+    """
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        if source.startswith((".", "/", "~")) or source.count("/") > 1:
+            raise ValueError(f"env.source={source} is not a folder: check the path")
+        # Only `main`: it has another config, whose rows are others.
+        return {
+            split: hub_files(f"env.source={source}", source, split, ["main/"]) for split in SPLITS
+        }
+    found: dict[str, list[Path]] = {}
+    for split in SPLITS:
+        names = (f"{split}.jsonl", f"{split}.parquet", f"{split}-*.parquet")
+        candidates = [
+            sorted(place.glob(name)) for place in (folder, folder / "main") for name in names
+        ]
+        files = next((files for files in candidates if files), None)
+        if files is None:
+            raise ValueError(
+                f"env.source={source}: no {split}.jsonl or {split}.parquet in {folder}; give a "
+                "folder with both splits"
+            )
+        found[split] = files
+    return found
+
+
+def read_rows(files: Iterable[Path]) -> list[tuple[str, str]]:
+    """Returns the (question, answer) pairs of one split, in order.
+
+    Raises:
+        ValueError: a file cannot be read, or a row lacks one of the two.
+    """
+    rows: list[tuple[str, str]] = []
+    for file in files:
+        for number, record in read_records(file, _SOURCE_COLUMNS):
+            question, answer = (record.get(name) for name in _SOURCE_COLUMNS)
+            if not (isinstance(question, str) and isinstance(answer, str)):
+                raise ValueError(f"{file}: row {number} lacks `question` or `answer` as text")
+            rows.append((question, answer))
+    return rows
+
+
+def source_digest(files: Mapping[str, list[Path]]) -> str:
+    """Returns a hash of the files' bytes, so that a changed copy is noticed."""
+    digest = hashlib.sha256()
+    for split in sorted(files):
+        for file in files[split]:
+            digest.update(split.encode() + bytes.fromhex(file_digest(file)))
+    return digest.hexdigest()
+
+
 def find_files(
     setting: str, names: Sequence[str], split: str, *, from_hub: bool = True
 ) -> list[Path]:
@@ -42,8 +108,8 @@ def find_files(
         setting: its key, for messages.
         names: paths or globs of parquet or JSON lines (also with .gz), or data sets of the hub as
             OWNER/NAME, which are fetched unless they are in the local cache.
-        split: `train` or `test`: which files of a hub data set.
-        from_hub: False leaves hub data sets out, to look at what needs no network.
+        split: which files of a hub data set.
+        from_hub: False leaves hub data sets out, and asks no network.
 
     Raises:
         ValueError: a name stands for nothing, a folder, or a file of another kind.
@@ -103,13 +169,11 @@ def read_records(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, Reco
     Raises:
         ValueError: the file cannot be read; the message names file and line.
     """
-    reader = _parquet_records if file.suffix == ".parquet" else _json_records
-    try:
-        yield from reader(file, columns)
-    except (pa.ArrowException, OSError, EOFError, zlib.error) as error:
-        raise ValueError(
-            f"{file}: not readable, truncated or damaged ({first_line(error)}): give a whole file"
-        ) from error
+    with _refusing_damage(file):
+        if file.suffix == ".parquet":
+            yield from enumerate(_parquet_records(file, columns), start=1)
+        else:
+            yield from _json_records(file)
 
 
 def count_rows(file: Path) -> int:
@@ -118,30 +182,37 @@ def count_rows(file: Path) -> int:
     Raises:
         ValueError: the file cannot be read.
     """
-    try:
+    with _refusing_damage(file):
         if file.suffix == ".parquet":
             return int(pq.read_metadata(file).num_rows)
         if (rows := _rows_of_a_list(file)) is not None:
             return len(rows)
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
+        with _open(file) as lines:
             return sum(1 for line in lines if line.strip())
+
+
+@contextmanager
+def _refusing_damage(file: Path) -> Iterator[None]:
+    try:
+        yield
     except (pa.ArrowException, OSError, EOFError, zlib.error) as error:
         raise ValueError(
-            f"{file}: not readable, truncated or damaged: give a whole file"
+            f"{file}: not readable, truncated or damaged ({first_line(error)}): give a whole file"
         ) from error
 
 
-def _parquet_records(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, Record]]:
-    row = 0
+def _parquet_records(file: Path, columns: Sequence[str]) -> Iterator[Record]:
     with pq.ParquetFile(file) as parquet:
         names = parquet.schema_arrow.names
         wanted = [name for name in columns if name in names]
         if not wanted:
             raise ValueError(f"{file}: has none of the columns {list(columns)}, only {names}")
         for batch in parquet.iter_batches(_BATCH_ROWS, columns=wanted):
-            for record in batch.to_pylist():
-                row += 1
-                yield row, record
+            yield from batch.to_pylist()
+
+
+def _open(file: Path) -> gzip.GzipFile | BufferedReader:
+    return gzip.open(file) if file.suffix == ".gz" else file.open("rb")
 
 
 def _rows_of_a_list(file: Path) -> list[Record] | None:
@@ -152,51 +223,49 @@ def _rows_of_a_list(file: Path) -> list[Record] | None:
     """
     if not file.name.endswith((".json", ".json.gz")):
         return None
-    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
-        start = next((part for part in iter(lambda: stream.read(64), b"") if part.strip()), b"")
-        if not start.lstrip().startswith(b"["):
+    with _open(file) as stream:
+        if not stream.peek(1).lstrip().startswith(b"["):
             return None
-        stream.seek(0)
-        try:
-            rows = json.loads(stream.read())
-        except (ValueError, RecursionError) as error:
-            where = f" at line {error.lineno}" if isinstance(error, JSONDecodeError) else ""
-            raise ValueError(
-                f"{file}: the list in it is not JSON ({getattr(error, 'msg', error)}{where}): "
-                "write one list of objects, or one object per line"
-            ) from None
+        rows = _parsed(
+            stream.read(),
+            f"{file}: the list in it is not JSON",
+            "write one list of objects, or one object per line",
+        )
     for number, row in enumerate(rows, start=1):
-        if not isinstance(row, dict):
-            raise ValueError(
-                f"{file}: row {number} is a {type(row).__name__}, every row must be a JSON object"
-            )
+        _refuse_no_object(row, f"{file}: row {number}", "every row")
     return list(rows)
 
 
-def _json_records(file: Path, _: Sequence[str]) -> Iterator[tuple[int, Record]]:
+def _json_records(file: Path) -> Iterator[tuple[int, Record]]:
     if (rows := _rows_of_a_list(file)) is not None:
         yield from enumerate(rows, start=1)
         return
-    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
+    with _open(file) as lines:
         for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line.rstrip())
-                if b"\\u" in line:  # half of a surrogate pair is no text
-                    json.dumps(record, ensure_ascii=False).encode()
-            except (ValueError, RecursionError) as error:
-                where = f" at column {error.colno}" if isinstance(error, JSONDecodeError) else ""
-                raise ValueError(
-                    f"{file}: line {number} is not JSON ({getattr(error, 'msg', error)}{where}): "
-                    "write one object per line"
-                ) from None
-            if not isinstance(record, dict):
-                raise ValueError(
-                    f"{file}: line {number} is a {type(record).__name__}, every line must be a "
-                    "JSON object"
-                )
-            yield number, record
+            if line.strip():
+                refused = f"{file}: line {number} is not JSON"
+                record = _parsed(line.rstrip(), refused, "write one object per line")
+                _refuse_no_object(record, f"{file}: line {number}", "every line")
+                yield number, record
+
+
+def _parsed(text: bytes, refused: str, remedy: str) -> Any:
+    try:
+        value = json.loads(text)
+        if b"\\u" in text:  # half of a surrogate pair is no text
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        where = ""
+        if isinstance(error, JSONDecodeError):
+            is_one_line = b"\n" not in text
+            where = f" at column {error.colno}" if is_one_line else f" at line {error.lineno}"
+        raise ValueError(f"{refused} ({getattr(error, 'msg', error)}{where}): {remedy}") from None
+    return value
+
+
+def _refuse_no_object(row: Any, where: str, every: str) -> None:
+    if not isinstance(row, dict):
+        raise ValueError(f"{where} is a {type(row).__name__}, {every} must be a JSON object")
 
 
 def _local_files(given: str, name: str) -> list[Path]:
@@ -233,7 +302,7 @@ def hub_files(given: str, name: str, split: str, places: Sequence[str]) -> list[
         given: `setting=value`, for messages.
         name: OWNER/NAME.
         split: `train` or `test`.
-        places: folders of the data set, each empty or with a slash at its end, the likeliest first.
+        places: folders of the data set, each empty or with a slash at its end, likeliest first.
 
     Raises:
         ValueError: neither cache nor hub have all of it.

@@ -11,15 +11,15 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import pyarrow as pa
 
 from rl_core.config.run import DataConfig
 from rl_core.data.readers import (
+    SPLITS,
     count_rows,
     digest_of,
     file_digest,
@@ -32,9 +32,6 @@ from rl_core.types import Problem
 
 _logger = logging.getLogger(__name__)
 
-Split = Literal["train", "test"]
-SPLITS: tuple[Split, ...] = get_args(Split)
-
 
 class OwnFilesError(ValueError):
     """What the user gave cannot be used: one line that names file, row, value and limit."""
@@ -46,16 +43,6 @@ def _refused_as_own_files() -> Iterator[None]:
         yield
     except ValueError as error:
         raise OwnFilesError(str(error)) from error
-
-
-@dataclass(frozen=True)
-class OwnData:
-    """A data set made of the user's files."""
-
-    tables: dict[str, pa.Table]
-    """Both splits, in the columns of `schema`."""
-    facts: dict[str, Any]
-    """What it was made from and what was dropped, as plain values."""
 
 
 @_refused_as_own_files()
@@ -94,15 +81,11 @@ def num_own_training_rows(data: DataConfig) -> int:
 
 
 @_refused_as_own_files()
-def read_own_data(env: TextEnv, data: DataConfig) -> OwnData:
-    """Returns both splits, and logs in one line what was taken and what was dropped.
+def read_own_data(env: TextEnv, data: DataConfig) -> tuple[dict[str, pa.Table], dict[str, Any]]:
+    """Returns both splits, and what was taken and dropped: one line of that is logged.
 
     Without `data.test_files` the first train_size + test_size rows are taken and the last test_size
     of them are the test split, as TinyZero cuts its data. Rows are cut before any is dropped.
-
-    Args:
-        env: what the problems are, and the template for rows without a prompt.
-        data: the files, and how many rows.
 
     Raises:
         OwnFilesError: a file or a row cannot be used, or no row is left.
@@ -114,21 +97,20 @@ def read_own_data(env: TextEnv, data: DataConfig) -> OwnData:
     tested: set[tuple[Any, ...]] = set()
     for split in reversed(SPLITS):  # a problem in both belongs to the test split
         rows[split] = _without_doubles(rows[split], tested, left_out[split])
-        rows[split] = _with_solutions(env, rows[split], left_out[split])
+        solved = env.with_solutions(rows[split])  # None where the env's solver finds nothing
+        left_out[split]["without a solution"] += solved.count(None)
+        rows[split] = [problem for problem in solved if problem is not None]
         tested = {problem.key for problem in rows[split]}
     _say_what_was_left_out(rows, num_read, left_out)
-    return OwnData(
-        tables={split: env.table_of(split, rows[split]) for split in SPLITS},
-        facts={
-            "rows_read": num_read,
-            "left_out": {split: dict(+left_out[split]) for split in SPLITS},
-            "other_prompts": _say_whose_prompts(env, rows),
-            "files": {
-                split: [{"file": str(file), "sha256": file_digest(file)} for file in found]
-                for split, found in files.items()
-            },
+    return {split: env.table_of(split, rows[split]) for split in SPLITS}, {
+        "rows_read": num_read,
+        "left_out": {split: dict(+left_out[split]) for split in SPLITS},
+        "other_prompts": _say_whose_prompts(env, rows),
+        "files": {
+            split: [{"file": str(file), "sha256": file_digest(file)} for file in found]
+            for split, found in files.items()
         },
-    )
+    }
 
 
 def first_own_problems(env: TextEnv, data: DataConfig, count: int) -> list[Problem]:
@@ -198,12 +180,11 @@ def _records(files: Iterable[Path], columns: Sequence[str]) -> Iterator[tuple[Pa
         ValueError: a file holds no rows.
     """
     for file in files:
-        records = read_records(file, columns)
-        first = next(records, None)
-        if first is None:
-            raise ValueError(f"{file}: holds no rows: leave it out")
-        for row, record in chain([first], records):
+        row = 0
+        for row, record in read_records(file, columns):
             yield file, row, record
+        if row == 0:
+            raise ValueError(f"{file}: holds no rows: leave it out")
 
 
 def _read(env: TextEnv, file: Path, row: int, record: Record) -> Row:
@@ -228,17 +209,9 @@ def _without_doubles(
     return list(unique.values())
 
 
-def _with_solutions(env: TextEnv, problems: Sequence[Row], left_out: Counter[str]) -> list[Row]:
-    """Returns the solvable problems, with what the env's solver says of each, if it has one."""
-    solved = env.with_solutions(problems)
-    kept = [problem for problem in solved if problem is not None]
-    left_out["without a solution"] += len(problems) - len(kept)
-    return kept
-
-
 def _say_what_was_left_out(
     rows: dict[str, list[Row]],
-    num_read: Mapping[Split, int],
+    num_read: Mapping[str, int],
     left_out: dict[str, Counter[str]],
 ) -> None:
     """Logs one line; raises ValueError where a split has no rows left."""

@@ -49,11 +49,6 @@ class SftExamples(ABC):
         return ()
 
     @property
-    def stop(self) -> Sequence[str]:
-        """Texts after which a response waits for the env's words; none if it never does."""
-        return ()
-
-    @property
     @abstractmethod
     def marks(self) -> Sequence[str]:
         """Texts whose first tokens `weigh` looks for."""
@@ -84,10 +79,6 @@ class SftExamples(ABC):
     @abstractmethod
     def judge(self, responses: Sequence[str]) -> dict[str, float]:
         """Returns what greedy responses to the held-out problems are worth."""
-
-    def answer(self, response: str) -> str | None:
-        """Returns the env's words to a response that stopped there; None if it is over."""
-        return None
 
     @classmethod
     def failed_gates(cls, measured: Mapping[str, float]) -> tuple[str, ...]:

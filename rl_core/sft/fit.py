@@ -1,7 +1,7 @@
 """Supervised steps: examples -> gradient of the weighted mean loss -> update, data path stage 0.
 
 The one loop of the home-made base model (train.py) and of models that are given (tune.py): they
-differ in optimizer, in how a batch is split, and in how logits become losses.
+differ in optimizer, and in how a batch is split.
 
 Legend: N learned tokens, H hidden size.
 """
@@ -9,9 +9,9 @@ Legend: N learned tokens, H hidden size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,42 +21,62 @@ from torch.nn.utils.rnn import pad_sequence
 from rl_core.algos.logprobs import token_logprobs
 from rl_core.batch import TrainBatch
 from rl_core.models.forward import sampled_states
-from rl_core.sft.examples import Example
 from rl_core.system.threads import MicroBatchThreads
 
 _GRAD_CLIP: Final = 1.0
-TokenLosses: TypeAlias = Callable[[Any, Tensor, Tensor], Tensor]
-"""(model, hidden states [N, H], targets int64 [N]) -> losses in nats, float32 [N]."""
-Split: TypeAlias = Callable[[Sequence[Example]], Sequence[Sequence[Example]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Token ids of prompt and response, and the loss weight of each id: 0 teaches nothing."""
+
+    ids: list[int]
+    weights: list[float]
+
+
+Parts: TypeAlias = Sequence[Sequence[Example]]
 """A batch as micro-batches."""
-
-
-class Update(Protocol):
-    """An optimizer."""
-
-    def __call__(self, share: float) -> None:
-        """Moves the weights along their gradients, with a share of the peak learning rate."""
 
 
 @dataclass(frozen=True)
 class Fitting:
-    """What one supervised step takes.
-
-    Attributes:
-        model: A causal LM; all its parameters that require gradient learn.
-        pad_id: Fills examples up.
-        threads: Compute micro-batches side by side.
-        losses: From hidden states to losses.
-        compute_dtype: float32, or bfloat16 for autocast.
-    """
+    """A model that learns."""
 
     model: Any
+    """A causal LM; all its parameters that require gradient learn."""
     pad_id: int
+    """Fills examples up."""
     threads: MicroBatchThreads
-    losses: TokenLosses
+    """Compute micro-batches side by side."""
     compute_dtype: torch.dtype = torch.float32
+    """float32, or bfloat16 for autocast."""
+    whole_logits: bool = False
+    """Of a small vocabulary, whose logits fit into memory: faster than block by block."""
 
-    def backward(self, examples: Sequence[Example], split: Split) -> float:
+    def fit(
+        self,
+        backward: Callable[[int], float],
+        update: Callable[[float], None],
+        *,
+        steps: range,
+        warmup_steps: int,
+    ) -> Iterator[tuple[int, float]]:
+        """Trains in place; yields (steps done, loss) after each step.
+
+        Args:
+            backward: adds the gradient of a step, from 0, and returns its mean loss.
+            update: the optimizer: moves the weights, with a share of the peak learning rate.
+            steps: those to do: from the one that a resume comes to, to the last of all.
+            warmup_steps: see `schedule`.
+        """
+        for step in steps:
+            loss = backward(step)
+            torch.nn.utils.clip_grad_norm_(self.parameters, _GRAD_CLIP)
+            update(schedule(step, warmup_steps=warmup_steps, num_steps=steps.stop))
+            self.model.zero_grad()
+            yield step + 1, loss
+
+    def backward(self, examples: Sequence[Example], parts: Parts) -> float:
         """Adds the gradient of the mean loss, which it returns, in nats per token."""
         total = sum(sum(example.weights) for example in examples)
 
@@ -64,13 +84,13 @@ class Fitting:
             loss = self.summed_loss(part) / total
             return loss, loss.item()
 
-        return sum(self.threads.accumulate(self.parameters, micro_loss, split(examples)))
+        return sum(self.threads.accumulate(self.parameters, micro_loss, parts))
 
     @torch.no_grad()
-    def mean_loss(self, examples: Sequence[Example], split: Split) -> float:
+    def mean_loss(self, examples: Sequence[Example], parts: Parts) -> float:
         """Returns the mean loss, in nats per token."""
         total = sum(sum(example.weights) for example in examples)
-        return sum(self.summed_loss(part).item() for part in split(examples)) / total
+        return sum(self.summed_loss(part).item() for part in parts) / total
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -81,38 +101,14 @@ class Fitting:
         """Returns the sum over weighted tokens of a pass over some examples, with gradient."""
         batch, weights = _batched(part, self.pad_id)
         batch, weights = batch.to(self.model.device), weights.to(self.model.device)
-        trunk = self.model.get_decoder()
-        hidden = sampled_states(trunk, batch, compute_dtype=self.compute_dtype)
-        return (self.losses(self.model, hidden, batch.sampled_ids()) * weights).sum()
-
-
-def fit(
-    fitting: Fitting,
-    update: Update,
-    *,
-    draw: Callable[[int], Sequence[Example]],
-    backward: Callable[[Sequence[Example]], float],
-    steps: range,
-    warmup_steps: int,
-    on_step: Callable[[int, float], None],
-) -> None:
-    """Trains in place.
-
-    Args:
-        fitting: the model.
-        update: its optimizer.
-        draw: returns the examples of a step, from 0.
-        backward: adds their gradient and returns their mean loss, see `Fitting.backward`.
-        steps: those to do: from the one that a resume comes to, to the last of all.
-        warmup_steps: see `schedule`.
-        on_step: called after each step with (steps done, loss).
-    """
-    for step in steps:
-        loss = backward(draw(step))
-        torch.nn.utils.clip_grad_norm_(fitting.parameters, _GRAD_CLIP)
-        update(schedule(step, warmup_steps=warmup_steps, num_steps=steps.stop))
-        fitting.model.zero_grad()
-        on_step(step + 1, loss)
+        dtype, trunk = self.compute_dtype, self.model.get_decoder()
+        hidden, targets = sampled_states(trunk, batch, compute_dtype=dtype), batch.sampled_ids()
+        if self.whole_logits:
+            losses = functional.cross_entropy(self.model.lm_head(hidden), targets, reduction="none")
+        else:
+            head = self.model.get_output_embeddings().weight
+            losses = -token_logprobs(hidden, head, targets, temperature=1.0, compute_dtype=dtype)
+        return (losses * weights).sum()
 
 
 def schedule(step: int, *, warmup_steps: int, num_steps: int) -> float:
@@ -146,21 +142,6 @@ def split_by_tokens(examples: Sequence[Example], *, max_tokens: int) -> list[Seq
         else:
             parts.append([example])
     return list(parts)
-
-
-def whole_losses(model: Any, hidden: Tensor, targets: Tensor) -> Tensor:
-    """Losses of a small vocabulary, whose logits fit into memory."""
-    return functional.cross_entropy(model.lm_head(hidden), targets, reduction="none")
-
-
-def blocked_losses(compute_dtype: torch.dtype) -> TokenLosses:
-    """Losses without the logits in memory, see `token_logprobs`."""
-
-    def losses(model: Any, hidden: Tensor, targets: Tensor) -> Tensor:
-        head = model.get_output_embeddings().weight
-        return -token_logprobs(hidden, head, targets, temperature=1.0, compute_dtype=compute_dtype)
-
-    return losses
 
 
 def _by_length(examples: Sequence[Example]) -> list[Example]:

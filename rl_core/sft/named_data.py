@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Final
 
 from rl_core.config.run import RunConfig
@@ -14,6 +13,8 @@ from rl_core.envs.text_env import TextEnv
 
 SETTING: Final = "sft.data"
 TRACES: Final = "traces"
+REPORT_NAME: Final = "warm_start.json"
+"""In the folder of a model that was made: what was measured of it."""
 CURVE_NAME: Final = "sft_loss.jsonl"
 """In the folder of a fine-tuned model, and of the runs that start from it: a row per step."""
 
@@ -38,11 +39,6 @@ def check_sft(config: RunConfig) -> None:
         )
 
 
-def find_rows(name: str) -> list[Path]:
-    """Returns the files that a setting names beside `traces`, see `find_files`."""
-    return find_files(SETTING, [name], "train")
-
-
 def planned_sft_steps(config: RunConfig) -> int:
     """Returns the steps of SFT; rows of a file that are held out are counted as learned.
 
@@ -61,4 +57,4 @@ def data_digest(config: RunConfig) -> str:
     """Returns a hash of the files of `sft.data`; of traces none: they follow from settings."""
     name = config.sft.data
     assert name is not None, "there is no SFT"
-    return "" if name == TRACES else digest_of(find_rows(name))
+    return "" if name == TRACES else digest_of(find_files(SETTING, [name], "train"))

@@ -19,10 +19,10 @@ from rl_core.config.run import RunConfig
 from rl_core.config.sft import TRACE_STEPS
 from rl_core.data.dataset import read_solved
 from rl_core.data.prompts import encode_prompt
-from rl_core.data.readers import read_records
+from rl_core.data.readers import find_files, read_records
 from rl_core.envs.rows import Record, own_prompt, shown
-from rl_core.sft.examples import Example
-from rl_core.sft.named_data import SETTING, TRACES, check_sft, find_rows
+from rl_core.sft.fit import Example
+from rl_core.sft.named_data import SETTING, TRACES, check_sft
 from rl_core.types import Message, Problem
 
 _COLUMNS: Final = ("prompt", "response", "messages")
@@ -44,12 +44,7 @@ class SftSource:
 
 
 def sft_source(config: RunConfig, tokenizer: PreTrainedTokenizerBase, data: Path) -> SftSource:
-    """Returns what `sft.data` names.
-
-    Args:
-        config: the run's settings; `sft.data` is set.
-        tokenizer: of the model that learns.
-        data: folder of the data set.
+    """Returns what `sft.data` names: traces of the data set in the folder `data`, or rows.
 
     Raises:
         ValueError: the env has no traces, a trace does not fit, or a row cannot be learned from.
@@ -61,7 +56,8 @@ def sft_source(config: RunConfig, tokenizer: PreTrainedTokenizerBase, data: Path
 
 def _traces(config: RunConfig, tokenizer: PreTrainedTokenizerBase, data: Path) -> SftSource:
     check_sft(config)
-    sft = config.sft
+    sft, longest = config.sft, config.data.max_response_length
+    chat = config.env.prompt_template == "chat"
     train, test = (
         [pair for pair in read_solved(data / f"{split}.parquet") if pair[1]]
         for split in ("train", "test")
@@ -72,41 +68,31 @@ def _traces(config: RunConfig, tokenizer: PreTrainedTokenizerBase, data: Path) -
             "some of both are needed: use generated data, or a FILE"
         )
 
-    def example(pair: tuple[Problem, str], rng: random.Random) -> Example:
-        return _fitting_trace(config, tokenizer, *pair, rng)
+    def example(problem: Problem, solution: str, rng: random.Random) -> Example:
+        """Returns a trace that fits, as a rollout's response must."""
+        lengths = []
+        for _ in range(_TRACE_DRAWS):
+            response = config.env.write_trace(problem, solution, rng, sft.give_up_prob)
+            drawn = _encode(problem.messages, response, tokenizer, chat_template=chat)
+            lengths.append(int(sum(drawn.weights)))
+            if lengths[-1] <= longest:
+                return drawn
+        raise ValueError(
+            f"{SETTING}=traces: data.max_response_length={longest} tokens is too short: one of "
+            f"{_TRACE_DRAWS} traces of a problem has {min(lengths)} at least; raise it, or use a "
+            "FILE"
+        )
 
     def draw(step: int) -> list[Example]:
         rng = random.Random(f"{sft.seed}/{step}")
-        return [example(pair, rng) for pair in rng.choices(train, k=sft.batch_size)]
+        return [example(*pair, rng) for pair in rng.choices(train, k=sft.batch_size)]
 
     held_out_rng = random.Random(f"{sft.seed}/held out")
     return SftSource(
         draw,
-        held_out=[example(pair, held_out_rng) for pair in test[: sft.held_out]],
+        held_out=[example(*pair, held_out_rng) for pair in test[: sft.held_out]],
         num_steps=sft.steps or TRACE_STEPS,
         what=f"traces of {len(train):,} train problems",
-    )
-
-
-def _fitting_trace(
-    config: RunConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    problem: Problem,
-    solution: str,
-    rng: random.Random,
-) -> Example:
-    """Returns a trace within `data.max_response_length`, as a rollout's response must be."""
-    chat, longest = config.env.prompt_template == "chat", config.data.max_response_length
-    lengths = []
-    for _ in range(_TRACE_DRAWS):
-        response = config.env.write_trace(problem, solution, rng, config.sft.give_up_prob)
-        example = _encode(problem.messages, response, tokenizer, chat_template=chat)
-        lengths.append(int(sum(example.weights)))
-        if lengths[-1] <= longest:
-            return example
-    raise ValueError(
-        f"{SETTING}=traces: data.max_response_length={longest} tokens is too short: one of "
-        f"{_TRACE_DRAWS} traces of a problem has {min(lengths)} at least; raise it, or use a FILE"
     )
 
 
@@ -115,7 +101,7 @@ def _rows(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> SftSource:
     assert sft.data is not None, "there is no SFT"
     rows = [
         _read(config, tokenizer, f"{file}: row {row}", record)
-        for file in find_rows(sft.data)
+        for file in find_files(SETTING, [sft.data], "train")
         for row, record in read_records(file, _COLUMNS)
     ]
     if len(rows) < 2:

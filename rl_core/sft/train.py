@@ -10,79 +10,62 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rl_core.config.base_model import NUM_POSITIONS, BaseModelConfig
+from rl_core.data.prompts import text_codec
 from rl_core.envs.sft_examples import SftExamples
-from rl_core.sft.examples import draw_examples, measure
-from rl_core.sft.fit import Fitting, fit, split_evenly, whole_losses
-from rl_core.sft.muon import Muon
+from rl_core.envs.text_env import TextEnv
+from rl_core.rollout.hf_engine import HfEngine
+from rl_core.rollout.protocol import in_order
+from rl_core.rollout.turns import TurnTaking
+from rl_core.sft.fit import Example, Fitting, split_evenly
+from rl_core.sft.named_data import REPORT_NAME
 from rl_core.sft.tokenizer import train_tokenizer
 from rl_core.system.atomic import new_folder
 from rl_core.system.threads import MicroBatchThreads
-
-REPORT_NAME: Final = "warm_start.json"
+from rl_core.types import GenerationRequest, Problem, SamplingSettings
 
 _ADAMW_LR_SHARE: Final = 0.15
 _MICRO_BATCHES: Final = 4
 _INITIALIZER_RANGE: Final = 0.06
-
-
-@dataclass(frozen=True, slots=True)
-class WarmStartReport:
-    """What the warm start made.
-
-    Attributes:
-        num_parameters: Weights of the model, tied embeddings counted once.
-        vocab_size: Tokens of the tokenizer.
-        seconds: Wall time of everything, gates included.
-        final_loss: Mean training loss of the last twentieth of the steps, in nats per token.
-        measured: What was measured of greedy responses to held-out problems.
-        failed_gates: One sentence per gate missed; empty if all is well.
-    """
-
-    num_parameters: int
-    vocab_size: int
-    seconds: float
-    final_loss: float
-    measured: dict[str, float]
-    failed_gates: tuple[str, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns one flat object: `measured` stands between the other fields."""
-        facts = asdict(self)
-        measured, failed_gates = facts.pop("measured"), facts.pop("failed_gates")
-        return {**facts, **measured, "failed_gates": failed_gates}
+_GENERATION_BATCH: Final = 128
+_NEWTON_SCHULZ_STEPS: Final = 5
+_NEWTON_SCHULZ: Final = (3.4445, -4.7750, 2.0315)
 
 
 def make_base_model(
     settings: BaseModelConfig,
     source: SftExamples,
+    env: TextEnv,
     *,
     folder: Path,
     on_step: Callable[[int, int, float], None],
-) -> WarmStartReport:
+) -> dict[str, float]:
     """Trains tokenizer and model, measures the gates and writes a Hugging Face folder.
 
     The same arguments give the same weights on one machine. Torch's global random state and thread
     count are left as they were.
 
     Args:
-        settings: Size, steps and learning rate.
-        source: The env's texts, and its gates.
-        folder: Where the model goes, whole or not at all.
-        on_step: Called after each step with (steps done, steps in all, loss).
+        settings: size, steps and learning rate.
+        source: the env's texts, and its gates.
+        env: replies to the responses that are measured.
+        folder: where the model goes, whole or not at all.
+        on_step: called after each step with (steps done, steps in all, loss).
 
     Returns:
-        The measured gates, as also written to `warm_start.json`.
+        What greedy responses to held-out problems are worth. `warm_start.json` holds it too, beside
+        the model's size and the gates that were missed.
     """
     started = time.monotonic()
     with _own_torch_state(settings):
@@ -94,24 +77,25 @@ def make_base_model(
             words=source.words,
         )
         model = _new_model(settings, tokenizer)
-        final_loss = _fit(model, tokenizer, settings, source, rng, on_step)
-        measured, failed = measure(
-            source, model, tokenizer, max_tokens=settings.max_response_tokens
-        )
-        report = WarmStartReport(
-            num_parameters=sum(parameter.numel() for parameter in model.parameters()),
-            vocab_size=len(tokenizer),
-            seconds=round(time.monotonic() - started, 1),
-            final_loss=final_loss,
-            measured=measured,
-            failed_gates=failed,
-        )
+        losses = []
+        for step, loss in _fit(model, tokenizer, settings, source, rng):
+            losses.append(loss)
+            on_step(step, settings.steps, loss)
         with new_folder(folder) as temporary:
             model.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
-            text = json.dumps(report.as_json(), indent=2)
-            (temporary / REPORT_NAME).write_text(f"{text}\n")
-    return report
+            measured = _measure(source, env, temporary, tokenizer, settings.max_response_tokens)
+            tail = losses[-math.ceil(len(losses) / 20) :]
+            report = {
+                "num_parameters": model.num_parameters(),
+                "vocab_size": len(tokenizer),
+                "seconds": round(time.monotonic() - started, 1),
+                "final_loss": sum(tail) / len(tail),
+                **measured,
+                "failed_gates": source.failed_gates(measured),
+            }
+            (temporary / REPORT_NAME).write_text(f"{json.dumps(report, indent=2)}\n")
+    return measured
 
 
 @contextmanager
@@ -125,6 +109,30 @@ def _own_torch_state(settings: BaseModelConfig) -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(threads)
+
+
+def draw_examples(
+    source: SftExamples, tokenizer: PreTrainedTokenizerFast, count: int, rng: random.Random
+) -> list[Example]:
+    """Returns a fresh batch; prompt and turns are tokenized apart, as in a rollout."""
+    drawn = source.draw(count, rng)
+    turns = [text.turns or (text.response,) for text in drawn]
+    # One call: what the weights look for, the prompts, the responses.
+    pieces = [piece for of_one in turns for piece in of_one]
+    encoded = iter(tokenizer([*source.marks, *(t.prompt for t in drawn), *pieces])["input_ids"])
+    marks = [ids[0] for ids in islice(encoded, len(source.marks))]
+    prompts = list(islice(encoded, count))
+    examples = []
+    for text, prompt, of_one in zip(drawn, prompts, turns, strict=True):
+        response, is_model = list[int](), list[bool]()
+        for number, ids in enumerate(islice(encoded, len(of_one))):
+            response += ids
+            is_model += [number % 2 == 0] * len(ids)
+        response.append(tokenizer.eos_token_id)
+        weights = source.weigh(text, response, marks)
+        own = [w if own else 0.0 for w, own in zip(weights, [*is_model, True], strict=True)]
+        examples.append(Example(prompt + response, [0.0] * len(prompt) + own))
+    return examples
 
 
 def _new_model(settings: BaseModelConfig, tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
@@ -157,9 +165,8 @@ def _fit(
     settings: BaseModelConfig,
     source: SftExamples,
     rng: random.Random,
-    on_step: Callable[[int, int, float], None],
-) -> float:
-    """Trains in place: Muon on the matrices, AdamW on embedding, biases and norms; a mean loss."""
+) -> Iterator[tuple[int, float]]:
+    """Trains in place: Muon on the matrices, AdamW on embedding, biases and norms."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     held = {id(matrix) for matrix in matrices}
     muon = Muon(matrices)
@@ -167,9 +174,11 @@ def _fit(
         [p for p in model.parameters() if id(p) not in held], betas=(0.9, 0.95), weight_decay=0.0
     )
     threads = MicroBatchThreads(settings.num_threads)
-    fitting = Fitting(model, tokenizer.pad_token_id, threads, whole_losses)
-    split = partial(split_evenly, count=_MICRO_BATCHES)
-    losses: list[float] = []
+    fitting = Fitting(model, tokenizer.pad_token_id, threads, whole_logits=True)
+
+    def backward(_step: int) -> float:
+        examples = draw_examples(source, tokenizer, settings.batch_size, rng)
+        return fitting.backward(examples, split_evenly(examples, count=_MICRO_BATCHES))
 
     def update(share: float) -> None:
         lr = settings.lr * share
@@ -177,20 +186,96 @@ def _fit(
         adamw.param_groups[0]["lr"] = lr * _ADAMW_LR_SHARE
         adamw.step()
 
-    def tell(step: int, loss: float) -> None:
-        losses.append(loss)
-        on_step(step, settings.steps, loss)
-
     model.train()
-    fit(
-        fitting,
-        update,
-        draw=lambda step: draw_examples(source, tokenizer, settings.batch_size, rng),
-        backward=lambda examples: fitting.backward(examples, split),
-        steps=range(settings.steps),
-        warmup_steps=settings.warmup_steps,
-        on_step=tell,
+    yield from fitting.fit(
+        backward, update, steps=range(settings.steps), warmup_steps=settings.warmup_steps
     )
-    model.eval()
-    tail = losses[-math.ceil(len(losses) / 20) :]
-    return sum(tail) / len(tail)
+
+
+def _measure(
+    source: SftExamples,
+    env: TextEnv,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    max_tokens: int,
+) -> dict[str, float]:
+    """Returns what greedy responses to held-out problems are worth.
+
+    Beside what the env itself measures: mean_prompt_tokens, and mean_response_tokens, end included.
+    """
+    decode, encode = text_codec(tokenizer)
+    prompts = [tuple(ids) for ids in tokenizer(list(source.held_out))["input_ids"]]
+    engine = HfEngine(folder, dtype="float32", max_num_seqs=_GENERATION_BATCH, on_gpu=False)
+    played = TurnTaking(env, decode, encode).play(
+        engine.generate,
+        [GenerationRequest(ids, seed=0) for ids in prompts],
+        SamplingSettings(max_tokens, temperature=0.0),
+        [Problem(0, "", (), None, 0)] * len(prompts),  # no reply of theirs depends on the problem
+    )
+    responses = [completion.response_ids.tolist() for completion in in_order(played)]
+    measured = source.judge([decode(ids) for ids in responses])
+    measured["mean_prompt_tokens"] = sum(map(len, prompts)) / len(prompts)
+    measured["mean_response_tokens"] = sum(map(len, responses)) / len(prompts)
+    return measured
+
+
+def orthogonalise(matrices: Tensor) -> Tensor:
+    """Returns the matrices with singular values near 1 (about 0.7 to 1.2), vectors as they were.
+
+    Args:
+        matrices: float32 [N, rows, columns], rows <= columns.
+
+    Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
+    """
+    a, b, c = _NEWTON_SCHULZ
+    result: Tensor = matrices / (matrices.flatten(1).norm(dim=1)[:, None, None] + 1e-7)
+    for _ in range(_NEWTON_SCHULZ_STEPS):
+        gram = torch.bmm(result, result.mT)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        result = torch.baddbmm(result, polynomial, result, beta=a)
+    return result
+
+
+class Muon:
+    """Nesterov momentum on matrices, each update orthogonalised; no weight decay.
+
+    Not torch.optim.Muon, which works in bfloat16 and one matrix at a time: on a CPU without
+    bfloat16 units that costs more than a small model's forward and backward pass together.
+
+    Args:
+        matrices: Parameters of two dimensions; their gradients are read by `step`.
+        momentum: Decay of the running mean of gradients [0, 1).
+    """
+
+    def __init__(self, matrices: Sequence[torch.nn.Parameter], *, momentum: float = 0.95) -> None:
+        self._momentum = momentum
+        self._by_shape: dict[tuple[int, int], list[torch.nn.Parameter]] = defaultdict(list)
+        for matrix in matrices:
+            self._by_shape[(min(matrix.shape), max(matrix.shape))].append(matrix)
+        self._means = {id(matrix): torch.zeros_like(matrix) for matrix in matrices}
+
+    @torch.no_grad()
+    def step(self, *, lr: float, threads: MicroBatchThreads) -> None:
+        """Moves each matrix by `lr * sqrt(max(1, rows / columns))` along its orthogonal update.
+
+        Args:
+            lr: learning rate of this step.
+            threads: a shape each is computed on them.
+        """
+        groups = list(self._by_shape.values())
+        for matrices, updates in zip(groups, threads.map(self._updates, groups), strict=True):
+            for matrix, update in zip(matrices, updates, strict=True):
+                rows, columns = matrix.shape
+                scale = max(1.0, rows / columns) ** 0.5
+                matrix.sub_(update if rows <= columns else update.mT, alpha=lr * scale)
+
+    def _updates(self, matrices: Sequence[torch.nn.Parameter]) -> Tensor:
+        return orthogonalise(torch.stack([self._wide_momentum(m) for m in matrices]))
+
+    def _wide_momentum(self, matrix: torch.nn.Parameter) -> Tensor:
+        """Updates the running mean; returns its look-ahead, turned so that rows <= columns."""
+        gradient = matrix.grad
+        assert gradient is not None, "step() comes after backward()"
+        mean = self._means[id(matrix)].lerp_(gradient, 1 - self._momentum)
+        ahead = torch.lerp(gradient, mean, self._momentum)
+        return ahead if matrix.shape[0] <= matrix.shape[1] else ahead.mT

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -23,37 +22,18 @@ from rl_core.models.loading import checkpoint_gradients, complete_weights, load_
 from rl_core.models.lora import add_adapters
 from rl_core.models.packing import allow_packing
 from rl_core.models.saving import save_actor
-from rl_core.sft.examples import Example
-from rl_core.sft.fit import Fitting, Split, blocked_losses, fit, split_by_tokens
-from rl_core.sft.named_data import CURVE_NAME
-from rl_core.sft.progress import Row, load_progress, save_progress
+from rl_core.sft.fit import Example, Fitting, Parts, split_by_tokens
+from rl_core.sft.named_data import CURVE_NAME, REPORT_NAME
 from rl_core.sft.sources import SftSource, sft_source
-from rl_core.sft.train import REPORT_NAME
-from rl_core.system.atomic import is_disk_full, new_folder, remove_folder
+from rl_core.system.atomic import disk_full_as_os_error, is_disk_full, new_folder, remove_folder
 from rl_core.system.log_file import Log
 from rl_core.system.threads import MicroBatchThreads
 
 _RISEN: Final = 1.02
 """A held-out loss that ends so many times above its lowest says that less would have been more."""
-_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-OnStep = Callable[[int, int, dict[str, float]], None]
-
-
-@dataclass(frozen=True)
-class SftReport:
-    """What SFT made of a model; losses are means in nats per response token."""
-
-    model: str
-    """As `model.path` names it."""
-    data: str
-    """What it learned from, in words."""
-    lora_rank: int
-    steps: int
-    held_out_examples: int
-    held_out_loss_before: float
-    held_out_loss_after: float
-    failed_gates: tuple[str, ...]
-    """Sentences on what is not as it should be."""
+_PROGRESS: Final = "progress.pt"
+Row = dict[str, float]
+"""A point of the curve: `step`, `loss`, and where it was measured `held_out_loss`."""
 
 
 def tune_model(
@@ -62,21 +42,21 @@ def tune_model(
     model_path: Path,
     data: Path,
     folder: Path,
-    on_step: OnStep,
+    on_step: Callable[[int, int, Row], None],
     logger: Log,
-) -> SftReport:
+) -> None:
     """Fine-tunes a model and writes it as a folder that transformers and vLLM load as it lies.
 
     A call that was killed is taken up by the next with the same folder, from its last save, with
     the result that it would have had.
 
     Args:
-        config: the run's settings; `sft.data` is set.
-        model_path: folder of the model to start from.
+        config: `sft.data` is set.
+        model_path: the model to start from.
         data: folder of the data set.
         folder: where the model goes, whole or not at all.
         on_step: called after each step with (steps done, steps in all, the curve's row).
-        logger: hears where it starts from, and what does not fit.
+        logger: of the start, and of what does not fit.
 
     Raises:
         ValueError: for a model that cannot be loaded, or rows that cannot be learned from.
@@ -85,18 +65,27 @@ def tune_model(
     tokenizer = load_tokenizer(str(model_path))
     source = sft_source(config, tokenizer, data)
     check_embedded((example.ids for example in source.held_out), tokenizer)
-    tuning = _Tuning(config, model_path, source, tokenizer.pad_token_id, logger)
+    tuning = _Tuning(config, model_path, source, tokenizer.pad_token_id or 0, logger)
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     curve = tuning.run(unfinished, on_step)
-    report = _report(config, source, tuning.lora_rank, curve)
+    held_out = [row["held_out_loss"] for row in curve if "held_out_loss" in row]
+    report = {
+        "model": str(config.model.path),
+        "data": source.what,
+        "lora_rank": tuning.lora_rank,
+        "steps": source.num_steps,
+        "held_out_examples": len(source.held_out),
+        "held_out_loss_before": round(held_out[0], 4),  # means in nats per response token
+        "held_out_loss_after": round(held_out[-1], 4),
+        "failed_gates": _failed_gates(held_out),
+    }
     with new_folder(folder) as temporary:
         model = tuning.fitting.model
         save_actor(model, complete_weights(model), model_path, temporary)
         (temporary / CURVE_NAME).write_text("".join(f"{json.dumps(row)}\n" for row in curve))
-        (temporary / REPORT_NAME).write_text(f"{json.dumps(asdict(report), indent=2)}\n")
+        (temporary / REPORT_NAME).write_text(f"{json.dumps(report, indent=2)}\n")
     if unfinished.exists():
         remove_folder(unfinished)
-    return report
 
 
 class _Tuning:
@@ -107,21 +96,20 @@ class _Tuning:
         config: RunConfig,
         model_path: Path,
         source: SftSource,
-        pad_id: int | None,
+        pad_id: int,
         logger: Log,
     ) -> None:
         torch.manual_seed(config.sft.seed)
+        self._config, self._source, self._logger = config, source, logger
         device = torch.device("cuda" if config.resources.learner_gpus else "cpu")
         rank = config.sft.lora_rank
         self.lora_rank = config.model.lora_rank if rank is None else rank
-        self._config, self._source, self._logger = config, source, logger
-        dtype = _DTYPES[config.model.dtype]
+        dtype = getattr(torch, config.model.dtype)
         threads = config.resources.learner_threads if device.type == "cpu" else 1
         self.fitting = Fitting(
             _prepared(config, model_path, self.lora_rank, device),
-            0 if pad_id is None else pad_id,
+            pad_id,
             MicroBatchThreads(threads),
-            blocked_losses(dtype),
             dtype,
         )
         self._optimizer = torch.optim.AdamW(
@@ -129,46 +117,38 @@ class _Tuning:
         )
         self._max_tokens = config.actor.micro_batch_tokens
 
-    def run(self, unfinished: Path, on_step: OnStep) -> list[Row]:
+    def run(self, unfinished: Path, on_step: Callable[[int, int, Row], None]) -> list[Row]:
         """Trains, from what an earlier call has left; returns the curve."""
         sft, source = self._config.sft, self._source
-        curve = load_progress(unfinished, self.fitting.model, self._optimizer)
+        curve = self._load(unfinished)
         first, last = int(curve[-1]["step"]) if curve else 0, source.num_steps
         begins = f"goes on after step {first}" if curve else "starts"
         self._logger.info("SFT %s: %d steps on %s", begins, last, source.what)
+        backward = partial(self._until_it_fits, self.fitting.backward)
+        held_out_loss = partial(self._until_it_fits, self.fitting.mean_loss, source.held_out)
         if not curve:
-            curve.append({"step": 0, "held_out_loss": self._held_out_loss()})
-
-        def tell(step: int, loss: float) -> None:
-            row = {"step": float(step), "loss": loss}
-            is_last = step == last
-            if is_last or step % sft.save_freq == 0:
-                row["held_out_loss"] = self._held_out_loss()
-            curve.append(row)
-            if not is_last and step % sft.save_freq == 0:
-                self._save(unfinished, curve)
-            on_step(step, last, row)
-
-        fit(
-            self.fitting,
+            curve.append({"step": 0, "held_out_loss": held_out_loss()})
+        for step, loss in self.fitting.fit(
+            lambda step: backward(source.draw(step)),
             self._update,
-            draw=source.draw,
-            backward=partial(self._until_it_fits, self.fitting.backward),
             steps=range(first, last),
             warmup_steps=sft.warmup_steps,
-            on_step=tell,
-        )
+        ):
+            row = {"step": float(step), "loss": loss}
+            if step == last or step % sft.save_freq == 0:
+                row["held_out_loss"] = held_out_loss()
+            curve.append(row)
+            if step != last and step % sft.save_freq == 0:
+                self._save(unfinished, curve)
+            on_step(step, last, row)
         return curve
 
     def _update(self, share: float) -> None:
         self._optimizer.param_groups[0]["lr"] = self._config.sft.lr * share
         self._optimizer.step()
 
-    def _held_out_loss(self) -> float:
-        return self._until_it_fits(self.fitting.mean_loss, self._source.held_out)
-
     def _until_it_fits(
-        self, work: Callable[[Sequence[Example], Split], float], examples: Sequence[Example]
+        self, work: Callable[[Sequence[Example], Parts], float], examples: Sequence[Example]
     ) -> float:
         """Returns `work` of the examples, in micro-batches of half the size where memory ran out.
 
@@ -178,7 +158,7 @@ class _Tuning:
         while True:
             parts = split_by_tokens(examples, max_tokens=self._max_tokens)
             try:
-                return work(examples, lambda _, parts=parts: parts)  # type: ignore[misc]
+                return work(examples, parts)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -199,12 +179,27 @@ class _Tuning:
             self._logger.warning("SFT ran out of memory: micro-batches of %d now", self._max_tokens)
 
     def _save(self, folder: Path, curve: list[Row]) -> None:
+        """Writes what a killed SFT goes on from, whole or not at all."""
+        model = self.fitting.model
+        learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        progress = {"weights": learned, "optimizer": self._optimizer.state_dict(), "curve": curve}
         try:
-            save_progress(folder, self.fitting.model, self._optimizer, curve)
+            with disk_full_as_os_error(folder.parent), new_folder(folder) as temporary:
+                torch.save(progress, temporary / _PROGRESS)
         except OSError as error:
             if not is_disk_full(error):
                 raise
             self._logger.warning("the disk is full, so a killed SFT would begin again: %s", error)
+
+    def _load(self, folder: Path) -> list[Row]:
+        """Restores what `_save` wrote and returns the curve; empty where nothing was."""
+        if not (folder / _PROGRESS).is_file():
+            return []
+        progress = torch.load(folder / _PROGRESS, map_location="cpu", weights_only=True)
+        self.fitting.model.load_state_dict(progress["weights"], strict=False)
+        self._optimizer.load_state_dict(progress["optimizer"])
+        curve: list[Row] = progress["curve"]
+        return curve
 
 
 def _prepared(
@@ -220,26 +215,14 @@ def _prepared(
     return model
 
 
-def _report(config: RunConfig, source: SftSource, lora_rank: int, curve: list[Row]) -> SftReport:
-    held_out = [row["held_out_loss"] for row in curve if "held_out_loss" in row]
-    before, after, lowest = held_out[0], held_out[-1], min(held_out)
-    failed = []
+def _failed_gates(held_out_losses: Sequence[float]) -> list[str]:
+    """Returns a sentence if more steps, or any, made the model worse."""
+    before, after, lowest = held_out_losses[0], held_out_losses[-1], min(held_out_losses)
     if after >= before:
-        failed.append(
-            f"held-out loss was {before:.3f} before and is {after:.3f}: it learned nothing"
-        )
-    elif after > _RISEN * lowest:
-        failed.append(
+        return [f"held-out loss was {before:.3f} before and is {after:.3f}: it learned nothing"]
+    if after > _RISEN * lowest:
+        return [
             f"held-out loss is {after:.3f} and was {lowest:.3f}: fewer steps, or more rows, "
             "would be better"
-        )
-    return SftReport(
-        model=str(config.model.path),
-        data=source.what,
-        lora_rank=lora_rank,
-        steps=source.num_steps,
-        held_out_examples=len(source.held_out),
-        held_out_loss_before=round(before, 4),
-        held_out_loss_after=round(after, 4),
-        failed_gates=tuple(failed),
-    )
+        ]
+    return []

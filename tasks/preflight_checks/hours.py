@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Final
 
 from rl_core.config.run import RunConfig
-from rl_core.data.problem_count import count_problems
+from rl_core.data.dataset import count_problems
 from rl_core.resources.cost import MEASURED_FROM, Spending, Spread, time_and_price_range
 from rl_core.resources.roofline import Machine, sft_step_range
 from rl_core.runs.run_folder import RunFolder

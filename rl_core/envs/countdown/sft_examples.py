@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Final, TypeAlias
 
-from rl_core.envs.countdown.scoring import CALL_CLOSE, answer_call, score_response, turns_of
+from rl_core.envs.countdown.scoring import score_response, turns_of
 from rl_core.envs.countdown.traces import (
     ANSWER_OPEN,
     VERDICTS,
@@ -80,15 +80,6 @@ class SearchExamples(SftExamples):
     def marks(self) -> Sequence[str]:
         """The verdicts, and how an answer of three or of four numbers begins."""
         return (*VERDICTS, ANSWER_OPEN + "(", ANSWER_OPEN + "((")
-
-    @property
-    def stop(self) -> Sequence[str]:
-        """How a call of the calculator ends."""
-        return (CALL_CLOSE,) if self.calls else ()
-
-    def answer(self, response: str) -> str | None:
-        """Returns what the calculator says to a response."""
-        return answer_call(response)
 
     @property
     def held_out(self) -> Sequence[str]:

@@ -21,7 +21,7 @@ from rl_core.data.dataset import (
     dataset_name,
     is_ready,
     read_problems,
-    verify_file,
+    read_verified,
     write_dataset,
 )
 from rl_core.envs.countdown import CountdownConfig, render_prompt, score_response
@@ -175,7 +175,7 @@ def test_truncation_is_one_clear_line(folder: Path, share: float) -> None:
     path = folder / "train.parquet"
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * share)])
-    for read in (read_problems, verify_file, lambda _: is_ready(ENV, DATA, folder)):
+    for read in (read_problems, read_verified, lambda _: is_ready(ENV, DATA, folder)):
         with pytest.raises(DatasetError, match=r"train\.parquet: not a readable") as caught:
             read(path)
         assert "\n" not in str(caught.value)
@@ -187,7 +187,7 @@ def test_flipped_bytes_are_noticed(folder: Path) -> None:
     for place in range(40, len(content) // 2, len(content) // 20):
         path.write_bytes(content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :])
         try:
-            verify_file(path)
+            read_verified(path)
         except DatasetError:
             continue
         rows = pq.read_table(path).to_pylist()
@@ -202,7 +202,7 @@ def test_a_changed_row_is_noticed(folder: Path) -> None:
     rows[3]["extra_info"]["solution"] = "1 + 1"
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
     with pytest.raises(DatasetError, match="not those that were written"):
-        verify_file(path)
+        read_verified(path)
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +263,7 @@ def test_tinyzero_files_are_read(tmp_path: Path) -> None:
     assert (problem.index, problem.num_solutions) == (12, 0)
     assert problem.ground_truth == {"target": 98, "numbers": [44, 19, 35]}
     assert problem.messages == ({"role": "user", "content": "Using the numbers ..."},)
-    verify_file(tmp_path / "tinyzero.parquet")
+    read_verified(tmp_path / "tinyzero.parquet")
 
     bare = pa.Table.from_pylist(rows).drop_columns(["extra_info"])
     pq.write_table(bare, tmp_path / "bare.parquet")

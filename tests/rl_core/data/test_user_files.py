@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rl_core.config.run import DataConfig
-from rl_core.data.dataset import dataset_name, is_ready, read_problems, verify_file, write_dataset
+from rl_core.data.dataset import dataset_name, is_ready, read_problems, read_verified, write_dataset
 from rl_core.envs.countdown import CountdownConfig, render_messages, score_response
 from rl_core.envs.countdown.tables import COUNTDOWN_DATASET
 from rl_core.envs.gsm8k import Gsm8kConfig
@@ -118,7 +118,7 @@ def test_numbers_and_targets_become_whole_rows(tmp_path: Path) -> None:
             .remove_metadata()
             .equals(COUNTDOWN_DATASET)
         )
-    verify_file(tmp_path / "out" / "train.parquet")
+    read_verified(tmp_path / "out" / "train.parquet")
 
 
 def test_labels_of_every_number_of_operands_are_the_solvers(tmp_path: Path) -> None:

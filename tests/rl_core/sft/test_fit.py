@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rl_core.sft.examples import Example
-from rl_core.sft.fit import Fitting, blocked_losses, split_by_tokens, split_evenly, whole_losses
+from rl_core.sft.fit import Example, Fitting, schedule, split_by_tokens, split_evenly
 from rl_core.system.threads import MicroBatchThreads
 
 VOCABULARY = 40
@@ -49,10 +48,10 @@ def plain_loss(model: Qwen2ForCausalLM) -> torch.Tensor:
     return sum(losses) / sum(sum(example.weights) for example in EXAMPLES)
 
 
-@pytest.mark.parametrize("losses", [whole_losses, blocked_losses(torch.float32)])
+@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("is_checkpointed", [False, True])
-def test_loss_and_gradient_are_those_of_each_example_alone(losses, threads, is_checkpointed):
+def test_loss_and_gradient_are_those_of_each_example_alone(whole, threads, is_checkpointed):
     plain, model = new_model(), new_model()
     if is_checkpointed:
         model.gradient_checkpointing_enable()
@@ -60,14 +59,14 @@ def test_loss_and_gradient_are_those_of_each_example_alone(losses, threads, is_c
     expected = plain_loss(plain)
     expected.backward()
 
-    fitting = Fitting(model, 0, MicroBatchThreads(threads), losses)
-    got = fitting.backward(EXAMPLES, lambda examples: split_evenly(examples, count=2))
+    fitting = Fitting(model, 0, MicroBatchThreads(threads), whole_logits=whole)
+    got = fitting.backward(EXAMPLES, split_evenly(EXAMPLES, count=2))
 
     assert got == pytest.approx(expected.item(), rel=1e-5)
     for (name, want), parameter in zip(plain.named_parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, want.grad, rtol=1e-4, atol=1e-6, msg=name)
-    whole = fitting.mean_loss(EXAMPLES, lambda examples: split_by_tokens(examples, max_tokens=9))
-    assert whole == pytest.approx(expected.item(), rel=1e-5)
+    mean_loss = fitting.mean_loss(EXAMPLES, split_by_tokens(EXAMPLES, max_tokens=9))
+    assert mean_loss == pytest.approx(expected.item(), rel=1e-5)
 
 
 def of_lengths(lengths: list[int]) -> list[Example]:
@@ -88,3 +87,16 @@ def test_parts_hold_each_example_once_and_none_is_a_part_too_long(lengths, count
     assert 1 <= len(parts) <= count
     # A part ends with the example that reaches its share.
     assert max(sum(part) for part in split) < sum(lengths) / count + max(lengths)
+
+
+def test_splits_hold_every_example_once():
+    examples = of_lengths([3, 9, 1, 4, 7])
+    even = split_evenly(examples, count=2)
+    assert [[len(e.ids) for e in part] for part in even] == [[9, 7], [4, 3, 1]]
+    by_tokens = split_by_tokens(examples, max_tokens=8)
+    assert [[len(e.ids) for e in part] for part in by_tokens] == [[9], [7], [4, 3], [1]]
+
+
+def test_the_schedule_by_hand():
+    shares = [schedule(step, warmup_steps=2, num_steps=6) for step in range(7)]
+    assert shares == pytest.approx([0.5, 1.0, 1.0, 0.853553, 0.5, 0.146447, 0.0], abs=1e-6)

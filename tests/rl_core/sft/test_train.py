@@ -1,5 +1,6 @@
 import json
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -7,14 +8,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from rl_core.config.base_model import BaseModelConfig
-from rl_core.envs.countdown import render_messages
+from rl_core.envs.countdown import CountdownConfig, render_prompt
 from rl_core.envs.countdown.sft_examples import SearchExamples, response_weights
 from rl_core.envs.countdown.traces import ANSWER_OPEN, Trace, is_covered
-from rl_core.sft.muon import Muon, orthogonalise
+from rl_core.envs.text_env import EnvTurn
 from rl_core.sft.tokenizer import train_tokenizer
-from rl_core.sft.train import WarmStartReport, make_base_model
+from rl_core.sft.train import Muon, draw_examples, make_base_model, orthogonalise
 from rl_core.system.threads import MicroBatchThreads
 
+ENV = CountdownConfig()
 TINY = BaseModelConfig(
     vocab_size=800,
     hidden_size=64,
@@ -40,33 +42,33 @@ def some_problems(count: int, *, seed: int) -> list[tuple[tuple[int, ...], int]]
     return problems
 
 
-def render_prompt(numbers, target) -> str:
-    return render_messages("base", numbers, target)[0]["content"]
-
-
-def source_of(settings: BaseModelConfig, *, train, test) -> SearchExamples:
+def source_of(settings: BaseModelConfig, *, train, test, calls: bool = False) -> SearchExamples:
     return SearchExamples(
         settings.give_up_prob,
-        prompts=[render_prompt(*problem) for problem in train],
+        prompts=[render_prompt("base", *problem) for problem in train],
         problems=train,
         holdout=test,
-        render_prompt=render_prompt,
+        render_prompt=partial(render_prompt, "base"),
+        calls=calls,
     )
 
 
-def make(folder: Path, settings: BaseModelConfig = TINY) -> tuple[WarmStartReport, list[float]]:
+def make(
+    folder: Path, settings: BaseModelConfig = TINY, env: CountdownConfig = ENV
+) -> tuple[dict[str, float], list[float]]:
     losses: list[float] = []
-    report = make_base_model(
+    measured = make_base_model(
         settings,
         source_of(settings, train=some_problems(60, seed=1), test=some_problems(4, seed=2)),
+        env,
         folder=folder,
         on_step=lambda _step, _steps, loss: losses.append(loss),
     )
-    return report, losses
+    return measured, losses
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> tuple[WarmStartReport, list[float], Path]:
+def made(tmp_path_factory) -> tuple[dict[str, float], list[float], Path]:
     folder = tmp_path_factory.mktemp("base") / "model"
     return *make(folder), folder
 
@@ -99,30 +101,47 @@ def test_another_seed_makes_other_weights(made, tmp_path):
 
 
 def test_the_folder_loads_with_the_auto_classes(made):
-    report, _, folder = made
+    _, _, folder = made
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert type(model).__name__ == "Qwen2ForCausalLM"
     assert model.config.tie_word_embeddings
     assert model.dtype == torch.float32
-    assert model.config.vocab_size == len(tokenizer) == report.vocab_size
+    report = json.loads((folder / "warm_start.json").read_text())
+    assert model.config.vocab_size == len(tokenizer) == report["vocab_size"]
     assert model.config.eos_token_id == tokenizer.eos_token_id
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
-    text = render_prompt((3, 15, 9), 44)
+    text = render_prompt("base", (3, 15, 9), 44)
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert [tokenizer.decode([i]) for i in tokenizer.encode("12")] == ["12"]
 
 
 def test_the_report_lies_beside_the_weights_and_nothing_else_is_left(made):
-    report, _, folder = made
+    measured, losses, folder = made
     written = json.loads((folder / "warm_start.json").read_text())
-    assert written["accuracy"] == report.measured["accuracy"]
-    assert tuple(written["failed_gates"]) == report.failed_gates
-    assert report.measured["coverage"] == 1.0
-    assert report.num_parameters == sum(
+    assert written["final_loss"] == losses[-1]  # of 20 steps
+    assert measured.items() <= written.items()
+    assert tuple(written["failed_gates"]) == SearchExamples.failed_gates(measured) != ()
+    assert measured["coverage"] == 1.0
+    assert written["num_parameters"] == sum(
         p.numel() for p in AutoModelForCausalLM.from_pretrained(folder).parameters()
     )
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_a_model_is_measured_in_as_many_turns_as_it_will_have(tmp_path, monkeypatch):
+    responses = []
+
+    def reply(env: CountdownConfig, response: str, truth: object) -> EnvTurn:
+        responses.append(response)
+        return EnvTurn("[x]")
+
+    monkeypatch.setattr(CountdownConfig, "stop", tuple(map(chr, range(32, 127))))
+    monkeypatch.setattr(CountdownConfig, "reply", reply)
+    settings = TINY.model_copy(update={"steps": 1})
+    measured, _ = make(tmp_path / "model", settings, CountdownConfig(max_turns=3))
+    assert any(response.count("[x]") == 2 for response in responses)
+    assert measured["mean_response_tokens"] <= TINY.max_response_tokens
 
 
 def test_an_interruption_leaves_nothing(tmp_path):
@@ -134,6 +153,7 @@ def test_an_interruption_leaves_nothing(tmp_path):
         make_base_model(
             TINY,
             source_of(TINY, train=problems, test=problems),
+            ENV,
             folder=tmp_path / "model",
             on_step=stop,
         )
@@ -153,6 +173,31 @@ def test_numbers_are_spelt_where_targets_are_many(target, digits):
 def test_unusable_problems_are_refused_before_any_work(problems, message):
     with pytest.raises(ValueError, match=message):
         source_of(TINY, train=problems, test=some_problems(1, seed=1))
+
+
+def test_the_calculators_answers_teach_nothing_and_all_else_teaches_what_it_did():
+    source = source_of(
+        TINY,
+        train=[((44, 9, 3), 53), ((23, 41, 7), 950), ((8, 5, 2), 20)],
+        test=some_problems(1, seed=1),
+        calls=True,
+    )
+    tokenizer = train_tokenizer(source.tokenizer_texts(random.Random(0)), vocab_size=400)
+    drawn = source.draw(16, random.Random(1))
+    for text, example in zip(
+        drawn, draw_examples(source, tokenizer, 16, random.Random(1)), strict=True
+    ):
+        whole = text.prompt + text.response + tokenizer.eos_token
+        assert tokenizer.decode(example.ids) == whole
+        num_prompt = len(tokenizer.encode(text.prompt))
+        learned, said = "", ""
+        for token, weight in zip(
+            example.ids[num_prompt:], example.weights[num_prompt:], strict=True
+        ):
+            learned += tokenizer.decode([token]) if weight else ""
+            said += "" if weight else tokenizer.decode([token])
+        assert learned == "".join(text.turns[::2]) + tokenizer.eos_token
+        assert said == "".join(text.turns[1::2]) != ""
 
 
 @pytest.fixture(scope="module")

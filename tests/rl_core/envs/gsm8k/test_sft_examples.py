@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from rl_core.config.base_model import BaseModelConfig
-from rl_core.envs.gsm8k import render_messages, score_response
+from rl_core.envs.gsm8k import Gsm8kConfig, render_messages, score_response
 from rl_core.envs.gsm8k.sft_examples import (
     SolutionExamples,
     check_annotations,
@@ -20,9 +20,8 @@ from rl_core.envs.gsm8k.sft_examples import (
 )
 from rl_core.envs.gsm8k.word_problems import generate_word_problems
 from rl_core.envs.sft_examples import SftText
-from rl_core.sft.examples import draw_examples
 from rl_core.sft.tokenizer import train_tokenizer
-from rl_core.sft.train import make_base_model
+from rl_core.sft.train import draw_examples, make_base_model
 
 SOLUTION = "6 * 9 = <<6*9=54>>54 pens.\n54 - 13 = <<54-13=41>>41 pens.\n#### 41"
 SETTINGS = BaseModelConfig(
@@ -157,19 +156,20 @@ def test_the_chance_of_stopping_is_the_settings(chance: float) -> None:
 
 def test_a_tiny_model_is_made_measured_and_falls_through_its_gates(tmp_path: Path) -> None:
     losses: list[float] = []
-    report = make_base_model(
+    measured = make_base_model(
         SETTINGS,
         source_of(),
+        Gsm8kConfig(),
         folder=tmp_path / "model",
         on_step=lambda _step, _steps, loss: losses.append(loss),
     )
     assert losses[-1] < losses[0]
-    assert set(report.measured) == {
+    assert set(measured) == {
         *("format_share", "arithmetic_share", "accuracy", "mean_steps"),
         *("mean_prompt_tokens", "mean_response_tokens"),
     }
-    assert report.measured["accuracy"] == 0.0
-    assert report.failed_gates[0] == "format_share is 0.000, below 0.9"
+    assert measured["accuracy"] == 0.0
+    assert SolutionExamples.failed_gates(measured)[0] == "format_share is 0.000, below 0.9"
     assert (tmp_path / "model" / "model.safetensors").is_file()
 
 
