@@ -107,7 +107,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         own=("output=", RUN),
     ),
     "export": Command(
-        "export:export",
+        "models:export",
         "write a CHECKPOINT for others: export RUN/best to=FOLDER dtype=bfloat16 push=OWNER/NAME",
         about="{help}. Merged weights as safetensors in dtype= (by default bfloat16), tokenizer, "
         "and a card with data, settings and accuracy. push= uploads the folder to a private "
@@ -178,7 +178,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         options=(_FORMAT,),
     ),
     "ask": Command(
-        "ask:ask",
+        "models:ask",
         "ask a CHECKPOINT a question of yours, or problems=N of the test split",
         about="{help}. CHECKPOINT is as `evaluate checkpoint=` takes it (RUN, RUN/best, "
         "RUN/base, champion, latest, a folder, a hub name). A puzzle is '3 14 7 = 35', a word "
@@ -294,9 +294,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 def _without_blanks(words: Sequence[str], *, asks: bool) -> list[str]:
     """Returns `KEY = VALUE`, as one word or as three, as `KEY=VALUE`.
 
-    Args:
-        words: of a command.
-        asks: whether a word may be a question, in which an equals sign is part of it.
+    `asks`: a word may be a question, whose equals sign stays.
     """
     joined: list[str] = []
     for word in words:

@@ -14,7 +14,7 @@ import argcomplete
 from argcomplete.shell_integration import shellcode
 
 from flows.cli.commands import COMMANDS, PROGRAM, QUESTION, RUN, build_parser
-from flows.settings.keys import CHOICES, known_keys
+from flows.settings.keys import CHOICES, all_keys
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.envs import ENVS, env_names
@@ -39,9 +39,8 @@ def suggestions(command: str, prefix: str) -> Iterable[str]:
     own: list[str] = []
     for word in COMMANDS[command].own:
         own += _runs() if word == RUN else _questions() if word == QUESTION else [word]
-    keys = dict.fromkeys(key for env in ENVS for key in known_keys(env))
     equals = "" if command == "explain" else "="
-    return [*own, "preset=", "env=", *(f"{key}{equals}" for key in keys)]
+    return [*own, "preset=", "env=", *(f"{key}{equals}" for key in all_keys())]
 
 
 def _completer(command: str) -> Callable[..., Iterable[str]]:

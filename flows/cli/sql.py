@@ -31,11 +31,7 @@ def sql(
     export: str | None,
     output_format: str,
 ) -> None:
-    """Answers one question on standard output.
-
-    Raises:
-        BadInputError: no such question, parameter or run, or not a SELECT.
-    """
+    """Answers one question on standard output."""
     names = [word for word in words if "=" not in word]
     root, named = _root_and_run([word for word in words if "=" in word])
     is_question = bool(names) and names[0] in {query.name for query in list_queries()}
@@ -83,7 +79,7 @@ def list_runs(words: Sequence[str]) -> None:
 
 
 def _root_and_run(settings: Sequence[str]) -> tuple[Path, list[str]]:
-    """Returns `storage.root`, and what `run_id=` names."""
+    """Returns `storage.root`, and the runs that `run_id=` names."""
     run_id = "run_id="
     named = [text.removeprefix(run_id) for text in settings if text.startswith(run_id)]
     return storage_root([text for text in settings if not text.startswith(run_id)]), named
@@ -106,7 +102,7 @@ def _open(root: Path, export: str | None, *, in_shell: bool) -> None:
 
 
 def _find_shell() -> list[str]:
-    """Returns the command of harlequin or of DuckDB's shell, whichever is installed."""
+    """Returns the command of harlequin or of DuckDB's shell."""
     beside = str(Path(sys.executable).parent)
     for name, options in (("harlequin", ["--read-only"]), ("duckdb", ["-readonly"])):
         found = shutil.which(name) or shutil.which(name, path=beside)
@@ -123,7 +119,7 @@ def _key_and_value(text: str) -> tuple[str, str]:
 
 
 def compare(words: Sequence[str]) -> None:
-    """Sets runs beside one another, as tables here and as curves in compare.html."""
+    """Compares runs: tables here, curves in compare.html."""
     from rl_core.runs.lock import close_lost_runs
     from tasks.report_page.compare import compare_runs
     from tasks.report_page.page import write_comparison  # draws: `sql` does not

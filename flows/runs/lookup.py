@@ -21,12 +21,9 @@ _PLAIN_ROOT: Final = re.compile(r"storage\.root=(?=.*/)([\w./-]+)")
 
 
 def storage_root(overrides: Sequence[str]) -> Path:
-    """Returns where runs and data sets are, which is all that a question to them needs to know.
+    """Returns where runs and data sets are.
 
-    Without Hydra wherever it would have nothing to do: to import it takes longer than to answer.
-
-    Raises:
-        SettingsError: as `compose`.
+    Without Hydra if that is possible: to import it takes longer than to answer most questions.
     """
     if not overrides:
         from rl_core.config.operations import StorageConfig
@@ -54,11 +51,7 @@ def where_and_others(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def take_arguments(
     overrides: Sequence[str], names: Sequence[str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Returns the command's own arguments by name, and the settings that remain.
-
-    Raises:
-        BadInputError: an argument is empty or given twice.
-    """
+    """Returns the command's own arguments by name, and the settings that remain."""
     taken: dict[str, str] = {}
     settings = []
     for text in overrides:
@@ -75,11 +68,7 @@ def take_arguments(
 
 
 def run_first(words: Sequence[str], command: str) -> list[str]:
-    """Returns a command's words as settings: a RUN that stands without a key is its run_id.
-
-    Raises:
-        BadInputError: there are two of them.
-    """
+    """Returns a command's words as settings: a RUN without a key is its run_id."""
     settings = [word for word in words if "=" in word and word != "run_id=latest"]
     named = [word for word in words if "=" not in word]
     if len(named) + sum(text.startswith("run_id=") for text in words) > 1:
@@ -92,9 +81,7 @@ def existing_run(
 ) -> tuple[RunConfig, RunFolder]:
     """Returns the run named by run_id, else the latest, and its settings under the overrides.
 
-    Args:
-        overrides: settings; `storage.root` says where the runs are.
-        arguments: keys that the command takes beside settings, to be suggested.
+    `arguments`: as for `compose`.
     """
     from flows.settings.compose import compose
 
@@ -106,15 +93,12 @@ def existing_run(
 
 
 def refuse_unnamed_code(config: RunConfig, words: Sequence[str], *, ray: bool = False) -> None:
-    """Lets no run's folder choose code to run: a reward function, and what Ray has it load.
+    """Refuses code that a run's folder chooses: a reward function, and what Ray would load.
 
     Args:
         config: settings of an existing run under the command's.
-        words: of the command: what it says itself may stand.
+        words: of the command; what these name is allowed.
         ray: whether the command joins `resources.ray_address`, where the cluster's code runs.
-
-    Raises:
-        BadInputError: it says what to add to the command.
     """
     env, named = config.env, {word.partition("=")[0].strip() for word in words}
     chosen = {}
@@ -166,9 +150,8 @@ def settings_of_run(
     Args:
         run: the run.
         root: by default the one that it lies in.
-        url: of the store that this one mirrors.
-        words: of the command: an `env=package.module:ENV` that the run has, too, is imported only
-            if it is among them.
+        url: of the store that this root mirrors.
+        words: of the command: a run's `env=package.module:ENV` is imported only if it is in them.
     """
     from flows.settings.keys import check_choice
     from rl_core.config.run import RunConfig

@@ -44,10 +44,9 @@ _logger = logging.getLogger(__name__)
 
 @contextmanager
 def heeding_the_server() -> Iterator[None]:
-    """Has Suspend stop the block as SIGTERM does, Cancel too, and keeps a run that runs Running.
+    """Makes Suspend and Cancel stop the block as SIGTERM does, and keeps a live run Running.
 
-    In the end it waits up to ten minutes for a server that is away: else nobody would ever hear how
-    the flow run ended.
+    In the end it waits up to ten minutes for a server that is away, to report how the run ended.
 
     Raises:
         Pause: the run was suspended; this process ends, and its state stays what it is.
