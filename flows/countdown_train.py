@@ -30,10 +30,8 @@ from prefect.task_engine import run_task  # noqa: E402
 from prefect.utilities.callables import get_call_parameters  # noqa: E402
 
 from flows.errors import one_line  # noqa: E402
-from flows.prefect_patches.lease import outlive_lost_leases  # noqa: E402
-from flows.runs.run_log import tell_the_end_plainly  # noqa: E402
-from flows.runs.run_record import choose_run, recorded  # noqa: E402
-from flows.runs.state import heeding_the_server, take_over  # noqa: E402
+from flows.runs.run_record import choose_run, recorded, tell_the_end_plainly  # noqa: E402
+from flows.runs.state import heeding_the_server, outlive_lost_leases, take_over  # noqa: E402
 from flows.settings.compose import PresetName, compose, own_settings  # noqa: E402
 from rl_core.config.run import RunConfig  # noqa: E402
 from rl_core.errors import OutOfMemory, Stalled, WorkerDied  # noqa: E402

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from flows.cli.commands import LOOKS
+from flows.cli.commands import LOOKS, take_arguments
 from flows.cli.terminal import say, show_rows
 from flows.errors import BadInputError
-from flows.runs.lookup import existing_run, run_first, take_arguments, where_and_others
+from flows.runs.lookup import existing_run, run_first, where_and_others
 from flows.settings.compose import compose
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import dataset_folder

@@ -81,8 +81,8 @@ def explain(words: Sequence[str]) -> None:
     found: list[Setting] = []
     if key in CHOICES:
         _say_choices(key)
-    elif not equals and not is_ours and (named := _containing(key)):
-        for setting in named:
+    elif not equals and not is_ours and any(key.lower() in s.key for s in all_settings()):
+        for setting in [s for s in all_settings() if key.lower() in s.key]:
             say(f"{setting.key:32} {setting.meaning.partition('. ')[0].splitlines()[0]}")
         return
     else:
@@ -131,6 +131,9 @@ def _say_in_force(found: Sequence[Setting], config: RunConfig) -> None:
         say(f"{in_words(setting)}\n  {'here':9} {value} with preset={config.preset}")
 
 
+_preset = cache(read_preset)
+
+
 @cache
 def all_settings() -> tuple[Setting, ...]:
     """Returns every setting, in the order of the models; those of all envs."""
@@ -149,10 +152,6 @@ def find_settings(key: str) -> list[Setting]:
     if not found:
         check_key(key, ())
     return found
-
-
-def _containing(word: str) -> list[Setting]:
-    return [setting for setting in all_settings() if word.lower() in setting.key]
 
 
 def in_words(setting: Setting) -> str:
@@ -267,16 +266,12 @@ def _allowed(schema: Mapping[str, Any]) -> str:
 def _said_by_presets(key: str, env: str | None) -> dict[str, str]:
     section, _, name = key.rpartition(".")
     said = {}
-    for preset, (its_env, settings) in _presets().items():
+    for preset in sorted(CHOICES["preset"]):
+        its_env, settings = _preset(preset)
         values = settings.get(section, {}) if section else settings
         if name in values and env in (None, its_env):
             said[preset] = _text(values[name])
     return said
-
-
-@cache
-def _presets() -> dict[str, tuple[str, dict[str, Any]]]:
-    return {name: read_preset(name) for name in sorted(CHOICES["preset"])}
 
 
 @cache

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from flows.cli.commands import take_arguments
 from flows.cli.terminal import say
 from flows.errors import BadInputError, SettingsError
-from flows.runs.lookup import take_arguments
 from flows.settings.compose import compose
 from rl_core.config.run import RunConfig
 from rl_core.storage.mirror import mirrored

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from flows.cli.commands import COMMANDS, take_arguments
 from flows.cli.terminal import say
 from flows.errors import BadInputError
 from flows.runs.lookup import (
+    changed_settings,
     refuse_unnamed_code,
-    settings_of_run,
-    take_arguments,
     where_and_others,
 )
 from flows.settings.compose import compose
@@ -26,9 +26,7 @@ from tasks.export import DTYPES, check_push, export_model, push_folder
 from tasks.queries.checkpoint_names import NamedModel, find_model
 from tasks.storage import bring_model
 
-_ASKS: Final = ("problems", "samples", "answer")
 _SETTING: Final = re.compile(r"[a-z][\w.]*=.*", re.DOTALL)
-_EXPORTS: Final = ("to", "dtype", "push")
 _PROBLEMS: Final = "3"
 _MOST: Final = 1_000
 
@@ -36,7 +34,9 @@ _MOST: Final = 1_000
 def ask(words: Sequence[str]) -> None:
     """Prints the responses, and how many are right."""
     named = [word for word in words if not _SETTING.fullmatch(word)]
-    given, settings = take_arguments([w for w in words if w not in named], _ASKS)
+    given, settings = take_arguments(
+        [w for w in words if w not in named], COMMANDS["ask"].arguments
+    )
     if len(named) not in (1, 2):
         raise BadInputError("ask takes a CHECKPOINT and one QUESTION in quotes, or problems=N")
     if len(named) > 1 and "problems" in given:
@@ -63,14 +63,18 @@ def ask(words: Sequence[str]) -> None:
 def export(words: Sequence[str]) -> None:
     """Writes the folder, and pushes it if `push=` is given."""
     named = [word for word in words if "=" not in word]
-    given, settings = take_arguments([word for word in words if "=" in word], _EXPORTS)
+    given, settings = take_arguments(
+        [word for word in words if "=" in word], COMMANDS["export"].arguments
+    )
     if len(named) != 1 or "to" not in given:
         raise BadInputError("export takes a CHECKPOINT (such as best, or RUN/best) and to=FOLDER")
     dtype = given.get("dtype", "bfloat16")
     if dtype not in DTYPES:
         raise BadInputError(f"dtype={dtype} is not {', '.join(DTYPES)}")
     if other := where_and_others(settings)[1]:
-        raise BadInputError(f"{other[0]!r}: export takes {', '.join(_EXPORTS)} and storage.root")
+        raise BadInputError(
+            f"{other[0]!r}: export takes {', '.join(COMMANDS['export'].arguments)} and storage.root"
+        )
     try:
         if "push" in given:
             check_push(given["push"])
@@ -95,16 +99,13 @@ def _number(name: str, text: str) -> int:
 
 def _model_and_settings(name: str, settings: Sequence[str]) -> tuple[NamedModel, RunConfig]:
     """Returns the model, and its run's settings, or those of the command if it has no run."""
-    places, changes = where_and_others(settings)
-    where = compose(places)
+    where = compose(where_and_others(settings)[0])
     bring_model(where.storage, name, where.run_id)
     root = where.storage.root
     model = find_model(name, root, run_id=where.run_id or "latest")
     if model.run is None:
-        return model, compose(settings, arguments=_ASKS)
-    base = settings_of_run(model.run, root, words=settings)
-    changes = [text for text in changes if text != f"env={base.env.name}"]
-    config = compose(changes, base=base, arguments=_ASKS)
+        return model, compose(settings, arguments=COMMANDS["ask"].arguments)
+    config = changed_settings(model.run, settings, root=root, arguments=COMMANDS["ask"].arguments)
     refuse_unnamed_code(config, settings)
     return model, config
 

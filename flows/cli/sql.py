@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
+from flows.cli.commands import take_arguments
 from flows.cli.terminal import say, show_rows, terminal_width
 from flows.errors import BadInputError
-from flows.runs.lookup import storage_root, take_arguments
 from tasks.queries.render import render_queries
 from tasks.queries.saved_questions import list_queries
 from tasks.queries.sql import ask, export_catalog, run_query, values_there
 
+_PLAIN_ROOT: Final = re.compile(r"storage\.root=(?=.*/)([\w./-]+)")
+"""A path that Hydra reads as it stands."""
 _MOST_ROWS = 60
 """Of an answer on a terminal: a night has a thousand steps."""
 
@@ -83,6 +87,28 @@ def _root_and_run(settings: Sequence[str]) -> tuple[Path, list[str]]:
     run_id = "run_id="
     named = [text.removeprefix(run_id) for text in settings if text.startswith(run_id)]
     return storage_root([text for text in settings if not text.startswith(run_id)]), named
+
+
+def storage_root(overrides: Sequence[str]) -> Path:
+    """Returns where runs and data sets are.
+
+    Without Hydra if that is possible: to import it takes longer than to answer most questions.
+    """
+    if not overrides:
+        from rl_core.config.operations import StorageConfig
+
+        return StorageConfig().root
+    plain = _PLAIN_ROOT.fullmatch(overrides[0])
+    if plain is not None and len(overrides) == 1:
+        return Path(plain[1])
+    from flows.settings.compose import compose
+
+    storage = compose(overrides).storage
+    if storage.url is not None:
+        from tasks.storage import bring_runs
+
+        bring_runs(storage)
+    return storage.root
 
 
 def _open(root: Path, export: str | None, *, in_shell: bool) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from flows.cli.commands import PROGRAM
+from flows.cli.commands import COMMANDS, PROGRAM, take_arguments
 from flows.cli.terminal import progress_on_stdout, say, show_rows
 from flows.errors import BadInputError, RunFailedError, one_line
 from flows.prefect_patches.private_server import start_private_server
@@ -22,7 +22,6 @@ from flows.runs.lookup import (
     find_run,
     refuse_unnamed_code,
     run_first,
-    take_arguments,
     where_and_others,
 )
 from flows.runs.run_record import choose_run, recorded
@@ -50,8 +49,6 @@ if TYPE_CHECKING:
     from tasks.preflight_checks.finding import Finding
     from tasks.validate import Validation
 
-EVALUATE_ARGUMENTS: Final = ("checkpoint", "against")
-PRUNE_ARGUMENTS: Final = ("dry_run",)
 _logger = logging.getLogger(__name__)
 
 
@@ -114,7 +111,7 @@ def validate(overrides: Sequence[str]) -> None:
 
 def train(overrides: Sequence[str]) -> None:
     """Trains; data set and base model are made where they are missing."""
-    config = _ready(overrides, _preflight_without_server)
+    config = _ready(overrides, lambda c: [f for f in checks.preflight(c) if f.check != "prefect"])
     from tasks.train import train_supervised
     from tasks.validate import validate_dataset
 
@@ -153,12 +150,12 @@ def train(overrides: Sequence[str]) -> None:
 
 def prune(overrides: Sequence[str]) -> None:
     """Deletes what a run need not keep, and shows the decisions; dry_run=true only shows them."""
-    asked, settings = take_arguments(overrides, PRUNE_ARGUMENTS)
+    asked, settings = take_arguments(overrides, COMMANDS["prune"].arguments)
     dry_run = asked.get("dry_run", "false")
     if dry_run not in ("true", "false"):
         raise BadInputError(f"dry_run={dry_run} must be true or false")
     settings = run_first(settings, "prune")
-    config, run = existing_run(settings, arguments=PRUNE_ARGUMENTS)
+    config, run = existing_run(settings, arguments=COMMANDS["prune"].arguments)
     with _shown(), published(config):
         rows = prune_run(config, run, dry_run=dry_run == "true")
     show_rows(rows)
@@ -166,7 +163,7 @@ def prune(overrides: Sequence[str]) -> None:
 
 def evaluate(overrides: Sequence[str]) -> None:
     """Evaluates base and trained model of a run, or what checkpoint= and against= name."""
-    asked, settings = take_arguments(overrides, EVALUATE_ARGUMENTS)
+    asked, settings = take_arguments(overrides, COMMANDS["evaluate"].arguments)
     for word in [word for word in settings if "=" not in word and "/" in word]:
         settings.remove(word)  # RUN/best, as `ask` and `export` take it
         if asked.setdefault("checkpoint", word) != word:
@@ -182,7 +179,7 @@ def evaluate(overrides: Sequence[str]) -> None:
             evaluated = evaluate_models(chosen.config, data, *chosen.models)
         say(f"\n{render(evaluated, [model.name for model in chosen.models])}")
         return
-    config, run = existing_run(settings, arguments=EVALUATE_ARGUMENTS)
+    config, run = existing_run(settings, arguments=COMMANDS["evaluate"].arguments)
     refuse_unnamed_code(config, settings, ray=True)
     from flows.evaluate import render
     from tasks.evaluate import evaluate_run
@@ -298,10 +295,6 @@ def _ready(overrides: Sequence[str], look: Callable[[RunConfig], Sequence[Findin
     except PreflightError as error:
         raise BadInputError(str(error)) from None
     return config
-
-
-def _preflight_without_server(config: RunConfig) -> list[Finding]:
-    return [finding for finding in checks.preflight(config) if finding.check != "prefect"]
 
 
 def _data_and_model(run: RunFolder) -> tuple[Path, Path]:

@@ -7,11 +7,11 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, Final
 
 from prefect.exceptions import Pause, TerminationSignal
 
-from flows.errors import BadInputError, one_line
+from flows.errors import BadInputError, SettingsError, one_line
 from flows.runs.failure_report import last_saved, last_words, show_last_words
 from flows.runs.state import is_cancelled, is_suspended
 from rl_core.config.run import RunConfig
@@ -19,10 +19,14 @@ from rl_core.runs.lock import close_lost_runs
 from rl_core.runs.metrics_log import utc_now
 from rl_core.runs.run_folder import IMPORTED, RunFolder, new_run_id
 from rl_core.runs.settings_file import read_settings
+from rl_core.system.log_file import PREFECTS_RUN_LOGGERS
 from rl_core.system.redaction import redact_error
+from tasks.preflight_checks.finding import PreflightError
 
 Stage = Callable[[str], AbstractContextManager[None]]
 
+_MISTAKES: Final = (BadInputError, SettingsError, PreflightError)
+"""Worded for the person who made them: where in the program they were found helps nobody."""
 _logger = logging.getLogger(__name__)
 
 
@@ -155,3 +159,33 @@ def _close(run: RunFolder, status: str, reason: str | None, **words: Any) -> Non
     run.update(
         status=status, reason=reason, finished_at=utc_now(), steps=run.metrics.last_step(), **words
     )
+
+
+class _End(logging.Filter):
+    """Tells a mistake once, in one line, and a stop that was asked for as no crash."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: BaseException | None = None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        if isinstance(error, _MISTAKES) and error is not self._told:
+            self._told = error
+            record.msg, record.args, record.exc_info = one_line(error), (), None
+            return True
+        said = record.getMessage()
+        if self._told is not None and str(self._told) in said:
+            return False
+        return not (said.startswith("Crash detected!") and (is_cancelled() or is_suspended()))
+
+
+def tell_the_end_plainly() -> None:
+    """Has the logs of this process's flow and task runs end with what a person can use."""
+    for name in PREFECTS_RUN_LOGGERS:
+        logger = logging.getLogger(name)
+        if not any(isinstance(one, _End) for one in logger.filters):
+            logger.addFilter(_end)
+
+
+_end: Final = _End()
