@@ -34,6 +34,7 @@ from tasks.importers.verl_table import NAMES, meaning
 
 _CODE: Final = ("rl_core", "tasks", "flows")
 _WIDTH: Final = 100
+_PRESETS: Final = tuple(file.stem for file in sorted((CONF / "preset").glob("*.yaml")))
 _BOUNDS: Final = {
     "minimum": "at least {}",
     "exclusiveMinimum": "above {}",
@@ -112,7 +113,7 @@ def print_config(words: Sequence[str], *, explained: bool) -> None:
 def _say_choices(group: str) -> None:
     if group == "preset":
         say("preset\n  A file of settings to start from; preset=FILE.yaml takes one of your own.")
-        for name in sorted(CHOICES["preset"]):
+        for name in _PRESETS:
             text = (CONF / "preset" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[1]
             say(f"  {name:20} {text.removeprefix('# ')}")
         return
@@ -266,7 +267,7 @@ def _allowed(schema: Mapping[str, Any]) -> str:
 def _said_by_presets(key: str, env: str | None) -> dict[str, str]:
     section, _, name = key.rpartition(".")
     said = {}
-    for preset in sorted(CHOICES["preset"]):
+    for preset in _PRESETS:
         its_env, settings = _preset(preset)
         values = settings.get(section, {}) if section else settings
         if name in values and env in (None, its_env):

@@ -22,7 +22,6 @@ from rl_core.data.dataset import dataset_folder, read_problems
 from rl_core.envs.text_env import Question
 from rl_core.system.words import in_one_line, printable
 from tasks.ask import Reply, ask_model, question_of, read_question
-from tasks.export import DTYPES, check_push, export_model, push_folder
 from tasks.queries.checkpoint_names import NamedModel, find_model
 from tasks.storage import bring_model
 
@@ -62,6 +61,8 @@ def ask(words: Sequence[str]) -> None:
 
 def export(words: Sequence[str]) -> None:
     """Writes the folder, and pushes it if `push=` is given."""
+    from tasks.export import DTYPES, check_push, export_model, push_folder  # with torch
+
     named = [word for word in words if "=" not in word]
     given, settings = take_arguments(
         [word for word in words if "=" in word], COMMANDS["export"].arguments

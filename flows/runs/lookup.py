@@ -15,7 +15,6 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.settings_file import read_settings
 from rl_core.system.words import in_one_line
 from tasks.queries.run_tables import find_runs
-from tasks.storage import bring_records, bring_runs
 
 WHERE: Final = ("run_id=", "storage.root=", "storage.url=")
 """How the settings begin that say where a run is; all others change how it is treated."""
@@ -90,6 +89,8 @@ def find_run(overrides: Sequence[str]) -> RunFolder:
     """Returns the run named by run_id, else the latest, below `storage.root`; closed if lost."""
     where = compose(overrides)
     if where.storage.url is not None:
+        from tasks.storage import bring_records, bring_runs  # with Prefect
+
         bring_records(where.storage)
     try:
         (folder,) = find_runs(where.storage.root, where.run_id or "latest")
