@@ -277,7 +277,7 @@ class _Processes:
             time.sleep(_POLL_S)
 
     def watch(self, start_server: Callable[[], None] | None) -> NoReturn:
-        """Restarts the server (if it is ours) and returns by an error when a process has ended."""
+        """Restarts the server, if it was started here; raises when another process ends."""
         restarts: list[float] = []
         while True:
             for name in self._started:
@@ -285,6 +285,7 @@ class _Processes:
             if start_server and self._started["server"].poll() is not None and _again(restarts):
                 _say(f"{self._how_it_ended('server')}: it is started again, and runs go on")
                 start_server()
+                continue  # if it ended again meanwhile, that is another restart
             self._refuse_dead()
             time.sleep(_POLL_S)
 
