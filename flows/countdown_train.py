@@ -9,7 +9,8 @@ Not here: what a stage does (`tasks/`), and how the command line shows it (`flow
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
+from uuid import UUID, uuid4
 
 from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages
 
@@ -17,15 +18,20 @@ apply_defaults()  # a Prefect worker starts this module without our command line
 hide_cuda_only_packages()
 
 from prefect import Task, flow  # noqa: E402  # transformers and vLLM come with the tasks below
-from prefect.client.schemas.objects import FlowRun, State, TaskRun  # noqa: E402
+from prefect.client.schemas.objects import (  # noqa: E402
+    FlowRun,
+    RunInput,
+    State,
+    TaskRun,
+    TaskRunResult,
+)
 from prefect.context import FlowRunContext  # noqa: E402
+from prefect.task_engine import run_task  # noqa: E402
+from prefect.utilities.callables import get_call_parameters  # noqa: E402
 
 from flows.errors import one_line  # noqa: E402
-from flows.prefect_patches.lease import outlive_lost_leases  # noqa: E402
-from flows.runs.chain import Chain  # noqa: E402
-from flows.runs.run_log import tell_the_end_plainly  # noqa: E402
-from flows.runs.run_record import choose_run, recorded  # noqa: E402
-from flows.runs.state import heeding_the_server, take_over  # noqa: E402
+from flows.runs.run_record import choose_run, recorded, tell_the_end_plainly  # noqa: E402
+from flows.runs.state import heeding_the_server, outlive_lost_leases, take_over  # noqa: E402
 from flows.settings.compose import PresetName, compose, own_settings  # noqa: E402
 from rl_core.config.run import RunConfig  # noqa: E402
 from rl_core.errors import OutOfMemory, Stalled, WorkerDied  # noqa: E402
@@ -45,6 +51,9 @@ from tasks.report import report_task  # noqa: E402
 from tasks.storage import bring_records, published  # noqa: E402
 from tasks.train import train_task  # noqa: E402
 from tasks.validate import validate_task  # noqa: E402
+
+_P = ParamSpec("_P")
+_Result = TypeVar("_Result")
 
 outlive_lost_leases()
 tell_the_end_plainly()
@@ -82,12 +91,8 @@ def settings_of(preset: str, overrides: Sequence[str]) -> RunConfig:
 def run_pipeline(config: RunConfig, **record: str | None) -> RunFolder:
     """Runs every stage inside a flow run and returns the run, finished.
 
-    Retry in the UI does not repeat a stage that is done (tasks/prefect_ui/result_keys.py), but for
-    preflight, which looks at the machine of today.
-
-    Args:
-        config: the run's settings.
-        record: fields of `run.json` that are known beforehand.
+    Retry in the UI repeats only preflight and stages that are not done, see
+    tasks/prefect_ui/result_keys.py. `record`: fields of `run.json` that are known before.
     """
     tag_flow_run(config)
     # Tasks are called, not submitted: a submitted task does not see Ctrl-C or a cancellation.
@@ -129,8 +134,33 @@ def _run_stages(
             call(report_task, run)
 
 
+class Chain:
+    """Calls tasks as a plain call does; each depends on the one before it.
+
+    Prefect draws an edge only where the result of one task is an argument of another. Our stages
+    leave files and hand on no more than a path or a number.
+    """
+
+    def __init__(self) -> None:
+        self._before: UUID | None = None
+
+    def __call__(self, task: Task[_P, _Result], *args: _P.args, **kwargs: _P.kwargs) -> _Result:
+        """Returns the task's result."""
+        before: set[RunInput] = {TaskRunResult(id=self._before)} if self._before else set()
+        self._before = uuid4()
+        parameters = get_call_parameters(task.fn, args, kwargs)
+        result = run_task(
+            task,
+            task_run_id=self._before,
+            parameters=parameters,
+            # Prefect knows dependencies of parameters only: the first one gets another.
+            dependencies={next(iter(parameters)): before},
+        )
+        return cast("_Result", result)
+
+
 def is_worth_retrying(error: object) -> bool:
-    """Says whether another attempt may do better: memory or a process was lost, nothing wrong."""
+    """Says whether another attempt may do better: memory or a process was lost."""
     return isinstance(error, OutOfMemory | WorkerDied | Stalled)
 
 

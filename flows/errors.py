@@ -1,4 +1,4 @@
-"""How a command of `countdown-train` ends when it does not end well; main.py has the exit codes."""
+"""How a command of `countdown-train` fails; main.py has the exit codes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _LONGEST = 400
 
 
 def one_line(error: BaseException) -> str:
-    """Returns an error's type and message in one line, cut where it is very long.
+    """Returns an error's type and message in one line, cut if it is very long.
 
-    Errors of our own and plain ValueErrors are worded for a person, so their type is left out. An
-    error that Ray brings from another process has that process's traceback as its message; its
-    `cause` is the error itself. That of a full disk comes with its remedy.
+    Our own errors and plain ValueErrors are worded for a person, so their type is left out. An
+    error that Ray brings from another process has the traceback as its message and the error itself
+    as its `cause`. A full disk is reported with its remedy.
     """
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):

@@ -8,7 +8,7 @@ from typing import Any
 from prefect import flow
 
 from flows.errors import BadInputError
-from flows.runs.lookup import find_run, settings_of_run, where_and_others
+from flows.runs.lookup import changed_settings, find_run, where_and_others
 from flows.settings.compose import compose
 from rl_core.config.run import RunConfig
 from rl_core.runs.lock import close_lost_runs
@@ -45,10 +45,8 @@ def prune(dry_run: bool = False, overrides: tuple[str, ...] = ()) -> dict[str, A
 
 
 def _settings(run: RunFolder, changes: Sequence[str], url: str | None) -> RunConfig | str:
-    """Returns a run's settings with the changes, or why it has none that can be read."""
+    """Returns a run's settings with the changes, or why they cannot be read."""
     try:
-        base = settings_of_run(run, url=url, words=changes)
+        return changed_settings(run, changes, url=url)
     except BadInputError as error:
         return str(error)
-    changes = [text for text in changes if text != f"env={base.env.name}"]
-    return compose(changes, base=base)

@@ -14,9 +14,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from flows.cli.commands import parse
+from flows.cli.commands import parse, take_arguments
 from flows.cli.main import run_command
-from flows.runs.lookup import take_arguments
 from flows.settings.compose import compose
 from flows.settings.keys import CHOICES, ENVS, known_keys
 from rl_core.runs.settings_file import REMOVED

@@ -1,7 +1,7 @@
-"""Which commands there are: what the parser and a shell's completion know before one is loaded.
+"""The table of commands: what the parser and a shell's completion need before one is loaded.
 
-A command's module is imported when it is called, so that each imports what it needs at its top
-while `--help`, a mistyped command and TAB load none of them.
+A command's module is imported only when it is called, so `--help`, a mistyped command and TAB
+answer at once.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import difflib
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any, Final, NoReturn
+
+from flows.errors import BadInputError
 
 BAD_INPUT: Final = 2
 PROGRAM: Final = "countdown-train"
@@ -33,12 +35,10 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
 _BLANKS: Final = re.compile(r"([A-Za-z_][\w.]*)\s*=\s*(.*)", re.DOTALL)
 _KEY: Final = re.compile(r"[A-Za-z_][\w.]*")
 
-_Option = tuple[tuple[str, ...], dict[str, Any]]
-
 
 @dataclass(frozen=True)
 class Command:
-    """One command: it is called with its words, and its options by name."""
+    """A command; it is called with its words, and with its options by name."""
 
     function: str
     """`module:function` of this package."""
@@ -46,10 +46,11 @@ class Command:
     about: str = "{help}"
     """Stands above the options in the command's own help."""
     words: str = "KEY=VALUE"
-    """What they are called there; empty where it takes none."""
+    """Their name in the help; empty if there are none."""
     own: tuple[str, ...] = ()
     """Words that it takes beside settings."""
-    options: tuple[_Option, ...] = ()
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By flag, as argparse takes them."""
 
     def load(self) -> Callable[..., None]:
         """Imports the command's module, and returns its function."""
@@ -57,17 +58,17 @@ class Command:
         function: Callable[..., None] = getattr(import_module(f"flows.cli.{module}"), name)
         return function
 
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The keys among its own words."""
+        return tuple(word.removesuffix("=") for word in self.own if word.endswith("="))
 
-def _option(*names: str, **settings: Any) -> _Option:
-    return names, settings
 
-
-_FORMAT: Final = _option(
-    "--format",
-    dest="output_format",
-    choices=("table", "csv", "json", "parquet"),
-    default="table",
-)
+_FORMAT: Final[dict[str, Any]] = {
+    "dest": "output_format",
+    "choices": ("table", "csv", "json", "parquet"),
+    "default": "table",
+}
 
 COMMANDS: Final[Mapping[str, Command]] = {
     "run": Command("stages:run", "the whole pipeline, from an empty folder to a report"),
@@ -107,7 +108,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         own=("output=", RUN),
     ),
     "export": Command(
-        "export:export",
+        "models:export",
         "write a CHECKPOINT for others: export RUN/best to=FOLDER dtype=bfloat16 push=OWNER/NAME",
         about="{help}. Merged weights as safetensors in dtype= (by default bfloat16), tokenizer, "
         "and a card with data, settings and accuracy. push= uploads the folder to a private "
@@ -126,7 +127,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "preflight": Command(
         "stages:preflight",
         "say what would stop a run, and what it will need",
-        options=(_option("--json", dest="as_json", action="store_true", help="for programs"),),
+        options={"--json": {"dest": "as_json", "action": "store_true", "help": "for programs"}},
     ),
     "import": Command(
         "imports:import_file",
@@ -145,27 +146,25 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "all_evaluations, held_out, checkpoints, settings, runs and datasets.",
         words="NAME | RUN | KEY=VALUE",
         own=(QUESTION, RUN),
-        options=(
-            _option("-q", dest="select", metavar="SELECT", help="one SELECT over the views"),
-            _option("--list", dest="lists", action="store_true", help="list the saved questions"),
-            _option("--run", metavar="RUN", help="one run, or `latest`; by default all runs"),
-            _option(
-                "-p",
-                dest="parameters",
-                action="append",
-                default=[],
-                metavar="K=V",
-                help="a $parameter",
-            ),
-            _option(
-                "--shell",
-                dest="in_shell",
-                action="store_true",
-                help="DuckDB's own shell, or harlequin",
-            ),
-            _option("--export", metavar="FILE", help="write the views for any DuckDB client"),
-            _FORMAT,
-        ),
+        options={
+            "-q": {"dest": "select", "metavar": "SELECT", "help": "one SELECT over the views"},
+            "--list": {"dest": "lists", "action": "store_true", "help": "list the saved questions"},
+            "--run": {"metavar": "RUN", "help": "one run, or `latest`; by default all runs"},
+            "-p": {
+                "dest": "parameters",
+                "action": "append",
+                "default": [],
+                "metavar": "K=V",
+                "help": "a $parameter",
+            },
+            "--shell": {
+                "dest": "in_shell",
+                "action": "store_true",
+                "help": "DuckDB's own shell, or harlequin",
+            },
+            "--export": {"metavar": "FILE", "help": "write the views for any DuckDB client"},
+            "--format": _FORMAT,
+        },
     ),
     "data": Command(
         "data:data",
@@ -175,10 +174,10 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "default the data set of a RUN or of the settings. split=test, column=response.",
         words="head [N] | columns | lengths | FILE | RUN | K=V",
         own=(*LOOKS, "split=", "column=", RUN),
-        options=(_FORMAT,),
+        options={"--format": _FORMAT},
     ),
     "ask": Command(
-        "ask:ask",
+        "models:ask",
         "ask a CHECKPOINT a question of yours, or problems=N of the test split",
         about="{help}. CHECKPOINT is as `evaluate checkpoint=` takes it (RUN, RUN/best, "
         "RUN/base, champion, latest, a folder, a hub name). A puzzle is '3 14 7 = 35', a word "
@@ -190,7 +189,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "completion:print_script",
         f'completion for your shell: eval "$({PROGRAM} completion bash)"',
         words="",
-        options=(_option("shell", choices=SHELLS),),
+        options={"shell": {"choices": SHELLS}},
     ),
     "explain": Command(
         "explain:explain",
@@ -202,14 +201,13 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "config": Command(
         "explain:print_config",
         "print the resolved settings (--explain: with what each means)",
-        options=(
-            _option(
-                "--explain",
-                dest="explained",
-                action="store_true",
-                help="say what each setting means",
-            ),
-        ),
+        options={
+            "--explain": {
+                "dest": "explained",
+                "action": "store_true",
+                "help": "say what each setting means",
+            }
+        },
     ),
 }
 
@@ -235,7 +233,7 @@ class _Root(_Parser):
 def build_parser(
     completer: Callable[[str], Callable[..., object]] | None = None,
 ) -> argparse.ArgumentParser:
-    """Returns the parser of all commands; `completer` is of their words, for argcomplete."""
+    """Returns the parser of all commands; argcomplete gets a `completer` for their words."""
     parser = _Root(
         prog=PROGRAM,
         description="Reinforcement learning on verifiable tasks, from puzzles to a report.",
@@ -253,16 +251,16 @@ def build_parser(
         if command.words:
             words: Any = own.add_argument("words", nargs="*", metavar=command.words)
             words.completer = completer(name) if completer else None
-        for flags, settings in command.options:
-            own.add_argument(*flags, **settings)
+        for flag, settings in command.options.items():
+            own.add_argument(flag, **settings)
     return parser
 
 
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
     """Returns `command`, `words` and the command's options.
 
-    Words may stand before and after options, which argparse alone refuses. Blanks around an equals
-    sign are taken out.
+    Words may stand before and after options, which argparse alone refuses. `KEY = VALUE` loses its
+    blanks.
     """
     parser = build_parser()
     first, rest = (arguments[0], list(arguments[1:])) if arguments else ("help", [])
@@ -278,15 +276,34 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
     options, more = parser.parse_known_args([first, *rest])
     unknown = [word for word in more if word.startswith("-")]
     if unknown:
-        its = [*(flag for flags, _ in COMMANDS[first].options for flag in flags), "--help"]
+        its = [*COMMANDS[first].options, "--help"]
         parser.error(f"unknown option {unknown[0]}{did_you_mean(unknown[0], its)}")
     words = [*options.words, *more]
     del options.version
     return {**vars(options), "words": _without_blanks(words, asks=first == "ask")}
 
 
+def take_arguments(
+    overrides: Sequence[str], names: Sequence[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Returns the command's own arguments by name, and the settings that remain."""
+    taken: dict[str, str] = {}
+    settings = []
+    for text in overrides:
+        name, _, value = text.partition("=")
+        if name not in names:
+            settings.append(text)
+        elif name in taken:
+            raise BadInputError(f"{name} is given twice: {text!r} too")
+        elif not value.strip():
+            raise BadInputError(f"{text!r} is not KEY=VALUE")
+        else:
+            taken[name] = value.strip()
+    return taken, settings
+
+
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Returns `; did you mean X?` where one of the names is near, else nothing."""
+    """Returns `; did you mean X?` if one of the names is near, else nothing."""
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -294,9 +311,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 def _without_blanks(words: Sequence[str], *, asks: bool) -> list[str]:
     """Returns `KEY = VALUE`, as one word or as three, as `KEY=VALUE`.
 
-    Args:
-        words: of a command.
-        asks: whether a word may be a question, in which an equals sign is part of it.
+    `asks`: a word may be a question, whose equals sign stays.
     """
     joined: list[str] = []
     for word in words:

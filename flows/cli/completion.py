@@ -1,7 +1,6 @@
 """Completion in a shell: commands, presets, keys of settings and their values, runs, questions.
 
-The shell runs this program at each TAB (argcomplete): what it loads must answer at once, so neither
-Hydra nor DuckDB is among it.
+The shell runs this program at each TAB (argcomplete), so neither Hydra nor DuckDB is loaded.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import argcomplete
 from argcomplete.shell_integration import shellcode
 
 from flows.cli.commands import COMMANDS, PROGRAM, QUESTION, RUN, build_parser
-from flows.settings.keys import CHOICES, known_keys
+from flows.settings.keys import CHOICES, all_keys
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.envs import ENVS, env_names
@@ -38,10 +37,14 @@ def suggestions(command: str, prefix: str) -> Iterable[str]:
         return [f"{key}={value}" for value in _values(key)]
     own: list[str] = []
     for word in COMMANDS[command].own:
-        own += _runs() if word == RUN else _questions() if word == QUESTION else [word]
-    keys = dict.fromkeys(key for env in ENVS for key in known_keys(env))
+        if word == RUN:
+            own += _runs()
+        elif word == QUESTION:
+            own += [query.name for query in list_queries()]
+        else:
+            own.append(word)
     equals = "" if command == "explain" else "="
-    return [*own, "preset=", "env=", *(f"{key}{equals}" for key in keys)]
+    return [*own, "preset=", "env=", *(f"{key}{equals}" for key in all_keys())]
 
 
 def _completer(command: str) -> Callable[..., Iterable[str]]:
@@ -49,7 +52,7 @@ def _completer(command: str) -> Callable[..., Iterable[str]]:
 
 
 def _values(key: str) -> Iterable[str]:
-    """Returns the values that a key may have, where they can be counted."""
+    """Returns the values that a key may have, if they can be listed."""
     if key == "env":
         return env_names()
     if key in CHOICES:
@@ -78,9 +81,5 @@ def _choices(schema: dict[str, Any]) -> list[str]:
 
 
 def _runs() -> list[str]:
-    """Returns the runs in the folder where they are by default; another root is not looked into."""
+    """Returns the runs below the default root; another root is not searched."""
     return sorted(path.name for path in (StorageConfig().root / "runs").glob("*/") if path.is_dir())
-
-
-def _questions() -> list[str]:
-    return [query.name for query in list_queries()]

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from flows.cli.commands import LOOKS
+from flows.cli.commands import LOOKS, take_arguments
 from flows.cli.terminal import say, show_rows
 from flows.errors import BadInputError
-from flows.runs.lookup import existing_run, run_first, take_arguments, where_and_others
+from flows.runs.lookup import existing_run, run_first, where_and_others
 from flows.settings.compose import compose
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import dataset_folder
@@ -29,11 +29,7 @@ _ROWS: Final = 5
 
 
 def data(words: Sequence[str], *, output_format: str) -> None:
-    """Shows one file, or each split's lengths.
-
-    Raises:
-        BadInputError: no such look, file, column or data set.
-    """
+    """Shows one file, or the lengths of each split."""
     named = [word for word in words if "=" not in word or Path(word).exists()]
     asked, settings = take_arguments([w for w in words if w not in named], _ARGUMENTS)
     if not named or named[0] not in LOOKS:
@@ -99,13 +95,9 @@ def _lengths(
 def _files(
     places: list[str], asked: dict[str, str], settings: list[str], *, default: str | None
 ) -> list[Path]:
-    """Returns the files that are meant.
+    """Returns the files of `places` (a file, a folder, or none: then of a data set).
 
-    Args:
-        places: a file or a folder, or nothing: then it is a data set.
-        asked: `split` and `run_id`, each or none.
-        settings: of the data set.
-        default: the split that is meant where none is named; None for all.
+    `default`: the split to take if none is named; None for all.
     """
     if places:
         place = Path(places[0]).expanduser()
@@ -123,33 +115,36 @@ def _files(
     chosen = [file for file in there if file.stem == split]
     if chosen or "split" not in asked:
         return chosen or there[:1]
-    raise BadInputError(f"no split={split} in {folder} (there are: {_names(there)})")
+    names = ", ".join(file.stem for file in there)
+    raise BadInputError(f"no split={split} in {folder} (there are: {names})")
 
 
-def _names(files: list[Path]) -> str:
-    return ", ".join(file.stem for file in files)
+def _settings_and_run(
+    asked: dict[str, str], settings: list[str]
+) -> tuple[RunConfig, RunFolder | None]:
+    if "run_id" not in asked:
+        return compose(settings, arguments=_ARGUMENTS), None
+    of_run = run_first([asked["run_id"], *settings], "data")
+    return existing_run(of_run, arguments=_ARGUMENTS)
 
 
 def _dataset(asked: dict[str, str], settings: list[str]) -> tuple[Path, str]:
-    """Returns the folder of a run's data set or of the settings', and how it would come there."""
-    if "run_id" in asked:
-        of_run = run_first([asked["run_id"], *settings], "data")
-        _, run = existing_run(of_run, arguments=_ARGUMENTS)
-        folder = run.read().data
-        if folder is None:
-            raise BadInputError(f"run {run.run_id} did not get as far as a data set")
-        return Path(folder), f": the data set of {run.run_id} was deleted"
-    config = compose(settings, arguments=_ARGUMENTS)
-    words = " ".join(["countdown-train generate", *settings])
-    return dataset_folder(config), f" yet, it is preset={config.preset}'s: {words}"
+    """Returns the folder of a data set, and why it may be empty."""
+    config, run = _settings_and_run(asked, settings)
+    if run is None:
+        words = " ".join(["countdown-train generate", *settings])
+        return dataset_folder(config), f" yet, it is preset={config.preset}'s: {words}"
+    folder = run.read().data
+    if folder is None:
+        raise BadInputError(f"run {run.run_id} did not get as far as a data set")
+    return Path(folder), f": the data set of {run.run_id} was deleted"
 
 
 def _tokenizer(asked: dict[str, str], settings: list[str]) -> tuple[str, CountTokens | None]:
-    """Returns whose tokens are counted, in words, and the tokenizer if one is at hand.
-
-    Nothing is fetched for a look.
-    """
-    model, is_chat = _model(asked, settings)
+    """Returns in words whose tokens are counted, and a tokenizer that is here; fetches none."""
+    config, run = _settings_and_run(asked, settings)
+    model = _base_model(config) if run is None else run.read().model
+    is_chat = config.env.prompt_template == "chat"
     if model is None:
         return "no tokens: no model was made yet (model.path=FOLDER names one)", None
     # With transformers, which no other look needs.
@@ -170,16 +165,6 @@ def _tokenizer(asked: dict[str, str], settings: list[str]) -> tuple[str, CountTo
 
     way = ", rendered by its chat template" if is_chat else ""
     return f"tokens are those of {model}{way}", count
-
-
-def _model(asked: dict[str, str], settings: list[str]) -> tuple[str | None, bool]:
-    """Returns the model of a run or of the settings, and whether prompts are chats."""
-    if "run_id" in asked:
-        run_words = run_first([asked["run_id"], *settings], "data")
-        config, run = existing_run(run_words, arguments=_ARGUMENTS)
-        return run.read().model, config.env.prompt_template == "chat"
-    config = compose(settings, arguments=_ARGUMENTS)
-    return _base_model(config), config.env.prompt_template == "chat"
 
 
 def _base_model(config: RunConfig) -> str | None:

@@ -1,58 +1,95 @@
-"""The commands `countdown-train explain KEY[=VALUE]` and `config [--explain]`."""
+"""The commands `countdown-train explain KEY[=VALUE]` and `config [--explain]`.
+
+What a setting means: its words from the models, its bounds, presets, verl's name, readers.
+"""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+import re
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from pydantic import BaseModel
 
 from flows.cli.terminal import say
 from flows.errors import BadInputError
-from flows.settings.compose import SettingsError, compose, to_yaml
-from flows.settings.explain import (
-    Setting,
-    all_settings,
-    containing,
-    find_settings,
-    in_words,
-    ours_of,
-    yaml_with_words,
-)
-from flows.settings.keys import CHOICES, CONF, of_another_env
+from flows.settings.compose import SettingsError, compose, read_preset, to_yaml
+from flows.settings.keys import CHOICES, CONF, check_key, of_another_env
 from rl_core.config.run import RunConfig
+from rl_core.envs import ENVS
 from rl_core.runs.settings_file import leaves
+from rl_core.section import Section
 from rl_core.system.words import LINES, printable
-from tasks.importers.verl_table import meaning
+from tasks.importers.verl_table import NAMES, meaning
+
+_CODE: Final = ("rl_core", "tasks", "flows")
+_WIDTH: Final = 100
+_PRESETS: Final = tuple(file.stem for file in sorted((CONF / "preset").glob("*.yaml")))
+_BOUNDS: Final = {
+    "minimum": "at least {}",
+    "exclusiveMinimum": "above {}",
+    "maximum": "at most {}",
+    "exclusiveMaximum": "below {}",
+    "pattern": "that matches {}",
+}
+_KINDS: Final = {
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "string": "a text",
+    "null": "null",
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting, in words."""
+
+    key: str
+    env: str | None
+    """The env that has it, None for all."""
+    meaning: str
+    """Its docstring, one paragraph per line."""
+    allowed: str
+    """Its type and its bounds."""
+    default: str
+    presets: Mapping[str, str]
+    """The values of the presets that set it."""
+    verl: tuple[str, ...]
+    """Its names in verl."""
 
 
 def explain(words: Sequence[str]) -> None:
-    """Explains one setting, or a group of them.
-
-    Raises:
-        BadInputError: no key is given.
-        SettingsError: there is no such setting, or its value is not allowed.
-    """
+    """Explains one setting, or a group of them."""
     if not words:
         raise BadInputError("explain takes a KEY, as actor.lr, or KEY=VALUE (config lists all)")
-    key, equals, value = words[0].partition("=")
-    ours = ours_of(key)
+    (key, equals, value), others = words[0].partition("="), words[1:]
+    ours = NAMES.get(key, key)
     is_ours = any(f"{setting.key}.".startswith(f"{ours}.") for setting in all_settings())
     if not is_ours and (reason := meaning(key, "")) is not None:
         say(f"{key}: verl's, without a meaning here: {reason[0]}")
         return
-
-    others = words[1:]
-    found = []
-    if key in ("preset", "env"):
-        _choice(key)
-    elif not equals and (named := containing(key)):
-        for setting in named:
+    found: list[Setting] = []
+    if key in CHOICES:
+        _say_choices(key)
+    elif not equals and not is_ours and any(key.lower() in s.key for s in all_settings()):
+        for setting in [s for s in all_settings() if key.lower() in s.key]:
             say(f"{setting.key:32} {setting.meaning.partition('. ')[0].splitlines()[0]}")
         return
     else:
         found = find_settings(key)
         if not equals and others:
-            _in_force(found, compose(others))
+            _say_in_force(found, compose(others))
             return
         if ours != key:
             say(f"verl's {key} is called {ours} here")
@@ -66,7 +103,25 @@ def explain(words: Sequence[str]) -> None:
         say(f"\n{ours}={value} is allowed with {' '.join(beside)}")
 
 
-def _in_force(found: Sequence[Setting], config: RunConfig) -> None:
+def print_config(words: Sequence[str], *, explained: bool) -> None:
+    """Prints the resolved settings as YAML."""
+    config = compose(words)
+    text = yaml_with_words(config) if explained else to_yaml(config)
+    sys.stdout.write(printable(text, keep=LINES) if sys.stdout.isatty() else text)
+
+
+def _say_choices(group: str) -> None:
+    if group == "preset":
+        say("preset\n  A file of settings to start from; preset=FILE.yaml takes one of your own.")
+        for name in _PRESETS:
+            text = (CONF / "preset" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[1]
+            say(f"  {name:20} {text.removeprefix('# ')}")
+        return
+    say("env\n  The family of problems; env=NAME takes its defaults for all of env.*")
+    say(f"  allowed   {' or '.join(CHOICES['env'])}")
+
+
+def _say_in_force(found: Sequence[Setting], config: RunConfig) -> None:
     """Explains settings under others: those of their env, and the values in force."""
     values = dict(leaves(config.model_dump(mode="json")))
     own = [setting for setting in found if setting.env in (None, config.env.name)]
@@ -77,19 +132,188 @@ def _in_force(found: Sequence[Setting], config: RunConfig) -> None:
         say(f"{in_words(setting)}\n  {'here':9} {value} with preset={config.preset}")
 
 
-def print_config(words: Sequence[str], *, explained: bool) -> None:
-    """Prints the resolved settings as YAML."""
-    config = compose(words)
-    text = yaml_with_words(config) if explained else to_yaml(config)
-    sys.stdout.write(printable(text, keep=LINES) if sys.stdout.isatty() else text)
+_preset = cache(read_preset)
 
 
-def _choice(group: str) -> None:
-    if group == "preset":
-        say("preset\n  A file of settings to start from; preset=FILE.yaml takes one of your own.")
-        for file in sorted((CONF / "preset").glob("*.yaml")):
-            text = file.read_text(encoding="utf-8").splitlines()[1]
-            say(f"  {file.stem:20} {text.removeprefix('# ')}")
-        return
-    say("env\n  The family of problems; env=NAME takes its defaults for all of env.*")
-    say(f"  allowed   {' or '.join(CHOICES['env'])}")
+@cache
+def all_settings() -> tuple[Setting, ...]:
+    """Returns every setting, in the order of the models; those of all envs."""
+    return tuple(_settings_of(RunConfig, "", None))
+
+
+def find_settings(key: str) -> list[Setting]:
+    """Returns the settings of that name (ours or verl's), of every env that has one, or of a group.
+
+    Raises:
+        SettingsError: there is no such setting; it names the nearest.
+    """
+    ours = NAMES.get(key, key)
+    found = [setting for setting in all_settings() if setting.key == ours]
+    found = found or [s for s in all_settings() if s.key.startswith(f"{ours}.")]
+    if not found:
+        check_key(key, ())
+    return found
+
+
+def in_words(setting: Setting) -> str:
+    """Returns all that is known of a setting, one fact per line."""
+    only = f"  (env={setting.env})" if setting.env else ""
+    presets = ", ".join(f"{name} {value}" for name, value in setting.presets.items())
+    facts = {
+        "allowed": setting.allowed,
+        "default": setting.default,
+        "presets": presets,
+        "verl": ", ".join(setting.verl),
+        "read by": ", ".join(readers(setting.key)),
+    }
+    lines = [f"{setting.key}{only}"]
+    for paragraph in setting.meaning.splitlines():
+        lines += textwrap.wrap(paragraph, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+    for name, value in facts.items():
+        if value:
+            lines += textwrap.wrap(
+                value, _WIDTH, initial_indent=f"  {name:9} ", subsequent_indent=" " * 12
+            )
+    return "\n".join(lines)
+
+
+def yaml_with_words(config: RunConfig) -> str:
+    """Returns the resolved settings as YAML that says what each means: a preset file, too."""
+    words = {s.key: s for s in all_settings() if s.env in (None, config.env.name)}
+    lines: list[str] = []
+    for name, value in config.model_dump(mode="json").items():
+        if isinstance(value, dict):
+            lines += ["", *_comment(inspect.getdoc(type(getattr(config, name))) or ""), f"{name}:"]
+            for inner, setting in value.items():
+                lines += _setting_lines(words[f"{name}.{inner}"], inner, setting, "  ")
+        else:
+            lines += _setting_lines(words[name], name, value, "")
+    return "\n".join(lines) + "\n"
+
+
+def readers(key: str) -> list[str]:
+    """Returns the modules that read a setting by its name, as far as a look at their code tells."""
+    section, _, name = key.rpartition(".")
+    namesakes = {s.key for s in all_settings() if s.key.rpartition(".")[2] == name}
+    # A section may go by another name; what has two words and no namesake can be nothing else.
+    owner = r"\w" if "_" in name and len(namesakes) == 1 else rf"\b{section or 'config'}"
+    read = re.compile(rf"{owner}\.{name}\b(?!=)")
+    return [
+        file
+        for file, code in _code().items()
+        if read.search(code) and not file.endswith("config.py")  # which only check it
+    ]
+
+
+def _settings_of(model: type[BaseModel], prefix: str, env: str | None) -> Iterator[Setting]:
+    schema = model.model_json_schema()["properties"]
+    words = _docstrings(model)
+    for name, field in model.model_fields.items():
+        key = f"{prefix}{name}"
+        if key == "env":
+            for name_of_env, one in ENVS.items():
+                yield from _settings_of(one, "env.", name_of_env)
+            continue
+        if inspect.isclass(field.annotation) and issubclass(field.annotation, Section):
+            yield from _settings_of(field.annotation, f"{key}.", env)
+            continue
+        yield Setting(
+            key,
+            env,
+            words.get(name, ""),
+            _allowed(schema[name]),
+            _text(schema[name].get("default")),
+            _said_by_presets(key, env),
+            tuple(verl for verl, ours in NAMES.items() if ours == key),
+        )
+
+
+def _docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """Returns the words below each field of a model and of those that it derives from.
+
+    Read from the source here: pydantic's `use_attribute_docstrings` would read it at the start of
+    every command.
+    """
+    found: dict[str, str] = {}
+    for base in reversed(model.__mro__[: model.__mro__.index(Section)]):
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(definition, ast.ClassDef)
+        for field, after in pairwise(definition.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
+                paragraphs = inspect.cleandoc(ast.literal_eval(after.value)).split("\n\n")
+                found[ast.unparse(field.target)] = "\n".join(
+                    " ".join(p.split()) for p in paragraphs
+                )
+    return found
+
+
+def _allowed(schema: Mapping[str, Any]) -> str:
+    """Returns a type and its bounds in words, from a field's JSON schema."""
+    if "anyOf" in schema:
+        return " or ".join(_allowed(part) for part in schema["anyOf"])
+    if "const" in schema:
+        return _text(schema["const"])
+    if "enum" in schema:
+        *others, last = map(_text, schema["enum"])
+        return f"{', '.join(others)} or {last}" if others else last
+    if schema.get("type") == "array":
+        item = _allowed(schema["items"])
+        return f"a list of {item if 'enum' in schema['items'] else item.removeprefix('a ') + 's'}"
+    kind = "a path" if schema.get("format") == "path" else _KINDS[schema["type"]]
+    bounds = [said.format(schema[name]) for name, said in _BOUNDS.items() if name in schema]
+    return f"{kind} {', '.join(bounds)}" if bounds else kind
+
+
+def _said_by_presets(key: str, env: str | None) -> dict[str, str]:
+    section, _, name = key.rpartition(".")
+    said = {}
+    for preset in _PRESETS:
+        its_env, settings = _preset(preset)
+        values = settings.get(section, {}) if section else settings
+        if name in values and env in (None, its_env):
+            said[preset] = _text(values[name])
+    return said
+
+
+@cache
+def _code() -> dict[str, str]:
+    """Returns the project's code by file, without the texts in it, which name settings, too."""
+    files = {}
+    for package in _CODE:
+        folder = Path(str(sys.modules[package].__file__)).parent
+        for file in sorted(folder.rglob("*.py")):
+            code = file.read_text(encoding="utf-8")
+            without = re.sub(r'"""[\s\S]*?"""|"[^"\n]*"', _placeholders, code)
+            files[f"{package}/{file.relative_to(folder)}"] = without
+    return files
+
+
+def _placeholders(text: re.Match[str]) -> str:
+    """Returns what an f-string reads, and nothing of the words around it."""
+    return " ".join(re.findall(r"\{([\w.]+)", text[0]))
+
+
+def _setting_lines(setting: Setting, name: str, value: Any, indent: str) -> list[str]:
+    facts = [setting.allowed, f"default {setting.default}"]
+    if setting.verl:
+        facts.append(f"verl: {', '.join(setting.verl)}")
+    comment = _comment(f"{setting.meaning}\n({'; '.join(facts)})", indent)
+    written = yaml.safe_dump(value, default_flow_style=True, width=10_000).splitlines()[0]
+    return [*comment, f"{indent}{name}: {written}"]
+
+
+def _comment(text: str, indent: str = "") -> list[str]:
+    lines: list[str] = []
+    for paragraph in text.splitlines():
+        start = f"{indent}# "
+        lines += textwrap.wrap(paragraph, _WIDTH, initial_indent=start, subsequent_indent=start)
+    return lines
+
+
+def _text(value: Any) -> str:
+    """Returns a value as it is written in an override."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Sequence):
+        return f"[{','.join(map(_text, value))}]"
+    return json.dumps(value)

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from flows.cli.commands import take_arguments
 from flows.cli.terminal import say
 from flows.errors import BadInputError, SettingsError
-from flows.runs.lookup import take_arguments
 from flows.settings.compose import compose
 from rl_core.config.run import RunConfig
 from rl_core.storage.mirror import mirrored
@@ -26,11 +26,7 @@ _WEIGHT_DECAYS: Final = ("actor.weight_decay", "critic.weight_decay")
 
 
 def import_file(words: Sequence[str]) -> None:
-    """Reads one script or log, and says what is wrong with it.
-
-    Raises:
-        BadInputError: no such file, nothing in it to import, or what it would become exists.
-    """
+    """Reads one script or log, and says what is wrong with it."""
     files = [word for word in words if "=" not in word]
     if len(files) != 1:
         raise BadInputError("import takes one FILE: a launch script, or a console log")
@@ -92,9 +88,9 @@ def _import_log(file: Path, text: str, given: list[str]) -> None:
 
 
 def _settings_of_log(text: str, given: list[str]) -> RunConfig | None:
-    """Returns what a log is of: as verl printed it in the log, with what is given on top.
+    """Returns the settings that a log prints, or a given preset, with the other given ones on top.
 
-    A preset that is given stands for the log's own; None where neither tells a shape.
+    None if neither is there.
     """
     named = [word for word in given if not word.startswith(("run_id=", "storage."))]
     logged = logged_settings(text)
@@ -111,11 +107,7 @@ def _settings_of_log(text: str, given: list[str]) -> RunConfig | None:
 
 
 def _variables(words: list[str]) -> dict[str, str]:
-    """Returns the variables that a script takes from outside.
-
-    Raises:
-        BadInputError: a word is no variable, or is given twice.
-    """
+    """Returns the variables that a script takes from outside."""
     variables: dict[str, str] = {}
     for word in words:
         name, _, value = word.partition("=")
@@ -131,7 +123,7 @@ def _variables(words: list[str]) -> dict[str, str]:
 
 
 def _taken_over(settings: dict[str, Any]) -> Iterator[str]:
-    """Adds what verl does where a script says nothing and our default differs, and names it."""
+    """Adds verl's defaults where a script is silent and ours differ, and names them."""
     lacking = [key for key in _WEIGHT_DECAYS if key not in settings]
     if lacking:
         settings |= dict.fromkeys(lacking, _VERL_WEIGHT_DECAY)

@@ -29,7 +29,7 @@ _DEFAULTS: Final = {
     # The terminal shows our own lines (flows/cli/terminal.py); Prefect's go to log.txt and the UI.
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     "PREFECT_PLUGINS_ENABLED": "true",  # the login of our own server, in every folder
-    "PYTHONSAFEPATH": "1",  # who starts a run in a folder does not execute what lies there
+    "PYTHONSAFEPATH": "1",  # modules in the working folder are not imported
 }
 
 
@@ -42,11 +42,11 @@ def main() -> NoReturn:
     apply_defaults()
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
-    # Only `run` needs that folder, and preflight says it in one line.
+    # Only `run` needs that folder, and preflight reports it in one line.
     warnings.filterwarnings("ignore", message="Failed to create the Prefect home directory")
     signal.signal(signal.SIGTERM, _raise_interrupt)
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # an ASCII terminal shows `?`, and ends nothing
+        sys.stdout.reconfigure(errors="replace")  # an ASCII terminal shows `?` instead of an error
     code = run_command(sys.argv[1:])
     sys.stdout.flush()
     sys.exit(code)
@@ -66,14 +66,14 @@ def run_command(arguments: Sequence[str]) -> int:
     except RunFailedError as error:
         return _say(str(error), FAILED)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone
     except Exception as error:  # noqa: BLE001  # whatever it is, a person reads one line
         return _say(one_line(error), BAD_INPUT if type(error) is ValueError else FAILED)
     return FINE
 
 
 def _say(message: str, code: int) -> int:
-    """Writes one line, or two where the message has more, and returns the code."""
+    """Writes one line, or two if the message has more, and returns the code."""
     message = redact(message)
     lines = [printable(line.strip()) for line in message.strip().splitlines() if line.strip()]
     sys.stderr.write("\n".join((f"{PROGRAM}: " + (lines or ["failed"])[0], *lines[1:2])) + "\n")

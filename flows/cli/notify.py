@@ -12,12 +12,7 @@ from tasks.prefect_ui.notify import Listeners, deliver
 
 
 def notify(words: Sequence[str]) -> None:
-    """Sends a message, and says who got it.
-
-    Raises:
-        BadInputError: it was not asked for with `test`, or the file names nobody.
-        RunFailedError: somebody did not get it.
-    """
+    """Sends a message, and says who got it."""
     if list(words) != ["test"]:
         raise BadInputError("notify takes one word: countdown-train notify test")
     night = read_night(NIGHT_FILE)

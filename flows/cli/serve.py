@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
@@ -35,7 +34,7 @@ from prefect.settings import get_current_settings
 from prefect.workers.process import ProcessWorker
 
 from flows.errors import BadInputError, RunFailedError
-from flows.nights.serving import before_the_deploy, next_night
+from flows.nights.others import before_the_deploy, next_night
 from flows.nights.settings import read_night
 from flows.prefect_patches.login import (
     AUTH_STRING,
@@ -58,37 +57,28 @@ _WORKER: Final = ("worker", "start", "--pool", _POOL, "--type", "process", "--li
 _DEPLOY: Final = ("--no-prompt", "deploy", "--prefect-file", "deployments/prefect.yaml", "--all")
 _START_S: Final = 300.0
 _LEAVE_S: Final = 45.0
-"""Seconds that a run has to finish its step, save and leave, see rl_core/system/signals.py."""
+"""For a run to finish its step, save and leave, see rl_core/system/signals.py."""
 _STOP_S: Final = 15.0
 _POLL_S: Final = 0.5
 _RESTARTS: Final = (3, 600.0)
-"""Of the server, within so many seconds: a server that ends again and again is given up."""
+"""At most so many restarts of the server within so many seconds."""
 _LINES_SHOWN: Final = 3
 _LOG_BYTES: Final = 10 * 2**20
-"""Of a log and of the one before it, each."""
+"""Of a log, and as much of its `.1`."""
 
 
 def serve(words: Sequence[str]) -> None:
-    """Starts all that deployments need, says where it is, and stops it again on Ctrl-C.
-
-    Raises:
-        BadInputError: words were given, this is no checkout, the port is taken, or the night's file
-            says what no night can do.
-        RunFailedError: one of the processes ended by itself; the others were stopped.
-    """
+    """Starts all that deployments need, and stops it on Ctrl-C or if one of the processes ends."""
     if words:
         raise BadInputError(f"serve takes no settings: {words[0]!r}")
     if not (_ROOT / "deployments" / "prefect.yaml").is_file():
         raise BadInputError(f"serve wants a checkout: there is no deployments/ in {_ROOT}")
     night = read_night()
     for signum in _STOPS:
-        if signal.getsignal(signum) is not signal.SIG_IGN:  # as `nohup` and a shell's `&` want it
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # `nohup` or a shell's `&`
             signal.signal(signum, _raise_interrupt)
     with suppress(KeyboardInterrupt), _Processes() as processes:
-        server = _server(processes)
-        _say(f"server       {server.url.removesuffix('/api')}")
-        if server.login:
-            _say(f"login        the page asks once: paste {server.login}")
+        url, restart_server = _server(processes)
         names = _pool_and_automations()
         for line in before_the_deploy(night):
             _say(f"note         {line}")
@@ -97,26 +87,18 @@ def serve(words: Sequence[str]) -> None:
         processes.start("worker", *_WORKER)
         _say(f"night        {next_night(night)}")
         _say(f"worker       takes one run at a time; logs in {processes.logs}")
-        _say(f"from another terminal: {_run_it(server.url)}")
+        _say(f"from another terminal: {_run_it(url)}")
         _say("Ctrl-C stops all of it; a run that goes on there saves first, and Retry continues it")
-        processes.watch(server.start)
+        processes.watch(restart_server)
 
 
-@dataclass(frozen=True)
-class _Server:
-    url: str
-    login: str | None
-    """What to paste into its page, in words; None if it was not started here."""
-    start: Callable[[], None] | None
-    """Starts it again, if it was started here."""
-
-
-def _server(processes: _Processes) -> _Server:
-    """Returns a server that answers: the one of the settings, else one that is started here."""
+def _server(processes: _Processes) -> tuple[str, Callable[[], None] | None]:
+    """Returns the URL of the settings' server, or of one that is started here, and its restart."""
     settings = get_current_settings()
     if settings.api.url is not None and _answers(settings.api.url):
         _look_at_login(settings.api.url)
-        return _Server(settings.api.url, None, None)
+        _say(f"server       {settings.api.url.removesuffix('/api')}")
+        return settings.api.url, None
     own = settings.server.api
     url = settings.api.url or f"http://{own.host}:{own.port}/api"
     address = urlsplit(url)
@@ -135,22 +117,20 @@ def _server(processes: _Processes) -> _Server:
     else:
         login, where = own.auth_string.get_secret_value(), f"your {SERVER_AUTH_STRING}"
     os.environ[AUTH_STRING] = login
-    command = ("server", "start", "--host", host, "--port", str(port))
 
     def start() -> None:
+        command = ("server", "start", "--host", host, "--port", str(port))
         processes.start("server", *command, environment=safe)
-        processes.wait_until(lambda: _answers(url))
+        processes.wait_for_server(url)
 
     start()
-    return _Server(url, where, start)
+    _say(f"server       {url.removesuffix('/api')}")
+    _say(f"login        the page asks once: paste {where}")
+    return url, start
 
 
 def _look_at_login(url: str) -> None:
-    """Warns of a server that serves everybody.
-
-    Raises:
-        BadInputError: it does not serve us.
-    """
+    """Warns of a server that serves everybody, and refuses one that does not serve us."""
     api = get_current_settings().api
     if api.key is not None:
         return
@@ -169,7 +149,7 @@ def _look_at_login(url: str) -> None:
 
 
 def _run_it(url: str) -> str:
-    """Returns the command that starts a run, to be pasted anywhere."""
+    """Returns the command that starts a run from any folder and terminal."""
     variables = {"PREFECT_API_URL": url, "PREFECT_PLUGINS_ENABLED": "true"}
     if "PREFECT_HOME" in os.environ:
         variables["PREFECT_HOME"] = str(get_current_settings().home)
@@ -198,9 +178,9 @@ def _answers(url: str) -> bool:
 
 
 def _pool_and_automations() -> list[str]:
-    """Makes what is not there; automations are changed as the file says. Returns their names.
+    """Makes or updates them, and returns the automations' names.
 
-    A work pool stays as it is, and so does whether an automation is switched on.
+    An existing work pool stays as it is, and so does whether an automation is switched on.
     """
     refresh_global_settings_context()  # with the API's address
     template = ProcessWorker.get_default_base_job_template()
@@ -223,18 +203,18 @@ def _pool_and_automations() -> list[str]:
 def says_the_same(there: AutomationCore, automation: AutomationCore) -> bool:
     """Says whether an automation needs no change, switched on or not.
 
-    To change it, even into itself, makes the server forget which runs it waits for: those that the
-    machine took along would be Running for ever, and a night that waits for them always Refused.
+    An update, even with equal content, makes the server forget the runs whose heartbeats it waits
+    for: if their machine is gone, they stay Running, and each later night is Refused.
     """
     fields = {"description", "trigger", "actions"}
     return there.model_dump(include=fields) == automation.model_dump(include=fields)
 
 
 class _Processes:
-    """Prefect's long-running commands: what they started ends with them, at the latest here.
+    """Prefect's long-running commands, which end in `__exit__` with all that they started.
 
-    Each has a session of its own, so that a terminal's Ctrl-C comes to this process alone, which
-    stops them in order: the worker and its runs, then the server that hears how these ended.
+    Each has its own session, so a terminal's Ctrl-C reaches only this process. It stops the worker
+    and its runs first, then the server, which records how these ended.
     """
 
     def __init__(self) -> None:
@@ -248,7 +228,7 @@ class _Processes:
 
     def __exit__(self, *error: object) -> None:
         for signum in _STOPS:
-            signal.signal(signum, signal.SIG_IGN)  # it is under way
+            signal.signal(signum, signal.SIG_IGN)  # this is the stop
         if self._started:
             _say("stopping")
         server = self._started.pop("server", None)
@@ -265,7 +245,6 @@ class _Processes:
         self._end([], _STOP_S)
 
     def start(self, name: str, *arguments: str, environment: Mapping[str, str] = {}) -> None:
-        """Starts a command that goes on."""
         with (self.logs / f"{name}.log").open("ab") as log:
             self._started[name] = subprocess.Popen(
                 [*_PREFECT, *arguments],
@@ -278,11 +257,6 @@ class _Processes:
             )
 
     def call(self, *arguments: str) -> None:
-        """Runs a command to its end.
-
-        Raises:
-            RunFailedError: it failed.
-        """
         done = subprocess.run(
             [*_PREFECT, *arguments],
             cwd=_ROOT,
@@ -294,24 +268,16 @@ class _Processes:
             what = f"`prefect {' '.join(arguments)}` failed ({done.returncode})"
             raise RunFailedError(f"{what}\n{_end_of(done.stdout + done.stderr)}")
 
-    def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Waits for a condition, as long as all processes live.
-
-        Raises:
-            RunFailedError: one of them ended, or it took too long.
-        """
+    def wait_for_server(self, url: str) -> None:
         deadline = time.monotonic() + _START_S
-        while not condition():
+        while not _answers(url):
             self._refuse_dead()
             if time.monotonic() > deadline:
                 raise RunFailedError(f"Prefect did not start in {_START_S:.0f} s; see {self.logs}")
             time.sleep(_POLL_S)
 
     def watch(self, start_server: Callable[[], None] | None) -> NoReturn:
-        """Waits until one of the processes ends, which it says by an error.
-
-        `start_server` starts the server again, if it was started here: runs can wait for it.
-        """
+        """Restarts the server, if it was started here; raises when another process ends."""
         restarts: list[float] = []
         while True:
             for name in self._started:
@@ -319,6 +285,7 @@ class _Processes:
             if start_server and self._started["server"].poll() is not None and _again(restarts):
                 _say(f"{self._how_it_ended('server')}: it is started again, and runs go on")
                 start_server()
+                continue  # if it ended again meanwhile, that is another restart
             self._refuse_dead()
             time.sleep(_POLL_S)
 
@@ -333,14 +300,13 @@ class _Processes:
         return f"the {name} ended ({ended}), see {self.logs / name}.log"
 
     def _environment(self) -> dict[str, str]:
-        # deployments/prefect.yaml reads the working folder in PWD. What our terminal does not show
-        # of Prefect's own lines belongs into the logs.
+        # deployments/prefect.yaml reads PWD. Prefect's own lines belong in the logs.
         quiet = "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"
         own = {name: value for name, value in os.environ.items() if name != quiet}
         return {**own, _MARK: self._mark, "PWD": str(_ROOT)}
 
     def _marked(self, but: Sequence[int]) -> list[psutil.Process]:
-        """Returns the living processes that descend from the commands, but these."""
+        """Returns the living processes that descend from the commands, except these."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
@@ -349,7 +315,7 @@ class _Processes:
         return found
 
     def _end(self, but: Sequence[int], patience_s: float) -> None:
-        """Waits until all but these are gone; kills what takes too long."""
+        """Waits until all except these have ended; kills what takes too long."""
         deadline = time.monotonic() + patience_s
         while left := self._marked(but):
             if time.monotonic() > deadline:
@@ -358,7 +324,7 @@ class _Processes:
                         process.kill()
             psutil.wait_procs(left, timeout=_POLL_S)
             for process in self._started.values():
-                process.poll()  # a child that nobody asked after would stay as a zombie
+                process.poll()  # else it would stay as a zombie
 
 
 def _raise_interrupt(signum: int, frame: FrameType | None) -> NoReturn:
@@ -366,7 +332,6 @@ def _raise_interrupt(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 def _again(restarts: list[float]) -> bool:
-    """Says whether there may be another restart now, and notes it."""
     now = time.monotonic()
     most, within_s = _RESTARTS
     restarts[:] = [at for at in restarts if now - at < within_s]
@@ -384,8 +349,8 @@ def _is_flow_run(process: psutil.Process | None) -> bool:
 
 
 def _cut(log: Path) -> None:
-    """Moves what a full log holds to `NAME.log.1`; its writer appends to what is left, nothing."""
-    with suppress(OSError):  # the disk is full, or somebody deleted it
+    """Moves a full log's content to `NAME.log.1`; the writer goes on with an empty file."""
+    with suppress(OSError):  # the disk is full, or the file is gone
         if log.stat().st_size > _LOG_BYTES:
             shutil.copyfile(log, log.with_name(f"{log.name}.1"))
             os.truncate(log, 0)

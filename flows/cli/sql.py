@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
+from flows.cli.commands import take_arguments
 from flows.cli.terminal import say, show_rows, terminal_width
 from flows.errors import BadInputError
-from flows.runs.lookup import storage_root, take_arguments
 from tasks.queries.render import render_queries
 from tasks.queries.saved_questions import list_queries
 from tasks.queries.sql import ask, export_catalog, run_query, values_there
 
+_PLAIN_ROOT: Final = re.compile(r"storage\.root=(?=.*/)([\w./-]+)")
+"""A path that Hydra reads as it stands."""
 _MOST_ROWS = 60
 """Of an answer on a terminal: a night has a thousand steps."""
 
@@ -31,11 +35,7 @@ def sql(
     export: str | None,
     output_format: str,
 ) -> None:
-    """Answers one question on standard output.
-
-    Raises:
-        BadInputError: no such question, parameter or run, or not a SELECT.
-    """
+    """Answers one question on standard output."""
     names = [word for word in words if "=" not in word]
     root, named = _root_and_run([word for word in words if "=" in word])
     is_question = bool(names) and names[0] in {query.name for query in list_queries()}
@@ -83,10 +83,32 @@ def list_runs(words: Sequence[str]) -> None:
 
 
 def _root_and_run(settings: Sequence[str]) -> tuple[Path, list[str]]:
-    """Returns `storage.root`, and what `run_id=` names."""
+    """Returns `storage.root`, and the runs that `run_id=` names."""
     run_id = "run_id="
     named = [text.removeprefix(run_id) for text in settings if text.startswith(run_id)]
     return storage_root([text for text in settings if not text.startswith(run_id)]), named
+
+
+def storage_root(overrides: Sequence[str]) -> Path:
+    """Returns where runs and data sets are.
+
+    Without Hydra if that is possible: to import it takes longer than to answer most questions.
+    """
+    if not overrides:
+        from rl_core.config.operations import StorageConfig
+
+        return StorageConfig().root
+    plain = _PLAIN_ROOT.fullmatch(overrides[0])
+    if plain is not None and len(overrides) == 1:
+        return Path(plain[1])
+    from flows.settings.compose import compose
+
+    storage = compose(overrides).storage
+    if storage.url is not None:
+        from tasks.storage import bring_runs
+
+        bring_runs(storage)
+    return storage.root
 
 
 def _open(root: Path, export: str | None, *, in_shell: bool) -> None:
@@ -106,7 +128,7 @@ def _open(root: Path, export: str | None, *, in_shell: bool) -> None:
 
 
 def _find_shell() -> list[str]:
-    """Returns the command of harlequin or of DuckDB's shell, whichever is installed."""
+    """Returns the command of harlequin or of DuckDB's shell."""
     beside = str(Path(sys.executable).parent)
     for name, options in (("harlequin", ["--read-only"]), ("duckdb", ["-readonly"])):
         found = shutil.which(name) or shutil.which(name, path=beside)
@@ -123,7 +145,7 @@ def _key_and_value(text: str) -> tuple[str, str]:
 
 
 def compare(words: Sequence[str]) -> None:
-    """Sets runs beside one another, as tables here and as curves in compare.html."""
+    """Compares runs: tables here, curves in compare.html."""
     from rl_core.runs.lock import close_lost_runs
     from tasks.report_page.compare import compare_runs
     from tasks.report_page.page import write_comparison  # draws: `sql` does not

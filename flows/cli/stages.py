@@ -1,6 +1,6 @@
-"""The commands that run stages, as plain calls after the settings; only `run` is a flow run.
+"""The commands that run stages as plain calls; only `run` is a flow run.
 
-What loads torch, Ray or DuckDB is imported once the settings hold: a mistake is said at once.
+What loads torch, Ray or DuckDB is imported after the settings are read: a mistake is said at once.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from flows.cli.commands import PROGRAM
+from flows.cli.commands import COMMANDS, PROGRAM, take_arguments
 from flows.cli.terminal import progress_on_stdout, say, show_rows
 from flows.errors import BadInputError, RunFailedError, one_line
 from flows.prefect_patches.private_server import start_private_server
@@ -22,7 +22,6 @@ from flows.runs.lookup import (
     find_run,
     refuse_unnamed_code,
     run_first,
-    take_arguments,
     where_and_others,
 )
 from flows.runs.run_record import choose_run, recorded
@@ -50,8 +49,6 @@ if TYPE_CHECKING:
     from tasks.preflight_checks.finding import Finding
     from tasks.validate import Validation
 
-EVALUATE_ARGUMENTS: Final = ("checkpoint", "against")
-PRUNE_ARGUMENTS: Final = ("dry_run",)
 _logger = logging.getLogger(__name__)
 
 
@@ -114,8 +111,9 @@ def validate(overrides: Sequence[str]) -> None:
 
 def train(overrides: Sequence[str]) -> None:
     """Trains; data set and base model are made where they are missing."""
-    config = _ready(overrides, _preflight_without_server)
+    config = _ready(overrides, lambda c: [f for f in checks.preflight(c) if f.check != "prefect"])
     from tasks.train import train_supervised
+    from tasks.validate import validate_dataset
 
     with _shown(trains=True), ExitStack() as held:
         bring_records(config.storage)
@@ -133,7 +131,9 @@ def train(overrides: Sequence[str]) -> None:
         )
         with recorded(run) as stage, shown as progress:
             with stage("prepare"):
-                data, model_path = _prepared(config)
+                data = generate_dataset(config)
+                model_path = base_model(config, data)
+                validate_dataset(config, data, model_path)
             keep_curve(model_path, run.path)
             run.update(model=str(model_path), data=str(data))
             with stage("train"):
@@ -149,13 +149,13 @@ def train(overrides: Sequence[str]) -> None:
 
 
 def prune(overrides: Sequence[str]) -> None:
-    """Deletes what of a run need not stay, and shows the decisions; dry_run=true only shows."""
-    asked, settings = take_arguments(overrides, PRUNE_ARGUMENTS)
+    """Deletes what a run need not keep, and shows the decisions; dry_run=true only shows them."""
+    asked, settings = take_arguments(overrides, COMMANDS["prune"].arguments)
     dry_run = asked.get("dry_run", "false")
     if dry_run not in ("true", "false"):
         raise BadInputError(f"dry_run={dry_run} must be true or false")
     settings = run_first(settings, "prune")
-    config, run = existing_run(settings, arguments=PRUNE_ARGUMENTS)
+    config, run = existing_run(settings, arguments=COMMANDS["prune"].arguments)
     with _shown(), published(config):
         rows = prune_run(config, run, dry_run=dry_run == "true")
     show_rows(rows)
@@ -163,23 +163,25 @@ def prune(overrides: Sequence[str]) -> None:
 
 def evaluate(overrides: Sequence[str]) -> None:
     """Evaluates base and trained model of a run, or what checkpoint= and against= name."""
-    asked, settings = take_arguments(overrides, EVALUATE_ARGUMENTS)
+    asked, settings = take_arguments(overrides, COMMANDS["evaluate"].arguments)
     for word in [word for word in settings if "=" not in word and "/" in word]:
         settings.remove(word)  # RUN/best, as `ask` and `export` take it
         if asked.setdefault("checkpoint", word) != word:
             raise BadInputError(f"checkpoint is given twice: {word} too")
     settings = run_first(settings, "evaluate")
     if asked:
-        from flows.evaluate_checkpoint import choose, evaluate_chosen
+        from flows.evaluate import choose, render
+        from tasks.evaluate_checkpoint import evaluate_models
 
         chosen = choose(asked, settings)
         with _shown(), chosen.published():
-            printed = evaluate_chosen(chosen)
-        say(f"\n{printed}")
+            data = chosen.data or generate_dataset(chosen.config)
+            evaluated = evaluate_models(chosen.config, data, *chosen.models)
+        say(f"\n{render(evaluated, [model.name for model in chosen.models])}")
         return
-    config, run = existing_run(settings, arguments=EVALUATE_ARGUMENTS)
+    config, run = existing_run(settings, arguments=COMMANDS["evaluate"].arguments)
     refuse_unnamed_code(config, settings, ray=True)
-    from flows.evaluate_checkpoint import render
+    from flows.evaluate import render
     from tasks.evaluate import evaluate_run
     from tasks.evaluate_checkpoint import evaluated_of_run
     from tasks.evaluator import Evaluator
@@ -191,7 +193,7 @@ def evaluate(overrides: Sequence[str]) -> None:
         in_force = settings_in_force(config, run)
         is_own = Evaluator(in_force, data).is_own_of(run)
         summaries = evaluate_run(in_force, run, data, model)
-        if is_own:  # `run.json` and the champion are by the run's own settings alone
+        if is_own:  # `run.json` and the champion are by the run's own settings only
             promote_run(config, run, data, model)
     names = [summary.model for summary in reversed(summaries)]
     evaluated = evaluated_of_run(in_force, run, data, names)
@@ -254,7 +256,7 @@ def preflight(overrides: Sequence[str], *, as_json: bool = False) -> None:
 
 
 def _planned(config: RunConfig, finding: Finding) -> Finding:
-    """Returns a finding as it counts for a plan: the card that is named need not be here."""
+    """Returns a finding as it counts for a plan: the named card need not be here."""
     if config.resources.card is None or (finding.check, finding.level) != ("device", "fatal"):
         return finding
     message = f"{finding.message}: planned for resources.card={config.resources.card} only"
@@ -295,20 +297,6 @@ def _ready(overrides: Sequence[str], look: Callable[[RunConfig], Sequence[Findin
     return config
 
 
-def _preflight_without_server(config: RunConfig) -> list[Finding]:
-    return [finding for finding in checks.preflight(config) if finding.check != "prefect"]
-
-
-def _prepared(config: RunConfig) -> tuple[Path, Path]:
-    """Returns the folders of data set and base model, made and validated."""
-    from tasks.validate import validate_dataset
-
-    data = generate_dataset(config)
-    model_path = base_model(config, data)
-    validate_dataset(config, data, model_path)
-    return data, model_path
-
-
 def _data_and_model(run: RunFolder) -> tuple[Path, Path]:
     record = run.read()
     if record.data is None or record.model is None:
@@ -320,10 +308,8 @@ def _data_and_model(run: RunFolder) -> tuple[Path, Path]:
 def _shown(*, links: bool = False, trains: bool = False) -> Iterator[None]:
     """Shows progress meanwhile; an error becomes `RunFailedError`, its notes the second line.
 
-    Args:
-        links: see `progress_on_stdout`.
-        trains: whether a run goes on within: then no ValueError counts as a mistake in the
-            settings, which preflight has looked at.
+    `links`: see `progress_on_stdout`. `trains`: no ValueError counts as a mistake in the settings,
+    which preflight has checked.
     """
     with progress_on_stdout(links=links):
         try:

@@ -34,10 +34,7 @@ def show_rows(
 ) -> None:
     """Prints rows as `tasks.queries.render` formats them, a table as wide as the terminal.
 
-    Where no terminal is, but a file or a pipe, all rows are printed.
-
-    Raises:
-        ValueError: there is no such format.
+    A file or a pipe gets all rows, a terminal at most `most_rows`.
     """
     import polars as pl  # not for commands that show no rows
 

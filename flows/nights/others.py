@@ -37,7 +37,9 @@ from prefect.server.schemas.schedules import CronSchedule as Dates
 from prefect.states import Cancelled
 from prefect.variables import Variable
 
-from flows.nights.settings import deployed
+from flows.nights.messages import Night, message
+from flows.nights.settings import NightSettings, deployed, differences, is_off
+from tasks.prefect_ui.notify import Listeners, notify
 
 _LIMIT_REACHED: Final = "Deployment concurrency limit reached."
 _NO_HEARTBEAT: Final = "No heartbeat"
@@ -46,6 +48,7 @@ _LOOK_S: Final = 5.0
 _TIME_TO_START: Final = timedelta(minutes=2)
 """So soon no night counts as missed: server and worker need that long, and other nights wait."""
 _RUNS_READ: Final = 100
+_FILE: Final = "deployments/night.yaml"
 _SHOWN: Final = 3
 _TOLD_UNTIL: Final = "countdown_train_nights_told_until"
 _logger = logging.getLogger(__name__)
@@ -132,6 +135,35 @@ def missed_nights(client: SyncPrefectClient, own: FlowRun | None = None) -> str 
     return unseen(there, _runs_of(client, there.id), since, until, own)
 
 
+def before_the_deploy(night: NightSettings) -> list[str]:
+    """Returns lines on nights that did not run, told to the listeners, and on what will change."""
+    with get_client(sync_client=True) as client:
+        lines = differences(deployed(client), night)
+        missed = missed_nights(client)
+    if missed is not None:
+        lines.append(missed)
+        if "missed" in night.events:
+            listeners = Listeners(night.webhook, night.command)
+            notify(listeners, message("missed", Night(), missed), _logger)
+    return lines
+
+
+def next_night(night: NightSettings) -> str:
+    """Returns when the next night starts, or why none does, and how to change that."""
+    with get_client(sync_client=True) as client:
+        there = deployed(client)
+    if night.at is None:
+        return f"none, as {_FILE} says (at: null)"
+    if is_off(there):
+        return "none: its schedule is switched off in the UI (Deployments, countdown-train-nightly)"
+    dates = Dates(cron=night.cron, timezone=night.timezone).get_dates(n=1, start=datetime.now(UTC))
+    due = asyncio.run(dates)[0].astimezone(ZoneInfo(night.timezone))
+    return (
+        f"trains with preset={night.preset} next at {due:%Y-%m-%d %H:%M} ({night.timezone}); "
+        f"`at: null` in {_FILE} switches it off (see night.example.yaml)"
+    )
+
+
 def unseen(
     there: DeploymentResponse,
     runs: Sequence[FlowRun],
@@ -139,14 +171,9 @@ def unseen(
     until: datetime,
     own: FlowRun | None = None,
 ) -> str | None:
-    """Returns in a sentence which nights between two times did not start, or ended unseen.
+    """Returns in a sentence which nights between two looks did not start, or ended unseen.
 
-    Args:
-        there: the deployment, with the schedules of these times.
-        runs: its flow runs.
-        since: of the last look.
-        until: of this one.
-        own: the night that asks, which is there.
+    `own`: the night that asks, which did start.
     """
     known = {_due(run) for run in runs if not _never_started(run, there)}
     known |= set() if own is None else {_due(own)}

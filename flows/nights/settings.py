@@ -84,11 +84,7 @@ class NightSettings(BaseModel):
 
 
 def read_night(file: Path = NIGHT_FILE) -> NightSettings:
-    """Returns what the file says; the defaults if it is not there.
-
-    Raises:
-        BadInputError: it cannot be read, or says what no night can do.
-    """
+    """Returns what the file says; the defaults if it is not there."""
     try:
         said = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
         return NightSettings.model_validate(said or {})

@@ -39,11 +39,7 @@ def login_file(home: Path) -> Path:
 
 
 def own_login(home: Path) -> str:
-    """Returns the login of this account's servers; the first call makes it.
-
-    Raises:
-        ValueError: the file is a link, belongs to another user, or others may read it.
-    """
+    """Returns the login of this account's servers; the first call makes it."""
     file = login_file(home)
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with locked(home):
@@ -61,9 +57,7 @@ def own_login(home: Path) -> str:
 def login_for(url: str | None, settings: Settings) -> str | None:
     """Returns the login for an API, or None: it is elsewhere, another user's, or has none of ours.
 
-    Args:
-        url: of the API, as in PREFECT_API_URL.
-        settings: Prefect's, whose own login for a server goes before the file.
+    A login in Prefect's settings is used before the file's.
     """
     address = urlsplit(url or "")
     if address.hostname not in LOOPBACK or _is_anothers(address.port or 80):

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from prefect.plugins import HookContext, register_hook
 
-from flows.prefect_patches.late import say_why_late
 from flows.prefect_patches.login import (
     AUTH_STRING,
     SERVER_AUTH_STRING,
@@ -27,17 +26,13 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
     from prefect.client.schemas.responses import DeploymentResponse
 
-
 _STARTS_A_SERVER: Final = "server start"
+_RUNS_SHOWN: Final = 3
 
 
 @register_hook
 def setup_environment(*, ctx: HookContext) -> None:
-    """Prepares this process, a server or a client of one.
-
-    Raises:
-        SystemExit: it would be a server without a login.
-    """
+    """Prepares this process, a server or a client of one; refuses a server without a login."""
     from prefect.settings import get_current_settings
 
     spare_loopback()
@@ -92,6 +87,54 @@ def list_newest_artifacts_first() -> None:
     Artifact.model_rebuild(force=True)
 
 
+def say_why_late() -> None:
+    """Has a server say in the state Late why: each worker is busy, or there is none."""
+    import prefect.server.models  # noqa: F401  # first: it and the modules below import each other
+    from prefect.server.orchestration.core_policy import MarkLateRunsPolicy
+    from prefect.server.orchestration.rules import FlowRunUniversalTransform
+    from prefect.server.services import late_runs
+
+    class SayWhyLate(FlowRunUniversalTransform):
+        async def before_transition(self, context: Any) -> None:
+            late = context.proposed_state
+            if late is not None and late.name == "Late" and context.run.work_queue_id is not None:
+                late.message = await _why(context.session, context.run.work_queue_id)
+
+    class Policy(MarkLateRunsPolicy):
+        @staticmethod
+        def priority() -> list[Any]:
+            return [*MarkLateRunsPolicy.priority(), SayWhyLate]
+
+    setattr(late_runs, "MarkLateRunsPolicy", Policy)  # noqa: B010  # mypy: a type
+
+
+async def _why(session: Any, work_queue_id: Any) -> str:
+    import sqlalchemy as sa
+    from prefect.server.database import provide_database_interface
+    from prefect.server.schemas.states import StateType
+    from prefect.server.schemas.statuses import WorkerStatus
+
+    db = provide_database_interface()
+    queue = await session.get(db.WorkQueue, work_queue_id)
+    pool = await session.get(db.WorkPool, queue.work_pool_id)
+    there = sa.select(db.Worker.name).where(
+        db.Worker.work_pool_id == pool.id, db.Worker.status == WorkerStatus.ONLINE
+    )
+    workers = (await session.execute(there)).scalars().all()
+    start = f"`prefect worker start --pool {pool.name} --type {pool.type} --limit 1`"
+    if not workers:
+        return f"No worker was there when it was due: `countdown-train serve` or {start}."
+    of_pool = sa.select(db.WorkQueue.id).where(db.WorkQueue.work_pool_id == pool.id)
+    busy = sa.select(db.FlowRun.name).where(
+        db.FlowRun.work_queue_id.in_(of_pool),
+        db.FlowRun.state_type.in_((StateType.PENDING, StateType.RUNNING)),
+    )
+    names = (await session.execute(busy.limit(_RUNS_SHOWN))).scalars().all()
+    if not names:
+        return "A worker is there and takes it within seconds."
+    return f"It waits for {', '.join(names)}: each worker does one run at a time. {start} adds one."
+
+
 def accept_bare_names() -> None:
     """Lets `PrefectClient.read_deployment_by_name` find a bare name, where it is unique."""
     from prefect.client.orchestration import PrefectClient
@@ -105,11 +148,7 @@ def accept_bare_names() -> None:
 
 
 async def _full_name(client: PrefectClient, name: str) -> str:
-    """Returns FLOW/DEPLOYMENT for a bare name that one deployment has.
-
-    Raises:
-        ObjectNotFound: no deployment or several have it; the command says so in a line.
-    """
+    """Returns FLOW/DEPLOYMENT for a bare name that exactly one deployment has."""
     from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
     from prefect.exceptions import ObjectNotFound
 

@@ -52,13 +52,9 @@ _LAST_WORDS_OF_ALL = "Application startup failed"
 
 
 def start_private_server() -> PrivateServer | None:
-    """Starts a server for this process, which stops with it; None where an API is configured.
+    """Starts a server that stops with this process; None if an API is configured.
 
-    It keeps its records where Prefect keeps them (PREFECT_HOME), so a server that is started later
-    shows these runs.
-
-    Raises:
-        RunFailedError: PREFECT_HOME cannot be written.
+    Its records are in PREFECT_HOME, so a server that is started later shows these runs.
     """
     from prefect.settings import get_current_settings
 
@@ -118,11 +114,7 @@ class PrivateServer:
             self._process.wait()
 
     def connect(self) -> None:
-        """Waits until the server answers and points this process at it.
-
-        Raises:
-            RunFailedError: it died, or does not answer.
-        """
+        """Waits until the server answers and points this process at it."""
         deadline = time.monotonic() + STARTUP_TIMEOUT_S
         with self._starting:
             while not self._answers():

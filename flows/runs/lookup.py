@@ -1,48 +1,23 @@
-"""Reads what a command is about: an existing run's settings, and arguments that are no settings."""
+"""Reads what a command is about: an existing run, and its settings."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from flows.errors import BadInputError
+from flows.settings.compose import compose
+from flows.settings.keys import check_choice
+from rl_core.config.run import RunConfig
+from rl_core.runs.lock import close_if_lost
+from rl_core.runs.run_folder import RunFolder
+from rl_core.runs.settings_file import read_settings
 from rl_core.system.words import in_one_line
-
-if TYPE_CHECKING:
-    from rl_core.config.run import RunConfig
-    from rl_core.runs.run_folder import RunFolder
+from tasks.queries.run_tables import find_runs
 
 WHERE: Final = ("run_id=", "storage.root=", "storage.url=")
 """How the settings begin that say where a run is; all others change how it is treated."""
-_PLAIN_ROOT: Final = re.compile(r"storage\.root=(?=.*/)([\w./-]+)")
-"""A path that Hydra reads as it stands."""
-
-
-def storage_root(overrides: Sequence[str]) -> Path:
-    """Returns where runs and data sets are, which is all that a question to them needs to know.
-
-    Without Hydra wherever it would have nothing to do: to import it takes longer than to answer.
-
-    Raises:
-        SettingsError: as `compose`.
-    """
-    if not overrides:
-        from rl_core.config.operations import StorageConfig
-
-        return StorageConfig().root
-    plain = _PLAIN_ROOT.fullmatch(overrides[0])
-    if plain is not None and len(overrides) == 1:
-        return Path(plain[1])
-    from flows.settings.compose import compose
-
-    storage = compose(overrides).storage
-    if storage.url is not None:
-        from tasks.storage import bring_runs
-
-        bring_runs(storage)
-    return storage.root
 
 
 def where_and_others(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -51,35 +26,8 @@ def where_and_others(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return where, [text for text in words if text not in where]
 
 
-def take_arguments(
-    overrides: Sequence[str], names: Sequence[str]
-) -> tuple[dict[str, str], list[str]]:
-    """Returns the command's own arguments by name, and the settings that remain.
-
-    Raises:
-        BadInputError: an argument is empty or given twice.
-    """
-    taken: dict[str, str] = {}
-    settings = []
-    for text in overrides:
-        name, _, value = text.partition("=")
-        if name not in names:
-            settings.append(text)
-        elif name in taken:
-            raise BadInputError(f"{name} is given twice: {text!r} too")
-        elif not value.strip():
-            raise BadInputError(f"{text!r} is not KEY=VALUE")
-        else:
-            taken[name] = value.strip()
-    return taken, settings
-
-
 def run_first(words: Sequence[str], command: str) -> list[str]:
-    """Returns a command's words as settings: a RUN that stands without a key is its run_id.
-
-    Raises:
-        BadInputError: there are two of them.
-    """
+    """Returns a command's words as settings: a RUN without a key is its run_id."""
     settings = [word for word in words if "=" in word and word != "run_id=latest"]
     named = [word for word in words if "=" not in word]
     if len(named) + sum(text.startswith("run_id=") for text in words) > 1:
@@ -92,29 +40,35 @@ def existing_run(
 ) -> tuple[RunConfig, RunFolder]:
     """Returns the run named by run_id, else the latest, and its settings under the overrides.
 
-    Args:
-        overrides: settings; `storage.root` says where the runs are.
-        arguments: keys that the command takes beside settings, to be suggested.
+    `arguments`: as for `compose`.
     """
-    from flows.settings.compose import compose
-
-    where, others = where_and_others(overrides)
+    where, _ = where_and_others(overrides)
     run = find_run(where)
-    base = settings_of_run(run, url=compose(where).storage.url, words=overrides)
-    others = [text for text in others if text != f"env={base.env.name}"]
-    return compose(others, base=base, arguments=arguments), run
+    url = compose(where).storage.url
+    return changed_settings(run, overrides, url=url, arguments=arguments), run
+
+
+def changed_settings(
+    run: RunFolder,
+    words: Sequence[str],
+    *,
+    root: Path | None = None,
+    url: str | None = None,
+    arguments: Sequence[str] = (),
+) -> RunConfig:
+    """Returns a run's settings under a command's words; the rest as `settings_of_run`."""
+    base = settings_of_run(run, root, url=url, words=words)
+    changes = [word for word in where_and_others(words)[1] if word != f"env={base.env.name}"]
+    return compose(changes, base=base, arguments=arguments)
 
 
 def refuse_unnamed_code(config: RunConfig, words: Sequence[str], *, ray: bool = False) -> None:
-    """Lets no run's folder choose code to run: a reward function, and what Ray has it load.
+    """Refuses code that a run's folder chooses: a reward function, and what Ray would load.
 
     Args:
         config: settings of an existing run under the command's.
-        words: of the command: what it says itself may stand.
+        words: of the command; what these name is allowed.
         ray: whether the command joins `resources.ray_address`, where the cluster's code runs.
-
-    Raises:
-        BadInputError: it says what to add to the command.
     """
     env, named = config.env, {word.partition("=")[0].strip() for word in words}
     chosen = {}
@@ -133,14 +87,9 @@ def refuse_unnamed_code(config: RunConfig, words: Sequence[str], *, ray: bool = 
 
 def find_run(overrides: Sequence[str]) -> RunFolder:
     """Returns the run named by run_id, else the latest, below `storage.root`; closed if lost."""
-    from flows.settings.compose import compose
-    from rl_core.runs.lock import close_if_lost
-    from rl_core.runs.run_folder import RunFolder
-    from tasks.queries.run_tables import find_runs
-
     where = compose(overrides)
     if where.storage.url is not None:
-        from tasks.storage import bring_records, bring_runs
+        from tasks.storage import bring_records, bring_runs  # with Prefect
 
         bring_records(where.storage)
     try:
@@ -166,14 +115,9 @@ def settings_of_run(
     Args:
         run: the run.
         root: by default the one that it lies in.
-        url: of the store that this one mirrors.
-        words: of the command: an `env=package.module:ENV` that the run has, too, is imported only
-            if it is among them.
+        url: of the store that this root mirrors.
+        words: of the command: a run's `env=package.module:ENV` is imported only if it is in them.
     """
-    from flows.settings.keys import check_choice
-    from rl_core.config.run import RunConfig
-    from rl_core.runs.settings_file import read_settings
-
     if not (settings := read_settings(run.path)):
         raise BadInputError(
             f"{run.path / 'config.yaml'} is missing or damaged: it holds no settings"

@@ -7,35 +7,35 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, Final
 
 from prefect.exceptions import Pause, TerminationSignal
 
-from flows.errors import BadInputError, one_line
+from flows.errors import BadInputError, SettingsError, one_line
 from flows.runs.failure_report import last_saved, last_words, show_last_words
 from flows.runs.state import is_cancelled, is_suspended
-from rl_core.checkpoints.store import list_checkpoints
 from rl_core.config.run import RunConfig
 from rl_core.runs.lock import close_lost_runs
 from rl_core.runs.metrics_log import utc_now
 from rl_core.runs.run_folder import IMPORTED, RunFolder, new_run_id
 from rl_core.runs.settings_file import read_settings
+from rl_core.system.log_file import PREFECTS_RUN_LOGGERS
 from rl_core.system.redaction import redact_error
+from tasks.preflight_checks.finding import PreflightError
 
 Stage = Callable[[str], AbstractContextManager[None]]
 
+_MISTAKES: Final = (BadInputError, SettingsError, PreflightError)
+"""Worded for the person who made them: where in the program they were found helps nobody."""
 _logger = logging.getLogger(__name__)
 
 
 def choose_run(config: RunConfig, flow_run_id: str | None) -> RunConfig:
     """Returns the settings with `run_id` filled in.
 
-    A run_id that was given stands. Else a retry of the same flow run (all its attempts share
-    `flow_run_id`) goes on with its own run; else the latest run of exactly these settings is
-    continued, if it was interrupted; else the run is new.
-
-    Raises:
-        BadInputError: the run_id is that of a run whose results would be lost.
+    A given run_id stays. A retry of the same flow run (all its attempts share `flow_run_id`) goes
+    on with its own run. Else the latest run of exactly these settings is continued if it was
+    interrupted. Else the run is new.
     """
     if config.run_id is not None:
         _refuse_to_start_anew(RunFolder.under(config.storage.root, config.run_id))
@@ -51,17 +51,13 @@ def choose_run(config: RunConfig, flow_run_id: str | None) -> RunConfig:
 
 
 def _refuse_to_start_anew(run: RunFolder) -> None:
-    """Lets no finished run that nothing can go on from begin at step 0, which forgets its logs.
-
-    Raises:
-        BadInputError: it is such a run.
-    """
+    """Refuses to restart a finished run that has no checkpoint: it would lose its logs."""
     if not run.is_there():
         return
     record = run.read()
     if record.preset == IMPORTED:
         why = "is an imported log"
-    elif record.status == "finished" and record.steps and not _can_go_on(run):
+    elif record.status == "finished" and record.steps and not last_saved(run):
         why = f"is finished, and no checkpoint is there to go on from after step {record.steps}"
     else:
         return
@@ -69,10 +65,6 @@ def _refuse_to_start_anew(run: RunFolder) -> None:
         f"run {run.run_id} {why}: to start it anew would lose its metrics and rollouts; choose "
         f"another run_id=NAME, or move {run.path} away"
     )
-
-
-def _can_go_on(run: RunFolder) -> bool:
-    return any(checkpoint.resumable for checkpoint in list_checkpoints(run.path))
 
 
 def _interrupted_run(config: RunConfig) -> str | None:
@@ -126,7 +118,6 @@ def recorded(run: RunFolder) -> Iterator[Stage]:
 
 
 def _stopped(signal: BaseException, run: RunFolder) -> str:
-    """Returns by whom a run was stopped, and what goes on with it."""
     if is_suspended():
         return (
             "suspended; Resume in the UI (after the time limit that Suspend was given: Retry) "
@@ -143,7 +134,7 @@ def _stopped(signal: BaseException, run: RunFolder) -> str:
 
 
 def _unsaved(run: RunFolder) -> str:
-    """Returns in words which steps a resume does again; none where the stop could save."""
+    """Returns in words which steps a resume repeats, if the stop could not save them."""
     done = run.metrics.last_step()
     at = last_saved(run)
     if done <= at:
@@ -153,7 +144,7 @@ def _unsaved(run: RunFolder) -> str:
 
 
 def _last_words(error: BaseException, run: RunFolder) -> dict[str, Any]:
-    """Returns what can be said beside the reason, which must be told whatever else fails."""
+    """Returns `last_words`; if that fails, the reason is still recorded."""
     try:
         return last_words(error, run)
     except Exception:
@@ -168,3 +159,33 @@ def _close(run: RunFolder, status: str, reason: str | None, **words: Any) -> Non
     run.update(
         status=status, reason=reason, finished_at=utc_now(), steps=run.metrics.last_step(), **words
     )
+
+
+class _End(logging.Filter):
+    """Tells a mistake once, in one line, and a stop that was asked for as no crash."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: BaseException | None = None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        if isinstance(error, _MISTAKES) and error is not self._told:
+            self._told = error
+            record.msg, record.args, record.exc_info = one_line(error), (), None
+            return True
+        said = record.getMessage()
+        if self._told is not None and str(self._told) in said:
+            return False
+        return not (said.startswith("Crash detected!") and (is_cancelled() or is_suspended()))
+
+
+def tell_the_end_plainly() -> None:
+    """Has the logs of this process's flow and task runs end with what a person can use."""
+    for name in PREFECTS_RUN_LOGGERS:
+        logger = logging.getLogger(name)
+        if not any(isinstance(one, _End) for one in logger.filters):
+            logger.addFilter(_end)
+
+
+_end: Final = _End()

@@ -14,12 +14,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Final
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import wraps
+from typing import Any, Final
 from uuid import UUID
 
 from httpx import HTTPError
-from prefect import get_client
+from prefect import flow_engine, get_client
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import State, StateType
 from prefect.context import FlowRunContext
@@ -28,6 +29,7 @@ from prefect.states import Cancelled, Crashed, Running
 
 from rl_core.runs.run_folder import RunFolder
 
+_MAINTAIN: Final = "maintain_concurrency_lease"
 _LOOK_S: Final = 5.0
 _WORKERS_TURN_S: Final = 45.0
 """Seconds that Cancel is the worker's business: it looks every 10 s, and kills after 30 more."""
@@ -42,12 +44,30 @@ _cancelled: Final = threading.Event()
 _logger = logging.getLogger(__name__)
 
 
+def outlive_lost_leases() -> None:
+    """Makes flow runs of this process warn of a lost lease and go on; no setting does.
+
+    A run of a deployment with a concurrency limit renews the lease of its slot every few minutes.
+    If that fails (the server was away, or was started again and forgot its leases, which it keeps
+    in memory) Prefect raises CancelledError in the middle of the flow. Without it the next run may
+    start beside this one: a worker's `--limit 1` still counts both.
+    """
+    maintain = getattr(flow_engine, _MAINTAIN)
+
+    @wraps(maintain)
+    def maintain_and_outlive(*args: Any, **kwargs: Any) -> AbstractContextManager[None]:
+        kwargs["raise_on_lease_renewal_failure"] = False
+        lease: AbstractContextManager[None] = maintain(*args, **kwargs)
+        return lease
+
+    setattr(flow_engine, _MAINTAIN, maintain_and_outlive)
+
+
 @contextmanager
 def heeding_the_server() -> Iterator[None]:
-    """Has Suspend stop the block as SIGTERM does, Cancel too, and keeps a run that runs Running.
+    """Makes Suspend and Cancel stop the block as SIGTERM does, and keeps a live run Running.
 
-    In the end it waits up to ten minutes for a server that is away: else nobody would ever hear how
-    the flow run ended.
+    In the end it waits up to ten minutes for a server that is away, to report how the run ended.
 
     Raises:
         Pause: the run was suspended; this process ends, and its state stays what it is.

@@ -1,36 +1,31 @@
 """Settings: preset and KEY=VALUE overrides -> one validated `RunConfig` (the only hydra import).
 
-Hydra reads and merges; the models in `rl_core.config.run` decide. Every mistake becomes one line.
+Hydra reads the overrides, OmegaConf fills in `${...}`, and the models in `rl_core.config.run`
+decide. Every mistake becomes one line.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
-from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-# Told apart and looked up without Hydra; whoever composes finds them here.
+# Usable without Hydra; imported from here by all that compose.
 from flows.errors import SettingsError as SettingsError
 from flows.settings.keys import (
     CHOICES,
     CONF,
     check_choice,
-    check_env,
     check_key,
     known_keys,
     nearest,
@@ -43,9 +38,9 @@ from rl_core.runs.settings_file import leaves
 from rl_core.system.words import in_one_line
 
 DEFAULT_PRESET: Final = "quickstart"
-_FILE: Final = "from-a-file"
+_FILES: Final = (".yaml", ".yml")
 _ANOTHER: Final = re.compile(r"^[^\s'\"\[{]+\s+[a-z_]+(\.\w+)*=\S")
-"""A value, and another setting behind it."""
+"""A value and a second setting."""
 _OF_THE_RUN: Final = ("preset", "run_id", "storage.root", "storage.url")
 """Differ between runs of the same settings."""
 _OF_ANOTHER_SETTING: Final = re.compile(r"\$\{[\w.]*\}")
@@ -62,7 +57,7 @@ def compose(
     Args:
         overrides: `KEY=VALUE`, `preset=NAME`, `env=NAME` in Hydra's grammar; lists as `[a,b]`.
         base: settings of an existing run, to change instead of a preset's; its preset and env stay.
-        arguments: keys that the command takes beside settings, to be suggested like these.
+        arguments: keys of the command itself, to be suggested like settings.
 
     Raises:
         SettingsError: unknown key or choice, wrong type, out of range, impossible combination.
@@ -72,31 +67,25 @@ def compose(
     if base is not None and chosen:
         raise SettingsError(f"{next(iter(chosen))} cannot change: these are settings of a run")
     values = [item for item in parsed if item.key_or_group not in CHOICES]
-    groups = [f"{group}={_stored(name)}" for group, name in chosen.items()]
     given = {item.key_or_group: _text(item) for item in values}
+    if base is not None:
+        preset, env = base.preset, base.env.name
+        settings = base.model_dump(mode="json", exclude={"preset"})
+    else:
+        preset = chosen.get("preset", DEFAULT_PRESET)
+        env, settings = _start(preset, chosen.get("env"))
     for key in given:
         check_key(key, arguments)
-    of_one_env = [key for key in given if not all(key in known_keys(env) for env in ENVS)]
-    if of_one_env:  # Hydra would refuse them in its own words
-        env = base.env.name if base else _merge(groups)["env"]["name"]
-        check_env(of_one_env, env)
-    settings = _merge(groups, values, base)
-    if "env" in chosen:
-        preset = [text for text in groups if not text.startswith("env=")]
-        if _merge(preset)["env"]["name"] != chosen["env"]:
-            settings["env"] = _another_env(chosen["env"], settings["env"], given)
-    settings["preset"] = base.preset if base else chosen.get("preset", DEFAULT_PRESET)
-    return _validate(settings, given)
+        if key not in known_keys(env):
+            raise SettingsError(of_another_env(key, env))
+    return _validate(_merge(settings, values) | {"preset": preset}, given, env)
 
 
 def own_settings(config: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Returns what differs from the preset's own settings: by name, its value and the run's.
 
-    Where both belong to different envs, what the preset's lacks is None there, and what the run's
-    lacks is left out. A preset that cannot be found any more counts as the defaults.
-
-    Args:
-        config: the settings of a run.
+    If the envs differ, a setting that only the run's has is None for the preset's, and one that
+    only the preset's has is left out. A preset that is gone counts as the defaults.
     """
     own = dict(leaves(config.model_dump(mode="json")))
     try:
@@ -147,51 +136,59 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
 
 
 def _choice(item: Override) -> str:
-    """Returns the chosen name of a group, if there is such a one."""
     group, name = item.key_or_group, _text(item)
-    if group == "preset" and name.endswith((".yaml", ".yml")):
-        return name
-    check_choice(group, name)
+    if group != "preset" or not name.endswith(_FILES):
+        check_choice(group, name)
     return name
 
 
-def _stored(name: str) -> str:
-    """Returns the name under which Hydra finds a preset; a file of the user's becomes one."""
-    if not name.endswith((".yaml", ".yml")):
-        return name
+def read_preset(name: str) -> tuple[str, dict[str, Any]]:
+    """Returns the env of a preset, or of a user's file, and what the file says by section.
+
+    The env is in a list `defaults`, in `env: name: gsm8k` as `config` prints it, or in `env: gsm8k`
+    as a person may write it.
+    """
+    file = Path(name) if name.endswith(_FILES) else CONF / "preset" / f"{name}.yaml"
     try:
-        settings = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
+        settings = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise SettingsError(in_one_line(f"preset={name} cannot be read: {error}")) from None
     if not isinstance(settings, dict):
         raise SettingsError(f"preset={name} holds no settings: SECTION: and NAME: VALUE below it")
     _refuse_resolvers(settings)
-    ConfigStore.instance().store(
-        group="preset", name=_FILE, node=_choosing_env(settings), package="_global_", provider=name
-    )
-    return _FILE
+    match settings.pop("defaults", None):
+        case None | []:
+            env = DEFAULT_ENV
+        case [{"override /env": name_of_env}]:
+            env = str(name_of_env)
+        case _:
+            raise SettingsError(f"preset={name}: `defaults` may only hold `override /env: NAME`")
+    own = settings.get("env")
+    if isinstance(own, str):
+        env, settings["env"] = own, {}
+    elif isinstance(own, dict):
+        env = str(own.pop("name", env))
+    check_choice("env", env)
+    return env, settings
 
 
-def _choosing_env(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a file's settings with the env that they name as Hydra wants it chosen.
+def _start(preset: str, chosen: str | None) -> tuple[str, dict[str, Any]]:
+    """Returns the env, and the defaults under the settings of a preset.
 
-    `config` prints it as `env: name: gsm8k`, a person may write `env: gsm8k`, a preset has a list
-    `defaults`.
+    If another env is chosen than the preset's, only the user's own reward stays of what the preset
+    says of its env: a prompt template or a score of the same name is not the same thing.
     """
-    chosen = dict(settings)
-    for item in chosen.get("defaults") or ():
-        if isinstance(item, dict):
-            check_choice("env", str(item.get("override /env", DEFAULT_ENV)))
-    env = chosen.get("env")
-    if isinstance(env, str):
-        del chosen["env"]
-    elif isinstance(env, dict) and "name" in env:
-        chosen["env"] = {key: value for key, value in env.items() if key != "name"}
-        env = env["name"]
-    else:
-        return chosen
-    check_choice("env", str(env))
-    return {"defaults": [*chosen.pop("defaults", ()), {"override /env": env}], **chosen}
+    env, said = read_preset(preset)
+    if chosen is not None and chosen != env:
+        own = said.get("env")
+        if isinstance(own, dict):
+            said["env"] = {key: own[key] for key in own if key.startswith("reward")}
+        env = chosen
+    settings = RunConfig(env=ENVS[env]()).model_dump(mode="json", exclude={"preset"})
+    for name, value in said.items():
+        are_sections = isinstance(value, dict) and isinstance(settings.get(name), dict)
+        settings[name] = settings[name] | value if are_sections else value
+    return env, settings
 
 
 def _text(item: Override) -> str:
@@ -201,19 +198,11 @@ def _text(item: Override) -> str:
     return value if isinstance(value, str) else raw
 
 
-def _merge(
-    groups: Sequence[str], values: Sequence[Override] = (), base: RunConfig | None = None
-) -> dict[str, Any]:
-    """Returns the preset and the env of `groups`, or `base`, with other values, as plain values."""
+def _merge(settings: Mapping[str, Any], values: Sequence[Override]) -> dict[str, Any]:
+    """Returns settings with other values, and with what `${...}` names."""
     try:
-        if base is not None:
-            config = OmegaConf.create(base.model_dump(mode="json", exclude={"preset"}))
-            OmegaConf.set_struct(config, True)
-        elif f"preset={_FILE}" in groups:
-            config = _composed.__wrapped__(tuple(groups), tuple(ENVS))
-        else:
-            config = deepcopy(_composed(tuple(groups), tuple(ENVS)))
-        for item in values:  # as Hydra does it itself, a hundred times slower
+        config = OmegaConf.create(dict(settings))
+        for item in values:
             OmegaConf.update(config, item.key_or_group, item.value(), merge=True)
         _refuse_resolvers(OmegaConf.to_container(config))
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -221,20 +210,6 @@ def _merge(
         raise SettingsError(in_one_line(error)) from None
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
-
-
-@lru_cache
-def _composed(groups: tuple[str, ...], envs: tuple[str, ...]) -> DictConfig:
-    """Returns Hydra's composition of a preset and an env."""
-    store = ConfigStore.instance()
-    for name in envs:
-        store.store(group="env", name=name, node=ENVS[name]().model_dump(mode="json"))
-    defaults = ["_self_", {"env": DEFAULT_ENV}, {"preset": DEFAULT_PRESET}]
-    node = RunConfig().model_dump(mode="json", exclude={"env", "preset"})
-    store.store(name="countdown_train", node={"defaults": defaults, **node})
-    with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
-        composed: DictConfig = hydra_compose("countdown_train", overrides=list(groups))
-    return composed
 
 
 def _refuse_resolvers(tree: object) -> None:
@@ -254,55 +229,26 @@ def _refuse_resolvers(tree: object) -> None:
         )
 
 
-def _another_env(env: str, merged: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the section `env` where env=NAME replaces the env that the preset was written for.
-
-    What the preset says of its own env says nothing about another: a prompt template or a score of
-    the same name is not the same thing. Only the user's own reward stays.
-
-    Args:
-        env: the chosen one.
-        merged: the section as Hydra merges it, with the settings of both.
-        given: what the user wrote per key.
-    """
-    stays = {key for key in merged if key.startswith("reward") or f"env.{key}" in given}
-    own: dict[str, Any] = ENVS[env]().model_dump(mode="json")
-    return own | {key: merged[key] for key in stays}
-
-
-def _validate(settings: dict[str, Any], given: Mapping[str, str]) -> RunConfig:
+def _validate(settings: dict[str, Any], given: Mapping[str, str], env: str) -> RunConfig:
     """Returns the models, or one line about the first mistake.
 
-    Args:
-        settings: merged, not yet checked.
-        given: what the user wrote per key. Hydra reads `run_id=007` as a number: where the setting
-            is a text, the text stands.
+    Hydra reads `run_id=007` as a number: if the setting is a text, what the user wrote (`given`)
+    takes its place.
     """
     try:
         return RunConfig.model_validate(settings)
     except ValidationError as error:
         wrong = error.errors(include_url=False)
-    misread = [item for item in wrong if item["type"] == "string_type" and _key(item) in given]
+    misread = [
+        key for item in wrong if item["type"] == "string_type" and (key := _key(item)) in given
+    ]
     if not misread:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        raise SettingsError(_explain(wrong[0], _env_name(settings)) + more)
-    for item in misread:
-        _put(settings, _key(item), given[_key(item)])
-    return _validate(settings, {k: v for k, v in given.items() if k not in map(_key, misread)})
-
-
-def _env_name(settings: Mapping[str, Any]) -> str:
-    """Returns the env that merged settings name, the default one where they name none."""
-    env = settings.get("env")
-    name = str(env.get("name")) if isinstance(env, dict) else ""
-    return name if name in ENVS else DEFAULT_ENV
-
-
-def _put(settings: dict[str, Any], key: str, value: str) -> None:
-    *path, last = key.split(".")
-    for part in path:
-        settings = settings[part]
-    settings[last] = value
+        raise SettingsError(_explain(wrong[0], env) + more)
+    for key in misread:
+        section, _, name = key.rpartition(".")
+        (settings[section] if section else settings)[name] = given[key]
+    return _validate(settings, {k: v for k, v in given.items() if k not in misread}, env)
 
 
 def _key(error: ErrorDetails) -> str:

@@ -9,12 +9,12 @@ import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 from flows.errors import SettingsError
 from rl_core.config.run import RunConfig
 from rl_core.envs import ENVS, env_names, find_env
-from rl_core.runs.settings_file import REMOVED
+from rl_core.runs.settings_file import REMOVED, leaves
 from rl_core.system.words import in_one_line
 
 PresetName = Literal[
@@ -40,20 +40,18 @@ CHOICES: Final[Mapping[str, Collection[str]]] = {"preset": get_args(PresetName),
 @cache
 def known_keys(env: str) -> tuple[str, ...]:
     """Returns the dotted keys that a user may set under an env, in the order of the models."""
-    return tuple(_leaves(RunConfig(env=ENVS[env]()).model_dump(mode="json", exclude={"preset"})))
+    settings = RunConfig(env=ENVS[env]()).model_dump(mode="json", exclude={"preset"})
+    return tuple(key for key, _ in leaves(settings) if key != "env.name")
+
+
+def all_keys() -> tuple[str, ...]:
+    """Returns the keys of all envs."""
+    return tuple(dict.fromkeys(key for env in ENVS for key in known_keys(env)))
 
 
 def check_key(key: str, arguments: Sequence[str]) -> None:
-    """Refuses what is a setting under no env.
-
-    Args:
-        key: what the user wrote.
-        arguments: keys that the command takes beside settings.
-
-    Raises:
-        SettingsError: it names the nearest.
-    """
-    known = tuple(dict.fromkeys(key for env in ENVS for key in known_keys(env)))
+    """Refuses what is a setting under no env; `arguments` are keys of the command itself."""
+    known = all_keys()
     if key in known:
         return
     if key == "env.name":
@@ -65,19 +63,8 @@ def check_key(key: str, arguments: Sequence[str]) -> None:
     raise SettingsError(f"unknown setting {key!r}{nearest(key, (*arguments, *CHOICES, *known))}")
 
 
-def check_env(keys: Sequence[str], env: str) -> None:
-    """Refuses settings of another env than the one in force."""
-    for key in keys:
-        if key not in known_keys(env):
-            raise SettingsError(of_another_env(key, env))
-
-
 def check_choice(group: str, name: str) -> None:
-    """Refuses a name that `preset` or `env` does not have; loads an env of another package.
-
-    Raises:
-        SettingsError: it names the nearest, or what is wrong with the other package's.
-    """
+    """Refuses a name that `preset` or `env` does not have; loads an env of another package."""
     names = CHOICES[group]
     if group == "env" and name not in names:
         names = [name] if ":" in name else env_names()
@@ -92,7 +79,7 @@ def check_choice(group: str, name: str) -> None:
 
 
 def of_another_env(key: str, env: str) -> str:
-    """Returns what is wrong with a setting that another env has, and this one does not."""
+    """Returns the message about a setting that another env has, and this one does not."""
     others = [name for name in ENVS if key in known_keys(name)]
     return f"unknown setting {key!r} under env={env}: it belongs to env={others[0]}"
 
@@ -111,12 +98,3 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
     best = max(names, key=likeness)
     return f"; did you mean {best}?" if likeness(best)[0] >= 0.5 else ""
-
-
-def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
-    """Yields the dotted keys that a user may set."""
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        elif prefix + key != "env.name":
-            yield prefix + key

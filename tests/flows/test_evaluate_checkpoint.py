@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli.main import run_command
-from flows.evaluate_checkpoint import render
+from flows.evaluate import render
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.evaluation.summary import compare, summarise
 from tasks.evaluate_checkpoint import Evaluated

@@ -12,9 +12,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from flows.cli.explain import all_settings, in_words
 from flows.errors import SettingsError
 from flows.settings.compose import compose
-from flows.settings.explain import all_settings, in_words
 from rl_core.data.dataset import read_problems, write_dataset
 from rl_core.envs import ENVS
 from rl_core.rewards.scoring import start_rewards

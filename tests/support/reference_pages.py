@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from flows.settings.explain import Setting, all_settings
+from flows.cli.explain import Setting, all_settings
 from flows.settings.keys import ENVS
 from rl_core.config.run import RunConfig
 from tasks.importers.verl_table import NEAREST, SAME, TABLE, VALUES

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.runs.lookup import storage_root
+from flows.cli.sql import storage_root
 from flows.settings.compose import SettingsError, compose
 
 

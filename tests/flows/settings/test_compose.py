@@ -141,6 +141,7 @@ def test_a_file_may_name_its_env_as_config_prints_it(tmp_path, text, env):
     [
         ("env: gsm9k", "unknown env 'gsm9k'; did you mean gsm8k? (there are: countdown, gsm8k, "),
         ("defaults: [override /env: gsm9k]", "unknown env 'gsm9k'; did you mean gsm8k?"),
+        ("defaults: [quickstart]", "own.yaml: `defaults` may only hold `override /env: NAME`"),
         (
             "env: {name: gsm8k, max_operands: 3}",
             "unknown setting 'env.max_operands' under env=gsm8k: it belongs to env=countdown",

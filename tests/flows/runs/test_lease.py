@@ -7,7 +7,7 @@ from prefect import flow_engine
 from prefect._internal.concurrency.cancellation import CancelledError
 from prefect.concurrency import _leases
 
-from flows.prefect_patches.lease import outlive_lost_leases
+from flows.runs.state import outlive_lost_leases
 
 LIMIT_S = 60
 MAINTAIN = "maintain_concurrency_lease"

@@ -3,8 +3,8 @@ from typing import get_args
 import pytest
 import yaml
 
+from flows.cli.explain import all_settings, find_settings, in_words, readers, yaml_with_words
 from flows.settings.compose import PresetName, SettingsError, compose
-from flows.settings.explain import all_settings, find_settings, in_words, readers, yaml_with_words
 from flows.settings.keys import ENVS, known_keys
 
 PRESETS = get_args(PresetName)

@@ -1,4 +1,4 @@
-"""The command `countdown-train ask CHECKPOINT [QUESTION]`: a model's answers and their verdicts."""
+"""The commands `countdown-train ask CHECKPOINT [QUESTION]` and `export CHECKPOINT to=FOLDER`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from flows.cli.commands import COMMANDS, take_arguments
 from flows.cli.terminal import say
 from flows.errors import BadInputError
 from flows.runs.lookup import (
+    changed_settings,
     refuse_unnamed_code,
-    settings_of_run,
-    take_arguments,
     where_and_others,
 )
 from flows.settings.compose import compose
@@ -25,20 +25,17 @@ from tasks.ask import Reply, ask_model, question_of, read_question
 from tasks.queries.checkpoint_names import NamedModel, find_model
 from tasks.storage import bring_model
 
-_ARGUMENTS: Final = ("problems", "samples", "answer")
 _SETTING: Final = re.compile(r"[a-z][\w.]*=.*", re.DOTALL)
 _PROBLEMS: Final = "3"
 _MOST: Final = 1_000
 
 
 def ask(words: Sequence[str]) -> None:
-    """Prints the responses, and how many are right.
-
-    Raises:
-        BadInputError: no such checkpoint, or no question.
-    """
+    """Prints the responses, and how many are right."""
     named = [word for word in words if not _SETTING.fullmatch(word)]
-    given, settings = take_arguments([w for w in words if w not in named], _ARGUMENTS)
+    given, settings = take_arguments(
+        [w for w in words if w not in named], COMMANDS["ask"].arguments
+    )
     if len(named) not in (1, 2):
         raise BadInputError("ask takes a CHECKPOINT and one QUESTION in quotes, or problems=N")
     if len(named) > 1 and "problems" in given:
@@ -62,6 +59,39 @@ def ask(words: Sequence[str]) -> None:
         say(f"\n{right} of {len(scored)} correct")
 
 
+def export(words: Sequence[str]) -> None:
+    """Writes the folder, and pushes it if `push=` is given."""
+    from tasks.export import DTYPES, check_push, export_model, push_folder  # with torch
+
+    named = [word for word in words if "=" not in word]
+    given, settings = take_arguments(
+        [word for word in words if "=" in word], COMMANDS["export"].arguments
+    )
+    if len(named) != 1 or "to" not in given:
+        raise BadInputError("export takes a CHECKPOINT (such as best, or RUN/best) and to=FOLDER")
+    dtype = given.get("dtype", "bfloat16")
+    if dtype not in DTYPES:
+        raise BadInputError(f"dtype={dtype} is not {', '.join(DTYPES)}")
+    if other := where_and_others(settings)[1]:
+        raise BadInputError(
+            f"{other[0]!r}: export takes {', '.join(COMMANDS['export'].arguments)} and storage.root"
+        )
+    try:
+        if "push" in given:
+            check_push(given["push"])
+        where = compose(settings)
+        bring_model(where.storage, named[0], where.run_id)
+        root = where.storage.root
+        model = find_model(named[0], root, run_id=where.run_id or "latest")
+        with reading_sound(model.folder):
+            folder = export_model(model, root, dtype=dtype, to=Path(given["to"]).expanduser())
+        say(f"{model.name} as {dtype}: {folder}")
+        if "push" in given:
+            say(push_folder(folder, given["push"]))
+    except ValueError as error:
+        raise BadInputError(in_one_line(error)) from error
+
+
 def _number(name: str, text: str) -> int:
     if not text.isdigit() or not 1 <= int(text) <= _MOST:
         raise BadInputError(f"{name}={text} must be a whole number from 1 to {_MOST}")
@@ -69,17 +99,14 @@ def _number(name: str, text: str) -> int:
 
 
 def _model_and_settings(name: str, settings: Sequence[str]) -> tuple[NamedModel, RunConfig]:
-    """Returns the model, and how it is asked: as by its run, any other as the settings say."""
-    places, changes = where_and_others(settings)
-    where = compose(places)
+    """Returns the model, and its run's settings, or those of the command if it has no run."""
+    where = compose(where_and_others(settings)[0])
     bring_model(where.storage, name, where.run_id)
     root = where.storage.root
     model = find_model(name, root, run_id=where.run_id or "latest")
     if model.run is None:
-        return model, compose(settings, arguments=_ARGUMENTS)
-    base = settings_of_run(model.run, root, words=settings)
-    changes = [text for text in changes if text != f"env={base.env.name}"]
-    config = compose(changes, base=base, arguments=_ARGUMENTS)
+        return model, compose(settings, arguments=COMMANDS["ask"].arguments)
+    config = changed_settings(model.run, settings, root=root, arguments=COMMANDS["ask"].arguments)
     refuse_unnamed_code(config, settings)
     return model, config
 
