@@ -13,7 +13,7 @@ from rl_core.config.run import RunConfig
 from rl_core.system.network import why_unreachable
 from rl_core.system.process_env import environment_of_child
 from rl_core.workers.ray_auth import RAY_CLUSTER_FILE, address_of_auto, mode_for
-from tasks.preflight_checks.finding import Finding
+from tasks.preflight_checks.finding import Finding, fatal, ok, refused
 
 _ASK_MACHINES: Final = "from rl_core.workers.nodes import main; main()"
 _MACHINES_WITHIN_S: Final = 60.0
@@ -24,9 +24,8 @@ def cluster_findings(config: RunConfig) -> Iterator[Finding]:
     wanted, variable = config.resources.ray_address, os.environ.get("RAY_ADDRESS")
     if wanted is None:
         if variable:
-            yield Finding(
+            yield ok(
                 "ray",
-                "ok",
                 f"RAY_ADDRESS={variable} is not used, the run starts a Ray of its own "
                 f"(resources.ray_address={variable} would use it)",
             )
@@ -38,7 +37,7 @@ def cluster_findings(config: RunConfig) -> Iterator[Finding]:
             mode_for(wanted)
             finding = _machines(config, wanted)
     except ValueError as error:
-        finding = _refused(str(error))
+        finding = refused("ray", error)
     if finding is not None:
         yield finding
 
@@ -52,17 +51,15 @@ def _silence(wanted: str, address: str | None) -> Finding | None:
     if why is None:
         return None
     if wanted != "auto":
-        return Finding(
+        return fatal(
             "ray",
-            "fatal",
             f"resources.ray_address={wanted} does not answer ({why})",
             "start the cluster, or leave it out for a Ray of the run's own",
         )
     found = f", which means {address}," if address else ""
     is_noted = address is not None and "RAY_ADDRESS" not in os.environ
-    return Finding(
+    return fatal(
         "ray",
-        "fatal",
         f"resources.ray_address=auto{found} finds no Ray ({why})",
         "leave it out for a Ray of the run's own, or `ray start --head`"
         + (f" after removing {RAY_CLUSTER_FILE}" if is_noted else ""),
@@ -85,15 +82,9 @@ def _machines(config: RunConfig, address: str) -> Finding | None:
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
-        return Finding(
+        return fatal(
             "ray",
-            "fatal",
             f"resources.ray_address={address} cannot be joined from here",
             "start the run on one of Ray's machines, or use `ray job submit`",
         )
-    return _refused(asked.stdout.strip()) if asked.stdout else None
-
-
-def _refused(said: str) -> Finding:
-    what, _, remedy = said.rpartition(": ")
-    return Finding("ray", "fatal", what, remedy)
+    return refused("ray", asked.stdout.strip()) if asked.stdout else None

@@ -22,7 +22,7 @@ from prefect.settings import get_current_settings
 
 from rl_core.system.network import PROBE_TIMEOUT_S, why_unreachable
 from rl_core.system.words import GIB
-from tasks.preflight_checks.finding import Finding
+from tasks.preflight_checks.finding import Finding, fatal, warning
 
 _OUR_FOLDERS: Final = "/rl-"
 """Ray's daemons name their session's folder: ours start like this."""
@@ -51,9 +51,8 @@ def _left_processes() -> Iterator[Finding]:
             with suppress(psutil.Error):
                 held += process.memory_info().rss
         pids = " ".join(str(process.pid) for process in left)
-        yield Finding(
+        yield warning(
             "leftovers",
-            "warning",
             f"{len(left)} processes of a run that was killed hold {held / GIB:.1f} GiB",
             f"kill {pids}",
         )
@@ -98,7 +97,7 @@ def _prefect_server() -> Iterator[Finding]:
         remedy = "PREFECT_API_AUTH_STRING=name:password as the server was started with"
     else:
         return
-    yield Finding("prefect", "fatal", f"PREFECT_API_URL={url} {message}", f"{remedy}, or {_NO_API}")
+    yield fatal("prefect", f"PREFECT_API_URL={url} {message}", f"{remedy}, or {_NO_API}")
 
 
 def _why_no_prefect(url: str) -> str | None:
@@ -127,9 +126,8 @@ def _prefect_disk() -> Iterator[Finding]:
         with tempfile.TemporaryFile(dir=home):
             pass
     except OSError as error:
-        yield Finding(
+        yield fatal(
             "prefect",
-            "fatal",
             f"Prefect's folder {home} cannot be written ({error.strerror})",
             "set PREFECT_HOME to a folder of yours",
         )
@@ -137,9 +135,8 @@ def _prefect_disk() -> Iterator[Finding]:
     folder = next(path for path in (home, *home.parents) if path.exists())
     free = shutil.disk_usage(folder).free
     if free < _PREFECT_BYTES:
-        yield Finding(
+        yield warning(
             "prefect",
-            "warning",
             f"Prefect keeps its records in {home}, where {free / 2**20:.0f} MiB are free: "
             "a run whose states cannot be recorded fails",
             "free some, or set PREFECT_HOME to a folder of another disk",
