@@ -47,10 +47,7 @@ _logger = logging.getLogger(__name__)
 def base_model(config: RunConfig, data: Path) -> Path:
     """Returns the folder of the base model; makes or fetches it where it is not there yet.
 
-    Args:
-        config: `model.path` names a local folder or a model of a hub; without it the home-made
-            model is used, made from the train split on the first call.
-        data: folder of the data set.
+    The home-made model, which a run without `model.path` has, learns from the train split.
     """
     folder = made_folder(config)
     if folder is None:

@@ -46,13 +46,6 @@ def evaluate_run(
     latest checkpoint, not the best: `best` was chosen on these very problems, so its accuracy is
     too rosy. See `evaluate_with` for what is written.
 
-    Args:
-        config: the run's settings.
-        run: the run whose latest checkpoint is evaluated; what its evaluator prints is in
-            `workers/evaluator.log`.
-        data: folder of the data set.
-        model_path: folder of the base model.
-
     Raises:
         WorkerDied: the evaluator was killed, or one of its workers was.
         Stalled: nothing moved for `watchdog.stall_s`.

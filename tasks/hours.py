@@ -217,9 +217,7 @@ def planned_steps(config: RunConfig) -> int:
 def _runs_like(config: RunConfig, alike: Mapping[bool, Sections]) -> Iterator[tuple[Path, bool]]:
     """Yields runs whose settings are the same, the last first, and whether each was imported.
 
-    Args:
-        config: the settings that are wanted.
-        alike: the settings that must be the same, of imported runs (True) and of others.
+    `alike` are the settings that must be the same, of imported runs (True) and of others.
     """
     wanted = config.model_dump(mode="json")
     for run in reversed(find_runs(config.storage.root)):

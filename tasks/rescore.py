@@ -27,12 +27,9 @@ _COLUMNS = ["step", "group_id", "sample_index", "prompt_index", "response"]
 def rescore_run(config: RunConfig, run: RunFolder, data: Path, changed: str) -> Path:
     """Scores all rollouts of a run by the reward of `config.env`, and returns the file of scores.
 
-    Args:
-        config: the run's settings, its reward's changed.
-        run: whose rollouts; what they scored in training stays.
-        data: folder of the data set that the run was trained on.
-        changed: the changed settings in words: the file's name, and what SQL calls it by. Scores of
-            the same change are replaced, but for those of rollouts that are not there any more.
+    What they scored in training stays. `changed` are the changed settings in words: the file's
+    name, and what SQL calls it by. Scores of the same change are replaced, but for those of
+    rollouts that are not there any more.
 
     Raises:
         ValueError: a rollout's problem is not in the data set.

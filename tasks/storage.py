@@ -59,12 +59,7 @@ def bring_runs(
     *,
     chosen: Callable[[str], bool] = lambda run_id: True,
 ) -> None:
-    """Brings what questions about runs are asked to, as far as it has changed.
-
-    Args:
-        storage: without a URL nothing is done.
-        wanted: chooses among a run's paths.
-        chosen: chooses among run ids.
+    """Brings the paths wanted of the runs chosen, as far as they have changed, if there is a store.
 
     Raises:
         StoreError: the store does not answer.
@@ -93,10 +88,7 @@ def bring_records(storage: StorageConfig) -> None:
 def bring_model(storage: StorageConfig, name: str, run_id: str | None) -> None:
     """Brings the run of a checkpoint that somebody names, with its inputs, or all champions.
 
-    Args:
-        storage: without a URL nothing is done.
-        name: see `tasks.queries.checkpoint_names.find_model`.
-        run_id: of which a name without a run is; None: the latest.
+    `run_id`: of which a name without a run is; None: the latest.
 
     Raises:
         StoreError: the store does not answer.

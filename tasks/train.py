@@ -37,15 +37,8 @@ def train_supervised(
 ) -> int:
     """Trains like `train_model`, in a watched process, and returns the last step done.
 
-    When it is asked to stop it finishes the update that is under way, and saves.
-
-    Args:
-        config: the run's settings.
-        run: the run's folder; what the trainer prints is in `workers/trainer.log`.
-        data: see `train_model`.
-        model_path: see `train_model`.
-        on_step: see `train_model`.
-        logger: hears what `train_model` tells its own, and the workers' warnings and errors.
+    When it is asked to stop it finishes the update that is under way, and saves. What it prints is
+    in `workers/trainer.log`.
 
     Raises:
         WorkerDied: the trainer was killed, or one of its workers was.

@@ -70,12 +70,7 @@ class ValidationFailed(ValueError):  # noqa: N818  # what happened, not a kind o
 
 
 def validate_dataset(config: RunConfig, data: Path, model_path: Path) -> Validation:
-    """Returns what was checked, all of it passed.
-
-    Args:
-        config: the settings that the data set must fit.
-        data: its folder.
-        model_path: folder of the model whose tokenizer measures the prompts.
+    """Returns what was checked, all of it passed; the model's tokenizer measures the prompts.
 
     Raises:
         DatasetError: a file is missing, truncated or damaged.
@@ -210,12 +205,8 @@ def measure_prompts(
 ) -> pl.DataFrame:
     """Returns `split`, `index` and `prompt_tokens` of every problem, in the files' order.
 
-    Args:
-        env: what the problems are; templated prompts are measured by their parts where that is
-            proved to be exact.
-        splits: tables that passed every check.
-        count_tokens: the tokenizer.
-        are_templated: whether every prompt was proved to be the env's template, filled.
+    `are_templated`: every prompt was proved to be the env's template, filled. Then it is measured
+    by its parts where that is proved to be exact.
     """
     of_numbers = env.overrides(TextEnv.prompt_of_numbers)
     columns = ["prompt", "nums", "target"] if of_numbers else ["prompt"]
@@ -237,11 +228,6 @@ def measure_prompts(
 
 def run_checks(config: RunConfig, data: Path, splits: Mapping[str, pa.Table]) -> list[Result]:
     """Returns one row per SQL check, all of them passed.
-
-    Args:
-        config: chooses the checks and holds their parameters.
-        data: the data set's folder, for messages.
-        splits: the rows of `train` and `test`.
 
     Raises:
         ValidationFailed: a check found rows; the columns are checked first, and alone.

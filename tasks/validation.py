@@ -65,12 +65,7 @@ class LengthReport:
 
 
 def report_lengths(lengths: pl.DataFrame, limit: int) -> LengthReport:
-    """Returns the report of all prompts.
-
-    Args:
-        lengths: `split` and `prompt_tokens`, at least one row.
-        limit: `data.max_prompt_length`.
-    """
+    """Returns the report of all prompts (`split` and `prompt_tokens`, at least one row)."""
     counts = lengths.group_by("prompt_tokens").len().sort("prompt_tokens")
     prompts: Counts = dict(counts.iter_rows())
     return LengthReport(
@@ -154,12 +149,7 @@ def _share(part: int, total: int) -> str:
 
 
 def look_at_prompts(config: RunConfig, rows: Iterable[tuple[str, int, Prompt]]) -> list[Finding]:
-    """Returns what was looked at.
-
-    Args:
-        config: the run's settings.
-        rows: (split, index, messages) of each problem.
-    """
+    """Returns what was looked at; `rows` are split, index and messages of each problem."""
     is_chat = config.env.prompt_template == "chat"
     mark = config.env.answer_mark
     json_rows, tagged, closed, has_mark, first = [], [], [], False, None

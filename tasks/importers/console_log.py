@@ -139,14 +139,8 @@ def import_log(
 ) -> RunFolder:
     """Makes a run of a log, and returns its folder.
 
-    Step times, which such a log does not hold, are counted back from the file's own time.
-
-    Args:
-        file: the log.
-        root: `storage.root`.
-        run_id: the run's name.
-        settings: what it is a log of, where that is known: its step times then count for runs of
-            the same shape.
+    Step times, which such a log does not hold, are counted back from the file's own time. With
+    `settings`, they count for runs of the same shape.
 
     Raises:
         ValueError: no step is in it, or a run of that name exists.

@@ -36,11 +36,7 @@ def render(
 ) -> bytes:
     """Returns rows in one of `FORMATS`, ready to be written to standard output.
 
-    Args:
-        frame: the rows.
-        output_format: `table`, `csv`, `json` (a list of objects) or `parquet`.
-        width: characters per line of the table.
-        most_rows: of a longer table its first and last ones are shown, half of these each.
+    Of a table longer than `most_rows` the first and last ones are shown, half of these each.
 
     Raises:
         ValueError: there is no such format.

@@ -54,11 +54,7 @@ _CHECKPOINT_RECORDS = pa.schema(
 
 
 def find_runs(root: Path, run: str | None = None) -> list[Path]:
-    """Returns the folders of all runs, or of one run, oldest first.
-
-    Args:
-        root: `storage.root`; it need not exist yet.
-        run: a run id, or `latest` for the run started last.
+    """Returns the folders of all runs, or of one run (an id, or `latest`), oldest first.
 
     Raises:
         ValueError: `run` names no run.
@@ -81,12 +77,7 @@ def find_runs(root: Path, run: str | None = None) -> list[Path]:
 
 
 def parquet_files(runs: Sequence[Path], folder: str) -> list[Path]:
-    """Returns each run's finished parquet files in a folder; unfinished ones have other names.
-
-    Args:
-        runs: their folders.
-        folder: below each: `eval`, or `eval/*` for the folders in it.
-    """
+    """Returns each run's finished parquet files in a folder (`eval`, `eval/*`)."""
     return [
         file
         for run in runs

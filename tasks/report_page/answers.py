@@ -74,13 +74,7 @@ class Answers:
 
 
 def choose_answers(rows: Sequence[Row], problems: Sequence[Problem], *, most: int) -> Answers:
-    """Returns some of a model's right and wrong answers, the same ones each time.
-
-    Args:
-        rows: complete, of one model and evaluation.
-        problems: that were asked.
-        most: right answers, and as many wrong ones.
-    """
+    """Returns some of a model's right and wrong answers, `most` each, the same ones each time."""
     asked = {problem.index: problem for problem in problems}
     greedy = [row for row in rows if row["mode"] == "greedy"]
     right = [row for row in greedy if row["verdict"] == "correct"]
