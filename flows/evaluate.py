@@ -13,7 +13,7 @@ from prefect import flow  # noqa: E402  # transformers and vLLM come with the ta
 
 from flows.evaluate_checkpoint import choose  # noqa: E402
 from flows.runs.state import heeding_the_server  # noqa: E402
-from tasks.evaluate_checkpoint import evaluate_models_task  # noqa: E402
+from tasks.evaluate import evaluate_models_task  # noqa: E402
 from tasks.generate import cached_dataset  # noqa: E402
 from tasks.prefect_ui.flow_run import logs_in_ui  # noqa: E402
 

@@ -15,12 +15,12 @@ from rl_core.config.run import RunConfig
 from rl_core.data.dataset import generator_settings
 from rl_core.evaluation.summary import EvaluationSummary
 from rl_core.storage.mirror import mirrored
-from tasks.evaluate import measures
-from tasks.evaluate_checkpoint import Evaluated, evaluate_models
+from tasks.evaluate import Evaluated, evaluate_models
+from tasks.evaluator import measures
 from tasks.generate import generate_dataset
 from tasks.queries.checkpoint_names import NamedModel, find_model
 from tasks.queries.render import plain_table
-from tasks.report_page.answers import Answers, as_table
+from tasks.report_page.samples import Answers, as_table
 from tasks.storage import bring_model, inputs_published
 
 

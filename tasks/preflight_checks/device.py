@@ -214,6 +214,13 @@ def read_device() -> DeviceFacts | None:
     )
 
 
+def cards_here() -> tuple[Card, ...]:
+    """Returns the cards of this machine; none where torch computes on CPUs alone."""
+    if (version_of("torch") or "").endswith("+cpu") or (facts := read_device()) is None:
+        return ()
+    return facts.cards
+
+
 def ask_python(program: str, **environment: str) -> Any:
     """Returns the JSON that a program of its own prints last, or None where it does not answer."""
     try:

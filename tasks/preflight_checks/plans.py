@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,11 +35,10 @@ from rl_core.resources.memory_plan import (
     resting_learner,
 )
 from rl_core.resources.placement import why_no_shared_card
-from rl_core.system.versions import version_of
 from rl_core.system.words import GIB, disk_size
 from rl_core.tracking.host_memory import memory_left, own_bytes
 from tasks.hours import planned_steps
-from tasks.preflight_checks.device import Card, read_device
+from tasks.preflight_checks.device import cards_here
 from tasks.preflight_checks.finding import Finding, fatal, ok, warning
 
 _FLOAT32: Final = 4
@@ -116,14 +115,7 @@ def _card_gib(config: RunConfig) -> float | None:
     """The card that the settings name, else the smallest that is there; None if none is known."""
     if (planned := config.resources.planned_card_gib) is not None:
         return planned
-    return min((card.total_bytes / GIB for card in _cards()), default=None)
-
-
-def _cards() -> Sequence[Card]:
-    """Those of this machine; none where torch computes on CPUs alone."""
-    if (version_of("torch") or "").endswith("+cpu") or (facts := read_device()) is None:
-        return ()
-    return facts.cards
+    return min((card.total_bytes / GIB for card in cards_here()), default=None)
 
 
 def machine_findings(config: RunConfig) -> Iterator[Finding]:
@@ -133,7 +125,7 @@ def machine_findings(config: RunConfig) -> Iterator[Finding]:
         return
     need = beside_cards(shape, config)
     said = f"{need.total_gib:.1f} GiB of the machine's memory ({need})"
-    if config.resources.ray_address is not None or not _cards():
+    if config.resources.ray_address is not None or not cards_here():
         yield ok("memory", said)
     elif need.total_gib <= (limit := _machine_gib()):
         yield ok("memory", f"{said}, {limit:.1f} are free")

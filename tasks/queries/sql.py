@@ -12,7 +12,6 @@ import difflib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -148,7 +147,8 @@ def _records(root: Path, of: Mapping[str, Sequence[Path]]) -> dict[str, pa.Table
 
 def _create_views(connection: duckdb.DuckDBPyConnection, named: Collection[str] = VIEWS) -> None:
     """Makes these views, and those that they look at."""
-    selects = {view: _read_view(view) for view in VIEWS}
+    folder = SQL_FOLDER / "views"
+    selects = {view: (folder / f"{view}.sql").read_text(encoding="utf-8") for view in VIEWS}
     needed = set(named)
     for view in reversed(VIEWS):  # each looks at earlier ones only
         if view in needed:
@@ -156,11 +156,6 @@ def _create_views(connection: duckdb.DuckDBPyConnection, named: Collection[str] 
     for view in VIEWS:
         if view in needed:
             connection.execute(f"create view {view} as {selects[view]}")
-
-
-@cache
-def _read_view(view: str) -> str:
-    return (SQL_FOLDER / "views" / f"{view}.sql").read_text(encoding="utf-8")
 
 
 def export_catalog(root: Path, file: Path) -> None:
