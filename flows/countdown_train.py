@@ -42,8 +42,7 @@ from tasks.base_model import cached_base_model, keep_curve  # noqa: E402
 from tasks.evaluate import evaluate_task  # noqa: E402
 from tasks.generate import dataset_task  # noqa: E402
 from tasks.prefect_ui.attempts import attempt_name, changes_for_retry, settings_in_force  # noqa: E402
-from tasks.prefect_ui.flow_run import logs_in_ui, tag_flow_run  # noqa: E402
-from tasks.prefect_ui.result_keys import is_trained  # noqa: E402
+from tasks.prefect_ui.flow_run import is_trained, logs_in_ui, tag_flow_run  # noqa: E402
 from tasks.preflight import preflight_task  # noqa: E402
 from tasks.promote import promote_task  # noqa: E402
 from tasks.prune import prune_task  # noqa: E402

@@ -24,16 +24,13 @@ from rl_core.config.run import RunConfig  # noqa: E402
 from rl_core.data.dataset import generator_settings  # noqa: E402
 from rl_core.evaluation.summary import EvaluationSummary  # noqa: E402
 from rl_core.storage.mirror import mirrored  # noqa: E402
-from tasks.evaluate import measures  # noqa: E402
-from tasks.evaluate_checkpoint import (  # noqa: E402
-    Evaluated,
-    evaluate_models_task,
-)
+from tasks.evaluate import Evaluated, evaluate_models_task  # noqa: E402
+from tasks.evaluator import measures  # noqa: E402
 from tasks.generate import cached_dataset  # noqa: E402
 from tasks.prefect_ui.flow_run import logs_in_ui  # noqa: E402
 from tasks.queries.checkpoint_names import NamedModel, find_model  # noqa: E402
 from tasks.queries.render import plain_table  # noqa: E402
-from tasks.report_page.answers import Answers, as_table  # noqa: E402
+from tasks.report_page.samples import Answers, as_table  # noqa: E402
 from tasks.storage import bring_model, inputs_published  # noqa: E402
 
 

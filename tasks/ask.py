@@ -34,10 +34,7 @@ class Reply:
 def read_question(config: RunConfig, text: str, answer: str | None = None) -> Question:
     """Returns a person's question in the env's own prompt.
 
-    Args:
-        config: says which env, and which template.
-        text: the problem, as a person of that env would write it.
-        answer: where the env cannot tell it from the problem, if it is to be scored.
+    `answer` is for problems that do not tell it themselves, if it is to be scored.
 
     Raises:
         ValueError: it is no such problem, or no such answer.
@@ -57,13 +54,8 @@ def ask_model(
 ) -> Iterator[Reply]:
     """Yields the model's responses, question after question.
 
-    With transformers: in seconds, where vLLM takes half a minute to be there.
-
-    Args:
-        config: says how long a response may be, how it is scored, and how it is sampled.
-        model: a model's folder.
-        questions: what is asked.
-        samples: responses per question at `evaluation.temperature`; None for one that is greedy.
+    With transformers: in seconds, where vLLM takes half a minute to be there. `samples` are drawn
+    per question at `evaluation.temperature`; None: one response, greedily.
 
     Raises:
         ValueError: a question has a token that the model does not know, or too many of them.

@@ -12,10 +12,8 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from prefect import Task, task
-from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
 
 from rl_core.checkpoints.manifest import model_digest
@@ -25,13 +23,9 @@ from rl_core.data.gguf_source import local_folder
 from rl_core.errors import Stalled, WorkerDied
 from rl_core.sft.named_data import CURVE_NAME, check_sft, data_digest
 from rl_core.system.atomic import locked, sweep_leftovers, write_bytes_atomically
-from rl_core.system.redaction import redacting_errors
 from tasks.prefect_ui.artifacts import create_table_artifact
-from tasks.prefect_ui.result_keys import once_per_flow_run
+from tasks.prefect_ui.flow_run import once_per_flow_run, stage
 from tasks.supervision.supervisor import call_supervised
-
-if TYPE_CHECKING:
-    from rl_core.envs.sft_examples import SftExamples
 
 RECIPE_VERSION: Final = 5
 """Part of the cache key: raise it when the same settings would make another model."""
@@ -46,10 +40,7 @@ _logger = logging.getLogger(__name__)
 def base_model(config: RunConfig, data: Path) -> Path:
     """Returns the folder of the base model; makes or fetches it where it is not there yet.
 
-    Args:
-        config: `model.path` names a local folder or a model of a hub; without it the home-made
-            model is used, made from the train split on the first call.
-        data: folder of the data set.
+    The home-made model, which a run without `model.path` has, learns from the train split.
     """
     folder = made_folder(config)
     if folder is None:
@@ -136,14 +127,7 @@ def _run_name(parameters: dict[str, Any]) -> str:
     return f"warm-start a base model: {config.base_model.steps:,} steps"
 
 
-@task(
-    name="base-model",
-    task_run_name=_run_name,  # type: ignore[arg-type]  # a plain function does
-    persist_result=True,
-    result_serializer="json",
-    cache_key_fn=_cache_key,
-)
-@redacting_errors()
+@stage("base-model", _run_name, _cache_key)
 def base_model_task(config: RunConfig, data: Path) -> Path:
     """Makes or finds the base model in a flow run, with what was measured as a table artifact."""
     folder = base_model(config, data)
@@ -170,12 +154,10 @@ def cached_base_model(config: RunConfig, data: Path) -> Path:
         refresh_cache=not is_there,
         retries=0 if config.sft.data is None else config.retry.max_retries,
         retry_delay_seconds=config.retry.delay_s,
-        retry_condition_fn=_lost_a_process,
+        retry_condition_fn=lambda task, task_run, state: isinstance(
+            state.data, WorkerDied | Stalled
+        ),
     )(config, data)
-
-
-def _lost_a_process(task: Task[..., Any], task_run: TaskRun, state: State) -> bool:
-    return isinstance(state.data, WorkerDied | Stalled)
 
 
 def keep_curve(model: Path, run: Path) -> None:
@@ -186,7 +168,7 @@ def keep_curve(model: Path, run: Path) -> None:
 
 def _tune(config: RunConfig, data: Path, folder: Path) -> None:
     from rl_core.data.prompts import resolve_model
-    from tasks.supervision.sft_process import tune_for_parent
+    from tasks.supervision.trainer_process import tune_for_parent
 
     check_sft(config)
     log_step = _log_steps("SFT")
@@ -213,6 +195,13 @@ def _warm_start(config: RunConfig, data: Path, folder: Path) -> None:
 
     from rl_core.sft.train import make_base_model
 
+    env = config.env
+    if env.home_made is None:
+        raise ValueError(f"model.path must name a model: env={env.name} has none home-made")
+    train, test = (read_solved(data / f"{split}.parquet") for split in ("train", "test"))
+    examples = env.home_made_examples(
+        give_up_prob=config.base_model.give_up_prob, train=train, test=test
+    )
     disable_progress_bar()  # of saving one small file
     _logger.info(
         "warm-starting the home-made base model: %d steps; it is saved at its end only, so if it "
@@ -221,7 +210,7 @@ def _warm_start(config: RunConfig, data: Path, folder: Path) -> None:
     )
     measured = make_base_model(
         config.base_model,
-        _examples(config, data),
+        examples,
         config.env,
         folder=folder,
         on_step=_log_steps("warm start"),
@@ -229,16 +218,6 @@ def _warm_start(config: RunConfig, data: Path, folder: Path) -> None:
     shown = "; ".join(f"{name.replace('_', ' ')} {x:.3g}" for name, x in measured.items())
     number = _read_report(folder)["num_parameters"]
     _logger.info("base model of %s parameters: %s", f"{number:,}", shown)
-
-
-def _examples(config: RunConfig, data: Path) -> SftExamples:
-    env = config.env
-    if env.home_made is None:
-        raise ValueError(f"model.path must name a model: env={env.name} has none home-made")
-    train, test = (read_solved(data / f"{split}.parquet") for split in ("train", "test"))
-    return env.home_made_examples(
-        give_up_prob=config.base_model.give_up_prob, train=train, test=test
-    )
 
 
 def _log_steps(what: str) -> OnStep:

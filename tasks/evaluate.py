@@ -1,10 +1,15 @@
-"""Evaluate: base model and trained model answer the test split, in one session of the engines."""
+"""Evaluate: models answer the test split, and what they reached is kept and compared.
+
+A run's base and trained model in one session of the engines, any others each in one of its own.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,21 +21,22 @@ from rl_core.checkpoints.store import latest, list_checkpoints, reading_latest, 
 from rl_core.config.run import RunConfig
 from rl_core.evaluation.files import PAGE
 from rl_core.evaluation.rows import read_rows
-from rl_core.evaluation.summary import EvaluationSummary, summarise
+from rl_core.evaluation.summary import Comparison, EvaluationSummary, compare, summarise
 from rl_core.runs.full_disk import write_unless_full
 from rl_core.runs.run_folder import RunFolder
 from rl_core.storage.champions import bring_champion
 from rl_core.storage.object_store import StoreError
 from rl_core.system.redaction import redacting_errors
 from rl_core.workers.cluster import Workers
-from tasks.evaluator import Engines, Evaluator, Rows
-from tasks.prefect_ui.artifacts import create_table_artifact
-from tasks.prefect_ui.result_keys import once_per_training
-from tasks.report_page.answers import IN_ARTIFACT, choose_answers, show_answers
+from tasks.evaluator import Evaluator, Rows, show_tables
+from tasks.prefect_ui.flow_run import once_per_training, stage
+from tasks.queries.checkpoint_names import NamedModel
 from tasks.report_page.page import write_page
+from tasks.report_page.samples import IN_ARTIFACT, Answers, choose_answers, show_answers
 from tasks.supervision.supervisor import call_supervised
 
 if TYPE_CHECKING:
+    from rl_core.workers.engines import Engines
     from tasks.supervision.child import Reporter
 
 _TOKENIZER: Final = "tokenizer.json"
@@ -45,13 +51,6 @@ def evaluate_run(
     In a watched process, as training; where all rows are known, without it and without engines. The
     latest checkpoint, not the best: `best` was chosen on these very problems, so its accuracy is
     too rosy. See `evaluate_with` for what is written.
-
-    Args:
-        config: the run's settings.
-        run: the run whose latest checkpoint is evaluated; what its evaluator prints is in
-            `workers/evaluator.log`.
-        data: folder of the data set.
-        model_path: folder of the base model.
 
     Raises:
         WorkerDied: the evaluator was killed, or one of its workers was.
@@ -187,14 +186,7 @@ def _run_name(parameters: dict[str, Any]) -> str:
     return f"evaluate {models} on {asked:,} problems"
 
 
-@task(
-    name="evaluate",
-    task_run_name=_run_name,  # type: ignore[arg-type]  # a plain function does
-    persist_result=True,
-    result_serializer="json",
-    cache_key_fn=once_per_training,
-)
-@redacting_errors()
+@stage("evaluate", _run_name, once_per_training)
 def evaluate_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) -> None:
     """Evaluates in a flow run; table artifacts compare the models, also by difficulty."""
     summaries = evaluate_run(config, run, data, model_path)
@@ -204,71 +196,20 @@ def evaluate_task(config: RunConfig, run: RunFolder, data: Path, model_path: Pat
         "scored in training; strict and lenient: by the strictest and the kindest reading of "
         "an answer; pass@k: one of k samples is right; maj@k: their majority is.",
     )
-    evaluator = Evaluator(config, data)
-    file = run.evaluations.find(summaries[-1].model, evaluator.evaluation)
-    if file is not None:  # or a full disk did not take the rows
-        newest = choose_answers(read_rows(file), evaluator.asked, most=IN_ARTIFACT)
-        show_answers([newest], [file.with_suffix(PAGE)])
-
-
-def show_tables(summaries: Sequence[EvaluationSummary], description: str) -> None:
-    """Shows what models reached, all in all and by difficulty, in the Prefect UI."""
-    create_table_artifact(summary_table(summaries), key="evaluation", description=description)
-    create_table_artifact(
-        group_table(summaries),
-        key="evaluation-by-difficulty",
-        description="Greedy accuracy by how many numbers and how many solutions a problem has.",
-    )
-
-
-def summary_table(summaries: Sequence[EvaluationSummary]) -> list[dict[str, Any]]:
-    """Returns one row per number, a column per model, as people read it."""
-    measured = {summary.model: measures(summary) for summary in summaries}
-    return [
-        {"measure": name, **{model: values[name] for model, values in measured.items()}}
-        for name in next(iter(measured.values()))
-    ]
-
-
-def measures(summary: EvaluationSummary) -> dict[str, str]:
-    """Returns the numbers of one model by name, those of a share with their 95% interval."""
-    return {
-        "problems": str(summary.num_problems),
-        "accuracy": str(summary.accuracy),
-        "strict": str(summary.accuracy_strict),
-        "lenient": str(summary.accuracy_lenient),
-        **{f"pass@{k}": str(value) for k, value in summary.pass_at_k.items()},
-        **{f"maj@{k}": str(value) for k, value in summary.majority_at_k.items()},
-        "score": str(summary.score),
-        "format": str(summary.format_share),
-        "tokens": summary.response_tokens.as_text(1),
-    }
-
-
-def group_table(summaries: Sequence[EvaluationSummary]) -> list[dict[str, Any]]:
-    """Returns one row per group of problems, a column per model (all saw the same problems)."""
-    return [
-        {"problems": groups[0].label, "number": groups[0].num_problems}
-        | {
-            summary.model: str(group.accuracy)
-            for summary, group in zip(summaries, groups, strict=True)
-        }
-        for groups in zip(
-            *(summary.groups for summary in summaries),
-            strict=True,
-        )
-    ]
+    newest = evaluated_of_run(config, run, data, [summaries[-1].model])
+    if newest.files:  # or a full disk did not take the rows
+        show_answers(newest.answers, newest.pages)
 
 
 def _champion_to_ask(evaluator: Evaluator, model_path: Path) -> PromotedContender | None:
     """Returns the champion of these problems, unless it was asked before or cannot be asked."""
-    storage = evaluator.config.storage
+    storage, env, problems = evaluator.config.storage, evaluator.config.env, evaluator.problem_set
     root = storage.root
     try:
-        bring_champion(storage, evaluator.config.env.name, evaluator.problem_set)
+        bring_champion(storage, env.name, problems)
     except StoreError as error:
         _logger.warning("the champion is the one that is known here: %s", error)
-    champion = read_champion(champion_file(root, evaluator.config.env.name, evaluator.problem_set))
+    champion = read_champion(champion_file(root, env.name, problems))
     if champion is None or not champion.is_there(root):
         return None
     folder = root / champion.current.checkpoint
@@ -292,3 +233,141 @@ def _ask_champion(evaluator: Evaluator, engines: Engines, champion: PromotedCont
             _logger.warning("the champion %s cannot be evaluated anew: %s", champion.name, error)
             return
         evaluator.ask(engines, checkpoint_name(folder), folder)
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What was found out about the models that were asked."""
+
+    summaries: tuple[EvaluationSummary, ...]
+    """Of the model, and of the one it was compared with."""
+    files: tuple[Path, ...]
+    """Where their rows lie; fewer where a full disk did not take them."""
+    comparison: Comparison | None
+    """The first model against the second."""
+    answers: tuple[Answers, ...] = ()
+    """Some of each model's."""
+    pages: tuple[Path, ...] = ()
+    """Beside the rows: right and wrong answers, to be looked at."""
+
+
+def evaluate_models(
+    config: RunConfig, data: Path, model: NamedModel, against: NamedModel | None = None
+) -> Evaluated:
+    """Asks both models the same problems and compares their greedy responses.
+
+    Rows lie under `<storage.root>/evaluations`, those of a run's model also in the run's `eval/`:
+    beside the run's own evaluation, unless this is what the run's own settings ask.
+
+    Raises:
+        FileNotFoundError: a checkpoint was pruned since it was named.
+        ValueError: a checkpoint is damaged.
+    """
+    evaluator = Evaluator(config, data)
+    models = [one for one in (model, against) if one is not None]
+    answers = [_asked(evaluator, one) for one in models]
+    files = [_keep(evaluator, one, rows) for one, rows in zip(models, answers, strict=True)]
+    found = _evaluated(evaluator, filter(None, files), answers)
+    shown = zip(found.answers, models, strict=True)
+    named = tuple(replace(some, run_id="", model=one.name) for some, one in shown)
+    return replace(found, answers=named)
+
+
+def evaluated_of_run(
+    config: RunConfig, run: RunFolder, data: Path, models: Sequence[str]
+) -> Evaluated:
+    """Returns what `evaluate_run` has left in a run's folder of these models (`step_000100`).
+
+    One whose rows a full disk did not take is left out.
+    """
+    evaluator = Evaluator(config, data)
+    found = (run.evaluations.find(model, evaluator.evaluation) for model in models)
+    files = list(filter(None, found))
+    return _evaluated(evaluator, files, [read_rows(file) for file in files])
+
+
+def _evaluated(evaluator: Evaluator, files: Iterable[Path], answers: Sequence[Rows]) -> Evaluated:
+    files = tuple(files)
+    pages = (file.with_suffix(PAGE) for file in files)
+    return Evaluated(
+        summaries=tuple(map(summarise, answers)),
+        files=files,
+        comparison=compare(*answers) if len(answers) == 2 else None,
+        answers=tuple(choose_answers(r, evaluator.asked, most=IN_ARTIFACT) for r in answers),
+        pages=tuple(page for page in pages if page.exists()),
+    )
+
+
+def _names_of(parameters: dict[str, Any]) -> str:
+    names = [one.name for one in (parameters["model"], parameters["against"]) if one is not None]
+    return f"evaluate {' against '.join(names)}"
+
+
+@task(name="evaluate", task_run_name=_names_of)  # type: ignore[arg-type]  # a plain function does
+@redacting_errors()
+def evaluate_models_task(
+    config: RunConfig, data: Path, model: NamedModel, against: NamedModel | None = None
+) -> dict[str, Any]:
+    """Evaluates in a flow run; the tables of `evaluate_task`, and the numbers for programs."""
+    evaluated = evaluate_models(config, data, model, against)
+    names = [one.name for one in (model, against) if one is not None]
+    summaries = [
+        replace(summary, model=name)
+        for summary, name in zip(evaluated.summaries, names, strict=True)
+    ]
+    verdict = f"{names[0]} against {names[1]}: {evaluated.comparison}" if against else names[0]
+    show_tables(summaries, f"{verdict}, on the test split, with 95% intervals.")
+    show_answers(evaluated.answers, evaluated.pages)
+    return as_numbers(evaluated, names)
+
+
+def as_numbers(evaluated: Evaluated, names: Sequence[str]) -> dict[str, Any]:
+    """Returns plain values: `models`, called by these names, `comparison` and `files`."""
+    comparison = evaluated.comparison
+    return {
+        "models": [
+            {
+                "model": name,
+                "problems": summary.num_problems,
+                "accuracy": summary.accuracy.value,
+                "accuracy_low": summary.accuracy.low,
+                "accuracy_high": summary.accuracy.high,
+            }
+            for name, summary in zip(names, evaluated.summaries, strict=True)
+        ],
+        "comparison": comparison and {"verdict": comparison.verdict, **asdict(comparison)},
+        "files": [str(file) for file in evaluated.files],
+    }
+
+
+def _asked(evaluator: Evaluator, model: NamedModel) -> Rows:
+    name = _file_name(model)
+    if (rows := evaluator.reusable_rows(name, model.folder)) is not None:
+        return rows
+    with (
+        reading_sound(model.folder),
+        Workers.start(
+            evaluator.config, model.folder, learner=False, report=_logger.info
+        ) as workers,
+    ):
+        return evaluator.ask(workers.engines, name, model.folder)
+
+
+def _keep(evaluator: Evaluator, model: NamedModel, rows: Rows) -> Path | None:
+    """Returns where a model's rows lie, in its run if it is of one; None: the disk is full."""
+    if model.run is not None:
+        is_own = evaluator.is_own_of(model.run)
+        record_rows(evaluator, model.run, rows, model=model.model, step=model.step, is_own=is_own)
+        return model.run.evaluations.find(model.model, evaluator.evaluation)
+    file = evaluator.rows_file(_file_name(model), model.folder)
+    if not file.exists():
+        return None
+    labelled = evaluator.label(rows, run_id="", model=model.name, step=0)
+    write_page(labelled, evaluator.asked, file)
+    return file
+
+
+def _file_name(model: NamedModel) -> str:
+    if model.run is None:
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", model.name).strip("-.")
+    return "base" if model.model == "base" else checkpoint_name(model.folder)

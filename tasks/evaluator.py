@@ -1,4 +1,4 @@
-"""One evaluation: the test problems of a data set asked of any model, under given settings.
+"""One evaluation: the test problems of a data set asked of any model, and its outcome in tables.
 
 Rows are kept by all that they depend on, so that nobody asks the same twice. Not here: which models
 a run asks, and where it keeps their rows (`tasks/evaluate.py`, `rl_core/evaluation/files.py`).
@@ -10,17 +10,18 @@ import hashlib
 import json
 import logging
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from rl_core.checkpoints.manifest import model_digest
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_problems
 from rl_core.data.prompts import check_embedded, encode_prompt, load_tokenizer, text_codec
 from rl_core.evaluation.rows import evaluate_model, label_rows, read_rows, write_rows
+from rl_core.evaluation.summary import EvaluationSummary
 from rl_core.rewards.scoring import start_rewards
 from rl_core.rollout.protocol import in_order
 from rl_core.rollout.turns import TurnTaking
@@ -29,24 +30,16 @@ from rl_core.runs.settings_file import read_settings
 from rl_core.system.atomic import is_disk_full
 from rl_core.system.disk_reserve import demand_room
 from rl_core.types import Completion, GenerationRequest, Problem, PromptedProblem, SamplingSettings
+from tasks.prefect_ui.artifacts import create_table_artifact
+
+if TYPE_CHECKING:
+    from rl_core.workers.engines import Engines
 
 EVALUATION_VERSION: Final = 2
 """Part of the cache key: raise it when the same model would get other rows."""
 _logger = logging.getLogger(__name__)
 
 Rows = list[dict[str, Any]]
-
-
-class Engines(Protocol):
-    """What an evaluation needs of `rl_core.workers.engines.Engines`."""
-
-    def generate(
-        self, requests: Sequence[GenerationRequest], sampling: SamplingSettings
-    ) -> list[Completion]:
-        """Returns one completion per request, in their order."""
-
-    def load_weights(self, folder: Path) -> None:
-        """Gives the engines the weights of a saved model of the same architecture."""
 
 
 @dataclass(frozen=True)
@@ -157,17 +150,18 @@ class Evaluator:
         decode, encode = text_codec(tokenizer)
         turns = TurnTaking(self.config.env, decode, encode)
 
-        def stream(
-            requests: Sequence[GenerationRequest], sampling: SamplingSettings
-        ) -> Iterable[tuple[int, Completion]]:
-            return enumerate(engines.generate(requests, sampling))
-
         def generate(
             requests: Sequence[GenerationRequest],
             sampling: SamplingSettings,
             problems: Sequence[Problem],
         ) -> list[Completion]:
-            return in_order(turns.play(stream, requests, sampling, problems))
+            stream = turns.play(
+                lambda some, how: enumerate(engines.generate(some, how)),
+                requests,
+                sampling,
+                problems,
+            )
+            return in_order(stream)
 
         env, evaluation = self.config.env, self.config.evaluation
         strict, lenient = env.strict_and_lenient()
@@ -205,6 +199,52 @@ class Evaluator:
             evaluation=self.evaluation,
             num_problems=len(self.asked),
         )
+
+
+def show_tables(summaries: Sequence[EvaluationSummary], description: str) -> None:
+    """Shows what models reached, all in all and by difficulty, in the Prefect UI."""
+    create_table_artifact(summary_table(summaries), key="evaluation", description=description)
+    create_table_artifact(
+        group_table(summaries),
+        key="evaluation-by-difficulty",
+        description="Greedy accuracy by how many numbers and how many solutions a problem has.",
+    )
+
+
+def summary_table(summaries: Sequence[EvaluationSummary]) -> list[dict[str, Any]]:
+    """Returns one row per number, a column per model, as people read it."""
+    measured = {summary.model: measures(summary) for summary in summaries}
+    return [
+        {"measure": name, **{model: values[name] for model, values in measured.items()}}
+        for name in next(iter(measured.values()))
+    ]
+
+
+def measures(summary: EvaluationSummary) -> dict[str, str]:
+    """Returns the numbers of one model by name, those of a share with their 95% interval."""
+    return {
+        "problems": str(summary.num_problems),
+        "accuracy": str(summary.accuracy),
+        "strict": str(summary.accuracy_strict),
+        "lenient": str(summary.accuracy_lenient),
+        **{f"pass@{k}": str(value) for k, value in summary.pass_at_k.items()},
+        **{f"maj@{k}": str(value) for k, value in summary.majority_at_k.items()},
+        "score": str(summary.score),
+        "format": str(summary.format_share),
+        "tokens": summary.response_tokens.as_text(1),
+    }
+
+
+def group_table(summaries: Sequence[EvaluationSummary]) -> list[dict[str, Any]]:
+    """Returns one row per group of problems, a column per model (all saw the same problems)."""
+    return [
+        {"problems": groups[0].label, "number": groups[0].num_problems}
+        | {
+            summary.model: str(group.accuracy)
+            for summary, group in zip(summaries, groups, strict=True)
+        }
+        for groups in zip(*(summary.groups for summary in summaries), strict=True)
+    ]
 
 
 def _source_digest(reward: str) -> str | None:

@@ -137,11 +137,7 @@ def _without_places(settings: dict[str, Any]) -> dict[str, Any]:
 def export_model(model: NamedModel, root: Path, *, dtype: str, to: Path) -> Path:
     """Writes a model's folder, whole or not at all, and returns it.
 
-    Args:
-        model: a checkpoint, whose adapters are merged already, or any other model's folder.
-        root: `storage.root`.
-        dtype: one of `DTYPES`; whole numbers stay what they are.
-        to: the folder to make.
+    `dtype` is one of `DTYPES`; whole numbers stay what they are.
 
     Raises:
         ValueError: there is something at `to`, or a weight is too large for the type.

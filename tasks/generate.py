@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow.parquet as pq
-from prefect import Task, task
+from prefect import Task
 from prefect.context import TaskRunContext
 
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import dataset_folder, generator_settings, is_ready, write_dataset
 from rl_core.data.readers import SPLITS
 from rl_core.system.atomic import locked, sweep_leftovers
-from rl_core.system.redaction import redacting_errors
 from rl_core.system.words import cut
+from tasks.prefect_ui.flow_run import stage
 
 _NAME_CHARACTERS: Final = 80
 _logger = logging.getLogger(__name__)
@@ -70,14 +70,7 @@ def _run_name(parameters: dict[str, Any]) -> str:
     return f"generate {data.train_size + data.test_size:,} problems"
 
 
-@task(
-    name="generate",
-    task_run_name=_run_name,  # type: ignore[arg-type]  # a plain function does
-    persist_result=True,
-    result_serializer="json",
-    cache_key_fn=cache_key,
-)
-@redacting_errors()
+@stage("generate", _run_name, cache_key)
 def generate_task(config: RunConfig) -> Path:
     """Makes or finds the data set in a flow run."""
     return generate_dataset(config)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, Literal
@@ -79,7 +79,7 @@ class StepEstimate:
 
 def measured_before(config: RunConfig) -> StepEstimate | None:
     """Returns the rate of the last run of the same shape, or of an imported log of it."""
-    for run, is_imported in _runs_like(config, {True: _LOGGED_SHAPE, False: _SHAPE}):
+    for run, is_imported in _runs_like(config, _SHAPE):
         seconds = measured_step(_logged(run, "timing_s/step"), at_least=1)
         if seconds is not None:
             return StepEstimate(seconds, "imported" if is_imported else "measured", run.name)
@@ -107,7 +107,7 @@ def estimates(
 def lengths_seen(config: RunConfig) -> Lengths | None:
     """Returns the lengths that the last run of this model and env had, as far as it may now."""
     most = config.data.max_response_length
-    for run, _ in _runs_like(config, {True: _LOGGED_SHAPE, False: _SAME_LENGTHS}):
+    for run, _ in _runs_like(config, _SAME_LENGTHS):
         if (seen := _lengths_of(run)) is not None:
             return replace(seen, response=min(seen.response, most), longest=min(seen.longest, most))
     return None
@@ -128,7 +128,7 @@ def _scaled(
     config: RunConfig, shape: ModelShape, machine: Machine, lengths: Lengths | None
 ) -> StepEstimate | None:
     """Returns an estimate by the last run of this model on this device, if there was one."""
-    for run, is_imported in _runs_like(config, {True: _LOGGED_SHAPE, False: _SAME_DEVICE}):
+    for run, is_imported in _runs_like(config, _SAME_DEVICE):
         if is_imported:
             continue  # a log does not say on what device
         seconds, seen = measured_step(_logged(run, "timing_s/step")), _lengths_of(run)
@@ -189,20 +189,16 @@ class TimePlan:
             "problems": self.problems.number,
             "steps": self.steps,
             "steps_in_epoch": self.steps_in_epoch,
-            "seconds_per_step": _numbers(step),
-            **{f"hours_per_{of}": _numbers(step.times(n / 3_600)) for of, n in named.items()},
+            "seconds_per_step": asdict(step),
+            **{f"hours_per_{of}": asdict(step.times(n / 3_600)) for of, n in named.items()},
             **{
                 f"price_per_{of}": None
                 if budget.price_per_hour is None
-                else _numbers(step.times((price(1.0, budget) or 0.0) * n))
+                else asdict(step.times((price(1.0, budget) or 0.0) * n))
                 for of, n in named.items()
             },
             "currency": budget.currency,
         }
-
-
-def _numbers(spread: Spread) -> dict[str, float]:
-    return {"low": spread.low, "typical": spread.typical, "high": spread.high}
 
 
 def planned_steps(config: RunConfig) -> int:
@@ -214,19 +210,14 @@ def planned_steps(config: RunConfig) -> int:
     return total_steps(config, count_problems(config).number)
 
 
-def _runs_like(config: RunConfig, alike: Mapping[bool, Sections]) -> Iterator[tuple[Path, bool]]:
-    """Yields runs whose settings are the same, the last first, and whether each was imported.
-
-    Args:
-        config: the settings that are wanted.
-        alike: the settings that must be the same, of imported runs (True) and of others.
-    """
+def _runs_like(config: RunConfig, alike: Sections) -> Iterator[tuple[Path, bool]]:
+    """Yields runs whose settings are the same, the last first, and whether each was imported."""
     wanted = config.model_dump(mode="json")
     for run in reversed(find_runs(config.storage.root)):
         is_imported = _is_imported(run)
         if is_imported and config.env.max_turns > 1:
             continue  # a log of one turn
-        sections = alike[is_imported]
+        sections = _LOGGED_SHAPE if is_imported else alike
         if _cut(read_settings(run), sections) == _cut(wanted, sections):
             yield run, is_imported
 
@@ -238,11 +229,9 @@ def _logged(run: Path, name: str) -> list[float]:
 
 
 def _is_imported(run: Path) -> bool:
-    try:
-        record = json.loads((run / "run.json").read_text(encoding="utf-8"))
-        return isinstance(record, dict) and record.get("preset") == IMPORTED
-    except (OSError, ValueError):
-        return False
+    with suppress(OSError, ValueError):
+        return RunFolder(run).read().preset == IMPORTED
+    return False
 
 
 def _cut(settings: Mapping[str, Any], sections: Sections) -> dict[str, Any]:

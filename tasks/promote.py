@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from prefect import task
-
 from rl_core.checkpoints.champion import Contender, PromotedContender
 from rl_core.checkpoints.manifest import MANIFEST, model_digest
 from rl_core.checkpoints.retention import Checkpoint
@@ -21,11 +19,10 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.storage.champions import promote_published
 from rl_core.storage.object_store import StoreError
 from rl_core.system.atomic import is_disk_full
-from rl_core.system.redaction import redacting_errors
 from tasks.evaluate import checkpoint_name
 from tasks.evaluator import Evaluator, Rows
 from tasks.prefect_ui.artifacts import create_table_artifact
-from tasks.prefect_ui.result_keys import once_per_training
+from tasks.prefect_ui.flow_run import once_per_training, stage
 
 _logger = logging.getLogger(__name__)
 
@@ -76,14 +73,11 @@ def _promote(
 def _compare(
     config: RunConfig, run: RunFolder, data: Path, model_path: Path, checkpoint: Checkpoint | None
 ) -> Promotion:
-    root = config.storage.root
-    evaluator = Evaluator(config, data)
-    base_rows = evaluator.known_rows("base", model_path)
-    rows = None
-    if checkpoint is not None:
-        rows = evaluator.known_rows(checkpoint_name(checkpoint.path), checkpoint.path)
+    root, evaluator = config.storage.root, Evaluator(config, data)
     if checkpoint is None:
         return Promotion(False, "not promoted: the run has no checkpoint", None)
+    base_rows = evaluator.known_rows("base", model_path)
+    rows = evaluator.known_rows(checkpoint_name(checkpoint.path), checkpoint.path)
     if base_rows is None or rows is None:
         return Promotion(False, "not promoted: the rows of its evaluation were not kept", None)
     summary = summarise(rows)
@@ -115,14 +109,7 @@ def _compare(
     )
 
 
-@task(
-    name="promote",
-    task_run_name="compare with the champion",
-    persist_result=True,
-    result_serializer="json",
-    cache_key_fn=once_per_training,
-)
-@redacting_errors()
+@stage("promote", "compare with the champion", once_per_training)
 def promote_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) -> None:
     """Promotes in a flow run; a table artifact shows the champion and those before it."""
     promotion = promote_run(config, run, data, model_path)

@@ -20,7 +20,7 @@ from rl_core.storage.spool import Spool
 from rl_core.system.redaction import redacting_errors
 from rl_core.system.words import GIB, disk_size
 from tasks.prefect_ui.artifacts import create_table_artifact
-from tasks.prefect_ui.result_keys import once_per_training
+from tasks.prefect_ui.flow_run import once_per_training, stage
 
 LEFT_ALONE: Final = "left alone"
 _logger = logging.getLogger(__name__)
@@ -65,14 +65,7 @@ def _run_name(parameters: dict[str, Any]) -> str:
     )
 
 
-@task(
-    name="prune",
-    task_run_name=_run_name,  # type: ignore[arg-type]  # a plain function does
-    persist_result=True,
-    result_serializer="json",
-    cache_key_fn=once_per_training,
-)
-@redacting_errors()
+@stage("prune", _run_name, once_per_training)
 def prune_task(config: RunConfig, run: RunFolder) -> None:
     """Prunes in a flow run; a table artifact says what was kept, deleted and why."""
     create_table_artifact(

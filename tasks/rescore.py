@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,12 +26,9 @@ _COLUMNS = ["step", "group_id", "sample_index", "prompt_index", "response"]
 def rescore_run(config: RunConfig, run: RunFolder, data: Path, changed: str) -> Path:
     """Scores all rollouts of a run by the reward of `config.env`, and returns the file of scores.
 
-    Args:
-        config: the run's settings, its reward's changed.
-        run: whose rollouts; what they scored in training stays.
-        data: folder of the data set that the run was trained on.
-        changed: the changed settings in words: the file's name, and what SQL calls it by. Scores of
-            the same change are replaced, but for those of rollouts that are not there any more.
+    What they scored in training stays. `changed` are the changed settings in words: the file's
+    name, and what SQL calls it by. Scores of the same change are replaced, but for those of
+    rollouts that are not there any more.
 
     Raises:
         ValueError: a rollout's problem is not in the data set.
@@ -82,10 +78,13 @@ def _scored(
     changed: str,
 ) -> pa.Table:
     rows = batch.to_pylist()
-    pending = [
-        rewards.submit(row["response"] or "", problem)
-        for row, problem in zip(rows, _of(rows, problems), strict=True)
-    ]
+    for row in rows:
+        if row["prompt_index"] not in problems:
+            raise ValueError(
+                f"problem {row['prompt_index']} of step {row['step']} is not in the run's data "
+                "set any more: make it again with countdown-train generate"
+            )
+    pending = [rewards.submit(r["response"] or "", problems[r["prompt_index"]]) for r in rows]
     scored = [future.result() for future in pending]
     return pa.table(
         {
@@ -97,14 +96,3 @@ def _scored(
         },
         schema=RESCORES,
     )
-
-
-def _of(rows: list[dict[str, int]], problems: dict[int, Problem]) -> Iterator[Problem]:
-    for row in rows:
-        problem = problems.get(row["prompt_index"])
-        if problem is None:
-            raise ValueError(
-                f"problem {row['prompt_index']} of step {row['step']} is not in the run's data "
-                "set any more: make it again with countdown-train generate"
-            )
-        yield problem

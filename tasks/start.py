@@ -7,7 +7,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Literal
 
-from prefect import task
 from prefect.logging import get_run_logger
 from pydantic import BaseModel, ConfigDict
 
@@ -19,11 +18,10 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.settings_file import read_settings
 from rl_core.storage.champions import bring_champion
 from rl_core.storage.object_store import ObjectStore
-from rl_core.system.redaction import redacting_errors
 from tasks.base_model import is_complete, made_folder
 from tasks.evaluator import Evaluator
 from tasks.generate import generate_dataset
-from tasks.prefect_ui.result_keys import once_per_flow_run
+from tasks.prefect_ui.flow_run import once_per_flow_run, stage
 from tasks.preflight_checks.plans import model_shape
 from tasks.storage import bring_inputs, bring_records
 
@@ -148,14 +146,7 @@ def start_of(config: RunConfig, start_from: StartFrom) -> Start:
     return start.model_copy(update={"seed": next_seed(config)})
 
 
-@task(
-    name="start",
-    task_run_name="choose the model to start from",
-    persist_result=True,
-    result_serializer="json",
-    cache_key_fn=once_per_flow_run,
-)
-@redacting_errors()
+@stage("start", "choose the model to start from", once_per_flow_run)
 def start_task(config: RunConfig, start_from: StartFrom) -> Start:
     """Returns where a flow run starts: its retries start from the same."""
     start = start_of(config, start_from)

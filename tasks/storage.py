@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -59,12 +59,7 @@ def bring_runs(
     *,
     chosen: Callable[[str], bool] = lambda run_id: True,
 ) -> None:
-    """Brings what questions about runs are asked to, as far as it has changed.
-
-    Args:
-        storage: without a URL nothing is done.
-        wanted: chooses among a run's paths.
-        chosen: chooses among run ids.
+    """Brings the paths wanted of the runs chosen, as far as they have changed, if there is a store.
 
     Raises:
         StoreError: the store does not answer.
@@ -93,10 +88,7 @@ def bring_records(storage: StorageConfig) -> None:
 def bring_model(storage: StorageConfig, name: str, run_id: str | None) -> None:
     """Brings the run of a checkpoint that somebody names, with its inputs, or all champions.
 
-    Args:
-        storage: without a URL nothing is done.
-        name: see `tasks.queries.checkpoint_names.find_model`.
-        run_id: of which a name without a run is; None: the latest.
+    `run_id`: of which a name without a run is; None: the latest.
 
     Raises:
         StoreError: the store does not answer.
@@ -113,15 +105,11 @@ def bring_model(storage: StorageConfig, name: str, run_id: str | None) -> None:
             bring_inputs_of_run(storage, RunFolder.under(storage.root, champion.current.run_id))
         return
     is_of_run = (storage.root / "runs" / name.partition("/")[0]).is_dir()
-    named = name.partition("/")[0] if is_of_run else run_id or _latest(storage.root)
+    latest = next((path.name for path in reversed(find_runs(storage.root))), None)
+    named = name.partition("/")[0] if is_of_run else run_id or latest
     bring_runs(storage, everything, chosen=lambda found: found == named)
     if named is not None:
         bring_inputs_of_run(storage, RunFolder.under(storage.root, named))
-
-
-def _latest(root: Path) -> str | None:
-    runs = find_runs(root)
-    return runs[-1].name if runs else None
 
 
 def bring_inputs_of_run(storage: StorageConfig, run: RunFolder) -> None:
@@ -146,10 +134,7 @@ def published(config: RunConfig) -> Iterator[None]:
         StoreError: the store does not answer.
     """
     assert config.run_id is not None, "choose_run has named it"
-
-    def bring(store: ObjectStore, spool: Spool) -> Sequence[str]:
-        return bring_inputs(config, store)
-
+    bring = lambda store, spool: bring_inputs(config, store)  # noqa: E731
     with mirrored(config.storage, config.run_id, bring=bring):
         yield
 
@@ -161,11 +146,11 @@ def inputs_published(config: RunConfig) -> Iterator[None]:
     Raises:
         StoreError: the store does not answer.
     """
-    if config.storage.url is None:
+    storage = config.storage
+    if storage.url is None:
         yield
         return
-    storage = config.storage
-    store, spool = ObjectStore(config.storage.url), Spool(storage.root, config.storage.url)
+    store, spool = ObjectStore(storage.url), Spool(storage.root, storage.url)
     folders = bring_inputs(config, store)
     yield
     shared_upload(store, spool, folders).send(everything=True)

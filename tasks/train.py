@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from prefect import task
 from prefect.context import TaskRunContext
 from prefect.logging import get_run_logger
 
 from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.log_file import Log
-from rl_core.system.redaction import redacting_errors
 from tasks.prefect_ui.attempts import (
     attempt_name,
     settings_in_force,
     show_attempts,
     telling_of_the_end,
 )
+from tasks.prefect_ui.flow_run import once_per_flow_run, stage
 from tasks.prefect_ui.progress import TrainingProgress
-from tasks.prefect_ui.result_keys import once_per_flow_run
 from tasks.preflight_checks.hours import plan_steps
 from tasks.supervision.supervisor import call_supervised
 from tasks.supervision.trainer_process import train_for_parent
@@ -37,15 +35,8 @@ def train_supervised(
 ) -> int:
     """Trains like `train_model`, in a watched process, and returns the last step done.
 
-    When it is asked to stop it finishes the update that is under way, and saves.
-
-    Args:
-        config: the run's settings.
-        run: the run's folder; what the trainer prints is in `workers/trainer.log`.
-        data: see `train_model`.
-        model_path: see `train_model`.
-        on_step: see `train_model`.
-        logger: hears what `train_model` tells its own, and the workers' warnings and errors.
+    When it is asked to stop it finishes the update that is under way, and saves. What it prints is
+    in `workers/trainer.log`.
 
     Raises:
         WorkerDied: the trainer was killed, or one of its workers was.
@@ -75,14 +66,7 @@ def train_supervised(
     return last_done if steps is None else steps
 
 
-@task(
-    name="train",
-    task_run_name=attempt_name,  # type: ignore[arg-type]  # a plain function does
-    persist_result=True,
-    result_serializer="json",
-    cache_key_fn=once_per_flow_run,
-)
-@redacting_errors()
+@stage("train", attempt_name, once_per_flow_run)
 def train_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) -> int:
     """Trains inside a flow run: progress artifact, retries by the flow's condition."""
     logger = get_run_logger()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
-from prefect import task
 from prefect.context import TaskRunContext
 
 from rl_core.config.run import RunConfig
@@ -26,10 +25,9 @@ from rl_core.data.parquet_guard import MAX_ROWS, DatasetError
 from rl_core.data.prompt_lengths import SAMPLE_ROWS, CountTokens, measure_all, measure_by_parts
 from rl_core.envs import ENVS
 from rl_core.envs.text_env import TextEnv
-from rl_core.system.redaction import redacting_errors
 from rl_core.system.words import cut, printable
 from tasks.prefect_ui.artifacts import create_table_artifact, plain
-from tasks.prefect_ui.result_keys import once_per_flow_run
+from tasks.prefect_ui.flow_run import once_per_flow_run, stage
 from tasks.queries.saved_questions import SQL_FOLDER, Value, load_check
 from tasks.queries.sql import CheckSession, open_checks
 from tasks.validation import LengthReport, Prompt, Render, look_at_prompts, report_lengths
@@ -70,12 +68,7 @@ class ValidationFailed(ValueError):  # noqa: N818  # what happened, not a kind o
 
 
 def validate_dataset(config: RunConfig, data: Path, model_path: Path) -> Validation:
-    """Returns what was checked, all of it passed.
-
-    Args:
-        config: the settings that the data set must fit.
-        data: its folder.
-        model_path: folder of the model whose tokenizer measures the prompts.
+    """Returns what was checked, all of it passed; the model's tokenizer measures the prompts.
 
     Raises:
         DatasetError: a file is missing, truncated or damaged.
@@ -104,11 +97,7 @@ def check_without_tokenizer(config: RunConfig, data: Path) -> int:
         DatasetError: a file is missing, truncated or damaged.
         ValidationFailed: a check found rows.
     """
-    splits = {
-        split: read_verified(data / f"{split}.parquet", max_rows=_most_rows(config, split))
-        for split in ("train", "test")
-    }
-    return len(run_checks(config, data, splits))
+    return len(run_checks(config, data, _read_splits(config, data)))
 
 
 def check_dataset(
@@ -119,10 +108,7 @@ def check_dataset(
 ) -> Validation:
     """Does the work of `validate_dataset`, with any way to count prompts' tokens and render one."""
     started = time.monotonic()
-    splits = {
-        split: read_verified(data / f"{split}.parquet", max_rows=_most_rows(config, split))
-        for split in ("train", "test")
-    }
+    splits = _read_splits(config, data)
     results = run_checks(config, data, splits)
     are_templated = all(result["status"] == "ok" for result in results)
     if config.data.train_files:
@@ -180,18 +166,7 @@ def _cache_key(context: TaskRunContext, inputs: dict[str, Any]) -> str:
     return once_per_flow_run(context, {**inputs, "made_at": made_at})
 
 
-def _run_name(parameters: dict[str, Any]) -> str:
-    return f"check the data set {parameters['data'].name}"
-
-
-@task(
-    name="validate",
-    task_run_name=_run_name,  # type: ignore[arg-type]  # a plain function does
-    persist_result=True,
-    result_serializer="json",
-    cache_key_fn=_cache_key,
-)
-@redacting_errors()
+@stage("validate", "check the data set {data.name}", _cache_key)
 def validate_task(config: RunConfig, data: Path, model_path: Path) -> None:
     """Checks the data set in a flow run; passed or not, table artifacts show what was found."""
     try:
@@ -210,12 +185,8 @@ def measure_prompts(
 ) -> pl.DataFrame:
     """Returns `split`, `index` and `prompt_tokens` of every problem, in the files' order.
 
-    Args:
-        env: what the problems are; templated prompts are measured by their parts where that is
-            proved to be exact.
-        splits: tables that passed every check.
-        count_tokens: the tokenizer.
-        are_templated: whether every prompt was proved to be the env's template, filled.
+    `are_templated`: every prompt was proved to be the env's template, filled. Then it is measured
+    by its parts where that is proved to be exact.
     """
     of_numbers = env.overrides(TextEnv.prompt_of_numbers)
     columns = ["prompt", "nums", "target"] if of_numbers else ["prompt"]
@@ -237,11 +208,6 @@ def measure_prompts(
 
 def run_checks(config: RunConfig, data: Path, splits: Mapping[str, pa.Table]) -> list[Result]:
     """Returns one row per SQL check, all of them passed.
-
-    Args:
-        config: chooses the checks and holds their parameters.
-        data: the data set's folder, for messages.
-        splits: the rows of `train` and `test`.
 
     Raises:
         ValidationFailed: a check found rows; the columns are checked first, and alone.
@@ -272,16 +238,11 @@ def run_checks(config: RunConfig, data: Path, splits: Mapping[str, pa.Table]) ->
             _run_check(session, path, parameters, notes.get(path.stem, "")) for path in others
         ]
     if config.data.train_files:
-        _excuse_own_prompts(results, env.checks_of_template)
+        for result in results:
+            if result["check"] in env.checks_of_template and result["status"] == "failed":
+                _warn(result)
     _raise_if_failed(Validation(results, None), data)  # rows with nulls, say, hold no prompts
     return results
-
-
-def _excuse_own_prompts(results: list[Result], of_templates: Sequence[str]) -> None:
-    """Turns a failed check of templates into a warning."""
-    for result in results:
-        if result["check"] in of_templates and result["status"] == "failed":
-            _warn(result)
 
 
 def _warn(result: Result) -> None:
@@ -302,11 +263,15 @@ def _run_check(
     return _result(path.stem, proves + note, rows)
 
 
-def _most_rows(config: RunConfig, split: str) -> int:
-    if config.data.train_files or not config.env.is_generated:
-        return MAX_ROWS
+def _read_splits(config: RunConfig, data: Path) -> dict[str, pa.Table]:
+    is_made = config.env.is_generated and not config.data.train_files
     sizes = {"train": config.data.train_size, "test": config.data.test_size}
-    return _FAR_TOO_MANY * sizes[split]
+    return {
+        split: read_verified(
+            data / f"{split}.parquet", max_rows=_FAR_TOO_MANY * size if is_made else MAX_ROWS
+        )
+        for split, size in sizes.items()
+    }
 
 
 def _length_result(split: str, lengths: pl.DataFrame, limit: int) -> Result:

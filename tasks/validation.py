@@ -65,12 +65,7 @@ class LengthReport:
 
 
 def report_lengths(lengths: pl.DataFrame, limit: int) -> LengthReport:
-    """Returns the report of all prompts.
-
-    Args:
-        lengths: `split` and `prompt_tokens`, at least one row.
-        limit: `data.max_prompt_length`.
-    """
+    """Returns the report of all prompts (`split` and `prompt_tokens`, at least one row)."""
     counts = lengths.group_by("prompt_tokens").len().sort("prompt_tokens")
     prompts: Counts = dict(counts.iter_rows())
     return LengthReport(
@@ -154,49 +149,38 @@ def _share(part: int, total: int) -> str:
 
 
 def look_at_prompts(config: RunConfig, rows: Iterable[tuple[str, int, Prompt]]) -> list[Finding]:
-    """Returns what was looked at.
-
-    Args:
-        config: the run's settings.
-        rows: (split, index, messages) of each problem.
-    """
-    is_chat = config.env.prompt_template == "chat"
-    mark = config.env.answer_mark
-    json_rows, tagged, closed, has_mark, first = [], [], [], False, None
-    for split, index, messages in rows:
-        texts = [message["content"] for message in messages]
-        row = {"split": split, "index": index, "text": texts[-1]}
-        first = first or row
-        has_mark = has_mark or any(mark in text for text in texts)
-        if any(map(_is_message_as_json, texts)):
-            json_rows.append(row)
-        if is_chat and any(map(_TAGS.search, texts)):
-            tagged.append(row)
-        if is_chat and messages[-1]["role"] == "assistant":
-            closed.append(row)
-    found: list[Finding] = [
+    """Returns what was looked at; `rows` are split, index and messages of each problem."""
+    is_chat, mark = config.env.prompt_template == "chat", config.env.answer_mark
+    looks: list[tuple[str, str, Callable[[Prompt], object]]] = [
         (
             "prompt_no_json",
             "no message is itself the JSON of messages (json.loads turns the column's text into "
             "a list of messages)",
-            True,
-            json_rows,
+            lambda prompt: any(_is_message_as_json(message["content"]) for message in prompt),
         ),
         (
             "prompt_no_tags",
             "no message holds a chat template's tags, which the model's own template writes again "
             "(leave the tags out, or choose env.prompt_template=base for texts that are templated)",
-            True,
-            tagged,
+            lambda prompt: is_chat and any(_TAGS.search(one["content"]) for one in prompt),
         ),
         (
             "prompt_open_turn",
             "no prompt ends with a message of the assistant, whose turn the chat template closes "
             "(leave it out, or put it into the user's message)",
-            True,
-            closed,
+            lambda prompt: is_chat and prompt[-1]["role"] == "assistant",
         ),
     ]
+    broken: dict[str, list[dict[str, Any]]] = {name: [] for name, _, _ in looks}
+    first, has_mark = None, False
+    for split, index, messages in rows:
+        row = {"split": split, "index": index, "text": messages[-1]["content"]}
+        first = first or row
+        has_mark = has_mark or any(mark in message["content"] for message in messages)
+        for name, _, breaks in looks:
+            if breaks(messages):
+                broken[name].append(row)
+    found: list[Finding] = [(name, proves, True, broken[name]) for name, proves, _ in looks]
     if config.env.reward is None:
         found.append(
             (

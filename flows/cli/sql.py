@@ -147,7 +147,7 @@ def _key_and_value(text: str) -> tuple[str, str]:
 def compare(words: Sequence[str]) -> None:
     """Compares runs: tables here, curves in compare.html."""
     from rl_core.runs.lock import close_lost_runs
-    from tasks.report_page.compare import compare_runs
+    from tasks.report_page.data import compare_runs
     from tasks.report_page.page import write_comparison  # draws: `sql` does not
 
     asked, settings = take_arguments([word for word in words if "=" in word], ("output",))

@@ -171,7 +171,7 @@ def evaluate(overrides: Sequence[str]) -> None:
     settings = run_first(settings, "evaluate")
     if asked:
         from flows.evaluate import choose, render
-        from tasks.evaluate_checkpoint import evaluate_models
+        from tasks.evaluate import evaluate_models
 
         chosen = choose(asked, settings)
         with _shown(), chosen.published():
@@ -182,8 +182,7 @@ def evaluate(overrides: Sequence[str]) -> None:
     config, run = existing_run(settings, arguments=COMMANDS["evaluate"].arguments)
     refuse_unnamed_code(config, settings, ray=True)
     from flows.evaluate import render
-    from tasks.evaluate import evaluate_run
-    from tasks.evaluate_checkpoint import evaluated_of_run
+    from tasks.evaluate import evaluate_run, evaluated_of_run
     from tasks.evaluator import Evaluator
     from tasks.promote import promote_run
 

@@ -22,7 +22,10 @@ from rl_core.system.atomic import write_text_atomically
 from tasks.report_page.failure_causes import COLOURS, PREFIX, find_failure
 
 _STEP = re.compile(r"(?:^|\s)step:(?P<step>\d+) - (?P<metrics>.+)$")
-_METRIC = re.compile(r"^(?P<name>[\w/.@=-]+):(?:np\.\w+\()?(?P<value>[^()\s]+)\)?$")
+_METRIC = re.compile(
+    r"^(?P<name>[\w/.@=-]+):(?:np\.\w+\()?"
+    r"(?P<value>[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|nan|NaN|inf|Infinity))\)?$"
+)
 _OURS: Final = {"actor/entropy": "actor/entropy_loss"}
 """Names that verl has changed since, by today's."""
 _MOST_LINES: Final = 2_000
@@ -110,9 +113,9 @@ def _metrics(text: str) -> Iterator[tuple[str, float]]:
     tests: dict[str, list[float]] = {"val/score": [], "val/accuracy": []}
     for item in text.split(" - "):
         match = _METRIC.match(item.strip())
-        value = _number(match["value"]) if match is not None else None
-        if match is None or value is None:
+        if match is None:
             continue
+        value = float(match["value"])
         name = _OURS.get(match["name"], match["name"])
         if not math.isfinite(value):
             yield f"{NOT_FINITE}{name}", 1.0
@@ -127,26 +130,13 @@ def _metrics(text: str) -> Iterator[tuple[str, float]]:
             yield name, fmean(values)
 
 
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
 def import_log(
     file: Path, *, root: Path, run_id: str, settings: RunConfig | None = None
 ) -> RunFolder:
     """Makes a run of a log, and returns its folder.
 
-    Step times, which such a log does not hold, are counted back from the file's own time.
-
-    Args:
-        file: the log.
-        root: `storage.root`.
-        run_id: the run's name.
-        settings: what it is a log of, where that is known: its step times then count for runs of
-            the same shape.
+    Step times, which such a log does not hold, are counted back from the file's own time. With
+    `settings`, they count for runs of the same shape.
 
     Raises:
         ValueError: no step is in it, or a run of that name exists.

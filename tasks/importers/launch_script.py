@@ -59,11 +59,8 @@ def import_script(
 ) -> Imported:
     """Returns what a launch script asks for, in our settings, and what is wrong with it.
 
-    Args:
-        text: the script.
-        variables: set outside the script and named by the user, who wants to hear of one that
-            changes nothing.
-        shell: the environment beside them.
+    Of `variables`, which the user names, one that changes nothing is a finding; `shell` is the
+    environment beside them.
 
     Raises:
         ValueError: no command in it looks like a trainer's.

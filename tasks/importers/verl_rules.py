@@ -42,9 +42,7 @@ _CHECKPOINTED: Final = (
 def translate(given: Mapping[str, Given], line: int) -> tuple[Settings, list[Finding]]:
     """Returns verl's settings as ours, and what is said of them.
 
-    Args:
-        given: the settings; a value with a `$` left in it cannot be read.
-        line: where their command begins.
+    A value with a `$` left in it cannot be read. Their command begins in `line`.
     """
     unread = {key: one for key, one in given.items() if "$" in one.value}
     asked = Asked({key: one for key, one in given.items() if key not in unread}, unread, line)

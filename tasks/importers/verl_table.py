@@ -41,12 +41,7 @@ PLAIN_NAMES: Final = (*NAMES, *(pattern for pattern, _, _ in _PATTERNS if "*" no
 def meaning(key: str, value: str) -> tuple[str, bool] | None:
     """Returns why a setting of verl's does nothing here, and whether it asks for what we lack.
 
-    Args:
-        key: verl's.
-        value: as it is written; False, null and the like ask for nothing.
-
-    Returns:
-        None if verl is not known to have such a setting.
+    None if verl is not known to have such a setting.
     """
     is_off = value.strip(" '\"").lower() in TABLE["asks_for_nothing"]
     for pattern, reason, table in _PATTERNS:

@@ -201,18 +201,16 @@ class LiveArtifacts:
         try:
             data = pending.make()
             if data is not None:
-                self._send(key, pending, redact_all(data))
+                shown = redact_all(data)
+                if key in self._made:
+                    _update(self._made[key], shown, pending.description)
+                else:
+                    self._made[key] = _put(pending.kind, shown, key, pending.description)
         except (HTTPError, PrefectException) as error:
             _warn(key, error)
         except (OSError, ValueError) as error:
             _logger.warning("the artifact %s could not be made: %s", key, first_line(error))
         self._not_before[key] = time.monotonic() + _INTERVALS_S[pending.kind]
-
-    def _send(self, key: str, pending: _Pending, data: Any) -> None:
-        if key in self._made:
-            _update(self._made[key], data, pending.description)
-        else:
-            self._made[key] = _put(pending.kind, data, key, pending.description)
 
 
 def _put_unless_away(

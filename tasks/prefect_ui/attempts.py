@@ -23,7 +23,7 @@ from rl_core.resources.oom_recovery import (
     remedies,
     with_changes,
 )
-from rl_core.runs.run_folder import Attempt, RunFolder
+from rl_core.runs.run_folder import RunFolder
 from rl_core.system.log_file import Log
 from tasks.prefect_ui.artifacts import create_table_artifact
 
@@ -97,7 +97,7 @@ def show_attempts(run: RunFolder, logger: Log) -> None:
         "attempt %d, from step %d with %s: %s",
         len(attempts),
         last.from_step,
-        _difference(last),
+        last.changed or "the same settings",
         last.reason,
     )
     if TaskRunContext.get() is None:
@@ -115,10 +115,6 @@ def show_attempts(run: RunFolder, logger: Log) -> None:
         key="attempts",
         description="Each start of training: why it was needed, and what it changed.",
     )
-
-
-def _difference(attempt: Attempt) -> str:
-    return attempt.changed or "the same settings"
 
 
 def _died_before(error: WorkerDied, run: RunFolder) -> bool:

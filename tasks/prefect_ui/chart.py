@@ -324,12 +324,7 @@ def _mean_of(span: int) -> str:
 
 
 def learning_curve(rows: Sequence[Mapping[str, Any]], title: str) -> str | None:
-    """Returns accuracy, score, length and KL by ascending steps as an SVG data URI, if any.
-
-    Args:
-        rows: `step` and metrics, as in `metrics.jsonl`.
-        title: stands above the charts.
-    """
+    """Returns accuracy, score, length and KL of a run's metrics as an SVG data URI, if any."""
     drawings: list[str] = []
     for name, lines in _CHARTS.items():
         series = [Series(words, colour, _points(rows, metric)) for metric, words, colour in lines]

@@ -1,19 +1,29 @@
-"""What the Prefect UI shows of a flow run itself: its log, and tags to find it by."""
+"""What Prefect keeps and shows of a flow run: results of its stages, its log, tags to find it by.
+
+Results are what Retry in the UI need not make again: a path, a few numbers or nothing, as JSON in
+the folder of Prefect's setting `PREFECT_RESULTS_LOCAL_STORAGE_PATH` (by default
+`~/.prefect/storage`). Where one is lost, or could not be kept, its stage runs again.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar
 
 from httpx import HTTPError
-from prefect import get_client
+from prefect import Task, get_client, task
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.exceptions import PrefectException
 from prefect.logging.handlers import APILogHandler
 
+from rl_core.checkpoints.store import list_checkpoints
 from rl_core.config.run import RunConfig
 from rl_core.errors import first_line
+from rl_core.runs.run_folder import RunFolder
 from rl_core.system.log_file import (
     OUR_LOGGERS,
     PREFECTS_RUN_LOGGERS,
@@ -24,6 +34,8 @@ from rl_core.system.redaction import redacting_errors
 from tasks.prefect_ui.artifacts import beside
 
 _logger = logging.getLogger(__name__)
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class _RunLog(APILogHandler):
@@ -80,3 +92,49 @@ def tag_flow_run(config: RunConfig) -> None:
 
     flow_run_id = context.flow_run.id
     beside(send)
+
+
+def stage(
+    name: str,
+    run_name: str | Callable[[dict[str, Any]], str],
+    key: Callable[[TaskRunContext, dict[str, Any]], str],
+) -> Callable[[Callable[_P, _R]], Task[_P, _R]]:
+    """Makes a function a task whose result Prefect keeps under a cache key."""
+
+    def make(function: Callable[_P, _R]) -> Task[_P, _R]:
+        return task(
+            name=name,
+            task_run_name=run_name,  # type: ignore[arg-type]  # a plain function does
+            persist_result=True,
+            result_serializer="json",
+            cache_key_fn=key,
+        )(redacting_errors()(function))
+
+    return make
+
+
+def once_per_flow_run(context: TaskRunContext, inputs: Mapping[str, Any]) -> str:
+    """Returns a cache key that a stage of a flow run has in common with its retries alone."""
+    own = context.task_run.flow_run_id or context.task_run.id
+    facts = {name: _plain(value) for name, value in inputs.items()}
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return f"{context.task.name}-{own}-{digest[:16]}"
+
+
+def once_per_training(context: TaskRunContext, inputs: Mapping[str, Any]) -> str:
+    """Returns a key as `once_per_flow_run` does, which is another one when training has gone on."""
+    metrics = inputs["run"].metrics.path
+    trained_at = metrics.stat().st_mtime_ns if metrics.exists() else None
+    return once_per_flow_run(context, {**inputs, "trained_at": trained_at})
+
+
+def is_trained(run: RunFolder) -> bool:
+    """Says whether the last step that a run did still has its checkpoint."""
+    steps = run.metrics.last_step()
+    return any(checkpoint.step == steps for checkpoint in list_checkpoints(run.path))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, RunConfig):
+        return value.model_dump(mode="json")
+    return str(value.path if isinstance(value, RunFolder) else value)

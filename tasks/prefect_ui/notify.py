@@ -62,7 +62,7 @@ def deliver(listeners: Listeners, message: Mapping[str, Any]) -> dict[str, str |
     webhook, command = listeners.webhook, listeners.command
     told: dict[str, str | None] = {}
     if webhook is not None:
-        told["the webhook"] = _within(WEBHOOK_S, lambda: _post(webhook, text.encode()))
+        told["the webhook"] = _with_url(webhook, lambda url: _post(url, text.encode()))
     if command:
         told[f"the command {command[0]}"] = _run(command, text)
     return told
@@ -71,10 +71,8 @@ def deliver(listeners: Listeners, message: Mapping[str, Any]) -> dict[str, str |
 def warn_of_mistakes(listeners: Listeners, log: Log) -> None:
     """Warns of listeners that could not be told, before there is anything to tell."""
     webhook, command = listeners.webhook, listeners.command
-    if webhook is not None:
-        said = _within(WEBHOOK_S, lambda: _why_no_url(webhook))
-        if said is not None:
-            log.warning("the webhook will not be told: %s", said)
+    if webhook is not None and (said := _with_url(webhook, lambda url: None)) is not None:
+        log.warning("the webhook will not be told: %s", said)
     if command and shutil.which(command[0]) is None:
         log.warning("the command %s will not be told: there is no such program", command[0])
 
@@ -107,35 +105,29 @@ def webhook_url(webhook: str) -> str:
     return url
 
 
-def _within(limit_s: float, act: Callable[[], str | None]) -> str | None:
-    """Returns what `act` does, in a thread that is left behind where it takes too long.
+def _with_url(webhook: str, act: Callable[[str], str | None]) -> str | None:
+    """Returns what `act` does with the URL, or why there is none.
 
-    A limit of the client's would hold per byte, and not for looking up a host's name.
+    In a thread that is left behind where it takes too long: a limit of the client's would hold per
+    byte, and not for looking up a host's name.
     """
     outcome: list[str | None] = []
+
+    def attempt() -> None:
+        try:
+            outcome.append(act(webhook_url(webhook)))
+        except ValueError as error:
+            outcome.append(str(error))
+
     context = contextvars.copy_context()
-    thread = threading.Thread(
-        target=lambda: outcome.append(context.run(act)), name=_THREAD, daemon=True
-    )
+    thread = threading.Thread(target=context.run, args=(attempt,), name=_THREAD, daemon=True)
     thread.start()
-    thread.join(limit_s)
-    return outcome[0] if outcome else f"no answer within {limit_s:g} s"
+    thread.join(WEBHOOK_S)
+    return outcome[0] if outcome else f"no answer within {WEBHOOK_S:g} s"
 
 
-def _why_no_url(webhook: str) -> str | None:
-    try:
-        webhook_url(webhook)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def _post(webhook: str, body: bytes) -> str | None:
+def _post(url: str, body: bytes) -> str | None:
     """Returns None, or why it was not taken, in words without the URL."""
-    try:
-        url = webhook_url(webhook)
-    except ValueError as error:
-        return str(error)
     host = httpx.URL(url).host
     headers = {"Content-Type": "application/json", "User-Agent": "countdown-train"}
     try:

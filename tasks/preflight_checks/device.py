@@ -24,7 +24,7 @@ from rl_core.resources.placement import card_tenants
 from rl_core.system.process_env import environment_of_child
 from rl_core.system.versions import version_of
 from rl_core.system.words import in_one_line
-from tasks.preflight_checks.finding import Finding
+from tasks.preflight_checks.finding import Finding, fatal, ok, warning
 
 _PROBE_TIMEOUT_S: Final = 30.0
 _PROBE: Final = """
@@ -73,21 +73,18 @@ def device_findings(config: RunConfig) -> Iterator[Finding]:
     wanted = max(config.resources.learner_gpus, config.resources.rollout_gpus)
     torch = version_of("torch") or "no torch"
     if wanted == 0:
-        yield Finding("device", "ok", f"CPU, torch {torch}")
+        yield ok("device", f"CPU, torch {torch}")
         yield from _library_findings(config)
     elif torch.endswith("+cpu"):
-        yield Finding(
+        yield fatal(
             "device",
-            "fatal",
             f"resources ask for a GPU, and torch {torch} is a build without CUDA",
             "GPU=1 make env, or a preset for the CPU (quickstart)",
         )
     else:
         facts = read_device()
         if facts is None:
-            yield Finding(
-                "device", "warning", f"torch {torch} did not tell its cards", "try nvidia-smi"
-            )
+            yield warning("device", f"torch {torch} did not tell its cards", "try nvidia-smi")
         else:
             yield from judge_device(facts)
             yield from _enough_cards(config, facts)
@@ -100,9 +97,8 @@ def _library_findings(config: RunConfig) -> Iterator[Finding]:
     try:
         ctypes.CDLL(_NUMA)
     except OSError:
-        yield Finding(
+        yield fatal(
             "device",
-            "fatal",
             f"vLLM on a CPU wants the library {_NUMA}, which is not installed",
             "apt-get install libnuma1 (elsewhere numactl-libs or numactl), or rollout.engine=hf",
         )
@@ -116,16 +112,14 @@ def quantization_findings(config: RunConfig) -> Iterator[Finding]:
     }
     for setting in (name for name, is_on in wanting.items() if is_on):
         if importlib.util.find_spec("bitsandbytes") is None:
-            yield Finding(
+            yield fatal(
                 "device",
-                "fatal",
                 f"{setting} wants the package bitsandbytes, which is not installed",
                 "pip install bitsandbytes, or leave the setting out",
             )
     if config.model.load_in_4bit and _holds_rounded_weights(config.model.path):
-        yield Finding(
+        yield fatal(
             "model",
-            "fatal",
             f"model.path={config.model.path} has learned beside 4 bits, and "
             "model.load_in_4bit=true would round away what it has learned",
             "go on with that run (run_id=RUN), or set model.load_in_4bit=false",
@@ -147,9 +141,8 @@ def _enough_cards(config: RunConfig, facts: DeviceFacts) -> Iterator[Finding]:
     """A card that is not there would be waited for."""
     wanted, there = len(card_tenants(config)), len(facts.cards)
     if config.resources.ray_address is None and 0 < there < wanted:
-        yield Finding(
+        yield fatal(
             "device",
-            "fatal",
             f"learner and engines want {wanted} cards, and there {'is' if there == 1 else 'are'} "
             f"{there}",
             "fewer rollout.num_engines, shares of a card (resources.learner_gpus and "
@@ -161,9 +154,8 @@ def judge_device(facts: DeviceFacts) -> Iterator[Finding]:
     """Yields a finding per card: known to torch or not, and how much of it is free."""
     driver = f"driver {facts.driver}" if facts.driver else "no NVIDIA driver found"
     if not facts.cards:
-        yield Finding(
+        yield fatal(
             "device",
-            "fatal",
             f"resources ask for a GPU, and torch {facts.torch} sees none ({driver})",
             "check nvidia-smi and CUDA_VISIBLE_DEVICES, or use a preset for the CPU (quickstart)",
         )
@@ -173,9 +165,8 @@ def judge_device(facts: DeviceFacts) -> Iterator[Finding]:
         if not has_kernels(card.capability, facts.arches):
             is_new = card.capability > max(map(_capability, facts.arches), default=(0, 0))
             wheel = _WHEELS.get(card.capability[0], "a newer CUDA") if is_new else _OLD_WHEELS
-            yield Finding(
+            yield fatal(
                 "device",
-                "fatal",
                 f"{said}, which was built for {', '.join(facts.arches)}: "
                 "it has no kernel image for this card",
                 f"install a torch wheel built with {wheel}",
@@ -184,14 +175,13 @@ def judge_device(facts: DeviceFacts) -> Iterator[Finding]:
         used = 1 - card.free_bytes / card.total_bytes
         if used > _BUSY_SHARE:
             others = ", ".join(facts.neighbours) or "unknown to nvidia-smi"
-            yield Finding(
+            yield warning(
                 "device",
-                "warning",
                 f"{said}; {100 * used:.0f}% of its memory is in use by others ({others})",
                 "stop them, or lower rollout.gpu_memory_utilization",
             )
         else:
-            yield Finding("device", "ok", said)
+            yield ok("device", said)
 
 
 def has_kernels(capability: tuple[int, int], arches: tuple[str, ...]) -> bool:
@@ -222,6 +212,13 @@ def read_device() -> DeviceFacts | None:
         driver=next(iter(_nvidia_smi("--query-gpu=driver_version")), None),
         neighbours=tuple(_nvidia_smi("--query-compute-apps=process_name,used_memory")),
     )
+
+
+def cards_here() -> tuple[Card, ...]:
+    """Returns the cards of this machine; none where torch computes on CPUs alone."""
+    if (version_of("torch") or "").endswith("+cpu") or (facts := read_device()) is None:
+        return ()
+    return facts.cards
 
 
 def ask_python(program: str, **environment: str) -> Any:

@@ -23,5 +23,26 @@ class Finding:
         return f"{self.message}: {self.remedy}" if self.remedy else self.message
 
 
+def ok(check: str, message: str, remedy: str = "") -> Finding:
+    """Returns a finding that is as it should be."""
+    return Finding(check, "ok", message, remedy)
+
+
+def warning(check: str, message: str, remedy: str = "", overrides: str = "") -> Finding:
+    """Returns a finding that a run can do with."""
+    return Finding(check, "warning", message, remedy, overrides)
+
+
+def fatal(check: str, message: str, remedy: str = "") -> Finding:
+    """Returns a finding that would stop a run."""
+    return Finding(check, "fatal", message, remedy)
+
+
+def refused(check: str, error: object) -> Finding:
+    """Returns a refusal, whose words behind the last colon are the remedy."""
+    message, _, remedy = str(error).rpartition(": ")
+    return fatal(check, message, remedy)
+
+
 class PreflightError(ValueError):
     """Something would stop the run; the message names it and its remedy."""

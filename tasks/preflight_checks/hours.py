@@ -14,9 +14,9 @@ from rl_core.resources.roofline import Machine, sft_step_range
 from rl_core.runs.run_folder import RunFolder
 from rl_core.sft.named_data import planned_sft_steps
 from rl_core.system.cards import CardFigures, cards_of, find_card, named_card
-from rl_core.system.versions import version_of
+from rl_core.system.words import GIB
 from tasks.hours import TimePlan, estimates
-from tasks.preflight_checks.device import ask_python, read_device
+from tasks.preflight_checks.device import ask_python, cards_here
 from tasks.preflight_checks.finding import Finding
 from tasks.preflight_checks.plans import model_shape
 
@@ -120,8 +120,9 @@ def planned_machines(config: RunConfig) -> list[Machine]:
     Where no card is named or there, those of `resources.gpu_memory_gib`; none where nothing here
     tells its rates.
     """
-    if config.resources.learner_gpus == 0 or config.resources.rollout_gpus == 0:
-        return [] if _is_mixed(config) else _this_cpu(config)
+    gpus = (config.resources.learner_gpus, config.resources.rollout_gpus)
+    if 0 in gpus:
+        return [] if any(gpus) else _this_cpu(config)
     return [
         Machine(
             name=card.name,
@@ -139,23 +140,11 @@ def planned_cards(config: RunConfig) -> list[CardFigures]:
     resources = config.resources
     if resources.card is not None:
         return [named_card(resources.card)]
-    if (found := _card_here()) is not None:
-        return [found]
+    if here := cards_here():
+        smallest = min(here, key=lambda card: card.total_bytes)
+        if (found := find_card(smallest.name, smallest.total_bytes / GIB)) is not None:
+            return [found]
     return cards_of(resources.gpu_memory_gib) if resources.gpu_memory_gib is not None else []
-
-
-def _card_here() -> CardFigures | None:
-    """The smallest card of this machine, if its figures are known."""
-    if (version_of("torch") or "").endswith("+cpu") or (facts := read_device()) is None:
-        return None
-    smallest = min(facts.cards, key=lambda card: card.total_bytes, default=None)
-    if smallest is None:
-        return None
-    return find_card(smallest.name, smallest.total_bytes / 2**30)
-
-
-def _is_mixed(config: RunConfig) -> bool:
-    return config.resources.learner_gpus != config.resources.rollout_gpus
 
 
 def _this_cpu(config: RunConfig) -> list[Machine]:

@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,12 +35,11 @@ from rl_core.resources.memory_plan import (
     resting_learner,
 )
 from rl_core.resources.placement import why_no_shared_card
-from rl_core.system.versions import version_of
 from rl_core.system.words import GIB, disk_size
 from rl_core.tracking.host_memory import memory_left, own_bytes
 from tasks.hours import planned_steps
-from tasks.preflight_checks.device import Card, read_device
-from tasks.preflight_checks.finding import Finding
+from tasks.preflight_checks.device import cards_here
+from tasks.preflight_checks.finding import Finding, fatal, ok, warning
 
 _FLOAT32: Final = 4
 _VERSIONS_IN_FLIGHT: Final = 4
@@ -59,7 +58,7 @@ def memory_findings(config: RunConfig) -> Iterator[Finding]:
         return
     why = why_not_split(shape, config.rollout.tensor_parallel_size) or why_no_shared_card(config)
     if why is not None:
-        yield Finding("memory", "fatal", why)
+        yield fatal("memory", why)
         return
     tokens = micro_batch_tokens(config)
     logits = (
@@ -71,9 +70,7 @@ def memory_findings(config: RunConfig) -> Iterator[Finding]:
     if limit is None:
         peak = learner_peak(memory_plan(shape, config))
         said = f"learner {peak.total_bytes / GIB:.2f} GiB at most ({peak.phase}); {logits}"
-        yield Finding(
-            "memory", "ok", said, "resources.gpu_memory_gib=24 compares it with such a card"
-        )
+        yield ok("memory", said, "resources.gpu_memory_gib=24 compares it with such a card")
         return
     needed = card_need(shape, config, limit) if on_gpu else machine_need(shape, config)
     place = f"a card of {limit:.3g} GiB" if on_gpu else f"this machine, {limit:.1f} GiB are free"
@@ -85,9 +82,9 @@ def memory_findings(config: RunConfig) -> Iterator[Finding]:
             f"than the {least_engine_gib(shape, config):.1f} GiB with which an engine starts"
         )
     if needed.total_gib <= limit and not starved:
-        yield Finding("memory", "ok", message)
+        yield ok("memory", message)
     else:
-        yield Finding("memory", "warning", message, *_what_fits(shape, config, limit, bool(on_gpu)))
+        yield warning("memory", message, *_what_fits(shape, config, limit, bool(on_gpu)))
 
 
 def _what_fits(shape: ModelShape, config: RunConfig, limit: float, on_gpu: bool) -> tuple[str, str]:
@@ -118,14 +115,7 @@ def _card_gib(config: RunConfig) -> float | None:
     """The card that the settings name, else the smallest that is there; None if none is known."""
     if (planned := config.resources.planned_card_gib) is not None:
         return planned
-    return min((card.total_bytes / GIB for card in _cards()), default=None)
-
-
-def _cards() -> Sequence[Card]:
-    """Those of this machine; none where torch computes on CPUs alone."""
-    if (version_of("torch") or "").endswith("+cpu") or (facts := read_device()) is None:
-        return ()
-    return facts.cards
+    return min((card.total_bytes / GIB for card in cards_here()), default=None)
 
 
 def machine_findings(config: RunConfig) -> Iterator[Finding]:
@@ -135,15 +125,15 @@ def machine_findings(config: RunConfig) -> Iterator[Finding]:
         return
     need = beside_cards(shape, config)
     said = f"{need.total_gib:.1f} GiB of the machine's memory ({need})"
-    if config.resources.ray_address is not None or not _cards():
-        yield Finding("memory", "ok", said)
+    if config.resources.ray_address is not None or not cards_here():
+        yield ok("memory", said)
     elif need.total_gib <= (limit := _machine_gib()):
-        yield Finding("memory", "ok", f"{said}, {limit:.1f} are free")
+        yield ok("memory", f"{said}, {limit:.1f} are free")
     else:
         fill_it = ("checkpoints.in_background", "resources.offload")
         helpful = [typed({name: False}) for name in fill_it if value_of(config, name)]
         remedy = " or ".join(helpful) or "take a machine with more memory"
-        yield Finding("memory", "warning", f"{said}, {limit:.1f} are free", remedy)
+        yield warning("memory", f"{said}, {limit:.1f} are free", remedy)
 
 
 def _machine_gib() -> float:
@@ -167,7 +157,7 @@ def rank_findings(config: RunConfig) -> Iterator[Finding]:
         f"each of {ranks} holds {resting_gib:.2f} GiB at rest and {gib:.2f} at most ({peak.phase}, "
         f"{whole:.2f} of it weights and gradient whole)"
     )
-    yield Finding("learner ranks", "ok", message)
+    yield ok("learner ranks", message)
 
 
 def disk_findings(config: RunConfig) -> Iterator[Finding]:
@@ -189,21 +179,19 @@ def disk_findings(config: RunConfig) -> Iterator[Finding]:
         f"{num_steps:,} steps, {disk_size(free)} are free"
     )
     if at == 0:
-        yield Finding(
+        yield fatal(
             "disk plan",
-            "fatal",
             said,
             "the checkpoints alone do not fit: lower checkpoints.keep_last, train adapters "
             "(model.lora_rank=64), or set storage.root to a larger disk",
         )
     elif at is not None:
-        yield Finding("disk plan", "warning", said, f"the disk would be full at step {at:,}")
+        yield warning("disk plan", said, f"the disk would be full at step {at:,}")
     else:
-        yield Finding("disk plan", "ok", said, _too_long_to_save(plan.checkpoint_bytes, config))
+        yield ok("disk plan", said, _too_long_to_save(plan.checkpoint_bytes, config))
     if plan.checkpoint_bytes > config.checkpoints.quota_bytes:
-        yield Finding(
+        yield warning(
             "disk plan",
-            "warning",
             f"checkpoints.quota_bytes={config.checkpoints.quota_bytes} is less than one checkpoint",
             f"latest and best stay all the same; set it to {3 * plan.checkpoint_bytes} or more",
         )
@@ -265,9 +253,8 @@ def length_findings(config: RunConfig) -> Iterator[Finding]:
     if positions is None or longest <= positions:
         return
     model = "the home-made base model" if config.model.path is None else config.model.path
-    yield Finding(
+    yield fatal(
         "lengths",
-        "fatal",
         f"data.max_prompt_length={data.max_prompt_length} and data.max_response_length="
         f"{data.max_response_length} are {longest:,} tokens, and {model} reads {positions:,}",
         "lower one of them, or set model.path to a model that reads more",

@@ -44,7 +44,7 @@ def find_model(
             folder; or any other model as `model.path` names it.
         root: `storage.root`.
         run_id: a run, or `latest`.
-        env: the family of problems whose champion is meant; by default the one promoted last.
+        env: the env whose champion is meant; by default the one promoted last.
 
     Raises:
         ValueError: it means nothing that is there.

@@ -34,9 +34,7 @@ def connect(
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """An in-memory DuckDB that sees `tables` and nothing else: no extensions, no files but `files`.
 
-    Args:
-        tables: by name.
-        files: parquet files, and the columns of the table that they make up, by its name.
+    Those are parquet files, and the columns of the table that they make up, by its name.
     """
     config: dict[str, str | bool | int] = {
         "autoinstall_known_extensions": False,

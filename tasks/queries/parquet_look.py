@@ -76,11 +76,8 @@ class Lengths:
 def text_lengths(file: Path, column: str | None, count_tokens: CountTokens | None) -> Lengths:
     """Returns how long the texts of a column are.
 
-    Args:
-        file: parquet.
-        column: of strings, or of conversations as in `prompt`; by default the first of prompt,
-            question, response and text, else the first of strings.
-        count_tokens: a tokenizer, if one is at hand.
+    It is one of strings, or of conversations as in `prompt`; by default the first of prompt,
+    question, response and text, else the first of strings.
 
     Raises:
         ValueError: no such column, or no column of texts; not a readable parquet file.

@@ -36,11 +36,7 @@ def render(
 ) -> bytes:
     """Returns rows in one of `FORMATS`, ready to be written to standard output.
 
-    Args:
-        frame: the rows.
-        output_format: `table`, `csv`, `json` (a list of objects) or `parquet`.
-        width: characters per line of the table.
-        most_rows: of a longer table its first and last ones are shown, half of these each.
+    Of a table longer than `most_rows` the first and last ones are shown, half of these each.
 
     Raises:
         ValueError: there is no such format.
@@ -107,7 +103,9 @@ def _table(every: pl.DataFrame, width: int, most_rows: int) -> bytes:
         told = "".join(f"{name}: {value}\n" for name, value in same.items())
         cells = {name: column for name, column in cells.items() if name not in same}
     if _width(heads, cells) > width:
-        heads = {name: _folded(name, column) for name, column in cells.items()}
+        for name, column in cells.items():
+            if len(name) > max(map(len, column), default=0):  # which makes the column wide
+                heads[name] = name.replace("_", "_\n")
         cells = {name: _without_common_start(column) for name, column in cells.items()}
     longest = max((len(cell) for column in cells.values() for cell in column), default=0)
     cells, are_readable = _shortened(heads, cells, width)
@@ -116,18 +114,14 @@ def _table(every: pl.DataFrame, width: int, most_rows: int) -> bytes:
         return _records(frame, width)
     if is_cut:
         cells = {name: [*column[:half], "⋮", *column[half:]] for name, column in cells.items()}
-    height = 1 + max((head.count("\n") for head in heads.values()), default=0)
+    height = max((head.count("\n") for head in heads.values()), default=0)
+    padded = {name: "\n" * (height - heads[name].count("\n")) + heads[name] for name in cells}
     lines = _side_by_side(
-        _align(_lines(heads[name], height) + column, to_right=frame[name].dtype.is_numeric())
+        _align([*padded[name].split("\n"), *column], to_right=frame[name].dtype.is_numeric())
         for name, column in cells.items()
     )
     shown_here = f", the first and last {half} here: --format csv has all" if is_cut else ""
     return f"{told}{lines}{_count(every)[:-1]}{shown_here})\n".encode()
-
-
-def _lines(head: str, height: int) -> list[str]:
-    lines = head.split("\n")
-    return [""] * (height - len(lines)) + lines
 
 
 def _widths(heads: Mapping[str, str], cells: Mapping[str, Sequence[str]]) -> dict[str, int]:
@@ -137,11 +131,6 @@ def _widths(heads: Mapping[str, str], cells: Mapping[str, Sequence[str]]) -> dic
 
 def _width(heads: Mapping[str, str], cells: Mapping[str, Sequence[str]]) -> int:
     return sum(size + 2 for size in _widths(heads, cells).values())
-
-
-def _folded(name: str, column: Sequence[str]) -> str:
-    """Returns a column's name over several lines, if that is what makes the column wide."""
-    return name.replace("_", "_\n") if len(name) > max(map(len, column), default=0) else name
 
 
 def _same_in_all_rows(frame: pl.DataFrame, cells: Mapping[str, Sequence[str]]) -> dict[str, str]:
@@ -181,15 +170,11 @@ def _align(column: Sequence[str], *, to_right: bool) -> list[str]:
 
     Not by rich's tables, which take a second for a thousand rows.
     """
-    sizes = [len(cell) if cell.isascii() else _cells(cell) for cell in column]
+    if not all(map(str.isascii, column)):
+        from rich.cells import cell_len
+    sizes = [len(cell) if cell.isascii() else cell_len(cell) for cell in column]
     gaps = [" " * (max(sizes) - size) for size in sizes]
     return [gap + cell if to_right else cell + gap for cell, gap in zip(column, gaps, strict=True)]
-
-
-def _cells(text: str) -> int:
-    from rich.cells import cell_len
-
-    return cell_len(text)
 
 
 def _records(frame: pl.DataFrame, width: int) -> bytes:
@@ -242,10 +227,6 @@ def _csv(frame: pl.DataFrame) -> bytes:
     return safe.rename(heads).write_csv().encode()
 
 
-def _json(frame: pl.DataFrame) -> bytes:
-    return frame.write_json().encode() + b"\n"
-
-
 def _parquet(frame: pl.DataFrame) -> bytes:
     buffer = io.BytesIO()
     frame.write_parquet(buffer)
@@ -264,6 +245,6 @@ def as_text(table: Table, width: int) -> str:
 
 _RENDERERS: dict[str, Callable[[pl.DataFrame], bytes]] = {
     "csv": _csv,
-    "json": _json,
+    "json": lambda frame: frame.write_json().encode() + b"\n",
     "parquet": _parquet,
 }

@@ -22,50 +22,33 @@ from rl_core.runs.rollout_log import rollout_files
 from rl_core.runs.settings_file import leaves, parse_settings
 from rl_core.system.atomic import reading
 
-_METRIC_LINES = pa.schema(
-    [("run_id", pa.string()), ("line_number", pa.int64()), ("line", pa.string())]
+
+def _columns(names: str, **others: pa.DataType) -> pa.Schema:
+    return pa.schema({name: others.get(name, pa.string()) for name in names.split()})
+
+
+_METRIC_LINES = _columns("run_id line_number line", line_number=pa.int64())
+_RUN_RECORDS = _columns("run_id folder record")
+_SETTINGS = _columns("run_id key value")
+_DATASETS = _columns(
+    "name split folder num_rows total_bytes content_hash seed made_by",
+    num_rows=pa.int64(),
+    total_bytes=pa.int64(),
 )
-_RUN_RECORDS = pa.schema(
-    [("run_id", pa.string()), ("folder", pa.string()), ("record", pa.string())]
-)
-_SETTINGS = pa.schema([("run_id", pa.string()), ("key", pa.string()), ("value", pa.string())])
-_DATASETS = pa.schema(
-    [
-        ("name", pa.string()),
-        ("split", pa.string()),
-        ("folder", pa.string()),
-        ("num_rows", pa.int64()),
-        ("total_bytes", pa.int64()),
-        ("content_hash", pa.string()),
-        ("seed", pa.string()),
-        ("made_by", pa.string()),
-    ]
-)
-_CHECKPOINT_RECORDS = pa.schema(
-    [
-        ("run_id", pa.string()),
-        ("name", pa.string()),
-        ("folder", pa.string()),
-        ("record", pa.string()),
-        ("is_latest", pa.bool_()),
-        ("is_best", pa.bool_()),
-    ]
+_CHECKPOINT_RECORDS = _columns(
+    "run_id name folder record is_latest is_best", is_latest=pa.bool_(), is_best=pa.bool_()
 )
 
 
 def find_runs(root: Path, run: str | None = None) -> list[Path]:
-    """Returns the folders of all runs, or of one run, oldest first.
-
-    Args:
-        root: `storage.root`; it need not exist yet.
-        run: a run id, or `latest` for the run started last.
+    """Returns the folders of all runs, or of one run (an id, or `latest`), oldest first.
 
     Raises:
         ValueError: `run` names no run.
     """
     folder = root / "runs"
     runs = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
-    runs.sort(key=lambda path: (_started_at(path), path.name))
+    runs.sort(key=lambda run: (str(json.loads(_record(run)).get("started_at") or ""), run.name))
     if run is None:
         return runs
     if run == "latest":
@@ -81,12 +64,7 @@ def find_runs(root: Path, run: str | None = None) -> list[Path]:
 
 
 def parquet_files(runs: Sequence[Path], folder: str) -> list[Path]:
-    """Returns each run's finished parquet files in a folder; unfinished ones have other names.
-
-    Args:
-        runs: their folders.
-        folder: below each: `eval`, or `eval/*` for the folders in it.
-    """
+    """Returns each run's finished parquet files in a folder (`eval`, `eval/*`)."""
     return [
         file
         for run in runs
@@ -208,10 +186,6 @@ def bytes_by_kind(run: Path) -> dict[str, int]:
                     kind = path.relative_to(run).parts[0]
                     sizes[kind] = sizes.get(kind, 0) + found.st_size
     return dict(sorted(sizes.items(), key=lambda item: -item[1]))
-
-
-def _started_at(run: Path) -> str:
-    return str(json.loads(_record(run)).get("started_at") or "")
 
 
 def _text(file: Path) -> str:

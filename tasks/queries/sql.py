@@ -12,7 +12,6 @@ import difflib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,13 +54,7 @@ _VALUES: Mapping[str, tuple[str, str]] = {
 def ask(
     name: str, arguments: Mapping[str, Value] | None = None, *, root: Path, run: str | None = None
 ) -> pl.DataFrame:
-    """Returns the answer of a saved query.
-
-    Args:
-        name: the query's name.
-        arguments: values of its parameters, as text or typed; defaults fill the rest.
-        root: `storage.root`.
-        run: a run id or `latest`; by default all runs.
+    """Returns the answer of a saved query, of one run (an id, or `latest`) or of all.
 
     Raises:
         ValueError: unknown query, parameter or run, or a value of the wrong kind.
@@ -99,11 +92,7 @@ def run_query(
 ) -> pl.DataFrame:
     """Returns the rows of one read-only SELECT over the views of `sql/views`.
 
-    Args:
-        sql: one SELECT (WITH, FROM, VALUES, DESCRIBE and SUMMARIZE count as such).
-        parameters: values of its `$parameters`.
-        root: `storage.root`; runs may be writing there meanwhile.
-        run: a run id or `latest`; by default all runs.
+    WITH, FROM, VALUES, DESCRIBE and SUMMARIZE count as such. Runs may be writing meanwhile.
 
     Raises:
         ValueError: not one SELECT, or DuckDB refuses it; the message is one or two lines.
@@ -158,7 +147,8 @@ def _records(root: Path, of: Mapping[str, Sequence[Path]]) -> dict[str, pa.Table
 
 def _create_views(connection: duckdb.DuckDBPyConnection, named: Collection[str] = VIEWS) -> None:
     """Makes these views, and those that they look at."""
-    selects = {view: _read_view(view) for view in VIEWS}
+    folder = SQL_FOLDER / "views"
+    selects = {view: (folder / f"{view}.sql").read_text(encoding="utf-8") for view in VIEWS}
     needed = set(named)
     for view in reversed(VIEWS):  # each looks at earlier ones only
         if view in needed:
@@ -166,11 +156,6 @@ def _create_views(connection: duckdb.DuckDBPyConnection, named: Collection[str] 
     for view in VIEWS:
         if view in needed:
             connection.execute(f"create view {view} as {selects[view]}")
-
-
-@cache
-def _read_view(view: str) -> str:
-    return (SQL_FOLDER / "views" / f"{view}.sql").read_text(encoding="utf-8")
 
 
 def export_catalog(root: Path, file: Path) -> None:
@@ -286,12 +271,9 @@ class CheckSession:
         self._tables.append(name)
 
     def unite(self, name: str, tables: Sequence[str]) -> None:
-        """Lets the checks read the rows of several problem tables as one.
+        """Lets the checks read the rows of several tables of the same columns as one.
 
-        Args:
-            name: of the whole; beside the tables' columns it has `split`, the name of the table
-                that a row lies in, and `index`, the one of its `extra_info`.
-            tables: of the same columns, added before.
+        It also has `split`, the table that a row lies in, and `index`, the one of its `extra_info`.
         """
         rows = " union all ".join(
             f"select '{table}' as split, extra_info.index, * from {table}" for table in tables

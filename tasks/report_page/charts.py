@@ -36,16 +36,16 @@ def charts(data: ReportData) -> dict[str, Chart]:
             "Entropy": _line(curve, "entropy", "nats per token"),
             "KL to the reference": _line(curve, "kl", "nats per response"),
             "Accuracy by number of solutions": _before_and_after(
-                data.by_num_solutions, "solutions", "solutions that a problem has"
+                data.rows["by_num_solutions"], "solutions", "solutions that a problem has"
             ),
             "Accuracy by count of numbers": _before_and_after(
-                data.by_num_operands, "num_operands", "numbers that a problem has"
+                data.rows["by_num_operands"], "num_operands", "numbers that a problem has"
             ),
             "Accuracy by task": _before_and_after(
-                data.by_data_source, "data_source", "task that a problem is of"
+                data.rows["by_data_source"], "data_source", "task that a problem is of"
             ),
-            "pass@k": _pass_at_k(data.pass_at_k),
-            "Loss of fine-tuning (SFT), before training": _sft(data.sft),
+            "pass@k": _pass_at_k(data.rows["pass_at_k"]),
+            "Loss of fine-tuning (SFT), before training": _sft(data.rows["sft"]),
         }
     )
 
@@ -57,8 +57,14 @@ def resource_charts(data: ReportData) -> dict[str, Chart]:
             "Seconds per step": _stack(data.timeline, "timing_s/", "seconds", without=("step",)),
             "Memory of the machine, by process": _stack(data.timeline, "memory/host_gib/", "GiB"),
             "Memory of the learner, fullest phase of the step": _peak(data.timeline),
-            "Free disk": _free_disk(data.timeline),
-            "Staleness of tokens": _staleness(data.timeline),
+            "Free disk": draw([_metric(data.timeline, "disk/free_gib", "free")], "GiB"),
+            "Staleness of tokens": draw(
+                [
+                    _metric(data.timeline, "rollout/staleness_mean", "mean"),
+                    _metric(data.timeline, "rollout/staleness_max", "max", "train"),
+                ],
+                "updates",
+            ),
         }
     )
 
@@ -175,26 +181,14 @@ def _stack(
 
 def _peak(timeline: pl.DataFrame) -> Chart | None:
     """Returns the most that any phase of the learner took, over steps."""
-    peaks = (
-        timeline.filter(pl.col("metric").str.starts_with("memory/peak_gib/"))
-        .group_by("step")
-        .agg(pl.max("value"))
-        .sort("step")
-    )
+    phases = timeline.filter(pl.col("metric").str.starts_with("memory/peak_gib/"))
+    peaks = phases.group_by("step").agg(pl.max("value")).sort("step")
     return draw([Series("learner", "test", _points(peaks, "value"))], "GiB")
 
 
-def _free_disk(timeline: pl.DataFrame) -> Chart | None:
-    rows = timeline.filter(pl.col("metric") == "disk/free_gib").sort("step")
-    return draw([Series("free", "test", _points(rows, "value"))], "GiB")
-
-
-def _staleness(timeline: pl.DataFrame) -> Chart | None:
-    def line(which: str, colour: str) -> Series:
-        rows = timeline.filter(pl.col("metric") == f"rollout/staleness_{which}").sort("step")
-        return Series(which, colour, _points(rows, "value"))
-
-    return draw([line("mean", "test"), line("max", "train")], "updates")
+def _metric(timeline: pl.DataFrame, metric: str, name: str, colour: str = "test") -> Series:
+    rows = timeline.filter(pl.col("metric") == metric).sort("step")
+    return Series(name, colour, _points(rows, "value"))
 
 
 def _before_and_after(rows: Sequence[Row], column: str, x_label: str) -> Chart | None:

@@ -1,8 +1,9 @@
-"""Gathers what a report shows, from the run's folder alone: its records and saved queries."""
+"""Gathers what a report or a comparison shows, from runs' folders: records and saved queries."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,8 @@ class ReportData:
     """Everything on the page, as rows of saved queries and plain values."""
 
     record: RunRecord
+    rows: dict[str, list[Row]]
+    """Rows of saved queries, see `_rows`."""
     settings: str
     """config.yaml, as it lies."""
     seconds: float | None
@@ -67,34 +70,16 @@ class ReportData:
     trained: Row | None
     """The newest trained model's."""
     gain: Row | None
-    kept_evaluations: list[Row]
-    """Rows of `kept_evaluations`: the one that all numbers here are of, and others beside it."""
     diagnoses: list[Diagnosis]
     """What is wrong with the run, the gravest first."""
-    sft: list[Row]
-    """Step, loss and held-out loss of fine-tuning before the run, if there was one."""
     curve: pl.DataFrame
     verdicts: pl.DataFrame
     steps_per_row: int
     """Of `verdicts`."""
-    searches: list[Row]
-    """Rows of `search_by_step`; empty where responses are no searches of the home-made model's."""
-    turns: list[Row]
-    """Rows of `turns_by_step`; empty where the env answers nothing."""
-    turns_used: list[Row]
-    """Rows of `accuracy_by_turns`, from the end of training."""
     timeline: pl.DataFrame
     """Step, metric and value of times, memory and disk."""
-    by_num_solutions: list[Row]
-    by_num_operands: list[Row]
-    """Empty where all problems have as many numbers."""
-    by_data_source: list[Row]
-    """Empty where all problems are of one task."""
-    pass_at_k: list[Row]
-    """For k = 1, 2, 4, ...: all others lie between."""
     majority: dict[str, Row]
     """Rows of `majority_vote` by model."""
-    evaluation_verdicts: list[Row]
     best_checkpoint: Row | None
     best_elsewhere: str | None
     """Which step the numbers of the trained model are of, and why, where `best` is another."""
@@ -109,13 +94,8 @@ class ReportData:
     worst: list[Sample]
     samples: list[Sample]
     """One of each verdict, from the end of training, as are `best` and `worst`."""
-    stages: list[Row]
     phases: list[Row]
-    memory: list[Row]
-    """Rows of `memory_by_phase`."""
     disk: dict[str, int]
-    data_sets: list[Row]
-    """The splits that the run read, as far as they are still there."""
 
 
 def gather(run: RunFolder) -> ReportData:
@@ -130,15 +110,15 @@ def gather(run: RunFolder) -> ReportData:
         return sql.ask(query, arguments, root=run.root, run=run.run_id)
 
     curve = ask("learning_curve")
-    steps_per_row = max(1, -(-_last_step(curve) // _MOST_POINTS))
-    steps_of_few = max(1, -(-_last_step(curve) // _SEARCH_ROWS))
+    last_step = int(curve["step"].max() or 0)  # type: ignore[arg-type]  # an int column, or empty
+    steps_per_row = max(1, -(-last_step // _MOST_POINTS))
     verdicts = ask("verdict_shares_by_step", steps_per_row=steps_per_row)
     from_step = from_the_end(verdicts)
     models = ask("evaluation_summary").to_dicts()
-    trained = [row for row in models if row["model"] != "base"][-1:]
-    newest = trained[0]["model"] if trained else None
-    shown_models = {"base", newest}
+    trained = _last([row for row in models if row["model"] != "base"])
+    newest = trained["model"] if trained else None
     base = next((row for row in models if row["model"] == "base"), None)
+    before, after = ((row["accuracy"] if row else None) for row in (base, trained))
     overview = ask("runs_overview").row(0, named=True)
     settings = run.path / "config.yaml"
     seconds = _seconds(record, overview)
@@ -147,37 +127,26 @@ def gather(run: RunFolder) -> ReportData:
     tested = sql.run_query(_NUM_TESTED, root=run.root, run=run.run_id).item()
     return ReportData(
         record=record,
+        rows=_rows(run, record, ask, models={"base", newest}, from_step=from_step, last=last_step),
         settings=settings.read_text(encoding="utf-8") if settings.exists() else "",
         seconds=seconds,
         price=None if seconds is None else run.price_of(seconds),
         steps=steps_in_words(run),
         left=left_of(run) if record.status == "running" else None,
-        before=_accuracy(base) if models else overview["val_before"],
-        after=_accuracy(_last(trained)) if models else overview["val_after"],
+        before=before if models else overview["val_before"],
+        after=after if models else overview["val_after"],
         num_problems=models[0]["problems"] if models else None,
-        kept_evaluations=ask("kept_evaluations").to_dicts(),
         base=base,
-        trained=trained[0] if trained else None,
+        trained=trained,
         gain=_last([row for row in ask("gain_over_base").to_dicts() if row["model"] == newest]),
         diagnoses=diagnose(run.metrics.read(), settings=read_settings(run.path)),
-        sft=_sft(run.path),
         curve=curve,
         verdicts=verdicts,
         steps_per_row=steps_per_row,
-        searches=ask("search_by_step", steps_per_row=steps_of_few).to_dicts(),
-        turns=ask("turns_by_step", steps_per_row=steps_of_few).to_dicts(),
-        turns_used=ask("accuracy_by_turns", from_step=from_step).to_dicts(),
         timeline=sql.run_query(_TIMELINE, root=run.root, run=run.run_id),
-        by_num_solutions=_labelled(_of_models(ask("accuracy_by_num_solutions"), shown_models)),
-        by_num_operands=_several(_of_models(ask("accuracy_by_operands"), shown_models)),
-        by_data_source=_several(_of_models(ask("accuracy_by_data_source"), shown_models)),
-        pass_at_k=[
-            row for row in _of_models(ask("pass_at_k"), shown_models) if row["k"].bit_count() == 1
-        ],
         majority={row["model"]: row for row in ask("majority_vote").to_dicts()},
-        evaluation_verdicts=_of_models(ask("evaluation_verdicts"), shown_models),
         best_checkpoint=best_checkpoint,
-        best_elsewhere=_best_elsewhere(record.run_id, _last(trained), best_checkpoint, tested),
+        best_elsewhere=_best_elsewhere(record.run_id, trained, best_checkpoint, tested),
         num_tested=tested,
         checkpoint_remarks=remarks(run.path),
         faults=faults(run.path, record),
@@ -186,12 +155,51 @@ def gather(run: RunFolder) -> ReportData:
         best=best,
         worst=worst,
         samples=samples(run, from_step=from_step),
-        stages=ask("time_by_stage").to_dicts(),
         phases=_with_start_up(ask("time_by_phase").to_dicts(), record.timings_s.get("train")),
-        memory=ask("memory_by_phase").to_dicts(),
         disk=_largest(run_files.bytes_by_kind(run.path)),
-        data_sets=_data_sets(run.root, record),
     )
+
+
+def _rows(
+    run: RunFolder,
+    record: RunRecord,
+    ask: Callable[..., pl.DataFrame],
+    *,
+    models: set[str | None],
+    from_step: int,
+    last: int,
+) -> dict[str, list[Row]]:
+    """Returns tables that the page shows as they are; one that would say nothing has no rows."""
+
+    def of_models(query: str) -> list[Row]:
+        return [row for row in ask(query).to_dicts() if row["model"] in models]
+
+    def several(query: str) -> list[Row]:
+        rows = of_models(query)
+        return rows if len(rows) > 1 else []  # a single one would repeat the headline
+
+    steps_per_row = max(1, -(-last // _SEARCH_ROWS))
+    solutions = of_models("accuracy_by_num_solutions")
+    is_known = any(row["solutions"] != "unknown" for row in solutions)  # in GSM8K it is not
+    sft, data = run.path / CURVE_NAME, Path(record.data or "-").name
+    return {
+        "kept_evaluations": ask("kept_evaluations").to_dicts(),
+        "sft": list(map(json.loads, sft.read_text().splitlines())) if sft.exists() else [],
+        "searches": ask("search_by_step", steps_per_row=steps_per_row).to_dicts(),
+        "turns": ask("turns_by_step", steps_per_row=steps_per_row).to_dicts(),
+        "turns_used": ask("accuracy_by_turns", from_step=from_step).to_dicts(),
+        "by_num_solutions": solutions if is_known else [],
+        "by_num_operands": several("accuracy_by_operands"),
+        "by_data_source": several("accuracy_by_data_source"),
+        # For k = 1, 2, 4, ...: all others lie between.
+        "pass_at_k": [row for row in of_models("pass_at_k") if row["k"].bit_count() == 1],
+        "evaluation_verdicts": of_models("evaluation_verdicts"),
+        "stages": ask("time_by_stage").to_dicts(),
+        "memory": ask("memory_by_phase").to_dicts(),
+        "data_sets": [
+            row for row in sql.ask("data_sets", root=run.root).to_dicts() if row["name"] == data
+        ],
+    }
 
 
 def _with_start_up(phases: list[Row], train_s: float | None) -> list[Row]:
@@ -201,11 +209,6 @@ def _with_start_up(phases: list[Row], train_s: float | None) -> list[Row]:
         return phases
     rows = [*phases, {"phase": "start-up and what no phase counts", "total_s": rest}]
     return [{**row, "share": row["total_s"] / train_s} for row in rows]
-
-
-def _sft(run: Path) -> list[Row]:
-    file = run / CURVE_NAME
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def _best_elsewhere(run_id: str, trained: Row | None, best: Row | None, tested: int) -> str | None:
@@ -220,23 +223,10 @@ def _best_elsewhere(run_id: str, trained: Row | None, best: Row | None, tested: 
     )
 
 
-def _accuracy(row: Row | None) -> float | None:
-    return row["accuracy"] if row else None
-
-
 def _seconds(record: RunRecord, overview: Row) -> float | None:
     if "train" in record.timings_s:
         return sum(record.timings_s.values())  # not the clock: a continued run had nights off
     return None if overview["minutes"] is None else 60 * overview["minutes"]
-
-
-def _of_models(frame: pl.DataFrame, models: set[str | None]) -> list[Row]:
-    return [row for row in frame.to_dicts() if row["model"] in models]
-
-
-def _labelled(rows: list[Row]) -> list[Row]:
-    """Returns no rows where no problem says how many solutions it has, as in GSM8K."""
-    return [] if all(row["solutions"] == "unknown" for row in rows) else rows
 
 
 def _largest(sizes: dict[str, int]) -> dict[str, int]:
@@ -246,21 +236,54 @@ def _largest(sizes: dict[str, int]) -> dict[str, int]:
     return shown | ({"the rest": rest} if rest else {})
 
 
-def _several(rows: list[Row]) -> list[Row]:
-    """Returns no rows where there is but one: it would repeat the headline."""
-    return rows if len(rows) > 1 else []
-
-
-def _data_sets(root: Path, record: RunRecord) -> list[Row]:
-    if record.data is None:
-        return []
-    rows = sql.ask("data_sets", root=root).to_dicts()
-    return [row for row in rows if row["name"] == Path(record.data).name]
-
-
 def _last(rows: list[Row]) -> Row | None:
     return rows[-1] if rows else None
 
 
-def _last_step(frame: pl.DataFrame) -> int:
-    return int(frame["step"].max() or 0)  # type: ignore[arg-type]  # an int column, or empty
+@dataclass(frozen=True)
+class Comparison:
+    """Rows of saved questions about the chosen runs alone."""
+
+    run_ids: list[str]
+    """In the order in which they were named."""
+    overview: pl.DataFrame
+    """One row per run, the best first: `compare_runs`."""
+    settings: pl.DataFrame
+    """One row per setting that differs, one column per run: null where it has no such setting."""
+    paired: pl.DataFrame
+    """One row per two models that answered the same problems: `compare_models`."""
+    curves: dict[str, pl.DataFrame]
+    """`learning_curve` by run."""
+    diagnoses: dict[str, list[Diagnosis]]
+
+
+def compare_runs(root: Path, names: Sequence[str]) -> Comparison:
+    """Returns the comparison of some runs, named by their ids or `latest`.
+
+    Raises:
+        ValueError: there is no such run, or fewer than two are named.
+    """
+    folders = {path.name: path for name in names for path in run_files.find_runs(root, name)}
+    if len(folders) < 2:
+        raise ValueError("compare takes two or more runs: countdown-train compare RUN RUN")
+    runs = list(folders)
+    chosen = pl.col("run_id").is_in(runs)
+    models = sql.ask("compare_models", root=root)
+    return Comparison(
+        run_ids=runs,
+        overview=sql.ask("compare_runs", root=root).filter(chosen),
+        settings=_differing_settings(root, runs),
+        paired=models.filter(chosen & pl.col("other_run_id").is_in(runs)),
+        curves={run: sql.ask("learning_curve", root=root, run=run) for run in runs},
+        diagnoses={run: diagnose(RunFolder(folders[run]).metrics.read()) for run in runs},
+    )
+
+
+def _differing_settings(root: Path, runs: Sequence[str]) -> pl.DataFrame:
+    rows = sql.ask("settings_that_differ", {"runs": ",".join(runs)}, root=root).to_dicts()
+    by_key: dict[str, dict[str, str | None]] = {}
+    for row in rows:
+        values = by_key.setdefault(row["key"], dict.fromkeys(runs))
+        values |= dict.fromkeys(row["run_ids"].split(", "), row["value"])
+    schema = dict.fromkeys(["key", *runs], pl.String)
+    return pl.DataFrame([{"key": key, **values} for key, values in by_key.items()], schema)

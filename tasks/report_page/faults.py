@@ -119,17 +119,9 @@ def _out_of_memory(rows: Iterable[dict[str, Any]]) -> list[Fault]:
 def _engine_restarts(rows: Iterable[dict[str, Any]]) -> list[Fault]:
     """Returns, as one, how often an engine died."""
     died = {row["step"]: int(n) for row in rows if (n := row.get("rollout/engine_restarts"))}
-    return (
-        [
-            Fault(
-                f"step {next(iter(died))}",
-                f"a rollout engine died, {counted(sum(died.values()), 'time')}",
-                "started again, its responses asked once more, the result unchanged",
-            )
-        ]
-        if died
-        else []
-    )
+    what = f"a rollout engine died, {counted(sum(died.values()), 'time')}"
+    how = "started again, its responses asked once more, the result unchanged"
+    return [Fault(f"step {next(iter(died))}", what, how)] if died else []
 
 
 def _full_disk(logged: Iterable[LoggedWarning]) -> list[Fault]:

@@ -15,15 +15,13 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from rl_core.evaluation.files import PAGE
-from rl_core.resources.oom_recovery import in_words
 from rl_core.system.atomic import is_disk_full, write_text_atomically
 from rl_core.system.words import disk_size, exact_duration, markdown_table
 from rl_core.types import Problem
 from tasks.prefect_ui.chart import PALETTE
-from tasks.report_page.answers import ON_PAGE, Answers, Row, choose_answers
 from tasks.report_page.charts import charts, overlaid, resource_charts
-from tasks.report_page.compare import Comparison
-from tasks.report_page.data import ReportData
+from tasks.report_page.data import Comparison, ReportData
+from tasks.report_page.samples import ON_PAGE, Answers, Row, choose_answers
 
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
 _HEADLINE: Final = "runs beside one another</h1>"
@@ -132,7 +130,7 @@ def _environment(*, autoescape: bool) -> Environment:
     )
     kinds = {kind: partial(_shown, kind=kind) for kind in _KINDS}
     environment.filters |= {"shown": _shown, "in_markdown": _in_markdown, **kinds}
-    environment.filters |= {"typed": in_words, "setting": _setting}
+    environment.filters |= {"setting": _setting}
     return environment
 
 

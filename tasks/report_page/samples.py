@@ -1,22 +1,28 @@
-"""What a report shows of a model's own words: the same problems through training, best and worst.
+"""What report and evaluation show of a model's own words: some problems, best and worst, answers.
 
-All of it is text that a model wrote: pages escape it.
+All of it is text that a model wrote: each of page, terminal and artifact makes it harmless.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import polars as pl
 
-from rl_core.envs.text_problems import shown_truth
+from rl_core.envs.text_problems import question_in, shown_truth
+from rl_core.evaluation.summary import EvaluationSummary, summarise
 from rl_core.runs.run_folder import RunFolder
-from rl_core.system.words import cut, in_one_line
+from rl_core.system.words import cut, in_one_line, printable, without_middle
+from rl_core.tracking.rollout_samples import in_turns
+from rl_core.types import Problem
+from tasks.prefect_ui.artifacts import create_markdown_artifact, quoted
 from tasks.queries import sql
 
 Row = dict[str, Any]
@@ -38,6 +44,17 @@ limit $limit
 """
 _BEST = "score desc, advantage_mean desc nulls last"
 _WORST = "score asc, advantage_mean asc nulls last"
+
+IN_TERMINAL: Final = 3
+"""Right answers shown, and as many wrong ones."""
+ON_PAGE: Final = 12
+IN_ARTIFACT: Final = 4
+_MOST_CELLS: Final = 2_000
+"""Of the picture, one per problem."""
+_LONGEST_QUESTION: Final = 300
+_LONGEST_LINE: Final = 60
+_LONGEST_IN_ARTIFACT: Final = 1_500
+"""Characters around the answer."""
 
 
 @dataclass(frozen=True)
@@ -124,11 +141,16 @@ def stories(run: RunFolder) -> list[Story]:
     forgotten = [t for t in problems if _is_right(t[0]) and not _is_right(t[-1])]
     never = [t for t in problems if not any(map(_is_right, t))]
     chosen = (
-        ("wrong at first, right at the end", learned, _num_wrong),
-        ("right at first, wrong at the end", forgotten, _num_right),
-        ("never right", never, _num_without_value),
+        ("wrong at first, right at the end", learned, lambda row: not _is_right(row)),
+        ("right at first, wrong at the end", forgotten, _is_right),
+        # The model came near where it calculated well, to a wrong result.
+        ("never right", never, lambda row: row["verdict"] != "wrong_value"),
     )
-    return [_story(title, min(tests, key=key)) for title, tests, key in chosen if tests]
+    return [_story(title, _least(some, counts)) for title, some, counts in chosen if some]
+
+
+def _least(problems: Sequence[list[Row]], counts: Callable[[Row], bool]) -> list[Row]:
+    return min(problems, key=lambda tests: sum(map(counts, tests)))
 
 
 def _evaluated(run: RunFolder) -> list[Row]:
@@ -169,19 +191,6 @@ def problem_in_words(ground_truth: str | None) -> str:
 
 def _is_right(row: Row) -> bool:
     return bool(row["verdict"] == "correct")
-
-
-def _num_right(tests: Sequence[Row]) -> int:
-    return sum(map(_is_right, tests))
-
-
-def _num_wrong(tests: Sequence[Row]) -> int:
-    return len(tests) - _num_right(tests)
-
-
-def _num_without_value(tests: Sequence[Row]) -> int:
-    """The fewer, the nearer the model came: it calculated well, to a wrong result."""
-    return sum(row["verdict"] != "wrong_value" for row in tests)
 
 
 def as_sample(row: Row, *, longest: int = _LONGEST_SAMPLE) -> Sample:
@@ -228,3 +237,126 @@ def from_the_end(verdicts: pl.DataFrame) -> int:
     """Returns the step from which on samples are taken: the last fifth of those with rollouts."""
     last = int(verdicts["step"].max() or 0)  # type: ignore[arg-type]  # an int column, or empty
     return max(1, last - last // 5)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One problem and what the model made of it."""
+
+    problem: str
+    """Short: `19, 11, 9 -> 39`, or the question and its truth."""
+    tokens: int
+    sample: Sample
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a model answered greedily: all verdicts, and some answers in full."""
+
+    model: str
+    run_id: str
+    """Empty where the model is of no run."""
+    evaluation: str
+    summary: EvaluationSummary
+    verdicts: Mapping[str, int]
+    """How often each, the most frequent first."""
+    cells: tuple[tuple[int, str], ...]
+    """Problem and verdict, by problem; of very many the first."""
+    right: tuple[Shown, ...]
+    wrong: tuple[Shown, ...]
+    """One of each verdict in turn."""
+
+    @property
+    def name(self) -> str:
+        """`RUN/step_000100`, or the name of a model of no run."""
+        return f"{self.run_id}/{self.model}" if self.run_id else self.model
+
+    @property
+    def num_right(self) -> int:
+        """Problems solved."""
+        return self.verdicts.get("correct", 0)
+
+
+def choose_answers(rows: Sequence[Row], problems: Sequence[Problem], *, most: int) -> Answers:
+    """Returns some of a model's right and wrong answers, `most` each, the same ones each time."""
+    asked = {problem.index: problem for problem in problems}
+    greedy = [row for row in rows if row["mode"] == "greedy"]
+    right = [row for row in greedy if row["verdict"] == "correct"]
+    wrong = [row for row in greedy if row["verdict"] != "correct"]
+
+    def shown(chosen: Sequence[Row]) -> tuple[Shown, ...]:
+        return tuple(
+            Shown(_in_words(row, asked), row["response_tokens"], as_sample(row))
+            for row in in_turns(chosen, most)
+        )
+
+    return Answers(
+        model=greedy[0]["model"],
+        run_id=greedy[0]["run_id"],
+        evaluation=greedy[0]["evaluation"],
+        summary=summarise(rows),
+        verdicts=dict(Counter(row["verdict"] for row in greedy).most_common()),
+        cells=tuple((row["prompt_index"], row["verdict"]) for row in greedy[:_MOST_CELLS]),
+        right=shown(right),
+        wrong=shown(wrong),
+    )
+
+
+def as_table(answers: Answers) -> list[dict[str, str]]:
+    """Returns a few answers for a terminal, which no text in them can steer, right ones first."""
+    return [
+        {
+            "verdict": shown.sample.verdict,
+            "problem": _line(shown.problem),
+            "answer": _line(shown.sample.answer.strip()) or f"... {_end(shown.sample.before)}",
+            "tokens": str(shown.tokens),
+        }
+        for shown in (*answers.right[:IN_TERMINAL], *answers.wrong[:IN_TERMINAL])
+    ]
+
+
+def show_answers(several: Sequence[Answers], pages: Sequence[Path]) -> None:
+    """Shows some answers of each model in the Prefect UI; see `as_markdown`."""
+    create_markdown_artifact(
+        as_markdown(several, pages), key="answers", description="Some right and wrong answers."
+    )
+
+
+def as_markdown(several: Sequence[Answers], pages: Sequence[Path]) -> str:
+    """Returns some answers as markdown that no text of a model can break out of, and the pages."""
+    parts = []
+    for one in several:
+        parts.append(f"## {one.name}: {one.num_right} of {one.summary.num_problems} right")
+        parts += map(_as_markdown, (*one.right[:IN_ARTIFACT], *one.wrong[:IN_ARTIFACT]))
+    parts += [f"More of them: {page.resolve()}" for page in pages]
+    return "\n\n".join(parts) + "\n"
+
+
+def _as_markdown(shown: Shown) -> str:
+    one = shown.sample
+    text = one.before[-_LONGEST_IN_ARTIFACT:] + one.answer + one.after[:_LONGEST_IN_ARTIFACT]
+    head = f"### {one.verdict}, {shown.tokens} tokens"
+    return f"{head}\n\nAsked:\n\n{quoted(shown.problem)}\n\nAnswered:\n\n{quoted(text)}"
+
+
+def _in_words(row: Row, asked: Mapping[int, Problem]) -> str:
+    problem = asked.get(row["prompt_index"])
+    if problem is None:
+        return f"problem {row['prompt_index']}"
+    truth = problem.ground_truth
+    if isinstance(truth, Mapping) and truth.keys() >= {"numbers", "target"}:
+        return f"{', '.join(map(str, truth['numbers']))} -> {truth['target']}"
+    question = _short(question_in(problem.messages[-1]["content"]), _LONGEST_QUESTION)
+    return f"{question} -> {_short(shown_truth(truth), _LONGEST_QUESTION)}"
+
+
+def _line(text: str) -> str:
+    return printable(_short(text, _LONGEST_LINE))
+
+
+def _end(text: str) -> str:
+    return printable(in_one_line(text)[-_LONGEST_LINE:])
+
+
+def _short(text: str, longest: int) -> str:
+    return without_middle(in_one_line(text), longest)

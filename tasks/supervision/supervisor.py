@@ -67,7 +67,7 @@ def call_supervised(
         name: what the child is called; what it prints is in `<name>.log`.
         log_folder: where that lies, and the files of the workers that it starts.
         stall_s: seconds without any progress after which it is ended.
-        logger: hears the workers' warnings and errors.
+        logger: gets the workers' warnings and errors.
         grace_s: how long after SIGTERM the child works on.
         on_step: called with what the child tells by `Reporter.step`.
         joins_ray: it gets the token of a Ray that is not its own.

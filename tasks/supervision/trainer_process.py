@@ -1,4 +1,4 @@
-"""What the watched child process calls to train: Prefect is not loaded there."""
+"""What the watched child process calls to train and to fine-tune: Prefect is not loaded there."""
 
 from __future__ import annotations
 
@@ -31,3 +31,20 @@ def train_for_parent(
             logger=logging.getLogger(TRAINER_LOGGER),
             on_progress=reporter.progress,
         )
+
+
+def tune_for_parent(
+    reporter: Reporter, *, config: RunConfig, model_path: Path, data: Path, folder: Path
+) -> None:
+    """Fine-tunes as `tune_model` does, telling the parent of each step."""
+    from rl_core.sft.tune import tune_model
+
+    reporter.progress("sft")
+    tune_model(
+        config,
+        model_path=model_path,
+        data=data,
+        folder=folder,
+        on_step=reporter.step,
+        logger=logging.getLogger(TRAINER_LOGGER),
+    )

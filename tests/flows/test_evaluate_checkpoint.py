@@ -6,7 +6,7 @@ from flows.cli.main import run_command
 from flows.evaluate import render
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.evaluation.summary import compare, summarise
-from tasks.evaluate_checkpoint import Evaluated
+from tasks.evaluate import Evaluated
 from tests.rl_core.evaluation.test_summary import row
 from tests.support.runs import new_run
 

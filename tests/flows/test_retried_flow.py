@@ -9,7 +9,7 @@ from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
-from tasks.prefect_ui.result_keys import once_per_flow_run, once_per_training
+from tasks.prefect_ui.flow_run import once_per_flow_run, once_per_training
 
 
 def new_run(root: Path) -> tuple[RunConfig, RunFolder]:

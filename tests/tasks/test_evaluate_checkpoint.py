@@ -12,8 +12,8 @@ from rl_core.checkpoints.store import save_checkpoint
 from rl_core.config.run import RunConfig
 from rl_core.evaluation.rows import read_rows
 from rl_core.runs.run_folder import RunFolder
-from tasks import evaluate_checkpoint
-from tasks.evaluate_checkpoint import evaluate_models
+from tasks import evaluate
+from tasks.evaluate import evaluate_models
 from tasks.evaluator import Evaluator
 from tasks.queries.checkpoint_names import find_model
 from tests.conftest import build_tiny_model
@@ -99,7 +99,7 @@ def test_prune_leaves_the_checkpoint_that_is_evaluated_and_takes_it_after(
         raise KeyError
         yield
 
-    monkeypatch.setattr(evaluate_checkpoint.Workers, "start", pruning)
+    monkeypatch.setattr(evaluate.Workers, "start", pruning)
     model = find_model("r/step_000002", tmp_path)
     with pytest.raises(KeyError):
         evaluate_models(config, write_data(tmp_path / "data", 2), model)

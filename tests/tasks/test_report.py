@@ -55,9 +55,9 @@ def test_problems_without_a_number_of_solutions_get_no_table_of_it(two_runs):
     rows = [row | {"num_solutions": 0} for row in pq.read_table(file).to_pylist()]
     pq.write_table(pa.Table.from_pylist(rows, schema=pq.read_schema(file)), file)
     data = gather(RunFolder(two_runs / "runs" / "alpha"))
-    assert data.by_num_solutions == []
+    assert data.rows["by_num_solutions"] == []
     assert "Accuracy by number of solutions" not in charts(data)
-    assert data.pass_at_k
+    assert data.rows["pass_at_k"]
 
 
 def test_page_tells_the_numbers_of_the_run(alpha):

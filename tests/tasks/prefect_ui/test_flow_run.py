@@ -8,6 +8,9 @@ from prefect import Task
 from prefect.logging import disable_run_logger
 
 import tasks
+from rl_core.checkpoints.store import save_checkpoint
+from tasks.prefect_ui.flow_run import is_trained
+from tests.support.runs import new_run
 
 SECRET = "a-secret-of-the-hub"
 
@@ -42,3 +45,14 @@ def test_no_task_lets_an_error_out_with_a_secret(monkeypatch):
         for text in (str(caught.value), repr(caught.value)):
             assert SECRET not in text, name
             assert "https://***@hub.example gave 403 for ***" in text, name
+
+
+def test_a_run_is_trained_while_its_last_step_has_its_checkpoint(tmp_path):
+    run = new_run(tmp_path)
+    assert not is_trained(run)
+    run.metrics.append(4, {})
+    assert not is_trained(run)
+    save_checkpoint(run.path, 4, lambda folder: (folder / "w").touch(), None)
+    assert is_trained(run)
+    run.metrics.append(5, {})
+    assert not is_trained(run)

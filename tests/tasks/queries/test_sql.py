@@ -1,5 +1,6 @@
 import contextlib
 import shlex
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.schema import EVALUATION, ROLLOUTS
 from rl_core.types import Completion, Problem, Rollout, ScoredText
 from tasks.queries import saved_questions, sql
+from tasks.queries.connection import connect
 from tasks.queries.render import render
 from tests.support.runs import new_run
 
@@ -331,3 +333,19 @@ def test_of_equal_tests_the_higher_score_is_the_best_as_the_pointer_has_it(
         metrics.append(step, {"val/accuracy": 0.125, "val/score": score})  # as before training
     (row,) = (r for r in sql.ask("compare_runs", root=two_runs).to_dicts() if r["run_id"] == "beta")
     assert (row["best_test"], row["best_at_step"]) == (0.125, best)
+
+
+def test_what_a_question_spills_lies_in_a_folder_that_nobody_foresees_or_reads(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    names = set()
+    for _ in range(2):
+        with connect({}) as connection:
+            (found,) = connection.sql("select current_setting('temp_directory')").fetchall()
+            (folder,) = tmp_path.iterdir()
+            assert found == (str(folder),)
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+            names.add(folder.name)
+    assert len(names) == 2
+    assert not list(tmp_path.iterdir())

@@ -11,9 +11,9 @@ from rl_core.envs.text_problems import render_messages
 from rl_core.evaluation.rows import label_rows
 from rl_core.evaluation.summary import summarise
 from rl_core.types import Problem
-from tasks.evaluate_checkpoint import Evaluated
-from tasks.report_page.answers import Answers, as_markdown, as_table, choose_answers
+from tasks.evaluate import Evaluated
 from tasks.report_page.page import write_page
+from tasks.report_page.samples import Answers, as_markdown, as_table, choose_answers
 from tests.tasks.conftest import HOSTILE
 from tests.tasks.report_page.test_browser import dump_dom, text_of
 

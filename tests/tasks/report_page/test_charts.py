@@ -61,7 +61,8 @@ def test_verdicts_that_nobody_knows_are_told_apart(alpha_data):
 
 def test_fine_tuning_before_the_run_has_a_curve(alpha_data):
     rows = [{"step": 0, "held_out_loss": 2.0}, {"step": 1, "loss": 1.5}]
-    drawn = charts(replace(alpha_data, sft=rows))["Loss of fine-tuning (SFT), before training"]
+    tuned = replace(alpha_data, rows=alpha_data.rows | {"sft": rows})
+    drawn = charts(tuned)["Loss of fine-tuning (SFT), before training"]
     assert drawn.says == ["step 0: held out 2", "step 1: learned 1.5 · held out 2 (step 0)"]
 
 

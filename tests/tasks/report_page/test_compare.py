@@ -3,7 +3,7 @@ import shutil
 
 import pytest
 
-from tasks.report_page.compare import compare_runs
+from tasks.report_page.data import compare_runs
 
 
 def test_two_runs_beside_one_another(shared_runs):

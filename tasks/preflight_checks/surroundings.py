@@ -1,4 +1,4 @@
-"""Preflight's look at what others left: processes of a killed run, Prefect's server and disk.
+"""Preflight's look at what runs beside: a Ray that is joined, Prefect, and what a killed run left.
 
 A run without resources.ray_address starts a Ray of its own on free ports: no other session and no
 port that is taken can disturb that. What a killed run leaves can still hold memory.
@@ -6,7 +6,10 @@ port that is taken can disturb that. What a killed run leaves can still hold mem
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,9 +23,12 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectException, PrefectHTTPStatusError
 from prefect.settings import get_current_settings
 
+from rl_core.config.run import RunConfig
 from rl_core.system.network import PROBE_TIMEOUT_S, why_unreachable
+from rl_core.system.process_env import environment_of_child
 from rl_core.system.words import GIB
-from tasks.preflight_checks.finding import Finding
+from rl_core.workers.ray_auth import RAY_CLUSTER_FILE, address_of_auto, mode_for
+from tasks.preflight_checks.finding import Finding, fatal, ok, refused, warning
 
 _OUR_FOLDERS: Final = "/rl-"
 """Ray's daemons name their session's folder: ours start like this."""
@@ -32,6 +38,8 @@ _OUR_WORKERS: Final = ("ray::LearnerActor", "ray::RolloutActor")
 _PREFECT_BYTES: Final = 200 * 2**20
 """Below so much free disk Prefect's database is soon without room."""
 _NO_API: Final = "unset PREFECT_API_URL (prefect config unset PREFECT_API_URL) for a private one"
+_ASK_MACHINES: Final = "from rl_core.workers.nodes import main; main()"
+_MACHINES_WITHIN_S: Final = 60.0
 
 
 def leftover_findings() -> Iterator[Finding]:
@@ -51,9 +59,8 @@ def _left_processes() -> Iterator[Finding]:
             with suppress(psutil.Error):
                 held += process.memory_info().rss
         pids = " ".join(str(process.pid) for process in left)
-        yield Finding(
+        yield warning(
             "leftovers",
-            "warning",
             f"{len(left)} processes of a run that was killed hold {held / GIB:.1f} GiB",
             f"kill {pids}",
         )
@@ -98,7 +105,7 @@ def _prefect_server() -> Iterator[Finding]:
         remedy = "PREFECT_API_AUTH_STRING=name:password as the server was started with"
     else:
         return
-    yield Finding("prefect", "fatal", f"PREFECT_API_URL={url} {message}", f"{remedy}, or {_NO_API}")
+    yield fatal("prefect", f"PREFECT_API_URL={url} {message}", f"{remedy}, or {_NO_API}")
 
 
 def _why_no_prefect(url: str) -> str | None:
@@ -127,9 +134,8 @@ def _prefect_disk() -> Iterator[Finding]:
         with tempfile.TemporaryFile(dir=home):
             pass
     except OSError as error:
-        yield Finding(
+        yield fatal(
             "prefect",
-            "fatal",
             f"Prefect's folder {home} cannot be written ({error.strerror})",
             "set PREFECT_HOME to a folder of yours",
         )
@@ -137,10 +143,80 @@ def _prefect_disk() -> Iterator[Finding]:
     folder = next(path for path in (home, *home.parents) if path.exists())
     free = shutil.disk_usage(folder).free
     if free < _PREFECT_BYTES:
-        yield Finding(
+        yield warning(
             "prefect",
-            "warning",
             f"Prefect keeps its records in {home}, where {free / 2**20:.0f} MiB are free: "
             "a run whose states cannot be recorded fails",
             "free some, or set PREFECT_HOME to a folder of another disk",
         )
+
+
+def cluster_findings(config: RunConfig) -> Iterator[Finding]:
+    """Yields what is wrong with `resources.ray_address`."""
+    wanted, variable = config.resources.ray_address, os.environ.get("RAY_ADDRESS")
+    if wanted is None:
+        if variable:
+            yield ok(
+                "ray",
+                f"RAY_ADDRESS={variable} is not used, the run starts a Ray of its own "
+                f"(resources.ray_address={variable} would use it)",
+            )
+        return
+    try:
+        address = address_of_auto() if wanted == "auto" else wanted
+        finding = _silence(wanted, address)
+        if finding is None:
+            mode_for(wanted)
+            finding = _machines(config, wanted)
+    except ValueError as error:
+        finding = refused("ray", error)
+    if finding is not None:
+        yield finding
+
+
+def _silence(wanted: str, address: str | None) -> Finding | None:
+    """Returns a finding if nothing answers there."""
+    why: str | None = "ray start was not called here"
+    if address is not None:
+        is_asked = ":" in address and "//" not in address
+        why = why_unreachable(f"ray://{address}") if is_asked else None
+    if why is None:
+        return None
+    if wanted != "auto":
+        return fatal(
+            "ray",
+            f"resources.ray_address={wanted} does not answer ({why})",
+            "start the cluster, or leave it out for a Ray of the run's own",
+        )
+    found = f", which means {address}," if address else ""
+    is_noted = address is not None and "RAY_ADDRESS" not in os.environ
+    return fatal(
+        "ray",
+        f"resources.ray_address=auto{found} finds no Ray ({why})",
+        "leave it out for a Ray of the run's own, or `ray start --head`"
+        + (f" after removing {RAY_CLUSTER_FILE}" if is_noted else ""),
+    )
+
+
+def _machines(config: RunConfig, address: str) -> Finding | None:
+    """Returns which machine has another program than this one, or does not see its folders."""
+    folders, model = [config.storage.root], Path(config.model.path or "-").expanduser()
+    if (model / "config.json").is_file():
+        folders.append(model)
+    seen = [str(folder.resolve()) for folder in folders]
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-P", "-c", _ASK_MACHINES, address, *seen],
+            capture_output=True,
+            text=True,
+            timeout=_MACHINES_WITHIN_S,
+            env=environment_of_child("ray"),
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return fatal(
+            "ray",
+            f"resources.ray_address={address} cannot be joined from here",
+            "start the run on one of Ray's machines, or use `ray job submit`",
+        )
+    return refused("ray", asked.stdout.strip()) if asked.stdout else None
