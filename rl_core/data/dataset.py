@@ -21,8 +21,8 @@ from rl_core.config.run import DataConfig, RunConfig
 from rl_core.data.env_source import SPLITS, find_source, read_rows, source_digest
 from rl_core.data.parquet_guard import MAX_ROWS, DatasetError, read_parquet
 from rl_core.data.user_files import own_settings, read_own_data
+from rl_core.envs.rows import JSON_STYLE
 from rl_core.envs.text_env import TextEnv
-from rl_core.envs.text_problems import JSON_STYLE
 from rl_core.system.atomic import new_folder
 from rl_core.system.versions import version_of
 from rl_core.types import OWN_EXTRA_INFO, Message, Problem

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rl_core.envs.text_problems import question_in, shown_truth
+from rl_core.envs.rows import question_in, shown_truth
 from rl_core.evaluation.summary import EvaluationSummary, summarise
 from rl_core.system.words import in_one_line, printable, without_middle
 from rl_core.tracking.rollout_samples import in_turns

@@ -14,7 +14,7 @@ from typing import Any
 
 import polars as pl
 
-from rl_core.envs.text_problems import shown_truth
+from rl_core.envs.rows import shown_truth
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.words import cut, in_one_line
 from tasks.queries import sql

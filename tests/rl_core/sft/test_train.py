@@ -8,8 +8,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from rl_core.config.base_model import BaseModelConfig
 from rl_core.envs.countdown import render_messages
-from rl_core.envs.countdown.sft_examples import SearchExamples, response_weights
+from rl_core.envs.countdown.sft_examples import SearchExamples
 from rl_core.envs.countdown.traces import ANSWER_OPEN, Trace, is_covered
+from rl_core.envs.sft_examples import SftText
 from rl_core.sft.muon import Muon, orthogonalise
 from rl_core.sft.tokenizer import train_tokenizer
 from rl_core.sft.train import WarmStartReport, make_base_model
@@ -164,18 +165,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def test_weights_turn_a_tenth_of_giving_up_into_six_tenths(tokenizer, exhausted, last):
     trace = Trace(" +8 no *1 no</think>\n<answer>(5", solved=False, exhausted=exhausted)
     response = tokenizer.encode(trace.text)
-    no_id, yes_id, give_up_id = (
-        tokenizer.encode(text)[0] for text in (" no", " yes", "</think>\n<answer>(")
-    )
-    weights = response_weights(
-        response,
-        trace,
-        no_id=no_id,
-        yes_id=yes_id,
-        give_up_ids=[give_up_id],
-        give_up_prob=0.6,
-        corpus_give_up_prob=0.1,
-    )
+    marks = [tokenizer.encode(text)[0] for text in (" no", " yes", "</think>\n<answer>(")]
+    settings, problem = TINY.model_copy(update={"give_up_prob": 0.6}), [((1, 2, 3), 10)]
+    source = source_of(settings, train=problem, test=problem)
+    weights = source.weigh(SftText("", trace.text, trace), response, marks)
     by_token = [(tokenizer.decode([i]), w) for i, w in zip(response, weights, strict=True)]
     # Continuing: 0.4 / 0.9. Giving up: 0.6 / 0.1, unless there was nothing left to do.
     assert by_token[3] == (" no", 3.0)

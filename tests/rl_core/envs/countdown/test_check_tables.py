@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from fractions import Fraction
 
 import pyarrow as pa
 import pytest
@@ -65,7 +66,9 @@ def test_they_are_judged_as_the_reward_would(seed: int) -> None:
         numbers = [rng.choice([0, 1, 2, 3, 7, 12, 99, 100]) for _ in range(3)]
         text = rng.choice(SHAPES).format(*numbers)
         value = score_response(f"<answer>{text}</answer>", numbers, 0).value
-        target = rng.randint(-3, 9) if value is None else int(value) + (rng.random() < 0.2)
+        target = (
+            rng.randint(-3, 9) if value is None else int(Fraction(value)) + (rng.random() < 0.2)
+        )
         numbers = rng.sample(numbers, 3) + [5] * (rng.random() < 0.1)
         rows.append((text, [*numbers], target))
         verdict = score_response(f"<answer>{text}</answer>", numbers, target).verdict
