@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from flows.settings.compose import compose
 from rl_core.data.dataset import read_solved
-from rl_core.envs.gsm8k.word_problems import generate_word_problems
+from rl_core.envs.word_problems import generate_word_problems
 from rl_core.resources.known_shapes import known_config
 from tasks.generate import generate_dataset
 

@@ -29,8 +29,8 @@ from rl_core.data.readers import (
     source_digest,
 )
 from rl_core.data.user_files import num_own_training_rows, own_settings, read_own_data
+from rl_core.envs.rows import JSON_STYLE
 from rl_core.envs.text_env import TextEnv
-from rl_core.envs.text_problems import JSON_STYLE
 from rl_core.system.atomic import new_folder
 from rl_core.system.versions import version_of
 from rl_core.types import OWN_EXTRA_INFO, Message, Problem

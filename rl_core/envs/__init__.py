@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from rl_core.envs.countdown.env import CountdownConfig
+from rl_core.envs.countdown import CountdownConfig
 from rl_core.envs.custom import CustomConfig
-from rl_core.envs.gsm8k.env import Gsm8kConfig
+from rl_core.envs.gsm8k import Gsm8kConfig
 from rl_core.envs.number_questions import NumberQuestionsConfig
-from rl_core.envs.reasoning_gym.env import ReasoningGymConfig
+from rl_core.envs.reasoning_gym import ReasoningGymConfig
 from rl_core.envs.text_env import TextEnv
 
 if TYPE_CHECKING:

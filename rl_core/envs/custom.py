@@ -10,15 +10,18 @@ from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from rl_core.envs.rows import Record, Row, own_prompt, shown, struct_of, text_of
-from rl_core.envs.text_env import TEXT_CHECKS, Question, TextEnv
-from rl_core.envs.text_problems import (
+from rl_core.envs.rows import (
+    Record,
+    Row,
+    own_prompt,
     prompt_key,
-    question_in,
     render_messages,
-    score_text,
+    shown,
+    struct_of,
+    text_of,
     text_of_truth,
 )
+from rl_core.envs.text_env import TEXT_CHECKS, Question, TextEnv
 from rl_core.types import Message, Problem, ScoredText
 
 DATA_SOURCE: Final = "custom"
@@ -47,18 +50,11 @@ class CustomConfig(TextEnv):
 
     def score(self, response: str, truth: Any) -> ScoredText:
         """Scores word for word."""
-        return score_text(
-            response,
-            text_of_truth(truth),
-            answer_from=self.answer_from,
-            format_score=self.format_score,
-            full_score=self.full_score,
-        )
+        return self.score_words(response, text_of_truth(truth))
 
     def read_row(self, record: Record) -> Row:
         """Returns the problem of one row."""
-        extra = struct_of(record, "extra_info")
-        truth = _truth(record)
+        extra, truth = struct_of(record, "extra_info"), _truth(record)
         prompt = self._prompt(record)
         return Row(
             prompt_key(prompt),
@@ -79,11 +75,6 @@ class CustomConfig(TextEnv):
         asked = tuple(render_messages(self.prompt_template, text))
         problem = Problem(0, DATA_SOURCE, asked, answer or "", 0)
         return Question(text, problem, is_scored=answer is not None)
-
-    def show_problem(self, problem: Problem) -> str:
-        """Returns the question without the words of the template."""
-        truth = text_of_truth(problem.ground_truth)
-        return f"{question_in(problem.messages[-1]['content'])} (the answer is {truth})"
 
     @staticmethod
     def has_truth(truth: Any) -> bool:
@@ -117,7 +108,8 @@ def _truth(record: Record) -> Any:
         "answer": record.get("answer"),
     }
     given = {name: value for name, value in found.items() if value is not None}
-    truth = next((value for value in given.values() if not _is_blank(value)), None)
+    not_blank = (v for v in given.values() if not isinstance(v, str) or v.strip())
+    truth = next(not_blank, None)
     if given and truth is None:
         name, value = next(iter(given.items()))
         raise ValueError(f"{name}={value!r} is blank: write what is right, or leave the row out")
@@ -132,7 +124,3 @@ def _truth(record: Record) -> Any:
             f"its ground truth {shown(truth)} is no value of JSON: write it as a text"
         ) from None
     return truth
-
-
-def _is_blank(value: Any) -> bool:
-    return isinstance(value, str) and not value.strip()

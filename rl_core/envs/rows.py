@@ -1,28 +1,45 @@
-"""Rows of a data set: how a user's row is read, and how the rows of all envs are written (stage 1).
+"""Rows of a data set: what a prompt says, how a user's row is read, how all rows are written.
 
-A user's row has the columns of its env, or of verl and TinyZero (`prompt`, `reward_model`), or our
-own. Its own prompt is kept as it is.
+Data path stages 1 and 4. A user's row has the columns of its env, or of verl and TinyZero
+(`prompt`, `reward_model`), or our own; its own prompt is kept as it is. A truth that is a text is
+stored as it is, any other value as JSON with `style` `JSON_STYLE`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from rl_core.envs.text_problems import JSON_STYLE, text_of_truth
 from rl_core.types import OWN_EXTRA_INFO, Message
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Record = dict[str, Any]
+Record: TypeAlias = dict[str, Any]
 """A row as it is read, by column."""
+Template: TypeAlias = Literal["chat", "base"]
 
-COLUMNS = ("prompt", "reward_model", "extra_info")
+COLUMNS: Final = ("prompt", "reward_model", "extra_info")
 """What any env's rows may have, in addition to its own columns."""
-UNKNOWN_TEMPLATE = "unknown"
-_SHOWN_CHARACTERS = 80
+UNKNOWN_TEMPLATE: Final = "unknown"
+JSON_STYLE: Final = "json"
+OPEN_TAG, CLOSE_TAG = "<answer>", "</answer>"
+_SHOWN_CHARACTERS: Final = 80
+_QUESTION: Final = (
+    "{question}\nShow your work in <think> </think> tags. And return the final answer in <answer> "
+    "</answer> tags."
+)
+_TEXTS: Final[dict[Template, str]] = {
+    "chat": _QUESTION,
+    "base": (
+        "A conversation between User and Assistant. The user asks a question, and the Assistant "
+        "solves it. The assistant first thinks about the reasoning process in the mind and then "
+        f"provides the user with the answer.\nUser: {_QUESTION}\n"
+        "Assistant: Let me solve this step by step.\n<think>"
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +89,9 @@ def table_of_rows(schema: pa.Schema, split: str, rows: Sequence[Row]) -> pa.Tabl
 def table_of_columns(
     schema: pa.Schema, split: str, columns: Mapping[str, Any], *, start: int = 0
 ) -> pa.Table:
-    """Returns one split as an Arrow table: the one writer of rows.
+    """Returns one split as an Arrow table, from index `start` on.
 
-    Args:
-        schema: of the env's data set.
-        split: its name, for `extra_info`.
-        columns: those of the schema and the fields of its structs; lists or arrays.
-        start: index of the first row.
+    The columns are those of the schema and the fields of its structs, as lists or arrays.
     """
     import pyarrow as pa
 
@@ -109,11 +122,7 @@ def choose_prompt(
 
 
 def own_prompt(record: Record) -> list[Message] | None:
-    """Returns the prompt that a row has, None if it has none.
-
-    Raises:
-        ValueError: it is no list of messages.
-    """
+    """Returns the prompt that a row has; raises ValueError if it is no list of messages."""
     prompt = record.get("prompt")
     if prompt is None:
         return None
@@ -125,11 +134,7 @@ def own_prompt(record: Record) -> list[Message] | None:
 
 
 def struct_of(record: Record, name: str) -> Record:
-    """Returns a struct of a row; an absent one is empty.
-
-    Raises:
-        ValueError: it is no struct.
-    """
+    """Returns a struct of a row, empty if absent; raises ValueError if it is none."""
     part = record.get(name)
     if part is not None and not isinstance(part, dict):
         raise ValueError(f"{name}={shown(part)} must be an object with named fields")
@@ -137,11 +142,7 @@ def struct_of(record: Record, name: str) -> Record:
 
 
 def text_of(record: Record, extra: Record, name: str) -> str | None:
-    """Returns a text of a row, or else of its `extra_info`; None if neither has it.
-
-    Raises:
-        ValueError: it is no text.
-    """
+    """Returns a text of a row, or else of its `extra_info`; raises ValueError if it is none."""
     value = record.get(name) if record.get(name) is not None else extra.get(name)
     if value is not None and not isinstance(value, str):
         raise ValueError(f"{name}={shown(value)} must be a text")
@@ -158,3 +159,51 @@ def _is_message(message: Any) -> bool:
     return isinstance(message, dict) and all(
         isinstance(message.get(key), str) for key in ("role", "content")
     )
+
+
+def render_messages(template: Template, question: str) -> list[Message]:
+    """Returns the `prompt` column of one question, one user message.
+
+    `chat` is rendered by the tokenizer's chat template; `base` is a whole prompt, tokenized raw.
+    """
+    return [Message(role="user", content=_TEXTS[template].replace("{question}", question))]
+
+
+def question_in(content: str) -> str:
+    """Returns what a prompt asks, without the words of the template that wrote it."""
+    for template in _TEXTS.values():
+        before, _, after = template.partition("{question}")
+        if content.startswith(before) and content.endswith(after):
+            return content.removeprefix(before).removesuffix(after)
+    return content
+
+
+def prompt_key(prompt: Sequence[Message]) -> tuple[str, ...]:
+    """Returns what two prompts share that ask the same: their words, not their white space."""
+    return tuple(" ".join(message["content"].split()) for message in prompt)
+
+
+def text_of_truth(truth: Any) -> str:
+    """Returns a truth as a text: a number or an object as JSON."""
+    return truth if isinstance(truth, str) else json.dumps(truth, ensure_ascii=False)
+
+
+def shown_truth(truth: Any) -> str:
+    """Returns what is right, as a person reads it: of a truth with a question, its answer."""
+    if isinstance(truth, Mapping) and truth.keys() >= {"question", "answer"}:
+        truth = truth["answer"]
+    return text_of_truth(truth)
+
+
+def find_answer(response: str, answer_from: str) -> str:
+    """Returns the text between the last closing tag and the nearest opening one before it.
+
+    Empty if there is none; linear in the response's length. `last_line` reads tags on the
+    response's last line only, as TinyZero does; ValueError if it is neither that nor `anywhere`.
+    """
+    if answer_from not in ("anywhere", "last_line"):
+        raise ValueError(f"answer_from={answer_from!r} must be 'anywhere' or 'last_line'")
+    start = 0 if answer_from == "anywhere" else response.rfind("\n") + 1
+    close = response.rfind(CLOSE_TAG, start)
+    opening = response.rfind(OPEN_TAG, start, close) if close >= 0 else -1
+    return "" if opening < 0 else response[opening + len(OPEN_TAG) : close]

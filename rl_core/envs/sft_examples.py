@@ -37,21 +37,15 @@ class SftExamples(ABC):
     floors: ClassVar[Mapping[str, float]] = {}
     """Gates: the least that a measure of `judge` may be."""
     ceilings: ClassVar[Mapping[str, float]] = {}
+    marks: ClassVar[Sequence[str]]
+    """Texts whose first tokens `weigh` looks for."""
+    words: ClassVar[Sequence[str]] = ()
+    """Words that are tokens by themselves, whatever stands beside them."""
 
     @property
     def digits_per_token(self) -> int:
         """Most digits of a token: 1 spells numbers, more make the frequent ones a token each."""
         return 1
-
-    @property
-    def words(self) -> Sequence[str]:
-        """Words that are tokens by themselves, whatever stands beside them."""
-        return ()
-
-    @property
-    @abstractmethod
-    def marks(self) -> Sequence[str]:
-        """Texts whose first tokens `weigh` looks for."""
 
     @property
     @abstractmethod
@@ -68,12 +62,9 @@ class SftExamples(ABC):
 
     @abstractmethod
     def weigh(self, text: SftText, response: Sequence[int], marks: Sequence[int]) -> list[float]:
-        """Returns the loss weight of each token.
+        """Returns the loss weight of each token of one of `draw`, all turns and the end included.
 
-        Args:
-            text: one of `draw`.
-            response: the token ids of all turns, end included.
-            marks: the first token id of each of `marks`.
+        `marks` holds the first token id of each text of `self.marks`.
         """
 
     @abstractmethod
@@ -83,17 +74,13 @@ class SftExamples(ABC):
     @classmethod
     def failed_gates(cls, measured: Mapping[str, float]) -> tuple[str, ...]:
         """Returns one sentence per gate that is missed."""
-        low = (
-            f"{name} is {measured[name]:.3f}, below {floor}"
-            for name, floor in cls.floors.items()
-            if measured[name] < floor
+        limits = [(name, "below", floor) for name, floor in cls.floors.items()]
+        limits += [(name, "above", ceiling) for name, ceiling in cls.ceilings.items()]
+        return tuple(
+            f"{name} is {measured[name]:.3f}, {side} {limit}"
+            for name, side, limit in limits
+            if (measured[name] < limit if side == "below" else measured[name] > limit)
         )
-        high = (
-            f"{name} is {measured[name]:.3f}, above {ceiling}"
-            for name, ceiling in cls.ceilings.items()
-            if measured[name] > ceiling
-        )
-        return (*low, *high)
 
 
 def require_problems(train: Sequence[Any], test: Sequence[Any]) -> None:

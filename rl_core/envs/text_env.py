@@ -1,14 +1,15 @@
 """An env: one class. Its fields are the settings, its methods the problems and the rule.
 
-A class with `problems` and `score` is one (docs/data.md). Everything else has a default here, for
-questions in words; an env overrides what is different there. Settings and scores are needed where
-nothing heavy may load, so a method imports pyarrow or a solver when it is called.
+Everything but `problems` and `score` has a default here, for questions in words (docs/data.md).
+Settings and scores are needed where nothing heavy may load: a method imports pyarrow or a solver
+when it is called.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from rl_core.envs.rows import Record, Row, table_of_rows
-from rl_core.envs.text_problems import prompt_key, shown_truth
+from rl_core.envs.rows import (
+    Record,
+    Row,
+    find_answer,
+    prompt_key,
+    question_in,
+    shown_truth,
+    table_of_rows,
+)
 from rl_core.section import Section
 from rl_core.types import Message, Problem, ScoredText
 
@@ -32,7 +40,9 @@ TEXT_CHECKS: Final = (
     "text_splits_disjoint.sql",
 )
 """SQL checks that any question in words must pass; the one of the columns first."""
-_MOST_REPEATS = 10_000
+LONGEST_ANSWER: Final = 1_000
+"""Characters of an answer that are compared word for word: a longer one is wrong."""
+_MOST_REPEATS: Final = 10_000
 """Prompts in a row that were there already: then there are no others, or hardly any."""
 
 Truth: TypeAlias = Any
@@ -84,10 +94,9 @@ class Question:
 
 
 class TextEnv(Section):
-    """An env of questions in words: a class with `problems` and `score` is one.
+    """An env of questions in words, chosen by `env=my_module:MyClass`.
 
-    `env=my_module:MyClass` chooses it; with a default for the field `name`, a package can offer
-    it by an entry point of that name.
+    With a default for the field `name`, a package can offer it by an entry point of that name.
     """
 
     name: str = ""
@@ -185,14 +194,24 @@ class TextEnv(Section):
             return ScoredText(self.full_score, "correct", answer, answer)
         return ScoredText(self.format_score, "wrong_value", answer, answer)
 
+    def score_words(self, response: str, truth: str) -> ScoredText:
+        """Returns the score of an answer in tags, which must be the truth word for word.
+
+        Case, white space, the form of Unicode (NFKC) and a full stop at the end do not count.
+        Linear in the response's length.
+        """
+        raw = find_answer(response, self.answer_from).strip()
+        if not raw:
+            return ScoredText(0.0, "no_answer", None)
+        value = _normal_form(raw) if len(raw) <= LONGEST_ANSWER else None
+        if value == _normal_form(truth):
+            return ScoredText(self.full_score, "correct", raw, value)
+        return ScoredText(self.format_score, "wrong_value", raw[:LONGEST_ANSWER], value)
+
     def reply(self, response: str, truth: Any) -> EnvTurn | None:
-        """Returns what the env says to a response, of which `env.max_turns` allows more than one.
+        """Returns what the env says to a response so far, its own words included.
 
         None ends the response. Bounded in time and memory for any text.
-
-        Args:
-            response: so far, with the env's own words.
-            truth: of the problem.
         """
         raise NotImplementedError
 
@@ -214,11 +233,7 @@ class TextEnv(Section):
         return self.source_name is None
 
     def rows_of_splits(self, *, train_size: int, test_size: int, seed: int) -> dict[str, list[Row]]:
-        """Returns generated rows; the same arguments give the same rows on every machine.
-
-        Raises:
-            ValueError: there are too few; the message is for users.
-        """
+        """Returns generated rows, the same on every machine; raises ValueError if they are few."""
         made: dict[tuple[str, ...], Row] = {}
         repeats, size = 0, train_size + test_size
         for one in self.problems(random.Random(f"{self.name}/{seed}")):
@@ -251,7 +266,7 @@ class TextEnv(Section):
         """Returns a user's row as a checked problem.
 
         Raises:
-            ValueError: the row cannot be used; the message names value, limit and remedy.
+            ValueError: it cannot be used; the message names value, limit and remedy.
         """
         raise ValueError(f"env={self.name} makes its own problems: env=custom takes rows of yours")
 
@@ -271,7 +286,7 @@ class TextEnv(Section):
 
     @classmethod
     def table_of(cls, split: str, rows: Sequence[Row]) -> pa.Table:
-        """Returns the rows of one split as an Arrow table."""
+        """Returns the rows of one split."""
         return table_of_rows(cls.arrow_schema(), split, rows)
 
     @classmethod
@@ -291,9 +306,9 @@ class TextEnv(Section):
         return {}, {}
 
     def prompt_of_numbers(self, numbers: Sequence[int], target: int) -> list[Message]:
-        """Returns the prompt of a row's columns `nums` and `target`.
+        """Returns the prompt of a row whose prompt depends on `nums` and `target` only.
 
-        An env has it if its prompts differ in nothing else: their lengths are summed from parts.
+        Its length is then summed from parts.
         """
         raise NotImplementedError
 
@@ -303,19 +318,15 @@ class TextEnv(Section):
     # Questions of people, and the two ways to read an answer.
 
     def read_question(self, text: str, answer: str | None) -> Question:
-        """Returns a person's question; `answer` is None if it is not told.
-
-        Raises:
-            ValueError: it is no such question; the message says why.
-        """
+        """Returns a person's question, or raises ValueError; an `answer` of None is not known."""
         asked = (Message(role="user", content=text),)
         problem = Problem(0, self.name, asked, answer or "", 0)
         return Question(text, problem, is_scored=answer is not None)
 
     def show_problem(self, problem: Problem) -> str:
         """Returns a problem as a person would write it, its answer included."""
-        answer = shown_truth(problem.ground_truth)
-        return f"{problem.messages[-1]['content']} (the answer is {answer})"
+        question = question_in(problem.messages[-1]["content"])
+        return f"{question} (the answer is {shown_truth(problem.ground_truth)})"
 
     def strict_and_lenient(self) -> tuple[Self, Self]:
         """Returns the settings with the strictest place of an answer, and the most lenient."""
@@ -371,3 +382,7 @@ class TextEnv(Section):
     def slug(self) -> str:
         """The name as part of a folder's: that of a module's env has a colon."""
         return self.name.replace(":", ".")
+
+
+def _normal_form(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).removesuffix(".")

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from rl_core.envs.text_problems import question_in, shown_truth
+from rl_core.envs.rows import question_in, shown_truth
 from rl_core.evaluation.summary import EvaluationSummary, summarise
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.words import cut, in_one_line, printable, without_middle

@@ -1,23 +1,393 @@
-"""Countdown: combine all the numbers, each once, with + - * / to make the target."""
+"""Countdown: combine all the numbers, each once, with + - * / to make the target.
 
-from rl_core.envs.countdown.env import CountdownConfig
-from rl_core.envs.countdown.rows import (
-    DATA_SOURCE,
-    Template,
-    message_templates,
-    render_messages,
-    render_prompt,
+Prompts are byte for byte those of the field's data, so that models and logs compare.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias, get_args
+
+from pydantic import Field, model_validator
+
+from rl_core.envs.countdown.scoring import CALL_CLOSE, answer_call, score_response
+from rl_core.envs.countdown.traces import FEWEST, MOST, write_worded_trace
+from rl_core.envs.rows import Record, Row, choose_prompt, own_prompt, shown, struct_of
+from rl_core.envs.sft_examples import SftExamples
+from rl_core.envs.text_env import EnvTurn, Question, Solved, TextEnv
+from rl_core.types import Message, Problem, ScoredText
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DATA_SOURCE: Final = "countdown"
+NUM_OPERANDS, NUMBERS, TARGETS = range(2, 7), range(1, 1_000), range(1, 10**18)
+"""What the solver takes."""
+_LONGEST_NUMBER: Final = 20
+_MOST_DIGITS: Final = 18
+"""Of a number of a person's puzzle: what fits a column of whole numbers."""
+_PUZZLE: Final = re.compile(r"[\s\d,;\[\](){}=:>→-]*")
+_RANGES: Final = ("operands", "number", "target")
+
+Template: TypeAlias = Literal["base", "qwen-instruct", "chat"]
+
+_QUESTION = (
+    "Using the numbers {numbers}, create an equation that equals {target}. "
+    "You can use basic arithmetic operations (+, -, *, /) and each number can only be used once. "
+    "Show your work in <think> </think> tags. And return the final answer in <answer> </answer> "
+    "tags, for example <answer> (1 + 2) / 3 </answer>."
 )
-from rl_core.envs.countdown.scoring import ScoredResponse, Verdict, score_response
+_SYSTEM = (
+    "You are a helpful assistant. You first thinks about the reasoning process in the mind "
+    "and then provides the user with the answer."
+)
+_LEAD_IN = "Let me solve this step by step.\n<think>"
+_WHOLE_PROMPT = {
+    "base": (
+        "A conversation between User and Assistant. The user asks a question, and the Assistant "
+        "solves it. The assistant first thinks about the reasoning process in the mind and then "
+        f"provides the user with the answer.\nUser: {_QUESTION}\nAssistant: {_LEAD_IN}"
+    ),
+    "qwen-instruct": (
+        f"<|im_start|>system\n{_SYSTEM}<|im_end|>\n<|im_start|>user\n {_QUESTION}<|im_end|>\n"
+        f"<|im_start|>assistant\n{_LEAD_IN}"
+    ),
+}
 
-__all__ = [
-    "DATA_SOURCE",
-    "CountdownConfig",
-    "ScoredResponse",
-    "Template",
-    "Verdict",
-    "message_templates",
-    "render_messages",
-    "render_prompt",
-    "score_response",
-]
+
+class CountdownConfig(TextEnv):
+    """The Countdown problem family: combine all numbers, each once, to make the target."""
+
+    name: Literal["countdown"] = "countdown"
+    """Chosen by `env=countdown`."""
+    min_operands: int = Field(3, ge=2, le=6)
+    """Fewest numbers of a problem."""
+    max_operands: int = Field(4, ge=2, le=6)
+    """Most numbers of a problem."""
+    min_number: int = Field(1, ge=1)
+    """Smallest number."""
+    max_number: int = Field(99, ge=1, le=999)
+    """Largest number."""
+    min_target: int = Field(10, ge=1)
+    """Smallest target."""
+    max_target: int = Field(99, ge=1, le=9999)
+    """Largest target."""
+    prompt_template: Template = "base"  # type: ignore[assignment]  # another choice of texts
+    """`base`: TinyZero's text; `qwen-instruct`: with Qwen's tags; `chat`: the tokenizer's own."""
+    answer_from: Literal["anywhere", "last_line"] = "anywhere"
+    """Where the answer may stand: `anywhere`, or on the `last_line`, as TinyZero has it."""
+    format_score: float = Field(0.1, ge=0, le=1)
+    """Score of a response with an answer that is not correct."""
+
+    shared_checks: ClassVar = ("countdown_columns.sql", "labels.sql", "row_count.sql")
+    checks: ClassVar = (
+        *("countdown_difficulty.sql", "countdown_ground_truth.sql", "countdown_no_nulls.sql"),
+        *("countdown_number_range.sql", "countdown_operand_count.sql", "countdown_prompt.sql"),
+        *("countdown_solution.sql", "countdown_splits_disjoint.sql"),
+        *("countdown_target_range.sql", "countdown_unique.sql"),
+    )
+    checks_of_generator: ClassVar = (
+        *("countdown_number_range", "countdown_operand_count", "row_count"),
+        "countdown_target_range",
+    )
+    checks_of_template: ClassVar = ("countdown_prompt",)
+    stop: ClassVar = (CALL_CLOSE,)
+    readings: ClassVar = ("last_line", "anywhere")
+    answer_mark: ClassVar = "<answer>"
+    own_columns: ClassVar = ("nums", "numbers", "target")
+    home_made: ClassVar = (
+        f"Countdown with {FEWEST} or {MOST} numbers",
+        f"env=countdown env.min_operands={FEWEST} env.max_operands={MOST}",
+    )
+    traces_give_up: ClassVar = True
+    weak_models: ClassVar = ("0.5b",)
+    script_words: ClassVar = ("countdown", "tinyzero")
+    script_remedy: ClassVar = "the run makes puzzles of its own; data.train_files=FILE names yours"
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        for what in _RANGES:
+            low, high = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
+            if low > high:
+                raise ValueError(f"env.min_{what}={low} is above env.max_{what}={high}: swap them")
+        return self
+
+    def score(self, response: str, truth: Mapping[str, Any]) -> ScoredText:
+        """Reads and evaluates the expression that a response gives."""
+        return score_response(
+            response,
+            truth["numbers"],
+            truth["target"],
+            answer_from=self.answer_from,
+            format_score=self.format_score,
+            full_score=self.full_score,
+        )
+
+    def reply(self, response: str, truth: Any) -> EnvTurn | None:
+        """Answers a call of the calculator."""
+        said = answer_call(response)
+        return None if said is None else EnvTurn(said)
+
+    @staticmethod
+    def difficulty_of(truth: Any, solution: str) -> str:
+        """Returns how many numbers there are, and the operators of a solution in no order."""
+        return f"{len(truth['numbers'])} {''.join(sorted(c for c in solution if c in '+-*/'))}"
+
+    def make_splits(self, *, train_size: int, test_size: int, seed: int) -> dict[str, pa.Table]:
+        """Returns both splits, cut from one draw of puzzles."""
+        from rl_core.envs.countdown.puzzles import generate_puzzles
+        from rl_core.envs.countdown.tables import countdown_table
+
+        puzzles = generate_puzzles(self, size=train_size + test_size, seed=seed)
+        parts = {"train": puzzles[test_size:], "test": puzzles[:test_size]}
+        return {
+            split: countdown_table(part, split=split, template=self.prompt_template)
+            for split, part in parts.items()
+        }
+
+    def read_row(self, record: Record) -> Row:
+        """Returns a puzzle, not yet solved: `{nums, target}`, or a row of verl or TinyZero."""
+        numbers, target = stated_puzzle(record)
+        prompt, template = choose_prompt(
+            own_prompt(record),
+            (self.prompt_template, *get_args(Template)),
+            lambda template: render_messages(template, numbers, target),
+        )
+        return Row(
+            (tuple(sorted(numbers)), target),
+            prompt,
+            template,
+            {"target": target, "numbers": numbers},
+            DATA_SOURCE,
+            own={"nums": numbers, "target": target},
+        )
+
+    @staticmethod
+    def with_solutions(rows: Sequence[Row]) -> list[Row | None]:
+        """Returns each puzzle with a solution and how many there are; None if there is none."""
+        from rl_core.envs.countdown.solver import solve_many
+
+        numbers, targets = [row.key[0] for row in rows], [row.key[1] for row in rows]
+        return [
+            None if solution is None else replace(row, solution=solution, num_solutions=count)
+            for row, (solution, count) in zip(rows, solve_many(numbers, targets), strict=True)
+        ]
+
+    @staticmethod
+    def arrow_schema() -> pa.Schema:
+        """Returns the columns: verl's, and the numbers and the target for themselves."""
+        from rl_core.envs.countdown.tables import COUNTDOWN_DATASET
+
+        return COUNTDOWN_DATASET
+
+    def check_parameters(self, *, train_size: int, test_size: int) -> dict[str, Any]:
+        """Returns the ranges of the settings, and the words of the template around a puzzle."""
+        *system, question = message_templates(self.prompt_template)
+        before, between, after = re.split("{numbers}|{target}", question["content"])
+        return {
+            **self.model_dump(include={f"{end}_{of}" for end in ("min", "max") for of in _RANGES}),
+            "data_source": DATA_SOURCE,
+            "train_size": train_size,
+            "test_size": test_size,
+            "system": system[0]["content"] if system else "none",
+            "before": before,
+            "between": between,
+            "after": after,
+        }
+
+    @staticmethod
+    def check_tables(
+        splits: Mapping[str, pa.Table],
+    ) -> tuple[dict[str, pa.Table], dict[str, str]]:
+        """Returns solutions as the reward judges them, and counted again: SQL cannot."""
+        from rl_core.envs.countdown.tables import recounts_table, solutions_table
+
+        solutions = solutions_table(splits)
+        recounts = recounts_table(solutions)
+        counted = f" (a sample: {recounts.num_rows:,} of {solutions.num_rows:,} problems)"
+        return {"solutions": solutions, "recounts": recounts}, {"countdown_difficulty": counted}
+
+    def prompt_of_numbers(self, numbers: Sequence[int], target: int) -> list[Message]:
+        """Returns the prompt of a puzzle."""
+        return render_messages(self.prompt_template, numbers, target)
+
+    def read_question(self, text: str, answer: str | None) -> Question:
+        """Reads numbers and, last, the target: `3 14 7 = 35`."""
+        words = re.findall(r"\d+", text)
+        longest = max((word for word in words if len(word) > _MOST_DIGITS), default="", key=len)
+        if longest:
+            raise ValueError(f"{longest[:20]}... has {len(longest)} digits: at most {_MOST_DIGITS}")
+        numbers = [int(word) for word in words]
+        if not _PUZZLE.fullmatch(text) or len(numbers) <= NUM_OPERANDS[0]:
+            raise ValueError(
+                f"{text!r} is no puzzle: write numbers and, last, the target, as '3 14 7 = 35' "
+                "(env=gsm8k takes word problems)"
+            )
+        if answer is not None:
+            raise ValueError("a puzzle's answer is found by its rule: answer= is for env=gsm8k")
+        *numbers, target = numbers
+        asked = tuple(self.prompt_of_numbers(numbers, target))
+        truth = {"numbers": numbers, "target": target}
+        problem = Problem(0, DATA_SOURCE, asked, truth, 0)
+        return Question(self.show_problem(problem), problem, is_scored=True)
+
+    def show_problem(self, problem: Problem) -> str:
+        """Returns the numbers and the target."""
+        numbers, target = _numbers_and_target(problem)
+        return f"{', '.join(map(str, numbers))} = {target}"
+
+    @property
+    def is_taught(self) -> bool:
+        """Whether search traces are defined for so many numbers."""
+        return self.min_operands >= FEWEST and self.max_operands <= MOST
+
+    def home_made_examples(
+        self, *, give_up_prob: float, train: Solved, test: Solved
+    ) -> SftExamples:
+        """Returns search traces."""
+        from rl_core.envs.countdown.sft_examples import SearchExamples
+
+        return SearchExamples(
+            give_up_prob,
+            prompts=[problem.messages[0]["content"] for problem, _ in train],
+            problems=[_numbers_and_target(problem) for problem, _ in train],
+            holdout=[_numbers_and_target(problem) for problem, _ in test],
+            render_prompt=partial(render_prompt, self.prompt_template),
+            calls=self.max_turns > 1,
+        )
+
+    def write_trace(
+        self, problem: Problem, solution: str, rng: random.Random, give_up_prob: float
+    ) -> str:
+        """Returns a search in words."""
+        numbers, target = _numbers_and_target(problem)
+        trace = write_worded_trace(numbers, target, solution, rng=rng, give_up_prob=give_up_prob)
+        return f"<think>{trace}" if self.prompt_template == "chat" else trace
+
+    @staticmethod
+    def has_columns(row: Record) -> bool:
+        """Says whether there are numbers."""
+        return bool(row.get("nums"))
+
+    @staticmethod
+    def has_truth(truth: Any) -> bool:
+        """Says whether there are numbers and a target."""
+        return isinstance(truth, dict) and {"target", "numbers"} <= {*truth}
+
+    @staticmethod
+    def imported_settings(row: Record, model: str) -> dict[str, Any]:
+        """Returns how prompts reach the model: raw as TinyZero's, else by a chat template."""
+        prompt = row.get("prompt")
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
+            text = str(prompt[0].get("content"))
+            if text.startswith("<|im_start|>"):
+                return {"env.prompt_template": "qwen-instruct"}
+            is_raw = len(prompt) == 1 and re.search(r"(^|\n)Assistant:", text)
+            return {} if is_raw else {"env.prompt_template": "chat"}
+        return {"env.prompt_template": "qwen-instruct"} if "instruct" in model else {}
+
+
+def _numbers_and_target(problem: Problem) -> tuple[tuple[int, ...], int]:
+    truth: Any = problem.ground_truth
+    return tuple(truth["numbers"]), truth["target"]
+
+
+def render_prompt(template: Template, numbers: Sequence[int], target: int) -> str:
+    """Returns the prompt text of one puzzle, tokenized raw: there is none of `chat`."""
+    if template not in _WHOLE_PROMPT:
+        raise ValueError(
+            f"env.prompt_template={template} has no text of its own: a tokenizer's chat template "
+            f"renders it; use one of {', '.join(_WHOLE_PROMPT)}"
+        )
+    return _WHOLE_PROMPT[template].format(numbers=list(numbers), target=target)
+
+
+def render_messages(template: Template, numbers: Sequence[int], target: int) -> list[Message]:
+    """Returns the `prompt` column of one puzzle.
+
+    `base` and `qwen-instruct` give one user message that holds the whole prompt text; `chat` gives
+    role messages for the tokenizer's own chat template.
+    """
+    said = {"numbers": list(numbers), "target": target}
+    return [
+        Message(role=message["role"], content=message["content"].format(**said))
+        for message in message_templates(template)
+    ]
+
+
+def message_templates(template: Template) -> list[Message]:
+    """Returns the messages of `render_messages`, {numbers} and {target} in the last unfilled."""
+    if template != "chat":
+        return [Message(role="user", content=_WHOLE_PROMPT[template])]
+    return [Message(role="system", content=_SYSTEM), Message(role="user", content=_QUESTION)]
+
+
+def stated_puzzle(record: Record) -> tuple[list[int], int]:
+    """Returns the numbers and the target that a row states, once or twice, or raises ValueError."""
+    truth = _from_text(struct_of(record, "reward_model").get("ground_truth"))
+    stated: list[tuple[Any, Any]] = []
+    own = record.get("nums") if record.get("nums") is not None else record.get("numbers")
+    if own is not None or record.get("target") is not None:
+        stated.append((_whole(own), _whole(record.get("target"))))
+    if truth is not None:
+        if not isinstance(truth, dict):
+            raise ValueError(f"ground_truth={shown(truth)} must be {{target, numbers}}")
+        stated.append((_whole(truth.get("numbers")), _whole(truth.get("target"))))
+    if not stated:
+        raise ValueError(
+            "it has neither nums (or numbers) and target nor reward_model.ground_truth: add them"
+        )
+    numbers, target = stated[0]
+    _check_numbers(numbers)
+    if type(target) is not int or target not in TARGETS:
+        raise ValueError(
+            f"target={shown(target)} must be a whole number from {TARGETS[0]} to {TARGETS[-1]:.0e}"
+        )
+    if stated[-1] != stated[0]:
+        raise ValueError(
+            f"nums={numbers} and target={target} are not those of reward_model.ground_truth "
+            f"({shown(truth)}): correct one of them"
+        )
+    return numbers, target
+
+
+def _from_text(value: Any) -> Any:
+    """Returns a list or an object that a file holds as JSON text; anything else as it is."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        with suppress(ValueError, RecursionError):
+            return json.loads(value)
+    return value
+
+
+def _whole(value: Any) -> Any:
+    """Returns 40.0 and "40" as 40, also in lists and in lists that are text; all else as it is."""
+    value = _from_text(value)
+    if isinstance(value, list):
+        return [_whole(item) if not isinstance(item, list) else item for item in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str) and value.strip().isdecimal() and len(value) < _LONGEST_NUMBER:
+        return int(value)
+    return value
+
+
+def _check_numbers(numbers: Any) -> None:
+    limits = f"the solver takes whole numbers from {NUMBERS[0]} to {NUMBERS[-1]}"
+    if not isinstance(numbers, list):
+        raise ValueError(f"nums={shown(numbers)} must be a list: {limits}")
+    if len(numbers) not in NUM_OPERANDS:
+        raise ValueError(
+            f"nums={shown(numbers)} holds {len(numbers)} numbers, the solver takes "
+            f"{NUM_OPERANDS[0]} to {NUM_OPERANDS[-1]}: leave the row out"
+        )
+    for number in numbers:
+        if type(number) is not int or number not in NUMBERS:
+            raise ValueError(
+                f"nums={shown(numbers)} holds {shown(number)}, {limits}: leave the row out"
+            )

@@ -20,10 +20,9 @@ where something stands below the line, a chain upside down.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -41,16 +40,15 @@ int64 cannot overflow: each number occurs at most once in every monomial, and on
 of up to 6 numbers below 1,000 (hence below 1e18) has all of them; others have 9 monomials at most.
 """
 _Kind: TypeAlias = Literal["forms", "terms", "factors", "chains", "products"]
-_Listed = TypeVar("_Listed")
 
 
-class _Listing(ABC, Generic[_Listed]):
-    """Lists of all forms over sets of positions, in the same order whatever stands for a form."""
+class _Trees:
+    """Lists of all forms over sets of positions, as expressions."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[_Kind, Positions], _Listed] = {}
+        self._known: dict[tuple[_Kind, Positions], Any] = {}
 
-    def all(self, kind: _Kind, positions: Positions) -> _Listed:
+    def all(self, kind: _Kind, positions: Positions) -> Any:
         """Returns the list of one kind: `forms` are terms and sums, `factors` numbers and sums."""
         key = (kind, positions)
         if key not in self._known:
@@ -58,7 +56,7 @@ class _Listing(ABC, Generic[_Listed]):
             self._known[key] = parts[0] if len(parts) == 1 else self._together(parts)
         return self._known[key]
 
-    def parts(self, kind: _Kind, positions: Positions) -> Iterator[_Listed]:
+    def parts(self, kind: _Kind, positions: Positions) -> Iterator[Any]:
         """Yields the list part by part."""
         if len(positions) == 1:
             yield self._number(positions[0])
@@ -73,35 +71,28 @@ class _Listing(ABC, Generic[_Listed]):
             yield self._upside_down(self.all("products", positions), len(positions))
         for block, rest in _splits(positions):
             if kind == "factors":  # a sum's first term is taken as positive
-                yield from self._sums(self.all("terms", block), self.all("forms", rest))
+                yield from self._pairs("+-", self.all("terms", block), self.all("forms", rest))
             elif kind == "products":
-                yield from self._products(self.all("factors", block), self.all("chains", rest))
+                yield from self._pairs("*/", self.all("factors", block), self.all("chains", rest))
 
-    @abstractmethod
-    def _number(self, position: int) -> _Listed: ...
+    def _number(self, position: int) -> Any:
+        return [position]
 
-    @abstractmethod
-    def _sums(self, first: _Listed, rest: _Listed) -> Iterator[_Listed]:
-        """Yields all sums, then all differences; the last of `rest` changes fastest."""
+    def _pairs(self, signs: str, first: Any, rest: Any) -> Iterator[Any]:
+        """Yields all pairs with the one sign, then with the other; `rest` changes fastest."""
+        for sign in signs:
+            yield [(sign, left, right) for left in first for right in rest]
 
-    @abstractmethod
-    def _products(self, first: _Listed, rest: _Listed) -> Iterator[_Listed]:
-        """Yields all products, then all quotients."""
-
-    @abstractmethod
-    def _upside_down(self, products: _Listed, size: int) -> _Listed:
+    def _upside_down(self, products: Any, size: int) -> Any:
         """Returns those with something below the line, upside down."""
+        return [("1/", product) for product in products if _is_divided(product)]
 
-    @abstractmethod
-    def _together(self, parts: list[_Listed]) -> _Listed: ...
+    def _together(self, parts: list[Any]) -> Any:
+        return [tree for part in parts for tree in part]
 
 
-class _Values(_Listing[Fractions]):
-    """Values of all forms.
-
-    Args:
-        columns: [positions, rows].
-    """
+class _Values(_Trees):
+    """The same lists as `Fractions`, over columns of numbers [positions, rows]."""
 
     def __init__(self, columns: Exact) -> None:
         super().__init__()
@@ -111,17 +102,17 @@ class _Values(_Listing[Fractions]):
         number = self._columns[[position]]
         return number, np.ones_like(number)
 
-    def _sums(self, first: Fractions, rest: Fractions) -> Iterator[Fractions]:
+    def _pairs(self, signs: str, first: Fractions, rest: Fractions) -> Iterator[Fractions]:
+        if signs == "*/":
+            yield _outer(first[0], rest[0]), _outer(first[1], rest[1])
+            yield _outer(first[0], rest[1]), _outer(first[1], rest[0])
+            return
         den = _outer(first[1], rest[1])
         left, right = _outer(first[0], rest[1]), _outer(first[1], rest[0])
         null = den == 0  # a division by zero inside is 0 / 0, and so is all made of it
         for num in (left + right, np.subtract(left, right, out=left)):
             num[null] = 0
             yield num, den
-
-    def _products(self, first: Fractions, rest: Fractions) -> Iterator[Fractions]:
-        yield _outer(first[0], rest[0]), _outer(first[1], rest[1])
-        yield _outer(first[0], rest[1]), _outer(first[1], rest[0])
 
     def _upside_down(self, products: Fractions, size: int) -> Fractions:
         divided = _are_divided(size)
@@ -131,31 +122,11 @@ class _Values(_Listing[Fractions]):
         return np.concatenate([num for num, _ in parts]), np.concatenate([den for _, den in parts])
 
 
-class _Trees(_Listing[list[Tree]]):
-    """All forms as expressions."""
-
-    def _number(self, position: int) -> list[Tree]:
-        return [position]
-
-    def _sums(self, first: list[Tree], rest: list[Tree]) -> Iterator[list[Tree]]:
-        for sign in "+-":
-            yield [(sign, left, right) for left in first for right in rest]
-
-    def _products(self, first: list[Tree], rest: list[Tree]) -> Iterator[list[Tree]]:
-        for sign in "*/":
-            yield [(sign, left, right) for left in first for right in rest]
-
-    def _upside_down(self, products: list[Tree], size: int) -> list[Tree]:
-        return [("1/", product) for product in products if _is_divided(product)]
-
-    def _together(self, parts: list[list[Tree]]) -> list[Tree]:
-        return [tree for part in parts for tree in part]
-
-
 @cache
 def form_trees(n: int) -> list[Tree]:
     """Returns all forms over n different numbers, up to sign: 1, 5, 37, ... of them."""
-    return _Trees().all("forms", tuple(range(n)))
+    trees: list[Tree] = _Trees().all("forms", tuple(range(n)))
+    return trees
 
 
 def num_forms(n: int) -> int:
@@ -164,12 +135,9 @@ def num_forms(n: int) -> int:
 
 
 def form_values(columns: Exact) -> Iterator[Fractions]:
-    """Yields the values of all forms over columns of numbers, in the order of `form_trees`.
+    """Yields the values of all forms over columns [n, rows], in the order of `form_trees`.
 
-    Part by part, so that one who reads them stays in the processor's cache.
-
-    Args:
-        columns: [n, rows].
+    Part by part, so that they stay in the processor's cache.
     """
     values, everything = _Values(columns), tuple(range(len(columns)))
     yield from values.parts("terms", everything)
@@ -178,11 +146,7 @@ def form_values(columns: Exact) -> Iterator[Fractions]:
 
 
 def equality_patterns(numbers: Ints) -> Ints:
-    """Returns which neighbours are equal, bit i for places i and i + 1: int64 [sets].
-
-    Args:
-        numbers: int64 [sets, n], each row sorted.
-    """
+    """Returns which neighbours in sorted rows are equal, bit i for places i and i + 1."""
     equal = (numbers[:, 1:] == numbers[:, :-1]).astype(np.int64)
     patterns: Ints = equal @ (1 << np.arange(equal.shape[1]))
     return patterns

@@ -28,7 +28,7 @@ from rl_core.envs.countdown.forms import Ints, num_forms
 from rl_core.envs.countdown.solver import Solved, solution_texts, solve_range
 
 if TYPE_CHECKING:
-    from rl_core.envs.countdown.env import CountdownConfig
+    from rl_core.envs.countdown import CountdownConfig
 
 MAX_SETS = 5_000_000
 """Most sets of numbers that are looked at for one operand count."""
@@ -75,10 +75,7 @@ class _Pool:
 def generate_puzzles(env: CountdownConfig, *, size: int, seed: int) -> Puzzles:
     """Returns `size` solvable puzzles, unique by (sorted numbers, target), in random order.
 
-    The same arguments give the same puzzles on every machine.
-
-    Raises:
-        ValueError: there are fewer such puzzles; the message says how many.
+    The same arguments give the same puzzles on every machine. ValueError says how many there are.
     """
     rng = np.random.default_rng(seed)
     counts = range(env.min_operands, env.max_operands + 1)
@@ -103,11 +100,7 @@ def generate_puzzles(env: CountdownConfig, *, size: int, seed: int) -> Puzzles:
 
 
 def assert_unique(puzzles: Puzzles) -> None:
-    """Proves that no two puzzles have the same numbers, in whatever order, and the same target.
-
-    Raises:
-        AssertionError: two have; the message names them.
-    """
+    """Proves that no two puzzles have the same numbers, in whatever order, and the same target."""
     digits = np.sort(puzzles.numbers, axis=1)  # below 1,000 each, six of them: an int64 holds them
     keys = digits @ 1_000 ** np.arange(digits.shape[1], dtype=np.int64)
     order = np.lexsort((puzzles.targets, keys))

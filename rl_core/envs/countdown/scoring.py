@@ -13,9 +13,10 @@ import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from rl_core.envs.text_problems import AnswerFrom, find_answer
+from rl_core.envs.rows import find_answer
+from rl_core.types import ScoredText
 
 MAX_LENGTH = 256
 """Longest expression that is read, in characters."""
@@ -28,8 +29,6 @@ ASCII_SPACE = " \t\n\r\f\v"
 CALL_OPEN, CALL_CLOSE = "<calc>", "</calc>"
 NO_VALUE: Final = "error"
 
-ErrorVerdict = Literal["too_long", "bad_syntax", "division_by_zero"]
-Verdict: TypeAlias = ErrorVerdict | Literal["no_answer", "wrong_numbers", "wrong_value", "correct"]
 Operation: TypeAlias = Callable[[Any, Any], int | Fraction]
 Instruction: TypeAlias = tuple[Operation, int, int]
 """What to do with the numbers at two places; the result takes the first of them."""
@@ -47,29 +46,7 @@ _CALL_ANSWER: Final = re.compile(rf"(?<={CALL_CLOSE})(\d+)")
 
 
 class ExpressionError(ValueError):
-    """Why a text has no value."""
-
-    @property
-    def verdict(self) -> ErrorVerdict:
-        """The scorer's word for it."""
-        verdict: ErrorVerdict = self.args[0]
-        return verdict
-
-
-class ScoredResponse(NamedTuple):
-    """What one response earned, and why."""
-
-    score: float
-    verdict: Verdict
-    answer: str | None
-    """Text between the answer tags without surrounding ASCII white space; None if there is none."""
-    value: Fraction | None
-    """Exact value of an answer that uses the right numbers; None if it was not computed."""
-
-
-as_fraction = lru_cache(1_024)(Fraction)
-"""Making a Fraction takes as long as the arithmetic of an ordinary answer."""
-_NO_ANSWER = ScoredResponse(0.0, "no_answer", None, None)
+    """Why a text has no value, as a verdict: too_long, bad_syntax or division_by_zero."""
 
 
 def score_response(
@@ -77,51 +54,45 @@ def score_response(
     numbers: Sequence[int],
     target: int,
     *,
-    answer_from: AnswerFrom = "anywhere",
+    answer_from: str = "anywhere",
     format_score: float = 0.1,
     full_score: float = 1.0,
-) -> ScoredResponse:
+) -> ScoredText:
     """Scores one response: total, deterministic, silent, and linear in the response's length.
 
     Args:
-        response: what the model wrote after the prompt; any text.
-        numbers: the puzzle's numbers; the answer must use each exactly once.
+        response: any text.
+        numbers: the answer must use each exactly once.
         target: the value that the answer must have, exactly.
-        answer_from: `last_line` reads tags on the response's last line only, as TinyZero does.
+        answer_from: where `find_answer` looks for it.
         format_score: score of an answer that is not correct.
         full_score: score of a correct answer.
 
     Returns:
         The first verdict that applies of no_answer (score 0), too_long, bad_syntax, wrong_numbers,
         division_by_zero, wrong_value (format_score) and correct (full_score).
-
-    Raises:
-        ValueError: `answer_from` is neither of the two.
     """
     raw = find_answer(response, answer_from)
     answer = raw.strip(ASCII_SPACE)
     if not answer or answer.isspace():
-        return _NO_ANSWER
-    verdict: Verdict
+        return ScoredText(0.0, "no_answer", None)
     try:
         used, program = parse(raw)
         if sorted(used) != sorted(numbers):
-            verdict = "wrong_numbers"
-        else:
-            value = run(program, used)
-            if value == target:
-                return ScoredResponse(full_score, "correct", answer, as_fraction(value))
-            return ScoredResponse(format_score, "wrong_value", answer, as_fraction(value))
+            return ScoredText(format_score, "wrong_numbers", answer)
+        value = run(program, used)
     except ExpressionError as error:
-        verdict = error.verdict
-    return ScoredResponse(format_score, verdict, answer, None)
+        return ScoredText(format_score, str(error), answer)
+    if value == target:
+        return ScoredText(full_score, "correct", answer, str(value))
+    return ScoredText(format_score, "wrong_value", answer, str(value))
 
 
 def answer_call(response: str) -> str | None:
     """Returns the exact value of the call that a response ends with; None if it has ended.
 
-    In lowest terms, `7/2`; `error` for what the scorer's parser does not read, or cannot divide.
-    Bounded by that parser's limits for any text, as is the length of what is returned.
+    In lowest terms, `7/2`; `error` for what `parse` does not read, or a division by zero. Bounded
+    by the limits of `parse` for any text, as is the length of what is returned.
     """
     before, close, after = response.rpartition(CALL_CLOSE)
     # The token that closes the call may hold white space too.
@@ -142,10 +113,7 @@ def written_call(x: int, op: str, y: int, value: int) -> str:
 
 
 def turns_of(response: str) -> tuple[str, ...]:
-    """Returns the pieces of a response with answered calls, the model's and the env's by turns.
-
-    Empty if there is no call.
-    """
+    """Returns the pieces of a response, the model's and the env's by turns; empty without calls."""
     pieces = _CALL_ANSWER.split(response)
     return tuple(pieces) if len(pieces) > 1 else ()
 
@@ -175,35 +143,26 @@ def parse(text: str) -> tuple[list[int], Program]:
     return list(map(_as_int, numerals)), program
 
 
-def run(program: Program, numbers: list[int]) -> int | Fraction:
-    """Returns the exact value of a parsed text: an int where no fraction came up on the way.
-
-    Raises:
-        ExpressionError: `division_by_zero`.
-    """
-    values: list[Any] = [*numbers]
+def run(program: Program, numbers: Sequence[int | Fraction]) -> int | Fraction:
+    """Returns the exact value of a parsed text, an int if no fraction came up on the way."""
+    values = [*numbers]
     try:
         for operation, place, other in program:
             values[place] = operation(values[place], values[other])
     except ZeroDivisionError:
         raise ExpressionError("division_by_zero") from None
-    value: int | Fraction = values[0]
-    return value
+    return values[0]
 
 
 def evaluate(text: str) -> Fraction:
-    """Returns the exact value of an expression.
-
-    Raises:
-        ExpressionError: the text is no expression or divides by zero.
-    """
+    """Returns the exact value of an expression, or raises ExpressionError."""
     numbers, program = parse(text)
     return Fraction(run(program, numbers))
 
 
 @lru_cache(CACHED_SKELETONS)
-def compiled(skeleton: bytes) -> Program | Literal["too_long", "bad_syntax"]:
-    """Returns what computes all texts of this skeleton, or what is wrong with all of them.
+def compiled(skeleton: bytes) -> Program | str:
+    """Returns what computes all texts of this skeleton, or the verdict on all of them.
 
     Source: Dijkstra 1961, "Algol 60 translation" (the shunting yard).
     """

@@ -1,13 +1,12 @@
 """Examples for Countdown: search traces with weights on the choice to give up, data path stage 0.
 
-Gates: what greedy responses are worth. Not the evaluation of a run: that scores any model, this
-reads the search traces as well.
+The gates are not the evaluation of a run: that scores any model, these read the traces as well.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Final, TypeAlias
@@ -31,7 +30,6 @@ from rl_core.envs.sft_examples import (
 )
 
 NumbersAndTarget: TypeAlias = tuple[tuple[int, ...], int]
-PromptRenderer: TypeAlias = Callable[[Sequence[int], int], str]
 
 _CORPUS_GIVE_UP_PROBS: Final = {3: 0.1, 4: 0.05}
 """By the most numbers there are. Giving up is rarer in the traces than in the model: weights on the
@@ -50,16 +48,16 @@ class SearchExamples(SftExamples):
     """Reinforcement learning made use of what lies above: sums of 0.92 went from 0.29 to 0.72, of
     0.95 from 0.24 to 0.83 (benchmarks/README.md)."""
     ceilings: ClassVar = {"repetition_share": 0.05}
+    marks: ClassVar = (*VERDICTS, ANSWER_OPEN + "(", ANSWER_OPEN + "((")
+    """The verdicts, and how an answer of three or of four numbers begins."""
 
     give_up_prob: float
     """How often the model shall give up."""
     prompts: Sequence[str]
     """For the tokenizer, as are the traces."""
     problems: Sequence[NumbersAndTarget]
-    """Of the train split."""
     holdout: Sequence[NumbersAndTarget]
-    """Of the test split."""
-    render_prompt: PromptRenderer
+    render_prompt: Callable[[Sequence[int], int], str]
     calls: bool = False
     """Whether traces ask the calculator."""
 
@@ -75,11 +73,6 @@ class SearchExamples(SftExamples):
         Larger numbers are too many to be learned one by one, and are spelt.
         """
         return 3 if max(target for _, target in self.problems) <= _MOST_OF_TWO_DIGITS else 1
-
-    @property
-    def marks(self) -> Sequence[str]:
-        """The verdicts, and how an answer of three or of four numbers begins."""
-        return (*VERDICTS, ANSWER_OPEN + "(", ANSWER_OPEN + "((")
 
     @property
     def held_out(self) -> Sequence[str]:
@@ -109,17 +102,22 @@ class SearchExamples(SftExamples):
         return _CORPUS_GIVE_UP_PROBS[max(len(numbers) for numbers, _ in self.problems)]
 
     def weigh(self, text: SftText, response: Sequence[int], marks: Sequence[int]) -> list[float]:
-        """Returns `response_weights`."""
+        """Returns 1 per token, 3 per verdict, and after a "no" the ratio of wanted to written odds.
+
+        With the latter the model learns to give up with `give_up_prob`, though the traces seldom
+        do. The last "no" of an exhausted search leaves no choice: weight 1.
+        """
         no, yes, *give_up = marks
-        return response_weights(
-            response,
-            text.note,
-            no_id=no,
-            yes_id=yes,
-            give_up_ids=give_up,
-            give_up_prob=self.give_up_prob,
-            corpus_give_up_prob=self._corpus_give_up_prob,
-        )
+        written = self._corpus_give_up_prob
+        choices = [index for index in range(1, len(response)) if response[index - 1] == no]
+        if text.note.exhausted:
+            choices.pop()
+        weights = [_VERDICT_WEIGHT if token in (no, yes) else 1.0 for token in response]
+        gives_up = self.give_up_prob / written
+        goes_on = (1 - self.give_up_prob) / (1 - written)
+        for index in choices:
+            weights[index] = gives_up if response[index] in give_up else goes_on
+        return weights
 
     def judge(self, responses: Sequence[str]) -> dict[str, float]:
         """Returns what one greedy response per held-out problem is worth.
@@ -150,35 +148,6 @@ class SearchExamples(SftExamples):
             "judging_share": sum(c.num_right_verdicts for c in checks) / max(judged, 1),
             "repetition_share": sum(check.repeats for check in checks) / count,
             "accuracy": verdicts.count("correct") / count,
-            "mean_attempts": sum(check.num_attempts for check in checks) / count,
+            "mean_attempts": sum(len(check.tried) for check in checks) / count,
             "mean_verdicts": judged / count,
         }
-
-
-def response_weights(
-    response: Sequence[int],
-    trace: Trace,
-    *,
-    no_id: int,
-    yes_id: int,
-    give_up_ids: Collection[int],
-    give_up_prob: float,
-    corpus_give_up_prob: float,
-) -> list[float]:
-    """Returns 1 per token, 3 per verdict, and after a "no" the ratio of wanted to written odds.
-
-    With the latter the model learns to give up with `give_up_prob`, though the traces seldom do.
-    The last "no" of an exhausted search leaves no choice: weight 1.
-    """
-    choices = [index for index in range(1, len(response)) if response[index - 1] == no_id]
-    if trace.exhausted:
-        choices.pop()
-    weights = [_VERDICT_WEIGHT if token in (no_id, yes_id) else 1.0 for token in response]
-    for index in choices:
-        gave_up = response[index] in give_up_ids
-        weights[index] = (
-            give_up_prob / corpus_give_up_prob
-            if gave_up
-            else (1 - give_up_prob) / (1 - corpus_give_up_prob)
-        )
-    return weights

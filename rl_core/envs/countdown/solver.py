@@ -48,11 +48,10 @@ class Solved:
     rows: Ints
     """int64 [problems]: which set."""
     targets: Ints
-    """int64 [problems]."""
     counts: Ints
-    """int64 [problems]: distinct solutions, at least 1."""
+    """Of distinct solutions, at least 1."""
     first_forms: Ints
-    """int64 [problems]: the solution that `forms` lists first."""
+    """The solution that `forms` lists first."""
 
 
 def solve_many(
@@ -60,9 +59,7 @@ def solve_many(
 ) -> list[tuple[str | None, int]]:
     """Returns of each problem one solution as text, None for none, and how many distinct ones.
 
-    Args:
-        numbers: of each 1 to 6 integers in 1..999, each to be used exactly once.
-        targets: positive integers.
+    A problem has 1 to 6 numbers in 1..999 and a positive target.
     """
     solved: list[tuple[str | None, int]] = [(None, 0)] * len(targets)
     sizes = np.array([len(own) for own in numbers])
@@ -81,12 +78,12 @@ def solve_many(
 
 
 def solve_range(numbers: Ints, *, low: int, high: int) -> Solved:
-    """Returns every target in a range that each set of numbers can make, with its solutions.
+    """Returns every target in low..high, from 1, that each set of numbers can make.
 
     Args:
         numbers: int64 [sets, n], n from 1 to 6, each row sorted and in 1..999.
-        low: least target, at least 1.
-        high: greatest target.
+        low: the least target.
+        high: the greatest.
     """
     span = high - low + 1
     parts = []
@@ -100,14 +97,9 @@ def solve_range(numbers: Ints, *, low: int, high: int) -> Solved:
 
 
 def solution_texts(numbers: Ints, forms: Ints) -> Texts:
-    """Returns the text of form `forms[i]` over `numbers[i]`, such as `(7 - 3) * 5 / 2`.
+    """Returns the text of form `forms[i]` over the sorted `numbers[i]`: `(7 - 3) * 5 / 2`.
 
-    Args:
-        numbers: int64 [solutions, n], each row sorted and in 1..999.
-        forms: int64 [solutions], places in `form_trees(n)`; none divides by zero.
-
-    Returns:
-        str [solutions].
+    Forms are places in `form_trees(n)`; none divides by zero.
     """
     texts = np.full(len(forms), "", dtype=object)
     trees = form_trees(numbers.shape[1])

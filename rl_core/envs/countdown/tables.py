@@ -1,6 +1,6 @@
 """Countdown's Arrow tables: the rows of a data set, and what SQL checks read too (stage 1).
 
-Rows are written as columns, never one by one. SQL cannot evaluate an expression: solutions are
+Rows are written as columns. SQL cannot evaluate an expression: solutions are
 judged here, and difficulties counted again, and a check compares.
 """
 
@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rl_core.envs.countdown.forms import num_forms
-from rl_core.envs.countdown.rows import (
+from rl_core.envs.countdown import (
     DATA_SOURCE,
     NUM_OPERANDS,
     NUMBERS,
     Template,
     message_templates,
 )
+from rl_core.envs.countdown.forms import num_forms
 from rl_core.envs.countdown.scoring import ExpressionError, parse, run
 from rl_core.envs.countdown.solver import solve_many
 from rl_core.envs.rows import table_of_columns
@@ -69,9 +69,7 @@ def _chunk(puzzles: Puzzles, start: int, split: str, template: Template) -> pa.T
     columns = {
         **{"nums": nums, "numbers": nums, "target": target},
         "data_source": pa.repeat(DATA_SOURCE, size),
-        "prompt": _prompts(
-            template, numbers=pc.binary_join(words, ", "), target=pc.cast(target, pa.string())
-        ),
+        "prompt": _prompts(template, pc.binary_join(words, ", "), pc.cast(target, pa.string())),
         "style": pa.repeat("rule", size),
         "num_solutions": puzzles.num_solutions,
         "solution": puzzles.solutions,
@@ -79,15 +77,12 @@ def _chunk(puzzles: Puzzles, start: int, split: str, template: Template) -> pa.T
     return table_of_columns(COUNTDOWN_DATASET, split, columns, start=start)
 
 
-def _prompts(
-    template: Template, *, numbers: pa.StringArray, target: pa.StringArray
-) -> pa.ListArray:
+def _prompts(template: Template, numbers: pa.StringArray, target: pa.StringArray) -> pa.ListArray:
     """Returns each row's messages, as `render_messages` does."""
     texts = {"{numbers}": pc.binary_join_element_wise("[", numbers, "]", ""), "{target}": target}
-    messages = message_templates(template)
     size, kind = len(target), COUNTDOWN_DATASET.field("prompt").type
     parts = []
-    for message in messages:
+    for message in message_templates(template):
         pieces = re.split(r"({numbers}|{target})", message["content"])
         content = pc.binary_join_element_wise(*(texts.get(piece, piece) for piece in pieces), "")
         if isinstance(content, pa.Scalar):
@@ -130,21 +125,20 @@ def recounts_table(solutions: pa.Table) -> pa.Table:
     name them.
     """
     drawn = np.random.default_rng(0).permutation(solutions.num_rows)[: 2 * SAMPLE_ROWS]
-    candidates = solutions.take(drawn)
-    chosen: list[int] = []
+    chosen: list[dict[str, Any]] = []
     tried = 0
-    for row, (nums, target) in enumerate(_problems(candidates)):
-        if len(chosen) == SAMPLE_ROWS or not _is_solvable(nums, target):
+    for row in solutions.take(drawn).to_pylist():
+        if len(chosen) == SAMPLE_ROWS or not _is_solvable(row["nums"], row["target"]):
             continue
-        tried += num_forms(len(nums))
+        tried += num_forms(len(row["nums"]))
         if tried > _SAMPLE_FORMS:
             break
         chosen.append(row)
-    sample = candidates.take(pa.array(chosen, pa.int64()))
-    problems = _problems(sample)
-    solved = solve_many([nums for nums, _ in problems], [target for _, target in problems])
-    counts = [count for _, count in solved]
-    return sample.append_column("recounted", pa.array(counts, pa.int64()))
+    solved = solve_many([row["nums"] for row in chosen], [row["target"] for row in chosen])
+    return pa.Table.from_pylist(
+        [row | {"recounted": count} for row, (_, count) in zip(chosen, solved, strict=True)],
+        schema=solutions.schema.append(pa.field("recounted", pa.int64())),
+    )
 
 
 def _is_correct(solution: str | None, nums: list[int] | None, target: int | None) -> bool:
@@ -156,10 +150,6 @@ def _is_correct(solution: str | None, nums: list[int] | None, target: int | None
         return sorted(used) == sorted(nums) and run(program, used) == target
     except ExpressionError:
         return False
-
-
-def _problems(table: pa.Table) -> list[tuple[list[int], int]]:
-    return list(zip(table["nums"].to_pylist(), table["target"].to_pylist(), strict=True))
 
 
 def _is_solvable(nums: list[int] | None, target: int | None) -> bool:

@@ -25,12 +25,10 @@ works each out step by step, says whether it makes the target, and goes on until
     Try (44 - 19) + 35: 44 - 19 = 25, 25 + 35 = 60. Not 98.
     Try (44 + 19) + 35: 44 + 19 = 63, 63 + 35 = 98. That is 98.
 
-Wrong tries are the nearest of a few drawn by chance; how many there are is geometric. Which try is
-right cannot be known from the numbers: what shall be learned is to search on until one is.
-
-A small model learns from them above all that every fourth try is right, and makes it so by numbers
-and sums that are not. With a probability of giving up, a search is one that it can do: all tries
-are drawn blindly, and it ends at the first that is right, or gives up and answers a wrong one.
+Wrong tries are the nearest of a few drawn by chance; how many there are is geometric. A small model
+learns above all that every fourth try is right, and makes it so by sums that are false. With a
+probability of giving up, all tries are drawn blindly, and a search ends at the first that is right,
+or gives up and answers a wrong one.
 """
 
 from __future__ import annotations
@@ -96,26 +94,9 @@ class TraceCheck:
     """The last operands of each attempt, the very last first."""
 
     @property
-    def num_attempts(self) -> int:
-        """How many times two numbers were left to make what is needed."""
-        return len(self.tried)
-
-    @property
     def repeats(self) -> bool:
         """Whether the same last operands were tried twice."""
         return len(set(self.tried)) < len(self.tried)
-
-
-def needed_values(target: int, z: int) -> list[tuple[str, int]]:
-    """What the other two numbers must make, each as (operation on target and z, value).
-
-    The difference is unsigned: with z below the target `w + z` completes it, above it `z - w`.
-    "w / z" is left out: it costs 5 tokens and an eighth of the examples, and saves 1 problem in 80.
-    """
-    needs = [("+", target + z), ("-", abs(target - z))]
-    if target % z == 0:
-        needs.append(("/", target // z))
-    return needs
 
 
 def pair_values(x: int, y: int, *, largest: int) -> list[tuple[str, int]]:
@@ -131,33 +112,40 @@ def pair_values(x: int, y: int, *, largest: int) -> list[tuple[str, int]]:
     return values
 
 
-def complete_expression(pair: str, need: str, *, z: int, target: int) -> str:
-    """The answer that undoes a need: `-35` of 44 and 9 asks for a pair worth 35; 35 + 9 is 44."""
-    if need == "-":
-        return f"{pair}+{z}" if target >= z else f"{z}-{pair}"
-    return f"{pair}{ {'+': '-', '/': '*'}[need] }{z}"
-
-
 @dataclass(frozen=True, slots=True)
-class _Need:
+class Need:
     """What the numbers that are left must make: the target, or what completes the last need."""
 
     value: int
     sign: str = ""
     """The operation on the need before and z that gave it."""
     z: int = 0
-    before: _Need | None = None
+    before: Need | None = None
     """None for the target."""
 
-    def narrowed(self, z: int) -> list[_Need]:
-        """What is needed before z."""
-        return [_Need(value, sign, z, self) for sign, value in needed_values(self.value, z)]
+    def narrowed(self, z: int) -> list[Need]:
+        """What is needed before z.
+
+        The difference is unsigned: with z below the need `w + z` completes it, above it `z - w`.
+        "w / z" is left out: 5 tokens and an eighth of the examples would save 1 problem in 80.
+        """
+        needs = [("+", self.value + z), ("-", abs(self.value - z))]
+        if self.value % z == 0:
+            needs.append(("/", self.value // z))
+        return [Need(value, sign, z, self) for sign, value in needs]
 
     def answer(self, made: str) -> str:
-        """The whole expression, from one that makes what is needed."""
+        """The whole expression, from one that makes what is needed.
+
+        It undoes each need: `-35` of 44 and 9 asks for a pair worth 35; 35 + 9 is 44.
+        """
         if self.before is None:
             return made
-        whole = complete_expression(made, self.sign, z=self.z, target=self.before.value)
+        if self.sign == "-":
+            is_above = self.before.value >= self.z
+            whole = f"{made}+{self.z}" if is_above else f"{self.z}-{made}"
+        else:
+            whole = f"{made}{ {'+': '-', '/': '*'}[self.sign] }{self.z}"
         return self.before.answer(f"({whole})" if self.before.before else whole)
 
 
@@ -167,7 +155,7 @@ class _Attempt:
 
     text: str
     """What is written before the first result."""
-    needs: list[_Need]
+    needs: list[Need]
     x: int
     y: int
     sum: str
@@ -177,7 +165,7 @@ class _Attempt:
 _Shown = Callable[[int, str, int, int], str]
 
 
-def _attempts(numbers: Sequence[int], needs: list[_Need], shown: _Shown) -> Iterator[_Attempt]:
+def _attempts(numbers: Sequence[int], needs: list[Need], shown: _Shown) -> Iterator[_Attempt]:
     """Yields all that can be tried, in the numbers' order."""
     for z in dict.fromkeys(numbers):
         rest = list(numbers)
@@ -210,16 +198,16 @@ def write_trace(
     """Returns a search that stops at the first hit, or gives up, or runs out of numbers.
 
     Args:
-        numbers: three or four positive integers.
-        target: a positive integer.
-        give_up_prob: chance of giving up after each "no" [0, 1].
+        numbers: three or four.
+        target: positive, as are the numbers.
+        give_up_prob: chance of giving up after each "no".
         rng: decides the giving up.
         calls: whether a calculator is asked for each value.
     """
     check_problem(numbers, target)
     shown = written_call if calls else _shown
     parts: list[str] = []
-    attempts = list(_attempts(numbers, [_Need(target)], shown))
+    attempts = list(_attempts(numbers, [Need(target)], shown))
     for attempt in attempts:
         x, y = attempt.x, attempt.y
         parts.append(attempt.text)
@@ -306,54 +294,43 @@ def write_worded_trace(
     """Returns a response, from after `<think>` to `</answer>`.
 
     Args:
-        numbers: positive integers.
+        numbers: positive.
         target: what they shall make.
         solution: an expression of all numbers that makes it.
         rng: decides the tries.
-        give_up_prob: chance of giving up after each wrong try of a blind search (0, 1]; with 0 the
-            search is not blind and ends with `solution`.
+        give_up_prob: chance of giving up after each wrong try of a blind search; with 0 the search
+            is not blind and ends with `solution`.
     """
+    tried, hit = list[str](), solution
     if give_up_prob:
         tried, hit = _blind_search(numbers, target, give_up_prob, rng)
     else:
-        tried, hit = _wrong_tries(numbers, target, rng), solution
+        while len(tried) < _MOST_WRONG_TRIES and rng.random() < _MORE_TRIES_PROB:
+            wrong = _near_miss(numbers, target, rng)
+            if wrong is not None and wrong not in tried:
+                tried.append(wrong)
     lines = [f"\nTry {expression}: {_steps(expression)}. Not {target}." for expression in tried]
-    if hit is not None:
+    if hit:
         lines.append(f"\nTry {hit}: {_steps(hit)}. That is {target}.")
     return f"{''.join(lines)}\n</think>\n<answer>{hit or tried[-1]}</answer>"
 
 
-def _wrong_tries(numbers: Sequence[int], target: int, rng: random.Random) -> list[str]:
-    tried: list[str] = []
-    while len(tried) < _MOST_WRONG_TRIES and rng.random() < _MORE_TRIES_PROB:
-        wrong = _near_miss(numbers, target, rng)
-        if wrong is not None and wrong not in tried:
-            tried.append(wrong)
-    return tried
-
-
 def _blind_search(
     numbers: Sequence[int], target: int, give_up_prob: float, rng: random.Random
-) -> tuple[list[str], str | None]:
-    """Returns wrong tries, and what was right; None if it gave up."""
+) -> tuple[list[str], str]:
+    """Returns wrong tries, and what was right; empty if it gave up."""
     tried: list[str] = []
     while True:
-        text, value = _blind_try(numbers, target, rng)
+        for _ in range(_BLIND_DRAWS):  # one that is absurdly large can be seen to be
+            text, value = _random_expression(numbers, rng)
+            if value <= 2 * target:
+                break
         if value == target:
             return tried, text
         if text not in tried:
             tried.append(text)
         if rng.random() < give_up_prob or len(tried) == _MOST_WRONG_TRIES:
-            return tried, None
-
-
-def _blind_try(numbers: Sequence[int], target: int, rng: random.Random) -> tuple[str, int]:
-    """Returns an expression that is not absurdly large, as can be seen without working it out."""
-    for _ in range(_BLIND_DRAWS):
-        text, value = _random_expression(numbers, rng)
-        if value <= 2 * target:
-            break
-    return text, value
+            return tried, ""
 
 
 def _near_miss(numbers: Sequence[int], target: int, rng: random.Random) -> str | None:
@@ -385,7 +362,7 @@ def _steps(expression: str) -> str:
     values: list[int | Fraction] = list(numbers)
     written = []
     for operation, place, other in program:
-        result = run(((operation, 0, 1),), [values[place], values[other]])  # type: ignore[list-item]
+        result = run(((operation, 0, 1),), [values[place], values[other]])
         sign = _SIGNS.get(operation, "/")
         written.append(f"{_signed(values[place])} {sign} {_signed(values[other])} = {result}")
         values[place] = result

@@ -23,9 +23,8 @@ from itertools import islice
 from tempfile import TemporaryFile
 from typing import Any, Final, get_args, get_type_hints
 
-from rl_core.envs.reasoning_gym.env import DATA_SOURCE, INSTALL, ReasoningGymConfig
-from rl_core.envs.rows import Row
-from rl_core.envs.text_problems import prompt_key, render_messages
+from rl_core.envs.reasoning_gym import DATA_SOURCE, INSTALL, ReasoningGymConfig
+from rl_core.envs.rows import Row, prompt_key, render_messages
 from rl_core.system.process_env import environment_of_child
 
 _DRAW_FROM_SETS: Final = frozenset(
@@ -45,12 +44,7 @@ _ITEMS: Final = "__items__"
 def make_rows(
     env: ReasoningGymConfig, *, train_size: int, test_size: int, seed: int
 ) -> dict[str, list[Row]]:
-    """Returns the rows of both splits, the tasks mixed by their weights.
-
-    Raises:
-        ValueError: the package is missing, a task or a setting of it is not known, or a task has
-            too few different questions.
-    """
+    """Returns the rows of both splits, the tasks mixed by their weights, or raises ValueError."""
     if find_spec("reasoning_gym") is None:
         raise ValueError(INSTALL)
     if not _DRAW_FROM_SETS.isdisjoint(env.weights) and not _SAME_SETS.items() <= os.environ.items():
@@ -101,11 +95,7 @@ def check_tasks(env: ReasoningGymConfig) -> None:
 def open_task(
     name: str, env: ReasoningGymConfig, *, seed: int, num_rows: int
 ) -> tuple[Any, dict[str, Any]]:
-    """Returns the package's data set of a task, and the settings that it was made with.
-
-    Raises:
-        ValueError: there is no such task, level or setting.
-    """
+    """Returns the package's data set of a task, and the settings that it was made with."""
     with warnings.catch_warnings():  # of a package that it imports
         warnings.simplefilter("ignore", SyntaxWarning)
         from reasoning_gym.factory import (
@@ -147,11 +137,7 @@ def _of_level(curriculum: Any, level: int) -> dict[str, Any]:
 def _problems(
     env: ReasoningGymConfig, name: str, dataset: Any, config: Mapping[str, Any]
 ) -> Iterator[Row]:
-    """Yields different questions; stops where the first tries give none.
-
-    Raises:
-        ValueError: the task's answers are not known to the package itself.
-    """
+    """Yields different questions; stops if the first tries give none."""
     from rl_core.envs.reasoning_gym.scoring import score_answer  # loads sympy
 
     seen: set[tuple[str, ...]] = set()
@@ -230,11 +216,7 @@ def from_json(value: Any) -> Any:
 
 
 def with_enums(config: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """Returns settings with members of enums in place of their texts, as the fields of `kind` say.
-
-    Raises:
-        ValueError: a text that is no member.
-    """
+    """Returns settings with enums' members in place of texts, as the fields of `kind` say."""
     hints = get_type_hints(kind)
     return {name: _member(value, hints.get(name)) for name, value in config.items()}
 

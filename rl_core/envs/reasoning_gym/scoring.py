@@ -24,10 +24,10 @@ from typing import Any, Final
 import sympy
 from sympy.polys.monomials import MonomialOps
 
-from rl_core.envs.countdown import score_response
-from rl_core.envs.reasoning_gym.env import INSTALL
+from rl_core.envs.countdown.scoring import score_response
+from rl_core.envs.reasoning_gym import INSTALL
 from rl_core.envs.reasoning_gym.problems import from_json, with_enums
-from rl_core.envs.text_problems import find_answer
+from rl_core.envs.rows import find_answer
 from rl_core.system.sealed import TooSlow, sealed
 
 try:
@@ -74,16 +74,9 @@ GENERATORS: Final = (MonomialOps._build.__code__,)
 def compute_score(
     data_source: str, solution_str: str, ground_truth: Mapping[str, Any], extra_info: Any = None
 ) -> dict[str, Any]:
-    """Returns the package's score of the answer in tags, from 0 to 1; 1 alone is correct.
+    """Returns the package's score of the answer in tags, from 0 to 1; only 1 is correct.
 
-    Args:
-        data_source: of the row.
-        solution_str: the response.
-        ground_truth: of `problems`: task, settings, question, answer and metadata.
-        extra_info: of the row.
-
-    Raises:
-        NotSealed: scoring it would have done more than compute.
+    `NotSealed` is raised if scoring it would have done more than compute.
     """
     answer = find_answer(solution_str, "anywhere").strip()
     if not answer:
@@ -123,13 +116,7 @@ def load_sympy() -> None:
 
 
 def score_answer(task: Any, answer: str, truth: Truth) -> float:
-    """Returns what our scorer of a task, else the package's, gives an answer.
-
-    Args:
-        task: the package's data set.
-        answer: without its tags.
-        truth: as it lies in the data set's file.
-    """
+    """Returns what our scorer of a task, else the package's, gives an answer without its tags."""
     plain = from_json(truth)
     if own := _OWN_SCORERS.get(truth["task"]):
         return own(answer, plain)
@@ -201,15 +188,9 @@ def _same_word(answer: str, truth: Truth) -> float:
 
 
 def read_expression(text: str, *, has_integrals: bool = False) -> Any:
-    """Returns the formula that a text is.
+    """Returns the formula that any text is; `has_integrals` allows `Integral(formula, x)` in it.
 
-    Args:
-        text: any.
-        has_integrals: whether `Integral(formula, x)` may stand in it.
-
-    Raises:
-        ValueError: it is none, or too large.
-        SyntaxError: the same (of Python, as are RecursionError and MemoryError).
+    Raises ValueError, or an error of Python's parser, if it is none or too large.
     """
     if "Integral" in text and not has_integrals:
         raise ValueError("an integral is no answer")

@@ -46,11 +46,11 @@ def test_gsm8k_options_come_from_the_settings() -> None:
         "envs.countdown",
         "envs.gsm8k",
         "envs.custom",
-        "envs.reasoning_gym.env",
+        "envs.reasoning_gym",
         "envs.number_questions",
         "envs.countdown.puzzles",
         "envs.countdown.solver",
-        "envs.gsm8k.word_problems",
+        "envs.word_problems",
         "envs.countdown.sft_examples",
     ],
 )

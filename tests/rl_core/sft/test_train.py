@@ -1,6 +1,5 @@
 import json
 import random
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,9 +7,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from rl_core.config.base_model import BaseModelConfig
-from rl_core.envs.countdown import CountdownConfig, render_prompt
-from rl_core.envs.countdown.sft_examples import SearchExamples, response_weights
+from rl_core.envs.countdown import CountdownConfig, render_messages
+from rl_core.envs.countdown.sft_examples import SearchExamples
 from rl_core.envs.countdown.traces import ANSWER_OPEN, Trace, is_covered
+from rl_core.envs.sft_examples import SftText
 from rl_core.envs.text_env import EnvTurn
 from rl_core.sft.tokenizer import train_tokenizer
 from rl_core.sft.train import Muon, draw_examples, make_base_model, orthogonalise
@@ -32,6 +32,10 @@ TINY = BaseModelConfig(
 )
 
 
+def render_prompt(numbers, target) -> str:
+    return render_messages("base", numbers, target)[0]["content"]
+
+
 def some_problems(count: int, *, seed: int) -> list[tuple[tuple[int, ...], int]]:
     rng = random.Random(seed)
     problems: list[tuple[tuple[int, ...], int]] = []
@@ -45,10 +49,10 @@ def some_problems(count: int, *, seed: int) -> list[tuple[tuple[int, ...], int]]
 def source_of(settings: BaseModelConfig, *, train, test, calls: bool = False) -> SearchExamples:
     return SearchExamples(
         settings.give_up_prob,
-        prompts=[render_prompt("base", *problem) for problem in train],
+        prompts=[render_prompt(*problem) for problem in train],
         problems=train,
         holdout=test,
-        render_prompt=partial(render_prompt, "base"),
+        render_prompt=render_prompt,
         calls=calls,
     )
 
@@ -111,7 +115,7 @@ def test_the_folder_loads_with_the_auto_classes(made):
     assert model.config.vocab_size == len(tokenizer) == report["vocab_size"]
     assert model.config.eos_token_id == tokenizer.eos_token_id
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
-    text = render_prompt("base", (3, 15, 9), 44)
+    text = render_prompt((3, 15, 9), 44)
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert [tokenizer.decode([i]) for i in tokenizer.encode("12")] == ["12"]
 
@@ -209,18 +213,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def test_weights_turn_a_tenth_of_giving_up_into_six_tenths(tokenizer, exhausted, last):
     trace = Trace(" +8 no *1 no</think>\n<answer>(5", solved=False, exhausted=exhausted)
     response = tokenizer.encode(trace.text)
-    no_id, yes_id, give_up_id = (
-        tokenizer.encode(text)[0] for text in (" no", " yes", "</think>\n<answer>(")
-    )
-    weights = response_weights(
-        response,
-        trace,
-        no_id=no_id,
-        yes_id=yes_id,
-        give_up_ids=[give_up_id],
-        give_up_prob=0.6,
-        corpus_give_up_prob=0.1,
-    )
+    marks = [tokenizer.encode(text)[0] for text in (" no", " yes", "</think>\n<answer>(")]
+    settings, problem = TINY.model_copy(update={"give_up_prob": 0.6}), [((1, 2, 3), 10)]
+    source = source_of(settings, train=problem, test=problem)
+    weights = source.weigh(SftText("", trace.text, trace), response, marks)
     by_token = [(tokenizer.decode([i]), w) for i, w in zip(response, weights, strict=True)]
     # Continuing: 0.4 / 0.9. Giving up: 0.6 / 0.1, unless there was nothing left to do.
     assert by_token[3] == (" no", 3.0)

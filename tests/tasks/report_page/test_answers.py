@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flows.evaluate import render
-from rl_core.envs.text_problems import render_messages
+from rl_core.envs.rows import render_messages
 from rl_core.evaluation.rows import label_rows
 from rl_core.evaluation.summary import summarise
 from rl_core.types import Problem

@@ -89,7 +89,7 @@ def test_what_is_remembered_is_bounded() -> None:
         score_response(f"<answer>{'(' * (i % 30)}{'x' * (i % 200)} {i:b}</answer>", [1], 1)
         score_response(f"<answer>{i} / 7</answer>", [i, 7], 1)
     assert scoring.compiled.cache_info().currsize <= scoring.CACHED_SKELETONS
-    values = scoring.as_fraction.cache_info()
+    values = scoring._as_int.cache_info()
     assert values.maxsize is not None
     assert values.currsize <= values.maxsize
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from rl_core.envs.countdown import score_response
 from rl_core.envs.countdown.traces import (
+    Need,
     check_response,
-    complete_expression,
     is_covered,
-    needed_values,
     pair_values,
     write_trace,
 )
@@ -118,8 +117,10 @@ def test_giving_up_at_the_very_last_no_is_having_searched_it_all():
 
 
 def test_needs_and_pair_values_by_hand():
-    assert needed_values(24, 6) == [("+", 30), ("-", 18), ("/", 4)]
-    assert needed_values(12, 20) == [("+", 32), ("-", 8)]
+    needs = [
+        [(n.sign, n.value) for n in Need(value).narrowed(z)] for value, z in ((24, 6), (12, 20))
+    ]
+    assert needs == [[("+", 30), ("-", 18), ("/", 4)], [("+", 32), ("-", 8)]]
     assert pair_values(12, 4, largest=100) == [("+", 16), ("-", 8), ("*", 48), ("/", 3)]
     assert pair_values(12, 1, largest=100) == [("+", 13), ("-", 11), ("*", 12)]
     assert pair_values(12, 9, largest=100) == [("+", 21), ("-", 3)]
@@ -135,7 +136,7 @@ def test_needs_and_pair_values_by_hand():
     ],
 )
 def test_answers_by_hand(need, z, target, expression):
-    assert complete_expression("(5+3)", need, z=z, target=target) == expression
+    assert Need(8, need, z, before=Need(target)).answer("(5+3)") == expression
 
 
 def value_of(expression: str) -> Fraction:
@@ -154,7 +155,7 @@ def test_everything_written_is_true(numbers, target, give_up_prob, seed):
     )
     assert check.num_verdicts == check.num_right_verdicts == len(re.findall(" yes| no", trace.text))
     assert not check.repeats
-    assert check.num_attempts == trace.text.count(" : ") <= {3: 3, 4: 12}[len(numbers)]
+    assert len(check.tried) == trace.text.count(" : ") <= {3: 3, 4: 12}[len(numbers)]
 
     answer = trace.text.split("<answer>")[1].removesuffix("</answer>")
     assert sorted(int(n) for n in re.findall(r"\d+", answer)) == sorted(numbers)

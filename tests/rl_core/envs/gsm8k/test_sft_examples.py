@@ -12,16 +12,16 @@ from transformers import PreTrainedTokenizerFast
 
 from rl_core.config.base_model import BaseModelConfig
 from rl_core.envs.gsm8k import Gsm8kConfig, render_messages, score_response
-from rl_core.envs.gsm8k.sft_examples import (
+from rl_core.envs.sft_examples import SftText
+from rl_core.envs.word_problems import (
     SolutionExamples,
     check_annotations,
-    write_in_words,
+    generate_word_problems,
     write_response,
 )
-from rl_core.envs.gsm8k.word_problems import generate_word_problems
-from rl_core.envs.sft_examples import SftText
 from rl_core.sft.tokenizer import train_tokenizer
 from rl_core.sft.train import draw_examples, make_base_model
+from rl_core.types import Problem
 
 SOLUTION = "6 * 9 = <<6*9=54>>54 pens.\n54 - 13 = <<54-13=41>>41 pens.\n#### 41"
 SETTINGS = BaseModelConfig(
@@ -62,18 +62,18 @@ def source_of(settings: BaseModelConfig = SETTINGS) -> SolutionExamples:
 
 
 def test_a_whole_solution_and_one_that_stops_after_its_first_step() -> None:
-    whole = write_response(SOLUTION, stop_prob=0.5, rng=Draws(0.5))
+    whole = write_response(SOLUTION, Draws(0.5), stop_prob=0.5)
     assert whole == (
         "\n6 * 9 = <<6*9=54>>54 pens.\n54 - 13 = <<54-13=41>>41 pens.</think>\n#### 41"
     )
-    cut = write_response(SOLUTION, stop_prob=0.5, rng=Draws(0.49))
+    cut = write_response(SOLUTION, Draws(0.49), stop_prob=0.5)
     assert cut == "\n6 * 9 = <<6*9=54>>54 pens.</think>\n#### 54"
     assert score_response(whole, "41").verdict == "correct"
     assert score_response(cut, "41").verdict == "wrong_value"
 
 
 def test_a_line_without_an_annotation_is_no_place_to_stop() -> None:
-    written = write_response("First think.\nThen 1,800.\n#### 1,800", stop_prob=1.0, rng=Draws())
+    written = write_response("First think.\nThen 1,800.\n#### 1,800", Draws(), stop_prob=1.0)
     assert written == "\nFirst think.\nThen 1,800.</think>\n#### 1800"
 
 
@@ -81,10 +81,10 @@ def test_a_line_without_an_annotation_is_no_place_to_stop() -> None:
 def test_every_response_has_an_answer_and_a_whole_one_is_right(seed: int, stop_prob: float) -> None:
     (problem,) = generate_word_problems(size=1, seed=seed)
     truth = problem.answer.rpartition("#### ")[2]
-    response = write_response(problem.answer, stop_prob=stop_prob, rng=random.Random(seed))
+    response = write_response(problem.answer, random.Random(seed), stop_prob=stop_prob)
     assert score_response(response, truth).verdict in ("correct", "wrong_value")
     assert all(check_annotations(response))
-    whole = write_response(problem.answer, stop_prob=0.0, rng=random.Random(seed))
+    whole = write_response(problem.answer, random.Random(seed), stop_prob=0.0)
     assert score_response(whole, truth).verdict == "correct"
     assert whole.startswith(response.partition("</think>")[0])
 
@@ -122,7 +122,7 @@ def test_a_word_is_a_token_and_a_line_ends_with_one_whatever_it_counts() -> None
         tokens = [tokenizer.decode([i]) for i in tokenizer.encode(prompt)]
         things = solution.partition("\n")[0].rpartition(" ")[2].removesuffix(".")
         assert things == "dollars" or f" {things}" in tokens
-        whole = write_response(solution, stop_prob=0.0, rng=Draws(*[1.0] * 9))
+        whole = write_response(solution, Draws(*[1.0] * 9), stop_prob=0.0)
         ids = tokenizer.encode(whole)
         num_steps = len(check_annotations(whole))
         assert [ids.count(end) for (end,) in ends] == [num_steps - 1, 1]
@@ -181,5 +181,10 @@ def test_lessons_need_problems_of_both_splits() -> None:
 def test_a_given_model_reads_solutions_without_annotations() -> None:
     solution = "12 + 5 = <<12+5=17>>17 pens.\n17 + 1 = <<17+1=18>>18.\n#### 1,800"
     body = "12 + 5 = 17 pens.\n17 + 1 = 18."
-    assert write_in_words(solution, thinks=False) == f"{body}\n#### 1800"
-    assert write_in_words(solution, thinks=True) == f"\n{body}</think>\n#### 1800"
+    problem = Problem(0, "", (), "1800", 0)
+    for template, written in (
+        ("chat", f"{body}\n#### 1800"),
+        ("think", f"\n{body}</think>\n#### 1800"),
+    ):
+        env = Gsm8kConfig(prompt_template=template)
+        assert env.write_trace(problem, solution, Draws(), 0.0) == written

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_core.envs.gsm8k import extract_truth, score_response
-from rl_core.envs.gsm8k.word_problems import (
+from rl_core.envs.word_problems import (
     LARGEST_VALUE,
     MAX_STEPS,
     WordProblem,

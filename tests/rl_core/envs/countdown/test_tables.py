@@ -1,17 +1,20 @@
-"""Stored solutions are judged as the reward would, and difficulties counted again."""
+"""Puzzles as rows; stored solutions judged as the reward would, difficulties counted again."""
 
 from __future__ import annotations
 
 import random
+from fractions import Fraction
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_core.envs.countdown import CountdownConfig, score_response
+from rl_core.envs.countdown import CountdownConfig, Template, render_messages, score_response
+from rl_core.envs.countdown import tables as module
 from rl_core.envs.countdown.puzzles import generate_puzzles
 from rl_core.envs.countdown.tables import (
+    COUNTDOWN_DATASET,
     SAMPLE_ROWS,
     countdown_table,
     recounts_table,
@@ -65,7 +68,9 @@ def test_they_are_judged_as_the_reward_would(seed: int) -> None:
         numbers = [rng.choice([0, 1, 2, 3, 7, 12, 99, 100]) for _ in range(3)]
         text = rng.choice(SHAPES).format(*numbers)
         value = score_response(f"<answer>{text}</answer>", numbers, 0).value
-        target = rng.randint(-3, 9) if value is None else int(value) + (rng.random() < 0.2)
+        target = (
+            rng.randint(-3, 9) if value is None else int(Fraction(value)) + (rng.random() < 0.2)
+        )
         numbers = rng.sample(numbers, 3) + [5] * (rng.random() < 0.1)
         rows.append((text, [*numbers], target))
         verdict = score_response(f"<answer>{text}</answer>", numbers, target).verdict
@@ -131,3 +136,36 @@ def test_rows_that_no_solver_takes_are_not_counted_again() -> None:
     ]
     recounts = recounts_table(solutions_table({"train": as_split(rows)}))
     assert recounts.select(["index", "recounted"]).to_pylist() == [{"index": 0, "recounted": 1}]
+
+
+@pytest.mark.parametrize("template", ["base", "qwen-instruct", "chat"])
+def test_rows_equal_a_plain_loop(template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CHUNK_ROWS", 16)
+    puzzles = generate_puzzles(CountdownConfig(min_operands=2, max_number=12), size=50, seed=0)
+    table = countdown_table(puzzles, split="test", template=template)
+    assert table.schema == COUNTDOWN_DATASET
+    table.validate(full=True)
+    expected = []
+    for index in range(50):
+        numbers = [number for number in puzzles.numbers[index].tolist() if number]
+        target = int(puzzles.targets[index])
+        expected.append(
+            {
+                "nums": numbers,
+                "target": target,
+                "data_source": "countdown",
+                "prompt": render_messages(template, numbers, target),
+                "ability": "math",
+                "reward_model": {
+                    "style": "rule",
+                    "ground_truth": {"target": target, "numbers": numbers},
+                },
+                "extra_info": {
+                    "split": "test",
+                    "index": index,
+                    "num_solutions": int(puzzles.num_solutions[index]),
+                    "solution": puzzles.solutions[index],
+                },
+            }
+        )
+    assert table.to_pylist() == expected

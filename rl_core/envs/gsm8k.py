@@ -20,7 +20,8 @@ from rl_core.envs.text_env import TEXT_CHECKS, Question, Solved, TextEnv
 from rl_core.types import Message, Problem, ScoredText
 
 DATA_SOURCE: Final = "openai/gsm8k"
-TOY_SOURCE: Final = "toy"
+_TOY_SOURCE: Final = "toy"
+_THINKS: Final = "env.prompt_template=think"
 
 Template: TypeAlias = Literal["chat", "think"]
 
@@ -35,11 +36,8 @@ _TEXTS: Final[dict[Template, str]] = {
         "Assistant: Let me solve this step by step.\n<think>"
     ),
 }
-MAX_NUMBER_LENGTH = 64
-"""A longer number is never equal to anything: comparing it exactly could cost more than reading
-it."""
-
-AnswerFrom: TypeAlias = Literal["strict", "lenient"]
+MAX_NUMBER_LENGTH: Final = 64
+"""A longer number is never equal to anything: comparing it could cost more than reading it."""
 
 # Thousands only where every comma has three digits behind it; a minus after a digit or a closing
 # parenthesis is a subtraction. No part can match in two ways, so the search is linear.
@@ -79,10 +77,7 @@ class Gsm8kConfig(TextEnv):
     answer_mark: ClassVar = "####"
     hub_problems: ClassVar = 7_473
     own_columns: ClassVar = ("question", "answer")
-    home_made: ClassVar = (
-        "toy word problems",
-        "env=gsm8k env.source=toy env.prompt_template=think",
-    )
+    home_made: ClassVar = ("toy word problems", f"env=gsm8k env.source={_TOY_SOURCE} {_THINKS}")
     script_words: ClassVar = ("gsm8k",)
     script_remedy: ClassVar = (
         "the run fetches openai/gsm8k; env.source=FOLDER, data.train_files=FILE name copies"
@@ -91,7 +86,7 @@ class Gsm8kConfig(TextEnv):
     @property
     def source_name(self) -> str | None:
         """The folder or data set; None for toy problems."""
-        return None if self.source == TOY_SOURCE else self.source
+        return None if self.source == _TOY_SOURCE else self.source
 
     def score(self, response: str, truth: str) -> ScoredText:
         """Compares the number that a response gives."""
@@ -110,7 +105,7 @@ class Gsm8kConfig(TextEnv):
 
     def rows_of_splits(self, *, train_size: int, test_size: int, seed: int) -> dict[str, list[Row]]:
         """Returns toy problems."""
-        from rl_core.envs.gsm8k.word_problems import generate_word_problems
+        from rl_core.envs.word_problems import generate_word_problems
 
         written = generate_word_problems(size=train_size + test_size, seed=seed)
         rows = [self.source_row(problem.question, problem.answer) for problem in written]
@@ -171,7 +166,7 @@ class Gsm8kConfig(TextEnv):
         self, *, give_up_prob: float, train: Solved, test: Solved
     ) -> SftExamples:
         """Returns solutions of which some stop too early."""
-        from rl_core.envs.gsm8k.sft_examples import SolutionExamples
+        from rl_core.envs.word_problems import SolutionExamples
 
         train_pairs, test_pairs = (
             [(problem.messages[0]["content"], solution) for problem, solution in split]
@@ -182,10 +177,12 @@ class Gsm8kConfig(TextEnv):
     def write_trace(
         self, problem: Problem, solution: str, rng: random.Random, give_up_prob: float
     ) -> str:
-        """Returns the data set's own solution."""
-        from rl_core.envs.gsm8k.sft_examples import write_in_words
-
-        return write_in_words(solution, thinks=self.prompt_template == "think")
+        """Returns the data set's own solution, whole and without calculator annotations."""
+        steps, end, _ = re.sub(r"<<[^>]*>>", "", solution).rpartition("\n")
+        answer = f"#### {extract_truth(solution)}"
+        if self.prompt_template == "think":
+            return f"\n{steps}</think>\n{answer}"
+        return f"{steps}{end}{answer}"
 
     @staticmethod
     def has_columns(row: Record) -> bool:
@@ -194,27 +191,20 @@ class Gsm8kConfig(TextEnv):
 
     @staticmethod
     def has_truth(truth: Any) -> bool:
-        """Says whether it is a number as text."""
-        return is_number(truth)
+        """Says whether it is a number as text, that can be compared."""
+        return isinstance(truth, str) and _value(truth) is not None
 
 
 def render_messages(template: Template, question: str) -> list[Message]:
     """Returns the `prompt` column of one question, one user message.
 
-    Args:
-        template: `chat` is rendered by the tokenizer's own chat template, `think` is a whole prompt
-            text to be tokenized raw.
-        question: the word problem.
+    `chat` is rendered by the tokenizer's chat template; `think` is a whole prompt, tokenized raw.
     """
     return [Message(role="user", content=_TEXTS[template].replace("{question}", question))]
 
 
 def extract_truth(answer: str) -> str:
-    """Returns the text after the last `####` of a data set's answer, commas removed.
-
-    Raises:
-        ValueError: there is none, or it is not a number.
-    """
+    """Returns the number after the last `####` of an answer, no commas; ValueError if none is."""
     truth = answer.rpartition("####")[2].strip().replace(",", "")
     if "####" not in answer or _value(truth) is None:
         raise ValueError(
@@ -227,14 +217,14 @@ def score_response(
     response: str,
     truth: str,
     *,
-    answer_from: AnswerFrom = "strict",
+    answer_from: str = "strict",
     format_score: float = 0.0,
     full_score: float = 1.0,
 ) -> ScoredText:
     """Scores one response: total, deterministic and linear in its length.
 
     Args:
-        response: what the model wrote after the prompt; any text.
+        response: any text.
         truth: the right number, as text.
         answer_from: `strict` takes the last number after `####`, behind which only a unit or
             punctuation may follow on the line; `lenient` takes the last number.
@@ -243,18 +233,17 @@ def score_response(
 
     Returns:
         `no_answer` (score 0), `wrong_value` (format_score) or `correct` (full_score).
-
-    Raises:
-        ValueError: `answer_from` is neither of the two, or `truth` is no number.
     """
     if answer_from not in ("strict", "lenient"):
         raise ValueError(f"answer_from={answer_from!r} must be 'strict' or 'lenient'")
     expected = _value(truth)
     if expected is None:
         raise ValueError(f"ground truth {truth!r} is not a number")
-    found = _last(_STRICT if answer_from == "strict" else _LENIENT, response)
-    if found is None:
+    pattern = _STRICT if answer_from == "strict" else _LENIENT
+    matches = deque(pattern.finditer(response), maxlen=1)
+    if not matches:
         return ScoredText(0.0, "no_answer", None)
+    found = matches[0]
     answer = found[1]
     number = _value(answer)
     if answer_from == "strict" and _goes_on(found[2]):
@@ -279,16 +268,6 @@ def _framed(template: Template, prompt: list[Message] | None) -> str:
     before, after = _TEXTS[template].split("{question}")
     content = prompt[0]["content"] if prompt else ""
     return content[len(before) : len(content) - len(after)]
-
-
-def is_number(text: object) -> bool:
-    """Says whether a ground truth is a number that can be compared."""
-    return isinstance(text, str) and _value(text) is not None
-
-
-def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    matches = deque(pattern.finditer(text), maxlen=1)
-    return matches[0] if matches else None
 
 
 def _goes_on(rest: str) -> bool:
