@@ -18,7 +18,7 @@ from rl_core.checkpoints.manifest import MANIFEST, find_damage
 from rl_core.checkpoints.store import latest
 from rl_core.config.run import RunConfig
 from tests.rl_core.test_trainer import comparable, rollouts, train_until
-from tests.rl_core.workers.test_cluster import GONE_WITHIN_S
+from tests.rl_core.workers.test_cluster_ends import GONE_WITHIN_S
 
 STEPS = 7
 MARKER = "TEST_CRASH_MARKER"

@@ -5,18 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import stat
-import subprocess
-import sys
 import tempfile
-import textwrap
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -49,7 +44,6 @@ from rl_core.workers.cluster import Workers
 from rl_core.workers.ray_auth import _accepts
 from tests.support.faulty_actors import FaultyRolloutActor
 from tests.support.traps import addresses
-from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -291,126 +285,3 @@ def test_a_ray_too_slow_to_start_is_worth_another_attempt_and_leaves_its_logs(
     assert caught.value.worker == "Ray"
     assert f"all its logs: {tmp_path / 'ray'}" in str(caught.value)
     assert (tmp_path / "ray" / "gcs_server.out").is_file()
-
-
-GONE_WITHIN_S = 90
-"""Two or three seconds as a rule; but an agent of Ray's may try for 60 to tell a dead server."""
-
-DRIVER = """
-    import signal
-    import sys
-    from pathlib import Path
-
-    from rl_core.config.rollout import RolloutConfig
-    from rl_core.config.run import DataConfig, RunConfig
-    from rl_core.types import GenerationRequest, SamplingSettings
-    from rl_core.workers.cluster import Workers
-
-    class Cancelled(BaseException):
-        pass
-
-    def cancel(number, frame):
-        raise Cancelled
-
-    if sys.argv[2] == "own handler":
-        signal.signal(signal.SIGTERM, cancel)
-    config = RunConfig(
-        data=DataConfig(max_prompt_length=64, max_response_length=900),
-        rollout=RolloutConfig(engine="hf"),
-    )
-    try:
-        with Workers.start(config, Path(sys.argv[1]), learner=False) as workers:
-            print("generating", flush=True)
-            requests = [GenerationRequest((5, 6, 7), seed) for seed in range(256)]
-            while True:
-                workers.engines.generate(requests, SamplingSettings(900, 1.0))
-    except Cancelled:
-        sys.exit(7)
-"""
-
-
-@pytest.fixture
-def short_temp_dir() -> Iterator[str]:
-    """Removed even after a SIGKILL, which leaves Ray's folder; pytest's own is too long for it."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        yield folder
-
-
-@contextmanager
-def driver_process(model: Path, handler: str, temp_dir: str) -> Iterator[tuple[Any, str]]:
-    """Runs DRIVER; yields the process, and the marker that all its descendants inherit."""
-    value = uuid.uuid4().hex
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(DRIVER), str(model), handler],
-        env={**os.environ, "TEST_DRIVER_MARKER": value, "TMPDIR": temp_dir}
-        | {"PYTHONPATH": str(Path.cwd())},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    ) as driver:
-        try:
-            yield driver, value
-        finally:
-            driver.kill()  # or a failed test would wait for it for ever
-
-
-def has_torch(process: psutil.Process) -> bool:
-    return any("libtorch" in Path(mapped.path).name for mapped in process.memory_maps())
-
-
-def wait_until_none_is_left(value: str, *, deadline: float) -> None:
-    while left := processes_with("TEST_DRIVER_MARKER", value):
-        assert time.monotonic() < deadline, [" ".join(p.cmdline()) for p in left]
-        time.sleep(0.1)
-
-
-@pytest.mark.parametrize(
-    ("handler", "number", "expected_code"),
-    [
-        ("default", signal.SIGTERM, 128 + signal.SIGTERM),
-        ("default", signal.SIGINT, -signal.SIGINT),
-        ("default", signal.SIGKILL, -signal.SIGKILL),
-        ("own handler", signal.SIGTERM, 7),  # as Prefect's, which cancels a flow run
-    ],
-)
-def test_a_signal_in_mid_generation_leaves_no_process(
-    handler: str,
-    number: signal.Signals,
-    expected_code: int,
-    tiny_model_path: Path,
-    short_temp_dir: str,
-) -> None:
-    with driver_process(tiny_model_path, handler, short_temp_dir) as (driver, value):
-        assert driver.stdout.readline() == "generating\n"
-        of_run = processes_with("TEST_DRIVER_MARKER", value)
-        assert len(of_run) > 3
-        (engine,) = (p for p in of_run if "ray::RolloutActor" in " ".join(p.cmdline()))
-        worked_s = engine.cpu_times().user
-        wait_for(lambda: engine.cpu_times().user > worked_s + 0.1)
-        assert engine.environ()[ZERO_COPY] == "1"
-        assert [has_torch(process) for process in (psutil.Process(driver.pid), engine)] == [0, 1]
-        if number == signal.SIGINT:
-            os.killpg(driver.pid, number)  # to the whole group, as a terminal's Ctrl-C does
-        else:
-            driver.send_signal(number)
-        deadline = time.monotonic() + GONE_WITHIN_S
-        assert driver.wait(timeout=30) == expected_code
-        wait_until_none_is_left(value, deadline=deadline)
-
-
-@pytest.mark.parametrize("delay_s", [0.0, 1.0])
-def test_a_sigterm_while_ray_starts_reaches_our_own_handler(
-    delay_s: float, tiny_model_path: Path, short_temp_dir: str
-) -> None:
-    with driver_process(tiny_model_path, "own handler", short_temp_dir) as (driver, value):
-        wait_for(  # Ray's first process
-            lambda: len(processes_with("TEST_DRIVER_MARKER", value)) > 1,
-            process=driver,
-            poll_s=0.05,
-        )
-        time.sleep(delay_s)
-        driver.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + GONE_WITHIN_S
-        assert driver.wait(timeout=30) == 7
-        wait_until_none_is_left(value, deadline=deadline)
