@@ -6,6 +6,7 @@ Neither Prefect nor a parent process is known here: whoever calls hears of steps
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from rl_core.rewards.scoring import start_rewards
 from rl_core.runs.resume import check_same_model, checkpoint_to_resume
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.log_file import Log
-from rl_core.system.signals import StopSignals
+from rl_core.system.signals import StopAsked, StopSignals
 from rl_core.tracking.host_memory import HostMemory
 from rl_core.tracking.observers import BudgetLimit, OnStep, StepObserver
 from rl_core.tracking.tensorboard_tracker import TensorBoardTracker
@@ -32,6 +33,7 @@ from rl_core.tracking.wandb_tracker import wandb_tracking
 from rl_core.trainer import Trainer, TrainInputs
 from rl_core.types import Problem, PromptedProblem
 from rl_core.workers.cluster import Workers
+from rl_core.workers.engines import Engines
 
 
 def load_inputs(config: RunConfig, data: Path, model_path: Path) -> TrainInputs:
@@ -63,6 +65,7 @@ def train_model(
     on_step: OnStep,
     logger: Log,
     on_progress: Callable[[str], None] = lambda phase: None,
+    when_done: Callable[[Engines], None] = lambda engines: None,
 ) -> int:
     """Trains, from the run's latest checkpoint where it has one, and returns the last step done.
 
@@ -74,6 +77,7 @@ def train_model(
         on_step: hears of each step.
         logger: hears where training starts from.
         on_progress: see `Workers.start`.
+        when_done: gets the engines after the last step and its save; a stop ends it.
 
     Raises:
         ValueError: there are too few problems for one batch, `env.reward` names no function, no
@@ -117,7 +121,6 @@ def train_model(
             on_progress=on_progress,
         ) as workers,
         StopSignals(config.trainer.stop_grace_s) as signals,
-        _saves(config, run, workers, order, curriculum) as saves,
     ):
         observers = (
             StepObserver(on_step=lambda step, _, metrics: log_out_of_memory(step, metrics)),
@@ -128,19 +131,23 @@ def train_model(
             StepObserver(on_step=on_step),
             StepObserver(on_step=tensorboard.on_step),
         )
-        trainer = Trainer(
-            config,
-            inputs,
-            workers,
-            rewards,
-            run,
-            saves,
-            observers,
-            order,
-            curriculum,
-            signals.interruptible,
-        )
-        last_done = trainer.train(start_step)
+        with _saves(config, run, workers, order, curriculum) as saves:
+            trainer = Trainer(
+                config,
+                inputs,
+                workers,
+                rewards,
+                run,
+                saves,
+                observers,
+                order,
+                curriculum,
+                signals.interruptible,
+            )
+            last_done = trainer.train(start_step)
+        if last_done == last_step:
+            with suppress(StopAsked), signals.interruptible():
+                when_done(workers.engines)
     if last_done < last_step:
         _say_stopped(run, budget.reason(last_done), logger)
     if saves.trouble is not None:

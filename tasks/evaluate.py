@@ -22,13 +22,14 @@ from rl_core.config.run import RunConfig
 from rl_core.evaluation.files import PAGE
 from rl_core.evaluation.rows import read_rows
 from rl_core.evaluation.summary import Comparison, EvaluationSummary, compare, summarise
+from rl_core.evaluator import Evaluator, Rows, checkpoint_name
 from rl_core.runs.full_disk import write_unless_full
 from rl_core.runs.run_folder import RunFolder
 from rl_core.storage.champions import bring_champion
 from rl_core.storage.object_store import StoreError
 from rl_core.system.redaction import redacting_errors
 from rl_core.workers.cluster import Workers
-from tasks.evaluator import Evaluator, Rows, show_tables
+from tasks.evaluation_tables import show_tables
 from tasks.prefect_ui.flow_run import once_per_training, stage
 from tasks.queries.checkpoint_names import NamedModel
 from tasks.report_page.page import write_page
@@ -115,16 +116,7 @@ def evaluate_with(
     elif run.evaluations.own() not in (None, evaluator.evaluation):
         run.update(accuracy_before=None, accuracy_after=None)  # of other problems than these
 
-    def asked(name: str, folder: Path) -> Rows:
-        rows = evaluator.reusable_rows(name, folder)
-        if rows is None:
-            assert engines is not None, f"the rows of {name} were there a moment ago"
-            if folder != model_path:
-                engines.load_weights(folder)
-            rows = evaluator.ask(engines, name, folder)
-        return rows
-
-    rows = asked("base", model_path)
+    rows = evaluator.rows_of(engines, "base", model_path, is_loaded=True)
     before = record_rows(evaluator, run, rows, model="base", step=0, is_own=is_own)
     if is_own:
         run.update(accuracy_before=before.accuracy.value)
@@ -133,18 +125,13 @@ def evaluate_with(
             _logger.warning("%s has no checkpoint: only the base model was evaluated", run.run_id)
             return [before]
         path = checkpoint.path
-        rows = asked(checkpoint_name(path), path)
+        rows = evaluator.rows_of(engines, checkpoint_name(path), path)
     after = record_rows(evaluator, run, rows, model=path.name, step=checkpoint.step, is_own=is_own)
     if is_own:
         run.update(accuracy_after=after.accuracy.value)
     if engines is not None and (champion := _champion_to_ask(evaluator, model_path)) is not None:
         _ask_champion(evaluator, engines, champion)
     return [before, after]
-
-
-def checkpoint_name(checkpoint: Path) -> str:
-    """Returns the name under which a run's checkpoint is evaluated: run and step."""
-    return f"{checkpoint.parent.parent.name}-{checkpoint.name}"
 
 
 def record_rows(

@@ -14,13 +14,12 @@ from rl_core.checkpoints.store import reading_latest
 from rl_core.config.run import RunConfig
 from rl_core.evaluation.promotion import Promotion, promote
 from rl_core.evaluation.summary import summarise
+from rl_core.evaluator import Evaluator, Rows, checkpoint_name
 from rl_core.runs.metrics_log import utc_now
 from rl_core.runs.run_folder import RunFolder
 from rl_core.storage.champions import promote_published
 from rl_core.storage.object_store import StoreError
 from rl_core.system.atomic import is_disk_full
-from tasks.evaluate import checkpoint_name
-from tasks.evaluator import Evaluator, Rows
 from tasks.prefect_ui.artifacts import create_table_artifact
 from tasks.prefect_ui.flow_run import once_per_training, stage
 

@@ -13,13 +13,13 @@ from pydantic import BaseModel, ConfigDict
 from rl_core.checkpoints.champion import Champion, champion_file, read_champion
 from rl_core.checkpoints.manifest import MANIFEST
 from rl_core.config.run import RunConfig
+from rl_core.evaluator import Evaluator
 from rl_core.resources.memory_plan import ModelShape
 from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.settings_file import read_settings
 from rl_core.storage.champions import bring_champion
 from rl_core.storage.object_store import ObjectStore
 from tasks.base_model import is_complete, made_folder
-from tasks.evaluator import Evaluator
 from tasks.generate import generate_dataset
 from tasks.prefect_ui.flow_run import once_per_flow_run, stage
 from tasks.preflight_checks.plans import model_shape

@@ -32,11 +32,12 @@ def train_supervised(
     model_path: Path,
     on_step: Callable[[int, int, dict[str, float]], None],
     logger: Log,
+    evaluates: bool = False,
 ) -> int:
     """Trains like `train_model`, in a watched process, and returns the last step done.
 
     When it is asked to stop it finishes the update that is under way, and saves. What it prints is
-    in `workers/trainer.log`.
+    in `workers/trainer.log`. With `evaluates` its engines then answer what the evaluation will ask.
 
     Raises:
         WorkerDied: the trainer was killed, or one of its workers was.
@@ -52,7 +53,13 @@ def train_supervised(
 
     steps = call_supervised(
         train_for_parent,
-        {"config": config, "run": run, "data": data, "model_path": model_path},
+        {
+            "config": config,
+            "run": run,
+            "data": data,
+            "model_path": model_path,
+            "evaluates": evaluates,
+        },
         name="trainer",
         log_folder=run.path / "workers",
         stall_s=config.watchdog.stall_s,
@@ -90,4 +97,5 @@ def train_task(config: RunConfig, run: RunFolder, data: Path, model_path: Path) 
             model_path=model_path,
             on_step=progress.on_step,
             logger=logger,
+            evaluates=True,
         )

@@ -182,8 +182,8 @@ def evaluate(overrides: Sequence[str]) -> None:
     config, run = existing_run(settings, arguments=COMMANDS["evaluate"].arguments)
     refuse_unnamed_code(config, settings, ray=True)
     from flows.evaluate import render
+    from rl_core.evaluator import Evaluator
     from tasks.evaluate import evaluate_run, evaluated_of_run
-    from tasks.evaluator import Evaluator
     from tasks.promote import promote_run
 
     with _shown(), published(config):

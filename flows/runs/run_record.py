@@ -89,17 +89,17 @@ def _interrupted_run(config: RunConfig) -> str | None:
 def recorded(run: RunFolder) -> Iterator[Stage]:
     """Yields a timer of stages; at the end `run.json` says what became of the run, and why.
 
-    A continued run's stages add up. `rl_core.runs.lock.started` holds the run meanwhile.
+    `rl_core.runs.lock.started` holds the run meanwhile.
     """
 
     @contextmanager
     def stage(name: str) -> Iterator[None]:
-        start = time.monotonic()
+        start, before = time.monotonic(), sum(run.read().timings_s.values())
         try:
             yield
         finally:
-            before = run.read().timings_s.get(name, 0.0)
-            run.update(timings_s={name: round(before + time.monotonic() - start, 3)})
+            within = sum(run.read().timings_s.values()) - before  # stages that it did beforehand
+            run.update(timings_s={name: time.monotonic() - start - within})
 
     with run.log_to_file():
         try:

@@ -244,12 +244,15 @@ class RunFolder:
         log, not the run.
 
         Args:
-            changes: fields of `RunRecord`; stages in `timings_s` are added to those there.
+            changes: fields of `RunRecord`; seconds of `timings_s` are added to those there.
         """
         with locked(self.path):
             before = self.read()
-            if isinstance(stages := changes.get("timings_s"), Mapping):
-                changes["timings_s"] = before.timings_s | dict(stages)
+            if isinstance(added := changes.get("timings_s"), Mapping):
+                total = dict(before.timings_s)
+                for stage, seconds in added.items():
+                    total[stage] = round(total.get(stage, 0.0) + seconds, 3)
+                changes["timings_s"] = total
             record = RunRecord.model_validate(before.model_dump() | changes)
             try:
                 self._write(record)

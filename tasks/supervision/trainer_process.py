@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl_core.config.run import RunConfig
+from rl_core.evaluator import ask_trained
 from rl_core.runs.lock import training
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.signals import leaving_s
@@ -18,9 +20,19 @@ if TYPE_CHECKING:
 
 
 def train_for_parent(
-    reporter: Reporter, *, config: RunConfig, run: RunFolder, data: Path, model_path: Path
+    reporter: Reporter,
+    *,
+    config: RunConfig,
+    run: RunFolder,
+    data: Path,
+    model_path: Path,
+    evaluates: bool,
 ) -> int:
-    """Trains as `train_model` does, in a process whose parent hears of it through the reporter."""
+    """Trains as `train_model` does, in a process whose parent hears of it through the reporter.
+
+    With `evaluates` its engines then answer the test problems, see `ask_trained`.
+    """
+    ask = partial(ask_trained, config, run, data, model_path)
     with training(run, wait_s=leaving_s(config.trainer.stop_grace_s)):
         return train_model(
             config,
@@ -30,6 +42,7 @@ def train_for_parent(
             on_step=reporter.step,
             logger=logging.getLogger(TRAINER_LOGGER),
             on_progress=reporter.progress,
+            when_done=ask if evaluates else lambda engines: None,
         )
 
 

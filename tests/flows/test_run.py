@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import psutil
 import pytest
 
 from flows.cli.main import run_command
+from rl_core.evaluation.rows import read_rows
 from tasks.queries import saved_questions, sql
 from tests.support.traps import SECRETS, addresses, secrets_of, set_traps, sprung
 from tests.support.waiting import wait_for
@@ -42,7 +44,7 @@ class Place:
         self.traps = set_traps(folder / "cwd")
         self.arguments = ["run", *overrides, f"storage.root={self.root}"]
 
-    def start(self, *more: str) -> subprocess.Popen[str]:
+    def start(self, *more: str, instead: Sequence[str] = ()) -> subprocess.Popen[str]:
         environment = {k: v for k, v in os.environ.items() if k != "PREFECT_API_URL"}
         environment |= SECRETS | {
             "http_proxy": "http://127.0.0.1:9",  # nothing is there: loopback needs no proxy
@@ -51,7 +53,7 @@ class Place:
             "PREFECT_RESULTS_LOCAL_STORAGE_PATH": str(self.home / "storage"),
         }
         return subprocess.Popen(
-            [*PROGRAM, *self.arguments, *more],
+            [*PROGRAM, *(instead or self.arguments), *more],
             cwd=self.traps,
             env=environment,
             stdout=subprocess.PIPE,
@@ -60,8 +62,8 @@ class Place:
             start_new_session=True,
         )
 
-    def run(self, *more: str) -> subprocess.CompletedProcess[str]:
-        process = self.start(*more)
+    def run(self, *more: str, instead: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+        process = self.start(*more, instead=instead)
         out, err = process.communicate(timeout=LIMIT_S)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
@@ -176,6 +178,21 @@ def test_the_resumed_run_finishes_with_every_step_once(place: Place) -> None:
     shown = ("accuracy before", "accuracy after", "champion", "try next")
     for line in (*shown, str(folder / "report.html")):
         assert line in done.stdout
+
+
+def test_the_engines_of_training_answered_as_new_ones_do(place: Place) -> None:
+    folder = place.folder()
+    log = folder / "workers" / "evaluator.log"
+    assert not log.exists()  # the rows were known: nobody was started for them
+    answered = {file.name: read_rows(file) for file in (folder / "eval").glob("*.parquet")}
+    shutil.rmtree(place.root / "evaluations")
+    command = ["evaluate", f"run_id={folder.name}", f"storage.root={place.root}"]
+    done = place.run(instead=command)
+    assert done.returncode == 0, done.stderr
+    assert log.exists()
+    assert len(answered) == 2
+    for name, rows in answered.items():
+        assert read_rows(folder / "eval" / name) == rows
 
 
 NOTHING_TO_TELL = {

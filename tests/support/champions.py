@@ -9,8 +9,8 @@ from rl_core.checkpoints.manifest import model_digest
 from rl_core.checkpoints.store import latest
 from rl_core.config.run import RunConfig
 from rl_core.evaluation.promotion import promote
+from rl_core.evaluator import Evaluator
 from rl_core.runs.run_folder import RunFolder
-from tasks.evaluator import Evaluator
 from tests.rl_core.evaluation.test_summary import row
 
 

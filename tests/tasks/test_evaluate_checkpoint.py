@@ -11,10 +11,10 @@ import pytest
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.config.run import RunConfig
 from rl_core.evaluation.rows import read_rows
+from rl_core.evaluator import Evaluator
 from rl_core.runs.run_folder import RunFolder
 from tasks import evaluate
 from tasks.evaluate import evaluate_models
-from tasks.evaluator import Evaluator
 from tasks.queries.checkpoint_names import find_model
 from tests.conftest import build_tiny_model
 from tests.support.held_out import write_test_split

@@ -8,9 +8,9 @@ import pytest
 from flows.cli.stages import evaluate
 from rl_core.evaluation.files import evaluation_of
 from rl_core.evaluation.rows import read_rows
+from rl_core.evaluator import Evaluator, checkpoint_name
 from rl_core.runs.run_folder import RunFolder
-from tasks.evaluate import checkpoint_name, evaluate_models, evaluate_with
-from tasks.evaluator import Evaluator
+from tasks.evaluate import evaluate_models, evaluate_with
 from tasks.promote import promote_run
 from tasks.queries import sql
 from tasks.queries.checkpoint_names import find_model

@@ -42,6 +42,18 @@ def test_a_run_that_ends_well_is_finished_with_its_stages_timed(tmp_path):
     assert 0 <= record.timings_s["train"] < 5
 
 
+def test_what_a_stage_did_for_another_one_counts_there_alone(tmp_path, monkeypatch):
+    run = RunFolder.create(settings(tmp_path, run_id="a"))
+    clock = iter([10.0, 40.0, 50.0, 51.0])
+    with recorded(run) as stage, monkeypatch.context() as patch:
+        patch.setattr("flows.runs.run_record.time.monotonic", lambda: next(clock))
+        with stage("train"):
+            run.update(timings_s={"evaluate": 20.0})
+        with stage("evaluate"):
+            pass
+    assert run.read().timings_s == {"train": 10.0, "evaluate": 21.0}
+
+
 def test_a_failure_is_recorded_with_its_reason_and_its_traceback(tmp_path):
     error = RuntimeError("the disk\nis on fire")
     run = leave(settings(tmp_path), "a", error)

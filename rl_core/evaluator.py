@@ -1,7 +1,7 @@
-"""One evaluation: the test problems of a data set asked of any model, and its outcome in tables.
+"""One evaluation: the test problems of a data set, asked of any model.
 
 Rows are kept by all that they depend on, so that nobody asks the same twice. Not here: which models
-a run asks, and where it keeps their rows (`tasks/evaluate.py`, `rl_core/evaluation/files.py`).
+else a run asks, and where it keeps their rows (`tasks/evaluate.py`, `rl_core/evaluation/files.py`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,11 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rl_core.checkpoints.manifest import model_digest
+from rl_core.checkpoints.store import reading_latest
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_problems
 from rl_core.data.prompts import check_embedded, encode_prompt, load_tokenizer, text_codec
+from rl_core.errors import first_line
 from rl_core.evaluation.rows import evaluate_model, label_rows, read_rows, write_rows
-from rl_core.evaluation.summary import EvaluationSummary
 from rl_core.rewards.scoring import start_rewards
 from rl_core.rollout.protocol import in_order
 from rl_core.rollout.turns import TurnTaking
@@ -30,7 +32,6 @@ from rl_core.runs.settings_file import read_settings
 from rl_core.system.atomic import is_disk_full
 from rl_core.system.disk_reserve import demand_room
 from rl_core.types import Completion, GenerationRequest, Problem, PromptedProblem, SamplingSettings
-from tasks.prefect_ui.artifacts import create_table_artifact
 
 if TYPE_CHECKING:
     from rl_core.workers.engines import Engines
@@ -189,6 +190,25 @@ class Evaluator:
             _logger.warning("the rows of %s are not kept for the next who asks: %s", name, error)
         return rows
 
+    def rows_of(
+        self, engines: Engines | None, name: str, model: Path, *, is_loaded: bool = False
+    ) -> Rows:
+        """Returns a model's rows: those that are known, else what engines answer with its weights.
+
+        Args:
+            engines: None where the rows are known to be there.
+            name: under which they are kept.
+            model: its folder.
+            is_loaded: whether the engines hold its weights already.
+        """
+        rows = self.reusable_rows(name, model)
+        if rows is None:
+            assert engines is not None, f"the rows of {name} were there a moment ago"
+            if not is_loaded:
+                engines.load_weights(model)
+            rows = self.ask(engines, name, model)
+        return rows
+
     def label(self, rows: Rows, *, run_id: str, model: str, step: int) -> Rows:
         """Returns complete rows, see `label_rows`."""
         return label_rows(
@@ -201,50 +221,33 @@ class Evaluator:
         )
 
 
-def show_tables(summaries: Sequence[EvaluationSummary], description: str) -> None:
-    """Shows what models reached, all in all and by difficulty, in the Prefect UI."""
-    create_table_artifact(summary_table(summaries), key="evaluation", description=description)
-    create_table_artifact(
-        group_table(summaries),
-        key="evaluation-by-difficulty",
-        description="Greedy accuracy by how many numbers and how many solutions a problem has.",
-    )
+def checkpoint_name(checkpoint: Path) -> str:
+    """Returns the name under which a run's checkpoint is evaluated: run and step."""
+    return f"{checkpoint.parent.parent.name}-{checkpoint.name}"
 
 
-def summary_table(summaries: Sequence[EvaluationSummary]) -> list[dict[str, Any]]:
-    """Returns one row per number, a column per model, as people read it."""
-    measured = {summary.model: measures(summary) for summary in summaries}
-    return [
-        {"measure": name, **{model: values[name] for model, values in measured.items()}}
-        for name in next(iter(measured.values()))
-    ]
+def ask_trained(
+    config: RunConfig, run: RunFolder, data: Path, model_path: Path, engines: Engines
+) -> None:
+    """Has the engines of a training that is done answer what its evaluation will ask.
 
-
-def measures(summary: EvaluationSummary) -> dict[str, str]:
-    """Returns the numbers of one model by name, those of a share with their 95% interval."""
-    return {
-        "problems": str(summary.num_problems),
-        "accuracy": str(summary.accuracy),
-        "strict": str(summary.accuracy_strict),
-        "lenient": str(summary.accuracy_lenient),
-        **{f"pass@{k}": str(value) for k, value in summary.pass_at_k.items()},
-        **{f"maj@{k}": str(value) for k, value in summary.majority_at_k.items()},
-        "score": str(summary.score),
-        "format": str(summary.format_share),
-        "tokens": summary.response_tokens.as_text(1),
-    }
-
-
-def group_table(summaries: Sequence[EvaluationSummary]) -> list[dict[str, Any]]:
-    """Returns one row per group of problems, a column per model (all saw the same problems)."""
-    return [
-        {"problems": groups[0].label, "number": groups[0].num_problems}
-        | {
-            summary.model: str(group.accuracy)
-            for summary, group in zip(summaries, groups, strict=True)
-        }
-        for groups in zip(*(summary.groups for summary in summaries), strict=True)
-    ]
+    It then finds the rows of the base model and of the latest checkpoint, and starts no engines of
+    its own, which takes longer than many an evaluation. What fails here costs no more than that.
+    """
+    evaluator = Evaluator(config, data, run)
+    if not evaluator.may_reuse:
+        return
+    start = time.monotonic()
+    _logger.info("the engines answer the evaluation's problems before they go")
+    try:
+        evaluator.rows_of(engines, "base", model_path)
+        with reading_latest(run.path, to_resume=False) as checkpoint:
+            if checkpoint is not None:
+                evaluator.rows_of(engines, checkpoint_name(checkpoint.path), checkpoint.path)
+    except Exception as error:  # noqa: BLE001  # whatever it is, the evaluation meets it again
+        _logger.warning("the evaluation starts engines of its own: %s", first_line(error))
+    finally:
+        run.update(timings_s={"evaluate": time.monotonic() - start})
 
 
 def _source_digest(reward: str) -> str | None:
