@@ -51,7 +51,11 @@ def diagnose(
     """
     series = Series(rows)
     known = dict(leaves(config.model_dump(mode="json") if config else settings or {}))
-    found = [_nearly_full_card(series, config), *(rule(series) for rule in _RULES)]
+    found = [
+        _nearly_full_card(series, config),
+        _growing_memory(series, known.get("trainer.total_steps")),
+        *(rule(series) for rule in _RULES),
+    ]
     return [_without_what_is_set(one, known) for one in found if one is not None]
 
 
@@ -248,6 +252,11 @@ def _falling_throughput(series: Series) -> Diagnosis | None:
     first, last = median(rates[:width]), median(rates[-width:])
     if last > 0.6 * first:
         return None
+    lengths = series.values("response_length/mean")[2:]
+    if len(lengths) == len(rates):  # a short response has more of its prompt in each of its tokens
+        before, after = median(lengths[:width]), median(lengths[-width:])
+        if after / last < before / first:
+            return None
     return Diagnosis(
         "falling_throughput",
         "generation has become slower",
@@ -257,17 +266,19 @@ def _falling_throughput(series: Series) -> Diagnosis | None:
     )
 
 
-def _growing_memory(series: Series) -> Diagnosis | None:
+def _growing_memory(series: Series, total_steps: int | None) -> Diagnosis | None:
     available = series.values(AVAILABLE_GIB)
     held = {name: series.points(name) for name in series.names(HOST_GIB)}
     found = growths({name.removeprefix(HOST_GIB): points for name, points in held.items()})
     if not found or not available:
         return None
+    full_step = full_at(found, available[-1])
+    if total_steps is not None and full_step > total_steps:
+        return None  # its processes are gone by then
     who = " and ".join(growth.process for growth in found)
     return Diagnosis(
         "growing_memory",
-        f"the memory of {who} grows steadily: the machine's is full at about step "
-        f"{full_at(found, available[-1])}",
+        f"the memory of {who} grows steadily: the machine's is full at about step {full_step}",
         f"{'; '.join(map(str, found))}; {available[-1]:.1f} GiB are left",
         "Ctrl-C saves, and the same command goes on from there with new processes; values of "
         "your own for ONEDNN_PRIMITIVE_CACHE_CAPACITY and LRU_CACHE_CAPACITY may be too large",
@@ -275,7 +286,6 @@ def _growing_memory(series: Series) -> Diagnosis | None:
 
 
 _RULES = (
-    _growing_memory,
     *REWARD_RULES,
     _fooled_scorer,
     _length_collapse,

@@ -149,6 +149,8 @@ def test_unknown_runs_end_with_2(cli):
 
 
 def test_memory_that_grows_is_named_with_the_step_at_which_none_is_left(cli, run):
+    settings = run.path / "config.yaml"
+    settings.write_text(settings.read_text().replace("total_steps: 20\n", "total_steps: 600\n"))
     for step in range(11, 51):
         held = {"memory/host_gib/learner": 0.5 + 0.04 * step, "memory/host_gib/trainer": 0.25}
         run.metrics.append(step, held | {"memory/host_available_gib": 20 - 0.04 * step})

@@ -222,6 +222,30 @@ def test_memory_that_grows_is_named_with_the_step_at_which_none_is_left():
     assert "18.4 GiB are left" in found.evidence
 
 
+def test_memory_that_lasts_longer_than_the_run_is_not_named():
+    for total_steps, is_named in ((499, False), (500, True), (None, True)):
+        settings = {"trainer": {"total_steps": total_steps}}
+        found = diagnose(_held(40, mib_per_step=40.96), settings=settings)
+        assert bool(found) == is_named, total_steps
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rate", "is_slow"),
+    [
+        pytest.param(4, 75, False, id="shorter, and 53 ms each for 67"),
+        pytest.param(4, 50, True, id="shorter, and yet 80 ms each"),
+        pytest.param(13, 75, True, id="as long"),
+    ],
+)
+def test_short_responses_alone_make_no_generation_slower(tokens, rate, is_slow):
+    rows = steps(40, **HEALTHY)
+    for row in rows:
+        is_late = row["step"] > 20
+        row["response_length/mean"] = tokens if is_late else 13
+        row["rollout/tokens_per_s"] = rate if is_late else 195
+    assert ("falling_throughput" in {found.rule for found in diagnose(rows)}) == is_slow
+
+
 def test_memory_that_stands_still_is_not_named():
     assert not diagnose(_held(200, mib_per_step=0.1))
     rows = _held(40, mib_per_step=40)
