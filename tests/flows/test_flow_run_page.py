@@ -199,8 +199,9 @@ def test_the_log_has_what_stages_and_workers_say(run_and_page: tuple[RunFolder, 
     assert {"tasks.generate", "tasks.validate", "tasks.evaluate", "prefect.task_runs"} <= said
     learner = page.wait_for("a worker", "learner: tiny_model0 in float32, micro-batches of up to")
     assert (learner.level, learner.task_run_id is not None) == (logging.INFO, True)
-    evaluated = [log for log in page.logs() if log.message.startswith("engine_0: ")]
-    assert len({log.task_run_id for log in evaluated}) == 2  # training's and the evaluation's
+    engine = page.wait_for("another worker", "engine_0: ")
+    evaluated = page.wait_for("the evaluation", "base: greedy accuracy")
+    assert engine.task_run_id == learner.task_run_id != evaluated.task_run_id is not None
     assert not any("Warning" in log.message for log in page.logs())
 
 
