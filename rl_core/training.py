@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rl_core.checkpoints.background_save import BackgroundSave
 from rl_core.checkpoints.manifest import RESUME_FOLDER
-from rl_core.checkpoints.retention import Checkpoint
+from rl_core.checkpoints.store import Checkpoint
 from rl_core.config.run import RunConfig
 from rl_core.data.curriculum import Curriculum, difficulty_classes
 from rl_core.data.dataset import read_problems
@@ -208,7 +208,8 @@ def _saves(
     order: ProblemOrder,
     curriculum: Curriculum | None,
 ) -> BackgroundSave:
-    def add_state(folder: Path) -> None:
+    def write(folder: Path) -> None:
+        workers.write_snapshot(folder)
         copy_wandb_run_id(run.path, folder)
         order.save(folder / RESUME_FOLDER)
         if curriculum is not None:
@@ -217,9 +218,9 @@ def _saves(
     return BackgroundSave(
         config.checkpoints,
         run.path,
-        workers,
+        workers.snapshot,
+        write,
         min_free_bytes=int(config.storage.min_free_gib * 2**30),
-        add_state=add_state,
         after_save=partial(tidy_rollouts, run, config.storage.rollout_quota_bytes),
     )
 

@@ -154,13 +154,3 @@ class Rollout:
     def reward(self) -> float:
         """The score of the whole response, and what its turns earned beside it."""
         return self.scored.score + sum(turn.reward for turn in self.completion.turns)
-
-
-@dataclass(frozen=True)
-class SnapshotBytes:
-    """What writing a snapshot takes of the disk, a margin for small files included."""
-
-    model: int
-    """Of the model as it is served."""
-    state: int
-    """Of what a resume needs beside it."""

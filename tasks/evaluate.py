@@ -76,7 +76,7 @@ def _are_known(evaluator: Evaluator, run: RunFolder, model_path: Path) -> bool:
     """Says whether there is nobody to ask: not the run's models, and not the champion."""
     if not evaluator.may_reuse or not evaluator.rows_file("base", model_path).exists():
         return False
-    newest = latest(run.path, to_resume=False)  # which reads all of it
+    newest = latest(run.path)  # which reads all of it
     if newest is None:
         return True
     is_known = evaluator.rows_file(checkpoint_name(newest.path), newest.path).exists()
@@ -120,7 +120,7 @@ def evaluate_with(
     before = record_rows(evaluator, run, rows, model="base", step=0, is_own=is_own)
     if is_own:
         run.update(accuracy_before=before.accuracy.value)
-    with reading_latest(run.path, to_resume=False) as checkpoint:
+    with reading_latest(run.path) as checkpoint:
         if checkpoint is None:
             _logger.warning("%s has no checkpoint: only the base model was evaluated", run.run_id)
             return [before]

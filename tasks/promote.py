@@ -9,8 +9,7 @@ from typing import Any
 
 from rl_core.checkpoints.champion import Contender, PromotedContender
 from rl_core.checkpoints.manifest import MANIFEST, model_digest
-from rl_core.checkpoints.retention import Checkpoint
-from rl_core.checkpoints.store import reading_latest
+from rl_core.checkpoints.store import Checkpoint, reading_latest
 from rl_core.config.run import RunConfig
 from rl_core.evaluation.promotion import Promotion, promote
 from rl_core.evaluation.summary import summarise
@@ -32,7 +31,7 @@ def promote_run(config: RunConfig, run: RunFolder, data: Path, model_path: Path)
     Reads what `evaluate_run` left; `run.json` and the log say the outcome in a sentence.
     """
     try:
-        with reading_latest(run.path, to_resume=False) as checkpoint:
+        with reading_latest(run.path) as checkpoint:
             promotion = _promote(config, run, data, model_path, checkpoint)
     except StoreError as error:
         promotion = Promotion(

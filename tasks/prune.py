@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from prefect import task
 
-from rl_core.checkpoints.pruning import prune
-from rl_core.checkpoints.retention import PruningDecision
+from rl_core.checkpoints.pruning import PruningDecision, prune
 from rl_core.config.run import RunConfig
 from rl_core.runs.rollout_log import RolloutFile
 from rl_core.runs.run_folder import RunFolder

@@ -64,7 +64,7 @@ def next_step(error: BaseException, run: RunFolder) -> str:
 
 def last_saved(run: RunFolder) -> int:
     """Returns the last step that a run can go on from; 0 before the first."""
-    return max((c.step for c in list_checkpoints(run.path) if c.resumable), default=0)
+    return max((c.step for c in list_checkpoints(run.path)), default=0)
 
 
 def last_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from rl_core.config.run import RunConfig
 from rl_core.resources.oom_recovery import in_words
-from rl_core.runs.resume import remarks
 from rl_core.runs.run_folder import RunFolder, RunRecord
 from rl_core.runs.settings_file import read_settings
 from rl_core.system.words import printable
@@ -46,7 +45,6 @@ def summary_lines(run: RunFolder, root: Path) -> list[str]:
             for attempt in record.attempts
             if attempt.changes
         ),
-        *(("checkpoint", remark) for remark in remarks(run.path)),
         *([("reason", record.reason)] if record.reason else []),
         ("time", f"{seconds / 60:.1f} min" + (f", {price}" if price else "")),
         *(("", f"{seconds:8.1f} s {stage}") for stage, seconds in record.timings_s.items()),

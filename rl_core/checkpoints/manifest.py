@@ -39,19 +39,12 @@ class Manifest(BaseModel):
     score: float | None = None
     """Mean score of the same responses, which decides between equals: a reward may be graded."""
     created_at: str
-    resumable: bool = True
-    """False: the model alone, saved where the disk had no room for what a resume needs."""
     total_bytes: int
     files: tuple[ManifestFile, ...]
 
 
 def write_manifest(
-    folder: Path,
-    step: int,
-    accuracy: float | None,
-    *,
-    score: float | None = None,
-    resumable: bool = True,
+    folder: Path, step: int, accuracy: float | None, *, score: float | None = None
 ) -> None:
     """Writes the manifest of all files that are in the folder."""
     files = tuple(
@@ -68,7 +61,6 @@ def write_manifest(
         accuracy=accuracy,
         score=score,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        resumable=resumable,
         total_bytes=sum(file.bytes for file in files),
         files=files,
     )

@@ -1,22 +1,21 @@
 """PRUNING: a run's checkpoints held to a quota, by one process at a time, around those who read.
 
-The plan is retention.py's, pure; here it meets the disk: what lies there, what is damaged, what is
-being read, and how much is free.
+`plan_pruning` decides, and is pure; the rest meets the disk: what lies there, what is damaged, what
+is being read, and how much is free.
 """
 
 from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rl_core.checkpoints.champion import champion_steps
-from rl_core.checkpoints.damaged import damaged_folders, give_up_damaged, size_bytes
-from rl_core.checkpoints.retention import Checkpoint, PruningDecision, plan_pruning
 from rl_core.checkpoints.store import (
+    Checkpoint,
     best_of,
     checkpoints_folder,
     find_damaged,
@@ -31,6 +30,15 @@ _BEING_READ = "being read by another process"
 _logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class PruningDecision:
+    """What happens to one checkpoint, and why."""
+
+    checkpoint: Checkpoint
+    keep: bool
+    reason: str
+
+
 def prune(
     run_folder: Path,
     *,
@@ -42,33 +50,23 @@ def prune(
 ) -> list[PruningDecision]:
     """Deletes the checkpoints that need not stay and returns every decision, newest first.
 
-    One that somebody is `reading` stays.
-
-    Args:
-        run_folder: `runs/<run_id>`.
-        keep_last: see `plan_pruning`.
-        quota_bytes: see `plan_pruning`.
-        keep_every: see `plan_pruning`.
-        min_free_bytes: of the disk, to be kept free as far as deleting can.
-        dry_run: only says what would be done.
+    One that somebody is `reading` stays. The rules are those of `plan_pruning`; `min_free_bytes` of
+    the disk are kept free as far as deleting can. `dry_run` only says what would be done.
     """
     folder = checkpoints_folder(run_folder)
     if not folder.is_dir():
         return []
-    plan = partial(
-        _plan,
-        run_folder,
-        keep_last=keep_last,
-        quota_bytes=quota_bytes,
-        keep_every=keep_every,
-        spare_bytes=min_free_bytes,
-    )
-    if dry_run:
-        return plan()
-    with locked(folder):
-        sweep_leftovers(folder)
-        _give_up_damaged(run_folder, quota_bytes=quota_bytes, spare_bytes=min_free_bytes)
-        return _carry_out(run_folder, plan())
+    with nullcontext() if dry_run else locked(folder):
+        if not dry_run:
+            sweep_leftovers(folder)
+        plan = _plan(
+            run_folder,
+            keep_last=keep_last,
+            quota_bytes=quota_bytes,
+            keep_every=keep_every,
+            spare_bytes=min_free_bytes,
+        )
+        return plan if dry_run else _carry_out(run_folder, plan)
 
 
 def make_room(
@@ -84,35 +82,19 @@ def make_room(
 
     The checkpoint to come will be the latest and today's latest one of the newest `keep_last`, so
     one fewer stays beside today's latest and best. These and a champion are never touched, even
-    where room is missing: the save may then fail, and the run goes on with what it has.
-
-    Args:
-        run_folder: `runs/<run_id>`.
-        incoming_bytes: size of the coming checkpoint.
-        keep_last: see `plan_pruning`.
-        quota_bytes: for all checkpoints, the coming one included.
-        keep_every: see `plan_pruning`.
-        min_free_bytes: of the disk, to be left free beside the coming checkpoint.
-
-    Returns:
-        Every decision, newest first.
+    where room is missing: the save may then fail, and the run goes on with what it has. The quota
+    includes the coming checkpoint; `min_free_bytes` are left free beside it.
     """
     decisions: list[PruningDecision] = []
     if (folder := checkpoints_folder(run_folder)).is_dir():
         with locked(folder):
             sweep_leftovers(folder)
-            _give_up_damaged(
-                run_folder,
-                quota_bytes=quota_bytes - incoming_bytes,
-                spare_bytes=incoming_bytes + min_free_bytes,
-            )
             plan = _plan(
                 run_folder,
                 keep_last=max(keep_last - 1, 0),
                 quota_bytes=quota_bytes - incoming_bytes,
                 keep_every=keep_every,
                 spare_bytes=incoming_bytes + min_free_bytes,
-                before_save=True,
             )
             decisions = _carry_out(run_folder, plan)
     free = shutil.disk_usage(run_folder).free
@@ -135,38 +117,26 @@ def _plan(
     quota_bytes: int,
     keep_every: int | None,
     spare_bytes: int,
-    before_save: bool = False,
 ) -> list[PruningDecision]:
-    """Returns the decisions for what is on the disk; latest is the newest that can be resumed.
+    """Returns the decisions for what is on the disk.
 
-    Damaged checkpoints are not among them: they neither stay in place of sound ones nor go.
-
-    Args:
-        run_folder: `runs/<run_id>`.
-        keep_last: see `plan_pruning`.
-        quota_bytes: see `plan_pruning`.
-        keep_every: see `plan_pruning`.
-        spare_bytes: of the disk, that checkpoints are not to take.
-        before_save: a newer checkpoint is coming, so a newest that holds the model alone may go.
+    Damaged checkpoints are not among them: they neither stay in place of sound ones nor go. Of the
+    disk, `spare_bytes` are not to be taken by checkpoints.
     """
 
     def decide(checkpoints: Sequence[Checkpoint]) -> list[PruningDecision]:
-        resumable = [checkpoint for checkpoint in checkpoints if checkpoint.resumable]
         highest = best_of(checkpoints)
-        protected = _protected(run_folder, checkpoints)
-        if checkpoints and not before_save and not checkpoints[-1].resumable:
-            protected[checkpoints[-1].step] = "newest model"
         on_disk = sum(checkpoint.size_bytes for checkpoint in checkpoints)
         free = shutil.disk_usage(checkpoints_folder(run_folder)).free
         return plan_pruning(
             checkpoints,
-            latest_step=resumable[-1].step if resumable else None,
+            latest_step=checkpoints[-1].step if checkpoints else None,
             best_step=highest.step if highest else None,
             keep_last=keep_last,
             quota_bytes=quota_bytes,
             keep_every=keep_every,
             disk_bytes=on_disk + free - spare_bytes,
-            protected=protected,
+            protected=_protected(run_folder, checkpoints),
         )
 
     checkpoints = list_checkpoints(run_folder)
@@ -221,10 +191,61 @@ def _is_being_read(path: Path) -> bool:
         return False
 
 
-def _give_up_damaged(run_folder: Path, *, quota_bytes: int, spare_bytes: int) -> None:
-    """Deletes damaged checkpoints that were set aside, as far as sound ones need their room."""
-    folder = checkpoints_folder(run_folder)
-    used = sum(checkpoint.size_bytes for checkpoint in list_checkpoints(run_folder))
-    used += sum(map(size_bytes, damaged_folders(folder)))
-    free = shutil.disk_usage(folder).free
-    give_up_damaged(folder, max(used - quota_bytes, spare_bytes - free))
+def plan_pruning(
+    checkpoints: Sequence[Checkpoint],
+    *,
+    latest_step: int | None,
+    best_step: int | None,
+    keep_last: int,
+    quota_bytes: int,
+    keep_every: int | None = None,
+    disk_bytes: int | None = None,
+    protected: Mapping[int, str] | None = None,
+) -> list[PruningDecision]:
+    """Returns what to do with each checkpoint, newest first. Pure.
+
+    Latest, best and protected ones always stay, even above the quota. Beside them stay the newest
+    `keep_last`, then those of every `keep_every` steps, newest first, as long as all that stays has
+    room; the first that has none ends the row, so that what stays has no gaps.
+
+    Args:
+        checkpoints: in any order.
+        latest_step: the one a resume would load.
+        best_step: the one of the highest accuracy.
+        keep_last: how many stay beside those that always do.
+        quota_bytes: for all that stay; zero or less leaves room only for those that always do.
+        keep_every: older ones of a step that it divides stay too; None: no others.
+        disk_bytes: what all that stay may take without filling the disk; None: anything.
+        protected: why a step always stays (a champion, one being read), beside latest and best.
+    """
+    roles: dict[int, list[str]] = {}
+    for step, role in ((latest_step, "latest"), (best_step, "best"), *(protected or {}).items()):
+        if step is not None:
+            roles.setdefault(step, []).append(role)
+    used = sum(c.size_bytes for c in checkpoints if c.step in roles)
+    decisions, num_newest, no_room = [], 0, ""
+    for checkpoint in sorted(checkpoints, key=lambda c: c.step, reverse=True):
+        keep, reason = False, f"older than the newest {keep_last} beside latest and best"
+        is_newest = num_newest < keep_last
+        if checkpoint.step in roles:
+            keep, reason = True, " and ".join(roles[checkpoint.step])
+        elif is_newest or (keep_every is not None and checkpoint.step % keep_every == 0):
+            after = used + checkpoint.size_bytes
+            no_room = no_room or _why_no_room(after, quota_bytes, disk_bytes)
+            keep, reason = not no_room, no_room
+            if keep:
+                used, num_newest = after, num_newest + is_newest
+                reason = f"of every {keep_every} steps, within the quota"
+                if is_newest:
+                    reason = f"one of the newest {keep_last} beside latest and best"
+        decisions.append(PruningDecision(checkpoint, keep, reason))
+    return decisions
+
+
+def _why_no_room(used_bytes: int, quota_bytes: int, disk_bytes: int | None) -> str:
+    """Returns what so many bytes exceed, or nothing."""
+    if used_bytes > quota_bytes:
+        return f"over the quota of {disk_size(quota_bytes)}"
+    if disk_bytes is not None and used_bytes > disk_bytes:
+        return f"the disk has room for {disk_size(disk_bytes)} of checkpoints"
+    return ""

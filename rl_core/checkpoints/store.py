@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from rl_core.checkpoints.manifest import (
@@ -24,7 +25,6 @@ from rl_core.checkpoints.manifest import (
     read_manifest,
     write_manifest,
 )
-from rl_core.checkpoints.retention import Checkpoint
 from rl_core.system.atomic import (
     disk_full_as_os_error,
     locked,
@@ -38,6 +38,18 @@ _STEP_FOLDER = re.compile(r"step_(\d{6,})")
 _logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on the disk whose manifest can be read and whose files have their sizes."""
+
+    path: Path
+    step: int
+    accuracy: float | None
+    size_bytes: int
+    created_at: str
+    score: float | None = None
+
+
 def save_checkpoint(
     run_folder: Path,
     step: int,
@@ -45,7 +57,6 @@ def save_checkpoint(
     accuracy: float | None,
     *,
     score: float | None = None,
-    resumable: bool = True,
 ) -> Path:
     """Saves one checkpoint, moves the pointers, and returns its folder.
 
@@ -60,7 +71,6 @@ def save_checkpoint(
             is below all.
         score: mean score of the same responses, by which `best` moves between equal accuracies: a
             reward of degrees may call nothing correct.
-        resumable: False where `write` leaves out what a resume needs: then `latest` stays.
 
     Raises:
         OSError: the disk is full or fails; nothing of this save is left.
@@ -74,7 +84,7 @@ def save_checkpoint(
         with new_folder(final) as temporary:
             with disk_full_as_os_error(temporary):
                 write(temporary)
-            write_manifest(temporary, step, accuracy, score=score, resumable=resumable)
+            write_manifest(temporary, step, accuracy, score=score)
         move_pointers(run_folder)
     return final
 
@@ -88,21 +98,17 @@ def list_checkpoints(run_folder: Path) -> list[Checkpoint]:
     ]
 
 
-def latest(run_folder: Path, *, to_resume: bool = True) -> Checkpoint | None:
+def latest(run_folder: Path) -> Checkpoint | None:
     """Returns the newest sound checkpoint, every byte verified, or None.
 
     Damaged ones are skipped, and a warning in the log says which and why.
-
-    Args:
-        run_folder: `runs/<run_id>`.
-        to_resume: skips those that hold the model alone.
     """
-    with reading_latest(run_folder, to_resume=to_resume) as checkpoint:
+    with reading_latest(run_folder) as checkpoint:
         return checkpoint
 
 
 @contextmanager
-def reading_latest(run_folder: Path, *, to_resume: bool = True) -> Iterator[Checkpoint | None]:
+def reading_latest(run_folder: Path) -> Iterator[Checkpoint | None]:
     """Yields what `latest` returns, and keeps it from being pruned within the block."""
     for path in reversed(_step_folders(run_folder)):
         with ExitStack() as held:
@@ -110,7 +116,7 @@ def reading_latest(run_folder: Path, *, to_resume: bool = True) -> Iterator[Chec
                 held.enter_context(reading(path))
             except FileNotFoundError:  # pruned a moment ago
                 continue
-            checkpoint = _sound(path, to_resume=to_resume)
+            checkpoint = _sound(path)
             if checkpoint is not None:
                 yield checkpoint
                 return
@@ -136,18 +142,12 @@ def reading_sound(folder: Path) -> Iterator[None]:
 
 
 def find_damaged(run_folder: Path, newest: Checkpoint | None) -> dict[Path, str]:
-    """Returns what is wrong with each checkpoint that is damaged, newest first.
-
-    Args:
-        run_folder: `runs/<run_id>`.
-        newest: what `latest` returned: those after it are read whole, others looked at for missing
-            files and sizes alone.
-    """
-    found, is_newer = dict[Path, str](), True
+    """Returns what is wrong with each checkpoint after `newest`, which `latest` passed over."""
+    found = dict[Path, str]()
     for path in reversed(_step_folders(run_folder)):
-        is_newer = is_newer and (newest is None or path != newest.path)
-        damage = find_damage(path) if is_newer else read_manifest(path)
-        if isinstance(damage, str):
+        if newest is not None and path == newest.path:
+            break
+        if (damage := find_damage(path)) is not None:
             found[path] = damage
     return found
 
@@ -186,18 +186,13 @@ def _step_folders(run_folder: Path) -> list[Path]:
     )
 
 
-def _sound(path: Path, *, to_resume: bool) -> Checkpoint | None:
-    """Returns a checkpoint if every byte of it is right, and None, in words, if it is of no use."""
-    manifest = read_manifest(path)
-    if isinstance(manifest, Manifest) and to_resume and not manifest.resumable:
-        _logger.warning("checkpoint %s holds the model alone: using the one before it", path.name)
-        return None
-    damage = find_damage(path)
-    if damage is not None:
-        _logger.warning("checkpoint %s is damaged (%s): using the one before it", path.name, damage)
-        return None
-    assert isinstance(manifest, Manifest)
-    return _as_checkpoint(path, manifest)
+def _sound(path: Path) -> Checkpoint | None:
+    """Returns a checkpoint if every byte of it is right, else None, and logs why."""
+    manifest, damage = read_manifest(path), find_damage(path)
+    if damage is None and isinstance(manifest, Manifest):
+        return _as_checkpoint(path, manifest)
+    _logger.warning("checkpoint %s is damaged (%s): using the one before it", path.name, damage)
+    return None
 
 
 def _as_checkpoint(path: Path, manifest: Manifest) -> Checkpoint:
@@ -208,17 +203,16 @@ def _as_checkpoint(path: Path, manifest: Manifest) -> Checkpoint:
         score=manifest.score,
         size_bytes=manifest.total_bytes,
         created_at=manifest.created_at,
-        resumable=manifest.resumable,
     )
 
 
-def move_pointers(run_folder: Path) -> None:
-    """Points `latest` and `best` at what they should be, as the disk says.
+def move_pointers(run_folder: Path, refused: Container[Path] = ()) -> None:
+    """Points `latest` and `best` at what they should be, as the disk says, and at none `refused`.
 
     Where the disk has no room even for that, the next save or prune does it.
     """
-    resumable = [c for c in list_checkpoints(run_folder) if c.resumable]
-    targets = {"latest": resumable[-1] if resumable else None, "best": best(run_folder)}
+    checkpoints = [c for c in list_checkpoints(run_folder) if c.path not in refused]
+    targets = {"latest": checkpoints[-1] if checkpoints else None, "best": best_of(checkpoints)}
     try:
         for name, checkpoint in targets.items():
             link = checkpoints_folder(run_folder) / name

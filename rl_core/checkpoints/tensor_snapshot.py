@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from rl_core.system.threads import MicroBatchThreads
-from rl_core.types import SnapshotBytes
 
 _BLOCK: Final = 2**22
 """Elements copied at a time: an embedding alone can be a third of a model."""
@@ -25,21 +24,15 @@ _BYTES_PER_TENSOR: Final = 256
 """Its name, type and place in a safetensors header."""
 
 
-def bytes_to_write(
-    model: Mapping[str, Tensor], state: Mapping[str, Tensor], *, beside: int
-) -> SnapshotBytes:
+def bytes_to_write(tensors: Mapping[str, Tensor], *, beside: int) -> int:
     """Returns what a checkpoint of these tensors takes of the disk, at most.
 
     Args:
-        model: the tensors that are served; tied ones count twice and are written once.
-        state: those that only a resume needs.
+        tensors: of the model and of what a resume needs; tied ones count twice.
         beside: bytes of the tokenizer's files.
     """
-
-    def num_bytes(tensors: Mapping[str, Tensor]) -> int:
-        return sum(t.nbytes + _BYTES_PER_TENSOR + len(name) for name, t in tensors.items())
-
-    return SnapshotBytes(num_bytes(model) + beside + _BYTES_BESIDE, num_bytes(state))
+    written = sum(t.nbytes + _BYTES_PER_TENSOR + len(name) for name, t in tensors.items())
+    return written + beside + _BYTES_BESIDE
 
 
 class SnapshotMemory:

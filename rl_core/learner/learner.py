@@ -37,7 +37,6 @@ from rl_core.models.loading import complete_weights, load_models
 from rl_core.models.lora import merged_state
 from rl_core.models.sharding import whole_tensor
 from rl_core.models.shared_prefix import can_share_prompts
-from rl_core.types import SnapshotBytes
 
 _KL_CONTROLLERS = {"fixed": fixed_kl_coef, "adaptive": adaptive_kl_coef}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -189,7 +188,7 @@ class Learner:
         """Makes memory for snapshots ready; a step may run meanwhile."""
         self._snapshot.reserve()
 
-    def snapshot(self) -> SnapshotBytes:
+    def snapshot(self) -> int:
         """Copies all that a checkpoint holds, over the last snapshot: nobody may be writing it."""
         return self._snapshot.take(
             {
@@ -199,9 +198,9 @@ class Learner:
             }
         )
 
-    def write_snapshot(self, folder: Path, *, model_alone: bool = False) -> None:
+    def write_snapshot(self, folder: Path) -> None:
         """Writes the last snapshot as a checkpoint; if a copy, beside any other method."""
-        self._snapshot.write(folder, model_alone=model_alone)
+        self._snapshot.write(folder)
 
     def load_state(self, folder: Path) -> None:
         """Restores a checkpoint's state; the actor's weights come with its model.

@@ -26,7 +26,6 @@ from rl_core.learner.state import (
 from rl_core.models.loading import complete_weights
 from rl_core.models.lora import merged_state
 from rl_core.models.saving import save_actor, save_beside_parts, save_part, tokenizer_bytes
-from rl_core.types import SnapshotBytes
 
 
 class LearnerSnapshot:
@@ -72,7 +71,7 @@ class LearnerSnapshot:
             tensors |= optimizer.moments_to_come(name)
         self._memory.reserve(tensors)
 
-    def take(self, numbers: Mapping[str, Any]) -> SnapshotBytes:
+    def take(self, numbers: Mapping[str, Any]) -> int:
         """Copies weights, optimizers and random states over the last snapshot; returns its size.
 
         Args:
@@ -98,7 +97,7 @@ class LearnerSnapshot:
             weights, self._owners = self._copy_share(merged_state(self._actor))
             state, _ = self._copy_share(state.items())
         self._taken = weights, state, numbers
-        return bytes_to_write(weights, state, beside=tokenizer_bytes(self._model_path))
+        return bytes_to_write(weights | state, beside=tokenizer_bytes(self._model_path))
 
     def _copy_share(
         self, tensors: Iterable[tuple[str, Tensor]]
@@ -112,11 +111,8 @@ class LearnerSnapshot:
                 copies |= self._memory.copy({name: whole.detach()})
         return copies, owners
 
-    def write(self, folder: Path, *, model_alone: bool = False) -> None:
-        """Writes the last snapshot as a checkpoint, or of it the model that can be served.
-
-        Of several ranks, each writes its share into the same folder.
-        """
+    def write(self, folder: Path) -> None:
+        """Writes the last snapshot as a checkpoint; of several ranks, each writes its share."""
         weights, state, numbers = self._taken
         rank, size = self._ranks.rank, self._ranks.size
         if self._ranks.is_alone:
@@ -125,8 +121,7 @@ class LearnerSnapshot:
             save_part(weights, folder, rank, size)
             if rank == 0:
                 save_beside_parts(self._actor, self._owners, size, self._model_path, folder)
-        if not model_alone:
-            write_state(folder / STATE_FOLDER, state, numbers, rank, size)
+        write_state(folder / STATE_FOLDER, state, numbers, rank, size)
 
     def restore(self, folder: Path) -> dict[str, Any]:
         """Restores a checkpoint's state, all but the actor's weights, and returns its numbers.

@@ -7,13 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from rl_core.checkpoints.damaged import damaged_folders, set_aside, step_of
-from rl_core.checkpoints.retention import Checkpoint
 from rl_core.checkpoints.store import (
+    Checkpoint,
     checkpoints_folder,
     find_damaged,
     latest,
-    list_checkpoints,
     move_pointers,
 )
 from rl_core.runs.run_folder import RunFolder
@@ -34,8 +32,8 @@ _SHAPE: Final = (
 def checkpoint_to_resume(run: RunFolder, warn: Callable[[str], None]) -> Checkpoint | None:
     """Returns the newest sound checkpoint, or None: training starts at step 0.
 
-    Damaged ones are set aside, so that a save of the same step does not replace them. What was
-    passed over, why, and which steps are done again is told to `warn` and in the run's record.
+    Damaged ones after it are passed over; a save of the same step replaces them. Which ones, why,
+    and which steps are done again is told to `warn` and in the run's record.
 
     Args:
         run: the run, which nobody else trains.
@@ -47,30 +45,22 @@ def checkpoint_to_resume(run: RunFolder, warn: Callable[[str], None]) -> Checkpo
     """
     checkpoint = latest(run.path)
     damaged = find_damaged(run.path, checkpoint)
-    words = [f"{path.name} is damaged ({what})" for path, what in damaged.items()]
+    if not damaged:
+        return checkpoint
+    words = ", ".join(f"{path.name} is damaged ({what})" for path, what in damaged.items())
     folder = checkpoints_folder(run.path)
-    if checkpoint is None and (damaged or damaged_folders(folder)):
-        words += [f"{path.name} is no checkpoint any more" for path in damaged_folders(folder)]
+    if checkpoint is None:
         raise ValueError(
-            f"{run.run_id} has no sound checkpoint to go on from: {', '.join(words)}; put a whole "
-            f"copy in place, or start anew with run_id=NAME (in {run.run_id} after removing "
-            f"{folder})"
+            f"{run.run_id} has no sound checkpoint to go on from: {words}; put a whole copy in "
+            f"place, or start anew with run_id=NAME (in {run.run_id} after removing {folder})"
         )
-    start_step = checkpoint.step if checkpoint else 0
-    if damaged:
-        with locked(folder):
-            for path, what in damaged.items():
-                set_aside(path, what)
-            move_pointers(run.path)
-    words += [
-        f"{other.path.name} holds the model alone"
-        for other in list_checkpoints(run.path)
-        if other.step > start_step
-    ]
-    if words:
-        sentence = f"{', '.join(words)}: {_goes_on(run, start_step)}"
-        warn(sentence)
-        run.note(sentence)
+    with locked(folder):
+        move_pointers(run.path, refused=damaged)
+    sentence = f"{words}: training goes on after step {checkpoint.step}"
+    if (last := run.metrics.last_step()) > checkpoint.step:
+        sentence += f" and does {_step_range(checkpoint.step + 1, last)} again"
+    warn(sentence)
+    run.note(sentence)
     return checkpoint
 
 
@@ -111,30 +101,6 @@ def _vocabulary(tokenizer: dict[str, Any]) -> list[Any]:
         tokenizer.get("model", {}).get("vocab"),
         [(word.get("id"), word.get("content")) for word in added],
     ]
-
-
-def remarks(run_folder: Path) -> list[str]:
-    """Returns a sentence on each checkpoint of a run that cannot be resumed from, by step."""
-    alone = [
-        f"step {checkpoint.step} holds the model alone (the disk had no room for more): it can be "
-        "evaluated, not resumed from"
-        for checkpoint in list_checkpoints(run_folder)
-        if not checkpoint.resumable
-    ]
-    return alone + [
-        f"step {step_of(folder)} was damaged: it lies in {folder.name} until its room is needed"
-        for folder in damaged_folders(checkpoints_folder(run_folder))
-    ]
-
-
-def _goes_on(run: RunFolder, start_step: int) -> str:
-    """Returns where training goes on, and which steps are done again, in words."""
-    last = run.metrics.last_step()
-    goes_on = f"goes on after step {start_step}" if start_step else "starts anew"
-    if last <= start_step:
-        return f"training {goes_on}"
-    first = start_step + 1
-    return f"training {goes_on} and does {_step_range(first, last)} again"
 
 
 def _step_range(first: int, last: int) -> str:

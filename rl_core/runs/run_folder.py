@@ -271,7 +271,7 @@ class RunFolder:
             asked: what a person changed of them, as one would type it.
         """
         # Without a look at every byte: the attempt itself takes that.
-        steps = [found.step for found in list_checkpoints(self.path) if found.resumable]
+        steps = [found.step for found in list_checkpoints(self.path)]
         attempt = Attempt(
             started_at=utc_now(),
             reason=redact(reason),

@@ -26,7 +26,6 @@ from rl_core.system.atomic import locked, open_no_link, write_text_atomically
 
 SHARED: Final = "shared"
 """The name under which data sets, models and evaluations are known; runs have their own."""
-_DAMAGED: Final = "damaged_"
 
 
 class Stat(NamedTuple):
@@ -116,8 +115,8 @@ class Spool:
 def files_of(folder: Path) -> dict[str, Stat]:
     """Returns the files of a run that are to be published, by path relative to its folder.
 
-    Not those that begin with a dot (locks, temporaries, the reserve), no links, and no damaged
-    checkpoints. Checkpoints are looked at first: logs that are found after them hold their steps.
+    Not those that begin with a dot (locks, temporaries, the reserve), and no links. Checkpoints are
+    looked at first: logs that are found after them hold their steps.
     """
     checkpoints = checkpoints_folder(folder)
     found: dict[str, Stat] = {}
@@ -133,7 +132,7 @@ def _walk(folder: Path, prefix: str, found: dict[str, Stat], *, without: str | N
         return
     for entry in entries:
         name = entry.name
-        if name.startswith((".", _DAMAGED)) or name == without or entry.is_symlink():
+        if name.startswith(".") or name == without or entry.is_symlink():
             continue
         with suppress(FileNotFoundError):
             if entry.is_dir():

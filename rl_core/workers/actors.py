@@ -30,7 +30,6 @@ from rl_core.types import (
     GenerationRequest,
     Rollout,
     SamplingSettings,
-    SnapshotBytes,
 )
 from rl_core.workers.fair_lock import FairLock
 
@@ -208,16 +207,16 @@ class LearnerActor:
         if self._takes_turns:
             torch.cuda.empty_cache()
 
-    def snapshot(self) -> SnapshotBytes:
+    def snapshot(self) -> int:
         """Copies what a checkpoint holds, while nothing is written."""
         with self._in_phase("save"):
             return self._learner.snapshot()
 
     @ray.method(concurrency_group=WRITING)  # type: ignore[untyped-decorator]  # Ray's
-    def write_snapshot(self, folder: Path, *, model_alone: bool) -> None:
+    def write_snapshot(self, folder: Path) -> None:
         """Writes the last snapshot's checkpoint into `folder`, in a thread beside all the rest."""
         with out_of_memory_as("save"):
-            self._learner.write_snapshot(folder, model_alone=model_alone)
+            self._learner.write_snapshot(folder)
 
 
 class RolloutActor:

@@ -34,7 +34,7 @@ from rl_core.resources.placement import (
 from rl_core.resources.token_budgets import BUDGETS_FILE
 from rl_core.system.atomic import reading
 from rl_core.system.process_env import process_environment
-from rl_core.types import Rollout, SnapshotBytes
+from rl_core.types import Rollout
 from rl_core.workers.actors import WRITING, LearnerActor, RolloutActor
 from rl_core.workers.engines import Engines
 from rl_core.workers.learner_ranks import LearnerRanks
@@ -174,13 +174,13 @@ class Workers:
         self._on_progress("sync")
         self.engines.set_weights(self.learner.weights(), policy_version)
 
-    def snapshot(self) -> SnapshotBytes:
+    def snapshot(self) -> int:
         """Has the learner copy what a checkpoint holds, over the snapshot before."""
         return self.learner.snapshot()
 
-    def write_snapshot(self, folder: Path, *, model_alone: bool = False) -> None:
+    def write_snapshot(self, folder: Path) -> None:
         """Writes the last snapshot's checkpoint into `folder`; the learner works on meanwhile."""
-        self.learner.write_snapshot(folder, model_alone=model_alone)
+        self.learner.write_snapshot(folder)
 
     def _spawn(self, name: str, actor: type) -> Any:
         resources, place = self._config.resources, self._room.options(name)

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 from rl_core.errors import OutOfMemory, RankLost
 from rl_core.resources.placement import learner_name
 from rl_core.resources.token_budgets import merge_metrics
-from rl_core.types import Rollout, SnapshotBytes
+from rl_core.types import Rollout
 
 Result: TypeAlias = Callable[[str, Future[Any]], Any]
 """Waits for the result of a worker by its name, and turns Ray's errors into ours."""
@@ -92,25 +92,22 @@ class LearnerRanks:
             self._together(actor.gather_weights.remote() for actor in self._all)
         return self._first.weights.remote()
 
-    def snapshot(self) -> SnapshotBytes:
+    def snapshot(self) -> int:
         """Has the learner copy what a checkpoint holds, over the snapshot before."""
         self._on_progress("save")
-        sizes = self._together(actor.snapshot.remote() for actor in self._all)
-        return SnapshotBytes(sum(size.model for size in sizes), sum(size.state for size in sizes))
+        return sum(self._together(actor.snapshot.remote() for actor in self._all))
 
-    def write_snapshot(self, folder: Path, *, model_alone: bool = False) -> None:
+    def write_snapshot(self, folder: Path) -> None:
         """Writes the last snapshot's checkpoint into `folder`; the learner works on meanwhile.
 
         Args:
             folder: an empty folder, with a name that no other has; made if missing.
-            model_alone: leaves out what only a resume needs.
         """
         self._on_progress("save")
         folder.mkdir(parents=True, exist_ok=True)
-        written: list[Future[Any]] = []
-        for actor in self._all:
-            write = actor.write_snapshot.remote(folder.resolve(), model_alone=model_alone)
-            written.append(write.future())
+        written: list[Future[Any]] = [
+            actor.write_snapshot.remote(folder.resolve()).future() for actor in self._all
+        ]
         wait(written)  # also where one has failed: the folder is not to be tidied under the others
         for name, part in zip(self.actors, written, strict=True):
             self._result(name, part)

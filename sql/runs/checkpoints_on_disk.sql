@@ -6,7 +6,6 @@ select
     step,
     accuracy,
     total_bytes,
-    resumable,
     is_latest,
     is_best,
     folder

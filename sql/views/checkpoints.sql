@@ -6,7 +6,6 @@ select
     is_latest,
     cast(record ->> 'step' as bigint) as step,
     cast(record ->> 'accuracy' as double) as accuracy,
-    cast(record ->> 'total_bytes' as bigint) as total_bytes,
-    coalesce(cast(record ->> 'resumable' as boolean), true) as resumable
+    cast(record ->> 'total_bytes' as bigint) as total_bytes
 from checkpoint_records
 where json_valid(record)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rl_core.checkpoints.champion import all_champions
-from rl_core.checkpoints.retention import Checkpoint
-from rl_core.checkpoints.store import best, latest, list_checkpoints
+from rl_core.checkpoints.store import Checkpoint, best, latest, list_checkpoints
 from rl_core.runs.run_folder import RunFolder
 from tasks.queries.run_tables import find_runs
 
@@ -94,7 +93,7 @@ def _of_run(run: RunFolder, what: str) -> NamedModel:
 
 def _checkpoint(run_folder: Path, what: str) -> Checkpoint | None:
     if what in ("best", "latest"):
-        return best(run_folder) if what == "best" else latest(run_folder, to_resume=False)
+        return best(run_folder) if what == "best" else latest(run_folder)
     return next((c for c in list_checkpoints(run_folder) if c.path.name == what), None)
 
 

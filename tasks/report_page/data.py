@@ -10,7 +10,6 @@ from typing import Any
 
 import polars as pl
 
-from rl_core.runs.resume import remarks
 from rl_core.runs.run_folder import RunFolder, RunRecord
 from rl_core.runs.settings_file import read_settings
 from rl_core.sft.named_data import CURVE_NAME
@@ -85,8 +84,6 @@ class ReportData:
     """Which step the numbers of the trained model are of, and why, where `best` is another."""
     num_tested: int
     """Problems that a test of training asks; 0 where no answers were kept."""
-    checkpoint_remarks: list[str]
-    """A sentence on each checkpoint that cannot be resumed from."""
     faults: list[Fault]
     warnings: list[LoggedWarning]
     stories: list[Story]
@@ -148,7 +145,6 @@ def gather(run: RunFolder) -> ReportData:
         best_checkpoint=best_checkpoint,
         best_elsewhere=_best_elsewhere(record.run_id, trained, best_checkpoint, tested),
         num_tested=tested,
-        checkpoint_remarks=remarks(run.path),
         faults=faults(run.path, record),
         warnings=warnings(run.path),
         stories=stories(run),

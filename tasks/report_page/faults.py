@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_core.runs.resume import remarks
 from rl_core.runs.run_folder import AFTER, Attempt, RunFolder, RunRecord
 from rl_core.system.words import counted
 from tasks.report_page.failure_causes import SURVIVED
@@ -52,7 +51,6 @@ def faults(run: Path, record: RunRecord) -> list[Fault]:
         *_out_of_memory(rows),
         *_engine_restarts(rows),
         *_full_disk(warnings(run)),
-        *(Fault("checkpoint", remark, "kept beside the sound ones") for remark in remarks(run)),
     ]
 
 

@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.system.signals import StopSignals
 from rl_core.tracking.observers import StepObserver
 from rl_core.trainer import Trainer, TrainInputs
-from rl_core.types import Problem, PromptedProblem, SnapshotBytes
+from rl_core.types import Problem, PromptedProblem
 from rl_core.workers.cluster import Workers
 from rl_core.workers.engines import Engines
 from tests.support.waiting import LIMIT_S
@@ -88,20 +87,6 @@ def inputs(model_path: Path) -> TrainInputs:
     )
 
 
-@dataclass
-class Watched:
-    """Snapshots whose writing `write` stands around."""
-
-    workers: Workers
-    write: Callable[[Callable[[Path], None], Path], None]
-
-    def snapshot(self) -> SnapshotBytes:
-        return self.workers.snapshot()
-
-    def write_snapshot(self, folder: Path, *, model_alone: bool = False) -> None:
-        self.write(partial(self.workers.write_snapshot, model_alone=model_alone), folder)
-
-
 def stopper(after: int | None, heard: Callable[[int], None]) -> StepObserver:
     """Hears of the steps, and stops after one of them."""
     done: list[int] = []
@@ -132,7 +117,9 @@ def train_until(
     with (
         start_rewards(config.env) as rewards,
         Workers.start(config, model_path, resume_from=resume_from) as workers,
-        BackgroundSave(config.checkpoints, run.path, Watched(workers, write)) as saves,
+        BackgroundSave(
+            config.checkpoints, run.path, workers.snapshot, partial(write, workers.write_snapshot)
+        ) as saves,
     ):
         observers = [
             StepObserver(measure=lambda: {"disk/free_gib": run.free_gib()}),

@@ -65,7 +65,9 @@ class LocalWorkers:
 def train_locally(workers: LocalWorkers, config: RunConfig, model_path: Path) -> RunFolder:
     run = RunFolder.create(config)
     with (
-        BackgroundSave(config.checkpoints, run.path, workers) as saves,
+        BackgroundSave(
+            config.checkpoints, run.path, workers.snapshot, workers.write_snapshot
+        ) as saves,
         start_rewards(config.env) as rewards,
     ):
         last = Trainer(

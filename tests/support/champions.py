@@ -16,7 +16,7 @@ from tests.rl_core.evaluation.test_summary import row
 
 def crown(config: RunConfig, run: RunFolder, data: Path) -> Path:
     """Returns the folder of a run's latest checkpoint, the champion of a data set's tests now."""
-    checkpoint = latest(run.path, to_resume=False)
+    checkpoint = latest(run.path)
     assert checkpoint is not None
     root = config.storage.root
     promoted = promote(

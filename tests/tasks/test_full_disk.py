@@ -7,7 +7,6 @@ import pytest
 from flows.errors import one_line
 from flows.runs.run_record import recorded
 from flows.runs.summary import summary_lines
-from rl_core.checkpoints.store import save_checkpoint
 from rl_core.evaluation.rows import read_rows
 from rl_core.runs.full_disk import write_unless_full
 from rl_core.runs.run_folder import RunFolder
@@ -108,18 +107,3 @@ def test_a_failure_by_a_full_disk_names_the_place_and_what_to_do(disk):
         "checkpoints.keep_last=1 keeps fewer checkpoints"
     )
     assert len(one_line(OSError(28, "w" * 1_000))) == 400
-
-
-def test_a_model_alone_is_named_in_summary_and_report(tmp_path, tiny_model_path):
-    config = settings(tmp_path)
-    run = finished_run(config, tiny_model_path)
-    save_checkpoint(
-        run.path, 8, lambda folder: (folder / "model.bin").touch(), 0.5, resumable=False
-    )
-    sentence = "step 8 holds the model alone (the disk had no room for more): it can be evaluated"
-    assert any(
-        line.startswith("checkpoint") and sentence in line for line in summary_lines(run, tmp_path)
-    )
-    report = write_report(run.path)
-    assert sentence in report.page
-    assert sentence in report.markdown

@@ -72,12 +72,9 @@ def test_a_disk_too_small_for_a_checkpoint_is_told_in_the_runs_record(tmp_path, 
         run = disk / "runs" / "one"
         record = json.loads((run / "run.json").read_text())
         assert (record["status"], record["steps"]) == ("finished", 2)
-        assert record["reason"].startswith("of step 2 the model alone was saved: a checkpoint")
+        assert record["reason"].startswith("step 2 was not saved (")
         assert record["reason"] in (run / "log.txt").read_text()
         assert latest(run) is None
-        served = latest(run, to_resume=False)
-        assert served is not None
-        assert served.step == 2
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ from rl_core.checkpoints.background_save import BackgroundSave
 from rl_core.checkpoints.store import latest, list_checkpoints, save_checkpoint
 from rl_core.config.operations import CheckpointsConfig
 from rl_core.errors import WorkerDied
-from rl_core.types import SnapshotBytes
 from tests.support.faults import leave_free
 
 DEADLINE_S = 30
@@ -24,19 +23,18 @@ class Source:
         self.may_write = threading.Event()
         self.may_write.set()
 
-    def snapshot(self) -> SnapshotBytes:
+    def snapshot(self) -> int:
         self.copied = self.number
-        return SnapshotBytes(model=1_000, state=10)
+        return 1_010
 
-    def write_snapshot(self, folder: Path, *, model_alone: bool = False) -> None:
+    def write_snapshot(self, folder: Path) -> None:
         (folder / "model.bin").write_bytes(b"w" * 1_000)
         assert self.may_write.wait(DEADLINE_S)
-        if not model_alone:
-            (folder / "number").write_text(str(self.copied))
+        (folder / "number").write_text(str(self.copied))
 
 
 def saving(run: Path, source: Source, **kept: Any) -> BackgroundSave:
-    return BackgroundSave(CheckpointsConfig(**kept), run, source)
+    return BackgroundSave(CheckpointsConfig(**kept), run, source.snapshot, source.write_snapshot)
 
 
 def saved(run: Path) -> dict[int, str]:
@@ -137,7 +135,7 @@ def test_a_checkpoint_that_the_disk_spoils_is_told_and_not_the_latest(
 
 
 class Failing(Source):
-    def write_snapshot(self, folder: Path, *, model_alone: bool = False) -> None:
+    def write_snapshot(self, folder: Path) -> None:
         raise WorkerDied("learner", "its process is gone")
 
 

@@ -6,7 +6,6 @@ good checkpoint resumes bit for bit, and no half of anything is left.
 
 import errno
 import itertools
-import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,13 +19,12 @@ import transformers
 
 from rl_core.batch import TrainBatch
 from rl_core.checkpoints.background_save import BackgroundSave
-from rl_core.checkpoints.store import latest, list_checkpoints
+from rl_core.checkpoints.store import latest
 from rl_core.config.operations import CheckpointsConfig
 from rl_core.config.run import RunConfig
-from rl_core.learner.learner import STATE_FOLDER, Learner
+from rl_core.learner.learner import Learner
 from rl_core.system.disk_reserve import RESERVE, RESERVE_BYTES, hold_reserve, write_last_words
 from rl_core.system.words import disk_size
-from rl_core.types import SnapshotBytes
 from tests.support.checkpoint_files import hidden, steps
 from tests.support.faults import leave_files, leave_free, mounted_small_disk
 from tests.support.learners import all_weights, assert_bitwise_equal, without_timings
@@ -41,7 +39,7 @@ class Trained:
     """A learner after two steps, what a save of it takes, and what its third step gives."""
 
     learner: Learner
-    size: SnapshotBytes
+    size: int
     resume: Callable[[Path], Learner]
     step_three: TrainBatch
     metrics_of_step_three: dict[str, float]
@@ -70,14 +68,16 @@ def trained(tiny_model_path: Path, make_batch: MakeBatch, settings: MakeSettings
 @pytest.fixture
 def disk(tmp_path: Path, trained: Trained) -> Iterator[Path]:
     """A disk with room for five checkpoints."""
-    whole = trained.size.model + trained.size.state
+    whole = trained.size
     with mounted_small_disk(tmp_path, 5 * whole // PAGE * PAGE) as folder:
         yield folder
 
 
 def save(run: Path, source: Any, step: int, accuracy: float | None = None, **kept: Any) -> Any:
     """Saves as a run does, and returns the saver."""
-    with BackgroundSave(CheckpointsConfig(**kept), run, source) as saves:
+    with BackgroundSave(
+        CheckpointsConfig(**kept), run, source.snapshot, source.write_snapshot
+    ) as saves:
         saves.snapshot()
         saves.write(step, accuracy)
     return saves
@@ -94,34 +94,31 @@ def check_resume(run: Path, trained: Trained, step: int) -> None:
 def test_the_bytes_of_a_save_are_known_before_it_and_a_little_above(tmp_path, trained):
     trained.learner.save(tmp_path)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    state = sum(p.stat().st_size for p in files if STATE_FOLDER in p.parts)
-    model = sum(p.stat().st_size for p in files) - state
+    written = sum(p.stat().st_size for p in files)
     with_blocks = sum(-p.stat().st_size % PAGE + p.stat().st_size for p in files)
-    predicted = trained.size.model + trained.size.state
-    assert with_blocks < predicted < (model + state) * 1.02 + 2**17
-    assert trained.size.state == pytest.approx(state, rel=0.05)
+    assert with_blocks < trained.size < written * 1.02 + 2**17
 
 
 @pytest.mark.chaos
 def test_a_disk_full_at_any_byte_of_a_save(disk, trained, survived):
-    """From no room at all to room for the model, to room for everything."""
+    """From no room at all to room for everything."""
     save(disk, trained.learner, 2)
-    whole = trained.size.model + trained.size.state
+    whole = trained.size
     outcomes, good_lost = [], 0
     for eighth in range(11):
         leave_free(disk, whole * eighth // 8 // PAGE * PAGE)
         saves = save(disk, trained.learner, 4, 0.5)
-        outcomes.append([c.resumable for c in list_checkpoints(disk)[1:]])
+        outcomes.append(steps(disk)[1:])
         good_lost += 2 not in steps(disk)
         assert hidden(disk) == []
-        assert (saves.trouble is None) == (outcomes[-1] == [True])
+        assert (saves.trouble is None) == (outcomes[-1] == [4])
         if outcomes[-1] not in outcomes[:-1]:
-            check_resume(disk, trained, 4 if outcomes[-1] == [True] else 2)
+            check_resume(disk, trained, 4 if outcomes[-1] else 2)
         for path in (disk / "checkpoints").glob("step_000004"):
             model = transformers.AutoModelForCausalLM.from_pretrained(path)
             assert torch.equal(model.lm_head.weight, trained.learner.models.actor.lm_head.weight)
             remove(path)
-    assert [key for key, _ in itertools.groupby(outcomes)] == [[], [False], [True]]
+    assert [key for key, _ in itertools.groupby(outcomes)] == [[], [4]]
     survived("ENOSPC", "any byte of a save", rows_lost=good_lost)
 
 
@@ -139,20 +136,19 @@ def test_a_disk_full_at_any_file_of_a_save(disk, trained, survived):
     for num_files in range(16):
         leave_files(disk, num_files)
         save(disk, trained.learner, 4, 0.5)
-        outcomes.append([c.resumable for c in list_checkpoints(disk)[1:]])
+        outcomes.append(steps(disk)[1:])
         leave_files(disk, 100)
         good_lost += 2 not in steps(disk)
         assert hidden(disk) == []
         found = latest(disk)
-        assert found.step == (4 if outcomes[-1] == [True] else 2)
+        assert found.step == (4 if outcomes[-1] else 2)
         if outcomes[-1] not in outcomes[:-1]:
             resumed = trained.resume(found.path)
             assert_bitwise_equal(all_weights(resumed), all_weights(trained.learner))
         for path in (disk / "checkpoints").glob("step_000004"):
             remove(path)
     assert outcomes[0] == []
-    assert outcomes[-1] == [True]
-    assert [False] in outcomes
+    assert outcomes[-1] == [4]
     survived("ENOSPC", "any file of a save", rows_lost=good_lost)
 
 
@@ -174,17 +170,17 @@ def test_a_disk_full_at_any_flush_of_a_save(tmp_path, trained, monkeypatch, code
         save(tmp_path, trained.learner, 4)
         monkeypatch.setattr(os, "fsync", flush)
         reached = next(seen) > failing
-        outcomes.append([c.resumable for c in list_checkpoints(tmp_path)])
+        outcomes.append(steps(tmp_path))
         good_lost += 2 not in steps(tmp_path)
         assert hidden(tmp_path) == []
         found = latest(tmp_path)
-        assert found.step == (4 if outcomes[-1][-1] and len(outcomes[-1]) == 2 else 2)
+        assert found.step == outcomes[-1][-1]
         for path in (tmp_path / "checkpoints").glob("step_000004"):
             remove(path)
         if not reached:
             break
     assert failing > 10
-    assert outcomes[-1] == [True, True]
+    assert outcomes[-1] == [2, 4]
     survived("ENOSPC", f"any flush of a save ({errno.errorcode[code]})", rows_lost=good_lost)
 
 
@@ -192,8 +188,10 @@ def test_a_disk_full_at_any_flush_of_a_save(tmp_path, trained, monkeypatch, code
 def test_training_goes_on_with_the_same_numbers_and_the_next_save_tries_again(
     disk, trained, caplog, survived
 ):
-    whole = trained.size.model + trained.size.state
-    with BackgroundSave(CheckpointsConfig(), disk, trained.learner) as saves:
+    whole = trained.size
+    with BackgroundSave(
+        CheckpointsConfig(), disk, trained.learner.snapshot, trained.learner.write_snapshot
+    ) as saves:
         saves.snapshot()
         saves.write(2, 0.5)
         saves.snapshot()
@@ -215,15 +213,13 @@ def test_training_goes_on_with_the_same_numbers_and_the_next_save_tries_again(
 
 
 @pytest.mark.chaos
-def test_all_but_latest_and_best_go_before_the_model_is_saved_alone(
-    disk, trained, caplog, survived
-):
+def test_all_but_latest_and_best_go_where_a_save_finds_no_room(disk, trained, caplog, survived):
     """The disk fills up while the save is under way, after room was made for it."""
     caplog.set_level("INFO")
     kept = {"keep_last": 9, "quota_bytes": 10**12}
     for step, accuracy in ((1, 0.1), (2, 0.9), (3, 0.2)):
         save(disk, trained.learner, step, accuracy, **kept)
-    whole = trained.size.model + trained.size.state
+    whole = trained.size
 
     class Surprised:
         """Somebody else takes the room as soon as the writing begins, once."""
@@ -231,14 +227,14 @@ def test_all_but_latest_and_best_go_before_the_model_is_saved_alone(
         def __init__(self, left: int) -> None:
             self.left: int | None = left
 
-        def snapshot(self) -> SnapshotBytes:
+        def snapshot(self) -> int:
             return trained.learner.snapshot()
 
-        def write_snapshot(self, folder: Path, *, model_alone: bool = False) -> None:
+        def write_snapshot(self, folder: Path) -> None:
             if self.left is not None:
                 leave_free(disk, self.left)
                 self.left = None
-            trained.learner.write_snapshot(folder, model_alone=model_alone)
+            trained.learner.write_snapshot(folder)
 
     saves = save(disk, Surprised(whole // 4 // PAGE * PAGE), 4, 0.3, **kept)
     assert steps(disk) == [2, 3, 4]  # 1 made room for it
@@ -248,33 +244,8 @@ def test_all_but_latest_and_best_go_before_the_model_is_saved_alone(
     survived("ENOSPC", "a save after room was made", rows_lost=len({2, 3} - set(steps(disk))))
 
 
-@pytest.mark.chaos
-def test_a_model_alone_is_never_resumed_and_goes_when_whole_ones_come(
-    disk, trained, caplog, survived
-):
-    whole = trained.size.model + trained.size.state
-    save(disk, trained.learner, 2, 0.5)
-    leave_free(disk, trained.size.model + 8 * PAGE)
-    saves = save(disk, trained.learner, 4, 0.9)
-    assert saves.trouble.startswith("of step 4 the model alone was saved: a checkpoint takes")
-    alone = disk / "checkpoints" / "step_000004"
-    assert json.loads((alone / "checkpoint.json").read_text())["resumable"] is False
-    assert not (alone / STATE_FOLDER).exists()
-    check_resume(disk, trained, 2)
-    good_lost = 2 not in steps(disk)
-    assert "step_000004 holds the model alone: using the one before it" in caplog.text
-    served = latest(disk, to_resume=False)
-    assert served.step == 4
-    assert (disk / "checkpoints" / "best").readlink() == Path("step_000004")
-    leave_free(disk, 3 * whole)
-    save(disk, trained.learner, 6, 0.95, keep_last=0)
-    assert steps(disk) == [6]
-    check_resume(disk, trained, 6)
-    survived("ENOSPC", "a save with room for the model alone", rows_lost=good_lost)
-
-
 def test_a_save_takes_the_reserve_back_before_it_takes_room(tmp_path, trained):
-    whole = trained.size.model + trained.size.state
+    whole = trained.size
     with mounted_small_disk(tmp_path, RESERVE_BYTES + 4 * whole // PAGE * PAGE) as disk:
         hold_reserve(disk)
         save(disk, trained.learner, 1)

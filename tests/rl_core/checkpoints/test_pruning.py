@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_core.checkpoints.manifest import find_damage
-from rl_core.checkpoints.pruning import make_room, prune
-from rl_core.checkpoints.retention import Checkpoint, plan_pruning
-from rl_core.checkpoints.store import save_checkpoint
+from rl_core.checkpoints.pruning import make_room, plan_pruning, prune
+from rl_core.checkpoints.store import Checkpoint, save_checkpoint
 from tests.support.checkpoint_files import hidden, pointers, steps, writer
 from tests.support.faults import leave_free, run_and_kill_at_event
 

@@ -9,8 +9,7 @@ import pytest
 
 from rl_core.checkpoints import pruning
 from rl_core.checkpoints.manifest import Manifest, find_damage, read_manifest
-from rl_core.checkpoints.pruning import prune
-from rl_core.checkpoints.retention import PruningDecision, plan_pruning
+from rl_core.checkpoints.pruning import PruningDecision, plan_pruning, prune
 from rl_core.checkpoints.store import reading_latest, save_checkpoint
 from rl_core.system.atomic import alone_in, reading, remove_folder
 from tests.support.checkpoint_files import steps, writer

@@ -9,11 +9,11 @@ import pytest
 
 from rl_core.checkpoints.background_save import BackgroundSave
 from rl_core.checkpoints.manifest import find_damage
-from rl_core.checkpoints.pruning import make_room, prune
+from rl_core.checkpoints.pruning import prune
 from rl_core.checkpoints.store import latest, save_checkpoint
 from rl_core.config.run import RunConfig
 from rl_core.rewards.scoring import start_rewards
-from rl_core.runs.resume import check_same_model, checkpoint_to_resume, remarks
+from rl_core.runs.resume import check_same_model, checkpoint_to_resume
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking.observers import StepObserver
 from rl_core.trainer import Trainer
@@ -68,7 +68,9 @@ def train_locally(config: RunConfig, model_path: Path, stop_after: int = 99) -> 
 
     workers = LocalWorkers(config, model_path, checkpoint.path if checkpoint else None)
     with (
-        BackgroundSave(config.checkpoints, run.path, workers) as saves,
+        BackgroundSave(
+            config.checkpoints, run.path, workers.snapshot, workers.write_snapshot
+        ) as saves,
         start_rewards(config.env) as rewards,
     ):
         Trainer(
@@ -135,8 +137,7 @@ def test_a_damaged_latest_costs_the_steps_since_the_one_before_and_nothing_else(
     expected = saved_files(whole.path / "checkpoints" / "latest")
     assert saved_files(run.path / "checkpoints" / "latest") == expected
     assert steps(run.path) == [2, 4, 6]  # the 4 that was saved again
-    assert find_aside(run) == ["damaged_step_000004"]
-    assert find_damage(run.path / "checkpoints" / "damaged_step_000004") == what
+    assert find_damage(run.path / "checkpoints" / "step_000004") is None
     steps_after = [row["step"] for row in run.metrics.read()]
     survived(
         "corrupt checkpoint",
@@ -144,10 +145,6 @@ def test_a_damaged_latest_costs_the_steps_since_the_one_before_and_nothing_else(
         steps_lost=max(steps_before) - 2,
         rows_lost=len(set(steps_before) - set(steps_after)),
     )
-
-
-def find_aside(run: RunFolder) -> list[str]:
-    return sorted(path.name for path in (run.path / "checkpoints").glob("damaged_*"))
 
 
 def test_nothing_is_said_where_nothing_is_wrong(tmp_path):
@@ -158,7 +155,6 @@ def test_nothing_is_said_where_nothing_is_wrong(tmp_path):
     assert found.step == 4
     assert said == []
     assert run.read().reason is None
-    assert remarks(run.path) == []
 
 
 def test_two_damaged_ones_are_passed_over_and_the_pointers_move(tmp_path):
@@ -174,10 +170,6 @@ def test_two_damaged_ones_are_passed_over_and_the_pointers_move(tmp_path):
         "goes on after step 2 and does steps 3 to 5 again"
     ]
     assert pointers(run.path) == ("step_000002", "step_000002")
-    assert remarks(run.path) == [
-        f"step {step} was damaged: it lies in damaged_step_00000{step} until its room is needed"
-        for step in (3, 4)
-    ]
 
 
 @pytest.mark.parametrize("damage", [cut_a_file, flip_a_byte, lose_the_manifest])
@@ -193,7 +185,6 @@ def test_a_run_without_any_sound_checkpoint_is_refused_each_time_and_loses_nothi
         assert f"step_000004 is damaged ({what}); put a whole copy in place" in str(caught.value)
         assert "start anew with run_id=NAME" in str(caught.value)
     assert run.metrics.read() == metrics
-    assert find_aside(run) == []
 
 
 def test_one_that_was_put_right_is_gone_on_from(tmp_path):
@@ -207,24 +198,6 @@ def test_one_that_was_put_right_is_gone_on_from(tmp_path):
     assert found.step == 4
 
 
-def test_a_newer_one_with_the_model_alone_is_named(tmp_path):
-    run, said = some_run(tmp_path, num_steps=4), list[str]()
-    save_checkpoint(run.path, 4, writer(), 0.5, resumable=False)
-    assert checkpoint_to_resume(run, said.append) is None
-    save_checkpoint(run.path, 2, writer(), 0.5)
-    found = checkpoint_to_resume(run, said.append)
-    assert found.step == 2
-    alone = "step_000004 holds the model alone: training"
-    assert said == [
-        f"{alone} starts anew and does steps 1 to 4 again",
-        f"{alone} goes on after step 2 and does steps 3 to 4 again",
-    ]
-    assert remarks(run.path) == [
-        "step 4 holds the model alone (the disk had no room for more): it can be evaluated, not "
-        "resumed from"
-    ]
-
-
 def test_a_damaged_one_never_takes_the_place_of_a_sound_one(tmp_path):
     run = some_run(tmp_path)
     for step in (1, 2, 3, 4):
@@ -234,20 +207,6 @@ def test_a_damaged_one_never_takes_the_place_of_a_sound_one(tmp_path):
     sound = latest(run.path)
     assert sound.step == 3
     assert steps(run.path) == [1, 2, 3, 4]  # best, the newest beside it, latest, and evidence
-
-
-def test_what_was_set_aside_goes_when_its_room_is_needed_and_is_told(tmp_path, caplog):
-    run = some_run(tmp_path)
-    for step in (1, 2, 3):
-        save_checkpoint(run.path, step, writer(size=1_000), 0.5 if step == 1 else 0.1)
-    flip_a_byte(run.path / "checkpoints" / "step_000003")
-    checkpoint_to_resume(run, print)
-    make_room(run.path, 1_000, keep_last=2, quota_bytes=10_000)
-    assert find_aside(run) == ["damaged_step_000003"]
-    make_room(run.path, 1_000, keep_last=2, quota_bytes=4_000)  # two sound ones and the coming one
-    assert find_aside(run) == []
-    assert steps(run.path) == [1, 2]
-    assert "damaged_step_000003 deleted: its" in caplog.text
 
 
 def rewritten(folder: Path, file: str, change: Callable[[Any], None]) -> Path:

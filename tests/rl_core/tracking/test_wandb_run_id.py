@@ -1,5 +1,4 @@
 import shutil
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,24 +12,16 @@ from rl_core.tracking.wandb_run_id import (
     keep_wandb_run_id,
     wandb_run_id,
 )
-from rl_core.types import SnapshotBytes
-
-
-class Source:
-    """A model of one file."""
-
-    def snapshot(self) -> SnapshotBytes:
-        return SnapshotBytes(model=1, state=1)
-
-    def write_snapshot(self, folder: Path, *, model_alone: bool = False) -> None:
-        (folder / "model.bin").write_bytes(b"w")
 
 
 def save(run: Path, step: int) -> Path:
     run.mkdir(exist_ok=True)
-    with BackgroundSave(
-        CheckpointsConfig(), run, Source(), add_state=partial(copy_wandb_run_id, run)
-    ) as saves:
+
+    def write(folder: Path) -> None:
+        (folder / "model.bin").write_bytes(b"w")
+        copy_wandb_run_id(run, folder)
+
+    with BackgroundSave(CheckpointsConfig(), run, lambda: 2, write) as saves:
         saves.snapshot()
         saves.write(step, None)
     checkpoint = latest(run)  # verified: the manifest knows the name's file

@@ -39,7 +39,7 @@ class Session:
         self.workers.sync_weights()
         folder = self._folder / str(self.step)
         self.workers.snapshot()
-        self.workers.write_snapshot(folder, model_alone=True)
+        self.workers.write_snapshot(folder)
         engine = HfEngine(folder, dtype="float32", max_num_seqs=8, on_gpu=False)
         answers = in_order(engine.generate(REQUESTS, GREEDY))
         expected = [answer.response_ids.tolist() for answer in answers]
