@@ -74,16 +74,15 @@ def explain(words: Sequence[str]) -> None:
     if not words:
         raise BadInputError("explain takes a KEY, as actor.lr, or KEY=VALUE (config lists all)")
     (key, equals, value), others = words[0].partition("="), words[1:]
-    ours = NAMES.get(key, key)
-    is_ours = any(f"{setting.key}.".startswith(f"{ours}.") for setting in all_settings())
-    if not is_ours and (reason := meaning(key, "")) is not None:
+    ours, found = NAMES.get(key, key), _named(key)
+    if not found and (reason := meaning(key, "")) is not None:
         say(f"{key}: verl's, without a meaning here: {reason[0]}")
         return
-    found: list[Setting] = []
     if key in CHOICES:
+        found = []
         _say_choices(key)
-    elif not equals and not is_ours and any(key.lower() in s.key for s in all_settings()):
-        for setting in [s for s in all_settings() if key.lower() in s.key]:
+    elif not equals and not found and (like := [s for s in all_settings() if key.lower() in s.key]):
+        for setting in like:
             say(f"{setting.key:32} {setting.meaning.partition('. ')[0].splitlines()[0]}")
         return
     else:
@@ -147,12 +146,14 @@ def find_settings(key: str) -> list[Setting]:
     Raises:
         SettingsError: there is no such setting; it names the nearest.
     """
-    ours = NAMES.get(key, key)
-    found = [setting for setting in all_settings() if setting.key == ours]
-    found = found or [s for s in all_settings() if s.key.startswith(f"{ours}.")]
-    if not found:
+    if not (found := _named(key)):
         check_key(key, ())
     return found
+
+
+def _named(key: str) -> list[Setting]:
+    name = f"{NAMES.get(key, key)}."
+    return [setting for setting in all_settings() if f"{setting.key}.".startswith(name)]
 
 
 def in_words(setting: Setting) -> str:
@@ -283,14 +284,12 @@ def _code() -> dict[str, str]:
         folder = Path(str(sys.modules[package].__file__)).parent
         for file in sorted(folder.rglob("*.py")):
             code = file.read_text(encoding="utf-8")
-            without = re.sub(r'"""[\s\S]*?"""|"[^"\n]*"', _placeholders, code)
-            files[f"{package}/{file.relative_to(folder)}"] = without
+            files[f"{package}/{file.relative_to(folder)}"] = re.sub(
+                r'"""[\s\S]*?"""|"[^"\n]*"',
+                lambda text: " ".join(re.findall(r"\{([\w.]+)", text[0])),  # what an f-string reads
+                code,
+            )
     return files
-
-
-def _placeholders(text: re.Match[str]) -> str:
-    """Returns what an f-string reads, and nothing of the words around it."""
-    return " ".join(re.findall(r"\{([\w.]+)", text[0]))
 
 
 def _setting_lines(setting: Setting, name: str, value: Any, indent: str) -> list[str]:

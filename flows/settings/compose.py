@@ -63,7 +63,10 @@ def compose(
         SettingsError: unknown key or choice, wrong type, out of range, impossible combination.
     """
     parsed = _parse(overrides)
-    chosen = {item.key_or_group: _choice(item) for item in parsed if item.key_or_group in CHOICES}
+    chosen = {item.key_or_group: _text(item) for item in parsed if item.key_or_group in CHOICES}
+    for group, name in chosen.items():
+        if group != "preset" or not name.endswith(_FILES):
+            check_choice(group, name)
     if base is not None and chosen:
         raise SettingsError(f"{next(iter(chosen))} cannot change: these are settings of a run")
     values = [item for item in parsed if item.key_or_group not in CHOICES]
@@ -133,13 +136,6 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
             raise SettingsError(f"{item.key_or_group} is given twice: {text!r} too")
         parsed[item.key_or_group] = item
     return list(parsed.values())
-
-
-def _choice(item: Override) -> str:
-    group, name = item.key_or_group, _text(item)
-    if group != "preset" or not name.endswith(_FILES):
-        check_choice(group, name)
-    return name
 
 
 def read_preset(name: str) -> tuple[str, dict[str, Any]]:
