@@ -167,14 +167,9 @@ def in_words(setting: Setting) -> str:
         "verl": ", ".join(setting.verl),
         "read by": ", ".join(readers(setting.key)),
     }
-    lines = [f"{setting.key}{only}"]
-    for paragraph in setting.meaning.splitlines():
-        lines += textwrap.wrap(paragraph, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+    lines = [f"{setting.key}{only}", *_wrapped(setting.meaning, "  ")]
     for name, value in facts.items():
-        if value:
-            lines += textwrap.wrap(
-                value, _WIDTH, initial_indent=f"  {name:9} ", subsequent_indent=" " * 12
-            )
+        lines += _wrapped(value, f"  {name:9} ", " " * 12)
     return "\n".join(lines)
 
 
@@ -184,7 +179,8 @@ def yaml_with_words(config: RunConfig) -> str:
     lines: list[str] = []
     for name, value in config.model_dump(mode="json").items():
         if isinstance(value, dict):
-            lines += ["", *_comment(inspect.getdoc(type(getattr(config, name))) or ""), f"{name}:"]
+            about = inspect.getdoc(type(getattr(config, name))) or ""
+            lines += ["", *_wrapped(about, "# "), f"{name}:"]
             for inner, setting in value.items():
                 lines += _setting_lines(words[f"{name}.{inner}"], inner, setting, "  ")
         else:
@@ -296,17 +292,15 @@ def _setting_lines(setting: Setting, name: str, value: Any, indent: str) -> list
     facts = [setting.allowed, f"default {setting.default}"]
     if setting.verl:
         facts.append(f"verl: {', '.join(setting.verl)}")
-    comment = _comment(f"{setting.meaning}\n({'; '.join(facts)})", indent)
+    comment = _wrapped(f"{setting.meaning}\n({'; '.join(facts)})", f"{indent}# ")
     written = yaml.safe_dump(value, default_flow_style=True, width=10_000).splitlines()[0]
     return [*comment, f"{indent}{name}: {written}"]
 
 
-def _comment(text: str, indent: str = "") -> list[str]:
-    lines: list[str] = []
-    for paragraph in text.splitlines():
-        start = f"{indent}# "
-        lines += textwrap.wrap(paragraph, _WIDTH, initial_indent=start, subsequent_indent=start)
-    return lines
+def _wrapped(text: str, start: str, then: str | None = None) -> list[str]:
+    """Returns paragraphs as lines, the first of each after `start`, the others after `then`."""
+    shape = textwrap.TextWrapper(_WIDTH, start, start if then is None else then)
+    return [line for paragraph in text.splitlines() for line in shape.wrap(paragraph)]
 
 
 def _text(value: Any) -> str:

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Final, NoReturn
 from urllib.parse import urlsplit
@@ -77,6 +78,8 @@ def serve(words: Sequence[str]) -> None:
     if not (_ROOT / "deployments" / "prefect.yaml").is_file():
         raise BadInputError(f"serve wants a checkout: there is no deployments/ in {_ROOT}")
     night = read_night()
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup`
         signal.signal(signal.SIGHUP, signal.default_int_handler)
     with suppress(KeyboardInterrupt), _Processes() as processes:

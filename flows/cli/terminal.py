@@ -24,7 +24,6 @@ _WIDTH = 300
 def say(what: object) -> None:
     """Prints a line, or several, without what would steer the terminal."""
     sys.stdout.write(f"{printable(str(what), keep=LINES)}\n")
-    sys.stdout.flush()
 
 
 def show_rows(

@@ -14,9 +14,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import wraps
-from typing import Any, Final
+from contextlib import contextmanager, suppress
+from typing import Final
 from uuid import UUID
 
 from httpx import HTTPError
@@ -75,15 +74,8 @@ def outlive_lost_leases() -> None:
     in memory) Prefect raises CancelledError in the middle of the flow. Without it the next run may
     start beside this one: a worker's `--limit 1` still counts both.
     """
-    maintain = getattr(flow_engine, _MAINTAIN)
-
-    @wraps(maintain)
-    def maintain_and_outlive(*args: Any, **kwargs: Any) -> AbstractContextManager[None]:
-        kwargs["raise_on_lease_renewal_failure"] = False
-        lease: AbstractContextManager[None] = maintain(*args, **kwargs)
-        return lease
-
-    setattr(flow_engine, _MAINTAIN, maintain_and_outlive)
+    maintain, lasts = getattr(flow_engine, _MAINTAIN), {"raise_on_lease_renewal_failure": False}
+    setattr(flow_engine, _MAINTAIN, lambda *args, **kwargs: maintain(*args, **kwargs | lasts))
 
 
 @contextmanager
