@@ -23,11 +23,11 @@ from pydantic import BaseModel
 
 from flows.cli.terminal import say
 from flows.errors import BadInputError
-from flows.settings.compose import SettingsError, compose, read_preset, to_yaml
+from flows.settings.compose import SettingsError, compose, read_preset
 from flows.settings.keys import CHOICES, CONF, check_key, of_another_env
 from rl_core.config.run import RunConfig
 from rl_core.envs import ENVS
-from rl_core.runs.settings_file import leaves
+from rl_core.runs.settings_file import leaves, settings_as_yaml
 from rl_core.section import Section
 from rl_core.system.words import LINES, printable
 from tasks.importers.verl_table import NAMES, meaning
@@ -105,7 +105,7 @@ def explain(words: Sequence[str]) -> None:
 def print_config(words: Sequence[str], *, explained: bool) -> None:
     """Prints the resolved settings as YAML."""
     config = compose(words)
-    text = yaml_with_words(config) if explained else to_yaml(config)
+    text = yaml_with_words(config) if explained else settings_as_yaml(config)
     sys.stdout.write(printable(text, keep=LINES) if sys.stdout.isatty() else text)
 
 

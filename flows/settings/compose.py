@@ -103,11 +103,6 @@ def own_settings(config: RunConfig) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def to_yaml(config: RunConfig) -> str:
-    """Returns the resolved settings as YAML, in the order of the models."""
-    return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
-
-
 def _parse(overrides: Sequence[str]) -> list[Override]:
     """Returns the overrides, each a plain KEY=VALUE that is given once."""
     parser = OverridesParser.create()
