@@ -13,7 +13,6 @@ from typing import Any
 from httpx import HTTPError
 from prefect import Flow, flow, get_client
 from prefect.client.schemas.objects import FlowRun, State
-from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectException
 from prefect.logging import get_run_logger
 from prefect.logging.loggers import flow_run_logger
@@ -24,6 +23,7 @@ from flows.nights.messages import Night, killed, message
 from flows.nights.others import missed_nights, refusing_others
 from flows.nights.settings import EVENTS, Event
 from flows.runs.run_record import choose_run
+from flows.runs.state import own_flow_run
 from flows.settings.compose import PresetName
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.atomic import reading
@@ -51,7 +51,8 @@ def tell_of_crash(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) ->
     reason, _ = killed(night, state.message)
     if "failed" in asked["events"]:
         log = flow_run_logger(flow_run)
-        notify(_listeners(asked), message("failed", night, reason), log)
+        listeners = Listeners(asked["webhook"] or None, tuple(asked["command"]))
+        notify(listeners, message("failed", night, reason), log)
 
 
 @flow(name="nightly", on_crashed=[tell_of_crash])
@@ -85,8 +86,7 @@ def nightly(
     """
     listeners, log = Listeners(webhook or None, tuple(command)), get_run_logger()
     warn_of_mistakes(listeners, log)
-    context = FlowRunContext.get()
-    night = Night(context.flow_run if context else None)
+    night = Night(own_flow_run())
 
     def tell(event: Event, of: Night, reason: str) -> None:
         if event in events:
@@ -154,7 +154,3 @@ def _run_of(night: Night) -> RunFolder | None:
             if night.due is not None and run.read().night == night.due:
                 return run
     return night.run
-
-
-def _listeners(asked: dict[str, Any]) -> Listeners:
-    return Listeners(asked["webhook"] or None, tuple(asked["command"]))

@@ -229,25 +229,19 @@ def _packed(
     sizes: list[int] = []
     longest, groups = (0, 0, 0), set[int]()
     for row, prompt, response, group in rows:
-        widths = (
-            max(longest[0], prompt),
-            max(longest[1], response),
-            max(longest[2], prompt + response),
-        )
-        num_rows, num_groups = (
-            len(parts[-1]) + 1 if parts else 1,
-            len(groups) + (group not in groups),
-        )
-        size = _size(num_rows, num_groups, widths, share_prompts=share_prompts)
+        own = (prompt, response, prompt + response)
+        most = (max(longest[0], own[0]), max(longest[1], own[1]), max(longest[2], own[2]))
+        num_rows = len(parts[-1]) + 1 if parts else 1
+        size = _size(num_rows, len(groups | {group}), most, share_prompts=share_prompts)
         if parts and size <= budget_tokens:
             parts[-1].append(row)
             sizes[-1] = size
-            longest = widths
+            longest = most
             groups.add(group)
         else:
             parts.append([row])
             sizes.append(prompt + response)
-            longest, groups = (prompt, response, prompt + response), {group}
+            longest, groups = own, {group}
     return parts, sum(sizes)
 
 
@@ -262,14 +256,10 @@ def _size(
 
 def padded_tokens(batch: TrainBatch, rows: Tensor, *, share_prompts: bool) -> int:
     """Returns the tokens computed for one of a batch's micro-batches, rows int64 [b]."""
-    part = batch.select(rows)
-    longest = (
-        int(part.prompt_lengths.max()),
-        int(part.response_lengths.max()),
-        int(part.lengths.max()),
-    )
-    num_groups = len(torch.unique(part.group_ids))
-    return _size(len(rows), num_groups, longest, share_prompts=share_prompts)
+    lengths = (batch.prompt_lengths, batch.response_lengths, batch.lengths)
+    prompt, response, both = (int(of[rows].max()) for of in lengths)
+    num_groups = len(torch.unique(batch.group_ids[rows]))
+    return _size(len(rows), num_groups, (prompt, response, both), share_prompts=share_prompts)
 
 
 def mini_batches(group_ids: Tensor, num_groups: int) -> list[Tensor]:

@@ -20,14 +20,14 @@ LINES = {
     "rl_core/rollout": (1_720, 1_600),
     "rl_core/runs": (1_190, 950),
     "rl_core/sft": (1_020, 1_000),
-    "rl_core/storage": (1_380, 850),
+    "rl_core/storage": (1_370, 850),
     "rl_core/system": (2_070, 1_300),
     "rl_core/tracking": (1_700, 1_300),
     "rl_core/workers": (1_900, 1_450),
-    "rl_core": (28_510, 23_500),
+    "rl_core": (28_470, 23_500),
     "tasks/importers": (1_480, 1_000),
-    "tasks": (10_380, 8_350),
-    "flows": (5_310, 3_500),
+    "tasks": (10_170, 8_350),
+    "flows": (5_190, 3_500),
     "tests": (44_920, 36_000),
 }
 

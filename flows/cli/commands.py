@@ -119,7 +119,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "watch": Command("watch:watch", "show a RUN as it goes, by default the latest", own=(RUN,)),
     "serve": Command("serve:serve", "Prefect's server, the deployments and a worker, until Ctrl-C"),
     "notify": Command(
-        "notify:notify",
+        "serve:notify",
         "test: send a message to those whom deployments/night.yaml names",
         words="test",
         own=("test",),

@@ -15,7 +15,6 @@ from rl_core.config.run import RunConfig
 from rl_core.data.dataset import dataset_folder
 from rl_core.data.gguf_source import is_gguf_or_package, local_folder
 from rl_core.runs.run_folder import RunFolder
-from rl_core.system.words import in_one_line
 from tasks.queries.parquet_look import (
     CountTokens,
     columns,
@@ -46,14 +45,14 @@ def data(words: Sequence[str], *, output_format: str) -> None:
         raise BadInputError(f"data {look} takes one FILE at a time, not {' and '.join(places)}")
     if "column" in asked and look != "lengths":
         raise BadInputError(f"data {look} shows all columns: column= is for lengths")
-    try:
-        if look == "lengths":
-            _lengths(output_format, places, asked, settings)
-        else:
-            (file,) = _files(places, asked, settings, default="train")
-            _rows(output_format, file, count if look == "head" else None)
-    except ValueError as error:
-        raise BadInputError(in_one_line(error)) from error
+    if look == "lengths":
+        _lengths(output_format, places, asked, settings)
+        return
+    (file,) = _files(places, asked, settings, default="train")
+    frame = first_rows(file, count) if look == "head" else columns(file)
+    if output_format == "table":
+        say(describe_file(file))
+    show_rows(frame, output_format)
 
 
 def _is_run(word: str, settings: list[str]) -> bool:
@@ -62,13 +61,6 @@ def _is_run(word: str, settings: list[str]) -> bool:
         return False
     root = compose(where_and_others(settings)[0]).storage.root
     return word == "latest" or RunFolder.under(root, word).is_there()
-
-
-def _rows(output_format: str, file: Path, count: int | None) -> None:
-    frame = columns(file) if count is None else first_rows(file, count)
-    if output_format == "table":
-        say(describe_file(file))
-    show_rows(frame, output_format)
 
 
 def _lengths(

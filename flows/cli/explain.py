@@ -23,11 +23,11 @@ from pydantic import BaseModel
 
 from flows.cli.terminal import say
 from flows.errors import BadInputError
-from flows.settings.compose import SettingsError, compose, read_preset, to_yaml
+from flows.settings.compose import SettingsError, compose, read_preset
 from flows.settings.keys import CHOICES, CONF, check_key, of_another_env
 from rl_core.config.run import RunConfig
 from rl_core.envs import ENVS
-from rl_core.runs.settings_file import leaves
+from rl_core.runs.settings_file import leaves, settings_as_yaml
 from rl_core.section import Section
 from rl_core.system.words import LINES, printable
 from tasks.importers.verl_table import NAMES, meaning
@@ -74,16 +74,15 @@ def explain(words: Sequence[str]) -> None:
     if not words:
         raise BadInputError("explain takes a KEY, as actor.lr, or KEY=VALUE (config lists all)")
     (key, equals, value), others = words[0].partition("="), words[1:]
-    ours = NAMES.get(key, key)
-    is_ours = any(f"{setting.key}.".startswith(f"{ours}.") for setting in all_settings())
-    if not is_ours and (reason := meaning(key, "")) is not None:
+    ours, found = NAMES.get(key, key), _named(key)
+    if not found and (reason := meaning(key, "")) is not None:
         say(f"{key}: verl's, without a meaning here: {reason[0]}")
         return
-    found: list[Setting] = []
     if key in CHOICES:
+        found = []
         _say_choices(key)
-    elif not equals and not is_ours and any(key.lower() in s.key for s in all_settings()):
-        for setting in [s for s in all_settings() if key.lower() in s.key]:
+    elif not equals and not found and (like := [s for s in all_settings() if key.lower() in s.key]):
+        for setting in like:
             say(f"{setting.key:32} {setting.meaning.partition('. ')[0].splitlines()[0]}")
         return
     else:
@@ -106,7 +105,7 @@ def explain(words: Sequence[str]) -> None:
 def print_config(words: Sequence[str], *, explained: bool) -> None:
     """Prints the resolved settings as YAML."""
     config = compose(words)
-    text = yaml_with_words(config) if explained else to_yaml(config)
+    text = yaml_with_words(config) if explained else settings_as_yaml(config)
     sys.stdout.write(printable(text, keep=LINES) if sys.stdout.isatty() else text)
 
 
@@ -147,12 +146,14 @@ def find_settings(key: str) -> list[Setting]:
     Raises:
         SettingsError: there is no such setting; it names the nearest.
     """
-    ours = NAMES.get(key, key)
-    found = [setting for setting in all_settings() if setting.key == ours]
-    found = found or [s for s in all_settings() if s.key.startswith(f"{ours}.")]
-    if not found:
+    if not (found := _named(key)):
         check_key(key, ())
     return found
+
+
+def _named(key: str) -> list[Setting]:
+    name = f"{NAMES.get(key, key)}."
+    return [setting for setting in all_settings() if f"{setting.key}.".startswith(name)]
 
 
 def in_words(setting: Setting) -> str:
@@ -166,14 +167,9 @@ def in_words(setting: Setting) -> str:
         "verl": ", ".join(setting.verl),
         "read by": ", ".join(readers(setting.key)),
     }
-    lines = [f"{setting.key}{only}"]
-    for paragraph in setting.meaning.splitlines():
-        lines += textwrap.wrap(paragraph, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+    lines = [f"{setting.key}{only}", *_wrapped(setting.meaning, "  ")]
     for name, value in facts.items():
-        if value:
-            lines += textwrap.wrap(
-                value, _WIDTH, initial_indent=f"  {name:9} ", subsequent_indent=" " * 12
-            )
+        lines += _wrapped(value, f"  {name:9} ", " " * 12)
     return "\n".join(lines)
 
 
@@ -183,7 +179,8 @@ def yaml_with_words(config: RunConfig) -> str:
     lines: list[str] = []
     for name, value in config.model_dump(mode="json").items():
         if isinstance(value, dict):
-            lines += ["", *_comment(inspect.getdoc(type(getattr(config, name))) or ""), f"{name}:"]
+            about = inspect.getdoc(type(getattr(config, name))) or ""
+            lines += ["", *_wrapped(about, "# "), f"{name}:"]
             for inner, setting in value.items():
                 lines += _setting_lines(words[f"{name}.{inner}"], inner, setting, "  ")
         else:
@@ -283,31 +280,27 @@ def _code() -> dict[str, str]:
         folder = Path(str(sys.modules[package].__file__)).parent
         for file in sorted(folder.rglob("*.py")):
             code = file.read_text(encoding="utf-8")
-            without = re.sub(r'"""[\s\S]*?"""|"[^"\n]*"', _placeholders, code)
-            files[f"{package}/{file.relative_to(folder)}"] = without
+            files[f"{package}/{file.relative_to(folder)}"] = re.sub(
+                r'"""[\s\S]*?"""|"[^"\n]*"',
+                lambda text: " ".join(re.findall(r"\{([\w.]+)", text[0])),  # what an f-string reads
+                code,
+            )
     return files
-
-
-def _placeholders(text: re.Match[str]) -> str:
-    """Returns what an f-string reads, and nothing of the words around it."""
-    return " ".join(re.findall(r"\{([\w.]+)", text[0]))
 
 
 def _setting_lines(setting: Setting, name: str, value: Any, indent: str) -> list[str]:
     facts = [setting.allowed, f"default {setting.default}"]
     if setting.verl:
         facts.append(f"verl: {', '.join(setting.verl)}")
-    comment = _comment(f"{setting.meaning}\n({'; '.join(facts)})", indent)
+    comment = _wrapped(f"{setting.meaning}\n({'; '.join(facts)})", f"{indent}# ")
     written = yaml.safe_dump(value, default_flow_style=True, width=10_000).splitlines()[0]
     return [*comment, f"{indent}{name}: {written}"]
 
 
-def _comment(text: str, indent: str = "") -> list[str]:
-    lines: list[str] = []
-    for paragraph in text.splitlines():
-        start = f"{indent}# "
-        lines += textwrap.wrap(paragraph, _WIDTH, initial_indent=start, subsequent_indent=start)
-    return lines
+def _wrapped(text: str, start: str, then: str | None = None) -> list[str]:
+    """Returns paragraphs as lines, the first of each after `start`, the others after `then`."""
+    shape = textwrap.TextWrapper(_WIDTH, start, start if then is None else then)
+    return [line for paragraph in text.splitlines() for line in shape.wrap(paragraph)]
 
 
 def _text(value: Any) -> str:

@@ -19,7 +19,7 @@ from flows.cli.commands import BAD_INPUT, COMMANDS, PROGRAM, parse
 from flows.errors import BadInputError, RunFailedError, SettingsError, one_line
 from rl_core.system.process_env import apply_defaults
 from rl_core.system.redaction import redact
-from rl_core.system.words import printable
+from rl_core.system.words import in_one_line, printable
 
 FINE: Final = 0
 FAILED: Final = 1
@@ -68,7 +68,9 @@ def run_command(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone
     except Exception as error:  # noqa: BLE001  # whatever it is, a person reads one line
-        return _say(one_line(error), BAD_INPUT if type(error) is ValueError else FAILED)
+        if type(error) is ValueError:
+            return _say(in_one_line(error), BAD_INPUT)
+        return _say(one_line(error), FAILED)
     return FINE
 
 

@@ -10,11 +10,7 @@ from typing import Final
 from flows.cli.commands import COMMANDS, take_arguments
 from flows.cli.terminal import say
 from flows.errors import BadInputError
-from flows.runs.lookup import (
-    changed_settings,
-    refuse_unnamed_code,
-    where_and_others,
-)
+from flows.runs.lookup import changed_settings, refuse_unnamed_code, where_and_others
 from flows.settings.compose import compose
 from rl_core.checkpoints.store import reading_sound
 from rl_core.config.run import RunConfig
@@ -76,20 +72,14 @@ def export(words: Sequence[str]) -> None:
         raise BadInputError(
             f"{other[0]!r}: export takes {', '.join(COMMANDS['export'].arguments)} and storage.root"
         )
-    try:
-        if "push" in given:
-            check_push(given["push"])
-        where = compose(settings)
-        bring_model(where.storage, named[0], where.run_id)
-        root = where.storage.root
-        model = find_model(named[0], root, run_id=where.run_id or "latest")
-        with reading_sound(model.folder):
-            folder = export_model(model, root, dtype=dtype, to=Path(given["to"]).expanduser())
-        say(f"{model.name} as {dtype}: {folder}")
-        if "push" in given:
-            say(push_folder(folder, given["push"]))
-    except ValueError as error:
-        raise BadInputError(in_one_line(error)) from error
+    if "push" in given:
+        check_push(given["push"])
+    model, root = _model(named[0], settings)
+    with reading_sound(model.folder):
+        folder = export_model(model, root, dtype=dtype, to=Path(given["to"]).expanduser())
+    say(f"{model.name} as {dtype}: {folder}")
+    if "push" in given:
+        say(push_folder(folder, given["push"]))
 
 
 def _number(name: str, text: str) -> int:
@@ -98,12 +88,16 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
-def _model_and_settings(name: str, settings: Sequence[str]) -> tuple[NamedModel, RunConfig]:
-    """Returns the model, and its run's settings, or those of the command if it has no run."""
+def _model(name: str, settings: Sequence[str]) -> tuple[NamedModel, Path]:
+    """Returns the model, and the root that the settings name."""
     where = compose(where_and_others(settings)[0])
     bring_model(where.storage, name, where.run_id)
-    root = where.storage.root
-    model = find_model(name, root, run_id=where.run_id or "latest")
+    return find_model(name, where.storage.root, run_id=where.run_id or "latest"), where.storage.root
+
+
+def _model_and_settings(name: str, settings: Sequence[str]) -> tuple[NamedModel, RunConfig]:
+    """Returns the model, and its run's settings, or those of the command if it has no run."""
+    model, root = _model(name, settings)
     if model.run is None:
         return model, compose(settings, arguments=COMMANDS["ask"].arguments)
     config = changed_settings(model.run, settings, root=root, arguments=COMMANDS["ask"].arguments)

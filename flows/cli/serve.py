@@ -1,7 +1,8 @@
 """`countdown-train serve`: Prefect's server, the deployments and a worker, until Ctrl-C.
 
 The long way, a command each, is in docs/operations.md. What is there already (pool, deployments,
-automations, a server at PREFECT_API_URL) is used and brought up to date.
+automations, a server at PREFECT_API_URL) is used and brought up to date. Besides `notify test`:
+one message to those whom deployments/night.yaml names.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
-from types import FrameType
 from typing import Final, NoReturn
 from urllib.parse import urlsplit
 
@@ -33,9 +34,11 @@ from prefect.exceptions import ObjectAlreadyExists
 from prefect.settings import get_current_settings
 from prefect.workers.process import ProcessWorker
 
+from flows.cli.terminal import say
 from flows.errors import BadInputError, RunFailedError
+from flows.nights.messages import Night, message
 from flows.nights.others import before_the_deploy, next_night
-from flows.nights.settings import read_night
+from flows.nights.settings import NIGHT_FILE, read_night
 from flows.prefect_patches.login import (
     AUTH_STRING,
     SERVER_AUTH_STRING,
@@ -44,8 +47,9 @@ from flows.prefect_patches.login import (
 )
 from rl_core.system.child_process import how_it_ended
 from rl_core.system.network import LOOPBACK
-from rl_core.system.process_group import environment_of
+from rl_core.system.process_group import environment_of, members
 from rl_core.system.words import in_one_line
+from tasks.prefect_ui.notify import Listeners, deliver
 
 _ROOT: Final = Path(__file__).parents[2]
 _PREFECT: Final = (sys.executable, "-P", "-m", "prefect")
@@ -74,22 +78,38 @@ def serve(words: Sequence[str]) -> None:
     if not (_ROOT / "deployments" / "prefect.yaml").is_file():
         raise BadInputError(f"serve wants a checkout: there is no deployments/ in {_ROOT}")
     night = read_night()
-    for signum in _STOPS:
-        if signal.getsignal(signum) is not signal.SIG_IGN:  # `nohup` or a shell's `&`
-            signal.signal(signum, _raise_interrupt)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup`
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
     with suppress(KeyboardInterrupt), _Processes() as processes:
         url, restart_server = _server(processes)
         names = _pool_and_automations()
         for line in before_the_deploy(night):
-            _say(f"note         {line}")
+            say(f"note         {line}")
         processes.call(*_DEPLOY)
-        _say(f"deployments  from deployments/prefect.yaml, and the automations {', '.join(names)}")
+        say(f"deployments  from deployments/prefect.yaml, and the automations {', '.join(names)}")
         processes.start("worker", *_WORKER)
-        _say(f"night        {next_night(night)}")
-        _say(f"worker       takes one run at a time; logs in {processes.logs}")
-        _say(f"from another terminal: {_run_it(url)}")
-        _say("Ctrl-C stops all of it; a run that goes on there saves first, and Retry continues it")
+        say(f"night        {next_night(night)}")
+        say(f"worker       takes one run at a time; logs in {processes.logs}")
+        say(f"from another terminal: {_run_it(url)}")
+        say("Ctrl-C stops all of it; a run that goes on there saves first, and Retry continues it")
         processes.watch(restart_server)
+
+
+def notify(words: Sequence[str]) -> None:
+    """Sends a message, and says who got it."""
+    if list(words) != ["test"]:
+        raise BadInputError("notify takes one word: countdown-train notify test")
+    night = read_night(NIGHT_FILE)
+    listeners = Listeners(night.webhook, night.command)
+    if not listeners.webhook and not listeners.command:
+        raise BadInputError(f"{NIGHT_FILE} names no webhook and no command: see night.example.yaml")
+    outcome = deliver(listeners, message("test", Night(), "sent by `countdown-train notify test`"))
+    for who, refusal in outcome.items():
+        say(f"{who}: {refusal or 'got the message'}")
+    if any(outcome.values()):
+        raise RunFailedError("not everybody got the message")
 
 
 def _server(processes: _Processes) -> tuple[str, Callable[[], None] | None]:
@@ -97,7 +117,7 @@ def _server(processes: _Processes) -> tuple[str, Callable[[], None] | None]:
     settings = get_current_settings()
     if settings.api.url is not None and _answers(settings.api.url):
         _look_at_login(settings.api.url)
-        _say(f"server       {settings.api.url.removesuffix('/api')}")
+        say(f"server       {settings.api.url.removesuffix('/api')}")
         return settings.api.url, None
     own = settings.server.api
     url = settings.api.url or f"http://{own.host}:{own.port}/api"
@@ -124,8 +144,8 @@ def _server(processes: _Processes) -> tuple[str, Callable[[], None] | None]:
         processes.wait_for_server(url)
 
     start()
-    _say(f"server       {url.removesuffix('/api')}")
-    _say(f"login        the page asks once: paste {where}")
+    say(f"server       {url.removesuffix('/api')}")
+    say(f"login        the page asks once: paste {where}")
     return url, start
 
 
@@ -137,7 +157,7 @@ def _look_at_login(url: str) -> None:
     login = api.auth_string.get_secret_value().partition(":")[::2] if api.auth_string else None
     asked, denied = f"{url}/admin/version", httpx.codes.UNAUTHORIZED
     if httpx.get(asked, timeout=5).status_code != denied:
-        _say(
+        say(
             f"warning      {url} has no login: everybody who reaches it can run commands as you; "
             f"start it with {SERVER_AUTH_STRING}=name:password"
         )
@@ -230,7 +250,7 @@ class _Processes:
         for signum in _STOPS:
             signal.signal(signum, signal.SIG_IGN)  # this is the stop
         if self._started:
-            _say("stopping")
+            say("stopping")
         server = self._started.pop("server", None)
         keeps = [] if server is None else [server.pid]
         for process in self._started.values():
@@ -283,7 +303,7 @@ class _Processes:
             for name in self._started:
                 _cut(self.logs / f"{name}.log")
             if start_server and self._started["server"].poll() is not None and _again(restarts):
-                _say(f"{self._how_it_ended('server')}: it is started again, and runs go on")
+                say(f"{self._how_it_ended('server')}: it is started again, and runs go on")
                 start_server()
                 continue  # if it ended again meanwhile, that is another restart
             self._refuse_dead()
@@ -307,12 +327,7 @@ class _Processes:
 
     def _marked(self, but: Sequence[int]) -> list[psutil.Process]:
         """Returns the living processes that descend from the commands, except these."""
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error, OSError):
-                if environment_of(process).get(_MARK) == self._mark and process.pid not in but:
-                    found.append(process)
-        return found
+        return [one for one in members(self._mark, _MARK) if one.pid not in but]
 
     def _end(self, but: Sequence[int], patience_s: float) -> None:
         """Waits until all except these have ended; kills what takes too long."""
@@ -327,16 +342,12 @@ class _Processes:
                 process.poll()  # else it would stay as a zombie
 
 
-def _raise_interrupt(signum: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
-
-
 def _again(restarts: list[float]) -> bool:
     now = time.monotonic()
     most, within_s = _RESTARTS
     restarts[:] = [at for at in restarts if now - at < within_s]
     if len(restarts) >= most:
-        _say(f"the server is not started again: {most} restarts in {within_s / 60:g} minutes")
+        say(f"the server is not started again: {most} restarts in {within_s / 60:g} minutes")
         return False
     restarts.append(now)
     return True
@@ -359,8 +370,3 @@ def _cut(log: Path) -> None:
 def _end_of(text: str) -> str:
     lines = [in_one_line(line) for line in text.splitlines() if line.strip()]
     return " | ".join(lines[-_LINES_SHOWN:])
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()

@@ -52,19 +52,19 @@ def sql(
         return
     if len(names) + (select is not None) != 1:
         raise BadInputError("sql takes one NAME (sql --list lists them) or -q SELECT")
-    try:
-        values = dict(map(_key_and_value, parameters))
-        of_run = next(iter(named), None)
-        if select is not None:
-            frame = run_query(select, values, root=root, run=of_run)
-        else:
-            frame = ask(names[0], values, root=root, run=of_run)
-            if frame.is_empty():
-                there = values_there(names[0], values, root=root, run=of_run)
-                sys.stderr.write(f"{there}\n" if there else "")
-        show_rows(frame, output_format, most_rows=_MOST_ROWS)
-    except ValueError as error:
-        raise BadInputError(str(error)) from error
+    for text in parameters:
+        if "=" not in text:
+            raise BadInputError(f"-p {text} is not KEY=VALUE")
+    values = dict(text.split("=", 1) for text in parameters)
+    of_run = next(iter(named), None)
+    if select is not None:
+        frame = run_query(select, values, root=root, run=of_run)
+    else:
+        frame = ask(names[0], values, root=root, run=of_run)
+        if frame.is_empty():
+            there = values_there(names[0], values, root=root, run=of_run)
+            sys.stderr.write(f"{there}\n" if there else "")
+    show_rows(frame, output_format, most_rows=_MOST_ROWS)
 
 
 def list_runs(words: Sequence[str]) -> None:
@@ -76,10 +76,7 @@ def list_runs(words: Sequence[str]) -> None:
     if len(named) > 1:
         raise BadInputError(f"runs takes one RUN, or none for all, not {' and '.join(named)}")
     close_lost_runs(root)
-    try:
-        show_rows(ask("runs_overview", root=root, run=next(iter(named), None)))
-    except ValueError as error:
-        raise BadInputError(str(error)) from None
+    show_rows(ask("runs_overview", root=root, run=next(iter(named), None)))
 
 
 def _root_and_run(settings: Sequence[str]) -> tuple[Path, list[str]]:
@@ -116,10 +113,7 @@ def _open(root: Path, export: str | None, *, in_shell: bool) -> None:
     shell = _find_shell() if in_shell else None
     with tempfile.TemporaryDirectory(prefix="countdown-train-") as folder:
         file = Path(export or Path(folder) / "catalog.duckdb")
-        try:
-            export_catalog(root, file)
-        except ValueError as error:
-            raise BadInputError(str(error)) from None
+        export_catalog(root, file)
         if export:
             say(file)
             sys.stdout.flush()
@@ -137,13 +131,6 @@ def _find_shell() -> list[str]:
     raise BadInputError("--shell needs duckdb or harlequin: pip install duckdb-cli")
 
 
-def _key_and_value(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise ValueError(f"-p {text} is not KEY=VALUE")
-    return key, value
-
-
 def compare(words: Sequence[str]) -> None:
     """Compares runs: tables here, curves in compare.html."""
     from rl_core.runs.lock import close_lost_runs
@@ -153,12 +140,9 @@ def compare(words: Sequence[str]) -> None:
     asked, settings = take_arguments([word for word in words if "=" in word], ("output",))
     root = storage_root(settings)
     close_lost_runs(root)
-    try:
-        comparison = compare_runs(root, [word for word in words if "=" not in word])
-        page = Path(asked.get("output", root / "compare.html"))
-        moved = write_comparison(comparison, page)
-    except ValueError as error:
-        raise BadInputError(str(error)) from None
+    comparison = compare_runs(root, [word for word in words if "=" not in word])
+    page = Path(asked.get("output", root / "compare.html"))
+    moved = write_comparison(comparison, page)
     for title, frame in (
         ("what they reached", comparison.overview),
         ("settings that differ", comparison.settings),

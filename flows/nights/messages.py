@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.utilities.urls import url_for
 
 from flows.nights.settings import Event
-from flows.runs.failure_report import last_saved
+from flows.runs.run_record import last_saved
 from flows.runs.summary import accuracy_in_words, intervals_of
 from rl_core.checkpoints.champion import PromotedContender
 from rl_core.config.run import RunConfig
@@ -70,9 +70,9 @@ def message(event: Event | str, night: Night, reason: str) -> dict[str, Any]:
         "reason": reason,
         "due": night.due,
         "host": platform.node(),
-        "flow_run": _url(night.flow_run),
+        "flow_run": night.flow_run and url_for("flow-run", obj_id=night.flow_run.id),
     }
-    lines = [f"{_name(night)} {event}: {reason}"]
+    lines = [f"the night{f' of {night.due}' if night.due else ''} {event}: {reason}"]
     if night.run is not None:
         facts = _facts(night, night.run)
         told |= facts
@@ -143,12 +143,3 @@ def _lines(facts: dict[str, Any], night: Night, record: RunRecord) -> list[str]:
     if record.next_step:
         lines.append(f"what to do next: {record.next_step}")
     return lines
-
-
-def _name(night: Night) -> str:
-    """Returns what a night is called that has no run."""
-    return "the night" + (f" of {night.due}" if night.due else "")
-
-
-def _url(flow_run: FlowRun | None) -> str | None:
-    return None if flow_run is None else url_for("flow-run", obj_id=flow_run.id)

@@ -9,13 +9,13 @@ states without events. So the night that is in the way refuses the other one its
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, cast
+from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 from httpx import HTTPError
@@ -31,7 +31,6 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.client.schemas.sorting import FlowRunSort
-from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectException
 from prefect.server.schemas.schedules import CronSchedule as Dates
 from prefect.states import Cancelled
@@ -39,12 +38,13 @@ from prefect.variables import Variable
 
 from flows.nights.messages import Night, message
 from flows.nights.settings import NightSettings, deployed, differences, is_off
+from flows.runs.state import look_on, own_flow_run
 from tasks.prefect_ui.notify import Listeners, notify
 
 _LIMIT_REACHED: Final = "Deployment concurrency limit reached."
 _NO_HEARTBEAT: Final = "No heartbeat"
 """How the message of `deployments/automations.yaml` begins."""
-_LOOK_S: Final = 5.0
+_LAST_LOOK_S: Final = 5.0
 _TIME_TO_START: Final = timedelta(minutes=2)
 """So soon no night counts as missed: server and worker need that long, and other nights wait."""
 _RUNS_READ: Final = 100
@@ -62,38 +62,26 @@ def refusing_others(tell: TellOfRefused) -> Iterator[None]:
 
     `tell` is called with both.
     """
-    context = FlowRunContext.get()
-    if context is None or context.flow_run is None or context.flow_run.deployment_id is None:
+    own, is_over = own_flow_run(), threading.Event()
+    if own is None or own.deployment_id is None:
         yield
         return
-    own, is_over = context.flow_run, threading.Event()
-
-    def look_on() -> None:
-        while not is_over.wait(_LOOK_S):
-            look()
+    flow_run = own.id
 
     def look() -> None:
-        try:
-            with get_client(sync_client=True) as client:
-                refuse_others(client, client.read_flow_run(own.id), tell)
-        except (HTTPError, PrefectException) as error:
-            _logger.debug("the Prefect server is away: %s", error)  # the next look finds them
+        with get_client(sync_client=True) as client:
+            refuse_others(client, client.read_flow_run(flow_run), tell)
 
-    copied = contextvars.copy_context()
-    thread = threading.Thread(target=copied.run, args=(look_on,), daemon=True)
-    thread.start()
-    is_stopped = True
+    thread = look_on(look, is_over)
     try:
         yield
-        is_stopped = False
-    except Exception:
-        is_stopped = False
-        raise
     finally:
         is_over.set()
-        if not is_stopped:  # else there are seconds left, and the server may be away
-            thread.join(_LOOK_S)
-            look()
+        # Stopped by a signal, it has seconds left, and the server may be away.
+        if isinstance(sys.exc_info()[1], Exception | None):
+            thread.join(_LAST_LOOK_S)
+            with suppress(HTTPError, PrefectException):
+                look()
 
 
 def refuse_others(client: SyncPrefectClient, own: FlowRun, tell: TellOfRefused) -> None:
@@ -128,9 +116,11 @@ def missed_nights(client: SyncPrefectClient, own: FlowRun | None = None) -> str 
     there = deployed(client)
     if there is None or (own is not None and own.deployment_id != there.id):
         return None
-    since, until = _told_until(), datetime.now(UTC) - _TIME_TO_START
+    told, until = Variable.get(_TOLD_UNTIL), datetime.now(UTC) - _TIME_TO_START
     Variable.set(_TOLD_UNTIL, until.isoformat(), overwrite=True)
-    if since is None:
+    try:
+        since = datetime.fromisoformat(str(told))
+    except ValueError:  # nothing was told yet
         return None
     return unseen(there, _runs_of(client, there.id), since, until, own)
 
@@ -178,7 +168,7 @@ def unseen(
     known = {_due(run) for run in runs if not _never_started(run, there)}
     known |= set() if own is None else {_due(own)}
     missed = [due for due in _due_times(there, since, until) if due not in known]
-    lost = [run for run in runs if _is_lost(run) and since < _ended(run)]
+    lost = [run for run in runs if _is_lost(run, since)]
     said = []
     if missed:
         said.append(f"{_nights(missed)} did not start in time: no server or no worker was there")
@@ -198,14 +188,11 @@ def _never_started(run: FlowRun, there: DeploymentResponse) -> bool:
     return state.name == "Missed" or state.message == _LIMIT_REACHED
 
 
-def _is_lost(run: FlowRun) -> bool:
+def _is_lost(run: FlowRun, since: datetime) -> bool:
     state = run.state
-    is_crashed = state is not None and state.type is StateType.CRASHED
-    return is_crashed and str(run.state and run.state.message).startswith(_NO_HEARTBEAT)
-
-
-def _ended(run: FlowRun) -> datetime:
-    return cast("datetime", run.state and run.state.timestamp)
+    if state is None or state.type is not StateType.CRASHED or state.timestamp <= since:
+        return False
+    return str(state.message).startswith(_NO_HEARTBEAT)
 
 
 def _nights(times: Sequence[datetime]) -> str:
@@ -247,10 +234,3 @@ def _runs_of(client: SyncPrefectClient, deployment_id: Any) -> list[FlowRun]:
         sort=FlowRunSort.EXPECTED_START_TIME_DESC,
         limit=_RUNS_READ,
     )
-
-
-def _told_until() -> datetime | None:
-    try:
-        return datetime.fromisoformat(str(Variable.get(_TOLD_UNTIL)))
-    except ValueError:  # nothing was told yet
-        return None

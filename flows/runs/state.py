@@ -13,16 +13,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import wraps
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
 from uuid import UUID
 
 from httpx import HTTPError
 from prefect import flow_engine, get_client
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.context import FlowRunContext
 from prefect.exceptions import Abort, Pause, PrefectException, TerminationSignal
 from prefect.states import Cancelled, Crashed, Running
@@ -44,6 +43,29 @@ _cancelled: Final = threading.Event()
 _logger = logging.getLogger(__name__)
 
 
+def own_flow_run() -> FlowRun | None:
+    """Returns the flow run that this is, None outside of one."""
+    context = FlowRunContext.get()
+    return None if context is None else context.flow_run
+
+
+def look_on(look: Callable[[], None], is_over: threading.Event) -> threading.Thread:
+    """Returns a thread that calls `look` every few seconds until it is over.
+
+    While the server is away it sees nothing; the next look finds what there is.
+    """
+
+    def keep_looking() -> None:
+        while not is_over.wait(_LOOK_S):
+            with suppress(HTTPError, PrefectException):
+                look()
+
+    own = contextvars.copy_context()
+    thread = threading.Thread(target=own.run, args=(keep_looking,), daemon=True)
+    thread.start()
+    return thread
+
+
 def outlive_lost_leases() -> None:
     """Makes flow runs of this process warn of a lost lease and go on; no setting does.
 
@@ -52,15 +74,8 @@ def outlive_lost_leases() -> None:
     in memory) Prefect raises CancelledError in the middle of the flow. Without it the next run may
     start beside this one: a worker's `--limit 1` still counts both.
     """
-    maintain = getattr(flow_engine, _MAINTAIN)
-
-    @wraps(maintain)
-    def maintain_and_outlive(*args: Any, **kwargs: Any) -> AbstractContextManager[None]:
-        kwargs["raise_on_lease_renewal_failure"] = False
-        lease: AbstractContextManager[None] = maintain(*args, **kwargs)
-        return lease
-
-    setattr(flow_engine, _MAINTAIN, maintain_and_outlive)
+    maintain, lasts = getattr(flow_engine, _MAINTAIN), {"raise_on_lease_renewal_failure": False}
+    setattr(flow_engine, _MAINTAIN, lambda *args, **kwargs: maintain(*args, **kwargs | lasts))
 
 
 @contextmanager
@@ -94,10 +109,9 @@ def take_over(run: RunFolder) -> None:
     A run of a deployment without a heartbeat is closed by deployments/automations.yaml; not every
     server has them. The caller holds the run, so that nothing else works on it.
     """
-    context = FlowRunContext.get()
-    if context is None or context.flow_run is None:
+    if (own := own_flow_run()) is None:
         return
-    own, before = context.flow_run, run.read().flow_run_id
+    before = run.read().flow_run_id
     run.update(flow_run_id=str(own.id))
     if before is None or before == str(own.id):
         return
@@ -116,9 +130,9 @@ def is_cancelled() -> bool:
 
     The server knows: a worker sends the same signal for both. One that is away cancelled nothing.
     """
-    context = FlowRunContext.get()
-    if context is not None and context.flow_run is not None and not _cancelled.is_set():
-        own, target = contextvars.copy_context(), (_look_for_cancel, context.flow_run.id)
+    flow_run = own_flow_run()
+    if flow_run is not None and not _cancelled.is_set():
+        own, target = contextvars.copy_context(), (_look_for_cancel, flow_run.id)
         look = threading.Thread(target=own.run, args=target, daemon=True)
         look.start()
         look.join(_ANSWER_S)
@@ -153,8 +167,7 @@ class _Watch:
         self._stopped = False
 
     def __enter__(self) -> None:
-        own = contextvars.copy_context()
-        threading.Thread(target=own.run, args=(self._look_on,), daemon=True).start()
+        look_on(self._look, self._closing)
 
     def __exit__(self, *error: object) -> None:
         with self._acting:  # what it has begun, and nothing after that
@@ -166,19 +179,20 @@ class _Watch:
         if suspended is not None:
             raise Pause(state=suspended) from None
         if self._cancels:
-            self._tell(Cancelled(message="Cancelled by its own process: no worker did it."))
+            cancelled: State = Cancelled(message="Cancelled by its own process: no worker did it.")
+            try:
+                with get_client(sync_client=True) as client:
+                    client.set_flow_run_state(self._id, cancelled, force=True)
+            except (HTTPError, PrefectException) as error:
+                _logger.warning("the Prefect server was not told %s: %s", cancelled.name, error)
             raise Abort("cancelled") from None
 
-    def _look_on(self) -> None:
+    def _look(self) -> None:
         with get_client(sync_client=True) as client:
-            while not self._closing.wait(_LOOK_S):
-                try:
-                    state = client.read_flow_run(self._id).state
-                    with self._acting:
-                        if state is not None and not self._closing.is_set():
-                            self._heed(state, client)
-                except (HTTPError, PrefectException):
-                    continue  # it is away
+            state = client.read_flow_run(self._id).state
+            with self._acting:
+                if state is not None and not self._closing.is_set():
+                    self._heed(state, client)
 
     def _heed(self, state: State, client: SyncPrefectClient) -> None:
         if state.type is not StateType.CANCELLING:
@@ -203,13 +217,6 @@ class _Watch:
             self._stopped = True
             _logger.warning("%s: finishing the step, saving, leaving", why)
             os.kill(os.getpid(), signal.SIGTERM)
-
-    def _tell(self, state: State) -> None:
-        try:
-            with get_client(sync_client=True) as client:
-                client.set_flow_run_state(self._id, state, force=True)
-        except (HTTPError, PrefectException) as error:
-            _logger.warning("the Prefect server was not told %s: %s", state.name, error)
 
 
 def _wait_for_server() -> None:

@@ -63,7 +63,10 @@ def compose(
         SettingsError: unknown key or choice, wrong type, out of range, impossible combination.
     """
     parsed = _parse(overrides)
-    chosen = {item.key_or_group: _choice(item) for item in parsed if item.key_or_group in CHOICES}
+    chosen = {item.key_or_group: _text(item) for item in parsed if item.key_or_group in CHOICES}
+    for group, name in chosen.items():
+        if group != "preset" or not name.endswith(_FILES):
+            check_choice(group, name)
     if base is not None and chosen:
         raise SettingsError(f"{next(iter(chosen))} cannot change: these are settings of a run")
     values = [item for item in parsed if item.key_or_group not in CHOICES]
@@ -100,11 +103,6 @@ def own_settings(config: RunConfig) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def to_yaml(config: RunConfig) -> str:
-    """Returns the resolved settings as YAML, in the order of the models."""
-    return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
-
-
 def _parse(overrides: Sequence[str]) -> list[Override]:
     """Returns the overrides, each a plain KEY=VALUE that is given once."""
     parser = OverridesParser.create()
@@ -133,13 +131,6 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
             raise SettingsError(f"{item.key_or_group} is given twice: {text!r} too")
         parsed[item.key_or_group] = item
     return list(parsed.values())
-
-
-def _choice(item: Override) -> str:
-    group, name = item.key_or_group, _text(item)
-    if group != "preset" or not name.endswith(_FILES):
-        check_choice(group, name)
-    return name
 
 
 def read_preset(name: str) -> tuple[str, dict[str, Any]]:

@@ -1,12 +1,17 @@
-"""Settings of the model that is trained."""
+"""Settings of the model that is trained: the home-made one, and supervised fine-tuning, too."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field, model_validator
 
 from rl_core.section import Section
+
+NUM_POSITIONS: Final = 1_024
+"""Tokens that the home-made base model reads, prompt and response."""
+TRACE_STEPS: Final = 300
+"""Of `sft.data=traces`, unless `sft.steps` says otherwise."""
 
 
 class ModelConfig(Section):
@@ -40,3 +45,82 @@ class ModelConfig(Section):
                 "model.lora_rank=16 or so, or load_in_4bit=false"
             )
         return self
+
+
+class BaseModelConfig(Section):
+    """The home-made base model, a small Qwen2 warm-started on search traces or toy solutions."""
+
+    vocab_size: int = Field(640, ge=300, le=8_192)
+    """At most: a corpus of `base` prompts is down to one token per constant phrase at about 583,
+    and to one per number as well, which Countdown wants with targets up to 99, at about 690."""
+    hidden_size: int = Field(128, ge=32)
+    """Width of the model: for each head a multiple of 32."""
+    intermediate_size: int = Field(256, ge=32)
+    """Width inside each MLP."""
+    num_layers: int = Field(4, ge=1)
+    """Transformer layers."""
+    num_heads: int = Field(4, ge=1)
+    """Attention heads; keys and values have as many."""
+    steps: int = Field(900, ge=1)
+    """Steps of the warm start: fewer make a weaker model, sooner."""
+    batch_size: int = Field(32, ge=1)
+    """Examples per step."""
+    lr: float = Field(0.02, gt=0)
+    """Peak, for the matrices (Muon); embedding, biases and norms take 0.15 of it (AdamW)."""
+    warmup_steps: int = Field(50, ge=0)
+    """First steps, in which the learning rate rises from 0."""
+    give_up_prob: float = Field(0.55, ge=0, le=1)
+    """Chance that the model gives up: stops searching after a "no", or stops after a step."""
+    max_response_tokens: int = Field(128, ge=16)
+    """Longest response when it is measured, in tokens; a longer one is cut."""
+    seed: int = Field(0, ge=0)
+    """Seed of its weights and examples, apart from the run's seed so that runs share the model."""
+    num_threads: int = Field(2, ge=1)
+    """CPU threads that train it; the model is the same with any number."""
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> BaseModelConfig:
+        if self.hidden_size % (32 * self.num_heads):
+            raise ValueError(
+                f"base_model.hidden_size={self.hidden_size} over base_model.num_heads="
+                f"{self.num_heads} must be a multiple of 32: vLLM on a CPU knows no other head"
+            )
+        return self
+
+
+class SftConfig(Section):
+    """Supervised fine-tuning (SFT) of the model that `model.path` names, before it is trained.
+
+    Memory is as the learner's: `model.dtype`, `model.gradient_checkpointing` and
+    `actor.micro_batch_tokens` hold here, too.
+    """
+
+    data: str | None = None
+    """`traces`: solutions in words of the train split's problems; or a FILE, JSON lines or parquet,
+    of `prompt` and `response`, or of `messages`; null: none."""
+    steps: int | None = Field(None, ge=1)
+    """Optimizer steps; by default `epochs` passes over a FILE, or 300 of traces."""
+    give_up_prob: float = Field(0.0, ge=0, le=1)
+    """Of `traces` of Countdown: above 0 they are blind searches, right as often as chance has it,
+    which give up after each wrong try with this probability and answer it; going on is then left
+    for training to find. With 0 they know the solution and end with it."""
+    epochs: int = Field(2, ge=1)
+    """Passes over a FILE, unless `steps` says how many steps."""
+    batch_size: int = Field(32, ge=1)
+    """Examples per step."""
+    lr: float = Field(1e-5, gt=0)
+    """Peak (AdamW), then down to 0 along a cosine; adapters want about ten times as much."""
+    warmup_steps: int = Field(10, ge=0)
+    """First steps, in which the learning rate rises from 0."""
+    lora_rank: int | None = Field(None, ge=0)
+    """Rank of adapters that learn in place of the weights and are merged at the end; 0: the weights
+    themselves learn; by default as `model.lora_rank`."""
+    max_length: int = Field(2_048, ge=16)
+    """Longest example, prompt and response, in tokens: a longer row of a FILE is refused."""
+    held_out: int = Field(256, ge=1)
+    """Examples whose loss is measured and not learned; of a FILE at most a tenth of its rows."""
+    save_freq: int = Field(100, ge=1)
+    """Steps between measurements of that loss, and between what a killed SFT goes on from."""
+    seed: int = Field(0, ge=0)
+    """Of order, traces and fresh adapters, apart from the run's seed so that runs share the
+    model."""

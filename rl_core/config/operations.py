@@ -37,7 +37,9 @@ class StorageConfig(Section):
         if not isinstance(values, dict) or "://" not in str(values.get("root", "")):
             return values
         url = str(values["root"]).rstrip("/")
-        return values | {"root": folder_of(url), "url": url}
+        name = re.sub(r"[^A-Za-z0-9.]+", "-", url)
+        digest = hashlib.sha256(url.encode()).hexdigest()[:6]
+        return values | {"root": DEFAULT_ROOT / f"{name}-{digest}", "url": url}
 
     @model_validator(mode="after")
     def _url_has_no_credentials(self) -> StorageConfig:
@@ -47,12 +49,6 @@ class StorageConfig(Section):
                 "without credentials: these come from the environment"
             )
         return self
-
-
-def folder_of(url: str) -> Path:
-    """Returns the folder that mirrors a store, unless another is named."""
-    digest = hashlib.sha256(url.encode()).hexdigest()[:6]
-    return DEFAULT_ROOT / f"{re.sub(r'[^A-Za-z0-9.]+', '-', url)}-{digest}"
 
 
 class CheckpointsConfig(Section):

@@ -1,12 +1,13 @@
-"""Settings of the rollout engines."""
+"""Settings of the rollout engines, and of the machines' resources."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from rl_core.section import Section
+from rl_core.system.cards import named_card
 
 
 class RolloutConfig(Section):
@@ -73,3 +74,34 @@ class RolloutConfig(Section):
                 "rollout.engine=hf keeps a model whole: use 1, or rollout.engine=vllm"
             )
         return self
+
+
+class ResourcesConfig(Section):
+    """What Ray may use."""
+
+    ray_address: str | None = None
+    """A running cluster, `host:port` or `auto`, on one of its machines: its token stands in
+    RAY_AUTH_TOKEN; by default a private one-machine Ray lives as long as the run."""
+    learner_ranks: int = Field(1, ge=1)
+    """Processes of the learner, each with a share of all weights and of each mini-batch (FSDP2)."""
+    learner_threads: int = Field(2, ge=1)
+    """CPU threads of each learner rank."""
+    rollout_threads: int = Field(1, ge=1)
+    """Threads of each rollout actor."""
+    learner_gpus: float = Field(0.0, ge=0)
+    """Share of a GPU, or GPUs, of each learner rank; 0 computes on the CPU."""
+    rollout_gpus: float = Field(0.0, ge=0)
+    """Share of a GPU, or GPUs, of each rollout actor; 0 computes on the CPU."""
+    offload: bool = False
+    """Reference and optimizer state of a GPU learner wait in the machine's memory between uses."""
+    gpu_memory_gib: float | None = Field(None, gt=0)
+    """Memory of the card that the run is planned for, which preflight compares with the plan."""
+    card: Annotated[str, AfterValidator(lambda name: named_card(name).name)] | None = None
+    """The card that the run is planned for, as in `RTX 4090`, `A100 80GB`, `H100`: preflight takes
+    hours, price and memory (in place of `gpu_memory_gib`) from what is known of it; by default the
+    card that is there."""
+
+    @property
+    def planned_card_gib(self) -> float | None:
+        """Memory of the card that the settings name, None where they name none."""
+        return self.gpu_memory_gib if self.card is None else named_card(self.card).memory_gib

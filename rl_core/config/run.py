@@ -7,13 +7,19 @@ setting in mid-run.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializeAsAny,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
-from rl_core.config.base_model import BaseModelConfig
-from rl_core.config.env import EnvConfig
-from rl_core.config.model import ModelConfig
+from rl_core.config.model import BaseModelConfig, ModelConfig, SftConfig
 from rl_core.config.operations import (
     BudgetConfig,
     CheckpointsConfig,
@@ -22,12 +28,10 @@ from rl_core.config.operations import (
     StorageConfig,
     WatchdogConfig,
 )
-from rl_core.config.ranks import check_ranks
-from rl_core.config.rollout import RolloutConfig
-from rl_core.config.sft import SftConfig
-from rl_core.envs import DEFAULT_ENV, ENVS
+from rl_core.config.rollout import ResourcesConfig, RolloutConfig
+from rl_core.envs import DEFAULT_ENV, ENVS, find_env
+from rl_core.envs.text_env import TextEnv
 from rl_core.section import Section
-from rl_core.system.cards import named_card
 from rl_core.system.signals import GRACE_S
 
 LrSchedule = Literal["constant", "linear", "cosine"]
@@ -41,6 +45,24 @@ def _as_list(value: Any) -> Any:
 
 
 Files = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
+
+
+def _of_its_env(value: Any, validate: ValidatorFunctionWrapHandler) -> TextEnv:
+    """Returns the settings as the model of the env that they name, which checks them."""
+    if isinstance(value, TextEnv) or not isinstance(value, Mapping):
+        checked: TextEnv = validate(value)
+        return checked
+    env = find_env(value.get("name"), imports=False)
+    settings = env.model_validate(value)
+    if settings.max_turns > 1 and not env.overrides(TextEnv.reply):
+        raise ValueError(
+            f"env.max_turns={settings.max_turns}: env={settings.name} answers no response, so it "
+            "must be 1"
+        )
+    return settings
+
+
+EnvConfig = Annotated[SerializeAsAny[TextEnv], WrapValidator(_of_its_env)]
 
 
 class DataConfig(Section):
@@ -182,37 +204,6 @@ class CriticConfig(Section):
     """Largest norm of the critic's gradient."""
 
 
-class ResourcesConfig(Section):
-    """What Ray may use."""
-
-    ray_address: str | None = None
-    """A running cluster, `host:port` or `auto`, on one of its machines: its token stands in
-    RAY_AUTH_TOKEN; by default a private one-machine Ray lives as long as the run."""
-    learner_ranks: int = Field(1, ge=1)
-    """Processes of the learner, each with a share of all weights and of each mini-batch (FSDP2)."""
-    learner_threads: int = Field(2, ge=1)
-    """CPU threads of each learner rank."""
-    rollout_threads: int = Field(1, ge=1)
-    """Threads of each rollout actor."""
-    learner_gpus: float = Field(0.0, ge=0)
-    """Share of a GPU, or GPUs, of each learner rank; 0 computes on the CPU."""
-    rollout_gpus: float = Field(0.0, ge=0)
-    """Share of a GPU, or GPUs, of each rollout actor; 0 computes on the CPU."""
-    offload: bool = False
-    """Reference and optimizer state of a GPU learner wait in the machine's memory between uses."""
-    gpu_memory_gib: float | None = Field(None, gt=0)
-    """Memory of the card that the run is planned for, which preflight compares with the plan."""
-    card: Annotated[str, AfterValidator(lambda name: named_card(name).name)] | None = None
-    """The card that the run is planned for, as in `RTX 4090`, `A100 80GB`, `H100`: preflight takes
-    hours, price and memory (in place of `gpu_memory_gib`) from what is known of it; by default the
-    card that is there."""
-
-    @property
-    def planned_card_gib(self) -> float | None:
-        """Memory of the card that the settings name, None where they name none."""
-        return self.gpu_memory_gib if self.card is None else named_card(self.card).memory_gib
-
-
 class TrainerConfig(Section):
     """The loop."""
 
@@ -326,12 +317,19 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _has_work_for_its_ranks(self) -> RunConfig:
-        resources = self.resources
-        check_ranks(
-            resources.learner_ranks,
-            gpus=resources.learner_gpus,
-            mini_batch_size=self.actor.mini_batch_size,
-        )
+        ranks, gpus = self.resources.learner_ranks, self.resources.learner_gpus
+        mini = self.actor.mini_batch_size
+        if mini < ranks:
+            raise ValueError(
+                f"resources.learner_ranks={ranks} divide the prompts of a mini-batch, and "
+                f"actor.mini_batch_size={mini} leaves some without any: use at least "
+                f"{ranks}, or at most {mini} ranks"
+            )
+        if ranks > 1 and gpus not in (0, 1):
+            raise ValueError(
+                f"resources.learner_gpus={gpus:g} must be 1 (a card for each rank) or 0 (the CPU) "
+                f"with resources.learner_ranks={ranks}"
+            )
         return self
 
     @model_validator(mode="after")

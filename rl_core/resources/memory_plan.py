@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rl_core.config.base_model import BaseModelConfig
+from rl_core.config.model import BaseModelConfig
 from rl_core.config.run import RunConfig
 from rl_core.resources.placement import asked_at_a_time
 

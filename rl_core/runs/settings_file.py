@@ -47,7 +47,8 @@ def parse_settings(text: str) -> dict[str, Any]:
 
 def settings_as_yaml(config: RunConfig) -> str:
     """Returns all settings, resolved, as YAML; they hold no secrets, URLs lose theirs."""
-    return redact(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+    settings = config.model_dump(mode="json")
+    return redact(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
 
 def changed_settings(before: str, after: str) -> str:

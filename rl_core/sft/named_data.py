@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from rl_core.config.model import TRACE_STEPS
 from rl_core.config.run import RunConfig
-from rl_core.config.sft import TRACE_STEPS
 from rl_core.data.readers import count_rows, digest_of, find_files
 from rl_core.envs import ENVS
 from rl_core.envs.text_env import TextEnv

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from transformers import PreTrainedTokenizerBase
 
+from rl_core.config.model import TRACE_STEPS
 from rl_core.config.run import RunConfig
-from rl_core.config.sft import TRACE_STEPS
 from rl_core.data.dataset import read_solved
 from rl_core.data.prompts import encode_prompt
 from rl_core.data.readers import find_files, read_records

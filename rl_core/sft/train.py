@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from rl_core.config.base_model import NUM_POSITIONS, BaseModelConfig
+from rl_core.config.model import NUM_POSITIONS, BaseModelConfig
 from rl_core.data.prompts import text_codec
 from rl_core.envs.sft_examples import SftExamples
 from rl_core.envs.text_env import TextEnv

@@ -42,12 +42,12 @@ def new_process_group() -> str:
     return secrets.token_hex(8)
 
 
-def members(group: str) -> list[psutil.Process]:
-    """Returns the living processes of a process group, of whatever parent, but this one."""
+def members(group: str, mark: str = PROCESS_GROUP) -> list[psutil.Process]:
+    """Returns the living processes that have this mark, of whatever parent, but this one."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if process.pid != os.getpid() and environment_of(process).get(PROCESS_GROUP) == group:
+            if process.pid != os.getpid() and environment_of(process).get(mark) == group:
                 found.append(process)
     return found
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rl_core.config.base_model import NUM_POSITIONS
+from rl_core.config.model import NUM_POSITIONS
 from rl_core.config.run import RunConfig
 from rl_core.data.gguf_source import local_folder
 from rl_core.resources.disk_plan import disk_plan

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prefect import flow
 
-from rl_core.config.base_model import BaseModelConfig
+from rl_core.config.model import BaseModelConfig
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import DataConfig, ModelConfig, RunConfig
 from rl_core.envs.countdown import CountdownConfig

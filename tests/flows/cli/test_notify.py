@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import notify as module
+from flows.cli import serve as module
 from flows.cli.main import run_command
 from tests.support.listeners import hook
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from prefect.exceptions import TerminationSignal
 
-from flows.runs.failure_report import as_markdown, last_metrics, memory_timeline, next_step
-from flows.runs.run_record import recorded
+from flows.runs.run_record import as_markdown, last_metrics, memory_timeline, next_step, recorded
 from flows.runs.summary import summary_lines
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.errors import OutOfMemory, WorkerDied

@@ -13,8 +13,7 @@ from prefect.states import Cancelling
 
 from flows.countdown_train import countdown_train
 from flows.runs import state as flow_run_state
-from flows.runs.failure_report import next_step
-from flows.runs.run_record import recorded
+from flows.runs.run_record import next_step, recorded
 from flows.runs.state import heeding_the_server
 from rl_core.errors import OutOfMemory
 from rl_core.runs.run_folder import RunFolder

@@ -5,10 +5,11 @@ import pytest
 import yaml
 
 import flows
-from flows.settings.compose import PresetName, SettingsError, compose, own_settings, to_yaml
+from flows.settings.compose import PresetName, SettingsError, compose, own_settings
 from rl_core.config.run import GROUP_ESTIMATORS, RunConfig
 from rl_core.envs.countdown import CountdownConfig
 from rl_core.envs.gsm8k import Gsm8kConfig
+from rl_core.runs.settings_file import settings_as_yaml
 
 PRESETS = get_args(PresetName)
 CONF = Path(flows.__file__).parent / "settings" / "conf"
@@ -131,7 +132,7 @@ def test_a_file_may_name_its_env_as_config_prints_it(tmp_path, text, env):
     assert chosen.env == other(reward=env.reward)
     printed = tmp_path / "printed.yaml"
     config = compose([f"preset={file}", "trainer.total_steps=7"])
-    printed.write_text(to_yaml(config))
+    printed.write_text(settings_as_yaml(config))
     again = compose([f"preset={printed}"])
     assert again == config.model_copy(update={"preset": str(printed)})
 
@@ -196,7 +197,7 @@ def test_texts_stay_as_written_and_null_unsets():
 
 def test_yaml_holds_every_setting_and_reads_back_equal():
     config = compose(["preset=tinyzero-3b", "seed=7"])
-    assert RunConfig.model_validate(yaml.safe_load(to_yaml(config))) == config
+    assert RunConfig.model_validate(yaml.safe_load(settings_as_yaml(config))) == config
 
 
 MISTAKES = yaml.safe_load((Path(__file__).parent / "mistakes.yaml").read_text())
@@ -223,7 +224,7 @@ def test_files_are_one_name_or_a_list():
     config = compose(["data.train_files=a/*.parquet", "data.test_files=[b.jsonl,openai/gsm8k]"])
     assert config.data.train_files == ("a/*.parquet",)
     assert config.data.test_files == ("b.jsonl", "openai/gsm8k")
-    assert RunConfig.model_validate(yaml.safe_load(to_yaml(config))) == config
+    assert RunConfig.model_validate(yaml.safe_load(settings_as_yaml(config))) == config
     assert compose(["data.train_files=null"]).data.train_files == ()
     assert compose(["data.train_files=a.jsonl"], base=config).data.train_files == ("a.jsonl",)
 
@@ -290,7 +291,7 @@ def test_a_url_as_root_is_mirrored_by_a_folder_of_its_own():
     config = compose(["storage.root=s3://bucket/a/b"])
     assert config.storage.url == "s3://bucket/a/b"
     assert config.storage.root.parent == Path("outputs")
-    assert RunConfig.model_validate(yaml.safe_load(to_yaml(config))) == config
+    assert RunConfig.model_validate(yaml.safe_load(settings_as_yaml(config))) == config
     likely_twins = {"s3://bucket/a-b", "s3://bucket/a/b", "gs://bucket/a/b", "s3://bucket-a/b"}
     roots = {compose([f"storage.root={url}"]).storage.root for url in likely_twins}
     assert len(roots) == len(likely_twins)

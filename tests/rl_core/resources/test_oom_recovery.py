@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_core.config.base_model import BaseModelConfig
+from rl_core.config.model import BaseModelConfig
 from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
 from rl_core.resources.memory_plan import ModelShape

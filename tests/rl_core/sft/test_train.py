@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from rl_core.config.base_model import BaseModelConfig
+from rl_core.config.model import BaseModelConfig
 from rl_core.envs.countdown import CountdownConfig, render_messages
 from rl_core.envs.countdown.sft_examples import SearchExamples
 from rl_core.envs.countdown.traces import ANSWER_OPEN, Trace, is_covered

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from rl_core.config.base_model import BaseModelConfig
+from rl_core.config.model import BaseModelConfig
 from rl_core.envs.gsm8k import Gsm8kConfig, render_messages, score_response
 from rl_core.envs.sft_examples import SftText
 from rl_core.envs.word_problems import (
