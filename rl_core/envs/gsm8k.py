@@ -108,14 +108,8 @@ class Gsm8kConfig(TextEnv):
         from rl_core.envs.word_problems import generate_word_problems
 
         written = generate_word_problems(size=train_size + test_size, seed=seed)
-        rows = [self.source_row(problem.question, problem.answer) for problem in written]
+        rows = [self.read_row({"question": p.question, "answer": p.answer}) for p in written]
         return {"train": rows[test_size:], "test": rows[:test_size]}
-
-    def source_row(self, question: str, answer: str) -> Row:
-        """Returns a problem with the data set's own answer, which must end with its number."""
-        prompt = render_messages(self.prompt_template, question)
-        truth = extract_truth(answer)
-        return Row((question,), prompt, self.prompt_template, truth, DATA_SOURCE, answer)
 
     def read_row(self, record: Record) -> Row:
         """Returns the word problem of one row: `{question, answer}`, or as verl writes it."""

@@ -258,12 +258,8 @@ class TextEnv(Section):
         rows = self.rows_of_splits(train_size=train_size, test_size=test_size, seed=seed)
         return {split: self.table_of(split, rows[split]) for split in rows}
 
-    def source_row(self, question: str, answer: str) -> Row:
-        """Returns the problem of a row of `source_name`, or raises ValueError."""
-        raise NotImplementedError
-
     def read_row(self, record: Record) -> Row:
-        """Returns a user's row as a checked problem.
+        """Returns a row of a user, or of `source_name`, as a checked problem.
 
         Raises:
             ValueError: it cannot be used; the message names value, limit and remedy.
