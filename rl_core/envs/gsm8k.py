@@ -166,7 +166,7 @@ class Gsm8kConfig(TextEnv):
             [(problem.messages[0]["content"], solution) for problem, solution in split]
             for split in (train, test)
         )
-        return SolutionExamples(give_up_prob, train=train_pairs, test=test_pairs)
+        return SolutionExamples(give_up_prob, train_pairs, test_pairs)
 
     def write_trace(
         self, problem: Problem, solution: str, rng: random.Random, give_up_prob: float
@@ -177,11 +177,6 @@ class Gsm8kConfig(TextEnv):
         if self.prompt_template == "think":
             return f"\n{steps}</think>\n{answer}"
         return f"{steps}{end}{answer}"
-
-    @staticmethod
-    def has_columns(row: Record) -> bool:
-        """Says whether there is a question."""
-        return bool(row.get("question"))
 
     @staticmethod
     def has_truth(truth: Any) -> bool:

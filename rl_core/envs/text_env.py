@@ -147,7 +147,7 @@ class TextEnv(Section):
     hub_problems: ClassVar[int | None] = None
     """Train problems of the hub's data set that `source_name` is by default."""
     own_columns: ClassVar[tuple[str, ...]] = ()
-    """What is read of a user's row in addition to `rows.COLUMNS`."""
+    """What is read of a user's row in addition to `rows.COLUMNS`; by the first it is told apart."""
     home_made: ClassVar[tuple[str, str] | None] = None
     """Problems that a home-made base model can be taught, and the settings that choose them."""
     traces_give_up: ClassVar[bool] = False
@@ -353,11 +353,6 @@ class TextEnv(Section):
         raise NotImplementedError
 
     # What the importer of verl's launch scripts asks.
-
-    @staticmethod
-    def has_columns(row: Record) -> bool:
-        """Says whether a row has the env's own columns."""
-        return False
 
     @staticmethod
     def has_truth(truth: Truth) -> bool:

@@ -11,21 +11,19 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import pickle
 import random
-import subprocess
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from enum import Enum
 from importlib.util import find_spec
 from itertools import islice
-from tempfile import TemporaryFile
 from typing import Any, Final, get_args, get_type_hints
 
 from rl_core.envs.reasoning_gym import DATA_SOURCE, INSTALL, ReasoningGymConfig
 from rl_core.envs.rows import Row, prompt_key, render_messages
-from rl_core.system.process_env import environment_of_child
+from rl_core.system.child_process import Child, channel_to_parent, pack, unpack
 
 _DRAW_FROM_SETS: Final = frozenset(
     {"codeio", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note"}
@@ -68,17 +66,8 @@ def make_rows(
 
 def _make_elsewhere(**asked: Any) -> dict[str, list[Row]]:
     """Calls `make_rows` in a process in which sets have one order always."""
-    with TemporaryFile() as answer:  # tasks may print
-        subprocess.run(
-            [sys.executable, "-P", "-m", __name__, str(answer.fileno())],
-            input=pickle.dumps(asked),
-            stdout=subprocess.DEVNULL,
-            pass_fds=[answer.fileno()],
-            env=environment_of_child() | _SAME_SETS,
-            check=True,
-        )
-        answer.seek(0)
-        made: dict[str, list[Row]] | ValueError = pickle.load(answer)
+    with closing(Child(__name__, pack(asked), environment=_SAME_SETS)) as child:
+        made: dict[str, list[Row]] | ValueError = unpack(child.receive()["made"])
     if isinstance(made, ValueError):
         raise made
     return made
@@ -233,15 +222,15 @@ def _answer_parent() -> None:
     """Makes what `_make_elsewhere` asks for."""
     import numpy as np
 
+    channel = channel_to_parent()
     random.seed(0)  # codeio runs programs that draw numbers without a seed
     np.random.seed(0)  # theirs is this one
     made: dict[str, list[Row]] | ValueError
     try:
-        made = make_rows(**pickle.load(sys.stdin.buffer))
+        made = make_rows(**unpack(sys.argv[1]))
     except ValueError as error:
         made = error
-    with open(int(sys.argv[1]), "wb") as answer:  # noqa: PTH123  # a descriptor
-        pickle.dump(made, answer)
+    channel.send({"made": pack(made)})
 
 
 if __name__ == "__main__":
