@@ -12,8 +12,8 @@ LINES = {
     # room: (at most, aim)
     "rl_core/algos": (1_050, 1_050),
     "rl_core/checkpoints": (1_210, 1_000),
-    "rl_core/data": (2_070, 1_400),
-    "rl_core/envs": (4_210, 3_000),
+    "rl_core/data": (1_840, 1_400),
+    "rl_core/envs": (4_070, 3_000),
     "rl_core/learner": (2_290, 1_900),
     "rl_core/models": (1_440, 1_650),
     "rl_core/resources": (2_140, 1_850),
@@ -24,11 +24,11 @@ LINES = {
     "rl_core/system": (2_070, 1_300),
     "rl_core/tracking": (1_700, 1_300),
     "rl_core/workers": (1_910, 1_450),
-    "rl_core": (28_510, 23_500),
+    "rl_core": (28_140, 23_500),
     "tasks/importers": (1_480, 1_000),
-    "tasks": (10_380, 8_350),
+    "tasks": (10_370, 8_350),
     "flows": (5_310, 3_500),
-    "tests": (44_920, 36_000),
+    "tests": (44_850, 36_000),
 }
 
 

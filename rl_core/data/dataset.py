@@ -117,9 +117,8 @@ def write_dataset(env: TextEnv, data: DataConfig, folder: Path) -> None:
 def is_ready(env: TextEnv, data: DataConfig, folder: Path) -> bool:
     """Says whether the folder holds the data set of these settings; not if a file is missing.
 
-    Raises:
-        ValueError: the folder was made by other settings, or from another copy of the source.
-        DatasetError: a file is truncated, or its rows are not those that were written.
+    ValueError if it was made by other settings, or from another copy of the source; DatasetError if
+    a file is truncated, or its rows are not those that were written.
     """
     paths = [folder / f"{split}.parquet" for split in SPLITS]
     there = [path for path in paths if path.is_file()]

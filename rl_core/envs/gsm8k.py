@@ -14,7 +14,16 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 from pydantic import Field
 
-from rl_core.envs.rows import Record, Row, choose_prompt, own_prompt, shown, struct_of, text_of
+from rl_core.envs.rows import (
+    Record,
+    Row,
+    choose_prompt,
+    in_conversation,
+    own_prompt,
+    shown,
+    struct_of,
+    text_of,
+)
 from rl_core.envs.sft_examples import SftExamples
 from rl_core.envs.text_env import TEXT_CHECKS, Question, Solved, TextEnv
 from rl_core.types import Message, Problem, ScoredText
@@ -28,12 +37,9 @@ Template: TypeAlias = Literal["chat", "think"]
 _PLAIN_ANSWER: Final = re.compile(r"\s*\$?[-+]?[\d,]*\.?\d+\s*")
 _TEXTS: Final[dict[Template, str]] = {
     "chat": '{question} Let\'s think step by step and output the final answer after "####".',
-    "think": (
-        "A conversation between User and Assistant. The user asks a question, and the Assistant "
-        "solves it. The assistant first thinks about the reasoning process in the mind and then "
-        "provides the user with the answer.\nUser: {question} Show your work in <think> </think> "
-        "tags. And write the final answer as a number after ####, for example #### 18.\n"
-        "Assistant: Let me solve this step by step.\n<think>"
+    "think": in_conversation(
+        "{question} Show your work in <think> </think> tags. And write the final answer as a "
+        "number after ####, for example #### 18."
     ),
 }
 MAX_NUMBER_LENGTH: Final = 64
@@ -212,16 +218,9 @@ def score_response(
 ) -> ScoredText:
     """Scores one response: total, deterministic and linear in its length.
 
-    Args:
-        response: any text.
-        truth: the right number, as text.
-        answer_from: `strict` takes the last number after `####`, behind which only a unit or
-            punctuation may follow on the line; `lenient` takes the last number.
-        format_score: score of a number that is wrong.
-        full_score: score of the right number.
-
-    Returns:
-        `no_answer` (score 0), `wrong_value` (format_score) or `correct` (full_score).
+    `strict` takes the last number after `####`, behind which only a unit or punctuation may follow
+    on the line; `lenient` takes the last number. The verdict is `no_answer` (score 0),
+    `wrong_value` (`format_score`) or `correct` (`full_score`).
     """
     if answer_from not in ("strict", "lenient"):
         raise ValueError(f"answer_from={answer_from!r} must be 'strict' or 'lenient'")

@@ -27,19 +27,23 @@ UNKNOWN_TEMPLATE: Final = "unknown"
 JSON_STYLE: Final = "json"
 OPEN_TAG, CLOSE_TAG = "<answer>", "</answer>"
 _SHOWN_CHARACTERS: Final = 80
+LEAD_IN: Final = "Let me solve this step by step.\n<think>"
+
+
+def in_conversation(question: str) -> str:
+    """Returns a prompt for a model without chat tags, in TinyZero's words."""
+    return (
+        "A conversation between User and Assistant. The user asks a question, and the Assistant "
+        "solves it. The assistant first thinks about the reasoning process in the mind and then "
+        f"provides the user with the answer.\nUser: {question}\nAssistant: {LEAD_IN}"
+    )
+
+
 _QUESTION: Final = (
     "{question}\nShow your work in <think> </think> tags. And return the final answer in <answer> "
     "</answer> tags."
 )
-_TEXTS: Final[dict[Template, str]] = {
-    "chat": _QUESTION,
-    "base": (
-        "A conversation between User and Assistant. The user asks a question, and the Assistant "
-        "solves it. The assistant first thinks about the reasoning process in the mind and then "
-        f"provides the user with the answer.\nUser: {_QUESTION}\n"
-        "Assistant: Let me solve this step by step.\n<think>"
-    ),
-}
+_TEXTS: Final = {"chat": _QUESTION, "base": in_conversation(_QUESTION)}
 
 
 @dataclass(frozen=True, slots=True)

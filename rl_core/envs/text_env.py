@@ -259,11 +259,7 @@ class TextEnv(Section):
         return {split: self.table_of(split, rows[split]) for split in rows}
 
     def read_row(self, record: Record) -> Row:
-        """Returns a row of a user, or of `source_name`, as a checked problem.
-
-        Raises:
-            ValueError: it cannot be used; the message names value, limit and remedy.
-        """
+        """Returns a row of a user, or of `source_name`, as a checked problem, or ValueError."""
         raise ValueError(f"env={self.name} makes its own problems: env=custom takes rows of yours")
 
     @staticmethod

@@ -17,7 +17,16 @@ from pydantic import Field, model_validator
 
 from rl_core.envs.countdown.scoring import CALL_CLOSE, answer_call, score_response
 from rl_core.envs.countdown.traces import FEWEST, MOST, write_worded_trace
-from rl_core.envs.rows import Record, Row, choose_prompt, own_prompt, shown, struct_of
+from rl_core.envs.rows import (
+    LEAD_IN,
+    Record,
+    Row,
+    choose_prompt,
+    in_conversation,
+    own_prompt,
+    shown,
+    struct_of,
+)
 from rl_core.envs.sft_examples import SftExamples
 from rl_core.envs.text_env import EnvTurn, Question, Solved, TextEnv
 from rl_core.types import Message, Problem, ScoredText
@@ -46,16 +55,11 @@ _SYSTEM = (
     "You are a helpful assistant. You first thinks about the reasoning process in the mind "
     "and then provides the user with the answer."
 )
-_LEAD_IN = "Let me solve this step by step.\n<think>"
 _WHOLE_PROMPT = {
-    "base": (
-        "A conversation between User and Assistant. The user asks a question, and the Assistant "
-        "solves it. The assistant first thinks about the reasoning process in the mind and then "
-        f"provides the user with the answer.\nUser: {_QUESTION}\nAssistant: {_LEAD_IN}"
-    ),
+    "base": in_conversation(_QUESTION),
     "qwen-instruct": (
         f"<|im_start|>system\n{_SYSTEM}<|im_end|>\n<|im_start|>user\n {_QUESTION}<|im_end|>\n"
-        f"<|im_start|>assistant\n{_LEAD_IN}"
+        f"<|im_start|>assistant\n{LEAD_IN}"
     ),
 }
 
