@@ -22,7 +22,7 @@ from typing import Any
 
 from peers.tinyzero import score as tinyzero_score
 
-from rl_core.envs.countdown import render_prompt, score_response
+from rl_core.envs.countdown import render_messages, score_response
 
 COMPLETIONS = 20_000
 LENGTHS = (50, 3_000)
@@ -144,7 +144,7 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     work = completions(seed=0)
     peers_work = [
-        (render_prompt("base", numbers, target) + response, numbers, target)
+        (render_messages("base", numbers, target)[0]["content"] + response, numbers, target)
         for response, numbers, target in work
     ]
     for mine, theirs in zip(work, peers_work, strict=True):

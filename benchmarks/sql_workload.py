@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from rl_core.checkpoints.store import save_checkpoint
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
-from rl_core.envs.countdown import render_prompt
+from rl_core.envs.countdown import render_messages
 from rl_core.evaluation.rows import label_rows, write_rows
 from rl_core.runs.run_folder import RunFolder
 from rl_core.schema import MOST_VALIDATION_ROWS, RESCORES, ROLLOUTS
@@ -109,7 +109,7 @@ class Author:
             for i, (three, target) in enumerate(zip(operands, targets, strict=True))
         ]
         self._prompts = [
-            render_prompt("base", three, target)
+            render_messages("base", three, target)[0]["content"]
             for three, target in zip(operands, targets, strict=True)
         ]
         self._answers = [f"({a} + {b}) - {c}" for a, b, c in operands]

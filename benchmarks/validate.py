@@ -60,9 +60,9 @@ def main() -> None:
 
     from rl_core.config.run import DataConfig, RunConfig
     from rl_core.data.dataset import content_hash, read_verified, write_dataset
-    from rl_core.data.parquet_guard import read_parquet
     from rl_core.data.prompt_lengths import measure_all
     from rl_core.data.prompts import count_tokens, encode_prompt, load_tokenizer
+    from rl_core.data.readers import read_parquet
     from rl_core.envs.countdown.tables import recounts_table, solutions_table
     from rl_core.sft.tokenizer import train_tokenizer
     from tasks.validate import check_dataset, measure_prompts, run_checks

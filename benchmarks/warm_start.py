@@ -28,7 +28,7 @@ from transformers import (  # noqa: E402
 
 from flows.settings.compose import compose  # noqa: E402
 from rl_core.data.dataset import read_problems  # noqa: E402
-from rl_core.envs.countdown import render_prompt, score_response  # noqa: E402
+from rl_core.envs.countdown import render_messages, score_response  # noqa: E402
 from rl_core.envs.countdown.traces import (  # noqa: E402
     ANSWER_OPEN,
     VERDICTS,
@@ -62,7 +62,7 @@ def persistent(model_path: Path, data: Path, max_tokens: int) -> None:
     truths = [p.ground_truth for p in read_problems(data / "test.parquet")[:PROBLEMS]]
     problems = [(truth["numbers"], truth["target"]) for truth in truths]
     batch = tokenizer(
-        [render_prompt("base", *problem) for problem in problems],
+        [render_messages("base", *problem)[0]["content"] for problem in problems],
         return_tensors="pt",
         padding=True,
         padding_side="left",

@@ -21,8 +21,8 @@ from prefect.context import TaskRunContext
 
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_verified
-from rl_core.data.parquet_guard import MAX_ROWS, DatasetError
 from rl_core.data.prompt_lengths import SAMPLE_ROWS, CountTokens, measure_all, measure_by_parts
+from rl_core.data.readers import SPLITS, DatasetError
 from rl_core.envs import ENVS
 from rl_core.envs.text_env import TextEnv
 from rl_core.system.words import cut, printable
@@ -35,8 +35,6 @@ from tasks.validation import LengthReport, Prompt, Render, look_at_prompts, repo
 SHOWN_ROWS = 3
 """Offending rows that an error and the table show."""
 _SHOWN_CHARACTERS = 200
-_FAR_TOO_MANY = 10
-"""A split of this many times the rows of its setting is not even read."""
 
 Result = dict[str, Any]
 """One check: its name, what it proves, how many rows break it, its status, the first such rows."""
@@ -97,7 +95,7 @@ def check_without_tokenizer(config: RunConfig, data: Path) -> int:
         DatasetError: a file is missing, truncated or damaged.
         ValidationFailed: a check found rows.
     """
-    return len(run_checks(config, data, _read_splits(config, data)))
+    return len(run_checks(config, data, _read_splits(data)))
 
 
 def check_dataset(
@@ -108,7 +106,7 @@ def check_dataset(
 ) -> Validation:
     """Does the work of `validate_dataset`, with any way to count prompts' tokens and render one."""
     started = time.monotonic()
-    splits = _read_splits(config, data)
+    splits = _read_splits(data)
     results = run_checks(config, data, splits)
     are_templated = all(result["status"] == "ok" for result in results)
     if config.data.train_files:
@@ -263,15 +261,8 @@ def _run_check(
     return _result(path.stem, proves + note, rows)
 
 
-def _read_splits(config: RunConfig, data: Path) -> dict[str, pa.Table]:
-    is_made = config.env.is_generated and not config.data.train_files
-    sizes = {"train": config.data.train_size, "test": config.data.test_size}
-    return {
-        split: read_verified(
-            data / f"{split}.parquet", max_rows=_FAR_TOO_MANY * size if is_made else MAX_ROWS
-        )
-        for split, size in sizes.items()
-    }
+def _read_splits(data: Path) -> dict[str, pa.Table]:
+    return {split: read_verified(data / f"{split}.parquet") for split in SPLITS}
 
 
 def _length_result(split: str, lengths: pl.DataFrame, limit: int) -> Result:

@@ -68,7 +68,7 @@ def difficulty_classes(env: TextEnv, file: Path) -> list[str]:
 
 
 class Curriculum:
-    """Chooses the problems of each step, hears what became of them, and can be resumed exactly.
+    """Chooses the problems of each step, counts what became of them, and can be resumed exactly.
 
     Args:
         classes: of each of the N problems.
@@ -77,10 +77,8 @@ class Curriculum:
         group_size: responses per problem.
         ahead: steps, at most, that are chosen before the one that is learned from.
         step: done so far.
-        checkpoint: folder that `save` wrote to after it; without one, nothing is known yet.
-
-    Raises:
-        ValueError: the checkpoint is of other problems.
+        checkpoint: folder that `save` wrote to after it; without one, nothing is known yet. If it
+            is of other problems, ValueError is raised.
     """
 
     def __init__(
@@ -107,11 +105,7 @@ class Curriculum:
         self._held = state
 
     def choose(self, step: int) -> list[int]:
-        """Returns the problems of a step, as positions: `batch_size` different ones.
-
-        Args:
-            step: the one after that which was observed last.
-        """
+        """Returns the problems of the next step, as positions: `batch_size` different ones."""
         state = self._after[step - 1]
         weights, chosen = self.weights(step - 1), list[int]()
         epoch, position = state.epoch, state.position
@@ -132,11 +126,9 @@ class Curriculum:
         return chosen
 
     def observe(self, step: int, num_correct: Mapping[int, int]) -> dict[str, float]:
-        """Counts what became of a step's problems; returns the metrics `curriculum/*`.
+        """Counts the correct responses to each problem of the step that was chosen last.
 
-        Args:
-            step: chosen last.
-            num_correct: correct responses to each problem that was asked, by its position.
+        Returns the metrics `curriculum/*`.
         """
         before, state = self._after[step - 1], self._after[step]
         asked, solved = state.asked.copy(), state.solved.copy()

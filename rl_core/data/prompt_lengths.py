@@ -43,12 +43,8 @@ def measure_by_parts(
     Compared with the tokenizer are `sample_rows` random rows (the same ones each time), the first
     row of every number and of every target, and the shortest and the longest prompt.
 
-    Args:
-        rows: `prompt`, list of {role, content}; `nums`, list of int64; `target`, int64. No nulls;
-            every prompt is what `render` makes of its numbers and target.
-        render: the template.
-        count: the tokenizer.
-        sample_rows: how many rows to draw.
+    `rows` have `prompt`, list of {role, content}; `nums`, list of int64; `target`, int64. No nulls;
+    every prompt is what `render` makes of its numbers and target.
     """
     numbers = rows["nums"].explode()
     values, first_uses = np.unique(numbers.to_numpy(), return_index=True)

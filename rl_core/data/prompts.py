@@ -32,15 +32,13 @@ _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 def resolve_model(path: str, root: Path = Path("outputs")) -> Path:
     """Returns the folder of a model: `path` itself, or the local copy of a hub's model or a file's.
 
-    A model that is not in the local cache is downloaded, unless `HF_HUB_OFFLINE` is set.
+    A model that is not in the local cache is downloaded, unless `HF_HUB_OFFLINE` is set. ValueError
+    says why there is none.
 
     Args:
         path: as `model.path`: a folder, OWNER/NAME of the Hugging Face hub,
             `modelscope:OWNER/NAME`, a GGUF file, or `package:NAME`.
         root: `storage.root`, where a GGUF file is unpacked.
-
-    Raises:
-        ValueError: it is neither a model's folder nor to be had from cache or hub.
     """
     if (name := modelscope_name(path)) is not None:
         return fetch_from_modelscope(name)
@@ -79,11 +77,7 @@ def find_model_here(path: str) -> Path | None:
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """Returns the tokenizer of a model's folder or Hugging Face model, proved to be lossless.
-
-    Raises:
-        ValueError: there is no such model, or its tokenizer does not give a text back as it was.
-    """
+    """Returns the tokenizer of a model, proved to be lossless, or raises ValueError."""
     folder = resolve_model(path)
     if not any((folder / name).is_file() for name in _VOCABULARIES):
         raise ValueError(
@@ -116,17 +110,10 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 def encode_prompt(
     messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, *, chat_template: bool
 ) -> tuple[str, tuple[int, ...]]:
-    """Returns a prompt as text and as token ids.
+    """Returns a prompt as text and as token ids, or raises ValueError.
 
-    Args:
-        messages: with a chat template the conversation so far, else one user message that is the
-            whole prompt.
-        tokenizer: the model's.
-        chat_template: whether the tokenizer's own chat template renders the messages. Otherwise
-            the text is tokenized raw; special tokens in it (`<|im_start|>`) are recognised.
-
-    Raises:
-        ValueError: the messages do not fit, or the tokenizer has no chat template.
+    With `chat_template` the tokenizer's own renders the messages. Otherwise they are one user
+    message that is tokenized raw; special tokens in it (`<|im_start|>`) are recognised.
     """
     text = _prompt_text(messages, tokenizer, chat_template=chat_template)
     # A chat template writes its own special tokens, and a base prompt has none.
@@ -134,13 +121,10 @@ def encode_prompt(
 
 
 def check_embedded(ids: Iterable[Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> None:
-    """Checks that a model knows every token that it is to read.
+    """Raises ValueError if a token that a model is to read has no row in its embedding.
 
-    A model may have more rows than its tokenizer has tokens, as Qwen's do. Where it has fewer,
-    torch would say that an index is out of range, and a GPU that an assertion failed.
-
-    Raises:
-        ValueError: one has no row in the model's embedding.
+    A model may have more rows than its tokenizer has tokens, as Qwen's do. If it has fewer, torch
+    would say that an index is out of range, and a GPU that an assertion failed.
     """
     path = Path(tokenizer.name_or_path)
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))

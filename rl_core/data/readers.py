@@ -1,7 +1,7 @@
-"""Files that a user names: finds them, here or on the Hugging Face hub, and reads them (stage 1).
+"""Files that hold problems: finds them, here or on the Hugging Face hub, and reads them (stage 1).
 
-Those of `data.train_files` and its like, and the two splits of `env.source`. Not what their rows
-mean (`user_files`, `envs`): only which files, bytes and records.
+Those of `data.train_files` and its like, the two splits of `env.source`, and a data set's own. Not
+what their rows mean (`user_files`, `envs`, `sql/checks`): only which files, bytes and records.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from io import BufferedReader
@@ -25,9 +25,9 @@ import pyarrow.parquet as pq
 
 from rl_core.envs.rows import Record
 from rl_core.errors import first_line
+from rl_core.system.words import printable
 
 SPLITS = ("train", "test")
-_SOURCE_COLUMNS = ("question", "answer")
 _SUFFIXES = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz")
 _GLOB = re.compile(r"[*?\[]")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -37,18 +37,20 @@ _HUB_PLACES = ("", "data/", "main/")
 """Folders of a hub data set: `main` is the config that has no other name (openai/gsm8k)."""
 _SHARD = re.compile(r"-of-(\d+)\.")
 _BATCH_ROWS = 16_384
+MAX_DECODED_BYTES = 8 * 2**30
+"""What a data set's file may say that its rows take before they are compressed."""
+
+
+class DatasetError(ValueError):
+    """A data set's file is missing, truncated or not what its own metadata says."""
 
 
 def find_source(source: str) -> dict[str, list[Path]]:
-    """Returns the files of each split.
+    """Returns the files of each split; ValueError if one is missing, or the hub does not give it.
 
-    Args:
-        source: a folder that holds `train` and `test` as .jsonl or .parquet (or shards
-            `train-*.parquet`), itself or in `main/`; else a data set of the hub, which is fetched
-            unless it is in the local cache.
-
-    Raises:
-        ValueError: a split is missing, or the hub does not give the data set.
+    `source` is a folder that holds `train` and `test` as .jsonl or .parquet (or shards
+    `train-*.parquet`), itself or in `main/`; else a data set of the hub, which is fetched unless it
+    is in the local cache.
     """
     folder = Path(source).expanduser()
     if not folder.is_dir():
@@ -74,22 +76,6 @@ def find_source(source: str) -> dict[str, list[Path]]:
     return found
 
 
-def read_rows(files: Iterable[Path]) -> list[tuple[str, str]]:
-    """Returns the (question, answer) pairs of one split, in order.
-
-    Raises:
-        ValueError: a file cannot be read, or a row lacks one of the two.
-    """
-    rows: list[tuple[str, str]] = []
-    for file in files:
-        for number, record in read_records(file, _SOURCE_COLUMNS):
-            question, answer = (record.get(name) for name in _SOURCE_COLUMNS)
-            if not (isinstance(question, str) and isinstance(answer, str)):
-                raise ValueError(f"{file}: row {number} lacks `question` or `answer` as text")
-            rows.append((question, answer))
-    return rows
-
-
 def source_digest(files: Mapping[str, list[Path]]) -> str:
     """Returns a hash of the files' bytes, so that a changed copy is noticed."""
     digest = hashlib.sha256()
@@ -107,12 +93,10 @@ def find_files(
     Args:
         setting: its key, for messages.
         names: paths or globs of parquet or JSON lines (also with .gz), or data sets of the hub as
-            OWNER/NAME, which are fetched unless they are in the local cache.
+            OWNER/NAME, which are fetched unless they are in the local cache. ValueError for any
+            other.
         split: which files of a hub data set.
         from_hub: False leaves hub data sets out, and asks no network.
-
-    Raises:
-        ValueError: a name stands for nothing, a folder, or a file of another kind.
     """
     found: list[Path] = []
     for name in names:
@@ -141,11 +125,7 @@ def digest_of(files: Sequence[Path]) -> str:
 
 
 def file_digest(file: Path) -> str:
-    """Returns the sha256 of a file's bytes; read once while its size and time stay the same.
-
-    Raises:
-        ValueError: the file cannot be read.
-    """
+    """Returns the sha256 of a file's bytes; read once while its size and time stay the same."""
     try:
         state = file.stat()
         return _file_digest(file.resolve(), state.st_size, state.st_mtime_ns)
@@ -162,12 +142,8 @@ def _file_digest(file: Path, _size: int, _changed_ns: int) -> str:
 def read_records(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, Record]]:
     """Yields (row, record) in file order; the row of JSON lines is the line, both count from 1.
 
-    Args:
-        file: parquet, JSON lines, or JSON that is one list.
-        columns: top-level columns that are wanted; those that a parquet file lacks are absent.
-
-    Raises:
-        ValueError: the file cannot be read; the message names file and line.
+    Of a parquet file only `columns` are read, as far as it has them. ValueError names a file that
+    cannot be read, and the line.
     """
     with _refusing_damage(file):
         if file.suffix == ".parquet":
@@ -176,12 +152,38 @@ def read_records(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, Reco
             yield from _json_records(file)
 
 
-def count_rows(file: Path) -> int:
-    """Returns how many records a file holds, without reading what is in them.
+def read_parquet(path: Path) -> pa.Table:
+    """Returns all rows of a data set's file; DatasetError says in a line why there are none."""
+    if not path.exists():
+        raise DatasetError(f"{path} is missing: run `countdown-train generate`")
+    if not path.is_file():
+        raise DatasetError(f"{path} is a folder or a device, no parquet file: delete it")
+    try:
+        with pq.ParquetFile(path) as file:
+            groups = map(file.metadata.row_group, range(file.num_row_groups))
+            num_bytes = sum(group.total_byte_size for group in groups)
+            if num_bytes > MAX_DECODED_BYTES:
+                raise DatasetError(
+                    f"{path}: {path.stat().st_size:,} bytes that would take up to "
+                    f"{num_bytes / 2**30:,.1f} GiB in memory, and at most "
+                    f"{MAX_DECODED_BYTES / 2**30:.0f} GiB are read: split the file, or delete it"
+                )
+        table = pq.read_table(path)
+        table.validate(full=True)  # text that is not UTF-8 would crash whoever reads it
+    except PermissionError as error:
+        raise DatasetError(
+            f"{path} may not be read by this user: change its permissions"
+        ) from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DatasetError(
+            f"{path}: not a readable parquet file, truncated or damaged "
+            f"({printable(first_line(error))}): delete the folder and run again"
+        ) from error
+    return table
 
-    Raises:
-        ValueError: the file cannot be read.
-    """
+
+def count_rows(file: Path) -> int:
+    """Returns how many records a file holds, without reading what is in them."""
     with _refusing_damage(file):
         if file.suffix == ".parquet":
             return int(pq.read_metadata(file).num_rows)
@@ -216,11 +218,7 @@ def _open(file: Path) -> gzip.GzipFile | BufferedReader:
 
 
 def _rows_of_a_list(file: Path) -> list[Record] | None:
-    """Returns the rows of a `.json` file that is one list, as most programs write it; else None.
-
-    Raises:
-        ValueError: it begins as a list and is none, or holds something else than objects.
-    """
+    """Returns the rows of a `.json` file that is one list, as most programs write it; else None."""
     if not file.name.endswith((".json", ".json.gz")):
         return None
     with _open(file) as stream:
@@ -303,9 +301,6 @@ def hub_files(given: str, name: str, split: str, places: Sequence[str]) -> list[
         name: OWNER/NAME.
         split: `train` or `test`.
         places: folders of the data set, each empty or with a slash at its end, likeliest first.
-
-    Raises:
-        ValueError: neither cache nor hub have all of it.
     """
     endings = ("-*.parquet", ".parquet", ".jsonl")
     patterns = [f"{place}{split}{end}" for place in places for end in endings]

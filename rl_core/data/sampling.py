@@ -18,11 +18,7 @@ from rl_core.config.run import RunConfig
 
 
 def steps_per_epoch(num_problems: int, batch_size: int) -> int:
-    """Returns the full batches of one pass over the data; the rest is left to the next epoch's mix.
-
-    Raises:
-        ValueError: there are fewer problems than one batch needs.
-    """
+    """Returns the full batches of one pass over the data, at least one, or raises ValueError."""
     if num_problems < batch_size:
         raise ValueError(
             f"data.train_batch_size={batch_size} is above the {num_problems} training problems: "
@@ -58,14 +54,8 @@ class Place:
 class ProblemOrder:
     """All problems in a shuffled order, pass after pass; each is asked at most once in a pass.
 
-    Fewer problems than a batch, at the end of a pass, are left to the next pass' mix.
-
-    Args:
-        start: where the first step begins.
-        batch_size: problems per step.
-
-    Raises:
-        ValueError: there are fewer problems than one batch needs.
+    Fewer problems than a batch, at the end of a pass, are left to the next pass' mix. `start` is
+    where the first step begins.
     """
 
     def __init__(self, start: Place, batch_size: int) -> None:
@@ -109,15 +99,9 @@ class ProblemOrder:
 
 
 def read_place(config: RunConfig, num_problems: int, step: int, folder: Path | None) -> Place:
-    """Returns the place after a step that a checkpoint holds, or for a new run the first.
+    """Returns the place after the step of the checkpoint in a folder, or for a new run the first.
 
     A checkpoint of an older version holds none: then all steps had the batch size of today.
-
-    Args:
-        config: the run's settings.
-        num_problems: of the train split.
-        step: of the checkpoint; 0 for a new run.
-        folder: the checkpoint's, of what a resume needs.
     """
     if folder is not None and (folder / FILE).is_file():
         return Place(**json.loads((folder / FILE).read_text(encoding="utf-8")))

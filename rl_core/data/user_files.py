@@ -47,11 +47,7 @@ def _refused_as_own_files() -> Iterator[None]:
 
 @_refused_as_own_files()
 def own_settings(env: TextEnv, data: DataConfig) -> dict[str, Any]:
-    """Returns everything that the rows depend on: the files count by content, not by name.
-
-    Raises:
-        OwnFilesError: a file is not there or cannot be read.
-    """
+    """Returns everything that the rows depend on: the files count by content, not by name."""
     sizes = {"train_size"} if data.test_files else {"train_size", "test_size"}
     return {
         "env": env.model_dump(mode="json", include={"name", "prompt_template"}),
@@ -68,11 +64,7 @@ def look_up_files(data: DataConfig) -> None:
 
 @_refused_as_own_files()
 def num_own_training_rows(data: DataConfig) -> int:
-    """Returns how many rows the train split has, before any is left out, from local files alone.
-
-    Raises:
-        OwnFilesError: a file cannot be read, or there are rows for the test split alone.
-    """
+    """Returns how many rows the train split has, before any is left out, from local files only."""
     num_rows = sum(map(count_rows, _find(data, from_hub=False)["train"]))
     if data.test_files:
         return min(num_rows, data.train_size)
@@ -86,9 +78,6 @@ def read_own_data(env: TextEnv, data: DataConfig) -> tuple[dict[str, pa.Table], 
 
     Without `data.test_files` the first train_size + test_size rows are taken and the last test_size
     of them are the test split, as TinyZero cuts its data. Rows are cut before any is dropped.
-
-    Raises:
-        OwnFilesError: a file or a row cannot be used, or no row is left.
     """
     files = _find(data)
     left_out: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
@@ -114,24 +103,13 @@ def read_own_data(env: TextEnv, data: DataConfig) -> tuple[dict[str, pa.Table], 
 
 
 def first_own_problems(env: TextEnv, data: DataConfig, count: int) -> list[Problem]:
-    """Returns the first problems of the user's files on this machine; empty where there are none.
-
-    Raises:
-        ValueError: one of them cannot be read.
-    """
+    """Returns the first problems of the user's files on this machine; empty if there are none."""
     files = _find(data, from_hub=False).get("train", [])
-    records = _records(files, (*env.own_columns, *COLUMNS))
-    own = [_read(env, *record) for record in islice(records, count)]
     return [
         Problem(
-            index,
-            one.data_source,
-            tuple(one.prompt),
-            one.truth,
-            one.num_solutions,
-            one.extra_info,
+            index, row.data_source, tuple(row.prompt), row.truth, row.num_solutions, row.extra_info
         )
-        for index, one in enumerate(own)
+        for index, row in enumerate(islice(read_rows(env, files), count))
     ]
 
 
@@ -152,12 +130,11 @@ def _read_splits(
 ) -> dict[str, list[Row]]:
     """Returns the rows of each split; counts those of the train files that are not taken."""
     to_take = data.train_size if data.test_files else data.train_size + data.test_size
-    columns = (*env.own_columns, *COLUMNS)
-    records = _records(files["train"], columns)
+    records = _records(env, files["train"])
     rows = {"train": [_read(env, *record) for record in islice(records, to_take)]}
     left_out[f"beyond data.train_size={data.train_size}"] = sum(1 for _ in records)
     if data.test_files:
-        rows["test"] = [_read(env, *record) for record in _records(files["test"], columns)]
+        rows["test"] = list(read_rows(env, files["test"]))
     else:
         _refuse_test_rows_alone(len(rows["train"]), data)
         rows["test"] = rows["train"][-data.test_size :]
@@ -173,15 +150,16 @@ def _refuse_test_rows_alone(num_rows: int, data: DataConfig) -> None:
         )
 
 
-def _records(files: Iterable[Path], columns: Sequence[str]) -> Iterator[tuple[Path, int, Record]]:
-    """Yields (file, row, record).
+def read_rows(env: TextEnv, files: Iterable[Path]) -> Iterator[Row]:
+    """Yields the problems of files, checked by the env; ValueError names file and row."""
+    return (_read(env, *record) for record in _records(env, files))
 
-    Raises:
-        ValueError: a file holds no rows.
-    """
+
+def _records(env: TextEnv, files: Iterable[Path]) -> Iterator[tuple[Path, int, Record]]:
+    """Yields (file, row, record); raises ValueError if a file holds no rows."""
     for file in files:
         row = 0
-        for row, record in read_records(file, columns):
+        for row, record in read_records(file, (*env.own_columns, *COLUMNS)):
             yield file, row, record
         if row == 0:
             raise ValueError(f"{file}: holds no rows: leave it out")

@@ -39,15 +39,10 @@ def env_names() -> list[str]:
 
 
 def find_env(name: object, *, imports: bool = True) -> type[TextEnv]:
-    """Returns the env that a run names, from whichever package has it.
+    """Returns the env of a name: ours, an entry point's, or `package.module:CLASS`; or ValueError.
 
-    Args:
-        name: of ours, of an entry point, or `package.module:CLASS`.
-        imports: whether a module that is not loaded yet may be imported: not if a file names it,
-            which may be somebody else's.
-
-    Raises:
-        ValueError: there is none of this name, or it cannot be loaded.
+    `imports`: whether a module that is not loaded yet may be imported: not if a file names it,
+    which may be somebody else's.
     """
     if not isinstance(name, str):
         raise _no_env(name)

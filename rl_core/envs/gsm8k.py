@@ -14,7 +14,16 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 from pydantic import Field
 
-from rl_core.envs.rows import Record, Row, choose_prompt, own_prompt, shown, struct_of, text_of
+from rl_core.envs.rows import (
+    Record,
+    Row,
+    choose_prompt,
+    in_conversation,
+    own_prompt,
+    shown,
+    struct_of,
+    text_of,
+)
 from rl_core.envs.sft_examples import SftExamples
 from rl_core.envs.text_env import TEXT_CHECKS, Question, Solved, TextEnv
 from rl_core.types import Message, Problem, ScoredText
@@ -28,12 +37,9 @@ Template: TypeAlias = Literal["chat", "think"]
 _PLAIN_ANSWER: Final = re.compile(r"\s*\$?[-+]?[\d,]*\.?\d+\s*")
 _TEXTS: Final[dict[Template, str]] = {
     "chat": '{question} Let\'s think step by step and output the final answer after "####".',
-    "think": (
-        "A conversation between User and Assistant. The user asks a question, and the Assistant "
-        "solves it. The assistant first thinks about the reasoning process in the mind and then "
-        "provides the user with the answer.\nUser: {question} Show your work in <think> </think> "
-        "tags. And write the final answer as a number after ####, for example #### 18.\n"
-        "Assistant: Let me solve this step by step.\n<think>"
+    "think": in_conversation(
+        "{question} Show your work in <think> </think> tags. And write the final answer as a "
+        "number after ####, for example #### 18."
     ),
 }
 MAX_NUMBER_LENGTH: Final = 64
@@ -108,14 +114,8 @@ class Gsm8kConfig(TextEnv):
         from rl_core.envs.word_problems import generate_word_problems
 
         written = generate_word_problems(size=train_size + test_size, seed=seed)
-        rows = [self.source_row(problem.question, problem.answer) for problem in written]
+        rows = [self.read_row({"question": p.question, "answer": p.answer}) for p in written]
         return {"train": rows[test_size:], "test": rows[:test_size]}
-
-    def source_row(self, question: str, answer: str) -> Row:
-        """Returns a problem with the data set's own answer, which must end with its number."""
-        prompt = render_messages(self.prompt_template, question)
-        truth = extract_truth(answer)
-        return Row((question,), prompt, self.prompt_template, truth, DATA_SOURCE, answer)
 
     def read_row(self, record: Record) -> Row:
         """Returns the word problem of one row: `{question, answer}`, or as verl writes it."""
@@ -172,7 +172,7 @@ class Gsm8kConfig(TextEnv):
             [(problem.messages[0]["content"], solution) for problem, solution in split]
             for split in (train, test)
         )
-        return SolutionExamples(give_up_prob, train=train_pairs, test=test_pairs)
+        return SolutionExamples(give_up_prob, train_pairs, test_pairs)
 
     def write_trace(
         self, problem: Problem, solution: str, rng: random.Random, give_up_prob: float
@@ -183,11 +183,6 @@ class Gsm8kConfig(TextEnv):
         if self.prompt_template == "think":
             return f"\n{steps}</think>\n{answer}"
         return f"{steps}{end}{answer}"
-
-    @staticmethod
-    def has_columns(row: Record) -> bool:
-        """Says whether there is a question."""
-        return bool(row.get("question"))
 
     @staticmethod
     def has_truth(truth: Any) -> bool:
@@ -223,16 +218,9 @@ def score_response(
 ) -> ScoredText:
     """Scores one response: total, deterministic and linear in its length.
 
-    Args:
-        response: any text.
-        truth: the right number, as text.
-        answer_from: `strict` takes the last number after `####`, behind which only a unit or
-            punctuation may follow on the line; `lenient` takes the last number.
-        format_score: score of a number that is wrong.
-        full_score: score of the right number.
-
-    Returns:
-        `no_answer` (score 0), `wrong_value` (format_score) or `correct` (full_score).
+    `strict` takes the last number after `####`, behind which only a unit or punctuation may follow
+    on the line; `lenient` takes the last number. The verdict is `no_answer` (score 0),
+    `wrong_value` (`format_score`) or `correct` (`full_score`).
     """
     if answer_from not in ("strict", "lenient"):
         raise ValueError(f"answer_from={answer_from!r} must be 'strict' or 'lenient'")

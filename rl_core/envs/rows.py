@@ -27,19 +27,23 @@ UNKNOWN_TEMPLATE: Final = "unknown"
 JSON_STYLE: Final = "json"
 OPEN_TAG, CLOSE_TAG = "<answer>", "</answer>"
 _SHOWN_CHARACTERS: Final = 80
+LEAD_IN: Final = "Let me solve this step by step.\n<think>"
+
+
+def in_conversation(question: str) -> str:
+    """Returns a prompt for a model without chat tags, in TinyZero's words."""
+    return (
+        "A conversation between User and Assistant. The user asks a question, and the Assistant "
+        "solves it. The assistant first thinks about the reasoning process in the mind and then "
+        f"provides the user with the answer.\nUser: {question}\nAssistant: {LEAD_IN}"
+    )
+
+
 _QUESTION: Final = (
     "{question}\nShow your work in <think> </think> tags. And return the final answer in <answer> "
     "</answer> tags."
 )
-_TEXTS: Final[dict[Template, str]] = {
-    "chat": _QUESTION,
-    "base": (
-        "A conversation between User and Assistant. The user asks a question, and the Assistant "
-        "solves it. The assistant first thinks about the reasoning process in the mind and then "
-        f"provides the user with the answer.\nUser: {_QUESTION}\n"
-        "Assistant: Let me solve this step by step.\n<think>"
-    ),
-}
+_TEXTS: Final = {"chat": _QUESTION, "base": in_conversation(_QUESTION)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,45 +75,28 @@ def table_of_rows(schema: pa.Schema, split: str, rows: Sequence[Row]) -> pa.Tabl
         extra = pa.struct([*extra, (OWN_EXTRA_INFO, pa.string())])
         place = schema.get_field_index("extra_info")
         schema = schema.set(place, schema.field(place).with_type(extra))
-    truths = [row.truth for row in rows]
-    styles = ["rule"] * len(rows)
-    if schema.field("reward_model").type.field("ground_truth").type == pa.string():
-        styles = ["rule" if isinstance(truth, str) else JSON_STYLE for truth in truths]
-        truths = [text_of_truth(truth) for truth in truths]
-    columns: dict[str, Any] = {
-        name: [getattr(row, name) for row in rows]
-        for name in ("data_source", "prompt", "num_solutions", "solution")
-    }
-    columns |= {name: [row.own[name] for row in rows] for name in (rows[0].own if rows else ())}
-    columns |= {"style": styles, "ground_truth": truths}
-    columns |= {OWN_EXTRA_INFO: [row.extra_info for row in rows]}
-    return table_of_columns(schema, split, columns)
-
-
-def table_of_columns(
-    schema: pa.Schema, split: str, columns: Mapping[str, Any], *, start: int = 0
-) -> pa.Table:
-    """Returns one split as an Arrow table, from index `start` on.
-
-    The columns are those of the schema and the fields of its structs, as lists or arrays.
-    """
-    import pyarrow as pa
-
-    size = len(columns["prompt"])
-    given: dict[str, Any] = {
-        **columns,
-        "ability": pa.repeat("math", size),
-        "split": pa.repeat(split, size),
-        "index": pa.array(range(start, start + size), pa.int64()),
-    }
-
-    def array(part: pa.Field) -> pa.Array:
-        if part.name in given:
-            values = given[part.name]
-            return values if isinstance(values, pa.Array) else pa.array(values, part.type)
-        return pa.StructArray.from_arrays([array(one) for one in part.type], fields=list(part.type))
-
-    return pa.table([array(part) for part in schema], schema=schema)
+    is_text = schema.field("reward_model").type.field("ground_truth").type == pa.string()
+    records = [
+        {
+            **row.own,
+            "data_source": row.data_source,
+            "prompt": row.prompt,
+            "ability": "math",
+            "reward_model": {
+                "style": JSON_STYLE if is_text and not isinstance(row.truth, str) else "rule",
+                "ground_truth": text_of_truth(row.truth) if is_text else row.truth,
+            },
+            "extra_info": {
+                "split": split,
+                "index": index,
+                "num_solutions": row.num_solutions,
+                "solution": row.solution,
+                OWN_EXTRA_INFO: row.extra_info,
+            },
+        }
+        for index, row in enumerate(rows)
+    ]
+    return pa.Table.from_pylist(records, schema=schema)
 
 
 def choose_prompt(

@@ -31,8 +31,16 @@ class SftText:
     """
 
 
+@dataclass(frozen=True)
 class SftExamples(ABC):
     """The examples of one env: Countdown's search traces, or the solutions of word problems."""
+
+    give_up_prob: float
+    """How often the model shall give up, or stop early."""
+    train: Sequence[tuple[str, Any]]
+    """Prompts, and what the env knows of each problem."""
+    test: Sequence[tuple[str, Any]]
+    """Those that the model is measured with."""
 
     floors: ClassVar[Mapping[str, float]] = {}
     """Gates: the least that a measure of `judge` may be."""
@@ -42,15 +50,22 @@ class SftExamples(ABC):
     words: ClassVar[Sequence[str]] = ()
     """Words that are tokens by themselves, whatever stands beside them."""
 
+    def __post_init__(self) -> None:
+        if not self.train or not self.test:
+            raise ValueError(
+                f"{len(self.train)} train and {len(self.test)} test problems: the home-made base "
+                "model needs some of both"
+            )
+
     @property
     def digits_per_token(self) -> int:
         """Most digits of a token: 1 spells numbers, more make the frequent ones a token each."""
         return 1
 
     @property
-    @abstractmethod
     def held_out(self) -> Sequence[str]:
-        """Prompts of the problems that the model is measured with."""
+        """Prompts of the first held-out problems."""
+        return [prompt for prompt, _ in self.test[:GATE_PROBLEMS]]
 
     @abstractmethod
     def tokenizer_texts(self, rng: random.Random) -> list[str]:
@@ -80,13 +95,4 @@ class SftExamples(ABC):
             f"{name} is {measured[name]:.3f}, {side} {limit}"
             for name, side, limit in limits
             if (measured[name] < limit if side == "below" else measured[name] > limit)
-        )
-
-
-def require_problems(train: Sequence[Any], test: Sequence[Any]) -> None:
-    """Raises ValueError unless there are problems to learn from and others to measure with."""
-    if not train or not test:
-        raise ValueError(
-            f"{len(train)} train and {len(test)} test problems: the home-made base model needs "
-            "some of both"
         )

@@ -147,7 +147,7 @@ class TextEnv(Section):
     hub_problems: ClassVar[int | None] = None
     """Train problems of the hub's data set that `source_name` is by default."""
     own_columns: ClassVar[tuple[str, ...]] = ()
-    """What is read of a user's row in addition to `rows.COLUMNS`."""
+    """What is read of a user's row in addition to `rows.COLUMNS`; by the first it is told apart."""
     home_made: ClassVar[tuple[str, str] | None] = None
     """Problems that a home-made base model can be taught, and the settings that choose them."""
     traces_give_up: ClassVar[bool] = False
@@ -258,16 +258,8 @@ class TextEnv(Section):
         rows = self.rows_of_splits(train_size=train_size, test_size=test_size, seed=seed)
         return {split: self.table_of(split, rows[split]) for split in rows}
 
-    def source_row(self, question: str, answer: str) -> Row:
-        """Returns the problem of a row of `source_name`, or raises ValueError."""
-        raise NotImplementedError
-
     def read_row(self, record: Record) -> Row:
-        """Returns a user's row as a checked problem.
-
-        Raises:
-            ValueError: it cannot be used; the message names value, limit and remedy.
-        """
+        """Returns a row of a user, or of `source_name`, as a checked problem, or ValueError."""
         raise ValueError(f"env={self.name} makes its own problems: env=custom takes rows of yours")
 
     @staticmethod
@@ -357,11 +349,6 @@ class TextEnv(Section):
         raise NotImplementedError
 
     # What the importer of verl's launch scripts asks.
-
-    @staticmethod
-    def has_columns(row: Record) -> bool:
-        """Says whether a row has the env's own columns."""
-        return False
 
     @staticmethod
     def has_truth(truth: Truth) -> bool:

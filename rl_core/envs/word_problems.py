@@ -19,13 +19,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 from rl_core.envs.gsm8k import extract_truth, score_response
-from rl_core.envs.sft_examples import (
-    GATE_PROBLEMS,
-    TOKENIZER_TEXTS,
-    SftExamples,
-    SftText,
-    require_problems,
-)
+from rl_core.envs.sft_examples import GATE_PROBLEMS, TOKENIZER_TEXTS, SftExamples, SftText
 
 MAX_STEPS: Final = 3
 LARGEST_VALUE: Final = 99
@@ -224,7 +218,8 @@ def _write(rng: random.Random) -> WordProblem:
 class SolutionExamples(SftExamples):
     """Solutions of the train split, each step followed by an early end with a fixed chance.
 
-    Numbers are spelt: with a token for each, fewer sums were true (benchmarks/README.md).
+    `train` and `test` hold (prompt, solution). Numbers are spelt: with a token for each, fewer sums
+    were true (benchmarks/README.md).
     """
 
     floors: ClassVar = {"format_share": 0.9, "arithmetic_share": 0.8}
@@ -232,20 +227,6 @@ class SolutionExamples(SftExamples):
     """What a line ends with: going on, and stopping. A tokenizer has a token for each."""
     words: ClassVar = WORDS
     """Those of the stories, so that a phrase, and the choice to stop, are the same tokens."""
-
-    stop_prob: float
-    """How often the model shall stop early."""
-    train: Sequence[tuple[str, str]]
-    """Prompts and solutions."""
-    test: Sequence[tuple[str, str]]
-
-    def __post_init__(self) -> None:
-        require_problems(self.train, self.test)
-
-    @property
-    def held_out(self) -> Sequence[str]:
-        """Prompts of the first held-out problems."""
-        return [prompt for prompt, _ in self.test[:GATE_PROBLEMS]]
 
     def tokenizer_texts(self, rng: random.Random) -> list[str]:
         """Returns prompts, and responses as the model will write them."""
@@ -265,15 +246,15 @@ class SolutionExamples(SftExamples):
     def weigh(self, text: SftText, response: Sequence[int], marks: Sequence[int]) -> list[float]:
         """Returns 1 per token, and at each choice to stop the ratio of wanted to written odds.
 
-        So the model learns to stop with `stop_prob`, though the examples seldom do. The end of a
+        So the model learns to stop with `give_up_prob`, though the examples seldom do. The end of a
         whole solution is no choice: weight 1. A text's note says whether it is cut.
         """
         weights = [1.0] * len(response)
         ends = [index for index, token in enumerate(response) if token in marks]
         for index in ends[:-1]:
-            weights[index] = (1 - self.stop_prob) / (1 - _CORPUS_STOP_PROB)
+            weights[index] = (1 - self.give_up_prob) / (1 - _CORPUS_STOP_PROB)
         if text.note and ends:
-            weights[ends[-1]] = self.stop_prob / _CORPUS_STOP_PROB
+            weights[ends[-1]] = self.give_up_prob / _CORPUS_STOP_PROB
         return weights
 
     def judge(self, responses: Sequence[str]) -> dict[str, float]:

@@ -222,8 +222,9 @@ def _first_row(files: Sequence[str]) -> Record:
 def _env_of(row: Record) -> str | None:
     """Returns what a row says it is, else what its columns are."""
     source = row.get("data_source")
-    is_named = isinstance(source, str)
-    return _env_in(str(source)) if is_named else _env_whose(lambda its: its.has_columns(row))
+    if isinstance(source, str):
+        return _env_in(source)
+    return _env_whose(lambda its: any(row.get(column) for column in its.own_columns[:1]))
 
 
 def _env_of_truth(row: Record) -> str:

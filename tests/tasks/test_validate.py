@@ -328,14 +328,6 @@ def test_a_column_type_without_sql_names_the_file(sound, tmp_path):
         check_dataset(COUNTDOWN, tmp_path, ten_tokens)
 
 
-def test_far_too_many_rows_are_not_read(sound, tmp_path):
-    for split, table in sound["countdown"].items():
-        many = pa.concat_tables([table] * (11 if split == "test" else 1))
-        pq.write_table(many, tmp_path / f"{split}.parquet")
-    with pytest.raises(DatasetError, match=r"test\.parquet holds 132 rows, and at most 120 are"):
-        check_dataset(COUNTDOWN, tmp_path, ten_tokens)
-
-
 def test_other_writers_types_of_the_same_values_are_checked_too(sound, tmp_path):
     for split, table in sound["countdown"].items():
         wide = table.set_column(

@@ -11,14 +11,22 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias, get_args
 
 from pydantic import Field, model_validator
 
 from rl_core.envs.countdown.scoring import CALL_CLOSE, answer_call, score_response
 from rl_core.envs.countdown.traces import FEWEST, MOST, write_worded_trace
-from rl_core.envs.rows import Record, Row, choose_prompt, own_prompt, shown, struct_of
+from rl_core.envs.rows import (
+    LEAD_IN,
+    Record,
+    Row,
+    choose_prompt,
+    in_conversation,
+    own_prompt,
+    shown,
+    struct_of,
+)
 from rl_core.envs.sft_examples import SftExamples
 from rl_core.envs.text_env import EnvTurn, Question, Solved, TextEnv
 from rl_core.types import Message, Problem, ScoredText
@@ -47,16 +55,11 @@ _SYSTEM = (
     "You are a helpful assistant. You first thinks about the reasoning process in the mind "
     "and then provides the user with the answer."
 )
-_LEAD_IN = "Let me solve this step by step.\n<think>"
 _WHOLE_PROMPT = {
-    "base": (
-        "A conversation between User and Assistant. The user asks a question, and the Assistant "
-        "solves it. The assistant first thinks about the reasoning process in the mind and then "
-        f"provides the user with the answer.\nUser: {_QUESTION}\nAssistant: {_LEAD_IN}"
-    ),
+    "base": in_conversation(_QUESTION),
     "qwen-instruct": (
         f"<|im_start|>system\n{_SYSTEM}<|im_end|>\n<|im_start|>user\n {_QUESTION}<|im_end|>\n"
-        f"<|im_start|>assistant\n{_LEAD_IN}"
+        f"<|im_start|>assistant\n{LEAD_IN}"
     ),
 }
 
@@ -253,14 +256,11 @@ class CountdownConfig(TextEnv):
         """Returns search traces."""
         from rl_core.envs.countdown.sft_examples import SearchExamples
 
-        return SearchExamples(
-            give_up_prob,
-            prompts=[problem.messages[0]["content"] for problem, _ in train],
-            problems=[_numbers_and_target(problem) for problem, _ in train],
-            holdout=[_numbers_and_target(problem) for problem, _ in test],
-            render_prompt=partial(render_prompt, self.prompt_template),
-            calls=self.max_turns > 1,
+        train_pairs, test_pairs = (
+            [(problem.messages[0]["content"], _numbers_and_target(problem)) for problem, _ in split]
+            for split in (train, test)
         )
+        return SearchExamples(give_up_prob, train_pairs, test_pairs, calls=self.max_turns > 1)
 
     def write_trace(
         self, problem: Problem, solution: str, rng: random.Random, give_up_prob: float
@@ -269,11 +269,6 @@ class CountdownConfig(TextEnv):
         numbers, target = _numbers_and_target(problem)
         trace = write_worded_trace(numbers, target, solution, rng=rng, give_up_prob=give_up_prob)
         return f"<think>{trace}" if self.prompt_template == "chat" else trace
-
-    @staticmethod
-    def has_columns(row: Record) -> bool:
-        """Says whether there are numbers."""
-        return bool(row.get("nums"))
 
     @staticmethod
     def has_truth(truth: Any) -> bool:
@@ -296,16 +291,6 @@ class CountdownConfig(TextEnv):
 def _numbers_and_target(problem: Problem) -> tuple[tuple[int, ...], int]:
     truth: Any = problem.ground_truth
     return tuple(truth["numbers"]), truth["target"]
-
-
-def render_prompt(template: Template, numbers: Sequence[int], target: int) -> str:
-    """Returns the prompt text of one puzzle, tokenized raw: there is none of `chat`."""
-    if template not in _WHOLE_PROMPT:
-        raise ValueError(
-            f"env.prompt_template={template} has no text of its own: a tokenizer's chat template "
-            f"renders it; use one of {', '.join(_WHOLE_PROMPT)}"
-        )
-    return _WHOLE_PROMPT[template].format(numbers=list(numbers), target=target)
 
 
 def render_messages(template: Template, numbers: Sequence[int], target: int) -> list[Message]:

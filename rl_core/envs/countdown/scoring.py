@@ -60,17 +60,9 @@ def score_response(
 ) -> ScoredText:
     """Scores one response: total, deterministic, silent, and linear in the response's length.
 
-    Args:
-        response: any text.
-        numbers: the answer must use each exactly once.
-        target: the value that the answer must have, exactly.
-        answer_from: where `find_answer` looks for it.
-        format_score: score of an answer that is not correct.
-        full_score: score of a correct answer.
-
-    Returns:
-        The first verdict that applies of no_answer (score 0), too_long, bad_syntax, wrong_numbers,
-        division_by_zero, wrong_value (format_score) and correct (full_score).
+    The answer must use each number exactly once. The verdict is the first that applies of no_answer
+    (score 0), too_long, bad_syntax, wrong_numbers, division_by_zero, wrong_value (`format_score`)
+    and correct (`full_score`).
     """
     raw = find_answer(response, answer_from)
     answer = raw.strip(ASCII_SPACE)
@@ -122,11 +114,9 @@ def parse(text: str) -> tuple[list[int], Program]:
     """Returns the integers that `text` names, in its order, and what it does with them.
 
     Integers are ASCII digits without a leading zero; + - * / as in school; parentheses; ASCII white
-    space between them; a minus sign at the start or directly after an opening parenthesis.
-
-    Raises:
-        ExpressionError: `too_long` (more than `MAX_LENGTH` characters or `MAX_DEPTH` levels of
-            parentheses, whatever else is wrong), else `bad_syntax`.
+    space between them; a minus sign at the start or directly after an opening parenthesis. Raises
+    ExpressionError: `too_long` (more than `MAX_LENGTH` characters or `MAX_DEPTH` levels of
+    parentheses, whatever else is wrong), else `bad_syntax`.
     """
     if len(text) > MAX_LENGTH:
         raise ExpressionError("too_long")

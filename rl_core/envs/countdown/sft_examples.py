@@ -6,10 +6,10 @@ The gates are not the evaluation of a run: that scores any model, these read the
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Final, TypeAlias
+from typing import ClassVar, Final
 
 from rl_core.envs.countdown.scoring import score_response, turns_of
 from rl_core.envs.countdown.traces import (
@@ -21,15 +21,7 @@ from rl_core.envs.countdown.traces import (
     is_covered,
     write_trace,
 )
-from rl_core.envs.sft_examples import (
-    GATE_PROBLEMS,
-    TOKENIZER_TEXTS,
-    SftExamples,
-    SftText,
-    require_problems,
-)
-
-NumbersAndTarget: TypeAlias = tuple[tuple[int, ...], int]
+from rl_core.envs.sft_examples import GATE_PROBLEMS, TOKENIZER_TEXTS, SftExamples, SftText
 
 _CORPUS_GIVE_UP_PROBS: Final = {3: 0.1, 4: 0.05}
 """By the most numbers there are. Giving up is rarer in the traces than in the model: weights on the
@@ -42,7 +34,10 @@ _MOST_OF_TWO_DIGITS: Final = 99
 
 @dataclass(frozen=True)
 class SearchExamples(SftExamples):
-    """Fresh search traces over the train problems, of three or four positive numbers each."""
+    """Fresh search traces over the train problems, of three or four positive numbers each.
+
+    `train` and `test` hold (prompt, (numbers, target)).
+    """
 
     floors: ClassVar = {"format_share": 0.9, "arithmetic_share": 0.9, "judging_share": 0.9}
     """Reinforcement learning made use of what lies above: sums of 0.92 went from 0.29 to 0.72, of
@@ -51,20 +46,13 @@ class SearchExamples(SftExamples):
     marks: ClassVar = (*VERDICTS, ANSWER_OPEN + "(", ANSWER_OPEN + "((")
     """The verdicts, and how an answer of three or of four numbers begins."""
 
-    give_up_prob: float
-    """How often the model shall give up."""
-    prompts: Sequence[str]
-    """For the tokenizer, as are the traces."""
-    problems: Sequence[NumbersAndTarget]
-    holdout: Sequence[NumbersAndTarget]
-    render_prompt: Callable[[Sequence[int], int], str]
     calls: bool = False
     """Whether traces ask the calculator."""
 
     def __post_init__(self) -> None:
-        require_problems(self.problems, self.holdout)
-        for numbers, target in (*self.problems, *self.holdout):
-            check_problem(numbers, target)
+        super().__post_init__()
+        for _, problem in (*self.train, *self.test):
+            check_problem(*problem)
 
     @property
     def digits_per_token(self) -> int:
@@ -72,34 +60,26 @@ class SearchExamples(SftExamples):
 
         Larger numbers are too many to be learned one by one, and are spelt.
         """
-        return 3 if max(target for _, target in self.problems) <= _MOST_OF_TWO_DIGITS else 1
-
-    @property
-    def held_out(self) -> Sequence[str]:
-        """Prompts of the first held-out problems."""
-        return [self.render_prompt(*problem) for problem in self.holdout[:GATE_PROBLEMS]]
+        return 3 if max(target for _, (_, target) in self.train) <= _MOST_OF_TWO_DIGITS else 1
 
     def tokenizer_texts(self, rng: random.Random) -> list[str]:
         """Returns prompts, and as many traces."""
-        texts = list(self.prompts[:TOKENIZER_TEXTS])
-        return texts + [self._trace(rng.choice(self.problems), rng).text for _ in texts]
+        texts = [prompt for prompt, _ in self.train[:TOKENIZER_TEXTS]]
+        return texts + [self._trace(rng.choice(self.train)[1], rng).text for _ in texts]
 
     def draw(self, count: int, rng: random.Random) -> list[SftText]:
         """Returns fresh traces of problems chosen by chance."""
-        problems = rng.choices(self.problems, k=count)
-        traces = [self._trace(problem, rng) for problem in problems]
-        return [
-            SftText(self.render_prompt(*problem), trace.text, trace, turns_of(trace.text))
-            for problem, trace in zip(problems, traces, strict=True)
-        ]
+        drawn = rng.choices(self.train, k=count)
+        traces = [(prompt, self._trace(problem, rng)) for prompt, problem in drawn]
+        return [SftText(prompt, t.text, t, turns_of(t.text)) for prompt, t in traces]
 
-    def _trace(self, problem: NumbersAndTarget, rng: random.Random) -> Trace:
+    def _trace(self, problem: tuple[Sequence[int], int], rng: random.Random) -> Trace:
         prob = self._corpus_give_up_prob
         return write_trace(*problem, give_up_prob=prob, rng=rng, calls=self.calls)
 
     @cached_property
     def _corpus_give_up_prob(self) -> float:
-        return _CORPUS_GIVE_UP_PROBS[max(len(numbers) for numbers, _ in self.problems)]
+        return _CORPUS_GIVE_UP_PROBS[max(len(numbers) for _, (numbers, _) in self.train)]
 
     def weigh(self, text: SftText, response: Sequence[int], marks: Sequence[int]) -> list[float]:
         """Returns 1 per token, 3 per verdict, and after a "no" the ratio of wanted to written odds.
@@ -132,7 +112,7 @@ class SearchExamples(SftExamples):
             mean_attempts: Numbers tried per response.
             mean_verdicts: "yes" and "no" per response: how long a search lasts.
         """
-        problems = self.holdout[:GATE_PROBLEMS]
+        problems = [problem for _, problem in self.test[:GATE_PROBLEMS]]
         verdicts = [
             score_response(text, numbers, target).verdict
             for text, (numbers, target) in zip(responses, problems, strict=True)

@@ -80,10 +80,7 @@ def solve_many(
 def solve_range(numbers: Ints, *, low: int, high: int) -> Solved:
     """Returns every target in low..high, from 1, that each set of numbers can make.
 
-    Args:
-        numbers: int64 [sets, n], n from 1 to 6, each row sorted and in 1..999.
-        low: the least target.
-        high: the greatest.
+    `numbers` is int64 [sets, n], n from 1 to 6, each row sorted and in 1..999.
     """
     span = high - low + 1
     parts = []

@@ -197,12 +197,7 @@ def write_trace(
 ) -> Trace:
     """Returns a search that stops at the first hit, or gives up, or runs out of numbers.
 
-    Args:
-        numbers: three or four.
-        target: positive, as are the numbers.
-        give_up_prob: chance of giving up after each "no".
-        rng: decides the giving up.
-        calls: whether a calculator is asked for each value.
+    It may give up after each "no"; with `calls` a calculator is asked for each value.
     """
     check_problem(numbers, target)
     shown = written_call if calls else _shown
@@ -293,13 +288,8 @@ def write_worded_trace(
 ) -> str:
     """Returns a response, from after `<think>` to `</answer>`.
 
-    Args:
-        numbers: positive.
-        target: what they shall make.
-        solution: an expression of all numbers that makes it.
-        rng: decides the tries.
-        give_up_prob: chance of giving up after each wrong try of a blind search; with 0 the search
-            is not blind and ends with `solution`.
+    `give_up_prob` is the chance of giving up after each wrong try of a blind search; with 0 the
+    search is not blind and ends with `solution`.
     """
     tried, hit = list[str](), solution
     if give_up_prob:

@@ -11,21 +11,19 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import pickle
 import random
-import subprocess
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from enum import Enum
 from importlib.util import find_spec
 from itertools import islice
-from tempfile import TemporaryFile
 from typing import Any, Final, get_args, get_type_hints
 
 from rl_core.envs.reasoning_gym import DATA_SOURCE, INSTALL, ReasoningGymConfig
 from rl_core.envs.rows import Row, prompt_key, render_messages
-from rl_core.system.process_env import environment_of_child
+from rl_core.system.child_process import Child, channel_to_parent, pack, unpack
 
 _DRAW_FROM_SETS: Final = frozenset(
     {"codeio", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note"}
@@ -36,6 +34,9 @@ _SAME_SETS: Final = {"PYTHONHASHSEED": "0"}
 _TRIED_AT_LEAST = 50
 _TRIED_PER_ROW = 10
 """A task that gives no new question in so many tries per row has too few."""
+
+_PART: Final = 2**15
+"""Characters of a message: the other end reads many small ones faster than a large one."""
 
 _TUPLE: Final = "__tuple__"
 _ITEMS: Final = "__items__"
@@ -68,18 +69,10 @@ def make_rows(
 
 def _make_elsewhere(**asked: Any) -> dict[str, list[Row]]:
     """Calls `make_rows` in a process in which sets have one order always."""
-    with TemporaryFile() as answer:  # tasks may print
-        subprocess.run(
-            [sys.executable, "-P", "-m", __name__, str(answer.fileno())],
-            input=pickle.dumps(asked),
-            stdout=subprocess.DEVNULL,
-            pass_fds=[answer.fileno()],
-            env=environment_of_child() | _SAME_SETS,
-            check=True,
-        )
-        answer.seek(0)
-        made: dict[str, list[Row]] | ValueError = pickle.load(answer)
-    if isinstance(made, ValueError):
+    with closing(Child(__name__, pack(asked), environment=_SAME_SETS)) as child:
+        parts = iter(lambda: child.receive()["part"], "")
+        made: dict[str, list[Row]] | Exception = unpack("".join(parts))
+    if isinstance(made, Exception):
         raise made
     return made
 
@@ -233,15 +226,17 @@ def _answer_parent() -> None:
     """Makes what `_make_elsewhere` asks for."""
     import numpy as np
 
+    channel = channel_to_parent()
     random.seed(0)  # codeio runs programs that draw numbers without a seed
     np.random.seed(0)  # theirs is this one
-    made: dict[str, list[Row]] | ValueError
+    made: dict[str, list[Row]] | Exception
     try:
-        made = make_rows(**pickle.load(sys.stdin.buffer))
-    except ValueError as error:
+        made = make_rows(**unpack(sys.argv[1]))
+    except Exception as error:  # noqa: BLE001  # the parent raises it
         made = error
-    with open(int(sys.argv[1]), "wb") as answer:  # noqa: PTH123  # a descriptor
-        pickle.dump(made, answer)
+    text = pack(made)
+    for start in range(0, len(text) + _PART, _PART):  # the last is empty
+        channel.send({"part": text[start : start + _PART]})
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from rl_core.data.dataset import (
     read_verified,
     write_dataset,
 )
-from rl_core.envs.countdown import CountdownConfig, render_prompt, score_response
+from rl_core.envs.countdown import CountdownConfig, render_messages, score_response
 
 ENV = CountdownConfig(max_operands=3, max_number=20)
 DATA = DataConfig(train_size=60, test_size=20, seed=5)
@@ -47,7 +47,9 @@ def test_columns_are_those_of_the_specification(folder: Path) -> None:
     row = pq.read_table(folder / "train.parquet").to_pylist()[7]
     nums, target = row["nums"], row["target"]
     assert row["data_source"] == "countdown"
-    assert row["prompt"] == [{"role": "user", "content": render_prompt("base", nums, target)}]
+    assert row["prompt"] == [
+        {"role": "user", "content": render_messages("base", nums, target)[0]["content"]}
+    ]
     assert row["ability"] == "math"
     truth = {"target": target, "numbers": nums}
     assert row["reward_model"] == {"style": "rule", "ground_truth": truth}

@@ -68,7 +68,7 @@ def test_gsm8k_notices_a_changed_source(tmp_path: Path) -> None:
     [
         ("{not json", r"train\.jsonl: line 1 is not JSON"),
         ('["a list"]', "every line must be a JSON object"),
-        ('{"question": "One?"}', "row 1 lacks `question` or `answer`"),
+        ('{"question": "One?"}', "row 1: it has neither `answer` nor"),
         ('{"question": "One?", "answer": "one"}', "must end with '#### <number>'"),
     ],
 )

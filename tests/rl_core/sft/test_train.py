@@ -47,14 +47,8 @@ def some_problems(count: int, *, seed: int) -> list[tuple[tuple[int, ...], int]]
 
 
 def source_of(settings: BaseModelConfig, *, train, test, calls: bool = False) -> SearchExamples:
-    return SearchExamples(
-        settings.give_up_prob,
-        prompts=[render_prompt(*problem) for problem in train],
-        problems=train,
-        holdout=test,
-        render_prompt=render_prompt,
-        calls=calls,
-    )
+    train, test = ([(render_prompt(*problem), problem) for problem in s] for s in (train, test))
+    return SearchExamples(settings.give_up_prob, train, test, calls=calls)
 
 
 def make(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_core.envs.countdown import render_messages, render_prompt, score_response
+from rl_core.envs.countdown import render_messages, score_response
 
 BASE = (
     "A conversation between User and Assistant. The user asks a question, and the Ass"
@@ -33,10 +33,8 @@ QWEN = (
 
 
 def test_base_and_qwen_prompts_are_byte_exact() -> None:
-    assert render_prompt("base", [19, 36, 55, 7], 65) == BASE
-    assert render_prompt("qwen-instruct", (19, 36, 55, 7), 65) == QWEN
     assert render_messages("base", [19, 36, 55, 7], 65) == [{"role": "user", "content": BASE}]
-    assert render_messages("qwen-instruct", [19, 36, 55, 7], 65)[0]["content"] == QWEN
+    assert render_messages("qwen-instruct", (19, 36, 55, 7), 65)[0]["content"] == QWEN
 
 
 def test_chat_messages_hold_the_same_system_and_question() -> None:
@@ -44,8 +42,6 @@ def test_chat_messages_hold_the_same_system_and_question() -> None:
     assert (system["role"], user["role"]) == ("system", "user")
     assert f"<|im_start|>system\n{system['content']}<|im_end|>" in QWEN
     assert f"<|im_start|>user\n {user['content']}<|im_end|>" in QWEN
-    with pytest.raises(ValueError, match="chat"):
-        render_prompt("chat", [1, 2], 3)
 
 
 def score(response: str, numbers: Any = (2, 3, 4), target: int = 14, **options: Any) -> Any:

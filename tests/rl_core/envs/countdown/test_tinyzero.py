@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_core.envs.countdown import render_prompt, score_response
+from rl_core.envs.countdown import render_messages, score_response
 
 PEER = Path(__file__).parents[4] / "benchmarks" / "peers" / "tinyzero.py"
 
@@ -30,7 +30,7 @@ peer = load_peer()
 
 
 def tinyzero_score(response: str, numbers: list[int], target: int) -> float:
-    prompt = render_prompt("base", numbers, target)
+    prompt = render_messages("base", numbers, target)[0]["content"]
     score: float = peer.score(prompt + response, numbers, target)
     return score
 
