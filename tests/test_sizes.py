@@ -18,7 +18,7 @@ LINES = {
     "rl_core/models": (1_440, 1_650),
     "rl_core/resources": (2_140, 1_850),
     "rl_core/rollout": (1_720, 1_600),
-    "rl_core/runs": (1_230, 950),
+    "rl_core/runs": (1_140, 950),
     "rl_core/sft": (1_020, 1_000),
     "rl_core/storage": (1_380, 850),
     "rl_core/system": (2_070, 1_300),
