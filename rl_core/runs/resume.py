@@ -37,10 +37,6 @@ def checkpoint_to_resume(run: RunFolder, warn: Callable[[str], None]) -> Checkpo
     Damaged ones are set aside, so that a save of the same step does not replace them. What was
     passed over, why, and which steps are done again is told to `warn` and in the run's record.
 
-    Args:
-        run: the run, which nobody else trains.
-        warn: hears a sentence, if there is something to say.
-
     Raises:
         ValueError: there are checkpoints, and none is sound. Starting anew would throw away the
             metrics and rollouts of steps that a repaired one may yet go on from.
@@ -134,9 +130,5 @@ def _goes_on(run: RunFolder, start_step: int) -> str:
     if last <= start_step:
         return f"training {goes_on}"
     first = start_step + 1
-    return f"training {goes_on} and does {_step_range(first, last)} again"
-
-
-def _step_range(first: int, last: int) -> str:
-    """Returns `step 3`, or `steps 3 to 5`."""
-    return f"step {first}" if first == last else f"steps {first} to {last}"
+    steps = f"step {first}" if first == last else f"steps {first} to {last}"
+    return f"training {goes_on} and does {steps} again"

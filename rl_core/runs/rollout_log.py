@@ -59,12 +59,7 @@ class RolloutLog:
         """Writes the rollouts of one step and returns the file.
 
         A full disk costs the file (then None) and a warning, not the run.
-
-        Args:
-            step: the step that learned from them.
-            epoch: pass over the data, from 0.
-            rollouts: in the order of `learned`.
-            learned: columns of `LEARNED_COLUMNS`, one number per rollout; NaN becomes null.
+        Rows are in the order of `learned`, columns of `LEARNED_COLUMNS`; NaN becomes null.
 
         Raises:
             ValueError: `learned` holds another column, or not one number per rollout.
@@ -84,10 +79,6 @@ class RolloutLog:
         """Deletes the oldest files beyond a quota; returns them with their bytes, oldest first.
 
         The newest file stays in any case, and all stay while somebody reads them.
-
-        Args:
-            quota_bytes: that all files may take.
-            dry_run: only says what would be deleted.
         """
         sizes = [(file, file.path.stat().st_size) for file in rollout_files(self.folder)]
         excess = sum(size for _, size in sizes) - quota_bytes
