@@ -56,7 +56,7 @@ _POLL_S: Final = 1.0
 
 
 def main() -> NoReturn:
-    """Follows a run, and exits with 0 if wandb has all of it."""
+    """Follows a run, and exits with 0 if wandb has all of it, or was offline from the start."""
     run_folder, mode, timeout = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
     parent = _Parent(timeout)
     os.nice(_NICE)
