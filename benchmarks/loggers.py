@@ -33,8 +33,9 @@ import psutil
 
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig, TrainerConfig
+from rl_core.rollout.collector import repeated_share
 from rl_core.runs.run_folder import RunFolder
-from rl_core.tracking.diagnosis import diagnose, repeated_share
+from rl_core.tracking.diagnosis import diagnose
 from rl_core.tracking.host_memory import INTERVAL_S, usage_now
 from rl_core.tracking.tensorboard_tracker import TensorBoardTracker
 from rl_core.tracking.wandb_tracker import wandb_tracking

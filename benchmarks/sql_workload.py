@@ -84,9 +84,6 @@ class Writing:
     text_chars: int
     write_s: tuple[float, ...]
     """Wall seconds of each step's file."""
-    compact_s: tuple[float, ...]
-    files_before: int
-    files_after: int
 
 
 class Author:
@@ -230,11 +227,11 @@ def write_run(root: Path, run_id: str, num_steps: int, author: Author, *, finish
         run_id: name of the run.
         num_steps: a file of `STEP_ROWS` rollouts each.
         author: of all that is in it.
-        finish: also evaluates, joins the last files, and ends the run.
+        finish: also evaluates, and ends the run.
     """
     config = RunConfig(run_id=run_id, storage=StorageConfig(root=root))
     run = RunFolder.create(config)
-    chars, write_s, compact_s = 0, [], []
+    chars, write_s = 0, []
     run.held_out.write(0, author.held_out(0.05))
     for step in range(1, num_steps + 1):
         skill = 0.05 + 0.5 * step / num_steps
@@ -250,7 +247,6 @@ def write_run(root: Path, run_id: str, num_steps: int, author: Author, *, finish
             run.held_out.write(step, author.held_out(skill))
         if step % CHECKPOINT_STEPS == 0:
             save_checkpoint(run.path, step, _save_nothing, 0.5 * step / num_steps)
-            compact_s.append(_compact(run, last_too=False))
     if finish:
         for model, at_step in (("base", 0), (f"step_{num_steps:06d}", num_steps)):
             rows = label_rows(
@@ -262,14 +258,11 @@ def write_run(root: Path, run_id: str, num_steps: int, author: Author, *, finish
                 num_problems=TEST_PROBLEMS,
             )
             write_rows(rows, run.path / "eval" / f"{model}.parquet")
-        compact_s.append(_compact(run, last_too=True))
         _rescore(run)
         stages = {"generate": 60.0, "train": 3_600.0, "evaluate": 120.0}
         run.update(status="finished", steps=num_steps, accuracy_before=0.1, accuracy_after=0.5)
         run.update(timings_s=stages, champion="promoted: better than its base model (p = 0.01)")
-    files_after = len(list((run.path / "rollouts").iterdir()))
-    rows = num_steps * STEP_ROWS
-    return Writing(rows, chars, tuple(write_s), tuple(compact_s), num_steps, files_after)
+    return Writing(num_steps * STEP_ROWS, chars, tuple(write_s))
 
 
 def _rescore(run: RunFolder) -> None:
@@ -287,9 +280,3 @@ def _rescore(run: RunFolder) -> None:
 
 def _save_nothing(folder: Path) -> None:
     (folder / "weights").write_bytes(b"12345")
-
-
-def _compact(run: RunFolder, *, last_too: bool) -> float:
-    start = time.perf_counter()
-    run.rollouts.compact(last_too=last_too)
-    return time.perf_counter() - start

@@ -226,8 +226,7 @@ def _saves(
 
 
 def tidy_rollouts(run: RunFolder, quota_bytes: int) -> None:
-    """Joins the rollout files of past steps, and deletes the oldest beyond the quota."""
-    run.rollouts.compact()
+    """Deletes the oldest rollout files beyond the quota."""
     run.rollouts.age_out(quota_bytes)
 
 

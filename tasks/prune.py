@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 
 
 def prune_run(config: RunConfig, run: RunFolder, *, dry_run: bool = False) -> list[dict[str, Any]]:
-    """Deletes what need not stay, joins rollout files, and says what became of each checkpoint.
+    """Deletes what need not stay, and says what became of each checkpoint.
 
     Returns:
         A row per checkpoint, newest first, then one per file of rollouts that is deleted.
@@ -47,8 +47,6 @@ def prune_run(config: RunConfig, run: RunFolder, *, dry_run: bool = False) -> li
         "would be deleted" if dry_run else "deleted",
         disk_size(sum(decision.checkpoint.size_bytes for decision in gone)),
     )
-    if not dry_run:
-        run.rollouts.compact(last_too=True)
     quota_bytes = config.storage.rollout_quota_bytes
     old = run.rollouts.age_out(quota_bytes, dry_run=dry_run)
     return [_row(decision) for decision in decisions] + [

@@ -22,7 +22,7 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.settings_file import read_settings
 from rl_core.system.words import printable
 from rl_core.tracking.diagnosis import diagnose
-from rl_core.tracking.memory_growth import AVAILABLE_GIB, HOST_GIB
+from rl_core.tracking.host_memory import AVAILABLE_GIB, HOST_GIB
 from rl_core.tracking.rollout_samples import samples_of_step
 from tasks.hours import last_step_of, left_of
 from tasks.report_page.samples import problem_in_words

@@ -235,7 +235,7 @@ class TrainerConfig(Section):
     """Project in wandb that the run belongs to."""
     wandb_mode: Literal["offline", "online"] = "offline"
     """`online` falls back to `offline` where the server does not answer within 3 seconds;
-    `countdown-train sync` uploads later."""
+    `countdown-train sync` uploads later, from `metrics.jsonl`."""
 
 
 class RunConfig(Section):

@@ -52,12 +52,7 @@ def cheapest_fit(
 ) -> Proposal:
     """Returns the cheapest changes with which the run fits, or those that come closest.
 
-    Args:
-        config: the run's settings.
-        shape: of its model.
-        need_gib: the memory that settings need, by their plan.
-        limit_gib: of the memory.
-        levers: the cheapest first, each dearer than all before it together.
+    Each lever is dearer than all before it together; `need_gib` is of settings, by their plan.
     """
     closest: Proposal | None = None
     for changes, costs in _by_cost(config, shape, levers):

@@ -33,11 +33,6 @@ def next_recovery_step(
     """Returns what the next attempt changes, or None if nothing is left that helps.
 
     Each step moves settings in one direction only, so repeated steps end at None.
-
-    Args:
-        config: the settings that did not fit, with the changes of earlier steps.
-        error: in which phase, or whose process was killed.
-        shape: of the model, None if unknown; an engine must hold its longest sequence.
     """
     return next(iter(recovery_steps_left(config, error, shape)), None)
 
@@ -93,13 +88,7 @@ def beyond_recovery(config: RunConfig, phase: str) -> list[str]:
 
 
 def nothing_smaller(config: RunConfig, phase: str, said: str) -> OutOfMemory:
-    """Returns the error of a phase whose smallest piece of work did not fit.
-
-    Args:
-        config: the settings in force.
-        phase: as `OutOfMemory` names it.
-        said: what was asked for, and how small the piece was.
-    """
+    """Returns the error of a phase whose smallest piece of work did not fit."""
     helpful = [*remedies(config, OutOfMemory(phase, said)), *beyond_recovery(config, phase)]
     return OutOfMemory(phase, f"{said}. What helps: {' or '.join(helpful)}")
 

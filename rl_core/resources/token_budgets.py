@@ -68,8 +68,7 @@ _ALL_PLACES: Final = TypeAdapter(dict[str, Learned])
 class TokenBudgets:
     """The budgets of a learner's phases, in padded tokens; of an engine, in responses at a time.
 
-    Args:
-        limit: where they start, and the most they ever are.
+    They start at `limit`, and are never more.
     """
 
     def __init__(self, limit: int) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rl_core.system.child_process import channel_to_parent
-from rl_core.system.isolation import stay_among_own
+from rl_core.system.sealed import stay_among_own
 from rl_core.system.words import cut, in_one_line
 
 _PR_SET_PDEATHSIG: Final = 1

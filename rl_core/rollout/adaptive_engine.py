@@ -33,11 +33,8 @@ _logger = logging.getLogger(__name__)
 class AdaptiveEngine:
     """An engine that generates as many responses at a time as memory allows.
 
-    Args:
-        config: the run's settings.
-        model_path: a Hugging Face folder that lasts as long as the engine does.
-        build: (settings, folder, responses at a time) to an engine.
-        file: what earlier runs have learned, and the next will read; None for neither.
+    `file` holds what earlier runs have learned, for the next ones too. The model's folder lasts as
+    long as the engine does.
     """
 
     def __init__(
@@ -67,11 +64,6 @@ class AdaptiveEngine:
         self, requests: Sequence[GenerationRequest], sampling: SamplingSettings, phase: str
     ) -> Iterator[list[tuple[int, Completion]]]:
         """Yields what has ended after each token; see `RolloutEngine.generate_by_token`.
-
-        Args:
-            requests: what to generate.
-            sampling: how.
-            phase: what it is for, in metrics and errors.
 
         Raises:
             OutOfMemory: though a single response was under way.

@@ -10,13 +10,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rl_core.config.run import RunConfig
 from rl_core.envs.text_env import TextEnv
 from rl_core.rewards.scoring import Rewards
 from rl_core.rollout.turns import Stream, TurnTaking, turn_metrics, within_bounds
 from rl_core.system.seeds import seed_of
-from rl_core.tracking.diagnosis import repeated_share
 from rl_core.types import (
     Completion,
     GenerationRequest,
@@ -26,6 +26,8 @@ from rl_core.types import (
     SamplingSettings,
     ScoredText,
 )
+
+_MULTIPLIER = np.uint64(6_364_136_223_846_793_005)
 
 
 @dataclass(frozen=True)
@@ -170,14 +172,7 @@ def read_answers(
     decode: Callable[[Sequence[int]], str],
     rewards: Rewards,
 ) -> list[Answer]:
-    """Returns all completions as text in the order of the requests, their scores under way.
-
-    Args:
-        finished: completions with their positions, as they end.
-        problems: of each position.
-        decode: token ids without special tokens to text.
-        rewards: scores each as soon as it is there.
-    """
+    """Returns all completions as text in the order of the requests, their scores under way."""
     answers: dict[int, Answer] = {}
     for position, completion in finished:
         text = decode(completion.response_ids.tolist())
@@ -195,11 +190,7 @@ def to_rollouts(
 ) -> list[Rollout]:
     """Returns each answer beside its problem, once it is scored, its turns paid within bounds.
 
-    Args:
-        problems: those that were asked.
-        answers: `group_size` per problem, in the order of `build_requests`.
-        env: whose bounds a reward has.
-        group_size: answers per problem.
+    Answers are in the order of `build_requests`.
     """
     rollouts = []
     for i, answer in enumerate(answers):
@@ -240,3 +231,17 @@ def reward_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "rollout/repeated_frac": float(np.mean(repeated)),
         **shares,
     }
+
+
+def repeated_share(token_ids: NDArray[np.int64], length: int = 8) -> float:
+    """Returns which share of a response's runs of `length` tokens has occurred in it before.
+
+    0 for a response that repeats nothing or is shorter than two runs, near 1 for a loop.
+    `token_ids` are [T].
+    """
+    if len(token_ids) <= length:
+        return 0.0
+    # A polynomial modulo 2^64 stands for a run: two different ones meet once in 10^19.
+    powers = np.cumprod(np.full(length, _MULTIPLIER))
+    runs = np.convolve(token_ids.astype(np.uint64), powers, "valid")
+    return 1 - len(set(runs.tolist())) / len(runs)

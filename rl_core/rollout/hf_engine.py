@@ -13,18 +13,43 @@ from typing import Any, Literal, cast
 import torch
 from transformers import DynamicCache
 
+from rl_core.data.prompts import load_tokenizer
 from rl_core.models.fast_linear import use_fast_products
 from rl_core.models.loading import load_causal_lm
 from rl_core.models.shared_prefix import can_share_prompts
-from rl_core.rollout.model_files import (
-    complete_weights,
-    stop_token_ids,
-    weight_shapes,
-)
+from rl_core.rollout.model_files import complete_weights, stop_token_ids, weight_shapes
 from rl_core.rollout.protocol import RolloutEngine
 from rl_core.rollout.shared_prompts import ATTENTION, RoomyLayer, SharedPrompts
-from rl_core.rollout.stop_texts import StopTexts
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
+
+
+class StopTexts:
+    """Texts after which a response ends, whichever tokens spell them.
+
+    Each ends in an ASCII character, which no tokenizer cuts in two.
+    """
+
+    def __init__(self, model_path: Path, texts: tuple[str, ...]) -> None:
+        assert texts, "no text to stop at"
+        assert all(text[-1].isascii() for text in texts), texts
+        self.texts = texts
+        self._tokenizer = load_tokenizer(str(model_path))
+        words = self._tokenizer.batch_decode([[i] for i in range(len(self._tokenizer))])
+        ends = {text[-1] for text in texts}
+        candidates = [i for i, word in enumerate(words) if ends & set(word)]
+        self._candidates = torch.tensor(candidates, device="cpu")
+        # A token is a byte at least.
+        self._longest = max(len(text.encode()) for text in texts)
+
+    def candidates(self, token: torch.Tensor) -> list[int]:
+        """Returns which of the tokens, int64 [b], could complete a text: few of many."""
+        is_one = torch.isin(token, self._candidates.to(token.device))
+        return [int(i) for i in is_one.nonzero().squeeze(-1)]
+
+    def ends(self, ids: Sequence[int]) -> bool:
+        """Returns whether a response of these tokens has just completed a text."""
+        tail = self._tokenizer.decode(list(ids[-self._longest :]), skip_special_tokens=True)
+        return any(text in tail for text in self.texts)
 
 
 class HfEngine(RolloutEngine):
@@ -38,14 +63,7 @@ class HfEngine(RolloutEngine):
         max_num_seqs: int,
         on_gpu: bool,
     ) -> None:
-        """Loads the model.
-
-        Args:
-            model_path: a Hugging Face folder.
-            dtype: compute type.
-            max_num_seqs: responses generated at a time.
-            on_gpu: whether to compute on a GPU.
-        """
+        """Loads the model of a Hugging Face folder; so many responses are generated at a time."""
         self._device = torch.device("cuda" if on_gpu else "cpu")
         self._model: Any = load_causal_lm(model_path, getattr(torch, dtype)).to(self._device)
         self._model.eval()

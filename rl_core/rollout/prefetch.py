@@ -19,23 +19,13 @@ def steps_ahead(step: int, *, staleness: int, save_freq: int, last_step: int) ->
     `step + staleness` is learned from when there are `staleness` updates more (AReaL,
     arXiv:2505.24298, section 5.1). None are begun for steps after a checkpoint before it is saved:
     what a resume finds there is all there is.
-
-    Args:
-        step: whose rollouts have been taken.
-        staleness: updates, at most, between a token's policy and the one that learns from it.
-        save_freq: steps between checkpoints.
-        last_step: of the run.
     """
     next_save = -(-step // save_freq) * save_freq
     return range(step + 1, min(step + staleness, next_save, last_step) + 1)
 
 
 class RolloutsAhead:
-    """Hands out the rollouts of each step, collected on demand or in the meantime.
-
-    Args:
-        collect_step: returns the rollouts of a step, timed by a clock.
-    """
+    """Hands out the rollouts of each step, collected on demand or in the meantime."""
 
     def __init__(self, collect_step: Callable[[int, Clock], Collected]) -> None:
         self._collect_step = collect_step
@@ -68,9 +58,7 @@ class RolloutsAhead:
     def take(self, step: int, clock: Clock) -> Collected:
         """Returns a step's rollouts.
 
-        Args:
-            step: counted from 1.
-            clock: times `gen` and `reward`; of rollouts from ahead, as `gen`, what was waited.
+        Of rollouts from ahead the clock times, as `gen`, what was waited.
         """
         if step not in self._ahead:
             return self._collect_step(step, clock)

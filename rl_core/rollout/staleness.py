@@ -14,11 +14,7 @@ def staleness_metrics(rollouts: Sequence[Rollout], step: int, *, limit: int) -> 
     A token's staleness is the number of updates between the policy that sampled it and the one
     that learns from it: step n learns with the policy of n - 1 updates. So AReaL counts
     (arXiv:2505.24298, section 5.1), for each trajectory by its oldest token.
-
-    Args:
-        rollouts: of the step.
-        step: that learns from them, counted from 1.
-        limit: `rollout.staleness`.
+    `step` is counted from 1; `limit` is `rollout.staleness`.
 
     Returns:
         `rollout/staleness_mean` and `_max`, over tokens; `rollout/stale_tokens_frac`, the share of

@@ -37,11 +37,6 @@ def within_bounds(turns: Sequence[Turn], score: float, *, full_score: float) -> 
     it in their order, and counts as far as the sum stays there: no number of turns is worth more
     than a correct answer, or less than nothing. A score beyond, which a user's function may give,
     is a bound itself.
-
-    Args:
-        turns: with the rewards that the env named.
-        score: of the whole response.
-        full_score: of a correct response.
     """
     low, high, reward = min(score, 0.0), max(score, full_score), score
     bounded = []
@@ -138,12 +133,7 @@ class TurnTaking:
         """Yields each request's whole response with its position, as soon as it is over.
 
         Turn by turn: the next begins when all responses have ended theirs.
-
-        Args:
-            stream: yields one completion per request, with its position, as each has ended.
-            requests: first turns.
-            sampling: `max_tokens` is of the whole response, the env's words included.
-            problems: of each position.
+        `sampling.max_tokens` is of the whole response, the env's words included.
         """
         if self.env.max_turns == 1 or not self.env.overrides(TextEnv.reply):
             return stream(requests, sampling)

@@ -75,21 +75,12 @@ class VllmEngine(RolloutEngine):
     ) -> None:
         """Loads the model.
 
-        Args:
-            model_path: a Hugging Face folder with safetensors.
-            dtype: compute type. In float32 log-probs agree with the learner's to about 1e-5, in
-                bfloat16 to about 0.05.
-            max_model_len: prompt and response tokens of the longest rollout.
-            max_num_seqs: responses generated at a time.
-            kv_cache_mib: KV cache of a CPU engine, MiB.
-            gpu_memory_utilization: share of the card that a GPU engine may take.
-            on_gpu: whether to compute on a GPU.
-            sleeps: gives a GPU's memory back after each `generate`, and keeps the weights in the
-                machine's memory until it is asked for something again.
-            tensor_parallel_size: GPUs that share the model, all of this machine; on a CPU,
-                processes.
-            in_flight: weights may be replaced between two tokens.
-            reads_text: responses may end by what they say: vLLM then loads the tokenizer too.
+        In float32 log-probs agree with the learner's to about 1e-5, in bfloat16 to about 0.05.
+        `kv_cache_mib` is of a CPU engine, `gpu_memory_utilization` of a GPU's. An engine that
+        `sleeps` gives a GPU's memory back after each `generate`, and keeps the weights in the
+        machine's memory until it is asked for something again. `tensor_parallel_size` counts GPUs
+        of this machine; on a CPU, processes. With `in_flight` weights may be replaced between two
+        tokens; with `reads_text` vLLM loads the tokenizer, for responses that end by what they say.
         """
         if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
             raise RuntimeError(

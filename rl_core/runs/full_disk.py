@@ -20,12 +20,7 @@ def write_unless_full(
     """Writes a product of a run and says whether that was possible.
 
     A full disk costs the product; the log and the run's reason say so, and what to do.
-
-    Args:
-        run: the run, whose reserve is not for this.
-        product: what is written, as a person knows it: `report.html`.
-        write: writes it whole or not at all.
-        remedy: how it is made again, once there is room: `COMMAND writes it`.
+    `write` writes the product whole or not at all; `remedy` says how it is made again later.
 
     Raises:
         OSError: the disk fails otherwise.

@@ -28,9 +28,6 @@ def started(config: RunConfig) -> Iterator[RunFolder]:
 
     A start that is refused so changes nothing of the run that goes on.
 
-    Args:
-        config: settings with a `run_id`.
-
     Raises:
         ValueError: another process is at work on the run, or its folder cannot be written.
     """

@@ -32,10 +32,6 @@ class MetricsLog:
         """Appends one line and flushes it to the disk; non-finite numbers become null.
 
         A full disk costs the line and a warning, not the run.
-
-        Args:
-            step: training steps done.
-            metrics: by name; `epoch` among them, 0 where it is absent.
         """
         row = {
             "step": step,

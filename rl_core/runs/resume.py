@@ -35,10 +35,6 @@ def checkpoint_to_resume(run: RunFolder, warn: Callable[[str], None]) -> Checkpo
     Damaged ones after it are passed over; a save of the same step replaces them. Which ones, why,
     and which steps are done again is told to `warn` and in the run's record.
 
-    Args:
-        run: the run, which nobody else trains.
-        warn: hears a sentence, if there is something to say.
-
     Raises:
         ValueError: there are checkpoints, and none is sound. Starting anew would throw away the
             metrics and rollouts of steps that a repaired one may yet go on from.

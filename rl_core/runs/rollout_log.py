@@ -1,10 +1,7 @@
-"""A run's rollouts on the disk: a parquet file per step, later one per hundred steps.
+"""A run's rollouts on the disk: `rollouts/step_000101.parquet`, a file per step.
 
-    rollouts/step_000101.parquet          as training writes them
-    rollouts/steps_000001_000100.parquet  joined by `compact`, the same rows in the same order
-
-A step is in one place for every reader: what a joined file covers and a killed `compact` left is
-passed over (`rollout_files`), and files are exchanged only while nobody is `reading` the folder.
+Earlier versions joined a hundred steps in `steps_000001_000100.parquet`: such files are read, and
+cut by a resume. Files are deleted only while nobody is `reading` the folder.
 """
 
 from __future__ import annotations
@@ -18,24 +15,20 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rl_core.schema import ROLLOUTS
-from rl_core.system.atomic import TEMPORARY_PREFIX, alone_in, new_file, sweep_leftovers
-from rl_core.system.disk_reserve import demand_room, may_write, write_last_words
+from rl_core.system.atomic import alone_in, new_file, sweep_leftovers
+from rl_core.system.disk_reserve import demand_room, write_last_words
 from rl_core.system.words import disk_size
 from rl_core.types import Rollout
 
 LEARNED_COLUMNS = ("reward", "advantage_mean", "value_mean", "logprob_gap_mean", "ref_kl")
 """Columns of a rollout row that the learner fills; those it does not give are null."""
-BLOCK_STEPS: Final = 100
-"""Steps per joined file."""
-_ROW_GROUP_ROWS: Final = 10_000
-"""At least, but for the last: smaller groups pack worse, and larger ones lie in memory at once."""
 _FILE = re.compile(r"steps?_(\d{6,})(?:_(\d{6,}))?\.parquet")
 _logger = logging.getLogger(__name__)
 
@@ -48,15 +41,10 @@ class RolloutFile:
     first: int
     last: int
 
-    @property
-    def is_joined(self) -> bool:
-        """Whether it was made by `compact`, even if of few steps."""
-        return self.path.name.startswith("steps_")
-
 
 @dataclass(frozen=True)
 class RolloutLog:
-    """`rollouts/`: parquet files in `rl_core.schema.ROLLOUTS`, one per step at first."""
+    """`rollouts/`: parquet files in `rl_core.schema.ROLLOUTS`, one per step."""
 
     folder: Path
     run_id: str
@@ -71,12 +59,7 @@ class RolloutLog:
         """Writes the rollouts of one step and returns the file.
 
         A full disk costs the file (then None) and a warning, not the run.
-
-        Args:
-            step: the step that learned from them.
-            epoch: pass over the data, from 0.
-            rollouts: in the order of `learned`.
-            learned: columns of `LEARNED_COLUMNS`, one number per rollout; NaN becomes null.
+        Rows are in the order of `learned`, columns of `LEARNED_COLUMNS`; NaN becomes null.
 
         Raises:
             ValueError: `learned` holds another column, or not one number per rollout.
@@ -92,38 +75,10 @@ class RolloutLog:
             return None
         return file
 
-    def compact(self, *, last_too: bool = False) -> int:
-        """Joins the files of each hundred steps into one, and returns how many files vanished.
-
-        Does nothing while somebody reads them. A full disk, or a file that cannot be read, costs
-        the joining and a warning; the files then stay as they are.
-
-        Args:
-            last_too: also the last hundred, full or not: no step follows, as far as known.
-        """
-        before = len(rollout_files(self.folder))
-        if not before:
-            return 0
-        with alone_in(self.folder, wait=False) as alone:
-            if not alone:
-                return 0
-            self._sweep_compaction()
-            for files in _blocks_to_join(rollout_files(self.folder), last_too=last_too):
-                try:
-                    self._join(files)
-                except (OSError, pa.ArrowException) as error:
-                    first, last = files[0].first, files[-1].last
-                    _logger.warning("rollouts %d to %d were not joined: %s", first, last, error)
-        return before - len(rollout_files(self.folder))
-
     def age_out(self, quota_bytes: int, *, dry_run: bool = False) -> list[tuple[RolloutFile, int]]:
         """Deletes the oldest files beyond a quota; returns them with their bytes, oldest first.
 
         The newest file stays in any case, and all stay while somebody reads them.
-
-        Args:
-            quota_bytes: that all files may take.
-            dry_run: only says what would be deleted.
         """
         sizes = [(file, file.path.stat().st_size) for file in rollout_files(self.folder)]
         excess = sum(size for _, size in sizes) - quota_bytes
@@ -154,24 +109,11 @@ class RolloutLog:
             return
         with alone_in(self.folder, wait=True):
             sweep_leftovers(self.folder)
-            self._sweep_compaction()
-            for file in rollout_files(self.folder):
+            for file in _finished(self.folder):
                 if file.first > step:
                     file.path.unlink()
                 elif file.last > step:
                     self._cut(file, step)
-
-    def _join(self, files: Sequence[RolloutFile]) -> None:
-        """Exchanges files for one of the same rows; a reader sees the old ones or the new one."""
-        if not may_write(self.folder.parent):
-            return
-        name = f"steps_{files[0].first:06d}_{files[-1].last:06d}.parquet"
-        with new_file(self.folder / name) as temporary:
-            num_rows = _concatenate([file.path for file in files], temporary)
-            if pq.read_metadata(temporary).num_rows != num_rows:
-                raise OSError(f"{temporary} does not hold the {num_rows} rows written to it")
-        for file in files:
-            file.path.unlink()
 
     def _cut(self, file: RolloutFile, last: int) -> None:
         """Leaves a joined file's rows up to a step, in one rename, and then names it so."""
@@ -190,33 +132,16 @@ class RolloutLog:
             return
         file.path.rename(file.path.with_name(f"steps_{file.first:06d}_{last:06d}.parquet"))
 
-    def _sweep_compaction(self) -> None:
-        """Removes what a killed `compact` left: half a joined file, or the files that it joined."""
-        for half in self.folder.glob(f"{TEMPORARY_PREFIX}steps_*"):
-            half.unlink()
-        seen = {file.path for file in rollout_files(self.folder)}
-        for path in self.folder.glob("step_*.parquet"):
-            if path not in seen and _FILE.fullmatch(path.name):
-                path.unlink()
-
 
 def rollout_files(folder: Path) -> list[RolloutFile]:
     """Returns a folder's finished files by step, without those that a joined file covers."""
-    paths = folder.iterdir() if folder.is_dir() else ()
-    files = [
-        RolloutFile(path, int(match[1]), int(match[2] or match[1]))
-        for path in paths
-        if (match := _FILE.fullmatch(path.name))
+    files = _finished(folder)
+    joined = [file for file in files if file.path.name.startswith("steps_")]
+    return [
+        file
+        for file in files
+        if file in joined or not any(j.first <= file.first <= j.last for j in joined)
     ]
-    joined = [file for file in files if file.is_joined]
-    return sorted(
-        (
-            file
-            for file in files
-            if file.is_joined or not any(j.first <= file.first <= j.last for j in joined)
-        ),
-        key=lambda file: file.first,
-    )
 
 
 def finite_or_none(value: float) -> float | None:
@@ -226,32 +151,14 @@ def finite_or_none(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _blocks_to_join(files: Sequence[RolloutFile], *, last_too: bool) -> list[list[RolloutFile]]:
-    """Returns the single files of each hundred steps that is complete, if there are several."""
-    blocks: dict[int, list[RolloutFile]] = {}
-    for file in files:
-        if not file.is_joined:
-            blocks.setdefault((file.first - 1) // BLOCK_STEPS, []).append(file)
-    newest = files[-1].last // BLOCK_STEPS if files else 0  # the first block that may yet grow
-    return [
-        block
-        for number, block in blocks.items()
-        if len(block) > 1 and (last_too or number < newest)
+def _finished(folder: Path) -> list[RolloutFile]:
+    paths = folder.iterdir() if folder.is_dir() else ()
+    files = [
+        RolloutFile(path, int(match[1]), int(match[2] or match[1]))
+        for path in paths
+        if (match := _FILE.fullmatch(path.name))
     ]
-
-
-def _concatenate(files: Sequence[Path], target: Path) -> int:
-    """Writes all rows of some files into one, and returns how many there are."""
-    num_rows, waiting = 0, []
-    with pq.ParquetWriter(target, ROLLOUTS, compression="zstd") as writer:
-        for file in files:
-            waiting.append(pq.read_table(file, schema=ROLLOUTS, partitioning=None))
-            num_rows += waiting[-1].num_rows
-            if sum(table.num_rows for table in waiting) >= _ROW_GROUP_ROWS or file == files[-1]:
-                together = pa.concat_tables(waiting)
-                writer.write_table(together, row_group_size=max(together.num_rows, 1))
-                waiting.clear()
-    return num_rows
+    return sorted(files, key=lambda file: file.first)
 
 
 def _rollout_table(

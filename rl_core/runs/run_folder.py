@@ -242,9 +242,7 @@ class RunFolder:
 
         Where even the reserve does not help a full disk, that costs the change and an error in the
         log, not the run.
-
-        Args:
-            changes: fields of `RunRecord`; seconds of `timings_s` are added to those there.
+        Seconds of stages in `timings_s` are added to those there.
         """
         with locked(self.path):
             before = self.read()
@@ -265,10 +263,7 @@ class RunFolder:
     def add_attempt(self, reason: str, changes: Changes | None = None, *, asked: str = "") -> None:
         """Notes in `run.json` that the run was started again, and why.
 
-        Args:
-            reason: `continued`, or the error that a retry is for.
-            changes: what the retry changes of the settings; None for nothing.
-            asked: what a person changed of them, as one would type it.
+        `changes` are those of a retry; `asked` is what a person changed, as one would type it.
         """
         # Without a look at every byte: the attempt itself takes that.
         steps = [found.step for found in list_checkpoints(self.path)]

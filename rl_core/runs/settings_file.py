@@ -54,9 +54,7 @@ def settings_as_yaml(config: RunConfig) -> str:
 def changed_settings(before: str, after: str) -> str:
     """Returns the settings that are other than before, as one would type them.
 
-    Args:
-        before: a `config.yaml`; where it is damaged, nothing is known to be other.
-        after: another.
+    Where the settings before are damaged, nothing is known to be other.
     """
     if not (old := dict(leaves(parse_settings(before)))):
         return ""

@@ -33,12 +33,7 @@ class HeldOutLog:
     run_id: str
 
     def write(self, step: int, rollouts: Sequence[Rollout]) -> None:
-        """Writes the first answers of a test; a full disk costs them and a warning, not the run.
-
-        Args:
-            step: training steps done.
-            rollouts: one greedy answer per problem, in the order of the test split.
-        """
+        """Writes the first answers of a test; a full disk costs them and a warning, not the run."""
         model = f"step_{step:06d}" if step else "base"
         rows = [_row(rollout) for rollout in rollouts[:MOST_VALIDATION_ROWS]]
         try:

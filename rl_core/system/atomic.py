@@ -171,11 +171,9 @@ def reading(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def alone_in(folder: Path, *, wait: bool) -> Iterator[bool]:
-    """Yields whether nobody is `reading` a folder, which then holds for the block.
+    """Yields whether nobody is `reading` an existing folder, which then holds for the block.
 
-    Args:
-        folder: an existing folder.
-        wait: for readers to leave; else the answer may be False.
+    `wait` has it wait for readers to leave; else the answer may be False.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

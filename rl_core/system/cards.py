@@ -1,18 +1,22 @@
 """What graphics cards can do at their best: memory, arithmetic, bandwidth of memory and link.
 
-Not what one costs, which the user knows better (`budget.price_per_hour`), nor what share of this a
-run gets (`roofline.py`).
+The table is `cards.csv`. Not here: what one costs, which the user knows better
+(`budget.price_per_hour`), nor what share of this a run gets (`roofline.py`).
 
-Sources: NVIDIA's data sheets and architecture papers of each card. Tensor rates are dense (half of
-what a sheet with "sparsity" says) and with sums in float32 (on GeForce cards half of the other);
-float32 is that of the plain units, since torch does not use TF32 unless told to.
+Sources: NVIDIA's data sheets, and its papers on Ampere GA102, Ada and RTX Blackwell (appendix A of
+each). Tensor rates are dense (half of what a sheet with "sparsity" says) and with sums in float32
+(on GeForce cards half of the other); float32 is that of the plain units, since torch does not use
+TF32 unless told to.
 """
 
 from __future__ import annotations
 
+import csv
 import difflib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 _NOISE: Final = frozenset(
@@ -46,58 +50,20 @@ class CardFigures:
     are not counted.
     """
 
-    @property
-    def network_gb_s(self) -> float:
-        """10^9 bytes per second between machines, a card's share, as such machines usually have.
-
-        NVIDIA's own have 400 Gbit/s for each card since Hopper and 200 before it; of cards on PCIe
-        eight are taken to share 100.
-        """
-        gbit = 400.0 if self.link_gb_s >= 450 else 200.0 if self.link_gb_s >= 150 else 12.5
-        return gbit / 8
-
     def flops(self, dtype: str) -> float:
         """Returns operations per second in `bfloat16` or `float32`."""
         tflops = self.bfloat16_tflops if dtype == "bfloat16" else None
         return 1e12 * (self.float32_tflops if tflops is None else tflops)
 
 
-CARDS: Final = tuple(
-    CardFigures(*figures)
-    for figures in (
-        # name, GiB, bfloat16 and float32 TFLOP/s, GB/s of memory, of the link
-        ("RTX 3090", 24, 71.0, 35.6, 936, 31.5),  # Ampere GA102 paper, appendix A
-        ("RTX 3090 Ti", 24, 80.0, 40.0, 1008, 31.5),
-        ("RTX 4080", 16, 97.5, 48.7, 717, 31.5),  # Ada paper, appendix A
-        ("RTX 4090", 24, 165.2, 82.6, 1008, 31.5),
-        ("RTX 5080", 16, 112.6, 56.3, 960, 63),  # RTX Blackwell paper, appendix A
-        ("RTX 5090", 32, 209.5, 104.8, 1792, 63),
-        ("RTX A5000", 24, 111.1, 27.8, 768, 31.5),
-        ("RTX A6000", 48, 154.8, 38.7, 768, 31.5),
-        ("RTX 6000 Ada", 48, 364.2, 91.1, 960, 31.5),
-        ("RTX PRO 6000", 96, 503.8, 126.0, 1792, 63),
-        ("T4", 16, None, 8.1, 320, 15.8),
-        ("V100 16GB", 16, None, 15.7, 900, 150),
-        ("V100 32GB", 32, None, 15.7, 900, 150),
-        ("A10", 24, 125.0, 31.2, 600, 31.5),
-        ("A10G", 24, 70.0, 31.5, 600, 31.5),
-        ("A30", 24, 165.0, 10.3, 933, 31.5),
-        ("A40", 48, 149.7, 37.4, 696, 31.5),
-        ("A100 40GB", 40, 312.0, 19.5, 1555, 300),
-        ("A100 80GB", 80, 312.0, 19.5, 2039, 300),
-        ("L4", 24, 121.0, 30.3, 300, 31.5),
-        ("L40", 48, 181.0, 90.5, 864, 31.5),
-        ("L40S", 48, 362.0, 91.6, 864, 31.5),
-        ("H20", 96, 148.0, 44.0, 4000, 450),
-        ("H100", 80, 989.0, 67.0, 3350, 450),
-        ("H100 PCIe", 80, 756.0, 51.0, 2000, 63),
-        ("H100 NVL", 94, 835.0, 60.0, 3938, 63),
-        ("GH200", 96, 989.0, 67.0, 4000, 450),
-        ("H200", 141, 989.0, 67.0, 4800, 450),
-        ("B200", 180, 2250.0, 75.0, 7700, 900),
-        ("GB200", 186, 2500.0, 80.0, 8000, 900),
-    )
-)
+def _read_cards() -> Iterator[CardFigures]:
+    with Path(__file__).with_name("cards.csv").open(encoding="ascii", newline="") as file:
+        for name, gib, bfloat16, float32, memory, link in list(csv.reader(file))[1:]:
+            figures = float(float32), float(memory), float(link)
+            yield CardFigures(name, float(gib), float(bfloat16) if bfloat16 else None, *figures)
+
+
+CARDS: Final = tuple(_read_cards())
 
 
 def find_card(name: str, memory_gib: float | None = None) -> CardFigures | None:

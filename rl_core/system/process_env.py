@@ -105,12 +105,7 @@ def all_variables() -> dict[str, str]:
 
 
 def credentials_for(*needs: Need, names: Collection[str] = ()) -> dict[str, str]:
-    """Returns the credentials of these, for a child that only hands them on; see `borrow`.
-
-    Args:
-        needs: whose.
-        names: single variables besides.
-    """
+    """Returns the credentials of `needs`, and variables by name, for a child that hands them on."""
     kept = [_NEEDED[need] for need in needs]
     return {
         name: value

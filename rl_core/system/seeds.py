@@ -11,9 +11,7 @@ def seed_of(*parts: int | str) -> int:
 
     `hash()` is salted per process and sums of counters collide (1 + 2 = 2 + 1); a digest of the
     parts as JSON does neither.
-
-    Args:
-        parts: what the seed is for, for example run seed, step, prompt index and sample index.
+    Parts say what it is for: run seed, step, prompt index and sample index, for example.
     """
     digest = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

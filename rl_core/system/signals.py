@@ -41,9 +41,6 @@ class StopSignals:
                 ...
                 if stop.requested():
                     break
-
-    Args:
-        grace_s: seconds from SIGTERM to giving up.
     """
 
     def __init__(self, grace_s: float = GRACE_S) -> None:

@@ -3,37 +3,101 @@
 A rule reads series of metrics by their names (verl's) and returns a `Diagnosis` or None. Series
 that a log lacks make a rule silent, so logs of other trainers are read as well. Rules compare a
 run's beginning with its end: means over its first and last steps, a quarter of them but at most 20.
+What is said of each, and what to try, is in `diagnosis.yaml`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from statistics import median
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
+import yaml
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
 from rl_core.resources.oom_recovery import beyond_recovery, remedies
 from rl_core.runs.settings_file import leaves
-from rl_core.tracking.memory_growth import AVAILABLE_GIB, HOST_GIB, full_at, growths
-from rl_core.tracking.reward_rules import REWARD_RULES
-from rl_core.tracking.series import (
-    FEWEST_STEPS,
-    LONGEST_WINDOW,
-    STEPS_IN_A_ROW,
-    Diagnosis,
-    Series,
-)
+from rl_core.tracking.host_memory import AVAILABLE_GIB, HOST_GIB, full_at, growths
 
+_FEWEST_STEPS = 8
+"""Of a series that has a beginning and an end."""
+_STEPS_IN_A_ROW = 10
+_LONGEST_WINDOW = 20
+"""Steps that its beginning, or its end, is the mean of, at most."""
+_FORMAT_SCORE = 0.1
+"""What a well-formed wrong answer scores in Countdown (SPEC's and TinyZero's default)."""
+_SOME = 0.01
+_LOST_STEPS = 3
+_NOT_FINITE = "not_finite/"
+_MOST_NAMES = 4
+_NEARLY_ALL = 0.99
 FULL_CARD = 0.05
 """Share of a card left at a phase's peak below which it counts as nearly full."""
 _ON_ONE_CARD = RunConfig.model_validate({"resources": {"learner_gpus": 0.5, "rollout_gpus": 0.5}})
 """Where nobody knows a run's settings."""
-_MULTIPLIER = np.uint64(6_364_136_223_846_793_005)
+_TEXTS: Final[dict[str, dict[str, str]]] = yaml.safe_load(
+    Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
+)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One thing that is wrong with a run, with its evidence and what to try."""
+
+    rule: str
+    says: str
+    evidence: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.says} ({self.evidence}). Try: {self.advice}"
+
+
+class Series:
+    """The metrics of a run's training steps, by name; a step's row may lack some.
+
+    Step 0, the test before training, counts for `val/*` alone.
+    """
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        self._rows = sorted(rows, key=lambda row: int(row["step"]))
+
+    def points(self, name: str) -> list[tuple[int, float]]:
+        """Returns (step, value) of a metric, oldest first, without the steps that lack it."""
+        return [
+            (int(row["step"]), float(row[name]))
+            for row in self._rows
+            if row.get(name) is not None and (row["step"] > 0 or name.startswith("val/"))
+        ]
+
+    def ending(self, prefix: str) -> list[str]:
+        """Returns what follows a prefix in the names of metrics: phases, for one."""
+        names = (name for row in self._rows for name in row if name.startswith(prefix))
+        return list(dict.fromkeys(name.removeprefix(prefix) for name in names))
+
+    def names(self, prefix: str) -> list[str]:
+        """Returns the metrics of the last step whose names begin so."""
+        return [name for row in self._rows[-1:] for name in row if name.startswith(prefix)]
+
+    def values(self, name: str) -> list[float]:
+        """Returns a metric's values, oldest first."""
+        return [value for _, value in self.points(name)]
+
+    def ends(self, name: str) -> tuple[float, float] | None:
+        """Returns the means of a metric's first and last steps; None for too short a series."""
+        values = self.values(name)
+        if len(values) < _FEWEST_STEPS:
+            return None
+        width = min(_LONGEST_WINDOW, len(values) // 4)
+        return fmean(values[:width]), fmean(values[-width:])
+
+    def gain(self, name: str) -> float | None:
+        """Returns by how much a metric rose from its first steps to its last."""
+        ends = self.ends(name)
+        return None if ends is None else ends[1] - ends[0]
 
 
 def diagnose(
@@ -44,10 +108,8 @@ def diagnose(
 ) -> list[Diagnosis]:
     """Returns what is wrong with a run, the gravest first; nothing where nothing stands out.
 
-    Args:
-        rows: the run's metrics, one mapping per step.
-        config: its settings in force, where they are known: an advice then names those left.
-        settings: of its `config.yaml`, by section, where only these are known.
+    An advice leaves out what is set by `config`, the settings in force, or by `settings`, those of
+    the run's `config.yaml` by section.
     """
     series = Series(rows)
     known = dict(leaves(config.model_dump(mode="json") if config else settings or {}))
@@ -57,6 +119,12 @@ def diagnose(
         *(rule(series) for rule in _RULES),
     ]
     return [_without_what_is_set(one, known) for one in found if one is not None]
+
+
+def _said(rule: str, evidence: str, **values: object) -> Diagnosis:
+    """Returns a rule's diagnosis, with these values in its texts."""
+    texts = {kind: text.format(**values) for kind, text in _TEXTS[rule].items()}
+    return Diagnosis(rule, texts["says"], evidence, texts["advice"])
 
 
 def _without_what_is_set(found: Diagnosis, settings: Mapping[str, Any]) -> Diagnosis:
@@ -80,7 +148,7 @@ def _is_getting_better(series: Series) -> bool:
 def _nearly_full_card(series: Series, config: RunConfig | None) -> Diagnosis | None:
     """Before a phase runs out of memory: what a retry would change then, changed in good time."""
     totals, prefix = series.values("memory/card_gib"), "memory/card_left_gib/"
-    lately = {p: series.values(prefix + p)[-STEPS_IN_A_ROW:] for p in series.ending(prefix)}
+    lately = {p: series.values(prefix + p)[-_STEPS_IN_A_ROW:] for p in series.ending(prefix)}
     left = {phase: min(values) for phase, values in lately.items() if values}
     if not totals or not left:
         return None
@@ -93,11 +161,95 @@ def _nearly_full_card(series: Series, config: RunConfig | None) -> Diagnosis | N
     else:
         helpful = [*remedies(config, error), *beyond_recovery(config, fullest)]
         advice = f"{helpful[0]}, the next lever"
-    return Diagnosis(
+    return _said(
         "nearly_full_card",
-        "the card is nearly full: a longer batch may not fit",
         f"{fullest} left {max(left[fullest], 0.0):.2f} of {totals[-1]:.1f} GiB",
-        advice,
+        advice=advice,
+    )
+
+
+def _reward_fails(series: Series) -> Diagnosis | None:
+    """Told at once: a function that fails costs the responses of every step."""
+    share = _share(series, "reward_error")
+    if share < _SOME:
+        return None
+    how = "for some responses, which count as 0"
+    if share >= _NEARLY_ALL:
+        how = "at all, so there is nothing to learn from"
+    return _said(
+        "reward_fails", f"reward/verdict/reward_error is {share:.3f} of the last steps", how=how
+    )
+
+
+def _reward_always_same(series: Series) -> Diagnosis | None:
+    scores = series.values("critic/score/mean")
+    if len(scores) < _FEWEST_STEPS or len(set(scores)) > 1:
+        return None
+    if _share(series, "reward_error") > _NEARLY_ALL:
+        return None
+    rule = "reward_always_same" if scores[0] else "reward_always_zero"
+    return _said(rule, f"critic/score/mean is {scores[0]:g} in all {len(scores)} steps")
+
+
+def _format_credit_only(series: Series) -> Diagnosis | None:
+    """Score without accuracy; where a log has no accuracy, what format credit explains of it."""
+    score = series.ends("critic/score/mean")
+    if score is None or score[1] < 0.02:
+        return None
+    accuracy = series.ends("reward/accuracy")
+    if accuracy is not None:
+        if accuracy[1] >= 0.01:
+            return None
+        known = f"accuracy is {accuracy[1]:.3f}"
+    else:
+        if score[1] > 1.25 * _FORMAT_SCORE:
+            return None
+        # If every other response earns the credit.
+        correct = max(0.0, (score[1] - _FORMAT_SCORE) / (1 - _FORMAT_SCORE))
+        known = (
+            f"the log has no accuracy; a format credit of {_FORMAT_SCORE:g} leaves at most "
+            f"{correct:.1%} right answers at full format"
+        )
+    rule = "nothing_is_correct" if _share(series, "incorrect") > 0 else "format_credit_only"
+    return _said(rule, f"score {score[0]:.3f} -> {score[1]:.3f} while {known}")
+
+
+def _share(series: Series, verdict: str) -> float:
+    """Returns the share of a verdict in the last steps; steps without it do not log it."""
+    shares = dict(series.points(f"reward/verdict/{verdict}"))
+    steps = [step for step, _ in series.points("critic/score/mean")][-_STEPS_IN_A_ROW:]
+    return fmean(shares.get(step, 0.0) for step in steps) if steps else 0.0
+
+
+def _score_lost(series: Series) -> Diagnosis | None:
+    """A score that was there and is gone: other rules look at means, in which it is still there."""
+    points = series.points("critic/score/mean")
+    if len(points) < _FEWEST_STEPS:
+        return None
+    top_step, top = max(points, key=lambda point: point[1])
+    low = [value <= 0.1 * top for _, value in points]
+    if top < 0.02 or not all(low[-_LOST_STEPS:]):
+        return None
+    since = points[len(low) - low[::-1].index(False)][0]
+    return _said(
+        "score_lost",
+        f"critic/score/mean was {top:.3g} at step {top_step}",
+        score=points[-1][1],
+        step=since,
+    )
+
+
+def _not_finite(series: Series) -> Diagnosis | None:
+    """Of an imported log: here a step whose loss is no number ends the run."""
+    firsts = {name: series.points(f"{_NOT_FINITE}{name}")[0] for name in series.ending(_NOT_FINITE)}
+    if not firsts:
+        return None
+    begins = min(step for step, _ in firsts.values())
+    names = [name for name, (step, _) in firsts.items() if step == begins]
+    return _said(
+        "not_finite",
+        f"{', '.join(names[:_MOST_NAMES])} {'is' if len(names) == 1 else 'are'} nan or inf there",
+        step=begins,
     )
 
 
@@ -107,13 +259,9 @@ def _fooled_scorer(series: Series) -> Diagnosis | None:
     trained, tests = series.gain("reward/accuracy"), series.values("val/accuracy")
     if trained is None or len(tests) < 3 or trained < 0.1 or tests[-1] - tests[0] > 0.25 * trained:
         return None
-    return Diagnosis(
+    return _said(
         "fooled_scorer",
-        "training accuracy rises and test accuracy does not: answers may fool the scorer, or "
-        "problems are learned by heart",
         f"reward/accuracy {trained:+.3f}, val/accuracy {tests[0]:.3f} -> {tests[-1]:.3f}",
-        "read responses that scored (countdown-train sql samples_of_a_verdict -p verdict=correct) "
-        "and check that train and test rows are of one kind (countdown-train validate)",
     )
 
 
@@ -121,12 +269,8 @@ def _length_collapse(series: Series) -> Diagnosis | None:
     lengths, accuracy = series.ends("response_length/mean"), series.gain("reward/accuracy")
     if lengths is None or lengths[1] > 0.5 * lengths[0] or (accuracy or 0.0) > 0.05:
         return None
-    return Diagnosis(
-        "length_collapse",
-        "responses shrink without getting better: the model stops thinking",
-        f"response_length/mean {lengths[0]:.0f} -> {lengths[1]:.0f} tokens",
-        "a larger algorithm.kl_coef or a smaller actor.lr holds the policy; check that right "
-        "answers score much more than short ones",
+    return _said(
+        "length_collapse", f"response_length/mean {lengths[0]:.0f} -> {lengths[1]:.0f} tokens"
     )
 
 
@@ -136,69 +280,48 @@ def _entropy_collapse(series: Series) -> Diagnosis | None:
         return None
     if _is_getting_better(series):
         return None
-    return Diagnosis(
+    return _said(
         "entropy_collapse",
-        "the policy has become nearly certain: it explores no more",
         f"actor/entropy_loss {entropy[0]:.3f} -> {entropy[1]:.3f} nats per token",
-        "actor.clip_eps_high=0.28, a larger actor.entropy_coef, a smaller actor.lr, "
-        "rollout.temperature=1",
     )
 
 
 def _kl_blow_up(series: Series) -> Diagnosis | None:
     values = [abs(value) for value in series.values("critic/kl")]
-    if len(values) < FEWEST_STEPS:
+    if len(values) < _FEWEST_STEPS:
         return None
     usual, last = median(values), median(values[-5:])  # not the mean: one bad batch is no trend
     if last < 1.0 or last < 5 * usual:
         return None
-    return Diagnosis(
+    return _said(
         "kl_blow_up",
-        "the policy runs away from the reference model",
         f"critic/kl {last:.2f} nats per response at the end, {usual:.3f} is usual in this run",
-        "a smaller actor.lr, a larger algorithm.kl_coef or algorithm.kl_controller=adaptive; go on "
-        "from an earlier checkpoint",
     )
 
 
 def _useless_critic(series: Series) -> Diagnosis | None:
     values = series.values("critic/vf_explained_var")
-    last = values[-STEPS_IN_A_ROW:]
-    if len(values) < 2 * STEPS_IN_A_ROW or max(last) >= 0:
+    last = values[-_STEPS_IN_A_ROW:]
+    if len(values) < 2 * _STEPS_IN_A_ROW or max(last) >= 0:
         return None
-    return Diagnosis(
+    return _said(
         "useless_critic",
-        "the critic predicts worse than a constant would: its baseline adds noise",
-        f"critic/vf_explained_var below 0 for {STEPS_IN_A_ROW} steps, now {last[-1]:.2f}",
-        "critic.warmup_steps, a larger critic.lr, or an estimator without a critic "
-        "(algorithm.estimator=grpo, algorithm.group_size=8)",
+        f"critic/vf_explained_var below 0 for {_STEPS_IN_A_ROW} steps, now {last[-1]:.2f}",
     )
 
 
 def _never_clipped(series: Series) -> Diagnosis | None:
     clipped = series.values("actor/pg_clipfrac")
-    if len(clipped) < FEWEST_STEPS or any(clipped) or _is_getting_better(series):
+    if len(clipped) < _FEWEST_STEPS or any(clipped) or _is_getting_better(series):
         return None
-    return Diagnosis(
-        "never_clipped",
-        "each batch makes one update, so PPO's clip never acts",
-        f"actor/pg_clipfrac is 0 in all {len(clipped)} steps",
-        "actor.mini_batch_size below data.train_batch_size, or actor.ppo_epochs=2, if more "
-        "learning per rollout is wished; else nothing is wrong",
-    )
+    return _said("never_clipped", f"actor/pg_clipfrac is 0 in all {len(clipped)} steps")
 
 
 def _groups_without_spread(series: Series) -> Diagnosis | None:
     share = series.ends("group/zero_spread_frac")
     if share is None or share[1] <= 0.5:
         return None
-    return Diagnosis(
-        "groups_without_spread",
-        "most groups teach nothing: all their responses score alike",
-        f"group/zero_spread_frac {share[1]:.2f} at the end",
-        "algorithm.resample_rounds=2, a larger algorithm.group_size, problems nearer to what the "
-        "model can just do",
-    )
+    return _said("groups_without_spread", f"group/zero_spread_frac {share[1]:.2f} at the end")
 
 
 def _truncated(series: Series) -> Diagnosis | None:
@@ -207,13 +330,7 @@ def _truncated(series: Series) -> Diagnosis | None:
         return None
     if share[1] < share[0] and _is_getting_better(series):
         return None  # it learns to be short
-    return Diagnosis(
-        "truncated",
-        "many responses are cut off before their answer",
-        f"response_length/clip_ratio {share[0]:.2f} -> {share[1]:.2f}",
-        "a larger data.max_response_length, or algorithm.mask_truncated=true so that cut ones "
-        "teach nothing",
-    )
+    return _said("truncated", f"response_length/clip_ratio {share[0]:.2f} -> {share[1]:.2f}")
 
 
 def _growing_gap(series: Series) -> Diagnosis | None:
@@ -222,12 +339,10 @@ def _growing_gap(series: Series) -> Diagnosis | None:
         return None
     stale = series.ends("rollout/staleness_mean")
     less_stale = "a smaller rollout.staleness; " if stale and stale[1] > 0 else ""
-    return Diagnosis(
+    return _said(
         "growing_gap",
-        "rollout and learner disagree more and more about the same tokens",
         f"rollout/logprob_gap_mean {gap[0]:.2g} -> {gap[1]:.2g} nats per token",
-        f"{less_stale}rollout.engine=hf tells which side is wrong; model.dtype=float32; "
-        "actor.importance_cap bounds the harm meanwhile",
+        less_stale=less_stale,
     )
 
 
@@ -235,20 +350,17 @@ def _repeated_text(series: Series) -> Diagnosis | None:
     share = series.ends("rollout/repeated_frac")
     if share is None or share[1] <= 0.3 or share[1] < 1.5 * share[0]:
         return None
-    return Diagnosis(
+    return _said(
         "repeated_text",
-        "responses repeat themselves",
         f"{share[0]:.0%} -> {share[1]:.0%} of a response's 8-token runs occurred in it before",
-        "a smaller actor.lr, a larger algorithm.kl_coef; read the longest responses "
-        "(countdown-train sql longest_responses)",
     )
 
 
 def _falling_throughput(series: Series) -> Diagnosis | None:
     rates = series.values("rollout/tokens_per_s")[2:]  # the first steps warm the engine up
-    if len(rates) < 2 * FEWEST_STEPS:
+    if len(rates) < 2 * _FEWEST_STEPS:
         return None
-    width = min(LONGEST_WINDOW, len(rates) // 4)
+    width = min(_LONGEST_WINDOW, len(rates) // 4)
     first, last = median(rates[:width]), median(rates[-width:])
     if last > 0.6 * first:
         return None
@@ -257,13 +369,7 @@ def _falling_throughput(series: Series) -> Diagnosis | None:
         before, after = median(lengths[:width]), median(lengths[-width:])
         if after / last < before / first:
             return None
-    return Diagnosis(
-        "falling_throughput",
-        "generation has become slower",
-        f"rollout/tokens_per_s {first:,.0f} -> {last:,.0f}",
-        "look for other work on the machine or a hot card; longer responses alone do not do this "
-        "(countdown-train sql throughput_by_step)",
-    )
+    return _said("falling_throughput", f"rollout/tokens_per_s {first:,.0f} -> {last:,.0f}")
 
 
 def _growing_memory(series: Series, total_steps: int | None) -> Diagnosis | None:
@@ -276,17 +382,20 @@ def _growing_memory(series: Series, total_steps: int | None) -> Diagnosis | None
     if total_steps is not None and full_step > total_steps:
         return None  # its processes are gone by then
     who = " and ".join(growth.process for growth in found)
-    return Diagnosis(
+    return _said(
         "growing_memory",
-        f"the memory of {who} grows steadily: the machine's is full at about step {full_step}",
         f"{'; '.join(map(str, found))}; {available[-1]:.1f} GiB are left",
-        "Ctrl-C saves, and the same command goes on from there with new processes; values of "
-        "your own for ONEDNN_PRIMITIVE_CACHE_CAPACITY and LRU_CACHE_CAPACITY may be too large",
+        who=who,
+        step=full_step,
     )
 
 
 _RULES = (
-    *REWARD_RULES,
+    _not_finite,
+    _reward_fails,
+    _reward_always_same,
+    _score_lost,
+    _format_credit_only,
     _fooled_scorer,
     _length_collapse,
     _entropy_collapse,
@@ -299,20 +408,3 @@ _RULES = (
     _falling_throughput,
     _never_clipped,
 )
-
-
-def repeated_share(token_ids: NDArray[np.int64], length: int = 8) -> float:
-    """Returns which share of a response's runs of `length` tokens has occurred in it before.
-
-    0 for a response that repeats nothing or is shorter than two runs, near 1 for a loop.
-
-    Args:
-        token_ids: [T], of one response.
-        length: tokens of a run.
-    """
-    if len(token_ids) <= length:
-        return 0.0
-    # A polynomial modulo 2^64 stands for a run: two different ones meet once in 10^19.
-    powers = np.cumprod(np.full(length, _MULTIPLIER))
-    runs = np.convolve(token_ids.astype(np.uint64), powers, "valid")
-    return 1 - len(set(runs.tolist())) / len(runs)

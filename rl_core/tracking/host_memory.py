@@ -1,4 +1,4 @@
-"""The machine's memory while a run trains: who holds it, and a warning before the kernel kills.
+"""The machine's memory while a run trains: who holds it, whether it grows, a warning in time.
 
 A thread looks every few seconds. Of each process what is its own counts; what processes share, the
 object store of a private Ray, counts once. Not here: a card's memory (profiling.py).
@@ -9,20 +9,37 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Final
 
+import numpy as np
 import psutil
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
+from rl_core.evaluation.statistics import theil_sen_slope
 from rl_core.resources.oom_recovery import remedies
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.words import GIB
-from rl_core.tracking.memory_growth import AVAILABLE_GIB, HOST_GIB
+
+HOST_GIB: Final = "memory/host_gib/"
+AVAILABLE_GIB: Final = "memory/host_available_gib"
+WARM_UP_STEPS: Final = 5
+"""Models, caches and snapshots find their size in these."""
+_FEWEST_STEPS: Final = 16
+_MOST_STEPS: Final = 200
+"""The last ones count: what has grown once and stands still is no danger."""
+_PARTS: Final = 4
+_LEAST_GIB: Final = 1 / 32
+"""Less over all these steps is no growth: 0.16 MiB per step over the most of them."""
+
+Points = Sequence[tuple[int, float]]
+"""(step, GiB), by ascending steps."""
 
 INTERVAL_S: Final = 5.0
 LEVELS: Final = (0.15, 0.08)
@@ -79,10 +96,7 @@ def cgroup_rooms(membership: str, root: Path) -> Iterator[tuple[int, int]]:
     """Yields what each control group around a process has left, and its limit, in bytes.
 
     File pages that it could drop count as left. Both versions of control groups are read.
-
-    Args:
-        membership: `/proc/PID/cgroup`.
-        root: where control groups are mounted.
+    `membership` is the text of `/proc/PID/cgroup`, `root` where control groups are mounted.
     """
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -108,10 +122,7 @@ def cgroup_rooms(membership: str, root: Path) -> Iterator[tuple[int, int]]:
 class HostMemory:
     """Looks at the machine's memory in a thread of its own; a context manager.
 
-    Args:
-        config: the run's settings, of which a warning names those that would help.
-        run: whose record gets each process's peak at the end.
-        look: returns the usage of the moment.
+    A warning names the settings that would help, and the run's record gets each process's peak.
     """
 
     def __init__(
@@ -213,3 +224,64 @@ def _object_store_bytes(raylet: int) -> int:
             if _PLASMA.search(str(descriptor.readlink())):
                 return descriptor.stat().st_blocks * 512
     return 0
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The steady growth of one process's own memory over the steps looked at."""
+
+    process: str
+    first_step: int
+    last_step: int
+    first_gib: float
+    last_gib: float
+    gib_per_step: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.process} {self.first_gib:.2f} -> {self.last_gib:.2f} GiB from step "
+            f"{self.first_step} to {self.last_step}, {1024 * self.gib_per_step:.1f} MiB per step"
+        )
+
+
+def growths(held: Mapping[str, Points]) -> list[Growth]:
+    """Returns the processes that grow steadily, the fastest first."""
+    found = [growth for name, points in held.items() if (growth := _growth(name, points))]
+    return sorted(found, key=lambda growth: -growth.gib_per_step)
+
+
+def full_at(found: Sequence[Growth], available_gib: float) -> int:
+    """Returns the step at which nothing of what is available is left, if all go on like that."""
+    last_step = max(growth.last_step for growth in found)
+    return last_step + round(available_gib / sum(growth.gib_per_step for growth in found))
+
+
+def _growth(process: str, points: Points) -> Growth | None:
+    """Returns the growth of a process, if each quarter of the steps has its share in it.
+
+    A jump is in one of them alone, a cache that fills up slows down, and noise has no direction.
+    """
+    points = [(step, gib) for step, gib in points if step > WARM_UP_STEPS][-_MOST_STEPS:]
+    if len(points) < _FEWEST_STEPS:
+        return None
+    edges = [len(points) * i // _PARTS for i in range(_PARTS + 1)]
+    levels = [median(gib for _, gib in points[a:b]) for a, b in pairwise(edges)]
+    rises = [after - before for before, after in pairwise(levels)]
+    mean = (levels[-1] - levels[0]) / len(rises)
+    if mean <= 0 or min(rises) < mean / 2:
+        return None
+    slope = theil_sen_slope(points)
+    steps, gib = np.asarray(points, dtype=np.float64).T
+    beside = gib - slope * steps
+    noise = float(np.median(np.abs(beside - np.median(beside))))
+    grown = slope * float(steps[-1] - steps[0])
+    if grown < max(_LEAST_GIB, 4 * noise):
+        return None
+    return Growth(
+        process=process,
+        first_step=points[0][0],
+        last_step=points[-1][0],
+        first_gib=points[0][1],
+        last_gib=points[-1][1],
+        gib_per_step=slope,
+    )

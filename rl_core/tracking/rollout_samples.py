@@ -29,11 +29,6 @@ def samples_of_step(folder: Path, step: int | None = None, *, most: int = _SAMPL
     """Returns a few rollouts of a step, see `in_turns`: the same ones each time.
 
     Without rollouts of it that can be read, there are none.
-
-    Args:
-        folder: a run's `rollouts/`, where it may be writing.
-        step: that learned from them; by default the last.
-        most: how many; of fewer, those that are the first of more.
     """
     try:
         with reading(folder):

@@ -29,13 +29,7 @@ class TensorBoardTracker:
     """
 
     def __init__(self, config: RunConfig, run_folder: Path, start_step: int) -> None:
-        """Prepares; nothing is written before the block is entered.
-
-        Args:
-            config: `trainer.logger` says whether anything is to be done.
-            run_folder: `runs/<run_id>`; the files go to `tensorboard/` in it.
-            start_step: of the checkpoint that training goes on from, 0 at the start.
-        """
+        """Prepares; nothing is written before the block is entered."""
         self._is_wanted = "tensorboard" in config.trainer.logger
         self._folder = run_folder / "tensorboard"
         self._start_step = start_step

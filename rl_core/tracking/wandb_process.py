@@ -1,16 +1,15 @@
 """The process beside the trainer that hands `metrics.jsonl` to wandb: the only file to import it.
 
-    python -m rl_core.tracking.wandb_process RUN_FOLDER online|offline|upload FINISH_TIMEOUT_S
+    python -m rl_core.tracking.wandb_process RUN_FOLDER online|upload FINISH_TIMEOUT_S
 
 It reads the file as it grows, until its parent says how the trainer ended, or is gone, and tells it
 in words what goes wrong. Whatever happens to it, or to wandb's service, harms no training.
 
-wandb takes no step twice and none that lies behind: it drops those, and `wandb sync` of a second
-offline file of the same run renumbers them. So each start asks where wandb's curve ends and hands
-over the lines of `metrics.jsonl` from there on, whoever wrote them: what an outage, a crash or an
-offline start left out is filled in, and steps that a resume did again (with the same result) stay
-as they were. Offline there is nobody to ask: the file starts with the first line, and replaces
-those of earlier starts. Each line keeps the time when it was written.
+wandb takes no step twice and none that lies behind. So each start asks where wandb's curve ends and
+hands over the lines of `metrics.jsonl` from there on, whoever wrote them: what an outage, a crash
+or an offline start left out is filled in, and steps that a resume did again (with the same result)
+stay as they were. Each line keeps the time when it was written. Files of wandb's own are never
+kept: `metrics.jsonl` holds more.
 
 With the line of a test goes a table of a few rollouts of that step, read from the run's folder too:
 one small table per test, which wandb shows as one panel with a slider over the steps.
@@ -32,7 +31,7 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, NoReturn
+from typing import Any, Final, NoReturn
 
 import psutil
 
@@ -47,8 +46,7 @@ from rl_core.tracking.wandb_run_id import UPLOADED, keep_wandb_run_id, wandb_run
 START_TIMEOUT_S: Final = 10.0
 """An online start that takes longer is given up."""
 _UPLOADING: Final = "uploading"
-_STAGING: Final = "staging"
-"""What wandb puts together before it is uploaded; offline, `wandb sync` reads it."""
+"""In a run's `wandb/`: all that wandb writes, until it is uploaded."""
 _SAMPLES: Final = "samples"
 _TESTED: Final = "val/accuracy"
 """Of the lines with a test."""
@@ -58,7 +56,7 @@ _POLL_S: Final = 1.0
 
 
 def main() -> NoReturn:
-    """Follows a run, and exits with 0 if wandb has all of it."""
+    """Follows a run, and exits with 0 if wandb has all of it, or was offline from the start."""
     run_folder, mode, timeout = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
     parent = _Parent(timeout)
     os.nice(_NICE)
@@ -79,44 +77,32 @@ def main() -> NoReturn:
 
 def _work(run_folder: Path, mode: str, timeout_s: float, parent: _Parent) -> None:
     """Starts a wandb run, hands on what there is until told to stop, and waits for the upload."""
-    project, config = _settings(run_folder)
-    # What an upload leaves is of no use to anybody, and each would leave as much as the run takes.
-    folder = run_folder / "wandb" / _UPLOADING if mode == "upload" else run_folder
-    shutil.rmtree(run_folder / "wandb" / _UPLOADING, ignore_errors=True)
-    folder.mkdir(exist_ok=True)
-    _stage_in(run_folder / "wandb" / _STAGING)
-    start = partial(
-        _init,
-        folder=folder,
-        name=run_folder.name,
-        project=project,
-        config=config,
-        timeout_s=timeout_s,
-    )
-    if mode == "offline":
-        for folder in (run_folder / "wandb").glob("offline-run-*"):
-            shutil.rmtree(folder, ignore_errors=True)
-        run = start(wandb_run_id(run_folder), "offline")
-    else:
-        try:
-            run = _start_online(run_folder, start, parent)
-        except Exception as error:
-            if mode == "upload":
-                raise
-            _go_offline(run_folder, timeout_s, parent, first_line(error))
+    folder = run_folder / "wandb" / _UPLOADING
+    _write_only_to(folder)
+    try:
+        run = _start(run_folder, folder, timeout_s, parent)
+    except Exception as error:
+        if mode == "upload":
+            raise
+        parent.tell(
+            f"offline in this run, `countdown-train sync` uploads it later: {first_line(error)}"
+        )
+        return
     rows = NewRows(run_folder / "metrics.jsonl")
     sent = _hand_over(run, rows, partial(sample_table, run_folder / "rollouts"), parent)
     run.finish(exit_code=parent.exit_code)
-    if mode != "offline" and rows.last_step is not None:
+    if rows.last_step is not None:
         facts = {"server": wandb_url(), "wandb_run_id": run.id}
         facts |= {"last_step": rows.last_step, "steps_sent": sent}
-        _note_uploaded(run_folder / "wandb", facts)
-    _tear_down()
-    if mode != "offline":
-        shutil.rmtree(run_folder / "wandb" / _STAGING, ignore_errors=True)
+        write_text_atomically(run_folder / "wandb" / UPLOADED, json.dumps(facts) + "\n")
+    import wandb
+
+    with suppress(Exception, SystemExit):  # it raises the service's exit code
+        wandb.teardown()  # so that the service closes its files, and ends by itself
+    shutil.rmtree(folder, ignore_errors=True)
 
 
-def _stage_in(folder: Path) -> None:
+def _write_only_to(folder: Path) -> None:
     """Lets wandb put its files there, in place of the system's and the user's folders.
 
     Those it would leave behind, as this process ends without its exit hooks. Not in TMPDIR: a path
@@ -128,36 +114,44 @@ def _stage_in(folder: Path) -> None:
     os.environ["WANDB_DATA_DIR"] = os.environ["WANDB_CACHE_DIR"] = str(folder)
 
 
-def _note_uploaded(folder: Path, facts: Mapping[str, object]) -> None:
-    """Remembers what the server has, also for `wandb sync`, which would send it again."""
-    write_text_atomically(folder / UPLOADED, json.dumps(facts) + "\n")
-    shutil.rmtree(folder / _UPLOADING, ignore_errors=True)
-    for file in folder.glob("offline-run-*/*.wandb"):
-        file.with_suffix(".wandb.synced").touch()
-
-
-def _tear_down() -> None:
-    """Lets wandb's service end by itself, so that it closes its files."""
-    import wandb
-
-    with suppress(Exception, SystemExit):  # it raises the service's exit code
-        wandb.teardown()
-
-
-def _start_online(
-    run_folder: Path, start: Callable[[str, Literal["online"]], Any], parent: _Parent
-) -> Any:
+def _start(run_folder: Path, folder: Path, timeout_s: float, parent: _Parent) -> Any:
     """Returns a run that continues the server's, under a new name if that one was deleted there.
 
     Raises:
         Exception: whatever wandb finds wrong; RuntimeError where the server does not answer.
     """
+    project, config = _settings(run_folder)
+
+    def start(run_id: str) -> Any:
+        import wandb
+
+        return wandb.init(
+            project=project,
+            id=run_id,
+            name=run_folder.name,
+            resume="allow",
+            dir=str(folder),
+            mode="online",
+            config=config,
+            settings=wandb.Settings(
+                console="off",
+                silent=True,
+                disable_git=True,
+                x_disable_meta=True,  # host name, command line, user
+                x_disable_stats=True,
+                x_save_requirements=False,
+                init_timeout=START_TIMEOUT_S,
+                finish_timeout=timeout_s,
+                finish_timeout_raises=True,
+            ),
+        )
+
     why = why_silent(wandb_url())
     if why is not None:
         raise RuntimeError(f"{wandb_url()} does not answer ({why})")
     run_id = wandb_run_id(run_folder)
     try:
-        return start(run_id, "online")
+        return start(run_id)
     except Exception as error:
         if "previously created and deleted" not in str(error):
             raise
@@ -166,52 +160,7 @@ def _start_online(
         f"run {run_id} was deleted at wandb, which never takes a name again: it is now {new}"
     )
     keep_wandb_run_id(run_folder, new)
-    return start(new, "online")
-
-
-def _go_offline(run_folder: Path, timeout_s: float, parent: _Parent, why: str) -> NoReturn:
-    """Begins again as a process that never heard of the failed start."""
-    parent.tell(f"offline in this run, `countdown-train sync` uploads it later: {why}")
-    _end_service()
-    program = [sys.executable, "-P", "-m", "rl_core.tracking.wandb_process"]
-    end = parent.channel.socket
-    end.set_inheritable(True)
-    arguments = map(str, (run_folder, "offline", timeout_s, end.fileno()))
-    os.execv(sys.executable, [*program, *arguments])
-
-
-def _init(
-    run_id: str,
-    mode: Literal["online", "offline"],
-    *,
-    folder: Path,
-    name: str,
-    project: str,
-    config: Mapping[str, Any],
-    timeout_s: float,
-) -> Any:
-    import wandb
-
-    return wandb.init(
-        project=project,
-        id=run_id,
-        name=name,
-        resume="allow",
-        dir=str(folder),
-        mode=mode,
-        config=dict(config),
-        settings=wandb.Settings(
-            console="off",
-            silent=True,
-            disable_git=True,
-            x_disable_meta=True,  # host name, command line, user
-            x_disable_stats=True,
-            x_save_requirements=False,
-            init_timeout=START_TIMEOUT_S,
-            finish_timeout=timeout_s,
-            finish_timeout_raises=True,
-        ),
-    )
+    return start(new)
 
 
 def _hand_over(

@@ -43,13 +43,11 @@ def wandb_tracking(
 ) -> Iterator[None]:
     """Sends the run's metrics to wandb within the block, if `trainer.logger` names it.
 
+    Unless `trainer.wandb_mode` is `online`, the run is only noted as one that `sync` uploads.
+
     Nothing in it raises, and leaving the block takes `FINISH_TIMEOUT_S` at most; no process of it
     remains. What wandb lacks then is in `metrics.jsonl`, from where `upload_run` sends it.
-
-    Args:
-        config: `trainer.wandb_mode` decides about the network.
-        run_folder: `runs/<run_id>`, with `config.yaml`; wandb's files go to `wandb/` in it.
-        resume_from: the checkpoint that training goes on from, which may know the run's name.
+    A checkpoint that training goes on from may know the run's name at wandb.
 
     Example:
         with wandb_tracking(config, run.path):
@@ -76,10 +74,11 @@ def wandb_tracking(
 def _start_tracking(config: RunConfig, run_folder: Path, resume_from: Path | None) -> Child | None:
     try:
         keep_wandb_run_id(run_folder, wandb_run_id(run_folder, resume_from))
-        return _start(run_folder, config.trainer.wandb_mode, FINISH_TIMEOUT_S)
+        if config.trainer.wandb_mode == "online":
+            return _start(run_folder, "online", FINISH_TIMEOUT_S)
     except OSError as error:
         _say_incomplete(run_folder, f"its process could not be started: {error}")
-        return None
+    return None
 
 
 def _relay(child: Child, run_folder: Path) -> None:
@@ -121,7 +120,7 @@ def upload_run(run_folder: Path, timeout_s: float = UPLOAD_TIMEOUT_S) -> UploadO
     """Sends wandb the steps of a run that it lacks.
 
     What the server once said that it has is remembered in `wandb/uploaded.json`, so that nobody is
-    asked again. The run's own wandb files are not read: `metrics.jsonl` holds more.
+    asked again.
     """
     last_step = max(
         (row["step"] for row in MetricsLog(run_folder / "metrics.jsonl").read()), default=None

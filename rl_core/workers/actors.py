@@ -31,7 +31,6 @@ from rl_core.types import (
     Rollout,
     SamplingSettings,
 )
-from rl_core.workers.fair_lock import FairLock
 
 if TYPE_CHECKING:
     import torch
@@ -99,6 +98,23 @@ class _Forgiving(io.BufferedIOBase):
 
     def fileno(self) -> int:
         return self._descriptor
+
+
+class FairLock:
+    """A lock that a thread cannot take again while another waits for it.
+
+    So a thread that holds it for one piece of work after the other lets others in between.
+    """
+
+    def __init__(self) -> None:
+        self._busy, self._next = threading.Lock(), threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._next:
+            self._busy.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._busy.release()
 
 
 class LearnerActor:

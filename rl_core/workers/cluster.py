@@ -102,16 +102,11 @@ class Workers:
     ) -> Iterator[Workers]:
         """Starts all processes, yields when all are ready, and leaves none behind.
 
-        Args:
-            config: the run's settings.
-            model_path: folder of the model that everyone starts from.
-            resume_from: a checkpoint folder; the engines then hold its weights too.
-            learner: False for an evaluation, which needs engines only.
-            log_folder: where each process's output goes (`learner.log`, `engine_0.log`, ...); by
-                default a temporary folder.
-            report: hears in words how far the start is.
-            on_progress: hears the name of a phase when it begins or is a piece further; from any
-                thread.
+        With `resume_from`, a checkpoint's folder, the engines hold its weights too. Without a
+        `learner` there are engines only, for an evaluation. Output goes to `learner.log`,
+        `engine_0.log`, ... in `log_folder`, by default a temporary one. `report` hears in words how
+        far the start is; `on_progress` the name of a phase when it begins or is a piece further,
+        from any thread.
 
         Raises:
             ValueError: the model cannot be split as asked, or Ray's machines could never hold
@@ -166,11 +161,7 @@ class Workers:
         return self.learner.learn(rollouts, step)
 
     def sync_weights(self, policy_version: int = 0) -> None:
-        """Gives every engine the learner's weights, in place.
-
-        Args:
-            policy_version: how many updates made them.
-        """
+        """Gives every engine the learner's weights, in place, with the number of their updates."""
         self._on_progress("sync")
         self.engines.set_weights(self.learner.weights(), policy_version)
 

@@ -9,11 +9,14 @@ Not here: the learner (cluster.py), what runs in an engine's process (actors.py)
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -26,13 +29,27 @@ from rl_core.resources.token_budgets import log_out_of_memory, merge_metrics
 from rl_core.rollout.protocol import in_order
 from rl_core.system.atomic import reading
 from rl_core.types import Completion, GenerationRequest, SamplingSettings
-from rl_core.workers.engine_process import EngineProcess, begin, shares, tell_when_loaded
 
 Result: TypeAlias = Callable[[str, Future[Any]], Any]
 """Waits for the result of a worker by its name, and turns Ray's errors into ours."""
 _MOST_DEATHS: Final = 3
 """Of one engine without a step that it came through: then the attempt ends."""
+_PORTIONS: Final = 16
+"""Calls in which an engine hands over its completions: each costs about a millisecond."""
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class EngineProcess:
+    """One process; whoever takes its place is another."""
+
+    name: str
+    actor: Any
+    """Ray's handle, whose calls run one after the other in the order in which they were made."""
+    starting: list[Future[Any]] = field(default_factory=list)
+    """Calls that load model and weights, until they are known to have ended well."""
+    is_behind: bool = False
+    """Others have got weights that it will be given when it has loaded: the last alone."""
 
 
 class Engines:
@@ -94,7 +111,7 @@ class Engines:
         engine.is_behind = True
         loaded: Future[Any] = self._load(engine.actor, None, self._policy_version).future()
         engine.starting = [loaded]
-        tell_when_loaded(loaded, f"{name} joins")
+        _tell_when_loaded(loaded, f"{name} joins")
 
     def start_again(self, name: str, death: WorkerDied) -> Future[Any]:
         """Puts a new process in place of one that died while it loaded, and has it load.
@@ -119,11 +136,6 @@ class Engines:
         under way are generated again, fewer at a time; where an engine dies, others answer what it
         had not, or itself when it has started again.
 
-        Args:
-            requests: what to generate.
-            sampling: how.
-            phase: what it is for, `gen` or `evaluate`, if memory should run out.
-
         Raises:
             OutOfMemory: not even one response fitted, or an engine was killed for want of memory.
             WorkerDied: an engine died again and again.
@@ -135,11 +147,11 @@ class Engines:
         def ask(positions: Sequence[int]) -> list[str]:
             self._check_open()
             engines = self._takers()
-            for engine, share in zip(engines, shares(positions, len(engines)), strict=True):
+            for engine, share in zip(engines, _shares(positions, len(engines)), strict=True):
                 self._catch_up(engine)
                 unanswered.update(dict.fromkeys(share, engine))
                 asked = [requests[position] for position in share]
-                begun = begin(engine.actor, asked, sampling, phase)
+                begun = _begin(engine.actor, asked, sampling, phase)
                 calls.update(dict.fromkeys(begun, (engine, share)))
             return [engine.name for engine in engines]
 
@@ -278,8 +290,14 @@ class Engines:
 
     def _catch_up(self, engine: EngineProcess) -> None:
         """Has an engine take weights that came while it started before it answers anything."""
-        if engine.is_behind:
-            self._give(engine)
+        if not engine.is_behind:
+            return
+        engine.is_behind, weights, version = False, self._weights, self._policy_version
+        if weights is None:  # those that it has loaded
+            call = engine.actor.set_policy_version.remote(version)
+        else:
+            call = engine.actor.set_weights.remote(weights, version)
+        engine.starting.append(call.future())
 
     def _answer(self, engine: EngineProcess, call: Future[Any]) -> Any:
         """Waits for the result of a call, and before it of those that started the engine."""
@@ -320,20 +338,39 @@ class Engines:
         ray.kill(engine.actor)  # it may only be out of reach
         successor = EngineProcess(name, self._spawn(name))
         self._engines[self._engines.index(engine)] = successor
-        tell_when_loaded(self._begin_load(successor), f"{name} has started again")
+        _tell_when_loaded(self._begin_load(successor), f"{name} has started again")
         return successor
-
-    def _give(self, engine: EngineProcess) -> None:
-        """Has an engine take the current weights before it answers anything further."""
-        engine.is_behind, weights, version = False, self._weights, self._policy_version
-        if weights is None:  # those that it has loaded
-            call = engine.actor.set_policy_version.remote(version)
-        else:
-            call = engine.actor.set_weights.remote(weights, version)
-        engine.starting.append(call.future())
 
     def _begin_load(self, engine: EngineProcess) -> Future[Any]:
         loading = self._load(engine.actor, self._weights, self._policy_version)
         loaded: Future[Any] = loading.future()
         engine.starting = [loaded]
         return loaded
+
+
+def _tell_when_loaded(loaded: Future[Any], words: str) -> None:
+    """Says so in the log when an engine has loaded, if it ever does."""
+    since = time.monotonic()
+
+    def tell(loaded: Future[Any]) -> None:
+        if loaded.exception() is None:
+            _logger.warning("%s, in %.1f s", words, time.monotonic() - since)
+
+    loaded.add_done_callback(tell)
+
+
+def _begin(
+    actor: Any, requests: Sequence[GenerationRequest], sampling: SamplingSettings, phase: str
+) -> list[Future[Any]]:
+    """Asks for everything at once, so that an engine need not wait for us between two calls."""
+    limit = -(-len(requests) // _PORTIONS) or 1
+    calls = [actor.begin.remote(requests, sampling, phase)]
+    calls += [actor.next_finished.remote(limit) for _ in range(0, len(requests), limit)]
+    return [call.future() for call in calls]
+
+
+def _shares(positions: Sequence[int], number: int) -> list[Sequence[int]]:
+    """Returns so many parts of about the same size, each of neighbours: they share prompts."""
+    share, rest = divmod(len(positions), number)
+    ends = itertools.accumulate(share + (i < rest) for i in range(number))
+    return [positions[start:end] for start, end in itertools.pairwise((0, *ends))]

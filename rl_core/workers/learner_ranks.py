@@ -25,13 +25,7 @@ _NEWS_S: Final = 10.0
 
 
 class LearnerRanks:
-    """The learner of one run: one process, or several that hold a share of the weights each.
-
-    Args:
-        actors: Ray's handles of them, by rank.
-        result: see `Result`.
-        on_progress: hears the name of a phase when it begins.
-    """
+    """The learner of one run: one process, or several that hold a share of the weights each."""
 
     def __init__(
         self, actors: Sequence[Any], result: Result, on_progress: Callable[[str], None]
@@ -47,9 +41,7 @@ class LearnerRanks:
     def meet(self, hosts: Sequence[str], timeout_s: float) -> None:
         """Has several ranks find each other, before they load anything.
 
-        Args:
-            hosts: the address of each rank's machine.
-            timeout_s: how long a rank waits for another in a step.
+        `timeout_s` is how long a rank waits for another in a step.
         """
         size = len(self.actors)
         port = self._result(
@@ -83,7 +75,8 @@ class LearnerRanks:
         # From process to process and into tensors: what the learner's phases leave of the call.
         metrics["timing_s/handover"] = time.perf_counter() - start - learner_s
         if len(told) > 1:
-            metrics |= merge_metrics([_of_memory(of_rank) for of_rank, _ in told])
+            of_memory = [{k: x for k, x in m.items() if k.startswith("memory/")} for m, _ in told]
+            metrics |= merge_metrics(of_memory)
         return metrics, columns
 
     def weights(self) -> Any:
@@ -149,7 +142,3 @@ class LearnerRanks:
 
 def _how_far_from_the_cause(error: Exception) -> int:
     return 0 if isinstance(error, OutOfMemory) else 2 if isinstance(error, RankLost) else 1
-
-
-def _of_memory(metrics: dict[str, float]) -> dict[str, float]:
-    return {name: x for name, x in metrics.items() if name.startswith("memory/")}

@@ -111,9 +111,6 @@ def reread_settings() -> None:
 def send_token(address: str) -> None:
     """Makes Ray send the token of the environment to a cluster that asks for one.
 
-    Args:
-        address: `resources.ray_address`.
-
     Raises:
         ValueError: as `mode_for`.
     """

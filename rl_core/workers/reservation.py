@@ -36,10 +36,7 @@ _POLL_S: Final = 0.05
 class Reservation:
     """A place for each process of a run.
 
-    Args:
-        config: the run's settings.
-        learner: whether there is one.
-        report: hears in words what is waited for.
+    `report` hears in words what is waited for.
 
     Raises:
         ValueError: no machine could ever hold some of it, and none that is gone came back.

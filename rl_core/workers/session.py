@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 import psutil
 import ray
@@ -16,12 +17,12 @@ from ray.exceptions import RayError
 from ray.job_config import JobConfig
 
 from rl_core.config.run import RunConfig
-from rl_core.errors import RAY, WorkerDied
+from rl_core.errors import RAY, WorkerDied, first_line, last_line
 from rl_core.resources.placement import asked_of_ray
 from rl_core.system.process_env import apply_defaults
 from rl_core.system.process_group import children_that_mention, session_folder
+from rl_core.system.words import cut, in_one_line, printable
 from rl_core.workers.ray_auth import address_of_auto, private, reread_settings, send_token
-from rl_core.workers.ray_logs import why_not_started
 
 _RAYS_FOLDER = "r"
 """Within ours, which others cannot enter: Ray opens its own to everybody."""
@@ -29,6 +30,9 @@ _OBJECT_STORE_BYTES = 200 * 2**20
 _EXIT_TIMEOUT_S = 5.0
 _HEAD_TIMEOUT_S = 10
 """Ray ends this process, by its own `_exit`, when its head is gone for so long; 60 by default."""
+_TELLING: Final = ("gcs_server.err", "raylet.err", "gcs_server.out", "raylet.out")
+"""Logs of the processes that must be up; Ray marks errors with E, fatal ones with C."""
+_CHARACTERS: Final = 200
 
 
 @contextmanager
@@ -135,3 +139,39 @@ def _stopping_signals() -> Iterator[Callable[[], None]]:
 
 def _exit_on_signal(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
+
+
+def why_not_started(error: Exception, session: Path, keep_in: Path | None) -> str:
+    """Returns in one line why Ray did not start, with the last that its processes said.
+
+    Ray's messages name logs in its session's folder, which is deleted when the start has failed.
+    With `keep_in` they are copied there, and the line names it; else they are lost.
+    """
+    logs = session / "session_latest" / "logs"
+    is_traceback = "Traceback (most recent call last)" in str(error)  # that Ray's head sent
+    reason = in_one_line(last_line(error) if is_traceback else first_line(error))
+    last = _last_words(logs)
+    if keep_in is None or not logs.is_dir():
+        return "; ".join(filter(None, (reason, last)))
+    kept = keep_in / "ray"
+    try:
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(logs, kept, symlinks=True)
+    except OSError as failed:
+        return f"{reason}; {last}; its logs could not be kept ({first_line(failed)})"
+    for named in (logs, logs.resolve()):  # session_latest is a link
+        reason = reason.replace(str(named), str(kept))
+    return "; ".join(filter(None, (reason, last, f"all its logs: {kept}")))
+
+
+def _last_words(logs: Path) -> str:
+    """Returns the last error that a daemon wrote, else nothing; after it come but stack frames."""
+    for name in _TELLING:
+        try:
+            lines = (logs / name).read_text(errors="replace").splitlines()
+        except OSError:
+            continue
+        errors = [line.strip() for line in lines if " E " in line or " C " in line]
+        if errors:
+            return f"{name} says: {printable(cut(errors[-1], _CHARACTERS))}"
+    return ""

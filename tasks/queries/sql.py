@@ -184,7 +184,8 @@ def export_catalog(root: Path, file: Path) -> None:
                 connection.execute(f"create table no_{name} as select * from empty")
                 rows = f"select * from no_{name}"
                 if any((root / "runs").glob(f"*/{folder}")):
-                    rows += f" union all by name {_rows_on_disk(root, folder)}"
+                    there = quoted(root.resolve() / "runs" / "*" / folder)
+                    rows += f" union all by name from read_parquet('{there}', union_by_name = true)"
                 connection.execute(f"create view {name} as {rows}")
             _create_views(connection)
         new.replace(file)
@@ -213,37 +214,11 @@ def _refuse_to_replace(file: Path) -> None:
         raise ValueError(f"{file} is there and is no catalogue of runs: {advice}")
 
 
-def _rows_on_disk(root: Path, folder: str) -> str:
-    """Returns a SELECT of the rows of all files that are there when it is asked, each row once.
-
-    Between the moment that `RolloutLog.compact` names a joined file and the moment that it deletes
-    the last of those it was made of, a step is in both: then the joined one counts. The file's name
-    decides, so that costs no look at the rows.
-    """
-    runs = root.resolve() / "runs"
-    joined, single = (quoted(runs / "*" / "rollouts" / f"{kind}_*.parquet") for kind in _KINDS)
-    return rf"""
-        select * exclude (filename)
-        from read_parquet('{quoted(runs / "*" / folder)}', union_by_name = true, filename = true)
-        where filename not in (
-            select single.file
-            from glob('{single}') as single
-            inner join glob('{joined}') as joined
-                on parse_dirpath(single.file) = parse_dirpath(joined.file)
-                and cast(regexp_extract(single.file, '_(\d+)[.]parquet$', 1) as bigint)
-                    between cast(regexp_extract(joined.file, '_(\d+)_\d+[.]parquet$', 1) as bigint)
-                    and cast(regexp_extract(joined.file, '_(\d+)[.]parquet$', 1) as bigint)
-        )
-    """
-
-
 _RECORDS = (
     *("setting_rows", "dataset_records", "metric_lines"),
     *("checkpoint_records", "run_records"),
 )
 """Tables of `_records`."""
-_KINDS = ("steps", "step")
-"""How names of joined and of single files of rollouts begin."""
 _FILES: Mapping[str, tuple[str, pa.Schema]] = {
     "rollout_rows": ("rollouts/step*.parquet", schema.ROLLOUTS),
     "evaluation_rows": ("eval/*.parquet", schema.EVALUATION),

@@ -13,8 +13,7 @@ import polars as pl
 from rl_core.runs.run_folder import RunFolder, RunRecord
 from rl_core.runs.settings_file import read_settings
 from rl_core.sft.named_data import CURVE_NAME
-from rl_core.tracking.diagnosis import diagnose
-from rl_core.tracking.series import Diagnosis
+from rl_core.tracking.diagnosis import Diagnosis, diagnose
 from tasks.hours import left_of, steps_in_words
 from tasks.queries import run_tables as run_files
 from tasks.queries import sql

@@ -173,8 +173,8 @@ def test_the_resumed_run_finishes_with_every_step_once(place: Place) -> None:
     assert place.processes() == []
     folder = place.folder()
     assert (folder / "report.html").is_file()
-    (joined,) = (folder / "rollouts").iterdir()
-    assert joined.name == f"steps_000001_{NUM_STEPS:06d}.parquet"
+    files = sorted(path.name for path in (folder / "rollouts").iterdir())
+    assert files == [f"step_{step:06d}.parquet" for step in range(1, NUM_STEPS + 1)]
     shown = ("accuracy before", "accuracy after", "champion", "try next")
     for line in (*shown, str(folder / "report.html")):
         assert line in done.stdout

@@ -13,7 +13,7 @@ from rl_core.data.prompt_lengths import measure_all, measure_by_parts
 from rl_core.data.prompts import count_tokens, encode_prompt, load_tokenizer, text_codec
 from rl_core.envs.countdown import render_messages
 from rl_core.envs.number_questions import NumberQuestionsConfig
-from rl_core.rollout.stop_texts import StopTexts
+from rl_core.rollout.hf_engine import StopTexts
 from rl_core.rollout.turns import TurnTaking
 from rl_core.types import Completion, GenerationRequest, Problem, SamplingSettings
 from tests.rl_core.data.test_prompt_lengths import rows_of

@@ -64,7 +64,7 @@ def with_rollouts(run: RunFolder, steps: int) -> list[int]:
     return sizes
 
 
-def test_rollout_files_are_joined_and_the_oldest_deleted(tmp_path):
+def test_the_oldest_rollout_files_are_deleted(tmp_path):
     run = run_with_checkpoints(tmp_path, {10: 0.5})
     sizes = with_rollouts(run, 4)
     limits = StorageConfig(root=tmp_path, min_free_gib=0, rollout_quota_bytes=sum(sizes[1:]))
@@ -74,10 +74,10 @@ def test_rollout_files_are_joined_and_the_oldest_deleted(tmp_path):
         ("rollouts/step_000001.parquet", "deleted", sizes[0]),
     ]
     assert len(list(run.rollouts.folder.iterdir())) == 4
-    prune_run(RunConfig(storage=limits), run)
-    (joined,) = run.rollouts.folder.iterdir()
-    assert joined.name == "steps_000001_000004.parquet"
-    assert bytes_by_kind(run.path)["rollouts"] == joined.stat().st_size
+    assert prune_run(RunConfig(storage=limits), run) == rows
+    left = sorted(path.name for path in run.rollouts.folder.iterdir())
+    assert left == [f"step_00000{step}.parquet" for step in (2, 3, 4)]
+    assert bytes_by_kind(run.path)["rollouts"] == sum(sizes[1:])
 
 
 def test_one_run_that_cannot_be_pruned_does_not_keep_the_others(tmp_path):

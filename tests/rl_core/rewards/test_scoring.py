@@ -112,7 +112,7 @@ def test_it_inherits_no_credential_but_those_it_is_lent(monkeypatch):
 
 
 def _is_landlocked() -> bool:
-    code = "from rl_core.system.isolation import stay_among_own as s; raise SystemExit(not s())"
+    code = "from rl_core.system.sealed import stay_among_own as s; raise SystemExit(not s())"
     return subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_core.data.prompts import load_tokenizer
-from rl_core.rollout.stop_texts import StopTexts
+from rl_core.rollout.hf_engine import StopTexts
 from rl_core.sft.tokenizer import train_tokenizer
 
 STOPS = ("</calc>", "?!")

@@ -10,9 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rl_core.runs import rollout_log
 from rl_core.runs.rollout_log import RolloutLog, rollout_files
-from rl_core.schema import ROLLOUTS
 from rl_core.system.atomic import reading
 from rl_core.types import Rollout
 from tests.support.faults import leave_free, mounted_small_disk, run_and_kill_at_event
@@ -49,58 +47,32 @@ def singles(first: int, last: int) -> list[str]:
     return [f"step_{step:06d}.parquet" for step in range(first, last + 1)]
 
 
-def test_whole_hundreds_are_joined_with_the_same_rows_in_the_same_order(
-    disk, make_rollout, monkeypatch
-):
-    assert rollout_log.BLOCK_STEPS == 100
-    monkeypatch.setattr(rollout_log, "BLOCK_STEPS", 10)  # takes a tenth of the time
-    log = written(disk, make_rollout, range(1, 24))
+def joined(log: RolloutLog) -> Path:
+    """Makes one file of all, as earlier versions did."""
+    files = rollout_files(log.folder)
+    file = log.folder / f"steps_{files[0].first:06d}_{files[-1].last:06d}.parquet"
+    pq.write_table(table(log), file)
+    return file
+
+
+def test_a_step_in_a_joined_file_and_in_its_own_counts_once(tmp_path, make_rollout):
+    """An earlier version was killed while it joined them."""
+    log = written(tmp_path, make_rollout, range(1, 4))
     before = table(log)
-    assert log.compact() == 18
-    joined = ["steps_000001_000010.parquet", "steps_000011_000020.parquet"]
-    assert names(log) == singles(21, 23) + joined
+    joined(log)
+    written(tmp_path, make_rollout, range(4, 5))
+    assert [(file.first, file.last) for file in rollout_files(log.folder)] == [(1, 3), (4, 4)]
+    log.cut_after(3)
     assert table(log).equals(before)
-    assert pq.read_schema(log.folder / joined[0]).equals(ROLLOUTS)
-    assert pq.read_metadata(log.folder / joined[0]).num_row_groups == 1
-    assert log.compact() == 0
-    assert log.compact(last_too=True) == 2
-    assert names(log) == [*joined, "steps_000021_000023.parquet"]
-    assert table(log).equals(before)
-
-
-def test_a_hundred_is_joined_once_its_last_step_is_there_or_was_passed_over(
-    disk, make_rollout, monkeypatch
-):
-    monkeypatch.setattr(rollout_log, "BLOCK_STEPS", 10)
-    log = written(disk, make_rollout, range(1, 10))
-    assert log.compact() == 0
-    written(disk, make_rollout, range(11, 12))  # 10 found the disk full, say
-    assert log.compact() == 8
-    assert names(log) == ["step_000011.parquet", "steps_000001_000009.parquet"]
-
-
-def test_a_join_killed_at_any_system_event_loses_and_doubles_nothing(disk, make_rollout):
-    made = written(disk / "made", make_rollout, range(1, 4))
-    expected = table(made)
-    seen = set()
-    for event_number in itertools.count(1):
-        log = RolloutLog(disk / str(event_number) / "rollouts", "r")
-        shutil.copytree(made.folder, log.folder)
-        killed = run_and_kill_at_event(lambda log=log: log.compact(last_too=True), event_number)  # type: ignore[misc]
-        assert table(log).equals(expected)
-        seen.add(len(list(log.folder.iterdir())))
-        log.compact(last_too=True)
-        assert names(log) == ["steps_000001_000003.parquet"]
-        assert table(log).equals(expected)
-        if not killed:
-            break
-    assert seen >= {3, 4, 1}  # before it, half of the join beside the files, after it
-    assert event_number > 10
+    log.cut_after(2)
+    assert table(log).equals(before.slice(0, 4))
 
 
 def test_a_cut_killed_at_any_system_event_is_done_by_the_next(disk, make_rollout):
     made = written(disk / "made", make_rollout, range(1, 8))
-    made.compact(last_too=True)
+    joined(made)
+    for path in made.folder.glob("step_*"):
+        path.unlink()
     written(disk / "made", make_rollout, range(8, 10))
     for event_number in itertools.count(1):
         log = RolloutLog(disk / str(event_number) / "rollouts", "r")
@@ -122,10 +94,9 @@ def test_a_cut_killed_at_any_system_event_is_done_by_the_next(disk, make_rollout
 def test_files_stay_where_they_are_while_somebody_reads_them(tmp_path, make_rollout):
     log = written(tmp_path, make_rollout, range(1, 4))
     with reading(log.folder):
-        assert log.compact(last_too=True) == 0
         assert log.age_out(0) == []
         assert names(log) == singles(1, 3)
-    assert log.compact(last_too=True) == 2
+    assert len(log.age_out(0)) == 2
 
 
 def test_a_reader_in_another_process_holds_files_until_it_dies(tmp_path, make_rollout):
@@ -133,7 +104,6 @@ def test_a_reader_in_another_process_holds_files_until_it_dies(tmp_path, make_ro
     code = f"""
 import time
 from pathlib import Path
-from rl_core.runs import rollout_log
 from rl_core.system.atomic import reading
 with reading(Path({str(log.folder)!r})):
     print("reading", flush=True)
@@ -141,10 +111,10 @@ with reading(Path({str(log.folder)!r})):
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     process.stdout.readline()
-    assert log.compact(last_too=True) == 0
+    assert log.age_out(0) == []
     process.kill()
     process.wait()
-    assert log.compact(last_too=True) == 2
+    assert len(log.age_out(0)) == 2
 
 
 def test_the_oldest_steps_go_first_and_the_newest_file_stays(tmp_path, make_rollout, caplog):
@@ -161,47 +131,21 @@ def test_the_oldest_steps_go_first_and_the_newest_file_stays(tmp_path, make_roll
     assert names(log) == singles(5, 5)
 
 
-@pytest.mark.chaos
-def test_a_join_without_room_leaves_the_files(small_disk, make_rollout, caplog, survived):
-    log = written(small_disk, make_rollout, range(1, 5), rows=40)
-    expected = table(log)
-    outcomes = []
-    for pages in range(8):
-        leave_free(small_disk, pages * 4096)
-        outcomes.append(log.compact(last_too=True))
-        assert table(log).equals(expected)
-        if outcomes[-1]:
-            break
-        assert names(log) == singles(1, 4)
-    assert outcomes[0] == 0
-    assert outcomes[-1] == 3
-    assert "rollouts 1 to 4 were not joined" in caplog.text
-    rows_lost = expected.num_rows - table(log).num_rows
-    survived("ENOSPC", "a join of rollout files", rows_lost=rows_lost)
-
-
 def test_a_cut_without_room_never_leaves_rows_that_a_resume_makes_again(small_disk, make_rollout):
     log = written(small_disk, make_rollout, range(1, 5), rows=2_000)
-    log.compact(last_too=True)
-    (joined,) = log.folder.iterdir()
+    file = joined(log)
+    for path in log.folder.glob("step_*"):
+        path.unlink()
 
     def used_bytes() -> int:
         stats = os.statvfs(small_disk)
         return (stats.f_blocks - stats.f_bfree) * stats.f_frsize
 
-    # A reader's threads may hold the files that were joined, and their room, a moment longer.
-    wait_for(lambda: used_bytes() == joined.stat().st_blocks * 512)
+    # A reader's threads may hold the files that are gone, and their room, a moment longer.
+    wait_for(lambda: used_bytes() == file.stat().st_blocks * 512)
     leave_free(small_disk, 0)
     log.cut_after(2)
     assert names(log) == []
-
-
-def test_a_file_that_cannot_be_read_is_told_and_left(tmp_path, make_rollout, caplog):
-    log = written(tmp_path, make_rollout, range(1, 4))
-    (log.folder / "step_000002.parquet").write_bytes(b"PAR1 and no more")
-    assert log.compact(last_too=True) == 0
-    assert names(log) == singles(1, 3)
-    assert "rollouts 1 to 3 were not joined" in caplog.text
 
 
 @pytest.mark.chaos

@@ -93,7 +93,7 @@ def test_no_descriptor_of_the_parents_is_at_hand():
 def test_where_the_kernel_helps_files_are_safe_without_the_hook(tmp_path):
     code = f"""
 from pathlib import Path
-from rl_core.system.isolation import stay_among_own
+from rl_core.system.sealed import stay_among_own
 print(stay_among_own(compute_only=True))
 Path({str(tmp_path / "made")!r}).touch()
 """

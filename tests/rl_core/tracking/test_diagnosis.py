@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_core.config.run import RunConfig
-from rl_core.tracking.diagnosis import diagnose, repeated_share
+from rl_core.rollout.collector import repeated_share
+from rl_core.tracking.diagnosis import diagnose
 
 Rows = list[dict[str, Any]]
 

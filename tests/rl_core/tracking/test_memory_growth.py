@@ -3,7 +3,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from rl_core.tracking.memory_growth import full_at, growths
+from rl_core.tracking.host_memory import full_at, growths
 
 Curve = Callable[[int], float]
 

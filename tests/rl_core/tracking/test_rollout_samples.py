@@ -16,8 +16,6 @@ def test_the_first_eight_rows_of_the_step(tmp_path, make_rollout):
     samples = samples_of_step(log.folder, 2)
     assert column(samples, "score") == [200, 201, 202, 203, 204, 205, 206, 207]
     assert column(samples, "step") == [2] * 8
-    assert log.compact(last_too=True) == 1
-    assert samples_of_step(log.folder, 2) == samples
 
 
 def test_fewer_rows_come_once_each_and_no_rows_are_no_samples(tmp_path, make_rollout):

@@ -58,7 +58,7 @@ def test_each_test_sends_a_table_of_samples_once_also_after_a_resume(
         assert len(tables) == len(set(tables)) == 2
     assert [row["step"] for row in run.metrics.read()] == [0, 1, 2, 3, 4]
     assert caplog.messages == []
-    assert not (run.path / "wandb" / "staging").exists()
+    assert not (run.path / "wandb" / "uploading").exists()
     with FakeWandb() as other:  # as `sync` does after an offline run
         monkeypatch.setenv("WANDB_BASE_URL", other.url)
         assert upload_run(run.path) == UploadOutcome("uploaded", 5, "my-run")

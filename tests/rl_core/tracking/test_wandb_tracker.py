@@ -3,7 +3,6 @@
 import json
 import logging
 import signal
-import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from rl_core.config.run import RunConfig, TrainerConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking import wandb_tracker
 from rl_core.tracking.wandb_run_id import wandb_run_id
-from rl_core.tracking.wandb_tracker import UploadOutcome, upload_run, wandb_tracking
+from rl_core.tracking.wandb_tracker import UploadOutcome, upload_run, wandb_tracking, wants_wandb
 from tests.support.fake_wandb import API_KEY, FakeWandb, black_hole, closed_port
 from tests.support.waiting import wait_for
 
@@ -68,29 +67,6 @@ def expected(first: int, last: int) -> list[tuple[int, float]]:
     return [(step, step / 100) for step in range(first, last + 1)]
 
 
-def offline_scores(run: RunFolder) -> list[float]:
-    """The scores in the file that `wandb sync` would upload.
-
-    A LevelDB log: after 7 bytes of its own, records of checksum (4 bytes), length (2), type (1) and
-    data; a file below 32 KiB has them whole.
-    """
-    from wandb.proto import wandb_internal_pb2
-
-    (file,) = run.path.glob("wandb/offline-run-*-my-run/run-my-run.wandb")
-    data = file.read_bytes()
-    assert len(data) < 2**15
-    scores, at = [], 7
-    while at < len(data):
-        (length,) = struct.unpack_from("<H", data, at + 4)
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data[at + 7 : at + 7 + length])
-        at += 7 + length
-        for item in record.history.item:
-            if "critic/score/mean" in (item.key, *item.nested_key):
-                scores.append(json.loads(item.value_json))
-    return scores
-
-
 def files_with(word: str, folder: Path) -> list[Path]:
     files = [path for path in folder.rglob("*") if path.is_file()]
     return [path for path in files if word.encode() in path.read_bytes()]
@@ -125,7 +101,7 @@ def test_a_resumed_runs_curve_goes_on_and_has_each_step_once(tmp_path, monkeypat
         assert [path for path in server.paths if "otel" in path] == []  # no telemetry
     assert beside_us() == []
     assert caplog.messages == []
-    assert files_with("my-run", run.path)
+    assert not (run.path / "wandb" / "uploading").exists()
     assert files_with(API_KEY, run.path) == []
 
 
@@ -167,24 +143,13 @@ def _seconds(time_text: str) -> float:
     return datetime.fromisoformat(time_text).timestamp()
 
 
-@pytest.mark.slow
-def test_offline_each_start_leaves_one_file_with_all_steps(tmp_path, monkeypatch, caplog):
+def test_offline_nothing_of_wandb_runs_and_the_run_is_one_to_upload(tmp_path):
     config, run = a_run(tmp_path, "offline")
-    monkeypatch.setattr(wandb_tracker, "FINISH_TIMEOUT_S", float(LIMIT_S))
     with wandb_tracking(config, run.path):
-        do_steps(run, 1, 12)
-    assert offline_scores(run) == [score for _, score in expected(1, 12)]
-    run.cut_after(10)
-    with wandb_tracking(config, run.path):
-        do_steps(run, 11, 20)
-    assert offline_scores(run) == [score for _, score in expected(1, 20)]
-    assert caplog.messages == []
-    with FakeWandb() as server:
-        monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        assert upload_run(run.path) == UploadOutcome("uploaded", 20, "my-run")
-        assert scores_by_step(server) == expected(1, 20)
-    (mark,) = run.path.glob("wandb/offline-run-*/*.synced")
-    assert mark.name == "run-my-run.wandb.synced"
+        do_steps(run, 1, 2)
+        assert beside_us() == []
+    assert not (run.path / "wandb").exists()
+    assert wants_wandb(run.path)
 
 
 Happened = Callable[[], object]
@@ -268,25 +233,28 @@ def test_whatever_wandb_does_the_run_goes_on_and_its_steps_are_uploaded_later(
 
 @pytest.mark.slow
 @pytest.mark.chaos
-def test_no_process_outlives_a_trainer_that_is_killed(tmp_path, survived):
-    _, run = a_run(tmp_path, "offline")
+def test_no_process_outlives_a_trainer_that_is_killed(tmp_path, monkeypatch, survived):
+    _, run = a_run(tmp_path)
     code = """
 import sys, time
 from pathlib import Path
 from rl_core.config.run import RunConfig, TrainerConfig
 from rl_core.tracking.wandb_tracker import wandb_tracking
 
-with wandb_tracking(RunConfig(trainer=TrainerConfig(logger=("wandb",))), Path(sys.argv[1])):
+trainer = TrainerConfig(logger=("wandb",), wandb_mode="online")
+with wandb_tracking(RunConfig(trainer=trainer), Path(sys.argv[1])):
     time.sleep(600)
 """
-    trainer = subprocess.Popen([sys.executable, "-c", code, str(run.path)])
-    wait_for(lambda: any(process.name() == SERVICE for process in beside_us()))
-    do_steps(run, 1, 5)
-    left = beside_us()
-    trainer.kill()
-    trainer.wait()
-    wait_for(lambda: not any(process.is_running() for process in left))
-    assert offline_scores(run) == [score for _, score in expected(1, 5)]
+    with FakeWandb() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        trainer = subprocess.Popen([sys.executable, "-c", code, str(run.path)])
+        wait_for(lambda: any(process.name() == SERVICE for process in beside_us()))
+        do_steps(run, 1, 5)
+        left = beside_us()
+        trainer.kill()
+        trainer.wait()
+        wait_for(lambda: not any(process.is_running() for process in left))
+        assert scores_by_step(server) == expected(1, 5)
     survived("SIGKILL", "trainer beside wandb")
 
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_core.workers.ray_logs import why_not_started
+from rl_core.workers.session import why_not_started
 
 ERROR = "[2026-11-22 08:50:01,123 E 7 7] (raylet) main.cc:307: Failed to get the system config"
 MESSAGE = """Failed to start GCS.  Last 1 lines of error files:

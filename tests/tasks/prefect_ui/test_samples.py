@@ -23,11 +23,7 @@ def test_the_latest_responses_correct_ones_first_one_of_each_verdict_in_turn(sha
     assert "Asked:\n\n> prompt 5  \n\nAnswered:\n\n> response 3\\.1\\.0  \n" in markdown
 
 
-def test_a_joined_file_shows_its_last_step_and_an_empty_run_nothing(two_runs):
-    rollouts = RolloutLog(two_runs / "runs" / "alpha" / "rollouts", "alpha")
-    before = latest_samples(rollouts)
-    assert rollouts.compact(last_too=True) == 2
-    assert latest_samples(rollouts) == before
+def test_an_empty_run_shows_nothing(two_runs):
     assert latest_samples(RolloutLog(two_runs / "nothing", "nothing")) is None
 
 

@@ -5,8 +5,6 @@ import sys
 from pathlib import Path
 
 import duckdb
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from flows.cli.main import run_command
 from tasks.queries import saved_questions, sql
@@ -35,27 +33,6 @@ def test_any_client_opens_the_catalogue_and_sees_later_rollouts(two_runs):
     rollouts = two_runs / "runs" / "beta" / "rollouts"
     shutil.copy(rollouts / "step_000001.parquet", rollouts / "step_000002.parquet")
     assert ask(question)[1] == {"run_id": "beta", "n": 2}
-
-
-def test_a_step_in_a_joined_file_and_in_its_own_counts_once(two_runs):
-    """Both are there while a run joins its files, and after that if it was killed."""
-    file = two_runs / "catalog.duckdb"
-    sql.export_catalog(two_runs, file)
-    alpha, beta = (two_runs / "runs" / run / "rollouts" for run in ("alpha", "beta"))
-    kept = pa.concat_tables(
-        [pq.read_table(alpha / f"step_00000{step}.parquet", partitioning=None) for step in (1, 2)]
-    )
-    pq.write_table(kept, alpha / "steps_000001_000002.parquet")
-    shutil.copy(
-        beta / "step_000001.parquet", beta / "step_000010.parquet"
-    )  # alpha's does not hide it
-    question = "select run_id, step, count(*) from rollouts group by all order by all"
-    with duckdb.connect(str(file), read_only=True) as connection:
-        counts = connection.execute(question).fetchall()
-        assert counts == [("alpha", 1, 4), ("alpha", 2, 4), ("alpha", 3, 4), ("beta", 1, 2)]
-        for step in (1, 2):
-            (alpha / f"step_00000{step}.parquet").unlink()
-        assert connection.execute(question).fetchall() == counts
 
 
 def test_every_saved_question_answers_over_the_catalogue(tested_runs, tmp_path):
