@@ -241,7 +241,7 @@ def ask_trained(
     _logger.info("the engines answer the evaluation's problems before they go")
     try:
         evaluator.rows_of(engines, "base", model_path)
-        with reading_latest(run.path, to_resume=False) as checkpoint:
+        with reading_latest(run.path) as checkpoint:
             if checkpoint is not None:
                 evaluator.rows_of(engines, checkpoint_name(checkpoint.path), checkpoint.path)
     except Exception as error:  # noqa: BLE001  # whatever it is, the evaluation meets it again

@@ -15,7 +15,7 @@ LINES = {
     "rl_core/data": (1_840, 1_400),
     "rl_core/envs": (4_070, 3_000),
     "rl_core/learner": (2_280, 1_900),
-    "rl_core/models": (1_400, 1_650),
+    "rl_core/models": (1_440, 1_650),
     "rl_core/resources": (2_120, 1_850),
     "rl_core/rollout": (1_660, 1_600),
     "rl_core/runs": (1_080, 950),
