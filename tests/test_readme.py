@@ -6,8 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from flows.settings.compose import compose
 from flows.settings.keys import CHOICES, ENVS, known_keys
 from rl_core.runs.settings_file import REMOVED
 from tasks.importers.verl_table import NAMES, meaning
-from tests.support.programs import python
+from tests.support.programs import cli, python
 from tests.support.reference_pages import pages as reference_pages
 
 ROOT = Path(__file__).parent.parent
@@ -37,7 +35,6 @@ FOLDERS = ("rl_core", "tasks", "flows", "sql", "tests", "benchmarks", "deploymen
 PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./*-]*")
 SETTING = re.compile(r"([a-z_]+\.[a-z_]+)(?:=.*)?")
 PREFECT = re.compile(r"prefect ((?:--[\w-]+ )*)([a-z-]+)(?: ([a-z-]+))?")
-PROGRAM = [sys.executable, "-c", "from flows.cli.main import main; main()"]
 HELP_OF_EACH = """
 import sys
 from prefect.cli import app
@@ -235,14 +232,9 @@ def test_every_command_does_what_it_says(place, tiny_overrides, capsys, monkeypa
     """In one storage root with one small run; `run` itself in a process, as by hand."""
     small = [*tiny_overrides, "rollout.engine=hf", "trainer.total_steps=2"]
     home = place / "prefect"
-    done = subprocess.run(
-        [*PROGRAM, "run", "preset=quickstart", *small, "run_id=RUN"],
-        env={k: v for k, v in os.environ.items() if k != "PREFECT_API_URL"}
-        | {"PYTHONPATH": str(ROOT), "PREFECT_HOME": str(home)},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
+    environment = {k: v for k, v in os.environ.items() if k != "PREFECT_API_URL"}
+    words = ["preset=quickstart", *small, "run_id=RUN"]
+    done = cli("run", *words, env=environment, more={"PREFECT_HOME": str(home)}, timeout_s=900)
     assert done.returncode == 0, done.stderr
     (data,) = (file.parent for file in place.glob("outputs/data/*/train.parquet"))
     rows = pl.read_parquet(data / "*.parquet").select("nums", "target").to_dicts()

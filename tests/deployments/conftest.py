@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -26,6 +27,18 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     finally:
         prefect.stop_server()
     return prefect.folder / "prefect"
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A storage root for the one run that all disturbed ones are compared with.
+
+    pytest's workers share it: whoever needs the run first makes it.
+    """
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "undisturbed"
+    root.mkdir(exist_ok=True)
+    return root
 
 
 @pytest.fixture(scope="module")

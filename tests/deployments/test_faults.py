@@ -19,6 +19,7 @@ import pytest
 
 from rl_core.checkpoints.store import latest
 from rl_core.runs.run_folder import RunFolder
+from rl_core.system.atomic import alone_in
 from tests.rl_core.test_trainer import comparable
 from tests.support.chaos import Ledger
 from tests.support.harness import ROOT, WORKER, FlowRun, Prefect, edited, stop
@@ -37,10 +38,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 class Place:
     """A server with its automations, a worker, and folders of runs."""
 
-    def __init__(self, prefect: Prefect, folder: Path, overrides: list[str]) -> None:
+    def __init__(self, prefect: Prefect, undisturbed: Path, overrides: list[str]) -> None:
         self.prefect = prefect
         self.overrides = overrides
-        self.folder = folder
+        self.folder = folder = prefect.folder
+        self._undisturbed = undisturbed
         self.chance = random.Random(5)
         within = {"within: 90": f"within: {WITHIN_S}"}
         file = edited(ROOT / "deployments" / "automations.yaml", folder, within)
@@ -51,17 +53,20 @@ class Place:
         self.night: FlowRun
         self.killed_at: list[int]
 
-    def run_undisturbed(self) -> None:
-        """Trains without a server, to compare with; once."""
-        if (self.folder / "undisturbed").exists():
-            return
-        subprocess.run(
-            [*PROGRAM, "train", *self.settings("undisturbed")],
-            cwd=ROOT,
-            env=self.prefect.environment,
-            stdout=subprocess.DEVNULL,
-            check=True,
-        )
+    def undisturbed(self) -> RunFolder:
+        """Returns a run without a server, to compare with; it is trained once."""
+        root = self._undisturbed
+        with alone_in(root, wait=True):
+            if not (root / "runs").exists():
+                subprocess.run(
+                    [*PROGRAM, "train", *self.overrides, f"storage.root={root}"],
+                    cwd=ROOT,
+                    env=self.prefect.environment,
+                    stdout=subprocess.DEVNULL,
+                    check=True,
+                )
+        (run,) = RunFolder.all_under(root)
+        return run
 
     def kill_a_run_of_the_command_line(self, root: str) -> None:
         """Has no worker and no deployment: only its server can notice."""
@@ -109,7 +114,7 @@ class Place:
 
     def compare(self, root: str) -> None:
         """Compares with the undisturbed run: every number of every step."""
-        expected = comparable(self.run("undisturbed"))
+        expected = comparable(self.undisturbed())
         assert [row["step"] for row in expected] == list(range(NUM_STEPS + 1))
         assert comparable(self.run(root)) == expected
         assert self.run(root).read().status == "finished"
@@ -132,8 +137,8 @@ def short_run(tiny_overrides: list[str]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def place(prefect: Prefect, tiny_overrides: list[str]) -> Iterator[Place]:
-    place = Place(prefect, prefect.folder, short_run(tiny_overrides))
+def place(prefect: Prefect, undisturbed: Path, tiny_overrides: list[str]) -> Iterator[Place]:
+    place = Place(prefect, undisturbed, short_run(tiny_overrides))
     try:
         yield place
     finally:
@@ -171,7 +176,7 @@ def test_nobody_is_left_to_say_that_worker_and_flow_run_were_killed(place: Place
     wait_for(lambda: not place.night.processes(), limit_s=60)
     place.worker.wait()
     place.kill_a_run_of_the_command_line("alone")
-    place.run_undisturbed()
+    place.undisturbed()
     place.start_worker()
 
 

@@ -2,11 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.programs import python
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -64,15 +64,8 @@ asyncio.run(main())
 
 @pytest.mark.slow
 def test_old_heartbeats_events_and_flow_runs_go_and_young_ones_stay(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        cwd=ROOT,
-        env={k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
-        | {"PREFECT_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+    done = python(PROGRAM, cwd=ROOT, env=environment, more={"PREFECT_HOME": str(tmp_path)})
     assert done.returncode == 0, done.stderr[-2000:]
     flow_runs, logs, artifacts, events = json.loads(done.stdout.splitlines()[-1])
     assert flow_runs == logs == artifacts == ["10 days"]

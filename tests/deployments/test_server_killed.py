@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -20,11 +21,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 @pytest.fixture
 def place(
-    request: pytest.FixtureRequest, database: str, prefect: Prefect, tiny_overrides: list[str]
+    request: pytest.FixtureRequest, database: str, undisturbed: Path, tiny_overrides: list[str]
 ) -> Iterator[Place]:
-    """A server with automations and a worker; the runs of both databases lie in one folder."""
-    server = prefect if database == "sqlite" else request.getfixturevalue("on_postgresql")
-    place = Place(server, prefect.folder, short_run(tiny_overrides))
+    """A server with automations and a worker."""
+    server = request.getfixturevalue("prefect" if database == "sqlite" else "on_postgresql")
+    place = Place(server, undisturbed, short_run(tiny_overrides))
     try:
         yield place
     finally:
@@ -57,7 +58,6 @@ def test_training_goes_on_and_the_server_that_comes_back_hears_all_of_it(
     wait_for(lambda: not run.processes())
     wait_for(lambda: run.is_in("Completed"), limit_s=TRUE_WITHIN_S)
     assert place.resumed_at(database) == []  # nothing was done again
-    place.run_undisturbed()
     place.compare(database)
     artifacts = run.artifacts()
     assert artifacts.keys() >= ARTIFACTS

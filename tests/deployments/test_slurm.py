@@ -10,15 +10,16 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.support.harness import LIMIT_S, ROOT
+from tests.support.programs import living
 from tests.support.ray_head import RAY, environment_of_ray, free_ports
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+MARK = "TEST_SLURM_MARK"
 SCRIPT = ROOT / "deployments" / "slurm.sh"
 SRUN = """#!/bin/bash
 # All "nodes" are this machine: what has a fixed port takes a free one.
@@ -73,21 +74,10 @@ def allocation(tmp_path: Path) -> Iterator[dict[str, str]]:
         SLURM_JOB_ID="41",
         SLURM_JOB_NODELIST="n[1-2]",
         SLURM_SUBMIT_DIR=str(tmp_path),
-        TEST_SLURM_MARK=str(tmp_path),
+        **{MARK: str(tmp_path)},
     )
     shutil.rmtree(rays, ignore_errors=True)
-    assert [process.cmdline() for process in _marked(str(tmp_path))] == []
-
-
-def _marked(value: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("TEST_SLURM_MARK") == value:
-                found.append(process)
-        except (psutil.Error, OSError):
-            continue
-    return found
+    assert [process.cmdline() for process in living(MARK, str(tmp_path))] == []
 
 
 def test_all_nodes_join_with_a_token_the_run_is_told_of_the_end_and_nothing_stays(
@@ -102,8 +92,8 @@ def test_all_nodes_join_with_a_token_the_run_is_told_of_the_end_and_nothing_stay
     ) as script:
         try:
             wait_for((tmp_path / "runs").exists, process=script)
-            tokens = {p.environ().get("RAY_AUTH_TOKEN", "") for p in _marked(str(tmp_path))}
-            words = [" ".join(p.cmdline()) for p in _marked(str(tmp_path))]
+            tokens = {p.environ().get("RAY_AUTH_TOKEN", "") for p in living(MARK, str(tmp_path))}
+            words = [" ".join(p.cmdline()) for p in living(MARK, str(tmp_path))]
         finally:
             script.send_signal(signal.SIGTERM)  # as Slurm before the time is over
         said, complaints = script.communicate(timeout=LIMIT_S)

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 from prefect import flow
 
@@ -24,6 +23,7 @@ from rl_core.data.dataset import write_dataset
 from rl_core.evaluation.rows import read_rows
 from rl_core.runs.run_folder import RunFolder
 from tests.conftest import build_tiny_model
+from tests.support.programs import living
 
 pytestmark = [
     pytest.mark.slow,
@@ -58,24 +58,11 @@ class Killer(logging.Handler):
 
     def _kill(self, part: str) -> None:
         deadline = time.monotonic() + 120
-        while not (found := processes(part)):
+        while not (found := living(MARKER, part=part)):
             assert time.monotonic() < deadline, part
             time.sleep(0.05)
         for victim in found:
             victim.send_signal(signal.SIGKILL)
-
-
-def processes(part: str = "") -> list[psutil.Process]:
-    """Returns what lives of all that this module's flow runs started."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            marked = MARKER in process.environ() and process.pid != os.getpid()
-            if marked and part in " ".join(process.cmdline()):
-                found.append(process)
-        except (psutil.Error, OSError):
-            continue
-    return [p for p in found if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
 @contextmanager
@@ -130,7 +117,7 @@ def test_whatever_is_killed_the_retries_end_with_the_rows_of_an_undisturbed_eval
     with listening(killer):
         evaluated(config, run, data)
     assert killer.left == []
-    assert processes() == []
+    assert living(MARKER) == []
 
     for name in ("base", "step_000007"):
         rows, expected = (
@@ -169,7 +156,7 @@ def test_a_stop_that_is_asked_for_ends_the_evaluator_and_the_command_goes_on_whe
         process.terminate()
     assert process.returncode == 1
     assert output.read_text().endswith("countdown-train: interrupted: SIGTERM\n")
-    assert processes() == []
+    assert living(MARKER) == []
 
     few = ["evaluation.samples_per_problem=2", "evaluation.max_problems=8"]
     subprocess.run([*command, *few], env=environment, stdout=subprocess.DEVNULL, check=True)

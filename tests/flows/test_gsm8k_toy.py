@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import polars as pl
@@ -18,9 +16,8 @@ import pytest
 from rl_core.envs.gsm8k import score_response
 from tasks.queries.saved_questions import list_queries
 from tasks.queries.sql import ask
+from tests.support.programs import cli
 
-ROOT = Path(__file__).parent.parent.parent
-PROGRAM = [sys.executable, "-c", "from flows.cli.main import main; main()"]
 SMALL = (
     *("data.train_size=64", "data.test_size=16", "data.train_batch_size=8"),
     *("data.max_response_length=64", "actor.mini_batch_size=4", "algorithm.group_size=4"),
@@ -40,20 +37,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The storage root of one finished run, `toy`."""
     folder = tmp_path_factory.mktemp("toy")
     environment = {k: v for k, v in os.environ.items() if k != "PREFECT_API_URL"}
-    home = str(folder / "prefect")
-    done = subprocess.run(
-        [*PROGRAM, "run", "preset=gsm8k-toy", *SMALL, "run_id=toy", f"storage.root={folder}/out"],
-        env=environment
-        | {
-            "PYTHONPATH": str(ROOT),
-            "PREFECT_HOME": home,
-            "PREFECT_RESULTS_LOCAL_STORAGE_PATH": f"{home}/storage",
-        },
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    home = f"{folder}/prefect"
+    more = {"PREFECT_HOME": home, "PREFECT_RESULTS_LOCAL_STORAGE_PATH": f"{home}/storage"}
+    words = ["preset=gsm8k-toy", *SMALL, "run_id=toy", f"storage.root={folder}/out"]
+    done = cli("run", *words, env=environment, more=more, timeout_s=900)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the same command with seed=1" in done.stdout
     return folder / "out"

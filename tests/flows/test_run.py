@@ -23,6 +23,7 @@ import pytest
 from flows.cli.main import run_command
 from rl_core.evaluation.rows import read_rows
 from tasks.queries import saved_questions, sql
+from tests.support.programs import living
 from tests.support.traps import SECRETS, addresses, secrets_of, set_traps, sprung
 from tests.support.waiting import wait_for
 
@@ -82,14 +83,7 @@ class Place:
 
     def processes(self) -> list[psutil.Process]:
         """Living processes that inherited this place's PREFECT_HOME."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get("PREFECT_HOME") == str(self.home):
-                    found.append(process)
-            except (psutil.Error, OSError):
-                continue
-        return found
+        return living("PREFECT_HOME", str(self.home))
 
 
 @pytest.fixture(scope="module")

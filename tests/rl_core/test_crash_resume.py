@@ -7,11 +7,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
+from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
 
 from rl_core.checkpoints.manifest import MANIFEST, find_damage
@@ -19,6 +18,8 @@ from rl_core.checkpoints.store import latest
 from rl_core.config.run import RunConfig
 from tests.rl_core.test_trainer import comparable, rollouts, train_until
 from tests.rl_core.workers.test_cluster_ends import GONE_WITHIN_S
+from tests.support.programs import living
+from tests.support.waiting import wait_for
 
 STEPS = 7
 MARKER = "TEST_CRASH_MARKER"
@@ -57,18 +58,9 @@ def crash(config: RunConfig, model: Path, place: str, step: int, delay_s: float)
         done = subprocess.run(
             command, env=os.environ | environment, capture_output=True, text=True, check=False
         )
-        deadline = time.monotonic() + GONE_WITHIN_S
-        while left := [p for p in psutil.process_iter() if _carries(p, marker)]:
-            assert time.monotonic() < deadline, left
-            time.sleep(0.05)
+        left = partial(living, MARKER, marker)
+        wait_for(lambda: not left(), GONE_WITHIN_S, seen=left)
     assert done.returncode == -signal.SIGKILL, done.stderr
-
-
-def _carries(process: psutil.Process, marker: str) -> bool:
-    try:
-        return process.environ().get(MARKER) == marker and process.status() != "zombie"
-    except psutil.Error:
-        return False
 
 
 def saved_files(checkpoint: Path) -> dict[str, str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import json
 import socket
-import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,8 @@ from http.server import ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, cast
 
-from tests.support.http_server import Handler
+from tests.support.http_server import Handler, reset
+from tests.support.ray_head import free_ports
 
 API_KEY = "feedc0de" * 5
 
@@ -171,18 +171,10 @@ class _Handler(Handler):
         return gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
 
 
-def reset(connection: socket.socket) -> None:
-    """Closes a connection so that the peer gets a reset instead of an end."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    connection.close()
-
-
 @contextmanager
 def closed_port() -> Iterator[str]:
     """Yields the address of a port where nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    yield f"http://127.0.0.1:{port}"
+    yield f"http://127.0.0.1:{free_ports(1)[0]}"
 
 
 @contextmanager

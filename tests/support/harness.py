@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,8 @@ import httpx
 import psutil
 
 from tests.support.prefect_api import Api
+from tests.support.programs import living
+from tests.support.ray_head import free_ports
 from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).parent.parent.parent
@@ -35,9 +36,7 @@ class Prefect:
     """A server of its own, seen through its commands and its API."""
 
     def __init__(self, folder: Path, settings: Mapping[str, str]) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        (self.port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{self.port}"
         self.api = f"{self.url}/api"
         self.folder = folder
@@ -256,15 +255,7 @@ class FlowRun:
 
     def processes(self) -> list[psutil.Process]:
         """Returns what lives of all that its flow run started."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                of_run = process.environ().get("PREFECT__FLOW_RUN_ID") == self.id
-                if of_run and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except (psutil.Error, OSError):
-                continue
-        return found
+        return living("PREFECT__FLOW_RUN_ID", self.id)
 
     def main_process(self) -> psutil.Process:
         """Returns the process of the flow itself, which all others descend from."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +16,8 @@ class Handler(BaseHTTPRequestHandler):
     """Reads whole bodies and answers in one piece, silently."""
 
     protocol_version = "HTTP/1.1"
+    cut_after: int | None = None
+    """Bytes of a body after which the connection breaks."""
 
     def respond(self) -> None:
         """Answers a request of any kind: `self.command` says which."""
@@ -30,7 +34,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(data)
+            self.wfile.write(data[: self.cut_after])
+        if self.cut_after is not None and len(data) > self.cut_after:
+            self.close_connection = True
 
     def log_message(self, *_: object) -> None: ...
 
@@ -49,3 +55,9 @@ def serving(handler: type[Handler]) -> Iterator[str]:
             yield f"http://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
+
+
+def reset(connection: socket.socket) -> None:
+    """Closes a connection so that the peer gets a reset instead of an end."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
-import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.support.http_server import Handler, serving
+from tests.support.http_server import Handler, reset, serving
 
 SECRET = "T0SECRET/B0SECRET/hunter2hunter2"  # a planted one
 
@@ -57,8 +56,7 @@ def rude_hook(manners: str) -> Iterator[Hook]:
             with peer:
                 if manners == "resets":
                     peer.recv(10)
-                    linger = struct.pack("ii", 1, 0)
-                    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                    reset(peer)
                     continue
                 while manners == "drips" and not over.wait(0.2):
                     peer.sendall(b"x")

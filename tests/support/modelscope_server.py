@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ class _Handler(Handler):
     hub: ModelScope
 
     def respond(self) -> None:
+        self.cut_after = self.hub.cut_after
         parts = urlsplit(self.path)
         if parts.path == "/api/v1/models/someone/tiny/repo/files":
             self._note("/")
@@ -44,32 +44,22 @@ class _Handler(Handler):
                 }
                 for path, data in self.hub.files.items()
             ]
-            self._answer(200, json.dumps({"Code": 200, "Data": {"Files": listed}}).encode())
+            self.answer(200, {"Code": 200, "Data": {"Files": listed}})
         elif parts.path == "/api/v1/models/someone/tiny/repo":
             (path,) = parse_qs(parts.query)["FilePath"]
             self._note(path)
             self._send_file(self.hub.files[path])
         else:  # another model, or the question whether this is a machine of Alibaba's cloud
             text = "not found, " * 20
-            self._answer(404, json.dumps({"Code": 10010205001, "Message": text}).encode())
+            self.answer(404, {"Code": 10010205001, "Message": text})
 
     def _note(self, path: str) -> None:
         self.hub.asked.append((path, dict(self.headers)))
 
     def _send_file(self, data: bytes) -> None:
         start = int(self.headers.get("Range", "bytes=0-")[len("bytes=") : -1])
-        headers = {"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"} if start else {}
-        self._answer(206 if start else 200, data[start:], headers)
-
-    def _answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        cut = self.hub.cut_after
-        self.wfile.write(body if cut is None else body[:cut])
-        self.close_connection = cut is not None and len(body) > cut
+        headers = {"Content_Range": f"bytes {start}-{len(data) - 1}/{len(data)}"} if start else {}
+        self.answer(206 if start else 200, data[start:], **headers)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Programs that run to their end, and what they wrote."""
+"""Programs that run to their end, what they wrote, and what lives of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+import psutil
 
 Done = subprocess.CompletedProcess[str]
 
@@ -37,3 +39,24 @@ def python(code: str, *arguments: object, **options: object) -> Done:
 def cli(*words: object, **options: object) -> Done:
     """Runs a command of ours as a person's shell would."""
     return python("from flows.cli.main import main; main()", *words, **options)
+
+
+def living(variable: str, value: str | None = None, part: str = "") -> list[psutil.Process]:
+    """Returns all other processes, of whatever parent, that inherited an environment variable.
+
+    Args:
+        variable: its name.
+        value: that it has there; None for any.
+        part: a text in their command line.
+    """
+    found = []
+    for process in psutil.process_iter():
+        try:
+            held = process.environ().get(variable)
+            marked = held is not None and value in (None, held) and process.pid != os.getpid()
+            is_there = marked and process.status() != psutil.STATUS_ZOMBIE
+            if is_there and part in " ".join(process.cmdline()):
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found

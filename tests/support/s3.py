@@ -18,6 +18,8 @@ from typing import Literal
 
 import httpx
 
+from tests.support.http_server import reset
+from tests.support.ray_head import free_ports
 from tests.support.waiting import wait_for
 
 BUCKET = "bucket"
@@ -34,7 +36,7 @@ _HEAD_END = b"\r\n\r\n"
 @contextmanager
 def s3_server(log: Path) -> Iterator[int]:
     """Yields the port of a moto server with an empty bucket."""
-    port = _free_port()
+    (port,) = free_ports(1)
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with log.open("w") as output:
         server = subprocess.Popen(command, stdout=output, stderr=output)
@@ -94,7 +96,7 @@ class FaultyProxy:
         if fault != "none":
             self.harmed[fault] = self.harmed.get(fault, 0) + 1
         if fault in ("gone", "reset"):
-            _reset(client)
+            reset(client)
         elif fault == "503":
             client.sendall(
                 b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -132,18 +134,6 @@ def _read_request(client: socket.socket) -> bytes | None:
         body += more
     head = re.sub(rb"(?im)^(connection|expect):.*\r\n", b"", head + b"\r\n").removesuffix(b"\r\n")
     return head + b"\r\nConnection: close" + _HEAD_END + body
-
-
-def _reset(client: socket.socket) -> None:
-    """Ends a connection as a machine does that knows nothing of it."""
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
-    client.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _answers(port: int) -> bool:

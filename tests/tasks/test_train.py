@@ -1,9 +1,6 @@
 """Training held to a budget, with a real learner and engine: it stops before it goes beyond."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,22 +11,12 @@ from rl_core.system.disk_reserve import RESERVE_BYTES
 from tests.rl_core.tracking.test_tensorboard_tracker import curves
 from tests.support.fake_wandb import API_KEY, black_hole
 from tests.support.faults import mounted_small_disk
+from tests.support.programs import Done, cli
 
-ROOT = Path(__file__).parent.parent.parent
 
-
-def train(
-    root: Path, overrides: list[str], variables: Mapping[str, str] = {}
-) -> subprocess.CompletedProcess[str]:
-    code = "import sys; from flows.cli.main import run_command; sys.exit(run_command(sys.argv[1:]))"
-    return subprocess.run(
-        [sys.executable, "-c", code, "train", *overrides, f"storage.root={root}", "run_id=one"],
-        env=os.environ | {"PYTHONPATH": str(ROOT), **variables},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+def train(root: Path, overrides: list[str], variables: Mapping[str, str] = {}) -> Done:
+    words = ["train", *overrides, f"storage.root={root}", "run_id=one"]
+    return cli(*words, more=variables, timeout_s=500)
 
 
 @pytest.mark.slow

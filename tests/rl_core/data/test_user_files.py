@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from rl_core.config.run import DataConfig
 from rl_core.data.dataset import dataset_name, is_ready, read_verified, write_dataset
@@ -25,6 +26,8 @@ from tests.support.own_data import (
     write_tinyzero,
 )
 from tests.support.solving import solve
+
+TABLES = yaml.safe_load(Path(__file__).with_name("user_files.yaml").read_text())
 
 ENV = CountdownConfig()
 Row = dict[str, Any]
@@ -231,40 +234,7 @@ def test_foreign_prompts_are_kept_and_said(
 
 @pytest.mark.parametrize(
     ("row", "words"),
-    [
-        ({"nums": [0, 5, 8], "target": 40}, "nums=[0, 5, 8] holds 0, the solver takes whole num"),
-        ({"nums": [1000, 5], "target": 5}, "holds 1000, the solver takes whole numbers from 1 to"),
-        ({"nums": [2.5, 5], "target": 5}, "holds 2.5, the solver takes whole numbers"),
-        ({"nums": [True, 5], "target": 6}, "holds True"),
-        ({"nums": [None, 5], "target": 6}, "holds None"),
-        ({"nums": ["two", 5], "target": 7}, "holds 'two'"),
-        ({"nums": [[2], 5], "target": 6}, "holds [2]"),
-        ({"nums": [7], "target": 7}, "holds 1 numbers, the solver takes 2 to 6: leave the row out"),
-        ({"nums": [1] * 7, "target": 7}, "holds 7 numbers"),
-        ({"nums": "1 2", "target": 3}, "nums='1 2' must be a list"),
-        ({"nums": None, "target": 3}, "nums=None must be a list"),
-        ({"nums": [1, 2]}, "target=None must be a whole number from 1 to"),
-        ({"nums": [1, 2], "target": 3.5}, "target=3.5 must be a whole number"),
-        ({"nums": [1, 2], "target": 0}, "target=0 must be a whole number from 1 to"),
-        ({"nums": [1, 2], "target": 10**30}, "must be a whole number"),
-        (
-            {"question": "Nine twice?"},
-            "neither nums (or numbers) and target nor reward_model.ground_truth",
-        ),
-        ({"reward_model": "rule"}, "reward_model='rule' must be an object"),
-        ({"reward_model": {"ground_truth": "18"}}, "ground_truth='18' must be {target, numbers}"),
-        (
-            {"nums": [1, 2], "target": 3, "reward_model": {"ground_truth": {"target": 2}}},
-            "are not those of reward_model.ground_truth ({'target': 2})",
-        ),
-        (
-            {"nums": [1, 2], "target": 3, "prompt": "Make 3"},
-            "prompt='Make 3' must be a list of {ro",
-        ),
-        ({"nums": [1, 2], "target": 3, "prompt": []}, "prompt=[] must be a list"),
-        ({"nums": [1, 2], "target": 3, "prompt": [{"role": "user"}]}, "must be a list of {role, c"),
-        ({"nums": [1, 2], "target": 3, "prompt": [["user", "hi"]]}, "must be a list of {role, con"),
-    ],
+    TABLES["unusable rows"],
 )
 def test_rows_that_cannot_be_used_name_file_row_value_and_limit(
     tmp_path: Path, row: Row, words: str

@@ -8,12 +8,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from rl_core.config.run import DataConfig
 from rl_core.data.dataset import read_problems
 from rl_core.envs.gsm8k import Gsm8kConfig
 from tests.rl_core.data.test_user_files import ENV, Row, facts, made, plain, write_lines
 from tests.support.own_data import SOLVABLE, put_in_cache
+
+TABLES = yaml.safe_load(Path(__file__).with_name("user_gsm8k.yaml").read_text())
 
 GSM8K_PAIRS = [
     ("Nine twice?", "Two nines.\n#### 18"),
@@ -100,21 +103,7 @@ def test_hub_data_sets_become_rows_by_their_names(hub_cache: Path, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("row", "words"),
-    [
-        ({"question": "One?", "answer": "one"}, "must end with '#### <number>'"),
-        ({"question": 1, "answer": "#### 1"}, "question=1 must be a text"),
-        ({"question": "One?"}, "neither `answer` nor reward_model.ground_truth"),
-        ({"answer": "#### 1"}, "neither `question` nor `prompt`"),
-        (
-            {"question": "One?", "reward_model": {"ground_truth": [1]}},
-            "a number as text, such as '18'",
-        ),
-        ({"question": "One?", "reward_model": {"ground_truth": "many"}}, "must end with '####"),
-        (
-            {"question": "One?", "answer": "#### 1", "reward_model": {"ground_truth": "2"}},
-            "ground_truth='2' is not its answer's number 1",
-        ),
-    ],
+    TABLES["unusable rows"],
 )
 def test_gsm8k_rows_that_cannot_be_used(tmp_path: Path, row: Row, words: str) -> None:
     file = write_lines(tmp_path / "a.jsonl", [row, row])

@@ -63,33 +63,28 @@ def run_loop(
     return [line.strip() for line in output.splitlines()]
 
 
+INT, TERM = "KeyboardInterrupt", "RuntimeError handed on 15"
+
+
 @pytest.mark.parametrize(
-    ("signum", "raised"), [(15, "RuntimeError handed on 15"), (2, "KeyboardInterrupt")]
+    ("signals", "grace", "step", "said"),
+    [
+        # The step is finished and saved before the signal is handed on.
+        ([15], 10, 0.3, ["saved", TERM]),
+        ([2], 10, 0.3, ["saved", INT]),
+        ([15], 0.3, 30, [TERM]),  # a step longer than the grace is abandoned
+        # A second SIGTERM neither hurries nor delays.
+        ([15, 15], 20, 1, ["saved", TERM]),
+        ([15, 15], 0.5, 30, [TERM]),
+        ([2], 0.1, 2, ["saved", INT]),  # Ctrl-C waits for the step, however long it takes
+        # A second Ctrl-C does not wait.
+        ([2, 2], 30, 30, [INT]),
+        ([15, 2], 30, 30, [TERM]),
+        ([2, 15], 0.3, 30, [TERM]),  # SIGTERM after Ctrl-C sets the limit
+    ],
 )
-def test_the_step_is_finished_and_saved_before_the_signal_is_handed_on(signum, raised):
-    assert run_loop([signum], grace=10, step=0.3) == ["saved", raised]
-
-
-def test_a_step_longer_than_the_grace_is_abandoned():
-    assert run_loop([15], grace=0.3, step=30) == ["RuntimeError handed on 15"]
-
-
-def test_a_second_sigterm_neither_hurries_nor_delays():
-    assert run_loop([15, 15], grace=20, step=1) == ["saved", "RuntimeError handed on 15"]
-    assert run_loop([15, 15], grace=0.5, step=30) == ["RuntimeError handed on 15"]
-
-
-def test_ctrl_c_waits_for_the_step_however_long_it_takes():
-    assert run_loop([2], grace=0.1, step=2) == ["saved", "KeyboardInterrupt"]
-
-
-def test_a_second_ctrl_c_does_not_wait():
-    assert run_loop([2, 2], grace=30, step=30) == ["KeyboardInterrupt"]
-    assert run_loop([15, 2], grace=30, step=30) == ["RuntimeError handed on 15"]
-
-
-def test_sigterm_after_ctrl_c_sets_the_limit():
-    assert run_loop([2, 15], grace=0.3, step=30) == ["RuntimeError handed on 15"]
+def test_whether_a_step_is_saved_and_what_is_handed_on(signals, grace, step, said):
+    assert run_loop(signals, grace=grace, step=step) == said
 
 
 @pytest.mark.parametrize("signum", [2, 15])

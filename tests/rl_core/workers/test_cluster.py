@@ -43,6 +43,7 @@ from rl_core.workers import cluster as workers_module
 from rl_core.workers.cluster import Workers
 from rl_core.workers.ray_auth import _accepts
 from tests.support.faulty_actors import FaultyRolloutActor
+from tests.support.programs import living
 from tests.support.traps import addresses
 
 pytestmark = pytest.mark.slow
@@ -65,18 +66,6 @@ def config(engine: str = "vllm", num_engines: int = 1, kv_cache_mib: int = 16) -
     )
 
 
-def processes_with(variable: str, value: str) -> list[psutil.Process]:
-    """Every process, of whatever parent, that inherited this environment variable."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(variable) == value and process.status() != "zombie":
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
-
-
 @pytest.fixture(scope="module")
 def marker() -> Iterator[str]:
     """Marks all processes that start within this module, and proves at the end that all ended."""
@@ -84,7 +73,7 @@ def marker() -> Iterator[str]:
     os.environ["TEST_WORKERS_MARKER"] = value
     yield value
     del os.environ["TEST_WORKERS_MARKER"]
-    left = [p for p in processes_with("TEST_WORKERS_MARKER", value) if p.pid != os.getpid()]
+    left = living("TEST_WORKERS_MARKER", value)
     assert not left, [" ".join(p.cmdline()) for p in left]
 
 

@@ -18,7 +18,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.rl_core.workers.test_cluster import ZERO_COPY, processes_with
+from tests.rl_core.workers.test_cluster import ZERO_COPY
+from tests.support.programs import living
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.slow
@@ -90,7 +91,7 @@ def has_torch(process: psutil.Process) -> bool:
 
 
 def wait_until_none_is_left(value: str, *, deadline: float) -> None:
-    while left := processes_with("TEST_DRIVER_MARKER", value):
+    while left := living("TEST_DRIVER_MARKER", value):
         assert time.monotonic() < deadline, [" ".join(p.cmdline()) for p in left]
         time.sleep(0.1)
 
@@ -113,7 +114,7 @@ def test_a_signal_in_mid_generation_leaves_no_process(
 ) -> None:
     with driver_process(tiny_model_path, handler, short_temp_dir) as (driver, value):
         assert driver.stdout.readline() == "generating\n"
-        of_run = processes_with("TEST_DRIVER_MARKER", value)
+        of_run = living("TEST_DRIVER_MARKER", value)
         assert len(of_run) > 3
         (engine,) = (p for p in of_run if "ray::RolloutActor" in " ".join(p.cmdline()))
         worked_s = engine.cpu_times().user
@@ -135,7 +136,7 @@ def test_a_sigterm_while_ray_starts_reaches_our_own_handler(
 ) -> None:
     with driver_process(tiny_model_path, "own handler", short_temp_dir) as (driver, value):
         wait_for(  # Ray's first process
-            lambda: len(processes_with("TEST_DRIVER_MARKER", value)) > 1,
+            lambda: len(living("TEST_DRIVER_MARKER", value)) > 1,
             process=driver,
             poll_s=0.05,
         )

@@ -2,7 +2,6 @@
 
 import os
 import socket
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -20,7 +19,8 @@ from rl_core.workers import ray_auth
 from rl_core.workers.ray_auth import mode_for, private, reread_settings, send_token
 from rl_core.workers.session import ray_session
 from tasks.preflight import preflight
-from tests.support.harness import LIMIT_S, ROOT
+from tests.support.harness import ROOT
+from tests.support.programs import Done, run
 from tests.support.ray_head import environment_of_ray, ray_head
 
 TOKEN = "a-token-of-thirty-two-characters"
@@ -234,15 +234,12 @@ def test_a_real_ray_serves_who_has_its_token_and_says_who_has_not(tmp_path, tiny
     settings = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
     with ray_head(environment_of_ray(tmp_path, **settings)) as address:
 
-        def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-            own = environment_of_ray(tmp_path, **variables)
-            return subprocess.run(
-                words, env=own, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S
-            )
+        def ask(*words: object, **variables: str) -> Done:
+            return run(*words, env=environment_of_ray(tmp_path, **variables), cwd=ROOT)
 
-        def generate(at: str, **variables: str) -> subprocess.CompletedProcess[str]:
-            words = (sys.executable, "-c", GENERATES, at, str(tiny_model_path), str(tmp_path))
-            return run(*words, **variables)
+        def generate(at: str, **variables: str) -> Done:
+            words = (sys.executable, "-c", GENERATES, at, tiny_model_path, tmp_path)
+            return ask(*words, **variables)
 
         done = generate(address, RAY_AUTH_TOKEN=TOKEN)
         assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
@@ -251,7 +248,7 @@ def test_a_real_ray_serves_who_has_its_token_and_says_who_has_not(tmp_path, tiny
         assert wrong.stderr.splitlines()[-1].startswith(
             f"ValueError: resources.ray_address={address}: {refusal}"
         )
-        told = run(
+        told = ask(
             *(COMMAND, "run", f"storage.root={tmp_path / 'outputs'}"),
             f"resources.ray_address={address}",
             RAY_AUTH_TOKEN=OTHER,

@@ -32,6 +32,7 @@ from tasks.supervision import supervisor as supervision
 from tasks.train import train_supervised
 from tests.rl_core.test_trainer import comparable, rollouts
 from tests.support.chaos import Ledger
+from tests.support.programs import cli, living
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -59,15 +60,7 @@ class Place:
         return compose([*self.overrides, f"run_id={run_id}", *more])
 
     def processes(self, part: str = "") -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            try:
-                marked = process.environ().get(MARKER) == self.marker
-                if marked and part in " ".join(process.cmdline()) and process.pid != os.getpid():
-                    found.append(process)
-            except (psutil.Error, OSError):
-                continue
-        return [p for p in found if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        return living(MARKER, self.marker, part)
 
     def is_clean(self) -> bool:
         """Says whether no process and no folder of Ray is left."""
@@ -295,14 +288,7 @@ def test_when_the_whole_command_is_killed_its_trainer_leaves_and_the_same_comman
     steps_done = len(run.metrics.read()) - 1
     assert 0 < steps_done < STEPS
 
-    listed = subprocess.run(
-        [*COMMAND, "runs", f"storage.root={runs.parent}"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "interrupted" in listed.stdout
+    assert "interrupted" in cli("runs", f"storage.root={runs.parent}").stdout
     assert "its process is gone (killed?)" in (run.read().reason or "")
     subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
     record = json.loads((folder / "run.json").read_text())

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_core.envs.countdown import render_messages, score_response
+
+TABLES = yaml.safe_load(Path(__file__).with_name("tinyzero.yaml").read_text())
 
 PEER = Path(__file__).parents[4] / "benchmarks" / "peers" / "tinyzero.py"
 
@@ -49,99 +52,7 @@ class Difference(NamedTuple):
 
 
 DIFFERENCES = [
-    Difference(
-        "power", "<answer>2**3</answer>", [2, 3], 8, 1.0, 0.1, "bad_syntax", "not one of + - * /"
-    ),
-    Difference(
-        "floor division",
-        "<answer>7//2</answer>",
-        [7, 2],
-        3,
-        1.0,
-        0.1,
-        "bad_syntax",
-        "not one of + - * /",
-    ),
-    Difference(
-        "decimal point",
-        "<answer>29.5*2</answer>",
-        [29, 5, 2],
-        59,
-        1.0,
-        0.1,
-        "bad_syntax",
-        "29.5 is not 29 and 5",
-    ),
-    Difference(
-        "two signs",
-        "<answer>3--5</answer>",
-        [3, 5],
-        8,
-        1.0,
-        0.1,
-        "bad_syntax",
-        "a minus only at the start or after (",
-    ),
-    Difference(
-        "a sign behind an operator",
-        "<answer>2*-3+20</answer>",
-        [2, 3, 20],
-        14,
-        1.0,
-        0.1,
-        "bad_syntax",
-        "a minus only at the start or after (",
-    ),
-    Difference(
-        "a leading plus",
-        "<answer>+3+5</answer>",
-        [3, 5],
-        8,
-        1.0,
-        0.1,
-        "bad_syntax",
-        "a minus only at the start or after (",
-    ),
-    Difference(
-        "nearly right",
-        "<answer>8 + 1/999999</answer>",
-        [8, 1, 999_999],
-        8,
-        1.0,
-        0.1,
-        "wrong_value",
-        "exact, not within 1e-5",
-    ),
-    Difference(
-        "tag opened twice",
-        "<answer>so <answer>2+3*4</answer>",
-        [2, 3, 4],
-        14,
-        0.1,
-        1.0,
-        "correct",
-        "the nearest opening tag counts",
-    ),
-    Difference(
-        "blank answer",
-        "<answer> </answer>",
-        [2, 3, 4],
-        14,
-        0.1,
-        0.0,
-        "no_answer",
-        "no answer, no format credit",
-    ),
-    Difference(
-        "nested too deep",
-        "<answer>" + "(" * 33 + "2+3*4" + ")" * 33 + "</answer>",
-        [2, 3, 4],
-        14,
-        1.0,
-        0.1,
-        "too_long",
-        "at most 32 levels",
-    ),
+    *(Difference(*row) for row in TABLES["differences"]),
     Difference(
         "very long",
         "<answer>2+3*4" + " " * 250 + "+0" + "</answer>",

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_core.envs.gsm8k import extract_truth, render_messages, score_response
+
+TABLES = yaml.safe_load(Path(__file__).with_name("scoring.yaml").read_text())
 
 GRADED = Path(__file__).parents[3] / "golden" / "gsm8k_graded.csv"
 
@@ -32,20 +35,7 @@ def test_models_answers_are_graded_as_by_the_authors_of_gsm8k() -> None:
 
 @pytest.mark.parametrize(
     "written",
-    [
-        *("18", "18.", "18.00", "$18", "$18.00", "018", "18 eggs", "18%", "18,", "$18.", "+18"),
-        *(
-            "18.0 dollars",
-            "18 apples.",
-            "18\n",
-            "18</think>",
-            "18 (eighteen)",
-            "18!",
-            "18 %",
-            "18km",
-        ),
-        *("$18 per day", "18;", "18...", "18**", "18\\%", "18 #", "\t18", "\n\n18"),
-    ],
+    TABLES["eighteen"],
 )
 def test_eighteen_as_people_write_it(written: str) -> None:
     for mode in ("strict", "lenient"):
@@ -56,60 +46,9 @@ def test_eighteen_as_people_write_it(written: str) -> None:
 @pytest.mark.parametrize(
     ("written", "truth", "right"),
     [
-        ("1,800", "1800", True),
-        ("$1,800.00", "1800", True),
-        ("1800", "1,800", True),
-        ("1,234,567", "1234567", True),
-        ("1,80", "180", False),
-        ("-5", "-5", True),
-        ("-5.", "-5", True),
-        ("-5%", "-5", True),
-        ("-1,800", "-1800", True),
-        ("-0", "0", True),
-        ("1,800 dollars", "1800", True),
-        ("1,800.50", "1800.5", True),
-        ("12,34", "12", False),
-        ("1,2345", "1", False),
-        ("1234,567", "1234", False),
-        ("1,800,00", "1800", False),
-        ("50%", "0.5", False),
-        ("1/2", "0.5", False),
-        ("18 19", "19", False),
-        ("18-19", "18", False),
-        ("1/2", "1", False),
-        ("2 1/2", "2", False),
-        ("2½", "2", False),
-        ("2 and a half", "2", False),
-        ("10^2", "10", False),
-        ("10²", "10", False),
-        ("10**2", "10", False),
-        ("5e3", "5", False),
-        ("5x3", "5", False),
-        ("3 million", "3", False),
-        ("7.5.3", "7.5", False),
-        ("12:30", "12", False),
-        ("5 - 3", "5", False),
-        ("3*6=18", "18", False),
-        ("18 = 18", "18", False),
-        ("18 or 19", "18", False),
-        ("18 or nineteen", "18", False),
-        ("18, 19, 20", "18", False),
-        ("18 to 20", "18", False),
-        ("18 m^2", "18", True),
-        ("18 square feet", "18", True),
-        ("18 km2.", "18", True),
-        ("18m³", "18", True),
-        ("18 cats and dogs", "18", True),
+        *TABLES["numbers"],
         ("18 " + "m" * 100_000, "18", True),
         ("18 " + "m^" * 50_000, "18", True),
-        ("-$5", "-5", True),
-        ("$-5", "-5", True),
-        ("5", "-5", False),
-        ("0.5", "0.50", True),
-        (".5", "0.5", True),
-        ("18.01", "18", False),
-        ("180", "18", False),
-        ("1.8e1", "18", False),
         ("9" * 5000, "18", False),
         ("9" * 5000, "9" * 64, False),
     ],
@@ -122,37 +61,7 @@ def test_numbers(written: str, truth: str, right: bool) -> None:
 
 @pytest.mark.parametrize(
     ("response", "strict", "lenient"),
-    [
-        ("#### 18", "18", "18"),
-        ("####18", "18", "18"),
-        ("####\n18", "18", "18"),
-        ("#####18", "18", "18"),
-        ("########18", "18", "18"),
-        ("###18", None, "18"),
-        ("#### 18 ####", "18", "18"),
-        ("#### 18\n#### none", "18", "18"),
-        ("#### -18", "-18", "-18"),
-        ("####- 18", None, "18"),
-        ("#### (18)", None, "18"),
-        ("#### x = 18", None, "18"),
-        ("#### 18 = 18 = 19", "18 = 18 = 19", "19"),
-        ("9+9=<<9+9=18>>18", None, "18"),
-        ("#### $$18", None, "$18"),
-        ("\uff0318 #### 18", "18", "18"),
-        ("#### 17, no\n#### 18", "18", "18"),
-        ("#### 18\nthat is 3 more", "18", "3"),
-        ("the answer is 18", None, "18"),
-        ("#### eighteen", None, None),
-        ("#### eighteen, or 18", None, "18"),
-        ("20 - 2 = 18.", None, "18"),
-        ("20-2", None, "2"),
-        ("(20)-2", None, "2"),
-        ("x = -2", None, "-2"),
-        ("1, 2, 18", None, "18"),
-        ("", None, None),
-        ("#### ", None, None),
-        ("####１８", None, None),  # noqa: RUF001  # full-width digits are the case
-    ],
+    TABLES["which-number"],
 )
 def test_which_number_is_taken(response: str, strict: str | None, lenient: str | None) -> None:
     for mode, expected in (("strict", strict), ("lenient", lenient)):
