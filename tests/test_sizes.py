@@ -25,8 +25,8 @@ LINES = {
     "rl_core/tracking": (1_700, 1_300),
     "rl_core/workers": (1_910, 1_450),
     "rl_core": (28_510, 23_500),
-    "tasks/importers": (1_480, 1_000),
-    "tasks": (10_380, 8_350),
+    "tasks/importers": (1_450, 1_000),
+    "tasks": (10_060, 8_350),
     "flows": (5_310, 3_500),
     "tests": (44_920, 36_000),
 }
