@@ -30,6 +30,9 @@ from tasks.queries.checkpoint_names import NamedModel
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _INDEX: Final = "model.safetensors.index.json"
 _NOT_COPIED: Final = (MANIFEST, "warm_start.json", CURVE_NAME, "README.md", _INDEX)
+_OF_THE_MACHINE: Final = (
+    *("storage", "resources", "checkpoints", "retry", "budget", "watchdog", "run_id"),
+)
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -46,8 +49,10 @@ def model_card(model: NamedModel, root: Path, *, dtype: str) -> str:
         lines += _how(model, settings, base)
         lines += _accuracy(model, model.run, root)
         if settings:
-            own = yaml.safe_dump(_without_places(settings), sort_keys=False)
-            lines += ["", "## Settings", "", "```yaml", own.rstrip(), "```"]
+            # What decides what is learned: not where files and machines are.
+            own = {name: value for name, value in settings.items() if name not in _OF_THE_MACHINE}
+            text = yaml.safe_dump(own, sort_keys=False).rstrip()
+            lines += ["", "## Settings", "", "```yaml", text, "```"]
     return "\n".join(["---", *front, "---", "", *lines, ""])
 
 
@@ -112,26 +117,16 @@ def _tested(model: NamedModel, run: RunFolder, root: Path) -> str:
         run=run.run_id,
     )
     settings = read_settings(run.path)
-    counts = (
-        settings.get("trainer", {}).get("test_problems"),
-        settings.get("data", {}).get("test_size"),
-    )
-    known = [count for count in counts if count]
-    accuracy = rows["accuracy"].drop_nulls().to_list()
-    if not accuracy or not known:
+    counts = (("trainer", "test_problems"), ("data", "test_size"))
+    known = filter(None, (settings.get(section, {}).get(name) for section, name in counts))
+    problems, accuracy = min(known, default=0), rows["accuracy"].drop_nulls().to_list()
+    if not accuracy or not problems:
         return f"It was not evaluated: `countdown-train evaluate {model.name}` does that."
-    problems = min(known)
     said = share(round(accuracy[0] * problems), problems)
     return (
         f"Greedy, at its test during training: {said}, a 95% (Wilson) interval, on {problems} "
         f"problems that were not trained on. `countdown-train evaluate {model.name}` asks all."
     )
-
-
-def _without_places(settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns what decides what is learned: not where files and machines are."""
-    ours = ("storage", "resources", "checkpoints", "retry", "budget", "watchdog", "run_id")
-    return {name: value for name, value in settings.items() if name not in ours}
 
 
 def export_model(model: NamedModel, root: Path, *, dtype: str, to: Path) -> Path:
@@ -151,7 +146,11 @@ def export_model(model: NamedModel, root: Path, *, dtype: str, to: Path) -> Path
                 _write_weights(file, temporary / file.name, DTYPES[dtype])
             elif file.name not in _NOT_COPIED:
                 shutil.copyfile(file, temporary / file.name)
-        _write_index(model.folder, temporary)
+        if (model.folder / _INDEX).is_file():  # weights in several files: which file has which
+            index = json.loads((model.folder / _INDEX).read_text(encoding="utf-8"))
+            total = sum(file.stat().st_size for file in temporary.glob("*.safetensors"))
+            index["metadata"] = {"total_size": total}
+            (temporary / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
         config = temporary / "config.json"
         settings: dict[str, Any] = json.loads(config.read_text(encoding="utf-8"))
         settings.pop("torch_dtype", None)
@@ -173,15 +172,6 @@ def _write_weights(file: Path, target: Path, dtype: torch.dtype) -> None:
                 )
             weights[name] = cast
     save_file(weights, target, metadata={"format": "pt"})
-
-
-def _write_index(source: Path, target: Path) -> None:
-    """Of weights in several files: which file has which."""
-    if (source / _INDEX).is_file():
-        index = json.loads((source / _INDEX).read_text(encoding="utf-8"))
-        total = sum(file.stat().st_size for file in target.glob("*.safetensors"))
-        index["metadata"] = {"total_size": total}
-        (target / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 
 def check_push(name: str) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -86,11 +87,7 @@ def dataset_task(config: RunConfig) -> Task[[RunConfig], Path]:
 
     A cache hit alone would return the path of a folder that somebody has deleted since.
     """
-    return generate_task.with_options(refresh_cache=not _verifies(config))
-
-
-def _verifies(config: RunConfig) -> bool:
-    try:
-        return is_ready(config.env, config.data, dataset_folder(config))
-    except ValueError:
-        return False  # the task itself says what is wrong
+    is_there = False
+    with suppress(ValueError):  # the task itself says what is wrong
+        is_there = is_ready(config.env, config.data, dataset_folder(config))
+    return generate_task.with_options(refresh_cache=not is_there)

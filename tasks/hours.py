@@ -90,8 +90,7 @@ def estimates(
     config: RunConfig, shape: ModelShape | None, machines: list[Machine]
 ) -> list[StepEstimate]:
     """Returns what is known of a step's time: one figure, or one per machine that it may be."""
-    known = measured_before(config)
-    if known is not None:
+    if (known := measured_before(config)) is not None:
         return [known]
     if shape is None:
         return []
@@ -214,7 +213,9 @@ def _runs_like(config: RunConfig, alike: Sections) -> Iterator[tuple[Path, bool]
     """Yields runs whose settings are the same, the last first, and whether each was imported."""
     wanted = config.model_dump(mode="json")
     for run in reversed(find_runs(config.storage.root)):
-        is_imported = _is_imported(run)
+        is_imported = False
+        with suppress(OSError, ValueError):
+            is_imported = RunFolder(run).read().preset == IMPORTED
         if is_imported and config.env.max_turns > 1:
             continue  # a log of one turn
         sections = _LOGGED_SHAPE if is_imported else alike
@@ -226,12 +227,6 @@ def _logged(run: Path, name: str) -> list[float]:
     """A metric of a run's steps; a first test is none."""
     rows = MetricsLog(run / "metrics.jsonl").read()
     return [row[name] for row in rows if row["step"] > 0 and row.get(name)]
-
-
-def _is_imported(run: Path) -> bool:
-    with suppress(OSError, ValueError):
-        return RunFolder(run).read().preset == IMPORTED
-    return False
 
 
 def _cut(settings: Mapping[str, Any], sections: Sections) -> dict[str, Any]:
@@ -276,14 +271,11 @@ def last_step_of(run: RunFolder) -> int | None:
     config, record = _settings(run), run.read()
     if config is None or record.preset == IMPORTED:
         return None
-    try:
-        if config.trainer.total_steps is not None:
-            return config.trainer.total_steps
-        if record.data is None:
-            return None
+    if config.trainer.total_steps is not None or record.data is None:
+        return config.trainer.total_steps
+    with suppress(ValueError):  # its data is gone
         return total_steps(config, count_rows(Path(record.data) / "train.parquet"))
-    except ValueError:
-        return None  # its data is gone
+    return None
 
 
 def _settings(run: RunFolder) -> RunConfig | None:

@@ -18,7 +18,6 @@ from typing import Final
 from prefect import task
 from prefect.logging import get_run_logger
 
-from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import NO_PROBLEMS
 from rl_core.data.gguf_source import is_gguf_or_package, unpack_model
@@ -96,8 +95,7 @@ def unreachable_model(config: RunConfig) -> Finding | None:
 
 def refuse_fatal(findings: Sequence[Finding]) -> None:
     """Raises PreflightError with the first fatal finding, if there is one."""
-    found = [finding for finding in findings if finding.level == "fatal"]
-    if found:
+    if found := [finding for finding in findings if finding.level == "fatal"]:
         more = f" (and {len(found) - 1} more: countdown-train preflight)" if len(found) > 1 else ""
         raise PreflightError(f"{found[0]}{more}")
 
@@ -171,7 +169,10 @@ def _storage(config: RunConfig) -> Iterator[Finding]:
             "set storage.root to a folder of yours",
         )
         return
-    yield from _store(config.storage)
+    if (url := config.storage.url) is not None and (found := why_unusable(url)) is not None:
+        yield fatal("storage", *found)
+    elif url is not None:
+        yield ok("storage", f"{url} can be written, by way of {root}")
     enough = free >= config.storage.min_free_gib
     yield Finding(
         "disk",
@@ -180,14 +181,6 @@ def _storage(config: RunConfig) -> Iterator[Finding]:
         f"storage.min_free_gib={config.storage.min_free_gib}",
         "" if enough else "delete old runs, set storage.root elsewhere, or lower the limit",
     )
-
-
-def _store(storage: StorageConfig) -> Iterator[Finding]:
-    """Whether the object store can be written, where there is one."""
-    if storage.url is not None and (found := why_unusable(storage.url)) is not None:
-        yield fatal("storage", *found)
-    elif storage.url is not None:
-        yield ok("storage", f"{storage.url} can be written, by way of {storage.root}")
 
 
 def _installed(config: RunConfig) -> Iterator[Finding]:

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from prefect import task
 
-from rl_core.checkpoints.pruning import PruningDecision, prune
+from rl_core.checkpoints.pruning import prune
+from rl_core.checkpoints.store import Checkpoint
 from rl_core.config.run import RunConfig
-from rl_core.runs.rollout_log import RolloutFile
 from rl_core.runs.run_folder import RunFolder
 from rl_core.storage.lease import is_written_elsewhere
 from rl_core.storage.mirror import mirrored
@@ -48,10 +48,24 @@ def prune_run(config: RunConfig, run: RunFolder, *, dry_run: bool = False) -> li
         disk_size(sum(decision.checkpoint.size_bytes for decision in gone)),
     )
     quota_bytes = config.storage.rollout_quota_bytes
+    too_many = f"oldest beyond the quota of {disk_size(quota_bytes)}"
     old = run.rollouts.age_out(quota_bytes, dry_run=dry_run)
-    return [_row(decision) for decision in decisions] + [
-        _rollouts_row(file, size, quota_bytes) for file, size in old
+    return [
+        *(_row(d.checkpoint.path.name, d.keep, d.reason, d.checkpoint) for d in decisions),
+        *(_row(f"rollouts/{file.path.name}", False, too_many, size) for file, size in old),
     ]
+
+
+def _row(what: str, keep: bool, why: str, of: Checkpoint | int) -> dict[str, Any]:
+    made = of if isinstance(of, Checkpoint) else None
+    return {
+        "what": what,
+        "decision": "kept" if keep else "deleted",
+        "why": why,
+        "bytes": made.size_bytes if made else of,
+        "accuracy": made.accuracy if made else None,
+        "created_at": made.created_at if made else None,
+    }
 
 
 def _run_name(parameters: dict[str, Any]) -> str:
@@ -145,26 +159,3 @@ def prune_runs_task(
 def _cells(row: dict[str, Any]) -> dict[str, Any]:
     made = (row["created_at"] or "")[:19].replace("T", " ")
     return row | {"bytes": f"{row['bytes']:,}", "created_at": made}
-
-
-def _row(decision: PruningDecision) -> dict[str, Any]:
-    checkpoint = decision.checkpoint
-    return {
-        "what": checkpoint.path.name,
-        "decision": "kept" if decision.keep else "deleted",
-        "why": decision.reason,
-        "bytes": checkpoint.size_bytes,
-        "accuracy": checkpoint.accuracy,
-        "created_at": checkpoint.created_at,
-    }
-
-
-def _rollouts_row(file: RolloutFile, size_bytes: int, quota_bytes: int) -> dict[str, Any]:
-    return {
-        "what": f"rollouts/{file.path.name}",
-        "decision": "deleted",
-        "why": f"oldest beyond the quota of {disk_size(quota_bytes)}",
-        "bytes": size_bytes,
-        "accuracy": None,
-        "created_at": None,
-    }

@@ -30,21 +30,22 @@ class Report:
     """An SVG data URI; None before the first step."""
 
 
-def write_report(run_folder: Path, *, is_last_stage: bool = False) -> Report:
+def write_report(run_folder: Path) -> Report:
     """Writes `report.html` into a run's folder, from what lies there, and returns it.
-
-    `is_last_stage`: the run ends with this report, so `running` is shown as `finished`.
 
     Raises:
         ValueError: there is no run at that path.
     """
-    report = make_report(run_folder, is_last_stage=is_last_stage)
+    report = make_report(run_folder)
     write_text_atomically(report.html, report.page)
     return report
 
 
 def make_report(run_folder: Path, *, is_last_stage: bool = False) -> Report:
-    """Returns the report of a run, not yet written; see `write_report`."""
+    """Returns the report of a run, not yet written.
+
+    `is_last_stage`: the run ends with this report, so `running` is shown as `finished`.
+    """
     run = RunFolder(run_folder)
     data = gather(run)
     rows = run.metrics.read()

@@ -26,9 +26,8 @@ _COLUMNS = ["step", "group_id", "sample_index", "prompt_index", "response"]
 def rescore_run(config: RunConfig, run: RunFolder, data: Path, changed: str) -> Path:
     """Scores all rollouts of a run by the reward of `config.env`, and returns the file of scores.
 
-    What they scored in training stays. `changed` are the changed settings in words: the file's
-    name, and what SQL calls it by. Scores of the same change are replaced, but for those of
-    rollouts that are not there any more.
+    `changed` are the changed settings in words: the file's name, and what SQL calls it by. Scores
+    of the same change are replaced, but for those of rollouts that are not there any more.
 
     Raises:
         ValueError: a rollout's problem is not in the data set.
@@ -47,8 +46,9 @@ def rescore_run(config: RunConfig, run: RunFolder, data: Path, changed: str) -> 
                 if first_step is None and batch.num_rows:
                     first_step = batch.column("step")[0].as_py()
                 writer.write_table(_scored(batch, problems, rewards, run.run_id, changed))
-        if path.exists():
-            writer.write_table(_of_aged_rollouts(path, first_step))
+        if path.exists():  # scores of rollouts that the quota has deleted since stay
+            older = None if first_step is None else [("step", "<", first_step)]
+            writer.write_table(pq.read_table(path, schema=RESCORES, filters=older))
     write_bytes_atomically(path, out.getvalue())
     return path
 
@@ -62,12 +62,6 @@ def _file_of(folder: Path, changed: str) -> Path:
         digest = hashlib.sha256(changed.encode()).hexdigest()[:8]
         path = folder / f"{name}-{digest}.parquet"
     return path
-
-
-def _of_aged_rollouts(path: Path, first_step: int | None) -> pa.Table:
-    """Returns scores of rollouts that the quota has deleted since: nobody can score them anew."""
-    older = None if first_step is None else [("step", "<", first_step)]
-    return pq.read_table(path, schema=RESCORES, filters=older)
 
 
 def _scored(

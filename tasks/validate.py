@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from tasks.prefect_ui.artifacts import create_table_artifact, plain
 from tasks.prefect_ui.flow_run import once_per_flow_run, stage
 from tasks.queries.saved_questions import SQL_FOLDER, Value, load_check
 from tasks.queries.sql import CheckSession, open_checks
-from tasks.validation import LengthReport, Prompt, Render, look_at_prompts, report_lengths
+from tasks.validation import LengthReport, Render, look_at_prompts, report_lengths
 
 SHOWN_ROWS = 3
 """Offending rows that an error and the table show."""
@@ -117,13 +117,8 @@ def check_dataset(
     report = report_lengths(lengths, limit)
     rendered = render(splits["train"]["prompt"][0].as_py()) if splits["train"].num_rows else ""
     _raise_if_failed(Validation(results, report, rendered), data)
-    _logger.info(
-        "%s: %d checks passed in %.1f s; %s",
-        data,
-        len(results),
-        time.monotonic() - started,
-        report.verdict,
-    )
+    took_s = time.monotonic() - started
+    _logger.info("%s: %d checks passed in %.1f s; %s", data, len(results), took_s, report.verdict)
     return Validation(results, report, rendered)
 
 
@@ -133,14 +128,13 @@ def _look_at_prompts(config: RunConfig, splits: Mapping[str, pa.Table], data: Pa
     Raises:
         ValidationFailed: the model would read something else than was meant.
     """
-
-    def rows() -> Iterator[tuple[str, int, Prompt]]:
-        for split, table in splits.items():
-            columns = table.select(["extra_info", "prompt"]).to_pylist()
-            yield from ((split, row["extra_info"]["index"], row["prompt"]) for row in columns)
-
+    rows = (
+        (split, row["extra_info"]["index"], row["prompt"])
+        for split, table in splits.items()
+        for row in table.select(["extra_info", "prompt"]).to_pylist()
+    )
     results = []
-    for check, proves, refuses, broken in look_at_prompts(config, rows()):
+    for check, proves, refuses, broken in look_at_prompts(config, rows):
         result = _result(check, proves, pl.DataFrame(broken, infer_schema_length=None))
         results.append(result)
         if broken and not refuses:
@@ -308,10 +302,13 @@ def _raise_if_failed(validation: Validation, data: Path) -> None:
 
 
 def _show(validation: Validation, data: Path) -> None:
+    checks, verdict = validation.checks, f"All {len(validation.checks)} checks passed."
+    if failed := [result["check"] for result in checks if result["status"] == "failed"]:
+        verdict = f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}."
     create_table_artifact(
-        [_cells(result) for result in validation.checks],
+        [_cells(result) for result in checks],
         key="validation",
-        description=f"{_verdict(validation)} Data set: {data}",
+        description=f"{verdict} Data set: {data}",
     )
     if validation.rendered:
         create_table_artifact(
@@ -327,13 +324,6 @@ def _show(validation: Validation, data: Path) -> None:
             key="prompt-lengths",
             description="How many prompts have how many tokens, by split.",
         )
-
-
-def _verdict(validation: Validation) -> str:
-    failed = [result["check"] for result in validation.checks if result["status"] == "failed"]
-    if failed:
-        return f"{len(failed)} of {len(validation.checks)} checks failed: {', '.join(failed)}."
-    return f"All {len(validation.checks)} checks passed."
 
 
 def _cells(result: Result) -> Result:

@@ -19,8 +19,6 @@ _MOST_BINS = 16
 _BAR = 30
 _TOO_FAR = 2.0
 """A limit this many times the longest prompt is called a waste."""
-
-
 Counts: TypeAlias = dict[int, int]
 """How many prompts take so many tokens."""
 _TAGS: Final = re.compile(
@@ -66,8 +64,7 @@ class LengthReport:
 
 def report_lengths(lengths: pl.DataFrame, limit: int) -> LengthReport:
     """Returns the report of all prompts (`split` and `prompt_tokens`, at least one row)."""
-    counts = lengths.group_by("prompt_tokens").len().sort("prompt_tokens")
-    prompts: Counts = dict(counts.iter_rows())
+    prompts = dict(lengths.group_by("prompt_tokens").len().sort("prompt_tokens").iter_rows())
     return LengthReport(
         verdict=_verdict(prompts, limit),
         smallest_limit=max(prompts),
@@ -85,17 +82,13 @@ def _verdict(prompts: Counts, limit: int) -> str:
     if rejected == total:
         return f"all {total:,} prompts are rejected by {setting}: they take {spread}; {keeps}"
     if rejected:
-        share = _share(rejected, total)
-        return (
-            f"{rejected:,} of {total:,} prompts ({share}) are rejected by {setting}: prompts take "
-            f"{spread}; {keeps}"
-        )
+        some = f"{rejected:,} of {total:,} prompts ({_share(rejected, total)})"
+        return f"{some} are rejected by {setting}: prompts take {spread}; {keeps}"
     fit = f"all {total:,} prompts fit into {setting}: they take {spread}"
     if limit == longest:
         return f"{fit}, which is the smallest limit that keeps all"
     if limit >= _TOO_FAR * longest:
-        unused = f"{1 - longest / limit:.0%} of that room is never used"
-        return f"{fit}; {unused}: {keeps}"
+        return f"{fit}; {1 - longest / limit:.0%} of that room is never used: {keeps}"
     return f"{fit}; {keeps}, {limit - longest} fewer"
 
 
@@ -182,15 +175,12 @@ def look_at_prompts(config: RunConfig, rows: Iterable[tuple[str, int, Prompt]]) 
                 broken[name].append(row)
     found: list[Finding] = [(name, proves, True, broken[name]) for name, proves, _ in looks]
     if config.env.reward is None:
-        found.append(
-            (
-                "prompt_asks_for_answer",
-                f"a prompt mentions {mark}, which the reward looks for (ask for it in the prompts, "
-                "or score them with env.reward=package.module:function)",
-                False,
-                [] if has_mark or first is None else [first],
-            )
+        proves = (
+            f"a prompt mentions {mark}, which the reward looks for (ask for it in the prompts, "
+            "or score them with env.reward=package.module:function)"
         )
+        rows_without = [] if has_mark or first is None else [first]
+        found.append(("prompt_asks_for_answer", proves, False, rows_without))
     return found
 
 

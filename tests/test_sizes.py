@@ -25,10 +25,10 @@ LINES = {
     "rl_core/tracking": (1_500, 1_300),
     "rl_core/workers": (1_840, 1_450),
     "rl_core": (27_570, 23_500),
-    "tasks/importers": (1_480, 1_000),
-    "tasks": (10_140, 8_350),
+    "tasks/importers": (1_450, 1_000),
+    "tasks": (9_820, 8_350),
     "flows": (5_190, 3_500),
-    "tests": (44_860, 36_000),
+    "tests": (44_460, 36_000),
 }
 
 

@@ -71,22 +71,17 @@ def logged_settings(text: str) -> dict[str, Any]:
     or cut short.
     """
     lines = [COLOURS.sub("", line) for line in text.splitlines()]
-    for start, line in enumerate(lines):
-        writer = _writer(line)
+    # The prefix names the process that wrote a line.
+    said = [(found[0] if (found := PREFIX.match(line)) else "", line) for line in lines]
+    for start, (writer, line) in enumerate(said):
         if not line.removeprefix(writer).startswith("{'"):
             continue
         # Other processes' lines may stand between, and those of libraries, which begin with a word.
-        own = [other.removeprefix(writer) for other in lines[start:] if _writer(other) == writer]
+        own = [other.removeprefix(writer) for name, other in said[start:] if name == writer]
         within = [own[0], *(other for other in own[1:] if other[:1].isspace())]
         if (tree := _dictionary(within)) is not None:
             return dict(leaves(tree))
     return {}
-
-
-def _writer(line: str) -> str:
-    """Returns the prefix that names the process that wrote a line; empty where there is none."""
-    found = PREFIX.match(line)
-    return found[0] if found else ""
 
 
 def _dictionary(lines: list[str]) -> dict[str, Any] | None:
@@ -141,45 +136,41 @@ def import_log(
     Raises:
         ValueError: no step is in it, or a run of that name exists.
     """
-    rows = read_log(file.read_text(encoding="utf-8", errors="replace"))
+    text = file.read_text(encoding="utf-8", errors="replace")
+    rows, failure = read_log(text), find_failure(text)
     if not rows:
         raise ValueError(f"{file} holds no line like step:2 - critic/kl:-0.001 - ...")
     run = RunFolder.under(root, run_id)
     if run.path.exists():
         raise ValueError(f"a run {run_id} exists already: choose another name with run_id=NAME")
-    failure = find_failure(file.read_text(encoding="utf-8", errors="replace"))
-    ended = datetime.fromtimestamp(file.stat().st_mtime, UTC)
-    lines = _lines(rows, ended)
+    steps = _steps(rows, datetime.fromtimestamp(file.stat().st_mtime, UTC))
+    why = f": {failure.says}: {failure.line}" if failure else ""
     record = RunRecord(
         run_id=run_id,
         preset=IMPORTED,
         status="failed" if failure else "finished",
         steps=max(rows),
-        reason=f"imported from {file.name}"
-        + (f": {failure.says}: {failure.line}" if failure else ""),
+        reason=f"imported from {file.name}{why}",
         next_step=failure.remedy if failure else None,
-        started_at=json.loads(lines[0])["time"],
-        finished_at=json.loads(lines[-1])["time"],
+        started_at=steps[0]["time"],
+        finished_at=steps[-1]["time"],
     )
     run.path.mkdir(parents=True)
-    write_text_atomically(run.path / "metrics.jsonl", "".join(f"{line}\n" for line in lines))
+    lines = "".join(f"{json.dumps(step)}\n" for step in steps)
+    write_text_atomically(run.path / "metrics.jsonl", lines)
     if settings is not None:
         write_text_atomically(run.path / "config.yaml", settings_as_yaml(settings))
     write_text_atomically(run.path / "run.json", record.model_dump_json(indent=2) + "\n")
     return run
 
 
-def _lines(rows: dict[int, Row], ended: datetime) -> list[str]:
-    """Returns the lines of `metrics.jsonl`, oldest first."""
-    lines = []
+def _steps(rows: dict[int, Row], ended: datetime) -> list[dict[str, Any]]:
+    """Returns the rows of `metrics.jsonl`, oldest first."""
+    steps: list[dict[str, Any]] = []
     time = ended
-    for step in sorted(rows, reverse=True):
-        row = rows[step]
-        head = {
-            "step": step,
-            "epoch": int(row.get("training/epoch", row.get("epoch", 0))),
-            "time": time.isoformat(timespec="milliseconds"),
-        }
-        lines.append(json.dumps(head | {k: v for k, v in row.items() if k != "epoch"}))
+    for step, row in sorted(rows.items(), reverse=True):
+        epoch = int(row.get("training/epoch", row.get("epoch", 0)))
+        head = {"step": step, "epoch": epoch, "time": time.isoformat(timespec="milliseconds")}
+        steps.append(head | {k: v for k, v in row.items() if k != "epoch"})
         time -= timedelta(seconds=row.get("timing_s/step", 0.0))
-    return lines[::-1]
+    return steps[::-1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,7 +45,13 @@ def add_files(asked: Asked) -> None:
     here, missing = _here(settings.pop(_TRAIN, ()))
     tests, missing_tests = _here(settings.pop("data.test_files", ()))
     row = _first_row(here)
-    env = _env_of(row) if row else _env_by_name(asked)
+    source = row.get("data_source")
+    if not row:
+        env = _env_by_name(asked)
+    elif isinstance(source, str):
+        env = _env_in(source)
+    else:
+        env = _env_whose(lambda its: any(row.get(column) for column in its.own_columns[:1]))
     other_column = asked.plain("data.prompt_key") not in (None, "prompt")
     settings["env.name"] = env or ("custom" if other_column else DEFAULT_ENV)
     _say_missing(asked, _TRAIN, missing, None if here else env)
@@ -55,9 +62,10 @@ def add_files(asked: Asked) -> None:
             settings["data.test_files"] = tests
     elif missing and env is None:
         asked.say("unknown_problems", _TRAIN)
-    source = row.get("data_source")
     if here and env is None and source is not None:
-        settings["env.name"] = _env_of_truth(row)
+        reward: Any = row.get("reward_model")
+        truth = reward.get("ground_truth") if isinstance(reward, dict) else None
+        settings["env.name"] = _env_whose(lambda its: its.has_truth(truth)) or DEFAULT_ENV
         if not rewards:
             facts = {"file": here[0], "source": source, "env": settings["env.name"]}
             asked.say("problems_of_no_env", _TRAIN, **facts)
@@ -160,25 +168,20 @@ def _add_reward(asked: Asked, key: str) -> None:
 
 def _path_here(name: str) -> Path | None:
     """Returns the path of a file or folder that is on this machine."""
-    try:
+    with suppress(OSError, ValueError, RuntimeError):  # too long a name, no such user
         path = Path(name).expanduser()
         return path if path.exists() else None
-    except (OSError, ValueError, RuntimeError):  # too long a name, no such user
-        return None
+    return None
 
 
 def _here(names: Sequence[str]) -> tuple[list[str], list[str]]:
     """Returns the names that are here, or on the hub, and those that are not."""
-    here = [name for name in names if _is_found(name)]
+    here = []
+    for name in names:
+        with suppress(ValueError):
+            find_files("", [name], "train", from_hub=False)
+            here.append(name)
     return here, [name for name in names if name not in here]
-
-
-def _is_found(name: str) -> bool:
-    try:
-        find_files("", [name], "train", from_hub=False)
-    except ValueError:
-        return False
-    return True
 
 
 def _say_missing(asked: Asked, key: str, missing: Sequence[str], env: str | None) -> None:
@@ -217,18 +220,3 @@ def _first_row(files: Sequence[str]) -> Record:
         return next(read_records(next(filter(None, map(_path_here, files))), fields))[1]
     except (StopIteration, OSError, ValueError):
         return {}
-
-
-def _env_of(row: Record) -> str | None:
-    """Returns what a row says it is, else what its columns are."""
-    source = row.get("data_source")
-    if isinstance(source, str):
-        return _env_in(source)
-    return _env_whose(lambda its: any(row.get(column) for column in its.own_columns[:1]))
-
-
-def _env_of_truth(row: Record) -> str:
-    """Returns the env whose ground truths have the shape of a row's."""
-    reward: Any = row.get("reward_model")
-    truth = reward.get("ground_truth") if isinstance(reward, dict) else None
-    return _env_whose(lambda its: its.has_truth(truth)) or DEFAULT_ENV

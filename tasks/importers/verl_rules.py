@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from rl_core.config.run import GROUP_ESTIMATORS, RunConfig
 from rl_core.data.sampling import steps_per_epoch
@@ -32,11 +31,7 @@ _SMALLEST_GROUP: Final = 8
 _RESAMPLED_AT_MOST: Final = 10
 """Rounds of dynamic sampling if verl has no limit."""
 _SCHEDULES: Final = ("lr_scheduler_type", "warmup_style", "lr_decay_style")
-_CHECKPOINTED: Final = (
-    "actor_rollout_ref.model.enable_gradient_checkpointing",
-    "actor_rollout_ref.actor.enable_gradient_checkpointing",
-    "critic.model.enable_gradient_checkpointing",
-)
+_CHECKPOINTING: Final = "model.gradient_checkpointing"
 
 
 def translate(given: Mapping[str, Given], line: int) -> tuple[Settings, list[Finding]]:
@@ -57,9 +52,11 @@ def translate(given: Mapping[str, Given], line: int) -> tuple[Settings, list[Fin
 
 def _same(asked: Asked) -> None:
     """Takes over what has the same meaning; how settings go together is said at a run's start."""
+    config = RunConfig()
     for key in filter(SAME.__contains__, asked.given):
         ours, value, limit = SAME[key], asked.plain(key), TABLE["limits"].get(key)
-        field = _field(ours)
+        section, _, name = ours.partition(".")
+        field = type(getattr(config, section)).model_fields[name]
         if limit and is_number(value) and not limit["at_least"] <= value <= limit["at_most"]:
             asked.say(limit["says"], key, default=field.default)
             value = limit["ours"]
@@ -71,13 +68,6 @@ def _same(asked: Asked) -> None:
             asked.settings[ours] = allowed.validate_python(value)
         except ValidationError as error:
             asked.say("out_of_range", key, ours=ours, why=error.errors()[0]["msg"].lower())
-
-
-def _field(ours: str) -> FieldInfo:
-    """Returns what the models say of one of our settings."""
-    section, _, name = ours.partition(".")
-    model: type[BaseModel] = type(getattr(RunConfig(), section))
-    return model.model_fields[name]
 
 
 def _defaults(asked: Asked) -> None:
@@ -238,12 +228,11 @@ def _cards(asked: Asked) -> None:
 
 def _checkpointing(asked: Asked) -> None:
     """Gradient checkpointing, which is one setting for actor and critic."""
-    keys = [key for key in _CHECKPOINTED if key in asked.given]
-    if not keys:
-        return
+    keys = [key for key, ours in NEAREST.items() if ours == _CHECKPOINTING and key in asked.given]
     is_on = {asked.is_true(key) for key in keys}
-    asked.settings["model.gradient_checkpointing"] = any(is_on)
-    if len(is_on) > 1 or keys == [_CHECKPOINTED[-1]]:
+    if keys:
+        asked.settings[_CHECKPOINTING] = any(is_on)
+    if len(is_on) > 1 or [key.partition(".")[0] for key in keys] == ["critic"]:
         asked.say("checkpointing_of_both", keys[-1], ours=str(any(is_on)).lower())
 
 
@@ -255,17 +244,16 @@ def _schedules(asked: Asked) -> None:
         total = settings["trainer.total_epochs"] * steps_per_epoch(problems, batch)
     for part, optimizer in (("actor", _ACTOR + "optim."), ("critic", "critic.optim.")):
         _warm_up(asked, part, optimizer, total)
-        keys = [optimizer + name for name in _SCHEDULES]
-        key = next((key for key in keys if asked.plain(key) is not None), None)
-        if key is None or asked.plain(key) == "constant":
+        styles = {optimizer + name: asked.plain(optimizer + name) for name in _SCHEDULES}
+        key = next((key for key, style in styles.items() if style is not None), "")
+        if styles.get(key, "constant") == "constant":
             continue
-        style = asked.plain(key)
         if total is None:
             asked.say("schedule_without_steps", key, part=part)
-        elif style not in [*VALUES["actor.lr_schedule"]]:
+        elif styles[key] not in [*VALUES["actor.lr_schedule"]]:
             asked.say("unknown_schedule", key, part=part)
         else:
-            settings[f"{part}.lr_schedule"] = style
+            settings[f"{part}.lr_schedule"] = styles[key]
             settings["trainer.total_steps"] = total
 
 
@@ -281,20 +269,21 @@ def _warm_up(asked: Asked, part: str, optimizer: str, total: int | None) -> None
     elif steps is not None:
         asked.settings["actor.warmup_steps"] = steps
     elif share is not None and total is not None:
-        asked.settings["actor.warmup_steps"] = int(share * total)
-        asked.say("warm_up_of_a_share", key, total=total, ours=int(share * total))
+        asked.settings["actor.warmup_steps"] = ours = int(share * total)
+        asked.say("warm_up_of_a_share", key, total=total, ours=ours)
     else:
         asked.say("warm_up_of_unknown_steps", key)
 
 
 def _optimizers(asked: Asked) -> None:
     """AdamW, in float32 or with 8 bits, whichever package verl takes it from."""
+    ranks = asked.settings.get("resources.learner_ranks", 1)
     for key in (_ACTOR + "optim.optimizer", "critic.optim.optimizer"):
         name = asked.plain(key)
-        ours = VALUES["actor.optimizer"].get(str(name))
-        if name is not None and ours is None:
+        ours = VALUES["actor.optimizer"].get(str(name), "")
+        if name is not None and not ours:
             asked.say("unknown_optimizer", key)
-        elif ours == "adamw_8bit" and asked.settings.get("resources.learner_ranks", 1) > 1:
+        elif ours == "adamw_8bit" and ranks > 1:
             asked.say("optimizer_of_one_process", key)
         elif ours == "adamw_8bit":
             asked.settings["actor.optimizer"] = ours

@@ -10,8 +10,8 @@ import re
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Literal
 from uuid import UUID
 
@@ -58,13 +58,15 @@ def create_markdown_artifact(
 
     `is_first`: it is of the flow run and of no task run, which the flow run's page lists first.
     """
-    _put_unless_away("markdown", redact(markdown), key, redact(description), is_first)
+    with _unless_away(key):
+        _put("markdown", redact(markdown), key, redact(description), is_first)
 
 
 def create_table_artifact(rows: Sequence[Mapping[str, Any]], *, key: str, description: str) -> None:
     """Shows a table, in place of an earlier one of this flow run and key."""
     shown = fitted(redact_all(list(rows)))  # before a credential is wrapped
-    _put_unless_away("table", shown, key, redact(description))
+    with _unless_away(key):
+        _put("table", shown, key, redact(description))
 
 
 def fitted(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -149,11 +151,9 @@ def _literal(line: str) -> str:
     return "\u00a0" * indent + _PUNCTUATION.sub(r"\\\g<0>", shown[indent:])
 
 
-@dataclass(frozen=True)
-class _Pending:
-    kind: ArtifactKind
-    make: Callable[[], Any]
-    description: str
+def dialogue(head: str, asked: str, answered: str) -> str:
+    """Returns a question and a model's answer as markdown."""
+    return f"### {head}\n\nAsked:\n\n{quoted(asked)}\n\nAnswered:\n\n{quoted(answered)}"
 
 
 class LiveArtifacts:
@@ -164,7 +164,7 @@ class LiveArtifacts:
     """
 
     def __init__(self) -> None:
-        self._pending: dict[str, _Pending] = {}
+        self._pending: dict[str, tuple[ArtifactKind, Callable[[], Any], str]] = {}
         self._changing = threading.Lock()
         self._closing = threading.Event()
         self._made: dict[str, UUID] = {}
@@ -180,7 +180,7 @@ class LiveArtifacts:
         `make` returns what is shown; None leaves the artifact as it is.
         """
         with self._changing:
-            self._pending[key] = _Pending(kind, make, description)
+            self._pending[key] = kind, make, description
 
     def close(self) -> None:
         """Shows what is not shown yet, if the server answers."""
@@ -195,31 +195,30 @@ class LiveArtifacts:
                 if is_closing or time.monotonic() >= self._not_before.get(key, 0.0):
                     with self._changing:
                         pending = self._pending.pop(key)
-                    self._show(key, pending)
+                    self._show(key, *pending)
 
-    def _show(self, key: str, pending: _Pending) -> None:
+    def _show(
+        self, key: str, kind: ArtifactKind, make: Callable[[], Any], description: str
+    ) -> None:
         try:
-            data = pending.make()
-            if data is not None:
-                shown = redact_all(data)
-                if key in self._made:
-                    _update(self._made[key], shown, pending.description)
-                else:
-                    self._made[key] = _put(pending.kind, shown, key, pending.description)
-        except (HTTPError, PrefectException) as error:
-            _warn(key, error)
+            with _unless_away(key):
+                data = make()
+                if data is not None and key in self._made:
+                    _update(self._made[key], redact_all(data), description)
+                elif data is not None:
+                    self._made[key] = _put(kind, redact_all(data), key, description)
         except (OSError, ValueError) as error:
             _logger.warning("the artifact %s could not be made: %s", key, first_line(error))
-        self._not_before[key] = time.monotonic() + _INTERVALS_S[pending.kind]
+        self._not_before[key] = time.monotonic() + _INTERVALS_S[kind]
 
 
-def _put_unless_away(
-    kind: ArtifactKind, data: Any, key: str, description: str, is_first: bool = False
-) -> None:
+@contextmanager
+def _unless_away(key: str) -> Iterator[None]:
     try:
-        _put(kind, data, key, description, is_first)
+        yield
     except (HTTPError, PrefectException) as error:
-        _warn(key, error)
+        said = first_line(error)
+        _logger.warning("the Prefect server did not take the artifact %s: %s", key, said)
 
 
 def _put(kind: ArtifactKind, data: Any, key: str, description: str, is_first: bool = False) -> UUID:
@@ -257,7 +256,3 @@ def _update(artifact: UUID, data: Any, description: str) -> None:
         path_params={"id": artifact},
         json=update.model_dump(mode="json", exclude_unset=True),
     )
-
-
-def _warn(key: str, error: Exception) -> None:
-    _logger.warning("the Prefect server did not take the artifact %s: %s", key, first_line(error))

@@ -42,9 +42,11 @@ def changes_for_retry(config: RunConfig, run: RunFolder, error: BaseException) -
     in_force = settings_in_force(config, run)
     if isinstance(error, OutOfMemory):
         return next_recovery_step(in_force, error, _shape(run))
-    if isinstance(error, WorkerDied) and error.worker != RAY and _died_before(error, run):
-        killed = OutOfMemory(error.worker, error.detail)
-        return next_recovery_step(in_force, killed, _shape(run)) or {}
+    if isinstance(error, WorkerDied) and error.worker != RAY:
+        died = f"{error.worker} died:"
+        if any(attempt.reason.startswith(died) for attempt in run.read().attempts):
+            killed = OutOfMemory(error.worker, error.detail)
+            return next_recovery_step(in_force, killed, _shape(run)) or {}
     return {}
 
 
@@ -115,11 +117,6 @@ def show_attempts(run: RunFolder, logger: Log) -> None:
         key="attempts",
         description="Each start of training: why it was needed, and what it changed.",
     )
-
-
-def _died_before(error: WorkerDied, run: RunFolder) -> bool:
-    start = f"{error.worker} died:"
-    return any(attempt.reason.startswith(start) for attempt in run.read().attempts)
 
 
 def _shape(run: RunFolder) -> ModelShape | None:

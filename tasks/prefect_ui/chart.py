@@ -132,10 +132,14 @@ def draw(
     if not drawn:
         return None
     at = sorted({x for one in drawn for x, _ in one.points})
-    has_legend = len(drawn) > 1 or drawn[0].look == "area"
+    is_area = drawn[0].look == "area"
+    has_legend = len(drawn) > 1 or is_area
     legend = _legend(drawn, legend_columns) if has_legend else []
     top = 12.0 + (4 + _LINE * len(legend) if legend else 0)
-    plot = _Plot(_x_range(at, drawn[0].look), _y_range(drawn, y_top), top)
+    low, high = at[0], at[-1]
+    margin = 0.5 if drawn[0].look == "bars" else (high - low) * 0.04 or 0.5
+    x_range = (low, max(high, low + 1)) if is_area else (low - margin, high + margin)
+    plot = _Plot(x_range, _y_range(drawn, y_top), top)
     if x_ticks is None:
         x_ticks = {x: f"{x:.6g}" for x in ticks(*plot.x, whole=True)}
     parts = [
@@ -214,14 +218,6 @@ class _Plot:
             round(_LEFT + right * (_RIGHT - _LEFT), 1),
             round(_BOTTOM - up * (_BOTTOM - self.top), 1),
         )
-
-
-def _x_range(at: Sequence[float], look: Look) -> Point:
-    low, high = at[0], at[-1]
-    if look == "area":
-        return low, max(high, low + 1)
-    margin = 0.5 if look == "bars" else (high - low) * 0.04 or 0.5
-    return low - margin, high + margin
 
 
 def _y_range(series: Sequence[Series], top: float | None) -> Point:

@@ -19,7 +19,7 @@ from rl_core.system.log_file import Log
 from rl_core.system.words import without_middle
 from rl_core.tracking.diagnosis import diagnose
 from rl_core.tracking.rollout_samples import samples_of_step
-from tasks.prefect_ui.artifacts import LiveArtifacts, quoted
+from tasks.prefect_ui.artifacts import LiveArtifacts, dialogue
 from tasks.prefect_ui.chart import as_picture, learning_curve
 
 LOG_INTERVAL_S = 30.0
@@ -181,10 +181,7 @@ def latest_samples(rollouts: RolloutLog) -> str | None:
 
 
 def _as_markdown(row: dict[str, Any]) -> str:
-    head = (
-        f"### {row['verdict']}: score {row['score']:g}, {row['response_tokens']} tokens, "
-        f"{row['finish_reason']}"
-    )
-    prompt = quoted(without_middle(row["prompt"], _LONGEST_PROMPT, _GAP))
-    response = quoted(without_middle(row["response"], _LONGEST_RESPONSE, _GAP))
-    return f"{head}\n\nAsked:\n\n{prompt}\n\nAnswered:\n\n{response}"
+    counts = f"score {row['score']:g}, {row['response_tokens']} tokens, {row['finish_reason']}"
+    prompt = without_middle(row["prompt"], _LONGEST_PROMPT, _GAP)
+    response = without_middle(row["response"], _LONGEST_RESPONSE, _GAP)
+    return dialogue(f"{row['verdict']}: {counts}", prompt, response)

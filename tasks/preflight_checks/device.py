@@ -10,10 +10,10 @@ import ctypes
 import importlib.util
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -74,7 +74,16 @@ def device_findings(config: RunConfig) -> Iterator[Finding]:
     torch = version_of("torch") or "no torch"
     if wanted == 0:
         yield ok("device", f"CPU, torch {torch}")
-        yield from _library_findings(config)
+        if config.rollout.engine == "vllm" and config.resources.ray_address is None:
+            try:
+                ctypes.CDLL(_NUMA)
+            except OSError:  # vLLM's first call would fail without naming it
+                yield fatal(
+                    "device",
+                    f"vLLM on a CPU wants the library {_NUMA}, which is not installed",
+                    "apt-get install libnuma1 (elsewhere numactl-libs or numactl), or "
+                    "rollout.engine=hf",
+                )
     elif torch.endswith("+cpu"):
         yield fatal(
             "device",
@@ -87,21 +96,15 @@ def device_findings(config: RunConfig) -> Iterator[Finding]:
             yield warning("device", f"torch {torch} did not tell its cards", "try nvidia-smi")
         else:
             yield from judge_device(facts)
-            yield from _enough_cards(config, facts)
-
-
-def _library_findings(config: RunConfig) -> Iterator[Finding]:
-    """Says what vLLM's build for CPUs lacks: its first call would fail without naming it."""
-    if config.rollout.engine != "vllm" or config.resources.ray_address is not None:
-        return
-    try:
-        ctypes.CDLL(_NUMA)
-    except OSError:
-        yield fatal(
-            "device",
-            f"vLLM on a CPU wants the library {_NUMA}, which is not installed",
-            "apt-get install libnuma1 (elsewhere numactl-libs or numactl), or rollout.engine=hf",
-        )
+            wanted, there = len(card_tenants(config)), len(facts.cards)
+            if config.resources.ray_address is None and 0 < there < wanted:
+                yield fatal(  # it would be waited for
+                    "device",
+                    f"learner and engines want {wanted} cards, and there "
+                    f"{'is' if there == 1 else 'are'} {there}",
+                    "fewer rollout.num_engines, shares of a card (resources.learner_gpus and "
+                    "resources.rollout_gpus of 0.5), or a cluster (resources.ray_address)",
+                )
 
 
 def quantization_findings(config: RunConfig) -> Iterator[Finding]:
@@ -117,36 +120,18 @@ def quantization_findings(config: RunConfig) -> Iterator[Finding]:
                 f"{setting} wants the package bitsandbytes, which is not installed",
                 "pip install bitsandbytes, or leave the setting out",
             )
-    if config.model.load_in_4bit and _holds_rounded_weights(config.model.path):
+    if not config.model.load_in_4bit or config.model.path is None:
+        return
+    state = Path(config.model.path, "trainer", "learner.json").expanduser()
+    is_rounded = False  # a checkpoint of adapters on weights of 4 bits
+    with suppress(OSError, ValueError, KeyError):
+        is_rounded = json.loads(state.read_text("utf-8"))["settings"].get("model.load_in_4bit")
+    if is_rounded:
         yield fatal(
             "model",
             f"model.path={config.model.path} has learned beside 4 bits, and "
             "model.load_in_4bit=true would round away what it has learned",
             "go on with that run (run_id=RUN), or set model.load_in_4bit=false",
-        )
-
-
-def _holds_rounded_weights(path: str | None) -> bool:
-    """Says whether a folder is a checkpoint of adapters on weights of 4 bits."""
-    if path is None:
-        return False
-    try:
-        state = Path(path, "trainer", "learner.json").expanduser().read_text("utf-8")
-        return bool(json.loads(state)["settings"].get("model.load_in_4bit"))
-    except (OSError, ValueError, KeyError):
-        return False
-
-
-def _enough_cards(config: RunConfig, facts: DeviceFacts) -> Iterator[Finding]:
-    """A card that is not there would be waited for."""
-    wanted, there = len(card_tenants(config)), len(facts.cards)
-    if config.resources.ray_address is None and 0 < there < wanted:
-        yield fatal(
-            "device",
-            f"learner and engines want {wanted} cards, and there {'is' if there == 1 else 'are'} "
-            f"{there}",
-            "fewer rollout.num_engines, shares of a card (resources.learner_gpus and "
-            "resources.rollout_gpus of 0.5), or a cluster (resources.ray_address)",
         )
 
 
@@ -223,18 +208,26 @@ def cards_here() -> tuple[Card, ...]:
 
 def ask_python(program: str, **environment: str) -> Any:
     """Returns the JSON that a program of its own prints last, or None where it does not answer."""
+    said = _lines([sys.executable, "-P", "-c", program], environment_of_child() | environment)
+    with suppress(ValueError, IndexError):
+        return json.loads(said[-1])
+    return None
+
+
+def _lines(command: list[str], environment: dict[str, str] | None = None) -> list[str]:
+    """Returns what a command prints; nothing if it fails."""
     try:
         said = subprocess.run(
-            [sys.executable, "-P", "-c", program],
+            command,
             capture_output=True,
             text=True,
             timeout=_PROBE_TIMEOUT_S,
             check=True,
-            env=environment_of_child() | environment,
+            env=environment,
         )
-        return json.loads(said.stdout.splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return None
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return said.stdout.splitlines()
 
 
 def _capability(arch: str) -> tuple[int, int]:
@@ -244,17 +237,5 @@ def _capability(arch: str) -> tuple[int, int]:
 
 
 def _nvidia_smi(query: str) -> list[str]:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    try:
-        said = subprocess.run(
-            [program, query, "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_TIMEOUT_S,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [in_one_line(line) for line in said.stdout.splitlines() if line.strip()]
+    said = _lines(["nvidia-smi", query, "--format=csv,noheader"])
+    return [in_one_line(line) for line in said if line.strip()]

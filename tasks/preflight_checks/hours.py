@@ -54,7 +54,10 @@ def time_findings(config: RunConfig) -> Iterator[Finding]:
         said = _in_words(plans, machines) + _sft_in_words(config, machines)
     except ValueError:
         return  # said of the data
-    limits = {_limit(plan) for plan in plans}
+    limits = {  # the budgets that the typical rates exceed
+        Spending(config.budget, [plan.estimate.seconds.typical]).limit_within(plan.steps - 1)
+        for plan in plans
+    }
     limit = limits.pop() if len(limits) == 1 else None
     yield Finding(
         "time",
@@ -108,12 +111,6 @@ def _sft_in_words(config: RunConfig, machines: list[Machine]) -> str:
     return f"; SFT of {steps:,} steps before it: {took} (a roofline)"
 
 
-def _limit(plan: TimePlan) -> str | None:
-    """Returns the budget that the typical rate exceeds."""
-    spending = Spending(plan.config.budget, [plan.estimate.seconds.typical])
-    return spending.limit_within(plan.steps - 1)
-
-
 def planned_machines(config: RunConfig) -> list[Machine]:
     """Returns what the settings plan for: `resources.card`, else the card or CPU that is there.
 
@@ -148,8 +145,7 @@ def planned_cards(config: RunConfig) -> list[CardFigures]:
 
 
 def _this_cpu(config: RunConfig) -> list[Machine]:
-    rates = _rates_of_a_thread()
-    if rates is None:
+    if (rates := _rates_of_a_thread()) is None:
         return []
     flops, bandwidth = rates
     num_cores, resources = len(os.sched_getaffinity(0)), config.resources

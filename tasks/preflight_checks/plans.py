@@ -66,7 +66,9 @@ def memory_findings(config: RunConfig) -> Iterator[Finding]:
         f"{_FLOAT32 * tokens * shape.vocab_size / GIB:.3g} GiB"
     )
     on_gpu = config.resources.learner_gpus or config.resources.rollout_gpus
-    limit = _card_gib(config) if on_gpu else _machine_gib()
+    limit = config.resources.planned_card_gib if on_gpu else _machine_gib()
+    if limit is None:  # no card is named: the smallest that is there
+        limit = min((card.total_bytes / GIB for card in cards_here()), default=None)
     if limit is None:
         peak = learner_peak(memory_plan(shape, config))
         said = f"learner {peak.total_bytes / GIB:.2f} GiB at most ({peak.phase}); {logits}"
@@ -109,13 +111,6 @@ def _what_fits(shape: ModelShape, config: RunConfig, limit: float, on_gpu: bool)
     if math.isfinite(found.need_gib) and found.changes:
         closest += f"; {found.overrides} comes closest, with {found.need_gib:.1f} GiB"
     return f"{closest}: {smaller}; {_NO_HELP}", ""
-
-
-def _card_gib(config: RunConfig) -> float | None:
-    """The card that the settings name, else the smallest that is there; None if none is known."""
-    if (planned := config.resources.planned_card_gib) is not None:
-        return planned
-    return min((card.total_bytes / GIB for card in cards_here()), default=None)
 
 
 def machine_findings(config: RunConfig) -> Iterator[Finding]:
@@ -170,7 +165,8 @@ def disk_findings(config: RunConfig) -> Iterator[Finding]:
     except ValueError:
         return  # said of the data
     plan = disk_plan(shape, config, num_steps)
-    free = shutil.disk_usage(_existing(config.storage.root)).free
+    root = config.storage.root.absolute()
+    free = shutil.disk_usage(next(p for p in (root, *root.parents) if p.exists())).free
     at = plan.fills_at(free)
     said = (
         f"a checkpoint takes {disk_size(plan.checkpoint_bytes)}, those kept "
@@ -188,7 +184,14 @@ def disk_findings(config: RunConfig) -> Iterator[Finding]:
     elif at is not None:
         yield warning("disk plan", said, f"the disk would be full at step {at:,}")
     else:
-        yield ok("disk plan", said, _too_long_to_save(plan.checkpoint_bytes, config))
+        seconds = _SAVE_S_PER_GB * plan.checkpoint_bytes / 10**9
+        grace_s = config.trainer.stop_grace_s
+        too_long = (
+            f"one takes about {seconds:.0f} s to write and SIGTERM leaves {grace_s:g}: raise "
+            "trainer.stop_grace_s, and 15 s more where the run is stopped from, or a stop costs "
+            "the steps since the last one"
+        )
+        yield ok("disk plan", said, too_long if seconds > grace_s else "")
     if plan.checkpoint_bytes > config.checkpoints.quota_bytes:
         yield warning(
             "disk plan",
@@ -196,18 +199,6 @@ def disk_findings(config: RunConfig) -> Iterator[Finding]:
             f"latest and best stay all the same; set it to {3 * plan.checkpoint_bytes} or more",
         )
     yield from _temporary_files(compute_width(config) * shape.num_parameters)
-
-
-def _too_long_to_save(checkpoint_bytes: int, config: RunConfig) -> str:
-    """Returns in words that a stop's save would be given up; nothing where it would not."""
-    seconds, grace_s = _SAVE_S_PER_GB * checkpoint_bytes / 10**9, config.trainer.stop_grace_s
-    if seconds <= grace_s:
-        return ""
-    return (
-        f"one takes about {seconds:.0f} s to write and SIGTERM leaves {grace_s:g}: raise "
-        "trainer.stop_grace_s, and 15 s more where the run is stopped from, or a stop costs the "
-        "steps since the last one"
-    )
 
 
 def _temporary_files(sent_bytes: int) -> Iterator[Finding]:
@@ -239,11 +230,6 @@ def model_shape(config: RunConfig) -> ModelShape | None:
         return ModelShape.from_folder(folder)
     except (OSError, ValueError):
         return None
-
-
-def _existing(path: Path) -> Path:
-    """The path, or the nearest folder above it that is there."""
-    return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
 
 
 def length_findings(config: RunConfig) -> Iterator[Finding]:

@@ -44,26 +44,19 @@ _MACHINES_WITHIN_S: Final = 60.0
 
 def leftover_findings() -> Iterator[Finding]:
     """Yields what was found, and nothing about what is as it should be."""
-    yield from _left_processes()
-    if FlowRunContext.get() is None:  # else the server has just answered
-        yield from _prefect_server()
-    yield from _prefect_disk()
-
-
-def _left_processes() -> Iterator[Finding]:
-    """Processes of a Ray of ours whose driver is gone: they hold memory, perhaps of a card."""
-    left = left_processes()
-    if left:
+    if left := left_processes():
         held = 0
         for process in left:
             with suppress(psutil.Error):
                 held += process.memory_info().rss
-        pids = " ".join(str(process.pid) for process in left)
         yield warning(
             "leftovers",
             f"{len(left)} processes of a run that was killed hold {held / GIB:.1f} GiB",
-            f"kill {pids}",
+            f"kill {' '.join(str(process.pid) for process in left)}",
         )
+    if FlowRunContext.get() is None:  # else the server has just answered
+        yield from _prefect_server()
+    yield from _prefect_disk()
 
 
 def left_processes() -> list[psutil.Process]:
@@ -79,9 +72,8 @@ def left_processes() -> list[psutil.Process]:
 
 def _is_ours(process: psutil.Process) -> bool:
     words = process.cmdline() or [""]
-    if words[0].startswith(_OUR_WORKERS):
-        return True
-    return process.name() in _RAY_DAEMONS and any(_OUR_FOLDERS in word for word in words)
+    is_daemon = process.name() in _RAY_DAEMONS and any(_OUR_FOLDERS in word for word in words)
+    return is_daemon or words[0].startswith(_OUR_WORKERS)
 
 
 def _may_be_parent(process: psutil.Process) -> bool:
@@ -100,7 +92,7 @@ def _prefect_server() -> Iterator[Finding]:
     elif (why := _why_no_prefect(url)) is not None:
         message = f"is no Prefect server ({why}): another program may have its port"
         remedy = "`prefect server start --port N`, and PREFECT_API_URL=http://127.0.0.1:N/api"
-    elif _refuses_login(url):
+    elif _refuses_login():
         message = "refuses the login"
         remedy = "PREFECT_API_AUTH_STRING=name:password as the server was started with"
     else:
@@ -116,14 +108,13 @@ def _why_no_prefect(url: str) -> str | None:
     return None if answer.status_code == httpx.codes.OK else f"HTTP {answer.status_code}"
 
 
-def _refuses_login(url: str) -> bool:
-    try:
-        with get_client(sync_client=True) as client:
-            client.request("GET", "/admin/version")
-    except PrefectHTTPStatusError as error:
-        return error.response.status_code == httpx.codes.UNAUTHORIZED
-    except (httpx.HTTPError, PrefectException):
-        return False  # what else is wrong, a run will say
+def _refuses_login() -> bool:
+    with suppress(httpx.HTTPError, PrefectException):  # what else is wrong, a run will say
+        try:
+            with get_client(sync_client=True) as client:
+                client.request("GET", "/admin/version")
+        except PrefectHTTPStatusError as error:
+            return error.response.status_code == httpx.codes.UNAUTHORIZED
     return False
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rl_core.checkpoints.champion import all_champions
-from rl_core.checkpoints.store import Checkpoint, best, latest, list_checkpoints
+from rl_core.checkpoints.store import best, latest, list_checkpoints
 from rl_core.runs.run_folder import RunFolder
 from tasks.queries.run_tables import find_runs
 
@@ -68,10 +68,8 @@ def find_model(
 def _champion(root: Path, env: str | None) -> NamedModel:
     champions = [c for c in all_champions(root) if env in (None, c.env)]
     if not champions:
-        of = f" of env={env}" if env else ""
-        raise ValueError(
-            f"no champion{of} in {root / 'champions'} yet: a run that learns makes one"
-        )
+        of, folder = f" of env={env}" if env else "", root / "champions"
+        raise ValueError(f"no champion{of} in {folder} yet: a run that learns makes one")
     reign = champions[-1].current
     if not champions[-1].is_there(root):
         raise ValueError(f"the champion {reign.name} is gone from {root / reign.checkpoint}")
@@ -84,17 +82,15 @@ def _of_run(run: RunFolder, what: str) -> NamedModel:
         if model is None:
             raise ValueError(f"run {run.run_id} did not get as far as a base model")
         return NamedModel(f"{run.run_id}/base", Path(model), run, 0)
-    checkpoint = _checkpoint(run.path, what)
+    if what in ("best", "latest"):
+        checkpoint = best(run.path) if what == "best" else latest(run.path)
+    else:
+        named = (c for c in list_checkpoints(run.path) if c.path.name == what)
+        checkpoint = next(named, None)
     if checkpoint is None:
         there = ", ".join(c.path.name for c in list_checkpoints(run.path)) or "none"
         raise ValueError(f"{run.run_id} has no checkpoint {what!r} (there are: {there})")
     return NamedModel(f"{run.run_id}/{checkpoint.path.name}", checkpoint.path, run, checkpoint.step)
-
-
-def _checkpoint(run_folder: Path, what: str) -> Checkpoint | None:
-    if what in ("best", "latest"):
-        return best(run_folder) if what == "best" else latest(run_folder)
-    return next((c for c in list_checkpoints(run_folder) if c.path.name == what), None)
 
 
 def _resolve(name: str, root: Path) -> Path:

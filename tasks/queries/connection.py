@@ -36,17 +36,16 @@ def connect(
 
     Those are parquet files, and the columns of the table that they make up, by its name.
     """
+    # Of a name that nobody can foresee, and readable by us only.
+    spill = tempfile.TemporaryDirectory(prefix="countdown-train-sql-", ignore_cleanup_errors=True)
     config: dict[str, str | bool | int] = {
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
         "allow_community_extensions": False,
         "python_enable_replacements": False,
+        "temp_directory": spill.name,
     }
-    # Of a name that nobody can foresee, and readable by us only.
-    spill = tempfile.TemporaryDirectory(prefix="countdown-train-sql-", ignore_cleanup_errors=True)
-    config["temp_directory"] = spill.name
-    connection = duckdb.connect(":memory:", config=config)
-    try:
+    with spill, duckdb.connect(":memory:", config=config) as connection:
         connection.execute("set TimeZone = 'UTC'")
         # It would stand in the answer, on standard output.
         connection.execute("set enable_progress_bar = false")
@@ -61,9 +60,6 @@ def connect(
         for name, (some, columns) in (files or {}).items():
             _register_files(connection, name, some, columns)
         yield connection
-    finally:
-        connection.close()
-        spill.cleanup()
 
 
 def _register_files(

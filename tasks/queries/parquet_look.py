@@ -6,7 +6,9 @@ Not a check (`tasks/validate.py`): a file that no run could use is shown, too.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -32,26 +34,19 @@ _BAR: Final = 30
 
 
 def first_rows(file: Path, count: int) -> pl.DataFrame:
-    """Returns the first `count` rows of a parquet file, without reading the others.
-
-    Raises:
-        ValueError: it is no readable parquet file.
-    """
+    """Returns the first `count` rows of a parquet file; ValueError if it cannot be read."""
     return _read(file, n_rows=count)
 
 
 def columns(file: Path) -> pl.DataFrame:
-    """Returns one row per column: its name, its type as Arrow names it, and how many nulls it has.
-
-    Raises:
-        ValueError: it is no readable parquet file.
-    """
+    """Returns one row per column: its name, its type as Arrow names it, how many nulls it has."""
     schema = _schema(file)
     nulls = _read(file).null_count()
     return pl.DataFrame(
         {
             "column": schema.names,
-            "type": [_type_name(field.type) for field in schema],
+            # list<struct<role: string, content: string>>, without what parquet calls items
+            "type": [re.sub("(element|item): ", "", str(field.type)) for field in schema],
             "nulls": [nulls[name][0] for name in schema.names],
         }
     )
@@ -59,8 +54,8 @@ def columns(file: Path) -> pl.DataFrame:
 
 def describe_file(file: Path) -> str:
     """Returns how much a file holds, in one line."""
-    rows, size = pq.read_metadata(file).num_rows, file.stat().st_size
-    return f"{file}: {rows:,} rows, {disk_size(size)}"
+    rows = pq.read_metadata(file).num_rows
+    return f"{file}: {rows:,} rows, {disk_size(file.stat().st_size)}"
 
 
 @dataclass(frozen=True)
@@ -131,11 +126,10 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _characters(rows: pl.Series) -> npt.NDArray[np.int64]:
-    if rows.dtype == pl.String:
-        return rows.str.len_chars().to_numpy().astype(np.int64)
-    contents = pl.element().struct.field("content").str.len_chars()
-    total = pl.select(rows.list.eval(contents).list.sum()).to_series()
-    return total.to_numpy().astype(np.int64)
+    if rows.dtype != pl.String:
+        contents = pl.element().struct.field("content").str.len_chars()
+        return pl.select(rows.list.eval(contents).list.sum()).to_series().to_numpy()
+    return rows.str.len_chars().to_numpy()
 
 
 def _tokens(rows: pl.Series, count: CountTokens) -> npt.NDArray[np.int64]:
@@ -146,7 +140,7 @@ def _tokens(rows: pl.Series, count: CountTokens) -> npt.NDArray[np.int64]:
 def _histogram(unit: str, lengths: npt.NDArray[np.int64]) -> list[str]:
     shortest, longest = int(lengths.min()), int(lengths.max())
     width = -(-(longest - shortest + 1) // _BINS)
-    bins = np.bincount((lengths - shortest) // width)
+    bins = np.bincount((lengths.astype(int) - shortest) // width)
     most = int(bins.max())
     lines = [f"{unit:>11}{'rows':>10}"]
     for number, rows in enumerate(bins.tolist()):
@@ -156,26 +150,20 @@ def _histogram(unit: str, lengths: npt.NDArray[np.int64]) -> list[str]:
     return lines
 
 
-def _type_name(kind: pa.DataType) -> str:
-    """Returns `list<struct<role: string, content: string>>`: without what parquet calls items."""
-    return str(kind).replace("element: ", "").replace("item: ", "")
-
-
 def _schema(file: Path) -> pa.Schema:
-    try:
+    with _readable(file):
         return pq.read_schema(file)
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(_unreadable(file, error)) from error
 
 
 def _read(file: Path, **options: Any) -> pl.DataFrame:
-    try:
+    with _readable(file):
         return pl.read_parquet(file, glob=False, **options)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise ValueError(_unreadable(file, error)) from error
 
 
-def _unreadable(file: Path, error: Exception) -> str:
-    if not file.exists():
-        return f"{file}: there is no such file"
-    return f"{file}: not a readable parquet file ({first_line(error)})"
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, pl.exceptions.PolarsError, OSError) as error:
+        why = f"not a readable parquet file ({first_line(error)})"
+        raise ValueError(f"{file}: {why if file.exists() else 'there is no such file'}") from error

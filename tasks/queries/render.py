@@ -6,7 +6,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -44,10 +44,15 @@ def render(
     if output_format == "table":
         frame = frame.rename({name: printable(name) for name in frame.columns})
         return _table(frame, width, most_rows or max(1, frame.height))
-    if output_format not in _RENDERERS:
+    if output_format not in FORMATS:
         raise ValueError(f"--format {output_format}: choose one of {', '.join(FORMATS)}")
     try:
-        return _RENDERERS[output_format](frame)
+        if output_format == "csv":
+            return _csv(frame)
+        if output_format == "json":
+            return frame.write_json().encode() + b"\n"
+        frame.write_parquet(buffer := io.BytesIO())
+        return buffer.getvalue()
     except pl.exceptions.PanicException:  # a list or a struct with a date of no year of Python's
         raise ValueError(
             "a column of the answer holds what cannot be shown: cast it to text, COLUMN::varchar"
@@ -99,9 +104,14 @@ def _table(every: pl.DataFrame, width: int, most_rows: int) -> bytes:
     heads = {name: name for name in cells}
     told = ""
     if _width(heads, cells) > width:
-        same = _same_in_all_rows(frame, cells)
-        told = "".join(f"{name}: {value}\n" for name, value in same.items())
-        cells = {name: column for name, column in cells.items() if name not in same}
+        same = {
+            name: column[0]
+            for name, column in cells.items()
+            if frame[name].dtype == pl.String and len(column) > 1 and len(set(column)) == 1
+        }
+        if len(same) < len(cells):
+            told = "".join(f"{name}: {value}\n" for name, value in same.items())
+            cells = {name: column for name, column in cells.items() if name not in same}
     if _width(heads, cells) > width:
         for name, column in cells.items():
             if len(name) > max(map(len, column), default=0):  # which makes the column wide
@@ -131,16 +141,6 @@ def _widths(heads: Mapping[str, str], cells: Mapping[str, Sequence[str]]) -> dic
 
 def _width(heads: Mapping[str, str], cells: Mapping[str, Sequence[str]]) -> int:
     return sum(size + 2 for size in _widths(heads, cells).values())
-
-
-def _same_in_all_rows(frame: pl.DataFrame, cells: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Returns the texts that all of several rows have in common, but never all columns."""
-    same = {
-        name: column[0]
-        for name, column in cells.items()
-        if frame[name].dtype == pl.String and len(column) > 1 and len(set(column)) == 1
-    }
-    return same if len(same) < len(cells) else {}
 
 
 def _without_common_start(column: Sequence[str]) -> list[str]:
@@ -227,12 +227,6 @@ def _csv(frame: pl.DataFrame) -> bytes:
     return safe.rename(heads).write_csv().encode()
 
 
-def _parquet(frame: pl.DataFrame) -> bytes:
-    buffer = io.BytesIO()
-    frame.write_parquet(buffer)
-    return buffer.getvalue()
-
-
 def as_text(table: Table, width: int) -> str:
     """Returns a table as a terminal of so many characters shows it."""
     from rich.console import Console
@@ -241,10 +235,3 @@ def as_text(table: Table, width: int) -> str:
     console.print(table)
     assert isinstance(console.file, io.StringIO)
     return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
-
-
-_RENDERERS: dict[str, Callable[[pl.DataFrame], bytes]] = {
-    "csv": _csv,
-    "json": lambda frame: frame.write_json().encode() + b"\n",
-    "parquet": _parquet,
-}

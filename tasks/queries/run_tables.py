@@ -131,12 +131,11 @@ def checkpoint_records(runs: Sequence[Path]) -> pa.Table:
 
 def setting_rows(runs: Sequence[Path]) -> pa.Table:
     """Returns one row per run and setting of its config.yaml, values as YAML would write them."""
-    rows = []
-    for run in runs:
-        rows += [
-            {"run_id": run.name, "key": key, "value": value}
-            for key, value in _settings(_text(run / "config.yaml"))
-        ]
+    rows = [
+        {"run_id": run.name, "key": key, "value": value}
+        for run in runs
+        for key, value in _settings(_text(run / "config.yaml"))
+    ]
     return pa.Table.from_pylist(rows, schema=_SETTINGS)
 
 

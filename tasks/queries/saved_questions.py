@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -38,7 +38,15 @@ class Parameter:
         Raises:
             ValueError: `text` does not read as that kind.
         """
-        return _read_value(self.name, self.kind, text)
+        kind = self.kind
+        choices = {choice: choice for choice in kind.split("|")} if "|" in kind else {}
+        try:
+            if kind == "bool":
+                return {"true": True, "false": False}[str(text).lower()]
+            return choices[str(text)] if choices else _KINDS[kind](text)
+        except (KeyError, ValueError) as error:
+            why = f": there are {', '.join(choices)}" if choices else f" does not read as {kind}"
+            raise ValueError(f"parameter {self.name}={text}{why}") from error
 
 
 @dataclass(frozen=True)
@@ -62,13 +70,10 @@ class Query:
             ValueError: an argument is unknown or does not read as its parameter's kind.
         """
         known = {parameter.name: parameter for parameter in self.parameters}
-        for name in arguments:
-            if name not in known:
-                usage = ", ".join(f"{p.name}={p.default}" for p in self.parameters) or "none"
-                hint = _nearest(name, known)
-                raise ValueError(
-                    f"sql {self.name} has no parameter {name!r}{hint} (it takes: {usage})"
-                )
+        for name in (name for name in arguments if name not in known):
+            usage = ", ".join(f"{p.name}={p.default}" for p in self.parameters) or "none"
+            hint = _nearest(name, known)
+            raise ValueError(f"sql {self.name} has no parameter {name!r}{hint} (it takes: {usage})")
         return {
             name: parameter.read(arguments.get(name, parameter.default))
             for name, parameter in known.items()
@@ -78,12 +83,8 @@ class Query:
 @cache
 def list_queries() -> tuple[Query, ...]:
     """Returns all saved queries, by topic and name."""
-    files = [
-        path
-        for path in sorted(SQL_FOLDER.glob("*/*.sql"))
-        if path.parent.name not in ("views", "checks")
-    ]
-    return tuple(_parse(path) for path in files)
+    files = sorted(SQL_FOLDER.glob("*/*.sql"))
+    return tuple(load_check(f) for f in files if f.parent.name not in ("views", "checks"))
 
 
 def load_query(name: str) -> Query:
@@ -100,12 +101,7 @@ def load_query(name: str) -> Query:
 
 
 def load_check(path: Path) -> Query:
-    """Returns a check: a file of `sql/checks`."""
-    return _parse(path)
-
-
-def _parse(path: Path) -> Query:
-    """Reads a query's header: lines of comment, then parameter lines, then the SELECT."""
+    """Returns a file of `sql/`: lines of comment, then parameter lines, then the SELECT."""
     sql = path.read_text(encoding="utf-8")
     description: list[str] = []
     example = ""
@@ -123,25 +119,11 @@ def _parse(path: Path) -> Query:
         match = _HEADER_PARAMETER.match(text)
         if match is None:
             raise ValueError(f"{path}: {line!r} does not read as `-- $name: kind = default (help)`")
-        default = _read_value(match["name"], match["kind"], match["default"])
-        parameters.append(Parameter(match["name"], match["kind"], default, match["help"] or ""))
+        said = Parameter(match["name"], match["kind"], match["default"], match["help"] or "")
+        parameters.append(replace(said, default=said.read(said.default)))
     return Query(
         path.stem, path.parent.name, " ".join(description), example, tuple(parameters), sql
     )
-
-
-def _read_value(name: str, kind: str, text: Value) -> Value:
-    try:
-        if kind == "bool":
-            return {"true": True, "false": False}[str(text).lower()]
-        if "|" in kind:
-            return {choice: choice for choice in kind.split("|")}[str(text)]
-        return _KINDS[kind](text)
-    except (KeyError, ValueError) as error:
-        if "|" in kind:
-            there = kind.replace("|", ", ")
-            raise ValueError(f"parameter {name}={text}: there are {there}") from error
-        raise ValueError(f"parameter {name}={text} does not read as {kind}") from error
 
 
 def _nearest(name: str, known: Mapping[str, object]) -> str:

@@ -29,20 +29,10 @@ if TYPE_CHECKING:
     import pyarrow.dataset as pads
 
 VIEWS = (
-    "rollouts",
-    "turns",
-    "rescores",
-    "metrics",
-    "all_evaluations",
-    "evaluations",
-    "held_out",
-    "checkpoints",
-    "settings",
-    "runs",
-    "datasets",
+    *("rollouts", "turns", "rescores", "metrics", "all_evaluations", "evaluations", "held_out"),
+    *("checkpoints", "settings", "runs", "datasets"),
 )
-
-
+"""Each looks at earlier ones only."""
 _VALUES: Mapping[str, tuple[str, str]] = {
     "verdict": ("rollouts", "verdict"),
     "metric": ("metrics", "metric"),
@@ -117,11 +107,8 @@ def _answer(
             "rescore_rows": run_files.parquet_files(of["rescores"], "rescored"),
         }
         own = {name: (found, _FILES[name][1]) for name, found in files.items() if found and is_ours}
-        tables = {
-            name: _dataset(files[name], columns)
-            for name, (_, columns) in _FILES.items()
-            if name not in own
-        }
+        others = (name for name in files if name not in own)
+        tables = {name: _dataset(files[name], _FILES[name][1]) for name in others}
         with connect(tables | _records(root, of), own) as connection:
             _create_views(connection, named if is_ours else VIEWS)
             return select(connection, sql, parameters, VIEWS)
@@ -150,7 +137,7 @@ def _create_views(connection: duckdb.DuckDBPyConnection, named: Collection[str] 
     folder = SQL_FOLDER / "views"
     selects = {view: (folder / f"{view}.sql").read_text(encoding="utf-8") for view in VIEWS}
     needed = set(named)
-    for view in reversed(VIEWS):  # each looks at earlier ones only
+    for view in reversed(VIEWS):
         if view in needed:
             needed |= _named_views(selects[view])
     for view in VIEWS:
@@ -274,9 +261,9 @@ def open_checks() -> Iterator[CheckSession]:
         yield CheckSession(connection)
 
 
-def _dataset(files: Sequence[Path], columns: pa.Schema | None = None) -> pa.Table | pads.Dataset:
-    """A lazy table over parquet files; with `columns`, a column that a file lacks is null."""
-    if not files and columns is not None:
+def _dataset(files: Sequence[Path], columns: pa.Schema) -> pa.Table | pads.Dataset:
+    """A lazy table over parquet files; a column that a file lacks is null."""
+    if not files:
         return columns.empty_table()
     import pyarrow.dataset as pads  # takes longer to import than most questions to answer
 

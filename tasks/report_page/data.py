@@ -117,10 +117,15 @@ def gather(run: RunFolder) -> ReportData:
     before, after = ((row["accuracy"] if row else None) for row in (base, trained))
     overview = ask("runs_overview").row(0, named=True)
     settings = run.path / "config.yaml"
-    seconds = _seconds(record, overview)
     best, worst = best_and_worst(run, from_step=from_step)
     best_checkpoint = _last(ask("best_checkpoint").to_dicts())
     tested = sql.run_query(_NUM_TESTED, root=run.root, run=run.run_id).item()
+    seconds = None if overview["minutes"] is None else 60 * overview["minutes"]
+    if "train" in record.timings_s:  # not the clock: a continued run had nights off
+        seconds = sum(record.timings_s.values())
+    sizes = run_files.bytes_by_kind(run.path)
+    shown = dict(list(sizes.items())[:_MOST_KINDS])
+    rest = sum(sizes.values()) - sum(shown.values())
     return ReportData(
         record=record,
         rows=_rows(run, record, ask, models={"base", newest}, from_step=from_step, last=last_step),
@@ -151,7 +156,7 @@ def gather(run: RunFolder) -> ReportData:
         worst=worst,
         samples=samples(run, from_step=from_step),
         phases=_with_start_up(ask("time_by_phase").to_dicts(), record.timings_s.get("train")),
-        disk=_largest(run_files.bytes_by_kind(run.path)),
+        disk=shown | ({"the rest": rest} if rest else {}),
     )
 
 
@@ -218,19 +223,6 @@ def _best_elsewhere(run_id: str, trained: Row | None, best: Row | None, tested: 
     )
 
 
-def _seconds(record: RunRecord, overview: Row) -> float | None:
-    if "train" in record.timings_s:
-        return sum(record.timings_s.values())  # not the clock: a continued run had nights off
-    return None if overview["minutes"] is None else 60 * overview["minutes"]
-
-
-def _largest(sizes: dict[str, int]) -> dict[str, int]:
-    """Returns a few of the sizes, largest first as they were, and the sum of all others."""
-    shown = dict(list(sizes.items())[:_MOST_KINDS])
-    rest = sum(sizes.values()) - sum(shown.values())
-    return shown | ({"the rest": rest} if rest else {})
-
-
 def _last(rows: list[Row]) -> Row | None:
     return rows[-1] if rows else None
 
@@ -264,21 +256,16 @@ def compare_runs(root: Path, names: Sequence[str]) -> Comparison:
     runs = list(folders)
     chosen = pl.col("run_id").is_in(runs)
     models = sql.ask("compare_models", root=root)
+    settings: dict[str, dict[str, str | None]] = {}
+    for row in sql.ask("settings_that_differ", {"runs": ",".join(runs)}, root=root).to_dicts():
+        values = settings.setdefault(row["key"], {"key": row["key"], **dict.fromkeys(runs)})
+        values |= dict.fromkeys(row["run_ids"].split(", "), row["value"])
+    columns = dict.fromkeys(["key", *runs], pl.String)
     return Comparison(
         run_ids=runs,
         overview=sql.ask("compare_runs", root=root).filter(chosen),
-        settings=_differing_settings(root, runs),
+        settings=pl.DataFrame(list(settings.values()), columns),
         paired=models.filter(chosen & pl.col("other_run_id").is_in(runs)),
         curves={run: sql.ask("learning_curve", root=root, run=run) for run in runs},
         diagnoses={run: diagnose(RunFolder(folders[run]).metrics.read()) for run in runs},
     )
-
-
-def _differing_settings(root: Path, runs: Sequence[str]) -> pl.DataFrame:
-    rows = sql.ask("settings_that_differ", {"runs": ",".join(runs)}, root=root).to_dicts()
-    by_key: dict[str, dict[str, str | None]] = {}
-    for row in rows:
-        values = by_key.setdefault(row["key"], dict.fromkeys(runs))
-        values |= dict.fromkeys(row["run_ids"].split(", "), row["value"])
-    schema = dict.fromkeys(["key", *runs], pl.String)
-    return pl.DataFrame([{"key": key, **values} for key, values in by_key.items()], schema)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_core.runs.run_folder import AFTER, Attempt, RunFolder, RunRecord
+from rl_core.runs.run_folder import AFTER, RunFolder, RunRecord
 from rl_core.system.words import counted
 from tasks.report_page.failure_causes import SURVIVED
 
@@ -46,17 +46,33 @@ class LoggedWarning:
 def faults(run: Path, record: RunRecord) -> list[Fault]:
     """Returns what the run's record, metrics, log and checkpoints say went wrong."""
     rows = RunFolder(run).metrics.read()
-    return [
-        *later_attempts(record),
-        *_out_of_memory(rows),
-        *_engine_restarts(rows),
-        *_full_disk(warnings(run)),
+    found = [*later_attempts(record), *_out_of_memory(rows)]
+    if died := {row["step"]: int(n) for row in rows if (n := row.get("rollout/engine_restarts"))}:
+        what = f"a rollout engine died, {counted(sum(died.values()), 'time')}"
+        how = "started again, its responses asked once more, the result unchanged"
+        found.append(Fault(f"step {next(iter(died))}", what, how))
+    # By the log, as metrics may be what found no room on the disk.
+    return found + [
+        Fault(f"step {match[1]}", f"{what}, {counted(line.count, 'time')}", how)
+        for line in warnings(run)
+        for pattern, what, how in SURVIVED
+        if (match := pattern.search(line.message)) is not None
     ]
 
 
 def later_attempts(record: RunRecord) -> list[Fault]:
     """Returns why the run was started again, each time, and what was other then."""
-    return [_attempt(number, one) for number, one in enumerate(record.attempts, start=1)][1:]
+    found = []
+    for number, attempt in enumerate(record.attempts[1:], start=2):
+        what, how = attempt.reason, "retried"
+        if what == "continued":
+            what, how = "interrupted", "continued"
+        elif what.startswith(AFTER):
+            what, how = what.removeprefix(AFTER), "continued"
+        changes = f" with {attempt.changed}" if attempt.changed else ""
+        how = f"{how} from step {attempt.from_step}{changes}"
+        found.append(Fault(f"attempt {number}", what, how))
+    return found
 
 
 def warnings(run: Path) -> list[LoggedWarning]:
@@ -76,17 +92,6 @@ def warnings(run: Path) -> list[LoggedWarning]:
             before.count + 1 if before else 1,
         )
     return list(seen.values())[:_MOST_WARNINGS]
-
-
-def _attempt(number: int, attempt: Attempt) -> Fault:
-    if attempt.reason == "continued":
-        what, how = "interrupted", "continued"
-    elif attempt.reason.startswith(AFTER):
-        what, how = attempt.reason.removeprefix(AFTER), "continued"
-    else:
-        what, how = attempt.reason, "retried"
-    changes = f" with {attempt.changed}" if attempt.changed else ""
-    return Fault(f"attempt {number}", what, f"{how} from step {attempt.from_step}{changes}")
 
 
 def _out_of_memory(rows: Iterable[dict[str, Any]]) -> list[Fault]:
@@ -111,22 +116,4 @@ def _out_of_memory(rows: Iterable[dict[str, Any]]) -> list[Fault]:
             f"split and done again, the result unchanged{left.get(phase, '')}",
         )
         for phase in sorted(counts, key=lambda phase: first[phase])
-    ]
-
-
-def _engine_restarts(rows: Iterable[dict[str, Any]]) -> list[Fault]:
-    """Returns, as one, how often an engine died."""
-    died = {row["step"]: int(n) for row in rows if (n := row.get("rollout/engine_restarts"))}
-    what = f"a rollout engine died, {counted(sum(died.values()), 'time')}"
-    how = "started again, its responses asked once more, the result unchanged"
-    return [Fault(f"step {next(iter(died))}", what, how)] if died else []
-
-
-def _full_disk(logged: Iterable[LoggedWarning]) -> list[Fault]:
-    """Returns what found no room on the disk, by the log: metrics may be what found none."""
-    return [
-        Fault(f"step {match[1]}", f"{what}, {counted(line.count, 'time')}", how)
-        for line in logged
-        for pattern, what, how in SURVIVED
-        if (match := pattern.search(line.message)) is not None
     ]

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +23,7 @@ from rl_core.runs.run_folder import RunFolder
 from rl_core.system.words import cut, in_one_line, printable, without_middle
 from rl_core.tracking.rollout_samples import in_turns
 from rl_core.types import Problem
-from tasks.prefect_ui.artifacts import create_markdown_artifact, quoted
+from tasks.prefect_ui.artifacts import create_markdown_artifact, dialogue
 from tasks.queries import sql
 
 Row = dict[str, Any]
@@ -65,12 +66,13 @@ class Sample:
     verdict: str
     score: float
     problem: str
-    """Short, as in `Story`; empty where its row tells no truth."""
+    """Short: `19, 11, 9 -> 39`, or the question and its truth; empty if its row has no truth."""
     prompt: str
     before: str
     answer: str
     after: str
     is_cut: bool
+    tokens: int | None
 
 
 @dataclass(frozen=True)
@@ -96,12 +98,11 @@ def samples(run: RunFolder, *, from_step: int) -> list[Sample]:
         root=run.root,
         run=run.run_id,
     )
-    found: list[Sample] = []
-    for verdict in counts["verdict"]:
-        arguments: Row = {"verdict": verdict, "from_step": from_step, "limit": 1}
-        rows = sql.ask("samples_of_a_verdict", arguments, root=run.root, run=run.run_id)
-        found += [as_sample(row) for row in rows.to_dicts()]
-    return found
+    asked: list[Row] = [
+        {"verdict": verdict, "from_step": from_step, "limit": 1} for verdict in counts["verdict"]
+    ]
+    ask = partial(sql.ask, "samples_of_a_verdict", root=run.root, run=run.run_id)
+    return [as_sample(row) for arguments in asked for row in ask(arguments).to_dicts()]
 
 
 def best_and_worst(run: RunFolder, *, from_step: int) -> tuple[list[Sample], list[Sample]]:
@@ -146,11 +147,11 @@ def stories(run: RunFolder) -> list[Story]:
         # The model came near where it calculated well, to a wrong result.
         ("never right", never, lambda row: row["verdict"] != "wrong_value"),
     )
-    return [_story(title, _least(some, counts)) for title, some, counts in chosen if some]
-
-
-def _least(problems: Sequence[list[Row]], counts: Callable[[Row], bool]) -> list[Row]:
-    return min(problems, key=lambda tests: sum(map(counts, tests)))
+    return [
+        _story(title, min(some, key=lambda tests: sum(map(counts, tests))))
+        for title, some, counts in chosen
+        if some
+    ]
 
 
 def _evaluated(run: RunFolder) -> list[Row]:
@@ -184,9 +185,8 @@ def problem_in_words(ground_truth: str | None) -> str:
         truth = json.loads(ground_truth or "")
     except ValueError:
         return ""
-    with suppress(TypeError, KeyError):
-        return f"{', '.join(map(str, truth['numbers']))} -> {truth['target']}"
-    return f"the answer is {cut(in_one_line(shown_truth(truth)), _LONGEST_TRUTH)}"
+    other = f"the answer is {cut(in_one_line(shown_truth(truth)), _LONGEST_TRUTH)}"
+    return _numbers_in(truth) or other
 
 
 def _is_right(row: Row) -> bool:
@@ -207,6 +207,7 @@ def as_sample(row: Row, *, longest: int = _LONGEST_SAMPLE) -> Sample:
         answer=answer,
         after=after,
         is_cut=len(before) + len(answer) + len(after) < len(response),
+        tokens=row.get("response_tokens"),
     )
 
 
@@ -240,16 +241,6 @@ def from_the_end(verdicts: pl.DataFrame) -> int:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """One problem and what the model made of it."""
-
-    problem: str
-    """Short: `19, 11, 9 -> 39`, or the question and its truth."""
-    tokens: int
-    sample: Sample
-
-
-@dataclass(frozen=True)
 class Answers:
     """What a model answered greedily: all verdicts, and some answers in full."""
 
@@ -262,8 +253,8 @@ class Answers:
     """How often each, the most frequent first."""
     cells: tuple[tuple[int, str], ...]
     """Problem and verdict, by problem; of very many the first."""
-    right: tuple[Shown, ...]
-    wrong: tuple[Shown, ...]
+    right: tuple[Sample, ...]
+    wrong: tuple[Sample, ...]
     """One of each verdict in turn."""
 
     @property
@@ -284,11 +275,9 @@ def choose_answers(rows: Sequence[Row], problems: Sequence[Problem], *, most: in
     right = [row for row in greedy if row["verdict"] == "correct"]
     wrong = [row for row in greedy if row["verdict"] != "correct"]
 
-    def shown(chosen: Sequence[Row]) -> tuple[Shown, ...]:
-        return tuple(
-            Shown(_in_words(row, asked), row["response_tokens"], as_sample(row))
-            for row in in_turns(chosen, most)
-        )
+    def shown(chosen: Sequence[Row]) -> tuple[Sample, ...]:
+        rows = in_turns(chosen, most)
+        return tuple(replace(as_sample(row), problem=_in_words(row, asked)) for row in rows)
 
     return Answers(
         model=greedy[0]["model"],
@@ -306,17 +295,19 @@ def as_table(answers: Answers) -> list[dict[str, str]]:
     """Returns a few answers for a terminal, which no text in them can steer, right ones first."""
     return [
         {
-            "verdict": shown.sample.verdict,
-            "problem": _line(shown.problem),
-            "answer": _line(shown.sample.answer.strip()) or f"... {_end(shown.sample.before)}",
-            "tokens": str(shown.tokens),
+            "verdict": one.verdict,
+            "problem": printable(_line(one.problem)),
+            "answer": printable(
+                _line(one.answer.strip()) or f"... {in_one_line(one.before)[-_LONGEST_LINE:]}"
+            ),
+            "tokens": str(one.tokens),
         }
-        for shown in (*answers.right[:IN_TERMINAL], *answers.wrong[:IN_TERMINAL])
+        for one in (*answers.right[:IN_TERMINAL], *answers.wrong[:IN_TERMINAL])
     ]
 
 
 def show_answers(several: Sequence[Answers], pages: Sequence[Path]) -> None:
-    """Shows some answers of each model in the Prefect UI; see `as_markdown`."""
+    """Shows some answers of each model in the Prefect UI."""
     create_markdown_artifact(
         as_markdown(several, pages), key="answers", description="Some right and wrong answers."
     )
@@ -332,11 +323,9 @@ def as_markdown(several: Sequence[Answers], pages: Sequence[Path]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _as_markdown(shown: Shown) -> str:
-    one = shown.sample
+def _as_markdown(one: Sample) -> str:
     text = one.before[-_LONGEST_IN_ARTIFACT:] + one.answer + one.after[:_LONGEST_IN_ARTIFACT]
-    head = f"### {one.verdict}, {shown.tokens} tokens"
-    return f"{head}\n\nAsked:\n\n{quoted(shown.problem)}\n\nAnswered:\n\n{quoted(text)}"
+    return dialogue(f"{one.verdict}, {one.tokens} tokens", one.problem, text)
 
 
 def _in_words(row: Row, asked: Mapping[int, Problem]) -> str:
@@ -344,19 +333,17 @@ def _in_words(row: Row, asked: Mapping[int, Problem]) -> str:
     if problem is None:
         return f"problem {row['prompt_index']}"
     truth = problem.ground_truth
-    if isinstance(truth, Mapping) and truth.keys() >= {"numbers", "target"}:
+    if (numbers := _numbers_in(truth)) is not None:
+        return numbers
+    question = _line(question_in(problem.messages[-1]["content"]), _LONGEST_QUESTION)
+    return f"{question} -> {_line(shown_truth(truth), _LONGEST_QUESTION)}"
+
+
+def _numbers_in(truth: Any) -> str | None:
+    with suppress(TypeError, KeyError):
         return f"{', '.join(map(str, truth['numbers']))} -> {truth['target']}"
-    question = _short(question_in(problem.messages[-1]["content"]), _LONGEST_QUESTION)
-    return f"{question} -> {_short(shown_truth(truth), _LONGEST_QUESTION)}"
+    return None
 
 
-def _line(text: str) -> str:
-    return printable(_short(text, _LONGEST_LINE))
-
-
-def _end(text: str) -> str:
-    return printable(in_one_line(text)[-_LONGEST_LINE:])
-
-
-def _short(text: str, longest: int) -> str:
+def _line(text: str, longest: int = _LONGEST_LINE) -> str:
     return without_middle(in_one_line(text), longest)

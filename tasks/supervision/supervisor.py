@@ -186,14 +186,10 @@ def _tell(
     if "step" in message:
         on_step(*message["step"])
     elif "log" in message:
-        _log(message["log"], logger)
+        name, level, text = message["log"]
+        to = logger if name == TRAINER_LOGGER else logging.getLogger(name)
+        to.log(level, "%s", text)
     return not message.keys().isdisjoint({"step", "log", "progress"})
-
-
-def _log(record: list[Any], logger: Log) -> None:
-    name, level, text = record
-    to = logger if name == TRAINER_LOGGER else logging.getLogger(name)
-    to.log(level, "%s", text)
 
 
 def _how(code: int, log_file: Path) -> str:

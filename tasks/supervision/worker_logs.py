@@ -80,22 +80,7 @@ class _Tail:
         self._window: tuple[float, int] = (float("-inf"), 0)
 
     def look(self, logger: Log, *, at_end: bool) -> None:
-        """Tells what is new of it."""
-        lines = self._new_lines(at_end=at_end)
-        left = 0
-        for line in lines:
-            found = worth_telling(line)
-            if found is None or not self._is_new(found[1]):
-                continue
-            if not self._may_tell():
-                left += 1
-                continue
-            text = cut(printable(redact(found[1])), _LINE_CHARACTERS)
-            logger.log(found[0], "%s: %s", self.path.stem, text)
-        if left:
-            logger.warning("%s: %d more lines, in %s", self.path.stem, left, self.path)
-
-    def _new_lines(self, *, at_end: bool) -> list[str]:
+        """Tells what is new of it: a line that differs in its numbers only was told before."""
         size = self.path.stat().st_size
         start = max(self._offset, size - _READ_BYTES)
         with self.path.open("rb") as file:
@@ -103,22 +88,24 @@ class _Tail:
             data = file.read(size - start)
         end = len(data) if at_end else data.rfind(b"\n") + 1
         self._offset = start + end
-        return data[:end].decode(errors="replace").splitlines()
-
-    def _is_new(self, text: str) -> bool:
-        """Says whether it was not told yet, whatever its numbers are."""
-        kind = _NUMBERS.sub("0", text)
-        if kind in self._told or len(self._told) >= _REMEMBERED:
-            return False
-        self._told.add(kind)
-        return True
-
-    def _may_tell(self) -> bool:
-        began, count = self._window
-        if time.monotonic() - began > _WINDOW_S:
-            began, count = time.monotonic(), 0
-        self._window = began, count + 1
-        return count < _LINES
+        left = 0
+        for line in data[:end].decode(errors="replace").splitlines():
+            found = worth_telling(line)
+            kind = _NUMBERS.sub("0", found[1]) if found else ""
+            if found is None or kind in self._told or len(self._told) >= _REMEMBERED:
+                continue
+            self._told.add(kind)
+            if time.monotonic() - self._window[0] > _WINDOW_S:
+                self._window = time.monotonic(), 0
+            began, count = self._window
+            self._window = began, count + 1
+            if count >= _LINES:
+                left += 1
+                continue
+            text = cut(printable(redact(found[1])), _LINE_CHARACTERS)
+            logger.log(found[0], "%s: %s", self.path.stem, text)
+        if left:
+            logger.warning("%s: %d more lines, in %s", self.path.stem, left, self.path)
 
 
 @contextmanager

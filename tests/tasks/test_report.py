@@ -18,8 +18,8 @@ from rl_core.checkpoints.store import list_checkpoints, save_checkpoint
 from rl_core.runs.run_folder import RunFolder
 from tasks.queries import run_tables
 from tasks.report import Report, make_report, report_task, write_report
-from tasks.report_page.charts import charts
 from tasks.report_page.data import ReportData, gather
+from tasks.report_page.page import charts
 from tests.support.prefect_server import temporary_prefect_server
 
 

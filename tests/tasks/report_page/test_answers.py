@@ -53,8 +53,8 @@ def test_right_ones_in_order_and_wrong_ones_of_each_kind_in_turn():
     answers = chosen()
     assert (answers.name, answers.num_right) == ("r/step_000025", 4)
     assert answers.verdicts == {"correct": 4, "wrong_value": 2, "no_answer": 1}
-    assert [shown.sample.prompt for shown in answers.right] == ["prompt 0", "prompt 4", "prompt 5"]
-    wrong = [(shown.sample.prompt, shown.sample.verdict) for shown in answers.wrong]
+    assert [shown.prompt for shown in answers.right] == ["prompt 0", "prompt 4", "prompt 5"]
+    wrong = [(shown.prompt, shown.verdict) for shown in answers.wrong]
     assert wrong == [
         ("prompt 1", "wrong_value"),
         ("prompt 3", "no_answer"),

@@ -9,8 +9,8 @@ import pytest
 from rl_core.runs.run_folder import RunFolder
 from tasks.prefect_ui.chart import Chart
 from tasks.report import write_report
-from tasks.report_page.charts import charts, overlaid, resource_charts
 from tasks.report_page.data import ReportData, gather
+from tasks.report_page.page import charts, overlaid, resource_charts
 
 
 @pytest.fixture(scope="module")
