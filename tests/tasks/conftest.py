@@ -13,7 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rl_core.runs.run_folder import RunFolder
 from rl_core.schema import EVALUATION, RESCORES, ROLLOUTS
+from tasks.report_page.data import ReportData, gather
 
 TWO_RUNS = Path(__file__).parent / "two_runs"
 """Records, metrics and manifests as they lie in a storage root, and the rollouts as a table."""
@@ -144,6 +146,11 @@ def two_runs(tmp_path: Path) -> Path:
 def shared_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same, once for all tests that leave the runs' logs as they are."""
     return _write_two_runs(tmp_path_factory.mktemp("shared") / "outputs")
+
+
+@pytest.fixture(scope="session")
+def alpha_data(shared_runs: Path) -> ReportData:
+    return gather(RunFolder(shared_runs / "runs" / "alpha"))
 
 
 @pytest.fixture(scope="session")

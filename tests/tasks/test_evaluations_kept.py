@@ -1,4 +1,3 @@
-import html
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from tasks.promote import promote_run
 from tasks.queries import sql
 from tasks.queries.checkpoint_names import find_model
 from tasks.report import write_report
+from tests.tasks.report_page.test_browser import text_of
 from tests.tasks.test_evaluate import KnowingEngines, finished_run, settings, write_data
 
 OF_TWO = {"samples_per_problem": 2, "max_problems": 2}
@@ -58,11 +58,6 @@ def place(tmp_path: Path, tiny_model_path: Path) -> Place:
     return Place(tmp_path, tiny_model_path)
 
 
-def text_of(page: Path) -> str:
-    body = page.read_text().partition("<body>")[2]
-    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
-
-
 def test_an_evaluation_of_fewer_problems_lies_beside_the_runs_own(place, cli):
     own = place.evaluated()
     before = {name: (place.run.path / "eval" / name).read_bytes() for name in place.files()}
@@ -95,7 +90,7 @@ def test_an_evaluation_of_fewer_problems_lies_beside_the_runs_own(place, cli):
         ("step_000007", 4, 1.0),
     ]
     assert sql.ask("gain_over_base", root=place.root)["problems"].to_list() == [4]
-    text = text_of(write_report(place.run.path).html)
+    text = text_of(write_report(place.run.path).html.read_text())
     assert "3 problems won and 0 lost of 4" in text
     assert "both asked the same 4 problems" in text
     assert f"{fewer} step_000007 2 1.000" in text
@@ -159,7 +154,7 @@ def test_without_an_evaluation_of_its_own_the_largest_of_most_models_is_taken(pl
     data = write_report(place.run.path)
     # The tests of training asked other problems: no accuracy of theirs stands beside it.
     assert "**Greedy accuracy - → 1.000**" in data.markdown
-    assert "only the trained model was asked these 3 problems" in text_of(data.html)
+    assert "only the trained model was asked these 3 problems" in text_of(data.html.read_text())
     both = place.evaluated(evaluation=OF_TWO)
     taken = sql.run_query("select distinct evaluation from evaluations", root=place.root)
     assert taken["evaluation"].to_list() == [both]

@@ -1,7 +1,6 @@
 import asyncio
 import base64
 import hashlib
-import html
 import json
 import re
 import shutil
@@ -18,9 +17,10 @@ from rl_core.checkpoints.store import list_checkpoints, save_checkpoint
 from rl_core.runs.run_folder import RunFolder
 from tasks.queries import run_tables
 from tasks.report import Report, make_report, report_task, write_report
-from tasks.report_page.data import ReportData, gather
+from tasks.report_page.data import gather
 from tasks.report_page.page import charts
 from tests.support.prefect_server import temporary_prefect_server
+from tests.tasks.report_page.test_browser import text_of
 
 
 @pytest.fixture(scope="module")
@@ -28,17 +28,6 @@ def alpha(shared_runs: Path) -> tuple[Report, str]:
     """The report of the finished run, and its page."""
     report = write_report(shared_runs / "runs" / "alpha")
     return report, report.html.read_text()
-
-
-@pytest.fixture(scope="module")
-def alpha_data(shared_runs: Path) -> ReportData:
-    return gather(RunFolder(shared_runs / "runs" / "alpha"))
-
-
-def text_of(page: str) -> str:
-    """What a reader sees, white space squeezed; the style sheet is left out."""
-    body = page[page.index("<body>") :]
-    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
 
 
 def test_turns_are_told_where_a_run_has_them(alpha, shared_runs):

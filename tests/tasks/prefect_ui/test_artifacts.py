@@ -1,4 +1,3 @@
-import socket
 import threading
 
 import pytest
@@ -6,17 +5,15 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from tasks.prefect_ui import artifacts
 from tasks.prefect_ui.artifacts import LiveArtifacts, create_table_artifact, fitted
+from tests.support.fake_wandb import black_hole, closed_port
 
 
 def test_a_server_that_is_away_costs_the_artifact_and_a_warning(caplog):
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{closed.getsockname()[1]}/api"
-        with temporary_settings({PREFECT_API_URL: url}):
-            create_table_artifact([{"a": 1}], key="numbers", description="some")
-            live = LiveArtifacts()
-            live.show("training", "progress", lambda: 50.0, "half")
-            live.close()
+    with closed_port() as url, temporary_settings({PREFECT_API_URL: f"{url}/api"}):
+        create_table_artifact([{"a": 1}], key="numbers", description="some")
+        live = LiveArtifacts()
+        live.show("training", "progress", lambda: 50.0, "half")
+        live.close()
     assert [record.message.split(":")[0] for record in caplog.records] == [
         "the Prefect server did not take the artifact numbers",
         "the Prefect server did not take the artifact training",
@@ -27,9 +24,8 @@ def test_a_server_that_is_away_costs_the_artifact_and_a_warning(caplog):
 def test_a_server_that_hangs_does_not_hold_up_training(monkeypatch):
     """It takes connections and says nothing: Prefect's client would wait for minutes, each time."""
     monkeypatch.setattr(artifacts, "_LAST_UPDATE_S", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as hanging:
-        url = f"http://127.0.0.1:{hanging.getsockname()[1]}/api"
-        with temporary_settings({PREFECT_API_URL: url}):
+    with black_hole() as url:
+        with temporary_settings({PREFECT_API_URL: f"{url}/api"}):
             live = LiveArtifacts()
         for step in range(100):
             live.show("training", "progress", lambda: 1.0, f"step {step}")

@@ -16,6 +16,7 @@ from flows.cli.main import run_command
 from rl_core.evaluation.rows import write_rows
 from tasks.report import write_report
 from tests.tasks.conftest import HOSTILE
+from tests.tasks.report_page.test_charts import ACCURACY
 
 GUARD = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
 POINT = """
@@ -163,17 +164,12 @@ def test_a_pointer_a_finger_and_keys_find_the_nearest_step(two_runs, tmp_path):
     assert console == ""
     said = re.search(r'<i id="said">(.*?)</i>', dom)
     assert said is not None
-    steps = [
-        "step 0: test, greedy 0.25",
-        "step 1: train, sampled 0 · test, greedy 0.25 (step 0)",
-        "step 2: train, sampled 0.75 · test, greedy 0.25 (step 0)",
-        "step 3: train, sampled 0.25 · test, greedy 0.5",
-    ]
+    at = ACCURACY
     assert json.loads(html.unescape(said[1])) == [
-        *(steps[2], steps[2], "1"),
-        *(steps[3], "0"),  # the pointer has left: as at rest
-        *(steps[1], steps[1]),  # a finger that is lifted leaves the words
-        *(steps[2], steps[0], steps[0], steps[3]),
+        *(at[2], at[2], "1"),
+        *(at[3], "0"),  # the pointer has left: as at rest
+        *(at[1], at[1]),  # a finger that is lifted leaves the words
+        *(at[2], at[0], at[0], at[3]),
     ]
 
     assert run_command(["compare", "alpha", "beta", f"storage.root={two_runs}"]) == 0

@@ -1,21 +1,20 @@
 import re
 from dataclasses import replace
-from pathlib import Path
 from xml.etree import ElementTree
 
 import polars as pl
-import pytest
 
-from rl_core.runs.run_folder import RunFolder
 from tasks.prefect_ui.chart import Chart
 from tasks.report import write_report
-from tasks.report_page.data import ReportData, gather
 from tasks.report_page.page import charts, overlaid, resource_charts
 
-
-@pytest.fixture(scope="module")
-def alpha_data(shared_runs: Path) -> ReportData:
-    return gather(RunFolder(shared_runs / "runs" / "alpha"))
+ACCURACY = [
+    "step 0: test, greedy 0.25",
+    "step 1: train, sampled 0 · test, greedy 0.25 (step 0)",
+    "step 2: train, sampled 0.75 · test, greedy 0.25 (step 0)",
+    "step 3: train, sampled 0.25 · test, greedy 0.5",
+]
+"""What a hover says of alpha, at each step."""
 
 
 def words_of(chart: Chart) -> set[str | None]:
@@ -68,12 +67,7 @@ def test_fine_tuning_before_the_run_has_a_curve(alpha_data):
 
 def test_a_hover_says_what_was_measured(alpha_data):
     drawn = charts(alpha_data)
-    assert drawn["Accuracy"].says == [
-        "step 0: test, greedy 0.25",
-        "step 1: train, sampled 0 · test, greedy 0.25 (step 0)",
-        "step 2: train, sampled 0.75 · test, greedy 0.25 (step 0)",
-        "step 3: train, sampled 0.25 · test, greedy 0.5",
-    ]
+    assert drawn["Accuracy"].says == ACCURACY
     assert drawn["Accuracy"].at_rest == drawn["Accuracy"].says[-1]
     assert drawn["What became of the responses"].says == [
         "step 1: wrong_value 0.25 · bad_syntax 0.25 · no_answer 0.5",
