@@ -24,7 +24,7 @@ LINES = {
     "rl_core/system": (2_070, 1_300),
     "rl_core/tracking": (1_700, 1_300),
     "rl_core/workers": (1_910, 1_450),
-    "rl_core": (28_130, 23_500),
+    "rl_core": (28_140, 23_500),
     "tasks/importers": (1_480, 1_000),
     "tasks": (10_370, 8_350),
     "flows": (5_310, 3_500),

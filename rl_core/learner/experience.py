@@ -196,11 +196,10 @@ class ExperienceMaker:
 
         def attempt(parts: list[Tensor]) -> TokenOutputs:
             whole: dict[str, Tensor] = {}
-            passes = [rows for rows, _ in self._ranks.same_passes(parts, [False] * len(parts))]
             computed = self._microbatching.threads.map(
-                lambda rows: self._forward(batch.select(rows), **models), passes
+                lambda rows: self._forward(batch.select(rows), **models), parts
             )
-            for rows, outputs in list(zip(passes, computed, strict=True))[: len(parts)]:
+            for rows, outputs in zip(parts, computed, strict=True):
                 for name, part in vars(outputs).items():
                     if part is None:
                         continue
@@ -209,7 +208,8 @@ class ExperienceMaker:
                     whole[name][rows.to(self._device), : part.shape[-1]] = part
             return TokenOutputs(**whole)
 
-        outputs = self._microbatching.run(phase, batch, attempt)
+        with self._ranks.gathered(list(models.values()), learns=False):
+            outputs = self._microbatching.run(phase, batch, attempt)
         for part in vars(outputs).values():
             if part is not None:
                 self._ranks.add(part)  # zeros in the rows of others

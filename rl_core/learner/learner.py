@@ -75,12 +75,10 @@ class Learner:
         self.microbatching = Microbatching(
             config, self.models.actor, self.device, file=budgets_file, ranks=ranks
         )
-        forward = ranks.passes(
-            partial(
-                forward_pass,
-                temperature=config.rollout.temperature,
-                compute_dtype=_DTYPES[config.model.dtype],
-            )
+        forward = partial(
+            forward_pass,
+            temperature=config.rollout.temperature,
+            compute_dtype=_DTYPES[config.model.dtype],
         )
         self._make = ExperienceMaker(
             config, self.models, forward, self.microbatching, offload_to=offload_to, ranks=ranks

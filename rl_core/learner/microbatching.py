@@ -51,9 +51,8 @@ class Microbatching:
     ) -> None:
         self._config, self.device, self._ranks = config, device, ranks
         self._share_prompts = can_share_prompts(model)
-        # Passes of several ranks wait for each other: in one order.
-        side_by_side = device.type == "cpu" and ranks.is_alone
-        self.threads = MicroBatchThreads(config.resources.learner_threads if side_by_side else 1)
+        on_cpu = device.type == "cpu"
+        self.threads = MicroBatchThreads(config.resources.learner_threads if on_cpu else 1)
         self._budgets = TokenBudgets(config.actor.micro_batch_tokens)
         self._place, self._file = memory_place(config, model, device), file
         if file is not None:

@@ -1,8 +1,9 @@
 """The learner's processes, seen from one of them: who computes which rows, and what they add up.
 
 All ranks hold the whole batch, so what is said of a step is computed by each of them, from equal
-numbers. What is divided is the work of a pass, and the weights (sharding.py). Within a pass FSDP
-gathers weights and adds up gradients, so ranks agree first on how many there are.
+numbers. What is divided is the work of a pass, and the weights between two passes (sharding.py).
+Collectives stand around a pass, never in it: a rank that runs out of memory there repeats its own
+micro-batches, smaller, while the others wait.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
-from typing import Any
 
 import psutil
 import torch
@@ -22,9 +21,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from rl_core.batch import TrainBatch, balanced_rows
 from rl_core.errors import RankLost, first_line, is_out_of_memory
-from rl_core.models.forward import ForwardPass, TokenOutputs
 from rl_core.models.loading import Models
-from rl_core.models.sharding import ShardedModel, whole_in
+from rl_core.models.sharding import ShardedModel, gathered, whole_in
 from rl_core.system.network import listen_at
 
 _LOST_RANK_WORDS = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
@@ -40,7 +38,7 @@ class Ranks:
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank, self.size = rank, size
-        self._sharded: dict[nn.Module, ShardedModel] = {}
+        self._sharded: dict[nn.Module, list[ShardedModel]] = {}
 
     @property
     def is_alone(self) -> bool:
@@ -50,70 +48,41 @@ class Ranks:
     def shard(self, models: Models, device: torch.device, *, offloads: bool = False) -> None:
         """Leaves this rank its share of all models' weights, before they have an optimizer.
 
-        Beside adapters the weights that stand still stay whole: all models share them, and a
-        reference is the actor without adapters.
+        Beside adapters the weights that stand still stay whole: all models share them.
 
         Args:
             models: whole, and the same on all ranks.
             device: of all models.
-            offloads: the reference's shares lie in the machine's memory.
+            offloads: the reference's shares wait in the machine's memory for its passes.
         """
         if self.is_alone:
             return
-        self._device = device
         mesh = init_device_mesh(device.type, (self.size,))
         actor, reference, critic = models.actor, models.reference, models.critic
+        has_adapters = not all(weight.requires_grad for weight in actor.parameters())
         still = {p for p in actor.parameters() if not p.requires_grad}
-        shares_trunk = critic is not None and critic.backbone is actor.get_decoder()
-        heads = [critic.head] if critic is not None and shares_trunk else []
-        root = ShardedModel([actor, *heads], mesh, still)
-        self._sharded[actor] = root
-        if reference is not None and not still:
-            self._sharded[reference] = ShardedModel([reference], mesh, set(), offloads=offloads)
+        own_actor = ShardedModel(actor, mesh, still)
+        self._sharded[actor] = [own_actor]
+        if reference is not None:
+            self._sharded[reference] = (
+                [] if has_adapters else [ShardedModel(reference, mesh, set(), offloads=offloads)]
+            )
         if critic is not None:
-            self._sharded[critic] = root if shares_trunk else ShardedModel([critic], mesh, still)
+            if critic.backbone is actor.get_decoder():
+                head = ShardedModel(critic.head, mesh, set())
+                self._sharded[critic] = [own_actor, head]
+            else:
+                self._sharded[critic] = [ShardedModel(critic, mesh, still)]
 
-    def passes(self, forward: ForwardPass) -> ForwardPass:
-        """Returns a forward pass that all ranks do together, with the model that it computes."""
+    @contextmanager
+    def gathered(self, models: Sequence[nn.Module | None], *, learns: bool) -> Iterator[None]:
+        """Has models whole within the block, see `sharding.gathered`; all ranks must enter it."""
         if self.is_alone:
-            return forward
-
-        def together(
-            batch: TrainBatch,
-            *,
-            actor: nn.Module | None = None,
-            critic: nn.Module | None = None,
-            **settings: Any,
-        ) -> TokenOutputs:
-            run = partial(forward, batch, actor=actor, critic=critic, **settings)
-            model = critic if actor is None else actor
-            assert model is not None, "a pass of no model"
-            return self._sharded[model].run(run) if model in self._sharded else run()
-
-        return together
-
-    def same_passes(
-        self, parts: Sequence[Tensor], learns: Sequence[bool]
-    ) -> list[tuple[Tensor, bool]]:
-        """Returns a rank's micro-batches and which have gradient, so that all ranks' are alike.
-
-        Behind its own, a rank with fewer than others gets one of its rows again: not to be counted.
-
-        Args:
-            parts: rows of this rank's own (int64 [b] each), at least one.
-            learns: which of them have gradient.
-        """
-        if self.is_alone:
-            return list(zip(parts, learns, strict=True))
-        most = self._largest([len(parts)])[0]
-        padded = [*parts, *[parts[-1][:1]] * (most - len(parts))]
-        flags = self._largest([*learns, *[False] * (most - len(parts))])
-        return list(zip(padded, map(bool, flags), strict=True))
-
-    def _largest(self, numbers: Sequence[int]) -> list[int]:
-        largest = torch.tensor(numbers, device=self._device)
-        distributed.all_reduce(largest, distributed.ReduceOp.MAX)
-        return largest.tolist()
+            yield
+            return
+        sharded = [s for model in models if model is not None for s in self._sharded[model]]
+        with gathered(list(dict.fromkeys(sharded)), learns=learns):
+            yield
 
     def rows(self, batch: TrainBatch) -> Tensor | None:
         """Returns the rows (int64 [b], ascending) that this rank computes; None for all."""

@@ -120,8 +120,10 @@ class Updater:
         def clipped() -> dict[str, Tensor]:
             return {f"{name}/grad_norm": x.clip() for name, x in optimizers.items()}
 
-        teaches = self.teaches(names, mini)
-        metrics = self._microbatching.run(_phase(names), mini.batch, attempt, apart=~teaches)
+        models = [getattr(self._models, name) for name in names]
+        with self._ranks.gathered(models, learns=True):
+            teaches = self.teaches(names, mini)
+            metrics = self._microbatching.run(_phase(names), mini.batch, attempt, apart=~teaches)
         # Not done again: weights move once. On one process all memory is there, see `clip`.
         with out_of_memory_as(_phase(names)):
             if not self._ranks.is_alone:
@@ -161,18 +163,16 @@ class Updater:
         backward = [bool(teaches[rows].any()) for rows in parts]
         # AdamW moves weights along a gradient of 0, too, but leaves alone those that have none.
         backward[0] |= not any(backward)
-        passes = self._ranks.same_passes(parts, backward)
 
-        def loss_and_metrics(number: int) -> tuple[Tensor, dict[str, Tensor]]:
-            rows, has_gradient = passes[number]
+        def loss_and_metrics(item: tuple[Tensor, bool]) -> tuple[Tensor, dict[str, Tensor]]:
+            rows, has_gradient = item
             with torch.set_grad_enabled(has_gradient):
                 objective = self._objective(names, mini, rows, denominators, kl_coef)
-                loss = objective.loss * float(number < len(parts))
-            return loss, {name: x.detach() for name, x in objective.metrics.items()}
+            return objective.loss, {name: x.detach() for name, x in objective.metrics.items()}
 
         computed = self._microbatching.threads.accumulate(
-            parameters, loss_and_metrics, range(len(passes))
-        )[: len(parts)]
+            parameters, loss_and_metrics, zip(parts, backward, strict=True)
+        )
         return {
             name: torch.stack([metrics[name] for metrics in computed]).sum() for name in computed[0]
         }
