@@ -9,6 +9,7 @@ import stat
 import zlib
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -40,6 +41,8 @@ class Manifest(BaseModel):
     """Mean score of the same responses, which decides between equals: a reward may be graded."""
     created_at: str
     total_bytes: int
+    resumable: Literal[True] = True
+    """False of what an earlier version saved on a full disk, the model alone: of no use here."""
     files: tuple[ManifestFile, ...]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rl_core.checkpoints.background_save import BackgroundSave
-from rl_core.checkpoints.manifest import find_damage
+from rl_core.checkpoints.manifest import MANIFEST, find_damage
 from rl_core.checkpoints.pruning import prune
 from rl_core.checkpoints.store import latest, save_checkpoint
 from rl_core.config.run import RunConfig
@@ -155,6 +155,18 @@ def test_nothing_is_said_where_nothing_is_wrong(tmp_path):
     assert found.step == 4
     assert said == []
     assert run.read().reason is None
+
+
+def test_a_model_that_was_saved_alone_on_a_full_disk_is_passed_over(tmp_path):
+    run, said = some_run(tmp_path), list[str]()
+    for step in (2, 4):
+        save_checkpoint(run.path, step, writer(), 0.5)
+    manifest = run.path / "checkpoints" / "step_000004" / MANIFEST
+    text = manifest.read_text()
+    manifest.write_text(text.replace('"resumable": true', '"resumable": false'))
+    assert manifest.read_text() != text
+    assert checkpoint_to_resume(run, said.append).step == 2
+    assert "goes on after step 2" in said[0]
 
 
 def test_two_damaged_ones_are_passed_over_and_the_pointers_move(tmp_path):
