@@ -131,8 +131,8 @@ def test_a_run_that_is_still_going_is_reported_as_far_as_it_is(two_runs):
 
 
 def test_the_last_stage_of_a_run_calls_it_finished(two_runs):
-    report = write_report(two_runs / "runs" / "beta", is_last_stage=True)
-    assert text_of(report.html.read_text()).startswith("beta finished")
+    report = make_report(two_runs / "runs" / "beta", is_last_stage=True)
+    assert text_of(report.page).startswith("beta finished")
     assert report.markdown.startswith("# beta: finished")
 
 
