@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import threading
 from pathlib import Path
 
 from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages, process_environment
@@ -108,6 +109,19 @@ def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny_model")
     build_tiny_model(folder)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def no_late_artifacts() -> Iterator[None]:
+    """The thread that shows artifacts may outlive its run where a server hangs, or is gone.
+
+    What it says then would be heard by a test that comes later.
+    """
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        if thread.name == "live artifacts":
+            thread.join(30)
 
 
 @pytest.fixture(scope="session")

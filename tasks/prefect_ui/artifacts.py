@@ -169,8 +169,9 @@ class LiveArtifacts:
         self._closing = threading.Event()
         self._made: dict[str, UUID] = {}
         self._not_before: dict[str, float] = {}
+        run = contextvars.copy_context().run
         self._thread = threading.Thread(
-            target=contextvars.copy_context().run, args=(self._update,), daemon=True
+            name="live artifacts", target=run, args=(self._update,), daemon=True
         )
         self._thread.start()
 
