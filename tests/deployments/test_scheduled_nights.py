@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import psutil
 import pytest
 
 from flows.runs.lookup import settings_of_run
@@ -15,6 +16,7 @@ from rl_core.runs.run_folder import RunFolder
 from tests.support.champions import crown
 from tests.support.harness import WORKER, Prefect
 from tests.support.listeners import Hook, hook
+from tests.support.programs import living
 from tests.support.waiting import wait_for
 
 NIGHTLY = "countdown-train-nightly"
@@ -102,7 +104,17 @@ def test_a_night_of_the_schedule_that_overlaps_is_refused_and_told_of(place: Pla
         runs = place.prefect.flow_runs(NIGHTLY)
         return [run for run in runs if run["state_name"] == "Refused"]
 
-    wait_for(refused, seen=place.prefect.logs)
+    def trainers() -> list[psutil.Process]:
+        home = place.prefect.environment["PREFECT_HOME"]
+        return living("PREFECT_HOME", home, "tasks.supervision.child trainer")
+
+    wait_for(trainers)
+    (trainer, *_) = trainers()
+    trainer.suspend()  # or the night may be over within its minute
+    try:
+        wait_for(refused, seen=place.prefect.logs)
+    finally:
+        trainer.resume()
     (run, *_) = refused()
     assert run["auto_scheduled"]
     assert "is not over" in run["state"]["message"]
