@@ -77,7 +77,7 @@ test: $(STAMP) ## the fast tests
 test-slow: $(STAMP) ## the tests that take over ten seconds each
 	$(BIN)/pytest $(TWO_WORKERS) -m "slow and not nights" --verbose --durations 60
 
-test-nights: $(STAMP) ## nights that Prefect's own schedule starts every minute, half an hour
+test-nights: $(STAMP) ## nights that Prefect's own schedule starts every minute, 6 to 17 minutes
 	$(BIN)/pytest -m nights --verbose
 
 fuzz: $(STAMP) ## the same properties with new random examples, for MINUTES=10

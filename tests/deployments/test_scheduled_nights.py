@@ -22,7 +22,7 @@ from tests.support.waiting import wait_for
 NIGHTLY = "countdown-train-nightly"
 _LIMIT = "Deployment concurrency limit reached."
 
-# They wait for the clock, up to half an hour each: a tier of their own.
+# They wait for the clock, a quarter of an hour in all: a tier of their own.
 pytestmark = [pytest.mark.slow, pytest.mark.nights, pytest.mark.timeout(1800)]
 
 
