@@ -21,12 +21,9 @@ from rl_core.errors import OutOfMemory
 from rl_core.resources.oom_recovery import beyond_recovery, remedies
 from rl_core.runs.settings_file import leaves
 from rl_core.tracking.host_memory import AVAILABLE_GIB, HOST_GIB, full_at, growths
+from rl_core.tracking.series import FEWEST_STEPS, LONGEST_WINDOW, Series
 
-_FEWEST_STEPS = 8
-"""Of a series that has a beginning and an end."""
 _STEPS_IN_A_ROW = 10
-_LONGEST_WINDOW = 20
-"""Steps that its beginning, or its end, is the mean of, at most."""
 _FORMAT_SCORE = 0.1
 """What a well-formed wrong answer scores in Countdown (SPEC's and TinyZero's default)."""
 _SOME = 0.01
@@ -54,50 +51,6 @@ class Diagnosis:
 
     def __str__(self) -> str:
         return f"{self.says} ({self.evidence}). Try: {self.advice}"
-
-
-class Series:
-    """The metrics of a run's training steps, by name; a step's row may lack some.
-
-    Step 0, the test before training, counts for `val/*` alone.
-    """
-
-    def __init__(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        self._rows = sorted(rows, key=lambda row: int(row["step"]))
-
-    def points(self, name: str) -> list[tuple[int, float]]:
-        """Returns (step, value) of a metric, oldest first, without the steps that lack it."""
-        return [
-            (int(row["step"]), float(row[name]))
-            for row in self._rows
-            if row.get(name) is not None and (row["step"] > 0 or name.startswith("val/"))
-        ]
-
-    def ending(self, prefix: str) -> list[str]:
-        """Returns what follows a prefix in the names of metrics: phases, for one."""
-        names = (name for row in self._rows for name in row if name.startswith(prefix))
-        return list(dict.fromkeys(name.removeprefix(prefix) for name in names))
-
-    def names(self, prefix: str) -> list[str]:
-        """Returns the metrics of the last step whose names begin so."""
-        return [name for row in self._rows[-1:] for name in row if name.startswith(prefix)]
-
-    def values(self, name: str) -> list[float]:
-        """Returns a metric's values, oldest first."""
-        return [value for _, value in self.points(name)]
-
-    def ends(self, name: str) -> tuple[float, float] | None:
-        """Returns the means of a metric's first and last steps; None for too short a series."""
-        values = self.values(name)
-        if len(values) < _FEWEST_STEPS:
-            return None
-        width = min(_LONGEST_WINDOW, len(values) // 4)
-        return fmean(values[:width]), fmean(values[-width:])
-
-    def gain(self, name: str) -> float | None:
-        """Returns by how much a metric rose from its first steps to its last."""
-        ends = self.ends(name)
-        return None if ends is None else ends[1] - ends[0]
 
 
 def diagnose(
@@ -183,7 +136,7 @@ def _reward_fails(series: Series) -> Diagnosis | None:
 
 def _reward_always_same(series: Series) -> Diagnosis | None:
     scores = series.values("critic/score/mean")
-    if len(scores) < _FEWEST_STEPS or len(set(scores)) > 1:
+    if len(scores) < FEWEST_STEPS or len(set(scores)) > 1:
         return None
     if _share(series, "reward_error") > _NEARLY_ALL:
         return None
@@ -224,7 +177,7 @@ def _share(series: Series, verdict: str) -> float:
 def _score_lost(series: Series) -> Diagnosis | None:
     """A score that was there and is gone: other rules look at means, in which it is still there."""
     points = series.points("critic/score/mean")
-    if len(points) < _FEWEST_STEPS:
+    if len(points) < FEWEST_STEPS:
         return None
     top_step, top = max(points, key=lambda point: point[1])
     low = [value <= 0.1 * top for _, value in points]
@@ -288,7 +241,7 @@ def _entropy_collapse(series: Series) -> Diagnosis | None:
 
 def _kl_blow_up(series: Series) -> Diagnosis | None:
     values = [abs(value) for value in series.values("critic/kl")]
-    if len(values) < _FEWEST_STEPS:
+    if len(values) < FEWEST_STEPS:
         return None
     usual, last = median(values), median(values[-5:])  # not the mean: one bad batch is no trend
     if last < 1.0 or last < 5 * usual:
@@ -312,7 +265,7 @@ def _useless_critic(series: Series) -> Diagnosis | None:
 
 def _never_clipped(series: Series) -> Diagnosis | None:
     clipped = series.values("actor/pg_clipfrac")
-    if len(clipped) < _FEWEST_STEPS or any(clipped) or _is_getting_better(series):
+    if len(clipped) < FEWEST_STEPS or any(clipped) or _is_getting_better(series):
         return None
     return _said("never_clipped", f"actor/pg_clipfrac is 0 in all {len(clipped)} steps")
 
@@ -358,9 +311,9 @@ def _repeated_text(series: Series) -> Diagnosis | None:
 
 def _falling_throughput(series: Series) -> Diagnosis | None:
     rates = series.values("rollout/tokens_per_s")[2:]  # the first steps warm the engine up
-    if len(rates) < 2 * _FEWEST_STEPS:
+    if len(rates) < 2 * FEWEST_STEPS:
         return None
-    width = min(_LONGEST_WINDOW, len(rates) // 4)
+    width = min(LONGEST_WINDOW, len(rates) // 4)
     first, last = median(rates[:width]), median(rates[-width:])
     if last > 0.6 * first:
         return None
