@@ -300,7 +300,7 @@ def _settings(run: RunFolder) -> RunConfig | None:
 
 
 def _missing_gib(run: RunFolder) -> float:
-    """Returns what the largest checkpoint wants beside what is free, in GiB, at least 0.1."""
+    """Returns how many GiB more than are free the largest checkpoint needs, at least 0.1."""
     config = _settings(run) or RunConfig()
     checkpoint = max((c.size_bytes for c in list_checkpoints(run.path)), default=0)
     wanted = config.storage.min_free_gib + (checkpoint + RESERVE_BYTES) / GIB

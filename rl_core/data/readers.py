@@ -169,7 +169,7 @@ def read_parquet(path: Path) -> pa.Table:
                     f"{MAX_DECODED_BYTES / 2**30:.0f} GiB are read: split the file, or delete it"
                 )
         table = pq.read_table(path)
-        table.validate(full=True)  # text that is not UTF-8 would crash whoever reads it
+        table.validate(full=True)  # text that is not UTF-8 would crash a later reader
     except PermissionError as error:
         raise DatasetError(
             f"{path} may not be read by this user: change its permissions"

@@ -147,7 +147,7 @@ class TextEnv(Section):
     hub_problems: ClassVar[int | None] = None
     """Train problems of the hub's data set that `source_name` is by default."""
     own_columns: ClassVar[tuple[str, ...]] = ()
-    """What is read of a user's row in addition to `rows.COLUMNS`; by the first it is told apart."""
+    """Columns of a user's row that are read beside `rows.COLUMNS`; the first one names the env."""
     home_made: ClassVar[tuple[str, str] | None] = None
     """Problems that a home-made base model can be taught, and the settings that choose them."""
     traces_give_up: ClassVar[bool] = False

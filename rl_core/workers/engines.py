@@ -41,7 +41,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class EngineProcess:
-    """One process; whoever takes its place is another."""
+    """One process of an engine; a restart makes a new one."""
 
     name: str
     actor: Any

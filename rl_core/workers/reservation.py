@@ -36,7 +36,7 @@ _POLL_S: Final = 0.05
 class Reservation:
     """A place for each process of a run.
 
-    `report` hears in words what is waited for.
+    `report` is called with a sentence that says what is waited for.
 
     Raises:
         ValueError: no machine could ever hold some of it, and none that is gone came back.
