@@ -17,18 +17,18 @@ LINES = {
     "rl_core/learner": (2_280, 1_900),
     "rl_core/models": (1_440, 1_650),
     "rl_core/resources": (2_120, 1_850),
-    "rl_core/rollout": (1_660, 1_600),
+    "rl_core/rollout": (1_670, 1_600),
     "rl_core/runs": (1_080, 950),
     "rl_core/sft": (1_020, 1_000),
     "rl_core/storage": (1_370, 850),
-    "rl_core/system": (2_010, 1_300),
+    "rl_core/system": (2_060, 1_300),
     "rl_core/tracking": (1_510, 1_300),
-    "rl_core/workers": (1_840, 1_450),
-    "rl_core": (27_580, 23_500),
+    "rl_core/workers": (1_860, 1_450),
+    "rl_core": (27_660, 23_500),
     "tasks/importers": (1_450, 1_000),
     "tasks": (9_820, 8_350),
     "flows": (5_190, 3_500),
-    "tests": (44_470, 36_000),
+    "tests": (44_560, 36_000),
 }
 
 

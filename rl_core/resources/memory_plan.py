@@ -294,10 +294,8 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
         passing += compute_width(config) * shape.hidden_size * shape.intermediate_size
 
     def update(phase: str, num_parameters: int, logits: int) -> PhaseMemory:
-        # Each thread has the gradient of its own micro-batch before it is added.
-        gradients = 1 if threads == 1 else 1 + threads
         parts = {
-            "gradients": gradients * _FLOAT32 * num_parameters,
+            "gradients": _FLOAT32 * num_parameters,  # one of all threads, see `accumulate`
             "activations": threads * (kept + passing),
             "logits": threads * logits,
         }

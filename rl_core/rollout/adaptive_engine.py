@@ -91,6 +91,10 @@ class AdaptiveEngine:
         """Replaces all weights; see `RolloutEngine.update_weights`."""
         self._engine.update_weights(weights)
 
+    def release_weights(self) -> None:
+        """Lets go of the tensors of the weights; see `RolloutEngine.release_weights`."""
+        self._engine.release_weights()
+
     def set_policy_version(self, version: int) -> None:
         """Says how many updates made the weights; see `RolloutEngine.policy_version`."""
         self._engine.policy_version = version

@@ -54,12 +54,16 @@ class RolloutEngine(Protocol):
         Args:
             weights: every tensor of the model under its Hugging Face name, on any device, in any
                 float type. With tied embeddings `lm_head.weight` may be left out. They may be
-                kept, and must not change, until others come.
+                kept, and must not change, until `release_weights` or until others come.
 
         Raises:
             ValueError: tensors are missing, unknown, or of another shape.
         """
         ...
+
+    def release_weights(self) -> None:
+        """Lets go of the tensors of `update_weights`, if it keeps any: others come next."""
+        return
 
     def resize(self, max_num_seqs: int) -> None:
         """Generates so many responses at a time from now on, with the same weights.

@@ -185,6 +185,10 @@ class VllmEngine(RolloutEngine):
         else:
             self._forget_prefixes()
 
+    def release_weights(self) -> None:
+        """Lets go of what `resize` would need; see `RolloutEngine.release_weights`."""
+        self._weights = None
+
     def _forget_prefixes(self) -> None:
         if not self.llm.reset_prefix_cache():
             raise RuntimeError(

@@ -6,8 +6,11 @@ of 1.6 at best and, beside a busy neighbour, lost one of 20. Results do not depe
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import TypeVar
 
@@ -64,25 +67,78 @@ class MicroBatchThreads:
         `micro_loss` returns an item's loss, a scalar, and what else is needed of it, of which a
         list is returned. A loss without gradient adds nothing.
         """
-        if self._pool is None:
-            results = []
-            for item in items:
-                loss, result = micro_loss(item)
-                if loss.requires_grad:
-                    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-                results.append(result)
-            return results
 
-        def gradients(item: Item) -> tuple[tuple[Tensor | None, ...], Result]:
+        def add(item: Item) -> Result:
             loss, result = micro_loss(item)
-            if not loss.requires_grad:
-                return (None,) * len(parameters), result
-            return torch.autograd.grad(loss, list(parameters), allow_unused=True), result
+            if loss.requires_grad:
+                loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            return result
 
-        results = []
-        for grads, result in self.map(gradients, items):
-            for parameter, grad in zip(parameters, grads, strict=True):
-                if grad is not None:
-                    parameter.grad = grad if parameter.grad is None else parameter.grad.add_(grad)
-            results.append(result)
-        return results
+        if self._pool is None:
+            return [add(item) for item in items]
+        turns = _Turns(parameters)
+
+        def add_in_turn(numbered: tuple[int, Item]) -> Result:
+            number, item = numbered
+            with turns.item(number):
+                return add(item)
+
+        with turns:
+            return list(self.map(add_in_turn, turns.begin(items)))
+
+
+class _Turns:
+    """Lets passes side by side add to each parameter's `.grad` in the order of their items.
+
+    Each adds a parameter's gradient as soon as it has it, so none holds one of the whole model.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._current = threading.local()
+        self._changed = threading.Condition()
+        self._left: dict[int, set[int]] = {}
+        """By the number of each item that has begun: the parameters that it may still add to."""
+
+    def __enter__(self) -> None:
+        self._hooks = []
+        for index, weight in enumerate(self._parameters):
+            before, after = partial(self._wait, index), partial(self._added, index)
+            self._hooks += [
+                weight.register_hook(before),  # type: ignore[no-untyped-call]  # torch leaves both untyped
+                weight.register_post_accumulate_grad_hook(after),  # type: ignore[no-untyped-call]
+            ]
+
+    def __exit__(self, *_error: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def begin(self, items: Iterable[Item]) -> Iterator[tuple[int, Item]]:
+        """Yields the items with their numbers; from then on, later ones wait for each."""
+        for number, item in enumerate(items):
+            with self._changed:
+                self._left[number] = set(range(len(self._parameters)))
+            yield number, item
+
+    @contextmanager
+    def item(self, number: int) -> Iterator[None]:
+        """Within it this thread adds that item's gradients; after it, or an error, none is left."""
+        self._current.number = number
+        try:
+            yield
+        finally:
+            with self._changed:
+                del self._left[number]
+                self._changed.notify_all()
+
+    def _wait(self, index: int, _grad: Tensor) -> None:
+        number = self._current.number
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not any(index in left for n, left in self._left.items() if n < number)
+            )
+
+    def _added(self, index: int, _parameter: Tensor) -> None:
+        with self._changed:
+            self._left[self._current.number].discard(index)
+            self._changed.notify_all()

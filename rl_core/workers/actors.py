@@ -314,6 +314,10 @@ class RolloutActor:
         with self._lock:
             self._engine.set_policy_version(version)
 
+    def release_weights(self) -> None:
+        """Lets go of the tensors in Ray's store that `set_weights` brought; others come next."""
+        self._engine.release_weights()
+
     def set_weights(
         self, weights: Path | Mapping[str, torch.Tensor], policy_version: int = 0
     ) -> None:

@@ -163,6 +163,7 @@ class Workers:
     def sync_weights(self, policy_version: int = 0) -> None:
         """Gives every engine the learner's weights, in place, with the number of their updates."""
         self._on_progress("sync")
+        self.engines.release_weights()
         self.engines.set_weights(self.learner.weights(), policy_version)
 
     def snapshot(self) -> int:

@@ -212,6 +212,18 @@ class Engines:
                 engine.is_behind |= engine not in loaded
             self._ask_each(loaded, lambda actor: self._now(actor, "set_policy_version", version))
 
+    def release_weights(self) -> None:
+        """Frees in Ray what `set_weights` replaces next: else old and new would both be there.
+
+        Not where an engine may generate, or start and ask for them, meanwhile.
+        """
+        if self._in_flight:
+            return
+        with self._lock:
+            self._ask_each(self._loaded(), lambda actor: actor.release_weights.remote())
+            if len(self._loaded()) == len(self._engines):
+                self._weights = None
+
     def set_weights(self, weights: Any, policy_version: int = 0) -> None:
         """Gives every engine new weights, in place; one that is starting takes them after that.
 

@@ -106,7 +106,10 @@ def _private_options(
         "log_to_driver": False,
         "logging_level": "ERROR",
         "_temp_dir": str(temp_dir),
-        "_system_config": {"gcs_rpc_server_reconnect_timeout_s": _HEAD_TIMEOUT_S},
+        "_system_config": {
+            "gcs_rpc_server_reconnect_timeout_s": _HEAD_TIMEOUT_S,
+            "free_objects_period_milliseconds": 0,  # old weights go before new ones come
+        },
         "_node_ip_address": "127.0.0.1",
     }
 

@@ -84,7 +84,7 @@ def test_ranks_divide_what_rests_and_gather_what_computes():
     assert first.parts["optimizer"] == 8 * half
     assert actor.parts["gathered"] == 4 * ALL
     assert first.parts["gathered"] == critic.parts["gathered"] == 4 * (ALL + HEAD)
-    assert actor.parts["gradients"] == (1 + config.resources.learner_threads) * 4 * ALL
+    assert actor.parts["gradients"] == 4 * ALL
     sections = {"resources": {"learner_ranks": 2}, "model": {"lora_rank": 8}}
     first = memory_plan(ModelShape.from_config(QWEN_05B), RunConfig.model_validate(sections))[0]
     assert first.parts["weights"] == 4 * (math.ceil((2 * ADAPTERS + HEAD) / 2) + ALL)

@@ -32,6 +32,65 @@ def test_gradients_are_the_same_bits_for_any_number_of_threads():
         assert other_losses == losses
 
 
+class _Below(torch.autograd.Function):
+    """Runs a function in the backward pass, when all layers above have their gradients."""
+
+    @staticmethod
+    def forward(ctx, x, function):
+        ctx.function = function
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.function()
+        return grad, None
+
+
+def test_a_gradient_is_added_while_the_pass_goes_on():
+    bottom, top = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    seen = {}
+
+    def micro_loss(item: int) -> tuple[Tensor, int]:
+        hidden = _Below.apply(bottom * item, lambda: seen.setdefault(item, top.grad.tolist()))
+        return (hidden * top).sum(), item
+
+    assert MicroBatchThreads(2).accumulate([bottom, top], micro_loss, [1, 10]) == [1, 10]
+    assert seen[10] == [11.0, 11.0]  # both passes' share, in the layer that is done
+    assert bottom.grad.tolist() == top.grad.tolist() == [11.0, 11.0]
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_passes_that_add_nothing_keep_nobody_waiting(num_threads: int):
+    used, other = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+
+    def micro_loss(item: int) -> tuple[Tensor, int]:
+        if item == 0:
+            return torch.zeros(()), item
+        return ((used if item % 2 else other) * item).sum(), item
+
+    threads = MicroBatchThreads(num_threads)
+    assert threads.accumulate([used, other], micro_loss, range(6)) == list(range(6))
+    assert (used.grad.item(), other.grad.item()) == (1 + 3 + 5, 2 + 4)
+
+
+def test_a_pass_that_fails_half_way_keeps_nobody_waiting_and_leaves_no_hooks():
+    bottom, top = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+
+    def fail() -> None:
+        raise torch.OutOfMemoryError("in the backward pass")
+
+    def micro_loss(item: int) -> tuple[Tensor, None]:
+        hidden = _Below.apply(bottom * item, fail if item == 1 else lambda: None)
+        return (hidden * top).sum(), None
+
+    threads = MicroBatchThreads(2)
+    with pytest.raises(torch.OutOfMemoryError):
+        threads.accumulate([bottom, top], micro_loss, [1, 2])
+    bottom.grad = top.grad = None
+    threads.accumulate([bottom, top], micro_loss, [2, 3])
+    assert (bottom.grad.item(), top.grad.item()) == (5.0, 5.0)
+
+
 def test_results_come_in_order_and_the_callers_grad_mode_holds_in_the_threads():
     threads = MicroBatchThreads(2)
     both_are_there = threading.Barrier(2, timeout=20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import stat
 import tempfile
@@ -12,11 +13,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 import ray
+from ray._private.internal_api import memory_summary
 
 from rl_core.config.operations import StorageConfig
 from rl_core.config.rollout import RolloutConfig
@@ -207,6 +210,22 @@ class TestOneSession:
             writing.result(timeout=60)
         (folder / "config.json").unlink()
         (folder / "config.json").write_text(model_config)
+
+    def test_old_weights_have_left_rays_store_when_new_ones_come(
+        self, workers: Workers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stored, weights = [], workers.learner.weights
+
+        def counted() -> Any:
+            address = ray.get_runtime_context().gcs_address
+            stats = memory_summary(address, stats_only=True)
+            stored.append(int(re.search(r"(\d+) objects", stats)[1]))
+            return weights()
+
+        monkeypatch.setattr(workers.learner, "weights", counted)
+        for _ in range(3):
+            workers.sync_weights()
+        assert stored[1:] == [0, 0]
 
     def test_nobody_else_reaches_its_ray(self, workers: Workers) -> None:
         family = [psutil.Process(), *psutil.Process().children(recursive=True)]

@@ -135,6 +135,15 @@ def test_whenever_an_engine_is_killed_the_responses_are_those_of_the_weights_giv
         assert engines.end_step()["rollout/engine_restarts"] == 1
         engines.end_step()
 
+        engines.release_weights()
+        kill_one(chance)  # when nobody has the old weights any more, nor the new ones yet
+        engines.load_weights(tiny_model_path)
+        check_same(in_order(engines.stream(REQUESTS, SAMPLED)), calm)
+        wait_for(lambda: len(heard.times("has started again, in")) == 3)
+        check_same(in_order(engines.stream(REQUESTS, SAMPLED)), calm)
+        engines.load_weights(tmp_path / "other")
+        engines.end_step()
+
         for process in engine_processes():  # nobody is left: the step waits
             process.kill()
         check_same(in_order(engines.stream(REQUESTS, SAMPLED)), other)
