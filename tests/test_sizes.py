@@ -14,9 +14,9 @@ LINES = {
     "rl_core/checkpoints": (1_210, 1_000),
     "rl_core/data": (2_070, 1_400),
     "rl_core/envs": (4_210, 3_000),
-    "rl_core/learner": (2_290, 1_900),
+    "rl_core/learner": (2_270, 1_900),
     "rl_core/models": (1_440, 1_650),
-    "rl_core/resources": (2_140, 1_850),
+    "rl_core/resources": (2_160, 1_850),
     "rl_core/rollout": (1_720, 1_600),
     "rl_core/runs": (1_230, 950),
     "rl_core/sft": (1_020, 1_000),
@@ -28,7 +28,7 @@ LINES = {
     "tasks/importers": (1_480, 1_000),
     "tasks": (10_380, 8_350),
     "flows": (5_310, 3_500),
-    "tests": (44_920, 36_000),
+    "tests": (44_950, 36_000),
 }
 
 
