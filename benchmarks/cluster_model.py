@@ -100,8 +100,17 @@ class Traffic(NamedTuple):
         )
 
 
-def rank_traffic(shape: ModelShape, config: RunConfig, longest: float) -> Traffic:
-    """Returns what several ranks send each other in a step whose longest response is given."""
+def rank_traffic(
+    shape: ModelShape, config: RunConfig, longest: float, fills: float = 1.0
+) -> Traffic:
+    """Returns what several ranks send each other in a step whose longest response is given.
+
+    Args:
+        shape: the actor's.
+        config: the run's settings.
+        longest: tokens.
+        fills: how many micro-batches a rank's part of the step's batch would fill.
+    """
     sizes, data = model_sizes(shape, config), config.data
     shares_trunk, rank = config.critic.share_trunk, config.model.lora_rank
     has_critic = sizes.critic > 0
@@ -116,16 +125,27 @@ def rank_traffic(shape: ModelShape, config: RunConfig, longest: float) -> Traffi
         if not config.has_one_critic_update:
             passes.append(sizes.critic + (sizes.actor if shares_trunk else 0))
         num_outputs += 1
-    num_updates = config.actor.ppo_epochs * (data.train_batch_size // config.actor.mini_batch_size)
-    updated = num_updates * (sizes.actor + sizes.critic)
-    num_models = num_updates * (1 + (has_critic and not shares_trunk))
+    num_minis = data.train_batch_size // config.actor.mini_batch_size
+    num_updates = config.actor.ppo_epochs * num_minis
+    num_passes, num_micro = math.ceil(fills), math.ceil(fills / num_minis)
+    updated = num_updates * num_micro * (sizes.actor + sizes.critic)
+    num_models = num_updates * num_micro * (1 + (has_critic and not shares_trunk))
+    # Backward passes gather the layers again; what is outside of them has stayed.
+    layers = num_models * (
+        shape.num_adapter_parameters(rank)
+        if rank
+        else shape.num_layers * shape.num_layer_parameters
+    )
     num_rows = data.train_batch_size * config.algorithm.group_size
     # What adapters add to a weight is as large as the weight.
     handed = shape.num_layers * shape.num_layer_parameters if rank else sizes.actor
     units, weights = shape.num_layers + 1, _WEIGHTS_PER_LAYER * shape.num_layers + 2
     return Traffic(
-        gathered=(_FLOAT32 * (sum(passes) + updated), units * (len(passes) + num_models)),
-        scattered=(_FLOAT32 * updated, weights * num_models),
+        gathered=(
+            _FLOAT32 * (num_passes * sum(passes) + updated + layers),
+            units * num_passes * len(passes) + (2 * units - 1) * num_models,
+        ),
+        scattered=(_FLOAT32 * updated, units * num_models),
         summed=(int(num_outputs * _FLOAT32 * num_rows * longest), num_outputs),
         handed=(_FLOAT32 * handed, weights),
     )
@@ -189,7 +209,9 @@ def simulate(
     hidden = compute_width(config) * shape.hidden_size * per_card * lengths.response / decodes
     adding = 4 * shape.num_layers * cluster.all_gather(hidden, parts) if parts > 1 else 0.0
     generate = time.generate + decodes * adding
-    traffic = rank_traffic(shape, planned, lengths.longest)
+    num_tokens = num_rows * (lengths.prompt + lengths.response)
+    fills = max(num_tokens / split.num_learn / config.actor.micro_batch_tokens, 1.0)
+    traffic = rank_traffic(shape, planned, lengths.longest, fills)
     learn = time.learn + traffic.seconds(cluster, split.num_learn)
     work = max(generate, learn) if time.ahead else generate + learn
     num_cards = split.num_learn + (0 if split.in_turns else split.num_generate)
@@ -197,7 +219,6 @@ def simulate(
     peak = memory_need.learner_peak(memory_plan(shape, planned)).total_bytes / _GIB
     starves = memory_need.starves_engine(shape, planned, card.memory_gib)
     fits = peak + memory_need.CUDA_GIB <= card.memory_gib and not starves
-    num_tokens = num_rows * (lengths.prompt + lengths.response)
     return Scaled(split, seconds, num_tokens / seconds, fits)
 
 

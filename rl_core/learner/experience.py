@@ -196,10 +196,11 @@ class ExperienceMaker:
 
         def attempt(parts: list[Tensor]) -> TokenOutputs:
             whole: dict[str, Tensor] = {}
+            passes = [rows for rows, _ in self._ranks.same_passes(parts, [False] * len(parts))]
             computed = self._microbatching.threads.map(
-                lambda rows: self._forward(batch.select(rows), **models), parts
+                lambda rows: self._forward(batch.select(rows), **models), passes
             )
-            for rows, outputs in zip(parts, computed, strict=True):
+            for rows, outputs in list(zip(passes, computed, strict=True))[: len(parts)]:
                 for name, part in vars(outputs).items():
                     if part is None:
                         continue
@@ -208,8 +209,7 @@ class ExperienceMaker:
                     whole[name][rows.to(self._device), : part.shape[-1]] = part
             return TokenOutputs(**whole)
 
-        with self._ranks.gathered(list(models.values()), learns=False):
-            outputs = self._microbatching.run(phase, batch, attempt)
+        outputs = self._microbatching.run(phase, batch, attempt)
         for part in vars(outputs).values():
             if part is not None:
                 self._ranks.add(part)  # zeros in the rows of others

@@ -32,10 +32,10 @@ from rl_core.learner.ranks import ALONE, Ranks
 from rl_core.learner.snapshot import LearnerSnapshot
 from rl_core.learner.state import STATE_FOLDER
 from rl_core.learner.update import Updater
-from rl_core.models.forward import forward_pass
+from rl_core.models.forward import ForwardPass, forward_pass
 from rl_core.models.loading import complete_weights, load_models
 from rl_core.models.lora import merged_state
-from rl_core.models.sharding import whole_tensor
+from rl_core.models.sharding import shard, sharded_pass, whole_tensor
 from rl_core.models.shared_prefix import can_share_prompts
 
 _KL_CONTROLLERS = {"fixed": fixed_kl_coef, "adaptive": adaptive_kl_coef}
@@ -69,15 +69,17 @@ class Learner:
         self.device = torch.device("cuda" if config.resources.learner_gpus else "cpu")
         self.models = load_models(config, model_path, resume_from, self.device)
         offload_to = offload_device(config, self.device)
-        ranks.shard(self.models, self.device, offloads=offload_to is not None)
-        self.optimizers = make_optimizers(config, self.models, offload_to)
-        self.microbatching = Microbatching(
-            config, self.models.actor, self.device, file=budgets_file, ranks=ranks
-        )
-        forward = partial(
+        forward: ForwardPass = partial(
             forward_pass,
             temperature=config.rollout.temperature,
             compute_dtype=_DTYPES[config.model.dtype],
+        )
+        if not ranks.is_alone:
+            roots = shard(self.models, self.device, offloads=offload_to is not None)
+            forward = partial(sharded_pass, roots, forward)
+        self.optimizers = make_optimizers(config, self.models, offload_to)
+        self.microbatching = Microbatching(
+            config, self.models.actor, self.device, file=budgets_file, ranks=ranks
         )
         self._make = ExperienceMaker(
             config, self.models, forward, self.microbatching, offload_to=offload_to, ranks=ranks

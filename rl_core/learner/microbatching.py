@@ -1,7 +1,8 @@
 """Passes over a batch that run out of memory are run again, in smaller micro-batches.
 
 A micro-batch is only how much is computed at a time: whatever the split, the sums are the same to
-rounding. So one that does not fit costs its pass, and neither the step nor the run.
+rounding. So one that does not fit costs its pass, and neither the step nor the run; on one of
+several ranks it costs the attempt, as the others wait for it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from rl_core.batch import TrainBatch, micro_batches, padded_tokens
 from rl_core.config.run import RunConfig
-from rl_core.errors import allocation_in_words, is_out_of_memory
+from rl_core.errors import OutOfMemory, allocation_in_words, is_out_of_memory
 from rl_core.learner.ranks import ALONE, Ranks
 from rl_core.models.shared_prefix import can_share_prompts
 from rl_core.resources.oom_recovery import nothing_smaller
@@ -51,8 +52,9 @@ class Microbatching:
     ) -> None:
         self._config, self.device, self._ranks = config, device, ranks
         self._share_prompts = can_share_prompts(model)
-        on_cpu = device.type == "cpu"
-        self.threads = MicroBatchThreads(config.resources.learner_threads if on_cpu else 1)
+        # Passes of several ranks wait for each other: in one order.
+        side_by_side = device.type == "cpu" and ranks.is_alone
+        self.threads = MicroBatchThreads(config.resources.learner_threads if side_by_side else 1)
         self._budgets = TokenBudgets(config.actor.micro_batch_tokens)
         self._place, self._file = memory_place(config, model, device), file
         if file is not None:
@@ -74,7 +76,7 @@ class Microbatching:
             apart: rows (bool [B]) that share no micro-batch with others, and come last.
 
         Raises:
-            OutOfMemory: though every micro-batch was a single row.
+            OutOfMemory: though every micro-batch was a single row, or on one of several ranks.
         """
         while True:
             parts = self._parts(phase, batch, apart)
@@ -93,13 +95,15 @@ class Microbatching:
                 longest = max(self._sizes(batch, parts))
                 rows = f"Every micro-batch is a single row already, the longest of {longest} tokens"
                 raise nothing_smaller(self._config, phase, f"{said.rstrip('.')}. {rows}")
+            if not self._ranks.is_alone:  # the others wait for this one within the pass
+                rank = f"rank {self._ranks.rank} of {self._ranks.size}"
+                largest = f"a micro-batch of {max(sizes)} tokens"
+                raise OutOfMemory(phase, f"{said.rstrip('.')}: {largest} on {rank}")
             self._budgets.shrink(phase, max(sizes))
 
     def _parts(self, phase: str, batch: TrainBatch, apart: Tensor | None) -> list[Tensor]:
         """Returns the rows of this rank's micro-batches."""
         own, budget = self._ranks.rows(batch), self._budgets[phase]
-        if own is None:
-            own = torch.arange(len(batch), device="cpu")
         kinds = [own]
         if apart is not None:
             is_apart = apart.cpu()[own]
@@ -132,7 +136,8 @@ class Microbatching:
 
 def memory_place(config: RunConfig, model: Any, device: torch.device) -> str:
     """Returns in words what a phase's memory depends on: two runs that agree can share budgets."""
-    threads = 1 if device.type == "cuda" else config.resources.learner_threads
+    alone = device.type == "cpu" and config.resources.learner_ranks == 1
+    threads = config.resources.learner_threads if alone else 1
     shape = model.config.get_text_config()
     num_weights = sum(weight.numel() for weight in model.parameters())
     levers = config.model.model_dump(exclude={"path", "dtype", "lora_alpha"}, exclude_defaults=True)

@@ -1,9 +1,8 @@
 """The learner's processes, seen from one of them: who computes which rows, and what they add up.
 
 All ranks hold the whole batch, so what is said of a step is computed by each of them, from equal
-numbers. What is divided is the work of a pass, and the weights between two passes (sharding.py).
-Collectives stand around a pass, never in it: a rank that runs out of memory there repeats its own
-micro-batches, smaller, while the others wait.
+numbers. What is divided is the work of a pass, and the weights (sharding.py). Within a pass FSDP
+gathers weights and adds up gradients, so ranks agree first on how many there are.
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import zip_longest
+from typing import Any
 
 import psutil
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports it so
-from torch.distributed.device_mesh import init_device_mesh
 
 from rl_core.batch import TrainBatch, balanced_rows
 from rl_core.errors import RankLost, first_line, is_out_of_memory
-from rl_core.models.loading import Models
-from rl_core.models.sharding import ShardedModel, gathered, whole_in
+from rl_core.models.sharding import whole_in
 from rl_core.system.network import listen_at
 
 _LOST_RANK_WORDS = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
@@ -38,55 +37,36 @@ class Ranks:
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank, self.size = rank, size
-        self._sharded: dict[nn.Module, list[ShardedModel]] = {}
 
     @property
     def is_alone(self) -> bool:
         """There is one rank: the learner is one process."""
         return self.size == 1
 
-    def shard(self, models: Models, device: torch.device, *, offloads: bool = False) -> None:
-        """Leaves this rank its share of all models' weights, before they have an optimizer.
+    def rows(self, batch: TrainBatch) -> Tensor:
+        """Returns the rows (int64 [b], ascending) that this rank computes."""
+        if self.is_alone:
+            return torch.arange(len(batch), device="cpu")
+        return balanced_rows(batch, self.size)[self.rank]
 
-        Beside adapters the weights that stand still stay whole: all models share them.
+    def same_passes(
+        self, parts: Sequence[Tensor], learns: Sequence[bool]
+    ) -> list[tuple[Tensor, bool]]:
+        """Returns a rank's micro-batches and which have gradient, so that all ranks' are alike.
+
+        Behind its own, a rank with fewer than others gets one of its rows again: not to be counted.
 
         Args:
-            models: whole, and the same on all ranks.
-            device: of all models.
-            offloads: the reference's shares wait in the machine's memory for its passes.
+            parts: rows of this rank's own (int64 [b] each), at least one.
+            learns: which of them have gradient.
         """
         if self.is_alone:
-            return
-        mesh = init_device_mesh(device.type, (self.size,))
-        actor, reference, critic = models.actor, models.reference, models.critic
-        has_adapters = not all(weight.requires_grad for weight in actor.parameters())
-        still = {p for p in actor.parameters() if not p.requires_grad}
-        own_actor = ShardedModel(actor, mesh, still)
-        self._sharded[actor] = [own_actor]
-        if reference is not None:
-            self._sharded[reference] = (
-                [] if has_adapters else [ShardedModel(reference, mesh, set(), offloads=offloads)]
-            )
-        if critic is not None:
-            if critic.backbone is actor.get_decoder():
-                head = ShardedModel(critic.head, mesh, set())
-                self._sharded[critic] = [own_actor, head]
-            else:
-                self._sharded[critic] = [ShardedModel(critic, mesh, still)]
-
-    @contextmanager
-    def gathered(self, models: Sequence[nn.Module | None], *, learns: bool) -> Iterator[None]:
-        """Has models whole within the block, see `sharding.gathered`; all ranks must enter it."""
-        if self.is_alone:
-            yield
-            return
-        sharded = [s for model in models if model is not None for s in self._sharded[model]]
-        with gathered(list(dict.fromkeys(sharded)), learns=learns):
-            yield
-
-    def rows(self, batch: TrainBatch) -> Tensor | None:
-        """Returns the rows (int64 [b], ascending) that this rank computes; None for all."""
-        return None if self.is_alone else balanced_rows(batch, self.size)[self.rank]
+            return list(zip(parts, learns, strict=True))
+        every: list[Any] = [None] * self.size
+        distributed.all_gather_object(every, list(learns))
+        of_any = [any(one) for one in zip_longest(*every)]
+        again = [parts[-1][:1]] * (len(of_any) - len(parts))
+        return list(zip([*parts, *again], of_any, strict=True))
 
     def add(self, tensor: Tensor) -> Tensor:
         """Returns the tensor, changed in place to all ranks' sum."""

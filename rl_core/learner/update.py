@@ -114,20 +114,13 @@ class Updater:
         def attempt(parts: list[Tensor]) -> dict[str, Tensor]:
             for optimizer in optimizers.values():
                 optimizer.offload()  # after an attempt that ran out of memory late
-            metrics = self.accumulate(names, mini, parts, kl_coef)
-            return metrics | (clipped() if self._ranks.is_alone else {})
+            metrics = self._ranks.add_shares(self.accumulate(names, mini, parts, kl_coef))
+            return metrics | {f"{name}/grad_norm": x.clip() for name, x in optimizers.items()}
 
-        def clipped() -> dict[str, Tensor]:
-            return {f"{name}/grad_norm": x.clip() for name, x in optimizers.items()}
-
-        models = [getattr(self._models, name) for name in names]
-        with self._ranks.gathered(models, learns=True):
-            teaches = self.teaches(names, mini)
-            metrics = self._microbatching.run(_phase(names), mini.batch, attempt, apart=~teaches)
-        # Not done again: weights move once. On one process all memory is there, see `clip`.
+        teaches = self.teaches(names, mini)
+        metrics = self._microbatching.run(_phase(names), mini.batch, attempt, apart=~teaches)
+        # Not done again: weights move once. All memory is there, see `clip`.
         with out_of_memory_as(_phase(names)):
-            if not self._ranks.is_alone:
-                metrics = self._ranks.add_shares(metrics) | clipped()
             for name, optimizer in optimizers.items():
                 optimizer.step(metrics[f"{name}/grad_norm"])
         return metrics
@@ -163,16 +156,18 @@ class Updater:
         backward = [bool(teaches[rows].any()) for rows in parts]
         # AdamW moves weights along a gradient of 0, too, but leaves alone those that have none.
         backward[0] |= not any(backward)
+        passes = self._ranks.same_passes(parts, backward)
 
-        def loss_and_metrics(item: tuple[Tensor, bool]) -> tuple[Tensor, dict[str, Tensor]]:
-            rows, has_gradient = item
+        def loss_and_metrics(number: int) -> tuple[Tensor, dict[str, Tensor]]:
+            rows, has_gradient = passes[number]
             with torch.set_grad_enabled(has_gradient):
                 objective = self._objective(names, mini, rows, denominators, kl_coef)
-            return objective.loss, {name: x.detach() for name, x in objective.metrics.items()}
+                loss = objective.loss * float(number < len(parts))
+            return loss, {name: x.detach() for name, x in objective.metrics.items()}
 
         computed = self._microbatching.threads.accumulate(
-            parameters, loss_and_metrics, zip(parts, backward, strict=True)
-        )
+            parameters, loss_and_metrics, range(len(passes))
+        )[: len(parts)]
         return {
             name: torch.stack([metrics[name] for metrics in computed]).sum() for name in computed[0]
         }

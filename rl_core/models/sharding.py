@@ -1,127 +1,112 @@
-"""A model cut into shards, one per learner rank, and gathered for a pass (FSDP2's storage).
+"""A model in shards, one per learner rank: torch's FSDP2, layer by layer.
 
 Each rank keeps its share of every weight, as a DTensor cut along the first dimension, and what
-belongs to it: gradient and AdamW's moments. For a pass the weights are gathered whole, block by
-block, and given back after it. FSDP's hooks would gather a block within forward and backward
-instead; here they never run, so no collective hides in a pass, and ranks may differ in all that
-they do between two of ours: in number and shape of micro-batches, in threads, in passes done again.
-It costs memory: during a pass, the whole weights and the whole gradient of what learns.
+belongs to it: gradient and AdamW's moments. FSDP's hooks gather a layer's weights for its part of a
+forward or backward pass, and add up its gradient at the end of the latter. So all ranks must do the
+same passes, in the same order: one that leaves a pass early leaves the others waiting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Partial, distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+if TYPE_CHECKING:
+    from rl_core.batch import TrainBatch
+    from rl_core.models.forward import ForwardPass, TokenOutputs
+    from rl_core.models.loading import Models
 
-class _Unit(nn.Module):
-    """Weights that are gathered by one collective; never called, see above."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
+Result = TypeVar("Result")
 
 
-class ShardedModel:
-    """A module whose weights lie on all ranks, a share each.
+class ShardedModel(nn.Module):
+    """Modules whose weights lie on all ranks, a share each, and the root of FSDP's hooks.
 
     Args:
-        module: whole, and the same on all ranks; its weights become DTensors in place.
+        modules: whole, and the same on all ranks; their weights become DTensors in place.
         mesh: the ranks.
         stay_whole: weights that are not cut: those beside adapters, which all models share.
-        offloads: the shards lie in the machine's memory, and are on the device while they are
-            gathered alone.
+        offloads: the shards lie in the machine's memory, and only what is gathered on the device.
     """
 
     def __init__(
         self,
-        module: nn.Module,
+        modules: Sequence[nn.Module],
         mesh: DeviceMesh,
         stay_whole: set[nn.Parameter],
         *,
         offloads: bool = False,
     ) -> None:
-        self.module = module
-        self._units: list[FSDPModule] = []
+        super().__init__()
+        self.parts = nn.ModuleList(modules)
         policy = OffloadPolicy()
         if offloads:
             policy = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
-        done = set(stay_whole)
-        blocks = [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]
-        for part in (*blocks, module):
-            if all(weight in done for weight in part.parameters()):
-                continue
-            unit = fully_shard(
-                _Unit(part), mesh=mesh, ignored_params=set(done), offload_policy=policy
-            )
-            done.update(part.parameters())  # those that this has put in place of the whole ones
-            self._units.append(unit)
+        blocks = [m for m in self.modules() if isinstance(m, GradientCheckpointingLayer)]
+        for part in (*blocks, self):
+            unit = fully_shard(part, mesh=mesh, ignored_params=stay_whole, offload_policy=policy)
+            # Shares of a loss are added up, where FSDP would take the ranks' mean.
+            unit.set_gradient_divide_factor(1.0)
+            unit.set_force_sum_reduction_for_comms(enable=True)
 
-    def gather(self) -> None:
-        """Has the module hold whole weights; a collective."""
-        for unit in self._units:
-            unit.unshard()
-
-    def give_back(self) -> None:
-        """Has the module hold its shards again; no collective."""
-        for unit in self._units:
-            unit.reshard()
+    def forward(self, run: Callable[[], Result]) -> Result:
+        """Returns `run()`, a pass of the modules: weights outside of layers are whole in it."""
+        return run()
 
 
-@contextmanager
-def gathered(models: Sequence[ShardedModel], *, learns: bool) -> Iterator[None]:
-    """Has the models whole within the block, which all ranks must enter.
+def shard(models: Models, device: torch.device, *, offloads: bool) -> dict[nn.Module, ShardedModel]:
+    """Leaves each rank its share of all weights, and returns who computes with which of them.
+
+    Beside adapters the weights that stand still stay whole: all models share them, and a reference
+    is the actor without adapters.
 
     Args:
-        models: none shares a weight that is cut with another.
-        learns: at the end of the block, all ranks' gradients are added up, and each keeps its share
-            as the gradient of its shards. Not if the block raises: then nothing is sent.
+        models: whole, the same on all ranks, and without optimizers yet.
+        device: of all models.
+        offloads: the reference's shares lie in the machine's memory.
     """
-    shards = [weight for model in models for weight in _learning(model)]
-    try:
-        for model in models:
-            model.gather()
-        yield
-        if learns:
-            add_gradients(shards, [weight for model in models for weight in _learning(model)])
-    finally:
-        for model in models:
-            model.give_back()
+    mesh = _mesh_of_all(device.type)
+    actor, reference, critic = models.actor, models.reference, models.critic
+    still = {weight for weight in actor.parameters() if not weight.requires_grad}
+    on_trunk = [critic.head] if critic and critic.backbone is actor.get_decoder() else []
+    root = ShardedModel([actor, *on_trunk], mesh, still)
+    roots: dict[nn.Module, ShardedModel] = {actor: root}
+    if reference is not None and not still:
+        roots[reference] = ShardedModel([reference], mesh, set(), offloads=offloads)
+    if critic is not None:
+        roots[critic] = root if on_trunk else ShardedModel([critic], mesh, still)
+    return roots
 
 
-def _learning(model: ShardedModel) -> list[nn.Parameter]:
-    return [weight for weight in model.module.parameters() if weight.requires_grad]
+def sharded_pass(
+    roots: Mapping[nn.Module, ShardedModel],
+    forward: ForwardPass,
+    batch: TrainBatch,
+    **models: Any,
+) -> TokenOutputs:
+    """Returns `forward(batch, **models)`, computed by all ranks with weights of `shard`."""
+    root = next((root for model, root in roots.items() if model in models.values()), None)
+    if root is None:
+        return forward(batch, **models)
+    outputs: TokenOutputs = root(partial(forward, batch, **models))
+    if not torch.is_grad_enabled():
+        # FSDP would keep the root's weights, and a list of all passes until one has a backward.
+        cast("FSDPModule", root).reset_iter_state()
+    return outputs
 
 
-def add_gradients(shards: Sequence[nn.Parameter], whole: Sequence[nn.Parameter]) -> None:
-    """Sets each shard's gradient to its share of all ranks' sum, and clears the whole ones.
-
-    A weight that no rank has a gradient of has none afterwards either.
-
-    Args:
-        shards: DTensors.
-        whole: the same weights in the same order, gathered.
-    """
-    has_one, device = [weight.grad is not None for weight in whole], whole[0].device
-    exists = torch.tensor(has_one, dtype=torch.float32, device=device)
-    mesh = shards[0].device_mesh  # type: ignore[attr-defined]  # a parameter that is a DTensor
-    distributed.all_reduce(exists, group=mesh.get_group())
-    for shard, weight, is_wanted in zip(shards, whole, exists.tolist(), strict=True):
-        if not is_wanted:
-            continue
-        own = torch.zeros_like(weight) if weight.grad is None else weight.grad
-        weight.grad = None
-        parts = DTensor.from_local(own, mesh, [Partial("sum")], run_check=False)
-        shard.grad = parts.redistribute(placements=_placements(shard))
+def is_sharded(model: nn.Module) -> bool:
+    """Whether FSDP's hooks run in the model's layers."""
+    return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:

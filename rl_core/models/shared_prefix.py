@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rl_core.batch import TrainBatch
 from rl_core.models.packing import packed_states, takes_packed_rows
 from rl_core.models.select_rows import select_rows
+from rl_core.models.sharding import is_sharded
 
 _PADDING: Final = 0.1
 """Of rows without a shared prompt: to gather rows for attention costs something, too."""
@@ -23,14 +24,22 @@ def can_share_prompts(backbone: Any) -> bool:
     """Returns whether a group's prompt is read once for all its responses.
 
     Not where layers see a window of positions or carry a state, for which padded prompts would be
-    wrong; nor where they forget their keys to compute them again (gradient checkpointing), unless
-    they take packed rows.
+    wrong; nor where they must be read at once, see `_reads_once`, unless they take packed rows.
     """
     config = backbone.config.get_text_config()
     layer_types = getattr(config, "layer_types", None) or ["full_attention"]
     has_window = getattr(config, "sliding_window", None) is not None
     is_plain = set(layer_types) == {"full_attention"} and not has_window
-    return is_plain and (not backbone.is_gradient_checkpointing or takes_packed_rows(backbone))
+    return is_plain and (not _reads_once(backbone) or takes_packed_rows(backbone))
+
+
+def _reads_once(backbone: Any) -> bool:
+    """Whether a micro-batch is one pass through the layers.
+
+    Those that are checkpointed forget their keys to compute them again; those that are sharded
+    wait for other ranks, whose passes must be as many whatever their rows share.
+    """
+    return backbone.is_gradient_checkpointing or is_sharded(backbone)
 
 
 def response_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
@@ -54,11 +63,11 @@ def response_states(backbone: nn.Module, batch: TrainBatch) -> Tensor:
 
 
 def _packs(backbone: Any, batch: TrainBatch, *, is_shared: bool) -> bool:
-    """Returns whether rows are packed: where layers forget, or a mask or padding would cost."""
+    """Returns whether rows are packed: read once, or where a mask or padding would cost."""
     if not (takes_packed_rows(backbone) and can_share_prompts(backbone)):
         return False
     if is_shared:
-        return backbone.is_gradient_checkpointing or _on_card(batch)
+        return _reads_once(backbone) or _on_card(batch)
     return _on_card(batch) and _padding(batch) > _PADDING
 
 

@@ -160,9 +160,10 @@ def _engines(config: RunConfig, shape: ModelShape | None) -> list[int]:
 
 
 def _threads(config: RunConfig, shape: ModelShape | None) -> list[int]:
-    """On a CPU each thread has a micro-batch of its own, and its gradients."""
+    """On a CPU each thread of one process has a micro-batch of its own, and its gradients."""
     resources = config.resources
-    return [] if resources.learner_gpus else _halves(resources.learner_threads, 1)
+    side_by_side = not resources.learner_gpus and resources.learner_ranks == 1
+    return _halves(resources.learner_threads, 1) if side_by_side else []
 
 
 def _more_ranks(config: RunConfig, shape: ModelShape | None) -> list[int]:
@@ -278,8 +279,14 @@ _CACHE: Final = (
         frees="engine",
     ),
 )
-_PASS: Final[Ladder] = ((_THREADS,), (SLEEP,), (_SNAPSHOT,), _CACHE, (OFFLOAD,))
-_UPDATE: Final[Ladder] = ((CHECKPOINTING,), *_PASS)
+_SMALLER: Final = Lever(  # one process takes smaller ones within the attempt
+    "actor.micro_batch_tokens",
+    lambda c, _: _micro_batches(c) if c.resources.learner_ranks > 1 else [],
+    "more passes",
+    frees="learner",
+)
+_PASS: Final[Ladder] = ((_SMALLER,), (_THREADS,), (SLEEP,), (_SNAPSHOT,), _CACHE, (OFFLOAD,))
+_UPDATE: Final[Ladder] = ((_SMALLER,), (CHECKPOINTING,), *_PASS[1:])
 _GENERATE: Final[Ladder] = (_CACHE, (_ENGINES,), (OFFLOAD,))
 HELPS: Final[Mapping[str, tuple[Owner, Ladder]]] = {
     "load_learner": ("learner", (_CACHE,)),

@@ -278,7 +278,7 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     resident = resting_learner(shape, config).parts
     reference = _offloaded_reference(models, config)
     on_gpu, ranks = config.resources.learner_gpus > 0, config.resources.learner_ranks
-    threads = 1 if on_gpu else config.resources.learner_threads
+    threads = 1 if on_gpu or ranks > 1 else config.resources.learner_threads
     tokens, checkpoints = micro_batch_tokens(config), config.model.gradient_checkpointing
     kept = shape.activation_bytes(tokens, dtype=config.model.dtype, checkpointed=checkpoints)
     kept += _packed_attention_bytes(shape, config)
@@ -294,8 +294,9 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
         passing += compute_width(config) * shape.hidden_size * shape.intermediate_size
 
     def update(phase: str, num_parameters: int, logits: int) -> PhaseMemory:
+        share = math.ceil(num_parameters / ranks)
         parts = {
-            "gradients": _FLOAT32 * num_parameters,  # one of all threads, see `accumulate`
+            "gradients": _FLOAT32 * share,  # one of all threads, see `accumulate`
             "activations": threads * (kept + passing),
             "logits": threads * logits,
         }
@@ -304,13 +305,9 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
             head = threads * _FLOAT32 * shape.vocab_size * shape.hidden_size
             at_end = (adds + shape.tied) * head - parts["activations"] - parts["logits"]
             parts["embedding"] = max(adds * head, at_end)
-        share = math.ceil(num_parameters / ranks)
-        moments = {
-            "gradients": parts["gradients"] if ranks == 1 else _FLOAT32 * share,
-            "optimizer": moment_bytes(share, config),
-        }
+        moments = {"gradients": parts["gradients"], "optimizer": moment_bytes(share, config)}
         if ranks > 1:
-            parts["gathered"] = _FLOAT32 * num_parameters
+            parts["gathered"] = _gathered_bytes(shape, config, num_parameters, learns=True)
         if _offloads(config) and sum(moments.values()) > sum(parts.values()):
             parts = moments  # they come when the activations, and what was gathered, have gone
         return PhaseMemory(phase, "learner", {**resident, **parts})
@@ -324,7 +321,7 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     }
     if ranks > 1:
         largest = max(models.actor, models.critic, 0 if rank else models.frozen)
-        forward["gathered"] = _FLOAT32 * largest
+        forward["gathered"] = _gathered_bytes(shape, config, largest, learns=False)
     phases = [PhaseMemory("log_probs", "learner", {**resident, **forward})]
     shares_trunk = config.critic.share_trunk
     if models.critic and not shares_trunk:
@@ -334,6 +331,22 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     return phases
 
 
+def _gathered_bytes(
+    shape: ModelShape, config: RunConfig, num_parameters: int, *, learns: bool
+) -> int:
+    """Returns what FSDP holds whole of a model that is cut: what is outside of layers, and some.
+
+    Of layers the one that computes and the next, and the buffers that they travel in; backwards
+    also the gradient of one, and that in its buffer.
+    """
+    rank = config.model.lora_rank
+    of_layers = shape.num_adapter_parameters(rank)
+    if not rank:
+        of_layers = shape.num_layers * shape.num_layer_parameters
+    layer = of_layers // shape.num_layers
+    return _FLOAT32 * (num_parameters - of_layers + (5 if learns else 3) * layer)
+
+
 def _packed_attention_bytes(shape: ModelShape, config: RunConfig) -> int:
     """Returns what attention keeps of a shared prompt that each row of its group reads again.
 
@@ -341,7 +354,8 @@ def _packed_attention_bytes(shape: ModelShape, config: RunConfig) -> int:
     each layer, or of one if layers are checkpointed. No attention of ours has a mask [rows, rows].
     """
     checkpointed, size = config.model.gradient_checkpointing, config.algorithm.group_size
-    if not (checkpointed or config.resources.learner_gpus > 0):
+    on_ranks = config.resources.learner_ranks > 1
+    if not (checkpointed or on_ranks or config.resources.learner_gpus > 0):
         return 0
     prompt, response = config.data.max_prompt_length, config.data.max_response_length
     rows = micro_batch_tokens(config) * size * (prompt + response) / (prompt + size * response)

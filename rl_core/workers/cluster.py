@@ -178,8 +178,9 @@ class Workers:
         resources, place = self._config.resources, self._room.options(name)
         on_gpu, threads = place["num_gpus"] > 0, resources.rollout_threads
         if actor is LearnerActor:
-            # On a CPU its threads are its own, a micro-batch each: torch gets one of them.
-            threads = resources.learner_threads if on_gpu else 1
+            # On a CPU the threads of one process are its own, a micro-batch each.
+            of_torch = on_gpu or resources.learner_ranks > 1
+            threads = resources.learner_threads if of_torch else 1
         environment = process_environment(
             num_threads=threads,
             on_gpu=on_gpu,

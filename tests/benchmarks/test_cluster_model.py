@@ -38,11 +38,13 @@ TINY = ModelShape(
 )  # fmt: skip
 ACTOR = 10 * 4 + 2 * (4 * (4 + 2 * 2 + 4) + (4 + 2 * 2) + 3 * 4 * 8 + 2 * 4) + 4
 CRITIC = ACTOR + 4 + 1
+LAYERS = ACTOR - 10 * 4 - 4
+"""Of an actor or a critic: gathered once more, for the backward pass."""
 ADAPTERS = 2 * 3 * (2 * (4 + 4) + 2 * (4 + 2) + 3 * (4 + 8))
 """Of rank 3."""
 
 
-def traffic(**sections: dict[str, Any]) -> Any:
+def traffic(*, fills: float = 1.0, **sections: dict[str, Any]) -> Any:
     settings = {
         "data": {"train_batch_size": 8},
         "actor": {"mini_batch_size": 4, "ppo_epochs": 3},
@@ -50,18 +52,24 @@ def traffic(**sections: dict[str, Any]) -> Any:
     }
     names = settings.keys() | sections.keys()
     merged = {name: settings.get(name, {}) | sections.get(name, {}) for name in names}
-    return model.rank_traffic(TINY, RunConfig.model_validate(merged), longest=5)
+    return model.rank_traffic(TINY, RunConfig.model_validate(merged), 5, fills)
 
 
-def test_ppo_gathers_for_each_pass_and_scatters_after_each_update():
+def test_ppo_gathers_for_each_pass_and_scatters_after_each_backward():
     """Old log-probs, reference, values; then 3 epochs of 2 updates of actor and critic."""
     ours = traffic()
     updated = 6 * (ACTOR + CRITIC)
-    assert ours.gathered[0] == 4 * (ACTOR + ACTOR + CRITIC + updated)
+    assert ours.gathered[0] == 4 * (ACTOR + ACTOR + CRITIC + updated + 6 * 2 * LAYERS)
     assert ours.scattered[0] == 4 * updated
     assert ours.summed[0] == 3 * 4 * 8 * 5
     assert ours.handed[0] == 4 * ACTOR
-    assert ours.gathered[1] == (3 + 6 * 2) * 3  # of each model, two layers and the rest
+    # Of each model, two layers and the rest; backwards two layers.
+    assert ours.gathered[1] == 3 * 3 + 6 * 2 * (3 + 2)
+    # Each of two mini-batches in two parts, the whole batch in three.
+    more = traffic(fills=2.5)
+    assert more.scattered[0] == 2 * ours.scattered[0]
+    passes = 3 * (ACTOR + ACTOR + CRITIC) + 2 * (updated + 6 * 2 * LAYERS)
+    assert more.gathered[0] == 4 * passes
 
 
 def test_what_is_not_computed_is_not_gathered():
@@ -69,16 +77,17 @@ def test_what_is_not_computed_is_not_gathered():
     one_update = {"mini_batch_size": 8, "ppo_epochs": 1}
     ours = traffic(algorithm=group, actor=one_update)
     # The only update's own pass has the old log-probs, which are added up once.
-    assert ours.gathered[0] == ours.scattered[0] == 4 * ACTOR
+    assert ours.gathered[0] == 4 * (ACTOR + LAYERS)
+    assert ours.scattered[0] == 4 * ACTOR
     assert ours.summed[0] == 4 * 16 * 5
     shared = traffic(critic={"share_trunk": True})
     updated = 6 * (ACTOR + 4 + 1)
-    assert shared.gathered[0] == 4 * (ACTOR + 4 + 1 + ACTOR + updated)
+    assert shared.gathered[0] == 4 * (ACTOR + 4 + 1 + ACTOR + updated + 6 * LAYERS)
 
 
 def test_beside_adapters_they_alone_are_sent():
     ours = traffic(model={"lora_rank": 3}, algorithm={"estimator": "reinforce_plus_plus"})
-    assert ours.gathered[0] == 4 * (ADAPTERS + 6 * ADAPTERS)
+    assert ours.gathered[0] == 4 * (ADAPTERS + 6 * 2 * ADAPTERS)
     assert ours.scattered[0] == 4 * 6 * ADAPTERS
     assert ours.handed[0] == 4 * 2 * TINY.num_layer_parameters  # once they are multiplied out
     assert ours.summed[0] == 2 * 4 * 8 * 5  # old log-probs and the reference's

@@ -74,21 +74,24 @@ def test_the_optimizer_holds_what_learns_and_weights_are_held_once(sections, lea
     assert first.parts["optimizer"] == 8 * learning
 
 
-def test_ranks_divide_what_rests_and_gather_what_computes():
+def test_ranks_divide_what_rests_and_gather_the_layers_that_compute():
     """Of 2 ranks; the reference is cut as well, and beside adapters nothing that stands still."""
     learning = 2 * ALL + HEAD
     config = RunConfig.model_validate({"resources": {"learner_ranks": 2}})
-    first, critic, actor, _ = memory_plan(ModelShape.from_config(QWEN_05B), config)
+    shape = ModelShape.from_config(QWEN_05B)
+    first, critic, actor, _ = memory_plan(shape, config)
     half = math.ceil(learning / 2)
     assert first.parts["weights"] == 4 * (half + ALL // 2)
     assert first.parts["optimizer"] == 8 * half
-    assert actor.parts["gathered"] == 4 * ALL
-    assert first.parts["gathered"] == critic.parts["gathered"] == 4 * (ALL + HEAD)
-    assert actor.parts["gradients"] == 4 * ALL
+    # Of 24 layers 5 with a gradient, else 3, and all that is outside of them.
+    assert actor.parts["gathered"] == 4 * (ALL - 19 * shape.num_layer_parameters)
+    assert critic.parts["gathered"] == actor.parts["gathered"] + 4 * HEAD
+    assert first.parts["gathered"] == 4 * (ALL + HEAD - 21 * shape.num_layer_parameters)
+    assert actor.parts["gradients"] == 2 * ALL
     sections = {"resources": {"learner_ranks": 2}, "model": {"lora_rank": 8}}
-    first = memory_plan(ModelShape.from_config(QWEN_05B), RunConfig.model_validate(sections))[0]
+    first = memory_plan(shape, RunConfig.model_validate(sections))[0]
     assert first.parts["weights"] == 4 * (math.ceil((2 * ADAPTERS + HEAD) / 2) + ALL)
-    assert first.parts["gathered"] == 4 * (ADAPTERS + HEAD)
+    assert first.parts["gathered"] == 4 * (3 * ADAPTERS // 24 + HEAD)
 
 
 @pytest.mark.parametrize(
@@ -283,6 +286,7 @@ def test_each_ranks_peaks_are_within_a_tenth_of_the_plan(tmp_path):
 
 
 BYTES_05B = 4 * ALL
+BYTES_LAYER = 4 * ModelShape.from_config(QWEN_05B).num_layer_parameters
 FEW_TOKENS: dict[str, Any] = {
     "data": {"max_prompt_length": 8, "max_response_length": 8},
     "actor": {"micro_batch_tokens": 16},
@@ -310,16 +314,17 @@ def test_what_is_offloaded_is_planned_only_where_it_is_used():
 
 
 def test_each_rank_offloads_its_share():
-    """A reference that is gathered comes from the machine's memory, so it is there once, whole."""
+    """A reference that is gathered comes from the machine's memory, layer by layer."""
     there, away = (offload_plan(offload, num_ranks=4) for offload in (False, True))
     assert there["rest"].total_bytes == BYTES_05B  # a fourth each: actor, reference, two moments
     assert away["rest"].total_bytes == BYTES_05B / 4
-    for phase in ("log_probs", "update_actor"):
-        assert away[phase].parts["gathered"] == BYTES_05B
+    layer = BYTES_LAYER
+    for phase, gathered in (("log_probs", 21 * layer), ("update_actor", 19 * layer)):
+        assert away[phase].parts["gathered"] == BYTES_05B - gathered
         assert there[phase].total_bytes - away[phase].total_bytes == 3 * BYTES_05B / 4
-    # A fourth of the moments needs less than the whole weights and gradient before.
+    # A fourth of the moments needs less than the embeddings and their gradient before.
     short = offload_plan(True, num_ranks=4, **FEW_TOKENS)["update_actor"]
-    assert short.parts["gathered"] + short.parts["gradients"] == 2 * BYTES_05B
+    assert short.parts["gradients"] == BYTES_05B / 4
     assert "optimizer" not in short.parts
 
 

@@ -127,7 +127,8 @@ def test_cards_of_their_own_lend_each_other_nothing():
     assert climb(apart, "update_actor") == [saved, "resources.offload=true"]
     assert climb(apart, "ref") == ["resources.offload=true"]
     ranks = config(resources={"learner_gpus": 1, "rollout_gpus": 1, "learner_ranks": 2})
-    assert climb(ranks, "ref") == ["resources.offload=true"]
+    halves = [f"actor.micro_batch_tokens={n}" for n in (8_192, 4_096, 2_048, 1_280)]
+    assert climb(ranks, "ref") == [*halves, "resources.offload=true"]
     shares = [f"rollout.gpu_memory_utilization={share}" for share in (0.2, 0.1)]
     assert climb(apart, "gen") == shares
 
