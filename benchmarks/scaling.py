@@ -124,7 +124,9 @@ def _ranks(folder: Path, sizes: Sequence[int], steps: int) -> None:
             cpu_s, sent = _on_ranks(folder, config, steps)
             rate = num_prompts / cpu_s
             base = base or rate
-            counted = size * rank_traffic(shape, config, _RESPONSE).bytes_sent(size)
+            tokens = num_prompts * (_PROMPT + _RESPONSE) / size
+            fills = max(tokens / config.actor.micro_batch_tokens, 1.0)
+            counted = size * rank_traffic(shape, config, _RESPONSE, fills).bytes_sent(size)
             share = f"{sent / counted:.2f}" if sent is not None and counted else ""
             megabytes = "" if sent is None else f"{sent / 1e6:.1f}"
             print(
