@@ -9,6 +9,8 @@ from flows.settings.compose import PresetName, SettingsError, compose, own_setti
 from rl_core.config.run import GROUP_ESTIMATORS, RunConfig
 from rl_core.envs.countdown import CountdownConfig
 from rl_core.envs.gsm8k import Gsm8kConfig
+from rl_core.resources.memory_need import machine_need
+from rl_core.resources.memory_plan import ModelShape
 from rl_core.runs.settings_file import settings_as_yaml
 
 PRESETS = get_args(PresetName)
@@ -66,6 +68,12 @@ def test_quickstart_is_the_default_and_is_small():
     assert (config.data.train_size, config.data.test_size) == (11_000, 512)
     assert config.model.path is None
     assert config.rollout.engine == "vllm"
+
+
+def test_the_preset_of_a_laptop_is_planned_for_8_gb(smollm2: Path):
+    """Measured: three seeds within 8,000,000,000 bytes (benchmarks/README.md)."""
+    need = machine_need(ModelShape.from_folder(smollm2), compose(["preset=smollm2-laptop"]))
+    assert need.total_gib * 2**30 < 8e9
 
 
 def test_an_override_wins_over_the_preset():
