@@ -1,6 +1,6 @@
 """Makes the pictures of README and docs: Prefect's pages of a quickstart run that had no memory.
 
-python -m tests.support.pictures      (a quarter of an hour on two cores)
+python -m tests.support.pictures      (five minutes on two cores)
 """
 
 from __future__ import annotations
