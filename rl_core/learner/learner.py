@@ -67,7 +67,10 @@ class Learner:
         torch.manual_seed(config.seed)
         self.config = config
         self.device = torch.device("cuda" if config.resources.learner_gpus else "cpu")
-        self.models = load_models(config, model_path, resume_from, self.device)
+        # Ranks take a layer at a time to their card, which need not hold a whole model.
+        in_memory = not ranks.is_alone and not config.model.load_in_4bit
+        first = torch.device("cpu") if in_memory else self.device
+        self.models = load_models(config, model_path, resume_from, first)
         offload_to = offload_device(config, self.device)
         forward: ForwardPass = partial(
             forward_pass,

@@ -28,7 +28,8 @@ class FastLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns x W' + b, [..., out], of x [..., in]."""
-        if x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
+        on_cpu = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+        if x.dtype != torch.float32 or not on_cpu:
             return super().forward(x)
         return linear(x.reshape(-1, x.shape[-1]), self.weight, self.bias).view(*x.shape[:-1], -1)
 

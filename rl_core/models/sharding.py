@@ -70,18 +70,23 @@ def shard(models: Models, device: torch.device, *, offloads: bool) -> dict[nn.Mo
     is the actor without adapters.
 
     Args:
-        models: whole, the same on all ranks, and without optimizers yet.
+        models: whole, the same on all ranks, and without optimizers yet; on the device, or on the
+            CPU: then what is cut goes to the device a layer at a time.
         device: of all models.
         offloads: the reference's shares lie in the machine's memory.
     """
     mesh = _mesh_of_all(device.type)
     actor, reference, critic = models.actor, models.reference, models.critic
     still = {weight for weight in actor.parameters() if not weight.requires_grad}
+    for weight in still:
+        weight.data = weight.data.to(device)
     on_trunk = [critic.head] if critic and critic.backbone is actor.get_decoder() else []
     root = ShardedModel([actor, *on_trunk], mesh, still)
     roots: dict[nn.Module, ShardedModel] = {actor: root}
     if reference is not None and not still:
         roots[reference] = ShardedModel([reference], mesh, set(), offloads=offloads)
+    elif reference is not None:
+        reference.to(device)
     if critic is not None:
         roots[critic] = root if on_trunk else ShardedModel([critic], mesh, still)
     return roots
