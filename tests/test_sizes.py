@@ -15,7 +15,7 @@ LINES = {
     "rl_core/data": (1_840, 1_400),
     "rl_core/envs": (4_070, 3_000),
     "rl_core/learner": (2_270, 1_900),
-    "rl_core/models": (1_440, 1_650),
+    "rl_core/models": (1_450, 1_650),
     "rl_core/resources": (2_140, 1_850),
     "rl_core/rollout": (1_670, 1_600),
     "rl_core/runs": (1_080, 950),
@@ -24,11 +24,11 @@ LINES = {
     "rl_core/system": (2_060, 1_300),
     "rl_core/tracking": (1_510, 1_300),
     "rl_core/workers": (1_860, 1_450),
-    "rl_core": (27_670, 23_500),
+    "rl_core": (27_680, 23_500),
     "tasks/importers": (1_450, 1_000),
     "tasks": (9_820, 8_350),
     "flows": (5_190, 3_500),
-    "tests": (44_590, 36_000),
+    "tests": (44_610, 36_000),
 }
 
 

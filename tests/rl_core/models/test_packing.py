@@ -52,6 +52,22 @@ def batches(draw: st.DrawFn, make_rollout: Callable[..., Any]) -> TrainBatch:
     return collate(draw(st.permutations(rollouts)), pad_id=draw(tokens))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_on_a_cpu_is_float32_under_autocast(dtype: torch.dtype, masked: bool):
+    """bfloat16's would differ by a hundredth; and takes longer."""
+    query, key, value = (torch.randn(1, 2, 5, 4).to(dtype) for _ in range(3))
+    mask = torch.zeros(1, 1, 5, 5, dtype=dtype).masked_fill(torch.eye(5).bool(), -1e9)
+    layer = torch.nn.Module()
+    layer.is_causal = not masked
+    with torch.autocast("cpu", torch.bfloat16):
+        read, _ = packing.attention(layer, query, key, value, mask if masked else None)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query.float(), key.float(), value.float(), mask.float() if masked else None, 0.0, not masked
+    )
+    assert read.equal(expected.transpose(1, 2))
+
+
 def states_by_row(backbone: Any, batch: TrainBatch) -> Tensor:
     """The states before the response tokens, each row computed alone, without padding."""
     states = []
