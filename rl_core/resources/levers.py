@@ -160,7 +160,7 @@ def _engines(config: RunConfig, shape: ModelShape | None) -> list[int]:
 
 
 def _threads(config: RunConfig, shape: ModelShape | None) -> list[int]:
-    """On a CPU each thread of one process has a micro-batch of its own, and its gradients."""
+    """On a CPU each thread of one process has the activations of a micro-batch of its own."""
     resources = config.resources
     side_by_side = not resources.learner_gpus and resources.learner_ranks == 1
     return _halves(resources.learner_threads, 1) if side_by_side else []
