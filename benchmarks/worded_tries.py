@@ -3,37 +3,46 @@
     .venv/bin/python benchmarks/worded_tries.py RUN_FOLDER STEPS_PER_ROW
 
 Reads the rollouts of a run that was fine-tuned on `sft.data=traces` of Countdown. Prints per row of
-steps and verdict ("That is 44", "Not 44") how many tries there are, and which share uses the
-puzzle's own numbers, has true results, and does both.
+steps and verdict ("yes", "no") how many tries there are, and which share uses the puzzle's own
+numbers, has true results, does both, and makes the target by what it says.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections import Counter
+from contextlib import suppress
+from fractions import Fraction
 from pathlib import Path
 
 import polars as pl
 
 from rl_core.envs.countdown.scoring import evaluate
 
-TRY = re.compile(r"\nTry (?P<text>[^:]+): (?P<steps>.+)\. (?P<verdict>Not|That is) \d+\.")
-NUMBERS = re.compile(r"numbers \[([\d, ]+)\]")
+TRY = re.compile(r"\n(?P<steps>[^\s=]+=.+) (?P<verdict>no|yes)(?=\n)")
+STEP = re.compile(r"(\d+|\(\d+/\d+\))[-+*/](\d+|\(\d+/\d+\))=(\d+(?:/\d+)?)")
+NAMES = ("own", "true", "both", "makes")
+PUZZLE = re.compile(r"numbers \[([\d, ]+)\].* equals (\d+)")
 
 
-def sorted_numbers(text: str) -> list[int]:
-    """Returns all numbers of a text."""
-    return sorted(map(int, re.findall(r"\d+", text)))
-
-
-def are_true(steps: str) -> bool:
-    """Whether each result follows: `44 + 19 = 63, 63 + 35 = 98`."""
-    try:
-        sides = [map(evaluate, map(str.strip, step.split(" = "))) for step in steps.split(", ")]
-        return all(left == right for left, right in sides)
-    except (ValueError, ZeroDivisionError):
-        return False
+def read_try(steps: str, own: list[int], target: int) -> dict[str, bool]:
+    """Says of `44+19=63, 63+35=98` whether it takes each number once, is true, and makes 98."""
+    read = [STEP.fullmatch(step) for step in steps.split(", ")]
+    if not all(read):
+        return {}
+    left, is_own, is_true, value = Counter(map(Fraction, own)), True, True, Fraction(0)
+    for step in read:
+        assert step is not None
+        left.subtract(evaluate(operand) for operand in step.groups()[:2])
+        is_own = is_own and min(left.values()) >= 0
+        value = evaluate(step[3])
+        left[value] += 1
+        with suppress(ZeroDivisionError):
+            is_true = is_true and evaluate(step[0].split("=")[0]) == value
+    is_own = is_own and left.total() == 1
+    return {"own": is_own, "true": is_true, "both": is_own and is_true, "makes": value == target}
 
 
 def main() -> None:
@@ -42,20 +51,20 @@ def main() -> None:
     counts: Counter[tuple[int, str, str]] = Counter()
     for file in sorted((folder / "rollouts").glob("*.parquet")):
         for row in pl.read_parquet(file, columns=["step", "prompt", "response"]).to_dicts():
-            asked = NUMBERS.search(row["prompt"])
+            asked = PUZZLE.search(row["prompt"])
             assert asked is not None, "a prompt of Countdown"
-            own, first = sorted_numbers(asked[1]), (row["step"] - 1) // per_row * per_row + 1
+            own, target = json.loads(f"[{asked[1]}]"), int(asked[2])
+            first = (row["step"] - 1) // per_row * per_row + 1
             for tried in TRY.finditer(row["response"]):
-                is_own = sorted_numbers(tried["text"]) == own
-                is_true = are_true(tried["steps"])
-                key, both = (first, tried["verdict"]), is_own and is_true
-                found = {"tries": True, "own": is_own, "true": is_true, "both": both}
-                counts.update((*key, name) for name, holds in found.items() if holds)
-    print("| from step | says | tries | own numbers | true results | both |")
-    print("|---|---|---|---|---|---|")
+                found = {"tries": True} | read_try(tried["steps"], own, target)
+                counts.update(
+                    (first, tried["verdict"], name) for name, holds in found.items() if holds
+                )
+    print("| from step | says | tries | own numbers | true results | both | makes the target |")
+    print("|---|---|---|---|---|---|---|")
     for first, verdict in sorted({key[:2] for key in counts}):
         tries = counts[first, verdict, "tries"]
-        shares = [f"{counts[first, verdict, it] / tries:.2f}" for it in ("own", "true", "both")]
+        shares = [f"{counts[first, verdict, it] / tries:.2f}" for it in NAMES]
         print(f"| {first} | {verdict} | {tries} | {' | '.join(shares)} |")
 
 

@@ -19,16 +19,17 @@ Of four numbers each need is a target for the other three, and both are searched
 After a "no" a trace may give up and answer `(5+3)+9`, which is known to be wrong by then.
 If there is a calculator, it is asked for each value, ` <calc>5+3</calc>8 no` for ` +8 no`.
 
-`write_worded_trace` is for models that read English (`sft.data=traces`). It writes expressions,
-works each out step by step, says whether it makes the target, and goes on until one does:
+`write_worded_trace` is for pretrained models (`sft.data=traces`). A line is a try: its operations
+with their results, and whether the last of them is the target. 20 tokens of SmolLM2, which spells
+numbers by digits:
 
-    Try (44 - 19) + 35: 44 - 19 = 25, 25 + 35 = 60. Not 98.
-    Try (44 + 19) + 35: 44 + 19 = 63, 63 + 35 = 98. That is 98.
+    44-19=25, 25+35=60 no
+    44+19=63, 63+35=98 yes
 
-Wrong tries are the nearest of a few drawn by chance; how many there are is geometric. A small model
-learns above all that every fourth try is right, and makes it so by sums that are false. With a
-probability of giving up, all tries are drawn blindly, and a search ends at the first that is right,
-or gives up and answers a wrong one.
+The answer, `(44+19)+35`, is put together from the last line. Wrong tries are the nearest of a few
+drawn by chance; how many there are is geometric. A small model learns above all that every fourth
+try is right, and makes it so by sums that are false. With a probability of giving up, all tries are
+drawn blindly, and a search ends at the first that is right, or gives up and answers a wrong one.
 """
 
 from __future__ import annotations
@@ -291,36 +292,35 @@ def write_worded_trace(
     `give_up_prob` is the chance of giving up after each wrong try of a blind search; with 0 the
     search is not blind and ends with `solution`.
     """
-    tried, hit = list[str](), solution
+    wrong, hit = dict[str, str](), solution.replace(" ", "")
     if give_up_prob:
-        tried, hit = _blind_search(numbers, target, give_up_prob, rng)
+        wrong, hit = _blind_search(numbers, target, give_up_prob, rng)
     else:
-        while len(tried) < _MOST_WRONG_TRIES and rng.random() < _MORE_TRIES_PROB:
-            wrong = _near_miss(numbers, target, rng)
-            if wrong is not None and wrong not in tried:
-                tried.append(wrong)
-    lines = [f"\nTry {expression}: {_steps(expression)}. Not {target}." for expression in tried]
+        while len(wrong) < _MOST_WRONG_TRIES and rng.random() < _MORE_TRIES_PROB:
+            near = _near_miss(numbers, target, rng)
+            if near is not None:
+                wrong.setdefault(_steps(near), near)
+    lines = [f"\n{steps} no" for steps in wrong]
     if hit:
-        lines.append(f"\nTry {hit}: {_steps(hit)}. That is {target}.")
-    return f"{''.join(lines)}\n</think>\n<answer>{hit or tried[-1]}</answer>"
+        lines.append(f"\n{_steps(hit)} yes")
+    return f"{''.join(lines)}\n</think>\n<answer>{hit or list(wrong.values())[-1]}</answer>"
 
 
 def _blind_search(
     numbers: Sequence[int], target: int, give_up_prob: float, rng: random.Random
-) -> tuple[list[str], str]:
-    """Returns wrong tries, and what was right; empty if it gave up."""
-    tried: list[str] = []
+) -> tuple[dict[str, str], str]:
+    """Returns wrong tries, steps and expression, and what was right; empty if it gave up."""
+    wrong: dict[str, str] = {}
     while True:
         for _ in range(_BLIND_DRAWS):  # one that is absurdly large can be seen to be
             text, value = _random_expression(numbers, rng)
             if value <= 2 * target:
                 break
         if value == target:
-            return tried, text
-        if text not in tried:
-            tried.append(text)
-        if rng.random() < give_up_prob or len(tried) == _MOST_WRONG_TRIES:
-            return tried, ""
+            return wrong, text
+        wrong.setdefault(_steps(text), text)
+        if rng.random() < give_up_prob or len(wrong) == _MOST_WRONG_TRIES:
+            return wrong, ""
 
 
 def _near_miss(numbers: Sequence[int], target: int, rng: random.Random) -> str | None:
@@ -341,20 +341,20 @@ def _random_expression(numbers: Sequence[int], rng: random.Random) -> tuple[str,
         if y > 1 and x % y == 0:
             results["/"] = x // y
         sign = rng.choice(list(results))
-        text = f"{left} {sign} {right}"
+        text = f"{left}{sign}{right}"
         pool.append((f"({text})" if pool else text, results[sign]))
     return pool[0]
 
 
 def _steps(expression: str) -> str:
-    """Returns each operation with its result: `44 + 19 = 63, 63 + 35 = 98`."""
+    """Returns each operation with its result: `44+19=63, 63+35=98`."""
     numbers, program = parse(expression)
     values: list[int | Fraction] = list(numbers)
     written = []
     for operation, place, other in program:
         result = run(((operation, 0, 1),), [values[place], values[other]])
         sign = _SIGNS.get(operation, "/")
-        written.append(f"{_signed(values[place])} {sign} {_signed(values[other])} = {result}")
+        written.append(f"{_signed(values[place])}{sign}{_signed(values[other])}={result}")
         values[place] = result
     return ", ".join(written)
 
