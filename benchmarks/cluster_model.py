@@ -199,7 +199,7 @@ def simulate(
     at_once = max(1, min(config.rollout.max_num_seqs, int(cache / per_response)))
     whole = {"resources.learner_gpus": 1.0, "resources.rollout_gpus": 1.0}
     alone = with_unchecked(planned, {"rollout.max_num_seqs": at_once, **whole})
-    flops = card.flops(config.model.dtype)
+    flops = card.flops(config.compute_dtype)
     machine = Machine(card.name, True, split.num_learn * flops, flops, 1e9 * card.bandwidth_gb_s)
     time = step_time(shape, alone, machine, lengths, ON_GPU[1])
     num_rows, ahead = config.data.train_batch_size * config.algorithm.group_size, time.ahead or 1

@@ -88,7 +88,7 @@ class Evaluator:
             "evaluation": evaluation,
             "max_response_length": self.config.data.max_response_length,
             "engine": self.config.rollout.engine,
-            "dtype": self.config.model.dtype,
+            "dtype": self.config.compute_dtype,
             "problems": self.problem_set,
         }
 

@@ -123,7 +123,7 @@ class Trainer:
         last_step = self._order.last_step(
             total_epochs=config.trainer.total_epochs, total_steps=config.trainer.total_steps
         )
-        observers, watch_gap = all_of(self.observers), GapWatch(config.model.dtype)
+        observers, watch_gap = all_of(self.observers), GapWatch(config.compute_dtype)
         ahead = RolloutsAhead(self._collect)
         workers.engines.set_policy_version(start_step)
         metrics, saved = dict[str, float](), StepClock()

@@ -120,7 +120,7 @@ def _engine(config: RunConfig, model: Path, *, on_gpu: bool) -> HfEngine:
     torch.set_num_threads(config.resources.learner_threads)
     return HfEngine(
         model,
-        dtype=config.model.dtype,
+        dtype=config.compute_dtype,
         max_num_seqs=config.rollout.max_num_seqs,
         on_gpu=on_gpu and torch.cuda.is_available(),
     )

@@ -92,7 +92,7 @@ def _tuned_folder(config: RunConfig, model: str) -> Path:
         "template": config.env.prompt_template,
         "model": model_digest(local) if local.is_dir() else model,
         "lora": (config.model.lora_rank, config.model.lora_alpha),
-        "dtype": config.model.dtype,
+        "dtype": config.compute_dtype,
         "recipe": SFT_RECIPE_VERSION,
     }
     # Of a checkpoint the name says little: step_000100.

@@ -51,7 +51,7 @@ def checks(bench: Bench) -> Iterator[Row]:
         config = _config(bench, dtype)
         engine = HfEngine(
             model,
-            dtype=config.model.dtype,
+            dtype=config.compute_dtype,
             max_num_seqs=config.rollout.max_num_seqs,
             on_gpu=bench.on_card,
         )
@@ -83,7 +83,7 @@ def _of_vllm(bench: Bench, model: Path, config: RunConfig) -> Iterator[Row]:
 
     engine = VllmEngine(
         model,
-        dtype=config.model.dtype,
+        dtype=config.compute_dtype,
         max_model_len=config.data.max_prompt_length + config.data.max_response_length,
         max_num_seqs=config.rollout.max_num_seqs,
         kv_cache_mib=16,
@@ -91,7 +91,7 @@ def _of_vllm(bench: Bench, model: Path, config: RunConfig) -> Iterator[Row]:
         on_gpu=bench.on_card,
         sleeps=bench.on_card,
     )
-    yield from _looked_at(bench, f"vLLM, {config.model.dtype}", engine, config, model)
+    yield from _looked_at(bench, f"vLLM, {config.compute_dtype}", engine, config, model)
     if bench.on_card:  # asleep since its last response
         gc.collect()
         torch.cuda.empty_cache()
@@ -140,7 +140,7 @@ def _looked_at(
     gap_after, _ = _gap(learner, asked, later)
     stale, _ = _gap(Learner(config, model), asked, later)
     numbers = {"nats before": gap, "after": gap_after, "had it not come": stale}
-    bound = _BOUNDS[config.model.dtype]
+    bound = _BOUNDS[config.compute_dtype]
     ok = max(gap, gap_after) <= bound and gap_after < stale
     yield Row(f"{name}, mean gap to the learner", ok, numbers, f"allowed {bound:g}")
 

@@ -8,18 +8,12 @@ has no instructions for them (a quarter of float32's).
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor
 
-
-@cache
-def cpu_info() -> str:
-    """Returns what Linux says of the first processor, empty elsewhere."""
-    path = Path("/proc/cpuinfo")
-    return path.read_text(encoding="utf-8").split("\n\n")[0] if path.is_file() else ""
+from rl_core.system.cpu import cpu_info, has_bfloat16
 
 
 @cache
@@ -27,12 +21,6 @@ def prefers_onednn() -> bool:
     """Whether this CPU multiplies float32 faster through oneDNN than as torch does it."""
     is_slow_in_mkl = "AuthenticAMD" in cpu_info() and "avx512f" in cpu_info()
     return is_slow_in_mkl and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-
-
-@cache
-def has_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 by instructions of its own."""
-    return "avx512_bf16" in cpu_info() or "amx_bf16" in cpu_info()
 
 
 def product_operand(tensor: Tensor) -> Tensor:

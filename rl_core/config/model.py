@@ -20,8 +20,9 @@ class ModelConfig(Section):
     path: str | None = None
     """A local folder, a Hugging Face name, `modelscope:OWNER/NAME`, a GGUF file, or `package:NAME`,
     an installed package that holds a model; by default the home-made base model (`base_model`)."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Compute type of learner and rollout; master weights and optimizer state stay float32."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "float32"
+    """Compute type of learner and rollout; master weights and optimizer state stay float32. `auto`:
+    bfloat16 on a card and on a CPU that has instructions for it, else float32."""
     gradient_checkpointing: bool = False
     """Keeps one activation per layer and computes the rest again: less memory, a third slower."""
     lora_rank: int = Field(0, ge=0)

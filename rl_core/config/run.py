@@ -32,6 +32,7 @@ from rl_core.config.rollout import ResourcesConfig, RolloutConfig
 from rl_core.envs import DEFAULT_ENV, ENVS, find_env
 from rl_core.envs.text_env import TextEnv
 from rl_core.section import Section
+from rl_core.system.cpu import has_bfloat16
 from rl_core.system.signals import GRACE_S
 
 LrSchedule = Literal["constant", "linear", "cosine"]
@@ -267,6 +268,15 @@ class RunConfig(Section):
     watchdog: WatchdogConfig = WatchdogConfig()
 
     @property
+    def compute_dtype(self) -> Literal["float32", "bfloat16"]:
+        """`model.dtype`; for `auto` that of the hardware that reads this."""
+        dtype = self.model.dtype
+        if dtype == "auto":
+            is_fast = self.resources.learner_gpus > 0 or has_bfloat16()
+            dtype = "bfloat16" if is_fast else "float32"
+        return dtype
+
+    @property
     def has_one_update(self) -> bool:
         """Whether a step's log-probs can be those of its only update, so that a pass is saved.
 
@@ -274,7 +284,7 @@ class RunConfig(Section):
         """
         algorithm = self.algorithm
         in_reward = algorithm.kl_mode == "reward" and algorithm.kl_coef > 0
-        engines_agree = self.model.dtype == "float32" and not self.rollout.staleness
+        engines_agree = self.compute_dtype == "float32" and not self.rollout.staleness
         return self._updates_once and (engines_agree or not in_reward)
 
     @property

@@ -75,7 +75,7 @@ class Learner:
         forward: ForwardPass = partial(
             forward_pass,
             temperature=config.rollout.temperature,
-            compute_dtype=_DTYPES[config.model.dtype],
+            compute_dtype=_DTYPES[config.compute_dtype],
         )
         if not ranks.is_alone:
             roots = shard(self.models, self.device, offloads=offload_to is not None)

@@ -146,7 +146,7 @@ def memory_place(config: RunConfig, model: Any, device: torch.device) -> str:
     parts = [
         describe_device(device),
         f"{shape.model_type} {shape.num_hidden_layers}x{shape.hidden_size}, {num_weights} weights",
-        f"{config.algorithm.estimator} {config.model.dtype}",
+        f"{config.algorithm.estimator} {config.compute_dtype}",
         f"{threads} threads" if threads > 1 else "",
         f"{config.resources.learner_ranks} ranks" if config.resources.learner_ranks > 1 else "",
         *(name if value is True else f"{name} {value}" for name, value in levers.items()),

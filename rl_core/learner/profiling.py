@@ -80,7 +80,7 @@ class Utilisation:
         with suppress(ValueError):
             self._shape = ModelShape.from_folder(model_path)
         self._device, self._resources = device, config.resources
-        self._dtype = torch.bfloat16 if config.model.dtype == "bfloat16" else torch.float32
+        self._dtype = torch.bfloat16 if config.compute_dtype == "bfloat16" else torch.float32
         self._peak = self._measured_peak()
 
     def _measured_peak(self) -> float:

@@ -139,7 +139,7 @@ def machine_need(shape: ModelShape, config: RunConfig) -> Need:
     copies = config.rollout.tensor_parallel_size - 1
     engines = num_engines * (plan[-1].total_bytes - version + copies * version)
     # What is not one of the learner's own tensors is a copy.
-    is_made = config.model.lora_rank or ranks > 1 or config.model.dtype != "float32"
+    is_made = config.model.lora_rank or ranks > 1 or config.compute_dtype != "float32"
     sends = ranks * resting_learner(shape, config).total_bytes + (version if is_made else 0)
 
     def moment(phase: str, learner_bytes: int, num_versions: int) -> Moment:

@@ -280,7 +280,7 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     on_gpu, ranks = config.resources.learner_gpus > 0, config.resources.learner_ranks
     threads = 1 if on_gpu or ranks > 1 else config.resources.learner_threads
     tokens, checkpoints = micro_batch_tokens(config), config.model.gradient_checkpointing
-    kept = shape.activation_bytes(tokens, dtype=config.model.dtype, checkpointed=checkpoints)
+    kept = shape.activation_bytes(tokens, dtype=config.compute_dtype, checkpointed=checkpoints)
     kept += _packed_attention_bytes(shape, config)
     adds = tokens < config.actor.mini_batch_size * config.algorithm.group_size * (
         config.data.max_prompt_length + config.data.max_response_length
@@ -288,7 +288,7 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     # The widest moment of a layer: an MLP's gate, up, activation and product, or their gradients.
     passing = tokens * _FLOAT32 * (4 * shape.intermediate_size + 4 * shape.hidden_size)
     if rank:  # beside a product: B A x, that scaled, the sum, and peft's float32 copy of x
-        copies = 3 if config.model.dtype == "float32" else 4
+        copies = 3 if config.compute_dtype == "float32" else 4
         passing += copies * tokens * _FLOAT32 * shape.intermediate_size
     if config.model.load_in_4bit:  # a matrix is whole while a product needs it
         passing += compute_width(config) * shape.hidden_size * shape.intermediate_size
@@ -366,7 +366,7 @@ def _packed_attention_bytes(shape: ModelShape, config: RunConfig) -> int:
 
 def compute_width(config: RunConfig) -> int:
     """Returns the bytes of a number in the type that learner and engines compute in."""
-    return _FLOAT32 if config.model.dtype == "float32" else 2
+    return _FLOAT32 if config.compute_dtype == "float32" else 2
 
 
 def _engine_phase(shape: ModelShape, config: RunConfig) -> PhaseMemory:

@@ -159,7 +159,7 @@ def engine_place(config: RunConfig, model_path: Path) -> str:
     parts = [
         describe_device(torch.device("cuda" if on_gpu else "cpu")),
         f"{shape.model_type} {shape.num_hidden_layers}x{shape.hidden_size}, {num_weights} weights",
-        f"{rollout.engine} {config.model.dtype}" + (f" in {split} parts" if split > 1 else ""),
+        f"{rollout.engine} {config.compute_dtype}" + (f" in {split} parts" if split > 1 else ""),
         cache,
         f"{config.data.max_prompt_length}+{config.data.max_response_length} tokens",
     ]

@@ -104,7 +104,7 @@ class _Tuning:
         device = torch.device("cuda" if config.resources.learner_gpus else "cpu")
         rank = config.sft.lora_rank
         self.lora_rank = config.model.lora_rank if rank is None else rank
-        dtype = getattr(torch, config.model.dtype)
+        dtype = getattr(torch, config.compute_dtype)
         threads = config.resources.learner_threads if device.type == "cpu" else 1
         self.fitting = Fitting(
             _prepared(config, model_path, self.lora_rank, device),

@@ -157,13 +157,13 @@ class LearnerActor:
 
             ranks = self._ranks = self._ranks or ALONE
             self._learner = Learner(config, model_path, resume_from, budgets_file, ranks)
-            self._sent_dtype = config.model.dtype
+            self._sent_dtype = config.compute_dtype
             self._takes_turns = takes_turns(config)
             self._give_back()
         _logger.info(
             "%s in %s, micro-batches of up to %d tokens",
             model_path.name,
-            config.model.dtype,
+            config.compute_dtype,
             config.actor.micro_batch_tokens,
         )
         # Before the first save needs it, beside the first rollouts.
@@ -269,7 +269,7 @@ class RolloutActor:
         _logger.info(
             "%s in %s on %s, up to %d responses at a time",
             model_path.name,
-            config.model.dtype,
+            config.compute_dtype,
             config.rollout.engine,
             config.rollout.max_num_seqs,
         )
@@ -337,7 +337,7 @@ def _vllm_engine(config: RunConfig, model_path: Path, max_num_seqs: int) -> Roll
 
     return VllmEngine(
         model_path,
-        dtype=config.model.dtype,
+        dtype=config.compute_dtype,
         max_model_len=config.data.max_prompt_length + config.data.max_response_length,
         max_num_seqs=max_num_seqs,
         kv_cache_mib=config.rollout.kv_cache_mib,
@@ -355,7 +355,7 @@ def _hf_engine(config: RunConfig, model_path: Path, max_num_seqs: int) -> Rollou
 
     return HfEngine(
         model_path,
-        dtype=config.model.dtype,
+        dtype=config.compute_dtype,
         max_num_seqs=max_num_seqs,
         on_gpu=config.resources.rollout_gpus > 0,
     )

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from rl_core.config.run import RunConfig
 from rl_core.resources.placement import card_tenants
+from rl_core.system.cpu import has_bfloat16
 from rl_core.system.process_env import environment_of_child
 from rl_core.system.versions import version_of
 from rl_core.system.words import in_one_line
@@ -73,7 +74,7 @@ def device_findings(config: RunConfig) -> Iterator[Finding]:
     wanted = max(config.resources.learner_gpus, config.resources.rollout_gpus)
     torch = version_of("torch") or "no torch"
     if wanted == 0:
-        yield ok("device", f"CPU, torch {torch}")
+        yield _cpu_finding(config, torch)
         if config.rollout.engine == "vllm" and config.resources.ray_address is None:
             try:
                 ctypes.CDLL(_NUMA)
@@ -105,6 +106,19 @@ def device_findings(config: RunConfig) -> Iterator[Finding]:
                     "fewer rollout.num_engines, shares of a card (resources.learner_gpus and "
                     "resources.rollout_gpus of 0.5), or a cluster (resources.ray_address)",
                 )
+
+
+def _cpu_finding(config: RunConfig, torch: str) -> Finding:
+    if config.compute_dtype == "bfloat16" and not has_bfloat16():
+        return warning(
+            "device",
+            f"CPU, torch {torch}: it has no instructions for model.dtype=bfloat16 and emulates it, "
+            "at a quarter of the speed of float32",
+            "model.dtype=auto",
+        )
+    faster = config.compute_dtype == "float32" and config.model.path and has_bfloat16()
+    hint = "; model.dtype=auto takes its bfloat16: a model of 135M learned 1.5 times as fast"
+    return ok("device", f"CPU, torch {torch}{hint if faster else ''}")
 
 
 def quantization_findings(config: RunConfig) -> Iterator[Finding]:

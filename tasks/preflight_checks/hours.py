@@ -124,8 +124,8 @@ def planned_machines(config: RunConfig) -> list[Machine]:
         Machine(
             name=card.name,
             on_gpu=True,
-            learner_flops=config.resources.learner_ranks * card.flops(config.model.dtype),
-            engine_flops=card.flops(config.model.dtype),
+            learner_flops=config.resources.learner_ranks * card.flops(config.compute_dtype),
+            engine_flops=card.flops(config.compute_dtype),
             bandwidth=1e9 * card.bandwidth_gb_s,
         )
         for card in planned_cards(config)

@@ -70,9 +70,11 @@ def test_quickstart_is_the_default_and_is_small():
     assert config.rollout.engine == "vllm"
 
 
-def test_the_preset_of_a_laptop_is_planned_for_8_gb(smollm2: Path):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_preset_of_a_laptop_is_planned_for_8_gb(smollm2: Path, dtype):
     """Measured: three seeds within 8,000,000,000 bytes (benchmarks/README.md)."""
-    need = machine_need(ModelShape.from_folder(smollm2), compose(["preset=smollm2-laptop"]))
+    config = compose(["preset=smollm2-laptop", f"model.dtype={dtype}"])
+    need = machine_need(ModelShape.from_folder(smollm2), config)
     assert need.total_gib * 2**30 < 8e9
 
 

