@@ -10,6 +10,7 @@ from rl_core.section import Section
 
 NUM_POSITIONS: Final = 1_024
 """Tokens that the home-made base model reads, prompt and response."""
+GIVE_UP_PROB: Final = 0.3
 TRACE_STEPS: Final = 300
 """Of `sft.data=traces`, unless `sft.steps` says otherwise."""
 
@@ -97,14 +98,13 @@ class SftConfig(Section):
     """
 
     data: str | None = None
-    """`traces`: solutions in words of the train split's problems; or a FILE, JSON lines or parquet,
-    of `prompt` and `response`, or of `messages`; null: none."""
+    """`traces`: searches or solutions of the train split's problems; or a FILE, JSON lines or
+    parquet, of `prompt` and `response`, or of `messages`; null: none."""
     steps: int | None = Field(None, ge=1)
     """Optimizer steps; by default `epochs` passes over a FILE, or 300 of traces."""
-    give_up_prob: float = Field(0.0, ge=0, le=1)
-    """Of `traces` of Countdown: above 0 they are blind searches, right as often as chance has it,
-    which give up after each wrong try with this probability and answer it; going on is then left
-    for training to find. With 0 they know the solution and end with it."""
+    give_up_prob: float = Field(GIVE_UP_PROB, ge=0, le=1)
+    """Of `traces` of Countdown, which are blind searches: the chance that one gives up after a
+    wrong try, and answers it. Going on is then left for training to find."""
     epochs: int = Field(2, ge=1)
     """Passes over a FILE, unless `steps` says how many steps."""
     batch_size: int = Field(32, ge=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from rl_core.config.model import TRACE_STEPS
+from rl_core.config.model import GIVE_UP_PROB, TRACE_STEPS
 from rl_core.config.run import RunConfig
 from rl_core.data.readers import count_rows, digest_of, find_files
 from rl_core.envs import ENVS
@@ -32,10 +32,11 @@ def check_sft(config: RunConfig) -> None:
             f"{SETTING}=traces: env={config.env.name} writes no traces ({' and '.join(able)} do): "
             "name a FILE of prompt and response"
         )
-    if config.sft.give_up_prob and (name != TRACES or not config.env.traces_give_up):
+    gives_up = config.sft.give_up_prob not in (0, GIVE_UP_PROB)
+    if gives_up and (name != TRACES or not config.env.traces_give_up):
         raise ValueError(
             f"sft.give_up_prob={config.sft.give_up_prob:g} is of traces that search "
-            f"({SETTING}=traces env=countdown): leave it at 0"
+            f"({SETTING}=traces env=countdown): leave it out"
         )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +12,18 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from rl_core.config.run import RunConfig
 from rl_core.data.prompt_lengths import measure_all, measure_by_parts
 from rl_core.data.prompts import count_tokens, encode_prompt, load_tokenizer, text_codec
 from rl_core.envs.countdown import render_messages
 from rl_core.envs.number_questions import NumberQuestionsConfig
 from rl_core.rollout.hf_engine import StopTexts
 from rl_core.rollout.turns import TurnTaking
+from rl_core.runs.run_folder import RunFolder
+from rl_core.tracking.rollout_samples import sample_table
 from rl_core.types import Completion, GenerationRequest, Problem, SamplingSettings
+from tasks.prefect_ui.progress import latest_samples
+from tasks.report import write_report
 from tests.rl_core.data.test_prompt_lengths import rows_of
 from tests.rl_core.rollout.test_turns import EchoConfig, echo_that_answers  # noqa: F401
 
@@ -125,3 +133,31 @@ def test_what_a_small_model_says_gets_a_verdict_that_says_something(tokenizer, r
     decode, encode = text_codec(tokenizer)
     text = decode(encode(response))
     assert NumberQuestionsConfig().score(text, "49").verdict == verdict
+
+
+def test_prompts_with_the_models_own_tags_are_shown_whole_and_mean_nothing(
+    tokenizer, tmp_path, cli, make_rollout
+):
+    """In SQL, in the UI's Markdown, in wandb's table and on the page."""
+    prompt, ids = encode_prompt(
+        [{"role": "user", "content": "17 or <b>80</b>?"}], tokenizer, chat_template=True
+    )
+    decode, encode = text_codec(tokenizer)
+    response = decode(encode("<|im_start|>assistant\n80 is [the] *largest*<|im_end|>"))
+    assert response == "assistant\n80 is [the] *largest*"
+    run = RunFolder.create(RunConfig.model_validate({"run_id": "a", "storage": {"root": tmp_path}}))
+    rollout = make_rollout([1], [2], verdict="several_numbers")
+    rollout = replace(rollout, prompt_ids=ids, prompt_text=prompt, response_text=response)
+    run.rollouts.write(1, 0, [rollout], {})
+    run.metrics.append(1, {"critic/score/mean": 0.0, "reward/accuracy": 0.0})
+    asked = cli("sql", "samples_of_a_verdict", "--run", "a", "--format", "json").out
+    assert [(row["prompt"], row["response"]) for row in json.loads(asked)] == [(prompt, response)]
+    shown = cli("sql", "samples_of_a_verdict", "--run", "a").out
+    assert "<|im_start|>user 17 or <b>80</b>?<|im_end|>" in " ".join(shown.split())
+    assert sample_table(run.rollouts.folder, 1)[0][1:3] == [prompt, response]
+    quoted = latest_samples(run.rollouts)
+    assert quoted is not None
+    assert re.sub(r"\\(.)", r"\1", quoted).count("<|im_start|>") == prompt.count("<|im_start|>")
+    assert re.search(r"(?<!\\)[<*\[]", quoted) is None
+    page = write_report(run.path).html.read_text()
+    assert "&lt;|im_start|&gt;user\n17 or &lt;b&gt;80&lt;/b&gt;?&lt;|im_end|&gt;" in page

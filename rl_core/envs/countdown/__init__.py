@@ -267,7 +267,7 @@ class CountdownConfig(TextEnv):
     ) -> str:
         """Returns a search in words."""
         numbers, target = _numbers_and_target(problem)
-        trace = write_worded_trace(numbers, target, solution, rng=rng, give_up_prob=give_up_prob)
+        trace = write_worded_trace(numbers, target, give_up_prob=give_up_prob, rng=rng)
         return f"<think>{trace}" if self.prompt_template == "chat" else trace
 
     @staticmethod

@@ -26,23 +26,21 @@ numbers by digits:
     44-19=25, 25+35=60 no
     44+19=63, 63+35=98 yes
 
-The answer, `(44+19)+35`, is put together from the last line. Wrong tries are the nearest of a few
-drawn by chance; how many there are is geometric. A small model learns above all that every fourth
-try is right, and makes it so by sums that are false. With a probability of giving up, all tries are
-drawn blindly, and a search ends at the first that is right, or gives up and answers a wrong one.
+The answer, `(44+19)+35`, is put together from the last line. Tries are drawn blindly, so they are
+right as often as chance has it: from searches that end with a known solution a small model learns
+that every fourth try is right, and makes it so by sums that are false (benchmarks/README.md). A
+search ends at its first right try, or gives up and answers its last wrong one.
 """
 
 from __future__ import annotations
 
-import operator
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
-from typing import Any, Final
+from typing import Final
 
-from rl_core.envs.countdown.scoring import CALL_CLOSE, CALL_OPEN, parse, run, written_call
+from rl_core.envs.countdown.scoring import CALL_CLOSE, CALL_OPEN, written_call
 
 FEWEST, MOST = 3, 4
 ANSWER_OPEN: Final = "</think>\n<answer>"
@@ -56,16 +54,9 @@ _LINE: Final = re.compile(
 _CALL: Final = re.compile(rf"{CALL_OPEN}\d+([-+*/])\d+{CALL_CLOSE}(\d+)")
 _NEED: Final = re.compile(r" ([-+*/])(\d+)")
 _RESULT: Final = re.compile(r" ([-+*/])(\d+) (no|yes)")
-_MORE_TRIES_PROB: Final = 0.75
-"""Of one more wrong try: three on average."""
-_MOST_WRONG_TRIES: Final = 10
-_CANDIDATES: Final = 3
-_BLIND_DRAWS: Final = 10
-_SIGNS: Final[dict[Callable[..., Any], str]] = {
-    operator.add: "+",
-    operator.sub: "-",
-    operator.mul: "*",
-}
+_MOST_TRIES: Final = 10
+_DRAWS: Final = 100
+"""From which the tries are taken: a result above twice the target can be seen to be too large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,59 +271,29 @@ def _is_true(a: int, b: int, op: str, value: int) -> bool:
 
 
 def write_worded_trace(
-    numbers: Sequence[int],
-    target: int,
-    solution: str,
-    *,
-    rng: random.Random,
-    give_up_prob: float = 0.0,
+    numbers: Sequence[int], target: int, *, give_up_prob: float, rng: random.Random
 ) -> str:
     """Returns a response, from after `<think>` to `</answer>`.
 
-    `give_up_prob` is the chance of giving up after each wrong try of a blind search; with 0 the
-    search is not blind and ends with `solution`.
+    It may give up after each wrong try, and does after ten, or where no other was drawn.
     """
-    wrong, hit = dict[str, str](), solution.replace(" ", "")
-    if give_up_prob:
-        wrong, hit = _blind_search(numbers, target, give_up_prob, rng)
-    else:
-        while len(wrong) < _MOST_WRONG_TRIES and rng.random() < _MORE_TRIES_PROB:
-            near = _near_miss(numbers, target, rng)
-            if near is not None:
-                wrong.setdefault(_steps(near), near)
-    lines = [f"\n{steps} no" for steps in wrong]
-    if hit:
-        lines.append(f"\n{_steps(hit)} yes")
-    return f"{''.join(lines)}\n</think>\n<answer>{hit or list(wrong.values())[-1]}</answer>"
+    drawn = [_random_try(numbers, rng) for _ in range(_DRAWS)]
+    near = [one for one in drawn if one[2] <= 2 * target] or drawn[:1]
+    lines: list[str] = []
+    for steps, (expression, value) in {steps: rest for steps, *rest in near}.items():
+        lines.append(f"\n{steps} {'yes' if value == target else 'no'}")
+        answer = expression
+        if value == target or len(lines) == _MOST_TRIES or rng.random() < give_up_prob:
+            break
+    return f"{''.join(lines)}\n</think>\n<answer>{answer}</answer>"
 
 
-def _blind_search(
-    numbers: Sequence[int], target: int, give_up_prob: float, rng: random.Random
-) -> tuple[dict[str, str], str]:
-    """Returns wrong tries, steps and expression, and what was right; empty if it gave up."""
-    wrong: dict[str, str] = {}
-    while True:
-        for _ in range(_BLIND_DRAWS):  # one that is absurdly large can be seen to be
-            text, value = _random_expression(numbers, rng)
-            if value <= 2 * target:
-                break
-        if value == target:
-            return wrong, text
-        wrong.setdefault(_steps(text), text)
-        if rng.random() < give_up_prob or len(wrong) == _MOST_WRONG_TRIES:
-            return wrong, ""
+def _random_try(numbers: Sequence[int], rng: random.Random) -> tuple[str, str, int]:
+    """Returns the steps, the expression and the value of a try that takes all numbers.
 
-
-def _near_miss(numbers: Sequence[int], target: int, rng: random.Random) -> str | None:
-    """Returns the nearest of some expressions that do not make the target; None if all do."""
-    drawn = [_random_expression(numbers, rng) for _ in range(_CANDIDATES)]
-    wrong = [(abs(value - target), text) for text, value in drawn if value != target]
-    return min(wrong)[1] if wrong else None
-
-
-def _random_expression(numbers: Sequence[int], rng: random.Random) -> tuple[str, int]:
-    """Returns an expression of all numbers, without negative or fractional values on the way."""
-    pool = [(str(number), number) for number in numbers]
+    Nothing on the way is negative or fractional.
+    """
+    pool, steps = [(str(number), number) for number in numbers], []
     while len(pool) > 1:
         (left, x), (right, y) = (pool.pop(rng.randrange(len(pool))) for _ in range(2))
         if x < y:
@@ -343,21 +304,5 @@ def _random_expression(numbers: Sequence[int], rng: random.Random) -> tuple[str,
         sign = rng.choice(list(results))
         text = f"{left}{sign}{right}"
         pool.append((f"({text})" if pool else text, results[sign]))
-    return pool[0]
-
-
-def _steps(expression: str) -> str:
-    """Returns each operation with its result: `44+19=63, 63+35=98`."""
-    numbers, program = parse(expression)
-    values: list[int | Fraction] = list(numbers)
-    written = []
-    for operation, place, other in program:
-        result = run(((operation, 0, 1),), [values[place], values[other]])
-        sign = _SIGNS.get(operation, "/")
-        written.append(f"{_signed(values[place])}{sign}{_signed(values[other])}={result}")
-        values[place] = result
-    return ", ".join(written)
-
-
-def _signed(value: int | Fraction) -> str:
-    return str(value) if value.denominator == 1 and value >= 0 else f"({value})"
+        steps.append(f"{x}{sign}{y}={results[sign]}")
+    return ", ".join(steps), *pool[0]

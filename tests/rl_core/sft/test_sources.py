@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -128,7 +129,7 @@ def test_traces_follow_the_prompts_of_rollouts_within_their_length(tokenizer, tm
     for example in examples:
         text = tokenizer.decode(example.ids)
         assert text.startswith("A conversation between User and Assistant.")
-        assert "step by step.\n<think>\nTry " in text
+        assert re.search(r"step by step\.\n<think>\n\d", text)
         assert text.endswith("</answer><|endoftext|>")
         assert sum(example.weights) <= 300
 
@@ -141,5 +142,5 @@ def test_traces_that_cannot_fit_are_refused(tokenizer, tmp_path):
 def test_traces_give_up_as_often_as_asked(tokenizer, tmp_path):
     examples = traces(tokenizer, tmp_path, 300, give_up_prob=1.0).draw(0)
     texts = [tokenizer.decode(example.ids) for example in examples]
-    assert all(text.count("\nTry ") == 1 for text in texts)
-    assert any(". Not " in text for text in texts)
+    assert all(text.count(" no\n") + text.count(" yes\n") == 1 for text in texts)
+    assert any(" no\n" in text for text in texts)
