@@ -1,6 +1,6 @@
 """The commands `countdown-train explain KEY[=VALUE]` and `config [--explain]`.
 
-What a setting means: its words from the models, its bounds, presets, verl's name, readers.
+What a setting means: its words from the models, its bounds, presets and verl's name.
 """
 
 from __future__ import annotations
@@ -8,14 +8,12 @@ from __future__ import annotations
 import ast
 import inspect
 import json
-import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Final
 
 import yaml
@@ -32,7 +30,6 @@ from rl_core.section import Section
 from rl_core.system.words import LINES, printable
 from tasks.importers.verl_table import NAMES, meaning
 
-_CODE: Final = ("rl_core", "tasks", "flows")
 _WIDTH: Final = 100
 _PRESETS: Final = tuple(file.stem for file in sorted((CONF / "preset").glob("*.yaml")))
 _BOUNDS: Final = {
@@ -165,7 +162,6 @@ def in_words(setting: Setting) -> str:
         "default": setting.default,
         "presets": presets,
         "verl": ", ".join(setting.verl),
-        "read by": ", ".join(readers(setting.key)),
     }
     lines = [f"{setting.key}{only}", *_wrapped(setting.meaning, "  ")]
     for name, value in facts.items():
@@ -186,20 +182,6 @@ def yaml_with_words(config: RunConfig) -> str:
         else:
             lines += _setting_lines(words[name], name, value, "")
     return "\n".join(lines) + "\n"
-
-
-def readers(key: str) -> list[str]:
-    """Returns the modules that read a setting by its name, as far as a look at their code tells."""
-    section, _, name = key.rpartition(".")
-    namesakes = {s.key for s in all_settings() if s.key.rpartition(".")[2] == name}
-    # A section may go by another name; what has two words and no namesake can be nothing else.
-    owner = r"\w" if "_" in name and len(namesakes) == 1 else rf"\b{section or 'config'}"
-    read = re.compile(rf"{owner}\.{name}\b(?!=)")
-    return [
-        file
-        for file, code in _code().items()
-        if read.search(code) and not file.endswith("config.py")  # which only check it
-    ]
 
 
 def _settings_of(model: type[BaseModel], prefix: str, env: str | None) -> Iterator[Setting]:
@@ -270,22 +252,6 @@ def _said_by_presets(key: str, env: str | None) -> dict[str, str]:
         if name in values and env in (None, its_env):
             said[preset] = _text(values[name])
     return said
-
-
-@cache
-def _code() -> dict[str, str]:
-    """Returns the project's code by file, without the texts in it, which name settings, too."""
-    files = {}
-    for package in _CODE:
-        folder = Path(str(sys.modules[package].__file__)).parent
-        for file in sorted(folder.rglob("*.py")):
-            code = file.read_text(encoding="utf-8")
-            files[f"{package}/{file.relative_to(folder)}"] = re.sub(
-                r'"""[\s\S]*?"""|"[^"\n]*"',
-                lambda text: " ".join(re.findall(r"\{([\w.]+)", text[0])),  # what an f-string reads
-                code,
-            )
-    return files
 
 
 def _setting_lines(setting: Setting, name: str, value: Any, indent: str) -> list[str]:

@@ -3,7 +3,7 @@ from typing import get_args
 import pytest
 import yaml
 
-from flows.cli.explain import all_settings, find_settings, in_words, readers, yaml_with_words
+from flows.cli.explain import all_settings, find_settings, in_words, yaml_with_words
 from flows.settings.compose import PresetName, SettingsError, compose
 from flows.settings.keys import ENVS, known_keys
 
@@ -85,12 +85,6 @@ def test_with_a_preset_one_setting_is_explained_with_its_value(explain):
     assert printed.count("  allowed ") == 1
     assert 'here      "think" with preset=gsm8k-toy\n' in printed
     assert "belongs to env=gsm8k" in explain("env.source", "preset=quickstart", code=2).err
-
-
-def test_readers_are_modules_that_read_it_not_those_that_name_it():
-    assert readers("actor.lr") == ["rl_core/learner/optimizer.py"]
-    assert "rl_core/tracking/diagnosis.py" not in readers("algorithm.kl_coef")  # advice in a text
-    assert "rl_core/workers/actors.py" in readers("rollout.kv_cache_mib")
 
 
 @pytest.mark.parametrize("overrides", [[], ["preset=gsm8k-grpo-7b", "storage.root='/a: b'"]])
