@@ -133,15 +133,19 @@ def split_evenly(examples: Sequence[Example], *, count: int) -> list[Sequence[Ex
     return [part for part in parts if part]
 
 
-def split_by_tokens(examples: Sequence[Example], *, max_tokens: int) -> list[Sequence[Example]]:
-    """Returns parts of at most `max_tokens`, padding included; a longer example stands alone."""
-    parts: list[list[Example]] = []
-    for example in _by_length(examples):  # so a part's first is its longest
-        if parts and (len(parts[-1]) + 1) * len(parts[-1][0].ids) <= max_tokens:
-            parts[-1].append(example)
-        else:
-            parts.append([example])
-    return list(parts)
+def split_by_tokens(
+    examples: Sequence[Example], *, max_tokens: int, threads: int
+) -> list[Sequence[Example]]:
+    """Returns parts of at most `max_tokens`, padding included; a longer example stands alone.
+
+    As many for each thread, so that none waits long for the others.
+    """
+    count = threads
+    while True:
+        parts = split_evenly(examples, count=count)
+        if all(len(part) == 1 or len(part) * len(part[0].ids) <= max_tokens for part in parts):
+            return parts
+        count += threads
 
 
 def _by_length(examples: Sequence[Example]) -> list[Example]:

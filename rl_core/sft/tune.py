@@ -105,11 +105,11 @@ class _Tuning:
         rank = config.sft.lora_rank
         self.lora_rank = config.model.lora_rank if rank is None else rank
         dtype = getattr(torch, config.compute_dtype)
-        threads = config.resources.learner_threads if device.type == "cpu" else 1
+        self._threads = config.resources.learner_threads if device.type == "cpu" else 1
         self.fitting = Fitting(
             _prepared(config, model_path, self.lora_rank, device),
             pad_id,
-            MicroBatchThreads(threads),
+            MicroBatchThreads(self._threads),
             dtype,
         )
         self._optimizer = torch.optim.AdamW(
@@ -156,7 +156,7 @@ class _Tuning:
             OutOfMemory: though every micro-batch was a single example.
         """
         while True:
-            parts = split_by_tokens(examples, max_tokens=self._max_tokens)
+            parts = split_by_tokens(examples, max_tokens=self._max_tokens, threads=self._threads)
             try:
                 return work(examples, parts)
             except (RuntimeError, MemoryError) as error:

@@ -65,7 +65,7 @@ def test_loss_and_gradient_are_those_of_each_example_alone(whole, threads, is_ch
     assert got == pytest.approx(expected.item(), rel=1e-5)
     for (name, want), parameter in zip(plain.named_parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, want.grad, rtol=1e-4, atol=1e-6, msg=name)
-    mean_loss = fitting.mean_loss(EXAMPLES, split_by_tokens(EXAMPLES, max_tokens=9))
+    mean_loss = fitting.mean_loss(EXAMPLES, split_by_tokens(EXAMPLES, max_tokens=9, threads=1))
     assert mean_loss == pytest.approx(expected.item(), rel=1e-5)
 
 
@@ -93,8 +93,24 @@ def test_splits_hold_every_example_once():
     examples = of_lengths([3, 9, 1, 4, 7])
     even = split_evenly(examples, count=2)
     assert [[len(e.ids) for e in part] for part in even] == [[9, 7], [4, 3, 1]]
-    by_tokens = split_by_tokens(examples, max_tokens=8)
-    assert [[len(e.ids) for e in part] for part in by_tokens] == [[9], [7], [4, 3], [1]]
+    by_tokens = split_by_tokens(examples, max_tokens=8, threads=1)
+    assert [[len(e.ids) for e in part] for part in by_tokens] == [[9], [7], [4], [3, 1]]
+
+
+@given(
+    st.lists(st.integers(2, 400), min_size=1, max_size=40), st.integers(2, 900), st.integers(1, 4)
+)
+def test_micro_batches_fit_and_each_thread_gets_as_many(lengths, max_tokens, threads):
+    parts = split_by_tokens(of_lengths(lengths), max_tokens=max_tokens, threads=threads)
+    split = [[len(e.ids) for e in part] for part in parts]
+    assert [length for part in split for length in part] == sorted(lengths, reverse=True)
+    assert all(len(part) == 1 or len(part) * max(part) <= max_tokens for part in split)
+
+
+def test_sixteen_examples_of_a_length_are_four_micro_batches_of_four():
+    """By tokens alone they would be 5, 5, 5 and 1: of two threads one had 10, the other 6."""
+    parts = split_by_tokens(of_lengths([200] * 16), max_tokens=1_024, threads=2)
+    assert [len(part) for part in parts] == [4, 4, 4, 4]
 
 
 def test_the_schedule_by_hand():
