@@ -19,7 +19,7 @@ from pathlib import Path
 
 import polars as pl
 
-from rl_core.envs.countdown.scoring import evaluate
+from rl_core.envs.countdown.scoring import ExpressionError, evaluate
 
 TRY = re.compile(r"\n(?P<steps>[^\s=]+=.+) (?P<verdict>no|yes)(?=\n)")
 STEP = re.compile(r"(\d+|\(\d+/\d+\))[-+*/](\d+|\(\d+/\d+\))=(\d+(?:/\d+)?)")
@@ -39,8 +39,10 @@ def read_try(steps: str, own: list[int], target: int) -> dict[str, bool]:
         is_own = is_own and min(left.values()) >= 0
         value = evaluate(step[3])
         left[value] += 1
-        with suppress(ZeroDivisionError):
-            is_true = is_true and evaluate(step[0].split("=")[0]) == value
+        asked, is_step_true = step[0].partition("=")[0], False
+        with suppress(ExpressionError):  # a division by zero
+            is_step_true = evaluate(asked) == value
+        is_true = is_true and is_step_true
     is_own = is_own and left.total() == 1
     return {"own": is_own, "true": is_true, "both": is_own and is_true, "makes": value == target}
 
