@@ -13,36 +13,34 @@ import json
 import re
 import sys
 from collections import Counter
-from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 
 import polars as pl
 
-from rl_core.envs.countdown.scoring import ExpressionError, evaluate
+from rl_core.envs.countdown.scoring import evaluate
 
 TRY = re.compile(r"\n(?P<steps>[^\s=]+=.+) (?P<verdict>no|yes)(?=\n)")
-STEP = re.compile(r"(\d+|\(\d+/\d+\))[-+*/](\d+|\(\d+/\d+\))=(\d+(?:/\d+)?)")
+STEP = re.compile(r"(\d+|\(\d+/\d+\))[-+*/](\d+|\(\d+/\d+\))=")
 NAMES = ("own", "true", "both", "makes")
 PUZZLE = re.compile(r"numbers \[([\d, ]+)\].* equals (\d+)")
 
 
 def read_try(steps: str, own: list[int], target: int) -> dict[str, bool]:
     """Says of `44+19=63, 63+35=98` whether it takes each number once, is true, and makes 98."""
-    read = [STEP.fullmatch(step) for step in steps.split(", ")]
-    if not all(read):
-        return {}
     left, is_own, is_true, value = Counter(map(Fraction, own)), True, True, Fraction(0)
-    for step in read:
-        assert step is not None
-        left.subtract(evaluate(operand) for operand in step.groups()[:2])
-        is_own = is_own and min(left.values()) >= 0
-        value = evaluate(step[3])
-        left[value] += 1
-        asked, is_step_true = step[0].partition("=")[0], False
-        with suppress(ExpressionError):  # a division by zero
-            is_step_true = evaluate(asked) == value
-        is_true = is_true and is_step_true
+    try:
+        for step in steps.split(", "):
+            (asked, result), operands = step.split("="), STEP.match(step)
+            if operands is None:
+                return {}
+            left.subtract(map(evaluate, operands.groups()))
+            is_own = is_own and min(left.values()) >= 0
+            value = evaluate(result)
+            left[value] += 1
+            is_true = is_true and evaluate(asked) == value
+    except ValueError:  # no number, or a division by zero
+        return {}
     is_own = is_own and left.total() == 1
     return {"own": is_own, "true": is_true, "both": is_own and is_true, "makes": value == target}
 
