@@ -23,7 +23,7 @@ import pytest
 from flows.cli.main import run_command
 from rl_core.evaluation.rows import read_rows
 from tasks.queries import saved_questions, sql
-from tests.support.programs import living
+from tests.support.programs import command_lines, living
 from tests.support.traps import SECRETS, addresses, secrets_of, set_traps, sprung
 from tests.support.waiting import wait_for
 
@@ -98,7 +98,8 @@ def assert_closed(place: Place) -> None:
     Nor has one executed what lies in the working folder.
     """
     family = place.processes()
-    trainers = [p for p in family if "tasks.supervision.child" in p.cmdline()]
+    lines = command_lines(family)
+    trainers = [process for process, line in lines.items() if "tasks.supervision.child" in line]
     for trainer in trainers:  # or a slow look would outlast the training
         trainer.suspend()
     try:

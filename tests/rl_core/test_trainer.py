@@ -29,6 +29,7 @@ from rl_core.trainer import Trainer, TrainInputs
 from rl_core.types import Problem, PromptedProblem
 from rl_core.workers.cluster import Workers
 from rl_core.workers.engines import Engines
+from tests.support.programs import command_lines
 from tests.support.waiting import LIMIT_S
 
 STEPS = 4
@@ -136,7 +137,7 @@ def train_until(
 
 def worker_classes() -> list[str]:
     """The classes of the Ray actors that live below this process: one model or two in each."""
-    titles = [" ".join(p.cmdline()) for p in psutil.Process().children(recursive=True)]
+    titles = command_lines(psutil.Process().children(recursive=True)).values()
     found = [re.search(r"ray::(\w+)", title) for title in titles]
     return sorted(name[1] for name in found if name and name[1].endswith("Actor"))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -39,6 +40,15 @@ def python(code: str, *arguments: object, **options: object) -> Done:
 def cli(*words: object, **options: object) -> Done:
     """Runs a command of ours as a person's shell would."""
     return python("from flows.cli.main import main; main()", *words, **options)
+
+
+def command_lines(processes: Iterable[psutil.Process]) -> dict[psutil.Process, str]:
+    """Returns the command line of each process that has not ended meanwhile."""
+    found = {}
+    for process in processes:
+        with suppress(psutil.Error):
+            found[process] = " ".join(process.cmdline())
+    return found
 
 
 def living(variable: str, value: str | None = None, part: str = "") -> list[psutil.Process]:

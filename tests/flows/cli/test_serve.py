@@ -19,6 +19,7 @@ from flows.cli import serve
 from flows.errors import RunFailedError
 from tests.flows.test_run import PROGRAM, Place
 from tests.support.harness import LIMIT_S, FlowRun, Prefect
+from tests.support.programs import command_lines
 from tests.support.waiting import wait_for
 
 _STOPPED_WITHIN_S = 300
@@ -144,7 +145,7 @@ def test_it_serves_and_ctrl_c_stops_all_of_it(served: Served) -> None:
 def child(process: subprocess.Popen[str], name: str) -> psutil.Process:
     """Returns the one process of `prefect NAME start`."""
     children = psutil.Process(process.pid).children()
-    (found,) = [child for child in children if name in child.cmdline()]
+    (found,) = [child for child, line in command_lines(children).items() if name in line.split()]
     return found
 
 

@@ -25,6 +25,7 @@ from tests.support.engines import (
     perturb,
     prompts,
 )
+from tests.support.programs import command_lines
 
 EOS = 1
 
@@ -56,14 +57,14 @@ def test_an_engine_that_sleeps_is_asleep_as_soon_as_its_last_answer_is_out(
 @pytest.mark.timeout(900)
 def test_a_model_split_over_two_processes_is_the_same_model(tiny_model_path, reference):
     engine = make_vllm(tiny_model_path, num_parts=2)
-    names = [process.name() for process in psutil.Process().children(recursive=True)]
+    names = command_lines(psutil.Process().children(recursive=True)).values()
     assert sum("Worker_TP" in name for name in names) == 2
     assert_greedy_as(reference, engine)
     perturb(reference, 1)  # the tied embeddings too
     engine.update_weights(reference.state_dict())
     assert_greedy_as(reference, engine)
     engine.close()
-    names = [process.name() for process in psutil.Process().children(recursive=True)]
+    names = command_lines(psutil.Process().children(recursive=True)).values()
     assert not any("Worker_TP" in name for name in names)
 
 

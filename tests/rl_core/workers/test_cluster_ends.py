@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from tests.rl_core.workers.test_cluster import ZERO_COPY
-from tests.support.programs import living
+from tests.support.programs import command_lines, living
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.slow
@@ -116,7 +116,8 @@ def test_a_signal_in_mid_generation_leaves_no_process(
         assert driver.stdout.readline() == "generating\n"
         of_run = living("TEST_DRIVER_MARKER", value)
         assert len(of_run) > 3
-        (engine,) = (p for p in of_run if "ray::RolloutActor" in " ".join(p.cmdline()))
+        lines = command_lines(of_run)
+        (engine,) = (process for process, line in lines.items() if "ray::RolloutActor" in line)
         worked_s = engine.cpu_times().user
         wait_for(lambda: engine.cpu_times().user > worked_s + 0.1)
         assert engine.environ()[ZERO_COPY] == "1"

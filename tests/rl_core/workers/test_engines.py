@@ -24,6 +24,7 @@ from rl_core.workers.cluster import Workers
 from tests.conftest import build_tiny_model
 from tests.rl_core.test_trainer import comparable, rollouts, settings, train_until
 from tests.support.chaos import Ledger
+from tests.support.programs import command_lines
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.slow
@@ -50,14 +51,7 @@ def with_engines(number: int, engine: str) -> RunConfig:
 
 def engine_processes() -> list[psutil.Process]:
     children = psutil.Process().children(recursive=True)
-    return [p for p in children if "RolloutActor" in " ".join(_command(p))]
-
-
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
+    return [p for p, line in command_lines(children).items() if "RolloutActor" in line]
 
 
 def kill_one(chance: random.Random) -> None:
