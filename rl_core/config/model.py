@@ -11,6 +11,7 @@ from rl_core.section import Section
 NUM_POSITIONS: Final = 1_024
 """Tokens that the home-made base model reads, prompt and response."""
 GIVE_UP_PROB: Final = 0.3
+"""Of `sft.give_up_prob`; runs of before have 0."""
 TRACE_STEPS: Final = 300
 """Of `sft.data=traces`, unless `sft.steps` says otherwise."""
 

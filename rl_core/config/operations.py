@@ -1,19 +1,54 @@
-"""The settings around training: disk, checkpoints, budget, retries, the evaluation after it."""
+"""The settings around learning: the loop, disk, checkpoints, budget, retries, evaluation."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import Field, model_validator
 
 from rl_core.section import Section
 from rl_core.system.log_file import redact
+from rl_core.system.signals import GRACE_S
 
 DEFAULT_ROOT: Final = Path("outputs")
 _URL: Final = re.compile(r"(s3|gs|az)://[a-z0-9][a-z0-9._-]+(/[A-Za-z0-9._=-]+)*")
+
+
+class TrainerConfig(Section):
+    """The loop."""
+
+    total_epochs: int = Field(15, ge=1)
+    """Passes over the train split."""
+    total_steps: int | None = Field(None, ge=1)
+    """Stops earlier than `total_epochs` would, where set."""
+    save_freq: int = Field(100, ge=1)
+    """Steps between checkpoints; the last step is always saved."""
+    test_freq: int = Field(100, ge=1)
+    """Steps between greedy evaluations on the test split; they choose `best`."""
+    test_problems: int = Field(1_024, ge=1)
+    """Test problems used by those evaluations (the first so many)."""
+    stop_grace_s: float = Field(GRACE_S, gt=0)
+    """Seconds after SIGTERM that a step and its save may take; then they are given up, and the
+    latest checkpoint stands.
+
+    Whoever sends it kills soon after: leave 15 s of what docker (`stop_grace_period`), Kubernetes
+    or Slurm (`--signal`) wait. Prefect's Cancel waits 30 s. Ctrl-C has no limit.
+    """
+    logger: tuple[Literal["console", "wandb", "tensorboard"], ...] = ("console",)
+    """Who is shown each step beside `metrics.jsonl` and `log.txt`, which always have it.
+
+    `console`: a bar and lines in the terminal; `tensorboard`: event files in the run's folder;
+    `wandb`: a process beside the trainer, which adds samples at each test. Without any, the
+    terminal shows but events and warnings.
+    """
+    wandb_project: str = "countdown-train"
+    """Project in wandb that the run belongs to."""
+    wandb_mode: Literal["offline", "online"] = "offline"
+    """`online` falls back to `offline` where the server does not answer within 3 seconds;
+    `countdown-train sync` uploads later, from `metrics.jsonl`."""
 
 
 class StorageConfig(Section):

@@ -26,6 +26,7 @@ from rl_core.config.operations import (
     EvaluationConfig,
     RetryConfig,
     StorageConfig,
+    TrainerConfig,
     WatchdogConfig,
 )
 from rl_core.config.rollout import ResourcesConfig, RolloutConfig
@@ -33,7 +34,6 @@ from rl_core.envs import DEFAULT_ENV, ENVS, find_env
 from rl_core.envs.text_env import TextEnv
 from rl_core.section import Section
 from rl_core.system.cpu import has_bfloat16
-from rl_core.system.signals import GRACE_S
 
 LrSchedule = Literal["constant", "linear", "cosine"]
 OptimizerName = Literal["adamw", "adamw_8bit"]
@@ -205,40 +205,6 @@ class CriticConfig(Section):
     """Largest norm of the critic's gradient."""
 
 
-class TrainerConfig(Section):
-    """The loop."""
-
-    total_epochs: int = Field(15, ge=1)
-    """Passes over the train split."""
-    total_steps: int | None = Field(None, ge=1)
-    """Stops earlier than `total_epochs` would, where set."""
-    save_freq: int = Field(100, ge=1)
-    """Steps between checkpoints; the last step is always saved."""
-    test_freq: int = Field(100, ge=1)
-    """Steps between greedy evaluations on the test split; they choose `best`."""
-    test_problems: int = Field(1_024, ge=1)
-    """Test problems used by those evaluations (the first so many)."""
-    stop_grace_s: float = Field(GRACE_S, gt=0)
-    """Seconds after SIGTERM that a step and its save may take; then they are given up, and the
-    latest checkpoint stands.
-
-    Whoever sends it kills soon after: leave 15 s of what docker (`stop_grace_period`), Kubernetes
-    or Slurm (`--signal`) wait. Prefect's Cancel waits 30 s. Ctrl-C has no limit.
-    """
-    logger: tuple[Literal["console", "wandb", "tensorboard"], ...] = ("console",)
-    """Who is shown each step beside `metrics.jsonl` and `log.txt`, which always have it.
-
-    `console`: a bar and lines in the terminal; `tensorboard`: event files in the run's folder;
-    `wandb`: a process beside the trainer, which adds samples at each test. Without any, the
-    terminal shows but events and warnings.
-    """
-    wandb_project: str = "countdown-train"
-    """Project in wandb that the run belongs to."""
-    wandb_mode: Literal["offline", "online"] = "offline"
-    """`online` falls back to `offline` where the server does not answer within 3 seconds;
-    `countdown-train sync` uploads later, from `metrics.jsonl`."""
-
-
 class RunConfig(Section):
     """One run, from puzzles to report."""
 
@@ -270,11 +236,9 @@ class RunConfig(Section):
     @property
     def compute_dtype(self) -> Literal["float32", "bfloat16"]:
         """`model.dtype`; for `auto` that of the hardware that reads this."""
-        dtype = self.model.dtype
-        if dtype == "auto":
-            is_fast = self.resources.learner_gpus > 0 or has_bfloat16()
-            dtype = "bfloat16" if is_fast else "float32"
-        return dtype
+        if self.model.dtype != "auto":
+            return self.model.dtype
+        return "bfloat16" if self.resources.learner_gpus or has_bfloat16() else "float32"
 
     @property
     def has_one_update(self) -> bool:

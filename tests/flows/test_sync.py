@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from flows.cli.main import run_command
-from rl_core.config.operations import StorageConfig
-from rl_core.config.run import RunConfig, TrainerConfig
+from rl_core.config.operations import StorageConfig, TrainerConfig
+from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
 from tests.support.fake_wandb import API_KEY, FakeWandb, closed_port
 

@@ -100,7 +100,7 @@ def test_splits_hold_every_example_once():
 @given(
     st.lists(st.integers(2, 400), min_size=1, max_size=40), st.integers(2, 900), st.integers(1, 4)
 )
-def test_micro_batches_fit_and_each_thread_gets_as_many(lengths, max_tokens, threads):
+def test_micro_batches_hold_each_example_once_and_fit(lengths, max_tokens, threads):
     parts = split_by_tokens(of_lengths(lengths), max_tokens=max_tokens, threads=threads)
     split = [[len(e.ids) for e in part] for part in parts]
     assert [length for part in split for length in part] == sorted(lengths, reverse=True)

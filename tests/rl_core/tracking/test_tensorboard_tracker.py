@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rl_core.config.run import RunConfig, TrainerConfig
+from rl_core.config.operations import TrainerConfig
+from rl_core.config.run import RunConfig
 from rl_core.system.disk_reserve import RESERVE_BYTES
 from rl_core.tracking.tensorboard_tracker import TensorBoardTracker
 from tests.support.faults import leave_free, mounted_small_disk

@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from rl_core.config.operations import StorageConfig
-from rl_core.config.run import RunConfig, TrainerConfig
+from rl_core.config.operations import StorageConfig, TrainerConfig
+from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking import wandb_tracker
 from rl_core.tracking.tensorboard_tracker import TensorBoardTracker

@@ -14,8 +14,8 @@ from typing import Literal
 import psutil
 import pytest
 
-from rl_core.config.operations import StorageConfig
-from rl_core.config.run import RunConfig, TrainerConfig
+from rl_core.config.operations import StorageConfig, TrainerConfig
+from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking import wandb_tracker
 from rl_core.tracking.wandb_run_id import wandb_run_id
@@ -238,7 +238,8 @@ def test_no_process_outlives_a_trainer_that_is_killed(tmp_path, monkeypatch, sur
     code = """
 import sys, time
 from pathlib import Path
-from rl_core.config.run import RunConfig, TrainerConfig
+from rl_core.config.operations import TrainerConfig
+from rl_core.config.run import RunConfig
 from rl_core.tracking.wandb_tracker import wandb_tracking
 
 trainer = TrainerConfig(logger=("wandb",), wandb_mode="online")

@@ -46,7 +46,7 @@ from rl_core.workers import cluster as workers_module
 from rl_core.workers.cluster import Workers
 from rl_core.workers.ray_auth import _accepts
 from tests.support.faulty_actors import FaultyRolloutActor
-from tests.support.programs import living
+from tests.support.programs import command_lines, living
 from tests.support.traps import addresses
 
 pytestmark = pytest.mark.slow
@@ -229,10 +229,11 @@ class TestOneSession:
 
     def test_nobody_else_reaches_its_ray(self, workers: Workers) -> None:
         family = [psutil.Process(), *psutil.Process().children(recursive=True)]
-        assert {"gcs_server", "raylet", "ray::LearnerActor"} <= {p.name() for p in family}
+        lines = command_lines(family)
+        assert {"gcs_server", "raylet", "ray::LearnerActor"} <= {*re.findall(r"[\w:]+", str(lines))}
         assert set().union(*addresses(family).values()) == {"127.0.0.1"}, addresses(family)
         head = ray.get_runtime_context().gcs_address
-        (learner,) = (p for p in family if "LearnerActor" in p.name())
+        (learner,) = (process for process, line in lines.items() if "ray::LearnerActor" in line)
         token = learner.environ()["RAY_AUTH_TOKEN"]
         accepted = [_accepts(head, sent) for sent in (None, OF_THE_SHELL, token)]
         assert accepted == [False, False, True]
