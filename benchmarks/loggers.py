@@ -31,8 +31,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from rl_core.config.operations import StorageConfig
-from rl_core.config.run import RunConfig, TrainerConfig
+from rl_core.config.operations import StorageConfig, TrainerConfig
+from rl_core.config.run import RunConfig
 from rl_core.rollout.collector import repeated_share
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking.diagnosis import diagnose

@@ -265,7 +265,7 @@ class CountdownConfig(TextEnv):
     def write_trace(
         self, problem: Problem, solution: str, rng: random.Random, give_up_prob: float
     ) -> str:
-        """Returns a search in words."""
+        """Returns a search, a line for each try."""
         numbers, target = _numbers_and_target(problem)
         trace = write_worded_trace(numbers, target, give_up_prob=give_up_prob, rng=rng)
         return f"<think>{trace}" if self.prompt_template == "chat" else trace
