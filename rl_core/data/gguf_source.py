@@ -12,6 +12,7 @@ import json
 import logging
 import re
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -101,7 +102,7 @@ def _unpack(path: str, file: Path, folder: Path) -> None:
     """Writes model and tokenizer of a file into an empty folder."""
     if importlib.util.find_spec("gguf") is None:
         raise ValueError(f"model.path={path} needs the package gguf: {_INSTALL}")
-    pre_tokenizer, num_weights = _check_readable(path, file)
+    facts, num_weights = _check_readable(path, file)
     import torch
     import transformers
     from safetensors.torch import save_file
@@ -145,11 +146,11 @@ def _unpack(path: str, file: Path, folder: Path) -> None:
     model.generation_config.save_pretrained(folder)
     weights = {name: tensor.detach().contiguous() for name, tensor in model.named_parameters()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    _save_tokenizer(tokenizer, pre_tokenizer, folder)
+    _save_tokenizer(tokenizer, facts, folder)
 
 
-def _check_readable(path: str, file: Path) -> tuple[str | None, int]:
-    """Returns the name of the file's way to split texts, if it needs one, and its weights' number.
+def _check_readable(path: str, file: Path) -> tuple[dict[str, Any], int]:
+    """Returns what the file says of itself, and how many weights it holds.
 
     ValueError if the file is cut or none of GGUF's, or its architecture, its quantisation or its
     splitting of texts is unknown to transformers.
@@ -187,21 +188,27 @@ def _check_readable(path: str, file: Path) -> tuple[str | None, int]:
             f"{len(reader.tensors)} tensors"
         )
     num_weights = sum(int(tensor.n_elements) for tensor in reader.tensors)
-    pre_tokenizer: str | None = facts.get("tokenizer.ggml.pre")
-    if facts.get("tokenizer.ggml.model") != "gpt2":
-        return None, num_weights
-    if pre_tokenizer not in {*GGUF_PRE_TOKENIZER_SPLITS, "gpt-2", "smollm"}:
-        raise ValueError(f"{refused} the splitting of texts {pre_tokenizer!r}: {remedy}")
-    return pre_tokenizer, num_weights
+    splitting = facts.get("tokenizer.ggml.pre")
+    known = {*GGUF_PRE_TOKENIZER_SPLITS, "gpt-2", "smollm"}
+    if facts.get("tokenizer.ggml.model") == "gpt2" and splitting not in known:
+        raise ValueError(f"{refused} the splitting of texts {splitting!r}: {remedy}")
+    return facts, num_weights
 
 
 def _save_tokenizer(
-    tokenizer: PreTrainedTokenizerBase, pre_tokenizer: str | None, folder: Path
+    tokenizer: PreTrainedTokenizerBase, facts: Mapping[str, Any], folder: Path
 ) -> None:
-    if pre_tokenizer == "smollm":
-        # transformers leaves the digits out: then "\n\n1" is read as no text of the source was.
-        from tokenizers import pre_tokenizers
+    from tokenizers import pre_tokenizers, processors
 
+    kind = facts.get("tokenizer.ggml.model")
+    # transformers leaves out what follows. By llama.cpp, "llama" is a tokenizer of SentencePiece.
+    if facts.get("tokenizer.ggml.add_bos_token", kind == "llama"):
+        beginning = str(tokenizer.bos_token)
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{beginning} $A", special_tokens=[(beginning, tokenizer.bos_token_id)]
+        )
+    if kind == "gpt2" and facts.get("tokenizer.ggml.pre") == "smollm":
+        # Digits stand alone; else "\n\n1" is read as no text of the source was.
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Digits(individual_digits=True),

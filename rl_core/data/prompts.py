@@ -113,11 +113,16 @@ def encode_prompt(
     """Returns a prompt as text and as token ids, or raises ValueError.
 
     With `chat_template` the tokenizer's own renders the messages. Otherwise they are one user
-    message that is tokenized raw; special tokens in it (`<|im_start|>`) are recognised.
+    message that is tokenized raw, after the beginning-of-text token where the tokenizer writes one
+    (Llama's, Gemma's; Qwen's has none); special tokens in it (`<|im_start|>`) are recognised.
     """
     text = _prompt_text(messages, tokenizer, chat_template=chat_template)
-    # A chat template writes its own special tokens, and a base prompt has none.
-    return text, tuple(tokenizer.encode(text, add_special_tokens=False))
+    # A chat template writes its own special tokens.
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    beginning = [] if chat_template else _beginning(tokenizer)
+    if ids[:1] == beginning:
+        beginning = []
+    return f"{tokenizer.decode(beginning)}{text}", (*beginning, *ids)
 
 
 def check_embedded(ids: Iterable[Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> None:
@@ -164,7 +169,8 @@ def count_tokens(
     if not texts:
         return []
     encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False)
-    return [len(ids) for ids in encoded["input_ids"]]
+    beginning = [] if chat_template else _beginning(tokenizer)
+    return [len(ids) + (ids[:1] != beginning) * len(beginning) for ids in encoded["input_ids"]]
 
 
 def _prompt_text(
@@ -187,3 +193,12 @@ def _prompt_text(
             "use a chat template for conversations"
         )
     return messages[0]["content"]
+
+
+def _beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Returns the token that the tokenizer writes before a text, empty if it writes none.
+
+    A base model that was trained with it answers badly without: Gemma 3 repeats one word.
+    """
+    first = list(tokenizer.encode("")[:1])
+    return first if first == [tokenizer.bos_token_id] else []

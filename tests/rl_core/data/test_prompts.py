@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     AutoTokenizer,
     PreTrainedTokenizerBase,
@@ -15,7 +15,13 @@ from transformers import (
     Qwen2Config,
 )
 
-from rl_core.data.prompts import check_embedded, encode_prompt, load_tokenizer, resolve_model
+from rl_core.data.prompts import (
+    check_embedded,
+    count_tokens,
+    encode_prompt,
+    load_tokenizer,
+    resolve_model,
+)
 from rl_core.sft.tokenizer import train_tokenizer
 from rl_core.types import Message
 
@@ -61,6 +67,26 @@ def test_special_tokens_in_a_raw_prompt_are_recognised_and_none_are_added(
 ) -> None:
     _, ids = encode_prompt(user("<|endoftext|>a"), tokenizer, chat_template=False)
     assert ids == (1, 2 + ord("a") - ord("!"))
+
+
+def test_a_raw_prompt_begins_as_the_tokenizer_begins_texts(tiny_model_path: Path) -> None:
+    """As Llama's and Gemma's do; their base models answer badly without that token."""
+    tokenizer = load_tokenizer(str(tiny_model_path))
+    tokenizer.bos_token = "<|endoftext|>"
+    beginning = ("<|endoftext|>", tokenizer.bos_token_id)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[beginning]
+    )
+    expected = tuple(tokenizer("ab\n1").input_ids)
+    assert expected[0] == 1
+    for written in ("ab\n1", "<|endoftext|>ab\n1"):  # never twice
+        text, ids = encode_prompt(user(written), tokenizer, chat_template=False)
+        assert (text, ids) == ("<|endoftext|>ab\n1", expected)
+    assert count_tokens([user("ab\n1")], tokenizer, chat_template=False) == [len(expected)]
+    tokenizer.chat_template = CHAT
+    text, ids = encode_prompt(user("q"), tokenizer, chat_template=True)
+    assert text == "<user>q<assistant>"  # the template alone says what a conversation begins with
+    assert 1 not in ids
 
 
 def test_chat_goes_through_the_tokenizers_template(tiny_model_path: Path) -> None:
