@@ -41,6 +41,8 @@ def test_giving_up_is_of_traces_that_search(tmp_path, monkeypatch, env, data):
 
 def test_searches_are_of_three_or_four_numbers():
     env = {"name": "countdown", "max_operands": 5}
-    config = RunConfig.model_validate({"env": env, "sft": {"data": "traces"}})
+    config = RunConfig.model_validate(
+        {"model": {"path": "x/y"}, "env": env, "sft": {"data": "traces"}}
+    )
     with pytest.raises(ValueError, match=r"Countdown with 3 or 4 numbers: env=countdown env\.min_"):
         check_sft(config)
