@@ -12,8 +12,8 @@ LINES = {
     # room: (at most, aim)
     "rl_core/algos": (1_050, 1_050),
     "rl_core/checkpoints": (1_010, 1_000),
-    "rl_core/data": (1_840, 1_400),
-    "rl_core/envs": (4_010, 3_000),
+    "rl_core/data": (1_860, 1_400),
+    "rl_core/envs": (3_960, 3_000),
     "rl_core/learner": (2_270, 1_900),
     "rl_core/models": (1_450, 1_650),
     "rl_core/resources": (2_140, 1_850),

