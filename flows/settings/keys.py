@@ -29,7 +29,6 @@ PresetName = Literal[
     "gsm8k-ppo-0.5b",
     "gsm8k-toy",
     "smollm2-laptop",
-    "smollm2-countdown",
 ]
 """The files of `conf/preset`: a Literal, so that Prefect's form offers them as a list."""
 
