@@ -34,8 +34,8 @@ class TrainerConfig(Section):
     """Seconds after SIGTERM that a step and its save may take; then they are given up, and the
     latest checkpoint stands.
 
-    Whoever sends it kills soon after: leave 15 s of what docker (`stop_grace_period`), Kubernetes
-    or Slurm (`--signal`) wait. Prefect's Cancel waits 30 s. Ctrl-C has no limit.
+    Docker (`stop_grace_period`), Kubernetes and Slurm (`--signal`) kill some time after SIGTERM.
+    Set this at least 15 s shorter. Prefect's Cancel waits 30 s. Ctrl-C has no limit.
     """
     logger: tuple[Literal["console", "wandb", "tensorboard"], ...] = ("console",)
     """Who is shown each step beside `metrics.jsonl` and `log.txt`, which always have it.

