@@ -172,8 +172,7 @@ def count_problems(config: RunConfig) -> ProblemCount:
         if fetched:
             return ProblemCount(data.train_size, is_bound=True)
         return ProblemCount(num_own_training_rows(data), is_bound=True)
-    source = env.source_name
-    assert source is not None, f"env={env.name} neither generates its rows nor reads them"
+    source = _source_of(env)
     if Path(source).expanduser().is_dir():
         return ProblemCount(sum(map(count_rows, find_source(source)["train"])))
     assert env.hub_problems is not None, f"env={env.name} reads what it does not know"
@@ -277,7 +276,7 @@ def _tables(env: TextEnv, data: DataConfig) -> tuple[dict[str, pa.Table], dict[b
 
 
 def _source_of(env: TextEnv) -> str:
-    assert env.source_name is not None, f"env={env.name} generates its rows"
+    assert env.source_name is not None, f"env={env.name} reads no rows"
     return env.source_name
 
 

@@ -45,7 +45,7 @@ class Imported:
 
     def preset(self, source: str) -> str:
         """Returns the settings as the text of a preset file."""
-        head = f"# @package _global_\n# Made from {printable(source)} by countdown-train import.\n"
+        head = f"# Made from {printable(source)} by countdown-train import.\n"
         settings = dict(self.settings)
         env = settings.pop("env.name")
         choice = {"defaults": [{"override /env": env}]}

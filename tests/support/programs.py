@@ -51,6 +51,13 @@ def command_lines(processes: Iterable[psutil.Process]) -> dict[psutil.Process, s
     return found
 
 
+def lives(process: psutil.Process) -> bool:
+    """Says whether a process has not ended; a zombie has."""
+    with suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def living(variable: str, value: str | None = None, part: str = "") -> list[psutil.Process]:
     """Returns all other processes, of whatever parent, that inherited an environment variable.
 
@@ -64,8 +71,7 @@ def living(variable: str, value: str | None = None, part: str = "") -> list[psut
         try:
             held = process.environ().get(variable)
             marked = held is not None and value in (None, held) and process.pid != os.getpid()
-            is_there = marked and process.status() != psutil.STATUS_ZOMBIE
-            if is_there and part in " ".join(process.cmdline()):
+            if marked and lives(process) and part in " ".join(process.cmdline()):
                 found.append(process)
         except (psutil.Error, OSError):
             continue

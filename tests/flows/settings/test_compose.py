@@ -31,7 +31,7 @@ def test_a_preset_holds_differences_only_and_says_for_what_hardware(preset):
     """No value of a preset repeats the model's default (of the env the preset chooses)."""
     path = CONF / "preset" / f"{preset}.yaml"
     text = path.read_text()
-    assert text.startswith("# @package _global_\n# ")
+    assert text.startswith("# ")
     assert "GPU" in text or "CPU" in text
     config = compose([f"preset={preset}"])
     defaults = RunConfig(env=type(config.env)()).model_dump(mode="json")

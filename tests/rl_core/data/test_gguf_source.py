@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("gguf", reason="make smollm2 installs gguf")
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType
+from tokenizers.pre_tokenizers import ByteLevel
 
 from rl_core.data.gguf_source import local_folder, unpack_model
 from rl_core.data.prompts import encode_prompt, load_tokenizer, resolve_model
@@ -62,16 +63,23 @@ def write(
     return written(writer, file)
 
 
-def write_llama(file: Path, *, begins: bool | None, named: bool) -> Path:
-    """A whole model of zeros; the file may say that texts begin with <s>, and name that token."""
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a"]
+def write_llama(file: Path, *, begins: bool | None, named: bool, pre: str = "") -> Path:
+    """A whole model of zeros; the file may say that texts begin with <s>, and name that token.
+
+    Its tokenizer is SentencePiece's, or byte pairs of this splitting.
+    """
+    more = ["\u0120a"] if pre else ["\u2581", "a"]
+    spelt = ByteLevel.alphabet() if pre else {f"<0x{byte:02X}>" for byte in range(256)}
+    tokens = ["<unk>", "<s>", "</s>", *sorted(spelt), *more]
     writer = GGUFWriter(file, "llama")
     sizes = {"block_count": 1, "context_length": 64, "embedding_length": 32, "head_count": 2}
     sizes |= {"feed_forward_length": 32, "vocab_size": len(tokens), "layer_norm_rms_eps": 1e-5}
     kinds = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
     words = {"tokenizer_model": "llama", "token_list": tokens, "token_scores": [0.0] * len(tokens)}
-    words |= {"token_types": [*kinds, TokenType.NORMAL, TokenType.NORMAL]}
+    words |= {"token_types": [*kinds, *[TokenType.NORMAL] * len(more)]}
     words |= {"eos_token_id": 2, "unk_token_id": 0} | ({"bos_token_id": 1} if named else {})
+    if pre:
+        words |= {"tokenizer_model": "gpt2", "tokenizer_pre": pre, "token_merges": ["\u0120 a"]}
     for name, value in (sizes | words).items():
         getattr(writer, f"add_{name}")(value)
     if begins is not None:
@@ -85,15 +93,19 @@ def write_llama(file: Path, *, begins: bool | None, named: bool) -> Path:
     return written(writer, file)
 
 
+@pytest.mark.parametrize("pre", ["", "llama-bpe", "tekken", "qwen2"])
 @pytest.mark.parametrize(("begins", "named"), [(True, 1), (False, 1), (None, 1), (True, 0)])
-def test_texts_begin_as_the_file_says(tmp_path: Path, begins: bool | None, named: int) -> None:
-    """Of SentencePiece's tokenizers llama.cpp takes a missing word for yes."""
-    file = write_llama(tmp_path / "m.gguf", begins=begins, named=bool(named))
+def test_texts_begin_as_the_file_says(
+    tmp_path: Path, begins: bool | None, named: int, pre: str
+) -> None:
+    """llama.cpp takes a missing word for yes of SentencePiece, Llama 3 and Tekken."""
+    file = write_llama(tmp_path / "m.gguf", begins=begins, named=bool(named), pre=pre)
     folder = unpack_model(str(file), tmp_path)
     asked: list[Message] = [{"role": "user", "content": "a aa"}]
     _, ids = encode_prompt(asked, load_tokenizer(str(folder)), chat_template=False)
-    first = () if begins is False or not named else (1,)
-    assert ids == (*first, 259, 260, 259, 260, 260)  # blank, a, blank, a, a
+    first = () if not named or not (pre != "qwen2" if begins is None else begins) else (1,)
+    # a, blank and a, a; of SentencePiece blank, a, blank, a, a
+    assert ids == (*first, *((67, 259, 67) if pre else (259, 260, 259, 260, 260)))
 
 
 def test_what_transformers_cannot_read_is_refused_by_its_name(tmp_path: Path) -> None:

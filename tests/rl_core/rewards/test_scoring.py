@@ -23,6 +23,7 @@ from rl_core.rewards.scoring import Rewards, refusal, start_rewards
 from rl_core.rollout.collector import collect
 from rl_core.types import Problem, PromptedProblem, ScoredText
 from tests.rl_core.rollout.test_collector import CORRECT, TEXTS, WRONG, ScriptedEngine
+from tests.support.programs import lives
 from tests.support.waiting import wait_for
 
 PROBLEM = Problem(7, "my/data", (), "42", 3)
@@ -35,8 +36,7 @@ def env(function: str, **options: Any) -> Gsm8kConfig:
 
 
 def children() -> list[psutil.Process]:
-    found = psutil.Process().children(recursive=True)
-    return [p for p in found if p.status() != psutil.STATUS_ZOMBIE]
+    return [p for p in psutil.Process().children(recursive=True) if lives(p)]
 
 
 @pytest.fixture(autouse=True)
@@ -281,9 +281,7 @@ def test_a_killed_trainer_leaves_no_reward_process(tmp_path):
         os.kill(trainer.pid, signal.SIGKILL)
         trainer.wait()
     pid = int(told.read_text())
-    wait_for(
-        lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    )
+    wait_for(lambda: not [p for p in psutil.process_iter() if p.pid == pid and lives(p)])
 
 
 def test_a_step_counts_reward_errors_and_goes_on():
